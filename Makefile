@@ -1,0 +1,58 @@
+# Two commands for a newcomer: `make demo` and `make test`. Each does all of its own set-up in .venv.
+# `make help` lists the rest.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup java demo test test-long lint format docs bench golden clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "stateformat needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Say make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing stateformat and its extras into $(VENV) (once; a few minutes) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --config-settings editable_mode=compat --editable '.[dev]'
+	@touch $@
+
+setup: $(READY) ## the virtual environment with everything in it
+
+java:
+	@version=$$("$${JAVA_HOME:+$$JAVA_HOME/bin/}java" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1); \
+	if [ -z "$$version" ]; then echo "Spark needs Java 17 or newer and no java was found; install one (Debian: apt install openjdk-17-jre-headless) or set JAVA_HOME." >&2; exit 1; \
+	elif [ "$$version" -lt 17 ]; then echo "Spark needs Java 17 or newer; the java found is version $$version. Install one or set JAVA_HOME." >&2; exit 1; fi
+
+demo: java $(READY) ## the main job on real data: write, inspect, validate, rescale, rewrite, compare
+	@$(BIN)/python examples/flights_demo.py
+
+test: java $(READY) ## every test but the long ones
+	@$(BIN)/python -m pytest -m "not slow"
+
+test-long: java $(READY) ## the long tests
+	@$(BIN)/python -m pytest -m slow
+
+lint: $(READY) ## style and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(READY) ## rewrite the code in the house's format
+	@$(BIN)/ruff check --fix --quiet .
+	@$(BIN)/ruff format --quiet .
+
+docs: $(READY) ## regenerate what docs/ takes from the code
+	@$(BIN)/python -m tools.ckpt.docs
+
+bench: java $(READY) ## the budgets as ratios, and the table for the README
+	@$(BIN)/python -m benchmarks
+
+golden: $(READY) ## write the golden checkpoints of the current version anew
+	@$(BIN)/python tests/golden/make_golden.py
+
+clean: ## remove the virtual environment and caches
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

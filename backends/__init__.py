@@ -1,0 +1,1 @@
+"""What runs: storages, state backends, the dataflow core and its executors."""

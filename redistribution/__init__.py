@@ -1,0 +1,1 @@
+"""Who gets what: pure redistribution rules. Handles in, plan out; opens no file."""

@@ -1,0 +1,1 @@
+"""stateformat: an open checkpoint format on Arrow and Parquet, and its library."""

@@ -1,0 +1,390 @@
+"""Arrow schemas of everything the format stores, and how the schema of a state may change.
+
+The types of SPEC.md section 3.7 are a closed list; :data:`PRIMITIVES` is its only place in code. A
+:data:`~stateformat.model.FieldType` is what a record holds; an Arrow type is what a segment holds; the two are
+one-to-one, so a round trip is exact. Evolution (section 5.7) is by field id: :func:`evolve` gives the ids,
+:func:`evolution_faults` says what a later schema may not do to an earlier one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, cast
+
+import pyarrow as pa
+
+from stateformat.errors import ErrorKind, InvalidInput, InvalidState
+from stateformat.model import Field, FieldType, Kind, Mode, SchemaVersion, State
+
+PRIMITIVES: Final[Mapping[str, pa.DataType]] = {
+    "bool": pa.bool_(),
+    "int8": pa.int8(),
+    "int16": pa.int16(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "utf8": pa.string(),
+    "binary": pa.binary(),
+    "date32": pa.date32(),
+    "timestamp_us": pa.timestamp("us"),
+    "timestamp_us_utc": pa.timestamp("us", tz="UTC"),
+}
+_NAMES = {arrow: name for name, arrow in PRIMITIVES.items()}
+_DECIMAL = re.compile(r"decimal\((\d{1,2}),(\d{1,2})\)")
+_INTEGERS = ("int8", "int16", "int32", "int64")
+MAX_NESTING = 16
+
+MANIFEST_SCHEMA: Final = pa.schema(
+    [
+        pa.field("operator", pa.string(), nullable=False),
+        pa.field("state", pa.string(), nullable=False),
+        pa.field("mode", pa.string(), nullable=False),
+        pa.field("subtask", pa.int32()),
+        pa.field("layer", pa.int32(), nullable=False),
+        pa.field("edge", pa.string()),
+        pa.field("schema_id", pa.int32(), nullable=False),
+        pa.field("path", pa.string()),
+        pa.field("row_start", pa.int64(), nullable=False),
+        pa.field("rows", pa.int64(), nullable=False),
+        pa.field("segment_rows", pa.int64(), nullable=False),
+        pa.field("size_bytes", pa.int64(), nullable=False),
+        pa.field("uncompressed_bytes", pa.int64(), nullable=False),
+        pa.field("footer_bytes", pa.int32(), nullable=False),
+        pa.field("digest", pa.binary(16)),
+        pa.field("footer_digest", pa.binary(16)),
+        pa.field("first_group", pa.int32()),
+        pa.field("last_group", pa.int32()),
+        pa.field("rows_per_group", pa.list_(pa.field("element", pa.int64(), nullable=False))),
+        pa.field("inline", pa.binary()),
+    ]
+)
+"""The manifest (SPEC.md section 4.1). Planning reads every column but the last."""
+
+PLANNING_COLUMNS: Final = tuple(MANIFEST_SCHEMA.names[:-1])
+
+SLICE_SCHEMA: Final = pa.schema(
+    [
+        pa.field("operator", pa.string(), nullable=False),
+        pa.field("state", pa.string(), nullable=False),
+        pa.field("mode", pa.string(), nullable=False),
+        pa.field("subtask", pa.int32()),
+        pa.field("layer", pa.int32(), nullable=False),
+        pa.field("handle", pa.int64(), nullable=False),
+        pa.field("row_start", pa.int64(), nullable=False),
+        pa.field("rows", pa.int64(), nullable=False),
+        pa.field("first_group", pa.int32()),
+        pa.field("last_group", pa.int32()),
+        pa.field("bytes", pa.int64(), nullable=False),
+    ]
+)
+"""Slices of a restore plan: rows row_start … row_start + rows − 1 of the segment of manifest row ``handle`` go to the new
+``subtask`` (null for coordinator and committables, which the driver takes). Sorted by (operator, state, subtask), then
+layer, then the order in which they are read. ``bytes`` is the stored size, in proportion to the rows. A slice of a
+handle with groups holds whole groups first_group … last_group; in other modes both are null."""
+
+KEY_GROUP = pa.field("_key_group", pa.int32(), nullable=False)
+OP = pa.field("_op", pa.int8(), nullable=False)
+UPSERT, DELETE, CLEAR = 0, 1, 2
+
+_OWN: Final[Mapping[Mode | Kind, tuple[pa.Field, ...]]] = {
+    Kind.LIST: (pa.field("_index", pa.int64()),),
+    Kind.TIMERS: (pa.field("_timestamp", pa.int64()), pa.field("_tag", pa.string())),
+    Mode.COMMITTABLES: (
+        pa.field("_checkpoint_id", pa.int64(), nullable=False),
+        pa.field("_attempt_id", pa.string(), nullable=False),
+    ),
+    Mode.PROGRESS: (
+        pa.field("_edge", pa.string(), nullable=False),
+        pa.field("_watermark", pa.int64(), nullable=False),
+        pa.field("_ended", pa.bool_(), nullable=False),
+    ),
+    Mode.IN_FLIGHT: (
+        pa.field("_sender", pa.int32(), nullable=False),
+        pa.field("_receiver", pa.int32(), nullable=False),
+        pa.field("_seq", pa.int64(), nullable=False),
+    ),
+}
+
+
+def has_key_groups(state: State) -> bool:
+    """Whether rows carry ``_key_group``: keyed states, and in-flight states of hash edges (those with key columns)."""
+    return state.mode is Mode.KEYED or (state.mode is Mode.IN_FLIGHT and bool(state.key_columns))
+
+
+def segment_schema(state: State, schema_id: int | None = None, *, delta: bool = False) -> pa.Schema:
+    """The Arrow schema of a segment (SPEC.md section 5.1): the format's own columns, then the fields in order.
+
+    Fields are nullable, as they are in Parquet; that a non-nullable field holds no null is checked apart.
+    ``schema_id`` None is the current one; an unknown one is ``InvalidInput``.
+    """
+    version = state.current if schema_id is None else state.by_schema_id.get(schema_id)
+    if version is None:
+        raise InvalidInput(
+            f"state {state.name!r} of {state.operator!r} has no schema {schema_id}; it has "
+            f"{', '.join(map(str, state.by_schema_id))}",
+            kind=ErrorKind.SCHEMA_MISMATCH,
+        )
+    own = [KEY_GROUP] if has_key_groups(state) else []
+    if delta:
+        own.append(OP)
+    own += _OWN.get(state.kind or state.mode, ())
+    return pa.schema([*own, *(arrow_field(item) for item in version.fields)])
+
+
+def arrow_field(item: Field) -> pa.Field:
+    """A field as it stands in a segment: nullable, with its id where Parquet keeps field ids."""
+    return pa.field(item.name, arrow_type(item.type), metadata={"PARQUET:field_id": str(item.id)})
+
+
+def arrow_type(kind: FieldType) -> pa.DataType:
+    """The Arrow type of a field type. Raises ``InvalidInput`` (kind ``UNSUPPORTED_TYPE``) for an unknown name."""
+    if isinstance(kind, str):
+        if kind in PRIMITIVES:
+            return PRIMITIVES[kind]
+        match = _DECIMAL.fullmatch(kind)
+        if match and 1 <= int(match[1]) <= 38 and int(match[2]) <= int(match[1]):
+            return pa.decimal128(int(match[1]), int(match[2]))
+        raise InvalidInput(f"unknown type {kind!r}; see SPEC.md section 3.7", kind=ErrorKind.UNSUPPORTED_TYPE)
+    if kind[0] == "struct":
+        return pa.struct([arrow_field(item) for item in cast("tuple[Field, ...]", kind[1])])
+    if kind[0] == "list":
+        return pa.list_(replace_name(cast("Field", kind[1]), "element"))
+    key, value = cast("tuple[str, Field, Field]", kind)[1:]
+    return pa.map_(replace_name(key, "key").with_nullable(False), replace_name(value, "value"))
+
+
+def replace_name(item: Field, name: str) -> pa.Field:
+    """The Arrow field of an element of a list or map, under the name that Parquet gives it."""
+    return arrow_field(replace(item, name=name))
+
+
+@dataclass
+class _Ids:
+    """Gives out field ids, reusing those of the previous schema by name (nested names are paths)."""
+
+    last: int
+    known: Mapping[str, int]
+
+    def take(self, path: str) -> int:
+        if path in self.known:
+            return self.known[path]
+        self.last += 1
+        return self.last
+
+
+def _field_type(dtype: pa.DataType, path: str, ids: _Ids, depth: int = 0) -> FieldType:
+    if depth > MAX_NESTING:
+        raise InvalidInput(f"column {path!r} is nested deeper than {MAX_NESTING}", kind=ErrorKind.UNSUPPORTED_TYPE)
+    if dtype in _NAMES:
+        return _NAMES[dtype]
+    if pa.types.is_large_string(dtype):
+        return "utf8"
+    if pa.types.is_large_binary(dtype):
+        return "binary"
+    if pa.types.is_decimal128(dtype) and 0 <= dtype.scale <= dtype.precision:
+        return f"decimal({dtype.precision},{dtype.scale})"
+    if pa.types.is_timestamp(dtype) and dtype.unit == "us":
+        return "timestamp_us_utc"
+    if pa.types.is_struct(dtype) and dtype.num_fields:
+        return ("struct", tuple(_nested(dtype.field(i), path, ids, depth) for i in range(dtype.num_fields)))
+    if pa.types.is_list(dtype) or pa.types.is_large_list(dtype):
+        return ("list", _nested(dtype.value_field.with_name("element"), path, ids, depth))
+    if pa.types.is_map(dtype):
+        key = _nested(dtype.key_field.with_name("key"), path, ids, depth)
+        return ("map", key, _nested(dtype.item_field.with_name("value"), path, ids, depth))
+    raise InvalidInput(
+        f"column {path!r} has type {dtype}, which the format does not hold; use one of {', '.join(PRIMITIVES)}, "
+        "decimal128, struct, list or map (SPEC.md section 3.7), or keep opaque bytes in a binary column",
+        kind=ErrorKind.UNSUPPORTED_TYPE,
+        column=path,
+        type=str(dtype),
+    )
+
+
+def _nested(item: pa.Field, path: str, ids: _Ids, depth: int) -> Field:
+    inner = f"{path}.{item.name}"
+    field_id = ids.take(inner)
+    return Field(field_id, item.name, _field_type(item.type, inner, ids, depth + 1), nullable=item.nullable)
+
+
+def _paths(fields: Iterable[Field], prefix: str = "") -> Iterator[tuple[str, int]]:
+    for item in fields:
+        yield prefix + item.name, item.id
+        yield from _paths(children(item), f"{prefix}{item.name}.")
+
+
+def children(item: Field) -> tuple[Field, ...]:
+    """The nested fields of a field, in order."""
+    if isinstance(item.type, str):
+        return ()
+    if item.type[0] == "struct":
+        return cast("tuple[Field, ...]", item.type[1])
+    return cast("tuple[Field, ...]", item.type[1:])
+
+
+def make_fields(
+    columns: pa.Schema,
+    *,
+    defaults: Mapping[str, str],
+    last_field_id: int = 0,
+    known_ids: Mapping[str, int] | None = None,
+) -> tuple[tuple[Field, ...], int]:
+    """Fields for Arrow columns, with ids; returns them and the greatest id given so far.
+
+    ``known_ids`` maps a column's path (``a`` or ``a.b`` when nested) to the id that it keeps.
+    """
+    ids = _Ids(last_field_id, known_ids or {})
+    fields = []
+    for column in columns:
+        field_id = ids.take(column.name)
+        fields.append(
+            Field(
+                field_id,
+                column.name,
+                _field_type(column.type, column.name, ids),
+                nullable=column.nullable,
+                default=defaults.get(column.name),
+            )
+        )
+    for name, text in defaults.items():
+        if name not in columns.names:
+            raise InvalidInput(f"default for {name!r}, which is no column; columns are {columns.names}")
+        default_scalar(text, next(item.type for item in fields if item.name == name))
+    return tuple(fields), ids.last
+
+
+def default_scalar(text: str, kind: FieldType) -> pa.Scalar:
+    """The value of a default's text (SPEC.md section 3.7); ``InvalidInput`` where the text is no value of the type."""
+    import base64
+    import datetime
+    import decimal
+
+    parse: Mapping[str, Any] = {
+        "bool": {"true": True, "false": False}.__getitem__,
+        "utf8": str,
+        "binary": lambda value: base64.b64decode(value, validate=True),
+        "date32": datetime.date.fromisoformat,
+        "float": float,
+        "double": float,
+        **dict.fromkeys((*_INTEGERS, "timestamp_us", "timestamp_us_utc"), int),
+    }
+    try:
+        if not isinstance(kind, str):
+            raise ValueError("nested types have no default")
+        value = parse[kind](text) if kind in parse else decimal.Decimal(text)
+        return pa.scalar(value, arrow_type(kind))
+    except (ValueError, KeyError, ArithmeticError, pa.ArrowException) as error:
+        raise InvalidInput(
+            f"{text!r} is no default for type {kind}: {error}", kind=ErrorKind.SCHEMA_MISMATCH
+        ) from error
+
+
+def evolve(
+    previous: State,
+    columns: pa.Schema,
+    *,
+    defaults: Mapping[str, str] | None = None,
+    renames: Mapping[str, str] | None = None,
+) -> State:
+    """The state with ``columns`` as its newest schema; ids follow names, and ``renames`` (old name → new name).
+
+    A column that was dropped and comes back gets a new id. A non-nullable new column needs a default. Returns
+    ``previous`` itself where nothing changes. Raises ``InvalidState`` (kind ``SCHEMA_CANNOT_EVOLVE``) listing every
+    change that SPEC.md section 5.7 forbids.
+    """
+    renames = renames or {}
+    known = {}
+    for path, field_id in _paths(previous.current.fields):
+        head, _, tail = path.partition(".")
+        known[f"{renames.get(head, head)}.{tail}" if tail else renames.get(head, head)] = field_id
+    for old in renames:
+        if old not in [item.name for item in previous.current.fields]:
+            raise InvalidInput(f"cannot rename {old!r}: state {previous.name!r} has no such column now")
+    kept = {item.name: item.default for item in previous.current.fields if item.default is not None}
+    given = {renames.get(name, name): text for name, text in kept.items()} | dict(defaults or {})
+    given = {name: text for name, text in given.items() if name in columns.names}
+    fields, last = make_fields(columns, defaults=given, last_field_id=previous.last_field_id, known_ids=known)
+    if fields == previous.current.fields:
+        return previous
+    version = SchemaVersion(previous.current.id + 1, fields)
+    state = replace(previous, schemas=(*previous.schemas, version), last_field_id=last)
+    faults = evolution_faults(previous, state)
+    if faults:
+        raise InvalidState(
+            f"state {previous.name!r} of {previous.operator!r} cannot evolve: {'; '.join(faults)}",
+            kind=ErrorKind.SCHEMA_CANNOT_EVOLVE,
+            faults=faults,
+        )
+    return state
+
+
+def evolution_faults(saved: State, wanted: State) -> list[str]:
+    """Why ``wanted``'s current schema cannot read what ``saved`` wrote, a sentence each; empty when it can.
+
+    Fields are matched by id (SPEC.md section 5.7). Mode, kind and key columns may not change either.
+    """
+    faults = [
+        f"{what} was {before} and would be {after}"
+        for what, before, after in (
+            ("mode", saved.mode, wanted.mode),
+            ("kind", saved.kind, wanted.kind),
+            ("key columns", list(saved.key_columns), list(wanted.key_columns)),
+        )
+        if before != after
+    ]
+    fixed = {*saved.key_columns, "_map_key"}
+    for version in saved.schemas:
+        old = {item.id: item for item in version.fields}
+        new = {item.id: item for item in wanted.current.fields}
+        for item in new.values():
+            if item.id not in old:
+                if not item.nullable and item.default is None:
+                    faults.append(f"new column {item.name!r} is neither nullable nor has a default")
+            elif old[item.id].name in fixed and replace(old[item.id], nullable=True) != replace(item, nullable=True):
+                faults.append(
+                    f"key column {old[item.id].name!r} was {_type_text(old[item.id].type)} and would be {item.name!r} "
+                    f"{_type_text(item.type)}; keys never change (use `ckpt rewrite`)"
+                )
+            else:
+                faults += _widening_faults(old[item.id], item)
+        faults += [
+            f"key column {item.name!r} would be dropped"
+            for item in old.values()
+            if item.name in fixed and item.id not in new
+        ]
+    return list(dict.fromkeys(faults))
+
+
+def _widening_faults(old: Field, new: Field) -> list[str]:
+    if old.type == new.type:
+        return []
+    if isinstance(old.type, str) and isinstance(new.type, str):
+        before, after = arrow_type(old.type), arrow_type(new.type)
+        fine = (
+            (old.type in _INTEGERS and new.type in _INTEGERS and _INTEGERS.index(old.type) < _INTEGERS.index(new.type))
+            or (old.type, new.type) == ("float", "double")
+            or (
+                pa.types.is_decimal128(before)
+                and pa.types.is_decimal128(after)
+                and before.scale == after.scale
+                and before.precision < after.precision
+            )
+        )
+        return [] if fine else [f"column {old.name!r} was {old.type} and would be {new.type}, which is no widening"]
+    if isinstance(old.type, str) or isinstance(new.type, str) or old.type[0] != new.type[0]:
+        return [f"column {old.name!r} was {_type_text(old.type)} and would be {_type_text(new.type)}"]
+    before_by_id = {item.id: item for item in children(old)}
+    faults = []
+    for item in children(new):
+        if item.id in before_by_id:
+            faults += _widening_faults(before_by_id[item.id], item)
+        elif old.type[0] != "struct" or not item.nullable:
+            faults.append(f"nested field {old.name}.{item.name} is new and cannot be")
+    return faults
+
+
+def _type_text(kind: FieldType) -> str:
+    return str(arrow_type(kind))

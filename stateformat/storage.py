@@ -1,0 +1,168 @@
+"""What the format asks of a storage: the :class:`Storage` protocol and nothing that implements it.
+
+Theory of operation. A store is a flat set of named, immutable objects. Names are relative, ``/``-separated paths
+(SPEC.md section 2.2). Three guarantees carry everything that the publication protocol promises (section 2.1):
+
+1. *read-after-write*: what was written is read, whole, by everybody, as soon as the write has returned;
+2. *create-if-absent*: of any number of concurrent :meth:`Storage.create` calls for one name exactly one wins, and the
+   object is never seen in part;
+3. *honest listing*: a listing holds every name that existed during the whole of it, and its greatest name is not less
+   than the greatest that existed when it began.
+
+Implementations live in ``backends/storage`` and are found by URL scheme through the entry-point group
+``stateformat.storages``; each entry is a function ``(url: str, options: Mapping[str, Any]) -> Storage``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import Any, BinaryIO, NamedTuple, Protocol, runtime_checkable
+
+import pyarrow as pa
+
+from stateformat.errors import ErrorKind, InvalidInput
+
+
+class CreateOutcome(Enum):
+    """What is known after one attempt to create an object."""
+
+    CREATED = "created"
+    """Our bytes are there, by this very call."""
+    CONFLICT = "conflict"
+    """The storage said that something is in the way (it may be our own bytes of an answer that was lost)."""
+    UNKNOWN = "unknown"
+    """No trustworthy answer: a lost connection, a time-out, a 5xx after the request was sent. Read back to learn."""
+
+
+class ObjectInfo(NamedTuple):
+    """One listed object: its path relative to the store and its size in bytes."""
+
+    path: str
+    size_bytes: int
+
+
+class OutputObject(Protocol):
+    """A new object being written. It becomes visible, whole and durable, when :meth:`close` returns; never before.
+
+    As a context manager it closes on success and aborts when the block raises.
+    """
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Append bytes; returns how many."""
+        ...
+
+    def close(self) -> None:
+        """Make the object visible under its final name, whole and durable. Raises ``StorageError``."""
+        ...
+
+    def abort(self) -> None:
+        """Forget the object; nothing stays under its final name. Never raises."""
+        ...
+
+    def __enter__(self) -> OutputObject: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+
+@runtime_checkable
+class Storage(Protocol):
+    """A store of immutable objects. Thread-safe and picklable (``memory://`` within one process only).
+
+    A missing object is the built-in ``FileNotFoundError``, raised by every method that reads; every other failure is a
+    :class:`~stateformat.errors.StorageError` that names the object and the operation.
+    """
+
+    @property
+    def url(self) -> str:
+        """The address of the store, with which :func:`open_storage` finds it again, without credentials."""
+        ...
+
+    def exists(self) -> bool:
+        """Whether the store is there at all (a directory, a bucket and at least one object under the prefix)."""
+        ...
+
+    def read(self, path: str) -> pa.Buffer:
+        """The whole object."""
+        ...
+
+    def read_range(self, path: str, offset: int, length: int) -> pa.Buffer:
+        """At most ``length`` bytes from ``offset``: fewer where the object ends earlier, never padded."""
+        ...
+
+    def open_input(self, path: str) -> pa.NativeFile | BinaryIO:
+        """A seekable file, for Parquet readers that fetch only some row groups. The caller closes it."""
+        ...
+
+    def size(self, path: str) -> int:
+        """The object's size in bytes."""
+        ...
+
+    def open_output(self, path: str) -> OutputObject:
+        """Begin a new object under a name that nobody uses twice (it carries a random id)."""
+        ...
+
+    def create(self, path: str, data: bytes) -> CreateOutcome:
+        """Create-if-absent of a small object (< 5 MB), atomic and whole. One attempt: the caller decides on retries.
+
+        Raises ``StorageError`` (kind ``STORAGE_UNSUITABLE``) where the storage is known to ignore the condition.
+        """
+        ...
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        """All objects whose path begins with ``prefix`` (``"checkpoints/"``), sorted by path; empty if there are none."""
+        ...
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """Delete these objects; one that is already gone is fine."""
+        ...
+
+
+def check_path(path: str) -> str:
+    """Return ``path`` if it is a legal object path (SPEC.md section 2.2), else raise ``InvalidInput``.
+
+    Legal: relative, ``/``-separated, first part ``checkpoints``, ``segments``, ``manifests`` or ``requests``, at least
+    one more part, no part empty or beginning with a dot, no backslash, no control character.
+    """
+    parts = path.split("/")
+    if (
+        len(parts) < 2
+        or parts[0] not in ("checkpoints", "segments", "manifests", "requests")
+        or any(not part or part.startswith(".") for part in parts)
+        or "\\" in path
+        or any(ord(char) < 32 or ord(char) == 127 for char in path)
+    ):
+        raise InvalidInput(
+            f"path {path!r} leaves the store or is not one of its objects; legal paths are relative, lie under "
+            "checkpoints/, manifests/, segments/ or requests/, and have no empty or dotted part",
+            kind=ErrorKind.INVALID_PATH,
+            path=path,
+        )
+    return path
+
+
+def open_storage(url: str, **options: Any) -> Storage:
+    """The storage of a URL, found by scheme through the entry-point group ``stateformat.storages``.
+
+    A plain path is ``file://``. ``options`` go to the storage as they are (``endpoint_url``, ``key``, ``secret`` for
+    ``s3://``). Raises ``InvalidInput`` for an unknown scheme or a missing extra, with the line that installs it.
+    """
+    from importlib.metadata import entry_points
+
+    scheme, separator, _ = url.partition("://")
+    if not separator:
+        scheme, url = "file", url
+    if not url.strip():
+        raise InvalidInput("the store's address is empty; give a path or a URL", kind=ErrorKind.INVALID_URL)
+    found = {entry.name: entry for entry in entry_points(group="stateformat.storages")}
+    if scheme not in found:
+        raise InvalidInput(
+            f"no storage for {scheme}:// (in {url}); known are {', '.join(sorted(found))}. Others can be added through "
+            "the entry-point group stateformat.storages",
+            kind=ErrorKind.UNKNOWN_SCHEME,
+            url=url,
+        )
+    factory: Any = found[scheme].load()
+    checked: Mapping[str, Any] = options
+    storage: Storage = factory(url, checked)
+    return storage

@@ -1,0 +1,1 @@
+"""Programs: the ``ckpt`` command and the spark-submit jobs. Nothing imports this package."""
