@@ -1,0 +1,512 @@
+"""Key hashes against a scalar Murmur3 written from SPEC.md section 5.3, value by value on Python integers and bytes."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import math
+import struct
+import threading
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stateformat import hashing
+from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.hashing import check_key_types, hash_keys, key_hash, normalise_key_column, register_key_hash
+
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+# The oracle. One value, one type, one seed; nothing here knows of arrays.
+
+
+def oracle_rotl(value: int, count: int) -> int:
+    return ((value << count) | (value >> (32 - count))) % 2**32
+
+
+def oracle_blocks(blocks: list[int], length: int, seed: int) -> int:
+    h = seed
+    for block in blocks:
+        k = oracle_rotl(block % 2**32 * 0xCC9E2D51 % 2**32, 15) * 0x1B873593 % 2**32
+        h = (oracle_rotl(h ^ k, 13) * 5 + 0xE6546B64) % 2**32
+    h ^= length
+    h = (h ^ h >> 16) * 0x85EBCA6B % 2**32
+    h = (h ^ h >> 13) * 0xC2B2AE35 % 2**32
+    return h ^ h >> 16
+
+
+def oracle_bytes(data: bytes, seed: int) -> int:
+    whole = len(data) // 4
+    blocks = list(struct.unpack(f"<{whole}i", data[: 4 * whole])) + list(
+        struct.unpack(f"{len(data) % 4}b", data[4 * whole :])
+    )
+    return oracle_blocks(blocks, len(data), seed)
+
+
+def oracle_long(value: int, seed: int) -> int:
+    return oracle_blocks([value & 0xFFFFFFFF, value >> 32 & 0xFFFFFFFF], 8, seed)
+
+
+def oracle_float(value: float, code: str) -> int:
+    if math.isnan(value):
+        return 0x7FC00000 if code == "f" else 0x7FF8000000000000
+    return int.from_bytes(struct.pack(f"<{code}", value if value else 0.0), "little")
+
+
+def oracle_value(value: Any, type_: Any, seed: int) -> int:
+    if value is None:
+        return seed
+    if pa.types.is_struct(type_):
+        for field in type_:
+            seed = oracle_value(value[field.name], field.type, seed)
+        return seed
+    if pa.types.is_decimal(type_):
+        unscaled = int(value.scaleb(type_.scale, decimal.Context(prec=60)))
+        if type_.precision <= 18:
+            return oracle_long(unscaled, seed)
+        shortest = next(n for n in range(1, 17) if -(2 ** (8 * n - 1)) <= unscaled < 2 ** (8 * n - 1))
+        return oracle_bytes(unscaled.to_bytes(shortest, "big", signed=True), seed)
+    match value:
+        case bool():
+            return oracle_blocks([int(value)], 4, seed)
+        case int():
+            return oracle_long(value, seed) if type_ == pa.int64() else oracle_blocks([value], 4, seed)
+        case float():
+            if type_ == pa.float32():
+                return oracle_blocks([oracle_float(value, "f")], 4, seed)
+            return oracle_long(oracle_float(value, "d"), seed)
+        case str():
+            return oracle_bytes(value.encode(), seed)
+        case bytes():
+            return oracle_bytes(value, seed)
+        case dt.datetime():
+            since = value.replace(tzinfo=dt.UTC) - EPOCH
+            return oracle_long((since.days * 86400 + since.seconds) * 10**6 + since.microseconds, seed)
+        case dt.date():
+            return oracle_blocks([value.toordinal() - EPOCH.toordinal()], 4, seed)
+    raise AssertionError(f"the oracle does not know {type_}")
+
+
+def oracle(columns: list[list[Any]], types: list[Any]) -> list[int]:
+    hashes = []
+    for row in zip(*columns, strict=True):
+        h = 42
+        for value, type_ in zip(row, types, strict=True):
+            h = oracle_value(value, type_, h)
+        hashes.append(h - 2**32 if h >= 2**31 else h)
+    return hashes
+
+
+# What hypothesis draws: a type, then values of it.
+
+
+def decimals(precision: int, scale: int) -> st.SearchStrategy[Any]:
+    limit = 10**precision - 1
+    near = [
+        value
+        for k in range(1, 17)
+        for value in (2 ** (8 * k - 1), -(2 ** (8 * k - 1)), 2 ** (8 * k - 1) - 1)
+        if abs(value) <= limit
+    ]
+    unscaled = st.one_of(st.integers(-limit, limit), st.sampled_from([*near, 0, -1, limit, -limit]))
+    return unscaled.map(lambda value: decimal.Decimal(value).scaleb(-scale, decimal.Context(prec=60)))
+
+
+TIMESTAMPS = st.datetimes(dt.datetime.fromisoformat("1600-01-01"), dt.datetime.fromisoformat("2400-01-01"))
+SIMPLE: list[tuple[Any, st.SearchStrategy[Any]]] = [
+    (pa.bool_(), st.booleans()),
+    (pa.int8(), st.integers(-(2**7), 2**7 - 1)),
+    (pa.int16(), st.integers(-(2**15), 2**15 - 1)),
+    (pa.int32(), st.integers(-(2**31), 2**31 - 1)),
+    (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
+    (pa.date32(), st.dates()),
+    (pa.timestamp("us"), TIMESTAMPS),
+    (pa.timestamp("us", "Europe/Berlin"), TIMESTAMPS.map(lambda value: value.replace(tzinfo=dt.UTC))),
+    (pa.float32(), st.floats(width=32)),
+    (pa.float64(), st.floats()),
+    (pa.string(), st.text(max_size=24)),
+    (pa.large_string(), st.text(max_size=12)),
+    (pa.binary(), st.binary(max_size=40)),
+    (pa.large_binary(), st.binary(max_size=9)),
+    *(
+        (pa.decimal128(p, s), decimals(p, s))
+        for p, s in [(1, 0), (5, 2), (18, 0), (18, 18), (19, 3), (38, 0), (38, 10)]
+    ),
+]
+
+
+@st.composite
+def typed(draw: Any, depth: int = 2) -> tuple[Any, st.SearchStrategy[Any]]:
+    if depth and draw(st.integers(0, 3)) == 0:
+        inner = draw(st.lists(typed(depth - 1), min_size=1, max_size=3))
+        type_ = pa.struct([(f"f{index}", field) for index, (field, _) in enumerate(inner)])
+        values = st.fixed_dictionaries({f"f{index}": st.none() | value for index, (_, value) in enumerate(inner)})
+        return type_, values
+    return draw(st.sampled_from(SIMPLE))
+
+
+@st.composite
+def key_columns(draw: Any) -> tuple[list[list[Any]], list[Any], list[Any]]:
+    """Values, types, and the same as Arrow columns: sliced out of longer arrays and cut into chunks at random."""
+    rows = draw(st.integers(0, 40))
+    before, after = draw(st.integers(0, 11)), draw(st.integers(0, 5))
+    values, types, arrays = [], [], []
+    for type_, value in draw(st.lists(typed(), min_size=1, max_size=3)):
+        nullable = st.none() | value if draw(st.booleans()) else value
+        size = before + rows + after
+        drawn = draw(st.lists(nullable, min_size=size, max_size=size))
+        array = pa.array(drawn, type_).slice(before, rows)
+        if draw(st.booleans()):
+            cuts = sorted(draw(st.lists(st.integers(0, rows), max_size=4)))
+            edges = list(zip([0, *cuts], [*cuts, rows], strict=True))
+            array = pa.chunked_array([array.slice(start, stop - start) for start, stop in edges], type=type_)
+        values.append(drawn[before : before + rows])
+        types.append(type_)
+        arrays.append(array)
+    return values, types, arrays
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(key_columns())
+def test_any_key_hashes_as_the_scalar_hash_says_whatever_its_slices_and_chunks(drawn: Any) -> None:
+    values, types, arrays = drawn
+    hashes = hash_keys(arrays)
+    assert hashes.dtype == np.int32
+    assert hashes.tolist() == oracle(values, types)
+
+
+@pytest.mark.parametrize(("type_", "strategy"), SIMPLE, ids=[str(type_) for type_, _ in SIMPLE])
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_every_type_is_hashed_as_the_scalar_hash_says(type_: Any, strategy: Any, data: Any) -> None:
+    values = data.draw(st.lists(st.none() | strategy, min_size=1, max_size=30))
+    assert hash_keys([pa.array(values, type_)]).tolist() == oracle([values], [type_])
+
+
+def test_known_values_of_spark() -> None:
+    # hash(1) and hash(1L) in Spark SQL; hash('Spark', array(123), 2) is the example in Spark's manual, and an array of one
+    # int hashes as the int.
+    assert hash_keys([pa.array([1], pa.int32())]).tolist() == [-559580957]
+    assert hash_keys([pa.array([1], pa.int64())]).tolist() == [-1712319331]
+    assert hash_keys([pa.array(["Spark"]), pa.array([123], pa.int32()), pa.array([2], pa.int32())]).tolist() == [
+        -1321691492
+    ]
+
+
+# Strings beside the path that hypothesis takes: many rows, chunk borders, long values.
+
+
+def strings(lengths: list[int], seed: int = 3) -> tuple[list[bytes], Any]:
+    random = np.random.default_rng(seed)
+    values = [random.integers(0, 256, length, np.uint8).tobytes() for length in lengths]
+    return values, pa.array(values, pa.binary())
+
+
+def test_strings_of_all_lengths_among_many_rows_hash_right() -> None:
+    values, array = strings([length for length in range(130) for _ in range(40)])
+    assert hash_keys([array]).tolist() == oracle([values], [pa.binary()])
+
+
+def test_many_rows_of_many_more_blocks_than_a_byte_can_count_hash_right() -> None:
+    values, array = strings([length for length in (0, 3, 1021, 1024, 1030, 2050) for _ in range(40)])
+    assert hash_keys([array]).tolist() == oracle([values], [pa.binary()])
+
+
+def test_one_huge_string_among_small_ones_hashes_right() -> None:
+    values, array = strings([5, 0, 16] * 50 + [300_003] + [7, 33] * 60)
+    assert hash_keys([array]).tolist() == oracle([values], [pa.binary()])
+
+
+def test_a_chunk_of_more_bytes_than_are_copied_at_once_hashes_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    values, array = strings([900, 3, 0, 41, 0, 77] * 100)
+    monkeypatch.setattr(hashing, "_CHUNK_BYTES", 500)
+    assert hash_keys([array]).tolist() == oracle([values], [pa.binary()])
+
+
+@pytest.mark.parametrize("chunk_rows", [1, 7, 64])
+def test_rows_over_many_chunks_hash_as_in_one(monkeypatch: pytest.MonkeyPatch, chunk_rows: int) -> None:
+    words, text = strings([index % 23 for index in range(1000)])
+    numbers = [None if index % 9 == 0 else index * 7**19 % 2**62 for index in range(1000)]
+    monkeypatch.setattr(hashing, "_CHUNK_ROWS", chunk_rows)
+    hashes = hash_keys([pa.array(numbers, pa.int64()), text])
+    assert hashes.tolist() == oracle([numbers, words], [pa.int64(), pa.binary()])
+
+
+def test_more_rows_than_one_chunk_has_hash_right() -> None:
+    count = 2 * 65_536 + 5
+    numbers = np.arange(count, dtype=np.int64) * 1_000_003
+    hashes = hash_keys([pa.array(numbers)])
+    picked = [0, 1, 65_535, 65_536, 131_071, 131_072, count - 1]
+    assert hashes[picked].tolist() == oracle([numbers[picked].tolist()], [pa.int64()])
+
+
+def test_columns_with_different_chunks_and_empty_chunks_line_up() -> None:
+    first = pa.chunked_array([[1], [], [2, 3], []], pa.int64())
+    second = pa.chunked_array([[], ["a", "bc"], [], ["def"]], pa.string())
+    assert hash_keys([first, second]).tolist() == oracle([[1, 2, 3], ["a", "bc", "def"]], [pa.int64(), pa.string()])
+
+
+def test_an_empty_chunk_among_large_ones_is_no_row() -> None:
+    words = [str(index) for index in range(9000)]
+    column = pa.chunked_array([words[:4500], [], words[4500:]], pa.string())
+    assert hash_keys([column]).tolist() == oracle([words], [pa.string()])
+
+
+def test_thousands_of_tiny_chunks_hash_as_one() -> None:
+    numbers = pa.array(range(5000), pa.int64())
+    tiny = pa.chunked_array([numbers.slice(start, 2) for start in range(0, 5000, 2)])
+    assert hash_keys([tiny]).tolist() == hash_keys([numbers]).tolist()
+
+
+def test_no_rows_have_no_hashes() -> None:
+    for column in (
+        pa.array([], pa.string()),
+        pa.chunked_array([], pa.int64()),
+        pa.array([], pa.struct([("a", pa.int8())])),
+    ):
+        hashes = hash_keys([column])
+        assert hashes.dtype == np.int32
+        assert hashes.shape == (0,)
+
+
+def test_what_a_null_struct_hides_does_not_count() -> None:
+    hidden = pa.StructArray.from_arrays(
+        [pa.array([1, 2, None, 4, 5]), pa.array(["a", "b", "c", None, "e"])],
+        ["n", "s"],
+        mask=pa.array([False, True, True, False, True]),
+    )
+    outer = pa.StructArray.from_arrays([hidden], ["in"], mask=pa.array([False, False, True, False, True])).slice(1, 3)
+    seen = [{"in": None}, None, {"in": {"n": 4, "s": None}}]
+    assert hash_keys([outer]).tolist() == oracle([seen], [outer.type])
+    assert hash_keys([outer]).tolist()[:2] == [42, 42]
+
+
+def test_buffers_that_are_neither_aligned_nor_padded_are_read_as_they_are() -> None:
+    raw = np.frombuffer(b"?" + np.arange(9, dtype=np.int64).tobytes(), np.uint8)
+    numbers = pa.Array.from_buffers(pa.int64(), 9, [None, pa.py_buffer(raw[1:])])
+    assert hash_keys([numbers]).tolist() == oracle([list(range(9))], [pa.int64()])
+    offsets = pa.py_buffer(np.array([0, 5, 6, 13], np.int32))
+    text = pa.Array.from_buffers(pa.string(), 3, [None, offsets, pa.py_buffer(b"abcdefghijklm")])
+    assert hash_keys([text]).tolist() == oracle([["abcde", "f", "ghijklm"]], [pa.string()])
+
+
+def test_hashing_in_several_threads_at_once_gives_what_one_gives() -> None:
+    columns = [strings([index % 31 for index in range(4000)], seed)[1] for seed in range(8)]
+    alone = [hash_keys([column]).tolist() for column in columns]
+    found: dict[int, list[list[int]]] = {}
+
+    def work(index: int) -> None:
+        found[index] = [hash_keys([columns[index]]).tolist() for _ in range(5)]
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(columns))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {index: [expected] * 5 for index, expected in enumerate(alone)}
+
+
+# Floats: one zero, one NaN.
+
+F32 = [0x7FC00000, 0x7FC00001, 0xFFC00000, 0x7F800001, 0xFFFFFFFF, 0x80000000, 0, 0x7F800000, 0xFF800000, 0x3F800000, 1]
+F64 = [value << 32 for value in F32] + [
+    0x7FF8000000000001,
+    0xFFF8000000000000,
+    0x7FF0000000000001,
+    0x7FF0 << 48,
+    0x7FF8 << 48,
+]
+
+
+def floats(bits: list[int], type_: Any) -> Any:
+    word = np.uint32 if type_ == pa.float32() else np.uint64
+    return pa.Array.from_buffers(type_, len(bits), [None, pa.py_buffer(np.array(bits, word))])
+
+
+def bits_of(array: Any) -> list[int]:
+    word = np.uint32 if array.type == pa.float32() else np.uint64
+    return np.frombuffer(array.buffers()[1], word)[array.offset : array.offset + len(array)].tolist()
+
+
+def normal_bits(bits: list[int], type_: Any) -> list[int]:
+    width, code = (4, "f") if type_ == pa.float32() else (8, "d")
+    return [oracle_float(struct.unpack(f"<{code}", value.to_bytes(width, "little"))[0], code) for value in bits]
+
+
+@pytest.mark.parametrize(("type_", "bits"), [(pa.float32(), F32), (pa.float64(), F64)])
+def test_zeros_and_nans_hash_and_normalise_as_one(type_: Any, bits: list[int]) -> None:
+    array = floats(bits, type_)
+    expected = normal_bits(bits, type_)
+    normal = normalise_key_column(array)
+    assert bits_of(normal) == expected
+    normal.validate(full=True)
+    assert hash_keys([array]).tolist() == hash_keys([normal]).tolist()
+    assert bits_of(array) == bits, "the input was changed"
+    sliced = normalise_key_column(array.slice(3, 5))
+    assert bits_of(sliced) == expected[3:8]
+
+
+def test_normalising_keeps_nulls_and_slices() -> None:
+    array = pa.array([None, 1.5, -0.0, None, -0.0, 2.0, None, -0.0, 3.0, None, -0.0]).slice(2, 8)
+    normal = normalise_key_column(array)
+    assert normal.to_pylist() == [0.0, None, 0.0, 2.0, None, 0.0, 3.0, None]
+    assert [math.copysign(1, value) for value in normal.to_pylist() if value is not None] == [1.0] * 5
+
+
+def test_normalising_returns_the_very_object_where_nothing_changes() -> None:
+    inner = pa.array(
+        [{"x": 1.0, "y": {"z": None}}, None], pa.struct([("x", pa.float64()), ("y", pa.struct([("z", pa.float32())]))])
+    )
+    for same in (
+        pa.array([1.0, None, float("inf"), float("nan")]),
+        pa.array(["a", None]),
+        pa.array([1, 2]),
+        pa.array([[-0.0]]),
+        pa.array([], pa.float32()),
+        pa.chunked_array([[1.0], [2.0]]),
+        pa.chunked_array([], pa.float64()),
+        inner,
+    ):
+        assert normalise_key_column(same) is same
+
+
+def test_normalising_copies_only_the_chunks_that_change() -> None:
+    column = pa.chunked_array([[1.0, 2.0], [-0.0]])
+    normal = normalise_key_column(column)
+    assert normal.chunk(0).buffers()[1].address == column.chunk(0).buffers()[1].address
+    assert bits_of(normal.chunk(1)) == [0]
+
+
+def test_normalising_beyond_the_first_chunk_of_rows_changes_what_must_change() -> None:
+    values = np.ones(200_000)
+    values[[70_000, 199_999]] = -0.0
+    expected = np.ones(200_000)
+    expected[[70_000, 199_999]] = 0.0
+    assert bits_of(normalise_key_column(pa.array(values))) == expected.view(np.uint64).tolist()
+
+
+def test_normalising_reaches_into_structs_and_keeps_their_nulls_and_types() -> None:
+    type_ = pa.struct(
+        [pa.field("k", pa.int32()), pa.field("s", pa.struct([pa.field("x", pa.float64(), nullable=False)]))]
+    )
+    values = [
+        {"k": 1, "s": {"x": 1.0}},
+        None,
+        {"k": None, "s": None},
+        {"k": 4, "s": {"x": -0.0}},
+        {"k": 5, "s": {"x": float("nan")}},
+    ]
+    array = pa.array(values, type_).slice(1, 4)
+    normal = normalise_key_column(array)
+    normal.validate(full=True)
+    assert normal.type == type_
+    assert normal.slice(0, 3).to_pylist() == [None, {"k": None, "s": None}, {"k": 4, "s": {"x": 0.0}}]
+    assert bits_of(normal.field(1).field(0))[2:] == [0, 0x7FF8000000000000]
+    assert hash_keys([normal]).tolist() == hash_keys([array]).tolist()
+
+
+# What is refused.
+
+REFUSED = [
+    pa.list_(pa.int32()),
+    pa.large_list(pa.int32()),
+    pa.list_(pa.int32(), 2),
+    pa.map_(pa.string(), pa.int32()),
+    pa.time32("ms"),
+    pa.time64("us"),
+    pa.date64(),
+    pa.duration("us"),
+    pa.uint8(),
+    pa.uint16(),
+    pa.uint32(),
+    pa.uint64(),
+    pa.float16(),
+    pa.timestamp("s"),
+    pa.timestamp("ms", "UTC"),
+    pa.timestamp("ns"),
+    pa.decimal256(40, 2),
+    pa.decimal256(5, 2),
+    pa.dictionary(pa.int32(), pa.string()),
+    pa.binary(16),
+    pa.string_view(),
+    pa.binary_view(),
+    pa.month_day_nano_interval(),
+    pa.null(),
+    pa.struct([]),
+]
+
+
+@pytest.mark.parametrize("type_", REFUSED, ids=str)
+def test_other_types_are_refused_by_column_and_type(type_: Any) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check_key_types([pa.field("fine", pa.int64()), pa.field("bad", type_)])
+    assert caught.value.kind is ErrorKind.UNSUPPORTED_KEY_TYPE
+    assert f"'bad' of type {type_}" in str(caught.value)
+    assert "decimal128" in str(caught.value)
+    assert "fine" not in str(caught.value)
+    with pytest.raises(InvalidInput, match="cannot be hashed"):
+        hash_keys([pa.chunked_array([], type_)])
+
+
+def test_every_column_at_fault_is_named_also_inside_structs() -> None:
+    nested = pa.struct([("ok", pa.int8()), ("deep", pa.struct([("t", pa.time64("us"))]))])
+    with pytest.raises(InvalidInput) as caught:
+        check_key_types([pa.field("a", nested), pa.field("b", pa.uint8())])
+    assert caught.value.details["columns"] == {"a.deep.t": "time64[us]", "b": "uint8"}
+
+
+def test_every_key_type_passes() -> None:
+    check_key_types([pa.field(str(type_), type_) for type_, _ in SIMPLE])
+    check_key_types([pa.field("s", pa.struct([("a", pa.struct([("b", pa.string())]))]))])
+
+
+def test_columns_of_different_lengths_or_none_at_all_are_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"\[2, 1\]"):
+        hash_keys([pa.array([1, 2]), pa.array([1])])
+    with pytest.raises(InvalidInput, match="at least one"):
+        hash_keys([])
+
+
+# The registry.
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    copy = dict(hashing._registry)
+    monkeypatch.setattr(hashing, "_registry", copy)
+    return copy
+
+
+def test_an_unknown_hash_is_refused_with_the_names_that_are_known() -> None:
+    with pytest.raises(InvalidInput, match="spark-murmur3-seed42") as caught:
+        hash_keys([pa.array([1])], "crc32")
+    assert caught.value.kind is ErrorKind.UNKNOWN_KEY_HASH
+    assert "crc32" in str(caught.value)
+
+
+def test_a_registered_hash_is_used_and_its_name_cannot_be_taken(registry: dict[str, Any]) -> None:
+    def lengths(columns: Any) -> Any:
+        return np.full(len(columns[0]), len(columns), np.int32)
+
+    register_key_hash("lengths", lengths)
+    register_key_hash("lengths", lengths)
+    assert key_hash("lengths") is lengths
+    assert hash_keys([pa.array([1, 2]), pa.array(["x", "y"])], "lengths").tolist() == [2, 2]
+    for name, function in [("lengths", len), (hashing.DEFAULT_KEY_HASH, lengths), ("", lengths)]:
+        with pytest.raises(InvalidInput, match="another"):
+            register_key_hash(name, function)  # type: ignore[arg-type]
+    assert registry["lengths"] is lengths
+
+
+@pytest.mark.parametrize(
+    "answer", [np.zeros(2, np.int64), np.zeros(1, np.int32), np.zeros((2, 1), np.int32), [0, 0]], ids=repr
+)
+def test_a_registered_hash_that_gives_the_wrong_shape_or_type_is_named(registry: dict[str, Any], answer: Any) -> None:
+    register_key_hash("wrong", lambda columns: answer)
+    with pytest.raises(InvalidInput, match="'wrong' must give a numpy int32 array of 2 rows"):
+        hash_keys([pa.array([1, 2])], "wrong")
