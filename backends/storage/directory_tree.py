@@ -1,0 +1,250 @@
+"""The directories of a local store: walked without following links, made durably, scanned until they hold still.
+
+Theory of operation. Every access walks from the root with directory descriptors and never follows a symbolic link below
+the root, so a store that came from elsewhere cannot point out of itself. The root may be a link: the owner's business.
+
+Before anything new stands in a directory, the parent that names the directory has been synced, also when somebody else
+made it: they may not have got to their own sync yet, and what lies in a directory that a power failure removes is lost.
+
+A directory is listed until two scans of it agree and every file of them still stands afterwards: ``readdir`` promises
+nothing about names that come and go meanwhile, and a name that has gone may have been the greatest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final, NoReturn
+
+from backends.storage.shared import TOP_LEVEL, is_object_name
+from stateformat.errors import ErrorKind, StorageError
+from stateformat.storage import ObjectInfo
+
+TEMPORARY: Final = ".tmp-"
+"""How the names of temporary files begin. No object's name begins with a dot, so no reader ever sees one."""
+
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_CHILD: Final = _DIRECTORY | os.O_NOFOLLOW
+# Without O_NONBLOCK, opening a named pipe that somebody put in the place of an object would wait for ever.
+_OBJECT: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_SCANS_MAX: Final = 1000
+
+Parts = tuple[str, ...]
+"""A directory of the store as the parts of its path; empty for the root."""
+
+
+class DirectoryTree:
+    """The tree of directories under ``root``, an absolute path. With ``durable`` false nothing is ever synced."""
+
+    def __init__(self, root: str, *, durable: bool) -> None:
+        self.root = root
+        self.durable = durable
+        # Directories whose names are known to be durable; the empty one stands for the root.
+        self._synced: set[Parts] = set()
+
+    def sync(self, descriptor: int) -> None:
+        """Make a file's bytes, or a directory's names, survive a power failure."""
+        if self.durable:
+            os.fsync(descriptor)
+
+    def open(self, parts: Parts, *, make: bool = False) -> int:
+        """A descriptor of a directory, reached without following a link; ``make`` makes what is missing, durably."""
+        if make:
+            self._make_root()
+        descriptor = os.open(self.root, _DIRECTORY)
+        try:
+            for depth in range(1, len(parts) + 1):
+                child = self._open_child(descriptor, parts[:depth], make=make)
+                os.close(descriptor)
+                descriptor = child
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    @contextlib.contextmanager
+    def opened(self, parts: Parts) -> Iterator[int]:
+        """The same for the length of a block."""
+        descriptor = self.open(parts)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def open_object(self, parts: Parts, name: str) -> Iterator[tuple[int, int]]:
+        """The descriptor and the size in bytes of a plain file, for the length of a block."""
+        with self.opened(parts) as directory:
+            descriptor = os.open(name, _OBJECT, dir_fd=directory)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EISDIR, "not a plain file", "/".join((*parts, name)))
+            yield descriptor, status.st_size
+        finally:
+            os.close(descriptor)
+
+    def files(self, parts: Parts, start: str, *, temporary: bool = False) -> Iterator[ObjectInfo]:
+        """The files below a directory whose path goes on with ``start``: the objects, or the temporary files."""
+        try:
+            descriptor = self.open(parts)
+        except FileNotFoundError:
+            return
+        try:
+            for name, size_bytes in self._scan_until_stable(descriptor, parts, start, temporary=temporary):
+                if size_bytes is None:
+                    yield from self.files((*parts, name), "", temporary=temporary)
+                else:
+                    yield ObjectInfo("/".join((*parts, name)), size_bytes)
+        finally:
+            os.close(descriptor)
+
+    def unlink(self, parts: Parts, names: Iterable[str]) -> None:
+        """Remove files from a directory, in order and durably; missing ones are fine. An empty segment directory goes."""
+        with contextlib.suppress(FileNotFoundError), self.opened(parts) as directory:
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=directory)
+            self.sync(directory)
+        if parts[0] == "segments" and len(parts) > 1:
+            # Best effort: a directory that is not empty, or gone already, stays as it is.
+            with contextlib.suppress(OSError), self.opened(parts[:-1]) as parent:
+                os.rmdir(parts[-1], dir_fd=parent)
+                self._synced.discard(parts)
+
+    @contextlib.contextmanager
+    def translated(self, operation: str, path: str) -> Iterator[None]:
+        """Turn what the system says into a ``StorageError`` with a sentence."""
+        try:
+            yield
+        except StorageError:
+            raise
+        except OSError as error:
+            self._fail(operation, path, error)
+
+    def _make_root(self) -> None:
+        """Make the root and the directories above it, and sync the directory above every one that was missing."""
+        root = Path(self.root)
+        if () in self._synced and root.is_dir():
+            return
+        fresh = [directory for directory in (root, *root.parents) if not directory.exists()]
+        root.mkdir(parents=True, exist_ok=True)
+        # The root's own name is synced in any case: another process may have made it a moment ago.
+        for directory in reversed(fresh or [root]):
+            try:
+                descriptor = os.open(directory.parent, _DIRECTORY)
+            except PermissionError:
+                # What we cannot open we did not change either: the owner made the root, long ago.
+                continue
+            try:
+                self.sync(descriptor)
+            finally:
+                os.close(descriptor)
+        self._synced.clear()
+        self._synced.add(())
+
+    def _open_child(self, parent: int, parts: Parts, *, make: bool) -> int:
+        made = False
+        try:
+            child = os.open(parts[-1], _CHILD, dir_fd=parent)
+        except FileNotFoundError:
+            if not make:
+                raise
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(parts[-1], dir_fd=parent)
+            made = True
+            child = os.open(parts[-1], _CHILD, dir_fd=parent)
+        if make and (made or parts not in self._synced):
+            try:
+                self.sync(parent)
+            except BaseException:
+                os.close(child)
+                raise
+            self._synced.add(parts)
+        return child
+
+    def _scan_until_stable(
+        self, directory: int, parts: Parts, start: str, *, temporary: bool
+    ) -> list[tuple[str, int | None]]:
+        """Names, sorted, with sizes in bytes; ``None`` for a directory."""
+        before: list[tuple[str, bool]] | None = None
+        for _ in range(_SCANS_MAX):
+            now = self._scan(directory, parts, start, temporary=temporary)
+            if now == before:
+                # One that is gone by now spoils the whole scan. Leaving it out could leave the greatest name out and
+                # nothing greater in. But if the greatest still stands after the scan, nothing greater was there when it
+                # began: records are deleted lowest first, so that one would have stood all the time and been seen.
+                with contextlib.suppress(FileNotFoundError):
+                    return [(name, None if is_directory else _size(name, directory)) for name, is_directory in now]
+            before = now
+        raise StorageError(
+            f"directory {'/'.join(parts)} of the store {self.root} changed during each of {_SCANS_MAX} scans; list it "
+            "again when fewer writers are at work",
+            kind=ErrorKind.HISTORY_UNSTABLE,
+        )
+
+    def _scan(self, directory: int, parts: Parts, start: str, *, temporary: bool) -> list[tuple[str, bool]]:
+        """Names, sorted, and whether each is a directory: directories, and the objects or else the temporary files."""
+        found = []
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                name = entry.name
+                is_temporary = name.startswith(TEMPORARY)
+                # In the root itself only the directories of the format count; users keep savepoints beside them.
+                wanted = is_object_name(name) or (is_temporary and temporary) if parts else name in TOP_LEVEL
+                if not wanted or not name.startswith(start):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    found.append((name, True))
+                elif parts and entry.is_file(follow_symlinks=False):
+                    if is_temporary == temporary:
+                        found.append((name, False))
+                elif entry.is_symlink() or not parts or _stands(name, directory):
+                    raise OSError(errno.ENOTDIR, "not a plain file", "/".join((*parts, name)))
+        return sorted(found)
+
+    def _fail(self, operation: str, path: str, error: OSError) -> NoReturn:
+        kind = ErrorKind.STORAGE_FAILED
+        link = self._link_on(path) or (self._link_on(error.filename) if isinstance(error.filename, str) else None)
+        if link:
+            kind = ErrorKind.INVALID_PATH
+            why = f"{link} is a symbolic link; links in a store are not followed. Put the file itself in its place"
+        elif error.errno in (errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EEXIST):
+            named = f", {error.filename}" if error.filename else ""
+            why = (
+                f"something else stands where a directory or a plain file belongs ({error.strerror}{named}); remove it"
+            )
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            why = f"not permitted ({error.strerror}); check the owner and mode of the directory and of the file"
+        elif error.errno in (errno.ENOSPC, errno.EDQUOT):
+            why = f"no room is left ({error.strerror}); free some, or let retention keep fewer checkpoints"
+        else:
+            why = f"{error.strerror or error}; check the disk and the mount"
+        message = f"cannot {operation} {path or 'objects'} in the store {self.root}: {why}"
+        raise StorageError(message, kind=kind, path=path) from error
+
+    def _link_on(self, path: str) -> str | None:
+        """The first symbolic link on the way from the root to ``path``, if there is one."""
+        way = Path()
+        for part in path.split("/"):
+            way /= part
+            if (self.root / way).is_symlink():
+                return str(way)
+        return None
+
+
+def _size(name: str, directory: int) -> int:
+    return os.stat(name, dir_fd=directory, follow_symlinks=False).st_size
+
+
+def _stands(name: str, directory: int) -> bool:
+    # Some file systems tell no type with the name, and an entry that is gone by now is then of no type at all.
+    try:
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True

@@ -1,0 +1,285 @@
+"""A store in a directory of a local or mounted file system, safe against crashes and power loss.
+
+Theory of operation. An object is written to a hidden temporary file *in the directory where it will live*, synced, and
+then linked to its final name: ``link`` fails if the name is taken, so it never overwrites, exactly one of many wins, and
+nobody ever sees a torn file. Then the temporary name is removed and the directory synced. What holds for directories
+(no link followed, durable before anything stands in them, scanned until stable) is in ``directory_tree``.
+
+Names that begin with a dot are no objects; those that a crash left behind are told by :meth:`LocalStorage.leftovers`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import logging
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+from typing import Any, Final
+from urllib.parse import quote, unquote
+
+import pyarrow as pa
+
+from backends.storage.directory_tree import TEMPORARY, DirectoryTree, Parts
+from backends.storage.shared import NewObject, check_created, check_options, check_prefix, check_range, missing
+from stateformat.errors import ErrorKind, InvalidInput, StorageError
+from stateformat.storage import CreateOutcome, ObjectInfo, check_path
+
+logger = logging.getLogger(__name__)
+
+_NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_TRIES_MAX: Final = 20
+_WRITE_BUFFER_BYTES: Final = 256 * 1024
+
+
+def from_url(url: str, options: Mapping[str, Any]) -> LocalStorage:
+    """The storage of a path or a ``file://`` URL. Option: ``durable`` (default true; false skips every sync).
+
+    A path may begin with ``~``; a URL is percent-decoded and has no host. Raises ``InvalidInput``.
+    """
+    check_options("file://", options, ("durable",))
+    durable = options.get("durable", True)
+    if not isinstance(durable, bool):
+        raise InvalidInput(f"option durable of file:// storage is {durable!r}; it is True or False")
+    path = url
+    if url.startswith("file:/"):
+        rest = url.removeprefix("file:")
+        host, slash, rest = rest[2:].partition("/") if rest.startswith("//") else ("", "/", rest[1:])
+        if host not in ("", "localhost") or not slash:
+            raise InvalidInput(
+                f"{url} names a host, {host!r}; the URL of a local path has three slashes: file:///path",
+                kind=ErrorKind.INVALID_URL,
+                url=url,
+            )
+        path = unquote("/" + rest, errors="surrogateescape")
+    path = os.path.expanduser(path)  # noqa: PTH111 - Path.expanduser raises where there is no such user
+    if not path.strip() or "\0" in path or path.startswith("~"):
+        raise InvalidInput(
+            f"{url!r} is no path; give one like /path or file:///path", kind=ErrorKind.INVALID_URL, url=url
+        )
+    return LocalStorage(path, durable=durable)
+
+
+class LocalStorage:
+    """A store in a directory. Implements :class:`stateformat.storage.Storage`; safe to share between processes.
+
+    ``durable=False`` skips every sync: atomic and whole for everybody who looks, but not safe against power loss.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], *, durable: bool = True) -> None:
+        # Absolute at once: a worker that unpickles the storage has another working directory.
+        absolute = os.path.abspath(os.fspath(root))  # noqa: PTH100 - Path.absolute() would keep ".." in the URL
+        self._tree = DirectoryTree(absolute, durable=durable)
+
+    @property
+    def url(self) -> str:
+        """``file:///absolute/path``, percent-encoded."""
+        return "file://" + quote(self._tree.root, errors="surrogateescape")
+
+    def exists(self) -> bool:
+        """Whether the directory is there. A file in its place is a ``StorageError``."""
+        with self._tree.translated("look for", ""):
+            try:
+                with self._tree.opened(()):
+                    return True
+            except FileNotFoundError:
+                return False
+
+    def read(self, path: str) -> pa.Buffer:
+        """The whole object, read once into memory of its own."""
+        with self._reading("read", path) as (descriptor, size_bytes):
+            return _pread(descriptor, 0, size_bytes)
+
+    def read_range(self, path: str, offset: int, length: int) -> pa.Buffer:
+        """At most ``length`` bytes from ``offset``."""
+        check_range(path, offset, length)
+        with self._reading("read", path) as (descriptor, size_bytes):
+            return _pread(descriptor, offset, max(0, min(length, size_bytes - offset)))
+
+    def open_input(self, path: str) -> pa.NativeFile:
+        """A seekable file that pyarrow reads without the interpreter's lock."""
+        # pyarrow opens by name only. What the name is was checked just before; a store whose files are exchanged while
+        # it is read is beyond what any reader can answer for, and the digests notice it.
+        with self._reading("open", path):
+            return pa.OSFile(os.path.join(self._tree.root, path))  # noqa: PTH118
+
+    def size(self, path: str) -> int:
+        """The object's size in bytes."""
+        with self._reading("look at", path) as (_, size_bytes):
+            return size_bytes
+
+    def open_output(self, path: str) -> NewObject:
+        """Begin a new object; closing it raises ``StorageError`` if the name is taken. Directories are made."""
+        check_path(path)
+        with self._tree.translated("write", path):
+            return _LocalOutput(self._tree, path)
+
+    def create(self, path: str, data: bytes) -> CreateOutcome:
+        """Create-if-absent. The outcome is never ``UNKNOWN``, but see below.
+
+        A ``StorageError`` whose ``details["visible"]`` is true came from the last sync: the object stands under its
+        name, and only whether it survives a power failure is unknown. Nothing that it refers to may be deleted then.
+        """
+        check_created(path, data)
+        with self._tree.translated("create", path):
+            output = _LocalOutput(self._tree, path)
+            try:
+                output.write(data)
+                return CreateOutcome.CREATED if output.link() else CreateOutcome.CONFLICT
+            finally:
+                output.abort()
+
+    def leftovers(self) -> list[ObjectInfo]:
+        """Temporary files, sorted: of writers that crashed, and of those that are writing now. They are no objects."""
+        with self._tree.translated("list", ""):
+            return sorted(self._tree.files((), "", temporary=True))
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        """All objects whose path begins with ``prefix``, sorted. Each directory was scanned until two scans agreed."""
+        directory, slash, start = check_prefix(prefix).rpartition("/")
+        with self._tree.translated("list", prefix):
+            return sorted(self._tree.files(tuple(directory.split("/")) if slash else (), start))
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """Delete these objects, in the order given; one that is already gone is fine.
+
+        A directory below ``segments/`` that becomes empty goes too. The deletions are durable on return.
+        """
+        names = [_split(path) for path in paths]
+        for parents, group in groupby(names, key=lambda name: name[0]):
+            with self._tree.translated("delete from", "/".join(parents)):
+                self._tree.unlink(parents, [name for _, name in group])
+
+    def __repr__(self) -> str:
+        return f"LocalStorage({self._tree.root!r}, durable={self._tree.durable})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (self._tree.root, self._tree.durable))
+
+    @contextlib.contextmanager
+    def _reading(self, operation: str, path: str) -> Iterator[tuple[int, int]]:
+        """The descriptor and the size of an object. Raises ``FileNotFoundError`` where there is none."""
+        parents, name = _split(path)
+        absent = False
+        with self._tree.translated(operation, path):
+            try:
+                with self._tree.open_object(parents, name) as opened:
+                    yield opened
+            except FileNotFoundError:
+                absent = True
+        if absent:
+            raise missing(self.url, path)
+
+
+class _LocalOutput(NewObject):
+    """A temporary file in the final directory, until it is linked to its final name."""
+
+    def __init__(self, tree: DirectoryTree, path: str) -> None:
+        super().__init__(path)
+        self._tree = tree
+        self._temporary = TEMPORARY + secrets.token_hex(8)
+        parents, self._name = _split(path)
+        for tries_left in reversed(range(_TRIES_MAX)):
+            try:
+                descriptor = self._open_temporary(parents)
+                break
+            except FileNotFoundError:
+                # gc removes empty directories: one that vanished before its first file was in it is made once more.
+                if not tries_left:
+                    raise
+        self._file = io.BufferedWriter(io.FileIO(descriptor, "wb"), _WRITE_BUFFER_BYTES)
+
+    def _open_temporary(self, parents: Parts) -> int:
+        self._directory = self._tree.open(parents, make=True)
+        try:
+            return os.open(self._temporary, _NEW_FILE, 0o666, dir_fd=self._directory)
+        except BaseException:
+            os.close(self._directory)
+            raise
+
+    def link(self) -> bool:
+        """Give the file its final name, durably; false if the name is taken. The caller then aborts or closes."""
+        self._file.flush()
+        self._tree.sync(self._file.fileno())
+        here = self._directory
+        try:
+            os.link(self._temporary, self._name, src_dir_fd=here, dst_dir_fd=here, follow_symlinks=False)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno in (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK):
+                raise StorageError(
+                    f"the file system of {self._tree.root} makes no hard links ({error.strerror}), so {self._path} cannot "
+                    "be created without the risk of overwriting another object; put the store elsewhere",
+                    kind=ErrorKind.STORAGE_UNSUITABLE,
+                    path=self._path,
+                ) from error
+            raise
+        self._remove_temporary()
+        try:
+            self._tree.sync(here)
+        except OSError as error:
+            raise StorageError(
+                f"{self._path} stands in {self._tree.root}, but its directory could not be synced ({error.strerror}): it "
+                "may not survive a power failure. Check the disk, then restart",
+                path=self._path,
+                visible=True,
+            ) from error
+        return True
+
+    def _append(self, data: memoryview) -> None:
+        with self._tree.translated("write", self._path):
+            self._file.write(data)
+
+    def _publish(self) -> None:
+        with self._tree.translated("write", self._path):
+            if not self.link():
+                raise StorageError(
+                    f"{self._path} exists already in {self._tree.root}; objects never change, take a new write id",
+                    path=self._path,
+                )
+        self._free()
+
+    def _discard(self) -> None:
+        self._remove_temporary()
+        self._free()
+
+    def _remove_temporary(self) -> None:
+        if not self._temporary:
+            return
+        try:
+            os.unlink(self._temporary, dir_fd=self._directory)
+            self._temporary = ""
+        except OSError:
+            logger.warning("temporary file %s of %s stays behind", self._temporary, self._path, exc_info=True)
+
+    def _free(self) -> None:
+        # Closing flushes what is buffered, which may fail once more on a full disk; nothing is lost by that now.
+        with contextlib.suppress(OSError):
+            self._file.close()
+        os.close(self._directory)
+
+
+def _split(path: str) -> tuple[Parts, str]:
+    *parents, name = check_path(path).split("/")
+    return tuple(parents), name
+
+
+def _pread(descriptor: int, offset: int, length: int) -> pa.Buffer:
+    """Exactly the bytes asked for, or fewer if the file is shorter, without an intermediate copy."""
+    buffer = pa.allocate_buffer(length)
+    view, filled = memoryview(buffer), 0
+    while filled < length:
+        # One call reads at most 2 GiB.
+        count = os.preadv(descriptor, [view[filled:]], offset + filled)
+        if not count:
+            return buffer.slice(0, filled)
+        filled += count
+    return buffer
+
+
+def _rebuild(root: str, durable: bool) -> LocalStorage:
+    return LocalStorage(root, durable=durable)

@@ -1,0 +1,140 @@
+"""What an S3 server or its client said, read: for a sentence to the user, and for what one conditional PUT has done.
+
+No message carries what the server wrote word for word before the credentials are taken out of it, and none names the
+credentials of an endpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+from stateformat.errors import ErrorKind, StorageError
+from stateformat.storage import CreateOutcome
+
+_REFUSED: Final = frozenset(
+    [
+        "AccessDenied",
+        "AllAccessDisabled",
+        "ExpiredToken",
+        "InvalidAccessKeyId",
+        "InvalidSecurity",
+        "InvalidToken",
+        "SignatureDoesNotMatch",
+        "TokenRefreshRequired",
+        "Forbidden",
+        "Unauthorized",
+        "AccountProblem",
+        "NotSignedUp",
+    ]
+)
+# How a 404 names an object that is not there. The answer to a HEAD has no body, so the client makes a code up.
+_NO_OBJECT: Final = frozenset(("NoSuchKey", "NotFound", "404", ""))
+# A 400 with one of these was cut short on its way; whether it was applied is not said.
+_CUT_SHORT: Final = frozenset(("RequestTimeout", "IncompleteBody"))
+
+
+class Answer(NamedTuple):
+    """What came back: HTTP status (0 if none), S3's error code, the name of the client's exception."""
+
+    status: int
+    code: str
+    exception: str
+
+
+def answer_of(error: BaseException) -> Answer:
+    """Read an error of botocore, or of s3fs, which keeps botocore's as the cause."""
+    for link in (error, error.__cause__):
+        response = getattr(link, "response", None)
+        if isinstance(response, Mapping):
+            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            return Answer(int(status), str(response.get("Error", {}).get("Code", "")), type(link).__name__)
+    return Answer(0, "", type(error).__name__)
+
+
+def outcome_of(error: BaseException) -> CreateOutcome | None:
+    """What a conditional PUT that failed has done; ``None`` where it certainly did nothing and is no conflict either.
+
+    412 is the condition, 409 a rival that is under way. After 5xx, a time-out or a lost connection nobody knows.
+    501 says that the server has no such condition, before it does anything.
+    """
+    answer = answer_of(error)
+    if answer.status in (409, 412):
+        return CreateOutcome.CONFLICT
+    if answer.status in (408, 429) or answer.code in _CUT_SHORT:
+        return CreateOutcome.UNKNOWN
+    if answer.status >= 500 and answer.status != 501:
+        return CreateOutcome.UNKNOWN
+    if 300 <= answer.status < 500 or answer.status == 501:
+        return None
+    from botocore import exceptions
+
+    # No answer, or one that cannot be parsed. These are the client's own refusals; nothing was sent.
+    unsent = (
+        exceptions.ParamValidationError,
+        exceptions.NoCredentialsError,
+        exceptions.PartialCredentialsError,
+        exceptions.CredentialRetrievalError,
+        exceptions.NoRegionError,
+    )
+    return None if isinstance(error, unsent) else CreateOutcome.UNKNOWN
+
+
+def storage_error(
+    error: BaseException, operation: str, *, where: str, bucket: str, secrets: Iterable[str]
+) -> StorageError:
+    """The error to raise: what was to be done, where, what is wrong, what to check."""
+    answer = answer_of(error)
+    kind = ErrorKind.STORAGE_FAILED
+    name = answer.code or (str(answer.status) if answer.status else answer.exception)
+    if answer.code == "NoSuchBucket":
+        why = f"there is no bucket {bucket!r}; create it, or check the URL and the endpoint"
+    elif answer.code in _REFUSED or answer.status in (401, 403):
+        why = f"the credentials were refused ({name}); check key, secret, token or profile, and what they may do in {bucket!r}"
+    elif "Credential" in answer.exception or answer.exception in ("ProfileNotFound", "TokenRetrievalError"):
+        why = (
+            f"there are no usable credentials ({name}); pass key and secret, profile or anon=True, or set "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
+    elif answer.status == 501:
+        kind = ErrorKind.STORAGE_UNSUITABLE
+        why = f"the server does not know this request ({name}); use a server with conditional writes (If-None-Match)"
+    elif not answer.status and _is_connection_lost(error):
+        why = f"no connection ({name}); check endpoint_url, and that the server runs and can be reached from here"
+    elif answer.status in (301, 307, 308) or answer.code == "AuthorizationHeaderMalformed":
+        why = f"the bucket {bucket!r} is in another region ({name}); pass client_kwargs={{'region_name': ...}}"
+    else:
+        why = f"{name}: {_without(str(error), secrets)}"
+    return StorageError(f"cannot {operation} {where}: {why}", kind=kind, status=answer.status, code=answer.code)
+
+
+def is_missing_object(error: StorageError) -> bool:
+    """Whether an error of :func:`storage_error` says 404, and of the object, or of who knows what, not of the bucket."""
+    return error.details.get("status") == 404 and error.details.get("code") in _NO_OBJECT
+
+
+def endpoint_name(options: Mapping[str, Any]) -> str:
+    """How messages name the server: the endpoint without user and password, or ``AWS``."""
+    from_client = (options.get("client_kwargs") or {}).get("endpoint_url")
+    from_environment = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    url = options.get("endpoint_url") or from_client or from_environment
+    if not url:
+        return "AWS"
+    parsed = urlsplit(str(url))
+    return f"{parsed.scheme}://{parsed.netloc.rpartition('@')[2]}"
+
+
+def _is_connection_lost(error: BaseException) -> bool:
+    from botocore import exceptions
+
+    return isinstance(error, (exceptions.ConnectionError, exceptions.HTTPClientError, TimeoutError, OSError))
+
+
+def _without(text: str, secrets: Iterable[str]) -> str:
+    for secret in secrets:
+        if secret:
+            text = text.replace(secret, "***")
+    return re.sub(r"//[^/@\s]+@", "//***@", text)

@@ -1,0 +1,587 @@
+"""The S3 storage: the suite of every storage on a mock server, and what servers do that the mock never does."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import pickle
+import re
+import socket
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import botocore.session
+import pytest
+from moto.server import ThreadedMotoServer
+
+from backends.storage import s3, s3_client
+from backends.storage.s3 import S3Storage
+from stateformat.errors import ErrorKind, InvalidInput, StorageError
+from stateformat.storage import CreateOutcome, Storage, open_storage
+from tests.storage_conformance import RECORD, SEGMENT, StorageConformance, paths, put
+
+pytestmark = pytest.mark.s3
+
+KEY, SECRET = "AKIDFORTESTS", "not-a-real-secret/+x"
+# One attempt, so that the tests of failures do not wait for retries.
+IMPATIENT = {"retries": {"total_max_attempts": 1}, "connect_timeout": 2, "read_timeout": 2}
+
+
+def options_for(endpoint: str, **more: Any) -> dict[str, Any]:
+    region = {"region_name": "us-east-1"}
+    return {"endpoint_url": endpoint, "key": KEY, "secret": SECRET, "client_kwargs": region, **more}
+
+
+@functools.cache
+def client_for(endpoint: str) -> Any:
+    """An S3 client that shares nothing with the storage: the oracle."""
+    credentials = {"aws_access_key_id": KEY, "aws_secret_access_key": SECRET, "region_name": "us-east-1"}
+    return botocore.session.Session().create_client("s3", endpoint_url=endpoint, **credentials)
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[str]:
+    """The endpoint of a mock server with the bucket ``checkpoints-bucket``."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    client_for(f"http://{host}:{port}").create_bucket(Bucket="checkpoints-bucket")
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+class TestS3Storage(StorageConformance):
+    # The mock looks for the object and stores it in two steps, without a lock.
+    atomic_create = False
+    race_rounds = 5
+
+    @pytest.fixture
+    def options(self, moto: str) -> dict[str, Any]:
+        return options_for(moto)
+
+    @pytest.fixture
+    def storage(self, options: dict[str, Any]) -> Storage:
+        return open_storage(f"s3://checkpoints-bucket/{uuid.uuid4().hex}/store", **options)
+
+    @pytest.fixture
+    def unicode_url(self) -> str:
+        return f"s3://checkpoints-bucket/{uuid.uuid4().hex}/prüfung eins+zwei"
+
+
+class TestS3StorageOfAWholeBucket:
+    def test_a_whole_bucket_can_be_a_store(self, moto: str) -> None:
+        bucket = f"whole-{uuid.uuid4().hex}"
+        client_for(moto).create_bucket(Bucket=bucket)
+        storage = open_storage(f"s3://{bucket}/", **options_for(moto))
+        assert storage.url == f"s3://{bucket}"
+        assert storage.exists()
+        assert storage.create(RECORD, b"x") is CreateOutcome.CREATED
+        assert paths(storage, "") == [RECORD]
+        assert [item["Key"] for item in client_for(moto).list_objects_v2(Bucket=bucket)["Contents"]] == [RECORD]
+
+
+# Against the mock server
+
+
+@pytest.fixture
+def prefix() -> str:
+    return uuid.uuid4().hex
+
+
+@pytest.fixture
+def storage(moto: str, prefix: str) -> S3Storage:
+    opened = open_storage(f"s3://checkpoints-bucket/{prefix}", **options_for(moto))
+    assert isinstance(opened, S3Storage)
+    return opened
+
+
+def keys(moto: str, prefix: str) -> list[str]:
+    answer = client_for(moto).list_objects_v2(Bucket="checkpoints-bucket", Prefix=prefix + "/")
+    return [item["Key"] for item in answer.get("Contents", ())]
+
+
+def test_a_prefix_exists_when_something_lies_under_it(moto: str, prefix: str, storage: S3Storage) -> None:
+    client_for(moto).put_object(Bucket="checkpoints-bucket", Key=prefix + "-longer/segments/x", Body=b"x")
+    assert not storage.exists()
+    put(storage, SEGMENT, b"x")
+    assert storage.exists()
+
+
+def test_objects_lie_under_the_prefix_and_the_probe_leaves_nothing(moto: str, prefix: str, storage: S3Storage) -> None:
+    assert storage.create(RECORD, b"x") is CreateOutcome.CREATED
+    put(storage, SEGMENT, b"x")
+    assert keys(moto, prefix) == [f"{prefix}/{RECORD}", f"{prefix}/{SEGMENT}"]
+
+
+def test_keys_that_are_no_objects_are_not_listed(moto: str, prefix: str, storage: S3Storage) -> None:
+    for key in ("segments/", "segments/.hidden", "savepoints/1/segments/x", "README", "segments/a//b"):
+        client_for(moto).put_object(Bucket="checkpoints-bucket", Key=f"{prefix}/{key}", Body=b"x")
+    put(storage, SEGMENT, b"x")
+    assert paths(storage, "") == paths(storage, "segments/") == [SEGMENT]
+
+
+def test_a_listing_and_a_delete_of_several_pages_are_whole(storage: S3Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3, "_LISTED_AT_ONCE", 3)
+    monkeypatch.setattr(s3, "_DELETED_AT_ONCE", 4)
+    names = [f"segments/1/{number:04}" for number in range(10)]
+    for name in names:
+        put(storage, name, b"")
+    assert paths(storage, "segments/") == names
+    storage.delete(names)
+    assert storage.list("") == []
+
+
+def test_an_aborted_large_object_leaves_no_upload_open(moto: str, prefix: str, storage: S3Storage) -> None:
+    output = storage.open_output(SEGMENT)
+    output.write(bytes(s3_client.PART_BYTES + 1))
+    uploads = client_for(moto).list_multipart_uploads(Bucket="checkpoints-bucket")["Uploads"]
+    assert [upload["Key"] for upload in uploads if prefix in upload["Key"]] == [f"{prefix}/{SEGMENT}"]
+    output.abort()
+    answer = client_for(moto).list_multipart_uploads(Bucket="checkpoints-bucket")
+    assert [upload for upload in answer.get("Uploads", ()) if prefix in upload["Key"]] == []
+    assert storage.list("") == []
+
+
+@pytest.mark.parametrize("size_bytes", [s3_client.PART_BYTES - 1, s3_client.PART_BYTES, 2 * s3_client.PART_BYTES])
+def test_an_object_at_the_border_of_a_part_comes_back_whole(storage: S3Storage, size_bytes: int) -> None:
+    body = (uuid.uuid4().bytes * (size_bytes // 16 + 1))[:size_bytes]
+    put(storage, SEGMENT, body)
+    assert storage.read(SEGMENT).to_pybytes() == body
+    assert storage.read_range(SEGMENT, 5, size_bytes).to_pybytes() == body[5:]
+
+
+def test_a_dropped_output_publishes_nothing(storage: S3Storage) -> None:
+    output = storage.open_output(SEGMENT)
+    output.write(b"half")
+    del output
+    assert storage.list("") == []
+
+
+def test_the_environment_gives_endpoint_and_credentials(
+    moto: str, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", moto)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    storage = open_storage(f"s3://checkpoints-bucket/{prefix}")
+    assert storage.create(RECORD, b"x") is CreateOutcome.CREATED
+    assert storage.read(RECORD).to_pybytes() == b"x"
+    assert keys(moto, prefix) == [f"{prefix}/{RECORD}"]
+
+
+def in_child(pickled: bytes) -> tuple[str, bytes]:
+    """Run in a child: use a storage that was used before in the parent."""
+    storage = pickle.loads(pickled)
+    outcome = storage.create("checkpoints/2", b"child")
+    return outcome.value, storage.read(RECORD).to_pybytes()
+
+
+def test_a_pickled_storage_works_in_another_process(storage: S3Storage) -> None:
+    assert storage.create(RECORD, b"parent") is CreateOutcome.CREATED
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(in_child, (pickle.dumps(storage),)) == ("created", b"parent")
+        pool.close()
+        pool.join()
+    assert storage.read("checkpoints/2").to_pybytes() == b"child"
+
+
+def test_another_process_gets_clients_of_its_own(storage: S3Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert storage.create(RECORD, b"x") is CreateOutcome.CREATED
+    first = storage._client
+    assert storage._client is first
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert storage._client is not first
+    assert storage.create("checkpoints/2", b"x") is CreateOutcome.CREATED
+
+
+def test_a_missing_bucket_is_told_by_every_method(moto: str) -> None:
+    storage = open_storage("s3://no-such-bucket/prefix", **options_for(moto, config_kwargs=IMPATIENT))
+    assert not storage.exists()
+    calls: list[Callable[[], object]] = [
+        lambda: storage.read(RECORD),
+        lambda: storage.read_range(RECORD, 0, 4),
+        lambda: storage.size(RECORD),
+        lambda: storage.open_input(RECORD),
+        lambda: storage.list(""),
+        lambda: storage.create(RECORD, b"x"),
+        lambda: put(storage, SEGMENT, b"x"),
+    ]
+    for call in calls:
+        with pytest.raises(StorageError, match="no bucket 'no-such-bucket'; create it, or check the URL") as raised:
+            call()
+        assert moto in str(raised.value)
+
+
+# Addresses and options
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://", "s3:///prefix", "s3://b/p", "s3://bucket//x", "s3://bucket/a/../b", "s3://bucket/a\nb"]
+)
+def test_an_address_that_names_no_bucket_and_prefix_is_refused(url: str) -> None:
+    with pytest.raises(InvalidInput, match="s3://bucket/prefix") as raised:
+        open_storage(url)
+    assert raised.value.kind is ErrorKind.INVALID_URL
+
+
+def test_credentials_in_an_address_are_refused_and_not_repeated() -> None:
+    with pytest.raises(InvalidInput, match="pass credentials") as raised:
+        open_storage(f"s3://{KEY}:{SECRET}@bucket/prefix")
+    assert KEY not in str(raised.value)
+    assert SECRET not in str(raised.value)
+    assert KEY not in str(raised.value.details)
+
+
+def test_an_endpoint_that_is_no_url_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"localhost:9000.*http://"):
+        open_storage("s3://bucket/prefix", endpoint_url="localhost:9000")
+
+
+def test_without_s3fs_the_line_that_installs_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(InvalidInput, match=re.escape("pip install 'stateformat[s3]'")) as raised:
+        open_storage("s3://bucket/prefix")
+    assert raised.value.kind is ErrorKind.MISSING_DEPENDENCY
+
+
+def test_opening_a_store_imports_no_client() -> None:
+    code = (
+        "import sys; from stateformat.storage import open_storage; print(open_storage('s3://bucket/prefix').url);"
+        "print([name for name in ('s3fs', 'botocore', 'aiobotocore', 'aiohttp', 'fsspec') if name in sys.modules])"
+    )
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert child.stdout.split("\n")[:2] == ["s3://bucket/prefix", "[]"]
+
+
+def test_a_used_storage_shows_no_credentials(moto: str, prefix: str) -> None:
+    storage = open_storage(f"s3://checkpoints-bucket/{prefix}", **options_for(moto, token="session-token"))
+    assert storage.create(RECORD, b"x") is CreateOutcome.CREATED
+    for shown in (storage.url, repr(storage), str(storage)):
+        assert shown.count(prefix) == 1
+        assert not [text for text in (KEY, SECRET, "session-token") if text in shown]
+
+
+# Against servers that fail in every way
+
+
+class Fake:
+    """An S3 server of a few lines that honours If-None-Match, keeps a log, and fails as told.
+
+    ``script`` maps the last part of a key to what to do with the first request of a method; what is done is one of
+    an HTTP status, "drop" (close without an answer), "drop applied", "hang", or an (HTTP status, S3 code) pair.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.released = threading.Event()
+        self.reset()
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def answer(self) -> None:
+                fake.answer(self)
+
+            do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = answer  # noqa: N815
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        self.thread.start()
+        self.endpoint = f"http://127.0.0.1:{self.server.server_address[1]}"
+
+    def reset(self) -> None:
+        """Forget everything; the server and its address stay, and with them the clients of the tests before."""
+        self.released.set()
+        self.released = threading.Event()
+        self.honours_condition = True
+        self.objects: dict[str, bytes] = {}
+        self.log: list[tuple[str, str, Mapping[str, str]]] = []
+        self.script: dict[tuple[str, str], Any] = {}
+        self.everything: Any = None
+        self.ignore_ranges = False
+
+    def stop(self) -> None:
+        self.released.set()
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+    def sent(self, method: str, name: str) -> int:
+        """How many requests of a method came for keys that end so."""
+        return sum(1 for logged, path, _ in self.log if logged == method and path.endswith(name))
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
+        path = request.path.partition("?")[0]
+        method = request.command
+        with self.lock:
+            self.log.append((method, path, dict(request.headers)))
+            action = self.script.pop((method, path.rpartition("/")[2]), self.everything)
+            taken = path in self.objects and request.headers.get("If-None-Match") == "*" and self.honours_condition
+            if method == "PUT" and not taken and action in (None, "drop applied"):
+                self.objects[path] = body
+            if method == "DELETE":
+                self.objects.pop(path, None)
+        if action == "hang":
+            self.released.wait(30)
+        if action in ("drop", "drop applied", "hang"):
+            request.close_connection = True
+            request.connection.shutdown(socket.SHUT_RDWR)
+        elif action is not None:
+            status, code = action if isinstance(action, tuple) else (action, "Fault")
+            self.reply(request, status, f"<Error><Code>{code}</Code><Message>{KEY} {SECRET}</Message></Error>".encode())
+        elif method == "PUT":
+            self.reply(
+                request, 412 if taken else 200, b"<Error><Code>PreconditionFailed</Code></Error>" if taken else b""
+            )
+        elif method == "GET" and path in self.objects:
+            self.reply(request, 200 if self.ignore_ranges else 206, self.objects[path])
+        else:
+            self.reply(request, 204 if method == "DELETE" else 404, b"")
+
+    def reply(self, request: BaseHTTPRequestHandler, status: int, body: bytes) -> None:
+        request.send_response(status)
+        request.send_header("ETag", '"0"')
+        if status != 204:
+            request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        if request.command != "HEAD" and status != 204:
+            request.wfile.write(body)
+
+
+@pytest.fixture(scope="module")
+def fake_server() -> Iterator[Fake]:
+    server = Fake()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def fake(fake_server: Fake) -> Fake:
+    fake_server.reset()
+    return fake_server
+
+
+def opened(fake: Fake, **config: Any) -> Storage:
+    return open_storage("s3://bucket/job", **options_for(fake.endpoint, config_kwargs={**IMPATIENT, **config}))
+
+
+def test_a_server_that_ignores_the_condition_is_refused_before_anything_is_created(fake: Fake) -> None:
+    fake.honours_condition = False
+    storage = opened(fake)
+    for _ in range(2):
+        with pytest.raises(StorageError, match=r"ignores If-None-Match: it created requests/probe-\w+ twice") as raised:
+            storage.create(RECORD, b"x")
+        assert raised.value.kind is ErrorKind.STORAGE_UNSUITABLE
+    assert fake.sent("PUT", RECORD) == 0
+    assert fake.objects == {}
+
+
+def test_a_server_that_does_not_know_the_condition_is_refused(fake: Fake) -> None:
+    fake.everything = (501, "NotImplemented")
+    with pytest.raises(StorageError, match="If-None-Match") as raised:
+        opened(fake).create(RECORD, b"x")
+    assert raised.value.kind is ErrorKind.STORAGE_UNSUITABLE
+    assert fake.sent("PUT", RECORD) == 0
+
+
+def test_a_server_that_always_conflicts_is_refused(fake: Fake) -> None:
+    fake.everything = (412, "PreconditionFailed")
+    with pytest.raises(StorageError, match="a key that nobody else has") as raised:
+        opened(fake).create(RECORD, b"x")
+    assert raised.value.kind is ErrorKind.STORAGE_UNSUITABLE
+
+
+def test_a_storage_probes_once_and_deletes_its_probe(fake: Fake) -> None:
+    storage = opened(fake)
+    for number in range(3):
+        assert storage.create(f"checkpoints/{number}", b"x") is CreateOutcome.CREATED
+    methods = [method for method, path, _ in fake.log if "/probe-" in path]
+    assert methods == ["PUT", "PUT", "DELETE"]
+    assert [method for method, _, _ in fake.log[3:]] == ["PUT"] * 3
+    assert sorted(fake.objects) == [f"/bucket/job/checkpoints/{number}" for number in range(3)]
+
+
+def test_the_one_request_carries_the_condition_and_the_whole_body(fake: Fake) -> None:
+    storage = opened(fake)
+    body = bytes(range(256)) * 16384
+    assert storage.create(RECORD, body) is CreateOutcome.CREATED
+    assert fake.sent("PUT", RECORD) == 1
+    assert fake.objects[f"/bucket/job/{RECORD}"] == body
+    method, path, headers = fake.log[-1]
+    assert (method, path, headers["If-None-Match"]) == ("PUT", f"/bucket/job/{RECORD}", "*")
+
+
+@pytest.mark.parametrize(
+    ("action", "outcome"),
+    [
+        ((412, "PreconditionFailed"), CreateOutcome.CONFLICT),
+        ((409, "ConditionalRequestConflict"), CreateOutcome.CONFLICT),
+        ((500, "InternalError"), CreateOutcome.UNKNOWN),
+        ((502, "BadGateway"), CreateOutcome.UNKNOWN),
+        ((503, "SlowDown"), CreateOutcome.UNKNOWN),
+        ((504, "GatewayTimeout"), CreateOutcome.UNKNOWN),
+        ((429, "TooManyRequests"), CreateOutcome.UNKNOWN),
+        ((400, "RequestTimeout"), CreateOutcome.UNKNOWN),
+        ("drop", CreateOutcome.UNKNOWN),
+        ("drop applied", CreateOutcome.UNKNOWN),
+        ("hang", CreateOutcome.UNKNOWN),
+    ],
+)
+def test_a_create_that_fails_is_sent_once_and_its_outcome_told(fake: Fake, action: Any, outcome: CreateOutcome) -> None:
+    storage = opened(fake, read_timeout=0.5)
+    # The connection is kept from here on: clients like to send again on a kept connection that breaks.
+    assert storage.create("checkpoints/0", b"x") is CreateOutcome.CREATED
+    fake.script[("PUT", RECORD[12:])] = action
+    assert storage.create(RECORD, b"x") is outcome
+    assert fake.sent("PUT", RECORD) == 1
+    assert (f"/bucket/job/{RECORD}" in fake.objects) is (action == "drop applied")
+    # It was one attempt and no more: the storage goes on afterwards.
+    assert storage.create("checkpoints/2", b"x") is CreateOutcome.CREATED
+
+
+@pytest.mark.parametrize("config", [{"retries": {"max_attempts": 9}}, {"retries": {"mode": "adaptive"}}])
+def test_no_option_turns_retries_of_the_one_request_on(fake: Fake, config: dict[str, Any]) -> None:
+    storage = opened(fake, **config)
+    storage.create("checkpoints/0", b"x")
+    fake.script[("PUT", RECORD[12:])] = (500, "InternalError")
+    assert storage.create(RECORD, b"x") is CreateOutcome.UNKNOWN
+    assert fake.sent("PUT", RECORD) == 1
+
+
+@pytest.mark.parametrize(
+    ("action", "sentence"),
+    [
+        ((403, "AccessDenied"), r"credentials were refused \(AccessDenied\); check key, secret"),
+        ((403, "SignatureDoesNotMatch"), r"credentials were refused \(SignatureDoesNotMatch\)"),
+        ((403, "InvalidAccessKeyId"), r"credentials were refused \(InvalidAccessKeyId\)"),
+        ((404, "NoSuchBucket"), "there is no bucket 'bucket'"),
+        ((400, "InvalidArgument"), "InvalidArgument"),
+    ],
+)
+def test_a_refusal_is_an_error_with_a_sentence_and_no_secret(fake: Fake, action: Any, sentence: str) -> None:
+    storage = opened(fake)
+    assert storage.create("checkpoints/0", b"x") is CreateOutcome.CREATED
+    fake.everything = action
+    calls: list[Callable[[], object]] = [
+        lambda: storage.create(RECORD, b"x"),
+        lambda: storage.read(RECORD),
+        lambda: storage.list("checkpoints/"),
+        lambda: storage.delete([SEGMENT]),
+        lambda: storage.delete([RECORD]),
+        lambda: put(storage, SEGMENT, b"x"),
+    ]
+    for call in calls:
+        with pytest.raises(StorageError, match=sentence) as raised:
+            call()
+        assert fake.endpoint in str(raised.value)
+        assert KEY not in str(raised.value)
+        assert SECRET not in str(raised.value)
+
+
+def test_a_server_that_is_not_there_is_told() -> None:
+    with socket.socket() as reserved:
+        # Bound and not listening: nobody else gets the port, and a connection is refused.
+        reserved.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{reserved.getsockname()[1]}"
+        storage = open_storage("s3://bucket/job", **options_for(endpoint, config_kwargs=IMPATIENT))
+        calls: list[Callable[[], object]] = [
+            storage.exists,
+            lambda: storage.read(RECORD),
+            lambda: storage.size(RECORD),
+            lambda: storage.list("checkpoints/"),
+            lambda: storage.create(RECORD, b"x"),
+            lambda: put(storage, SEGMENT, b"x"),
+        ]
+        for call in calls:
+            with pytest.raises(StorageError, match=rf"at {endpoint}: no connection .*check endpoint_url"):
+                call()
+
+
+def test_user_and_password_of_an_endpoint_are_not_shown() -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
+        endpoint = f"http://user:hunter2@127.0.0.1:{port}"
+        storage = open_storage("s3://bucket/job", **options_for(endpoint, config_kwargs=IMPATIENT))
+        with pytest.raises(StorageError, match=f"at http://127.0.0.1:{port}: ") as raised:
+            storage.list("")
+        assert "hunter2" not in str(raised.value)
+
+
+def test_missing_credentials_are_told(fake: Fake, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    storage = open_storage("s3://bucket/job", endpoint_url=fake.endpoint, config_kwargs=IMPATIENT)
+    for call in (lambda: storage.list(""), lambda: storage.create(RECORD, b"x")):
+        with pytest.raises(StorageError, match=r"no usable credentials .*AWS_ACCESS_KEY_ID"):
+            call()
+    missing_profile = open_storage("s3://bucket/job", endpoint_url=fake.endpoint, profile="nobody")
+    for call in (lambda: missing_profile.list(""), lambda: missing_profile.create(RECORD, b"x")):
+        with pytest.raises(StorageError, match=r"no usable credentials \(ProfileNotFound\)"):
+            call()
+    assert fake.log == []
+
+
+def test_anonymous_requests_are_not_signed(fake: Fake) -> None:
+    storage = open_storage("s3://bucket/job", endpoint_url=fake.endpoint, anon=True, config_kwargs=IMPATIENT)
+    assert storage.create(RECORD, b"x") is CreateOutcome.CREATED
+    assert {headers.get("Authorization") for _, _, headers in fake.log} == {None}
+
+
+def test_additional_arguments_reach_the_conditional_request(fake: Fake) -> None:
+    additional = {"ServerSideEncryption": "AES256", "CopySource": "not for a put"}
+    options = options_for(fake.endpoint, config_kwargs=IMPATIENT, s3_additional_kwargs=additional)
+    open_storage("s3://bucket/job", **options).create(RECORD, b"x")
+    assert fake.log[-1][2]["x-amz-server-side-encryption"] == "AES256"
+    assert fake.log[-1][2]["If-None-Match"] == "*"
+
+
+def test_a_server_that_ignores_ranges_is_refused(fake: Fake) -> None:
+    storage = opened(fake)
+    storage.create(RECORD, b"0123456789")
+    fake.ignore_ranges = True
+    with pytest.raises(StorageError, match=r"ignores ranges: 10 bytes .* where 4") as raised:
+        storage.read_range(RECORD, 3, 4)
+    assert raised.value.kind is ErrorKind.STORAGE_UNSUITABLE
+
+
+def test_an_inconclusive_probe_is_tried_again_with_another_key(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = opened(fake)
+    probes: list[str] = []
+    original = fake.answer
+
+    def fail_the_first_probe(request: BaseHTTPRequestHandler) -> None:
+        name = request.path.rpartition("/")[2]
+        if name.startswith("probe-") and name not in probes:
+            probes.append(name)
+            if len(probes) == 1:
+                fake.script[("PUT", name)] = (500, "InternalError")
+        original(request)
+
+    monkeypatch.setattr(fake, "answer", fail_the_first_probe)
+    assert storage.create(RECORD, b"x") is CreateOutcome.CREATED
+    assert len(probes) == 2
+
+
+def test_a_probe_without_any_answer_creates_nothing(fake: Fake) -> None:
+    fake.everything = (500, "InternalError")
+    with pytest.raises(StorageError, match="InternalError") as raised:
+        opened(fake).create(RECORD, b"x")
+    assert raised.value.kind is ErrorKind.STORAGE_FAILED
+    assert fake.sent("PUT", RECORD) == 0
