@@ -1,15 +1,11 @@
 """Planning a restore of a million handles against reading the manifest's planning columns.
 
-1,000 operators of 1,000 subtasks with one state each, 8 in 10 keyed (33 key groups a handle, max parallelism 32,768), the others
-even-split, broadcast and in-flight. They are planned for 1,200 subtasks. Budget: opening and planning at most 3 × reading. Run
-as ``python benchmarks/bench_plan.py [operators] [subtasks] [new subtasks]``; prints medians of five.
+1,000 operators of 1,000 subtasks with one state each, planned for 1,200 subtasks: all keyed (33 key groups a handle, max
+parallelism 32,768, so that nearly every handle is cut), and mixed: 6 in 11 keyed, the others one of each other mode.
 """
 
 from __future__ import annotations
 
-import statistics
-import sys
-import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.measuring import Row, compare
 from redistribution import plan_restore, rescale
 from stateformat.key_groups import range_bounds
 from stateformat.model import (
@@ -42,7 +39,8 @@ from stateformat.model import (
 from stateformat.schema import MANIFEST_SCHEMA, PLANNING_COLUMNS
 
 MAX_PARALLELISM = 32_768
-MODES = [Mode.KEYED] * 8 + [Mode.EVEN_SPLIT, Mode.BROADCAST, Mode.IN_FLIGHT]
+MODES = [Mode.KEYED] * 6 + [Mode.EVEN_SPLIT, Mode.BROADCAST, Mode.IN_FLIGHT, Mode.UNION, Mode.PROGRESS]
+OPERATORS, SUBTASKS, NEW_SUBTASKS = 1000, 1000, 1200
 FIELDS = (SchemaVersion(1, (Field(1, "k", "int64"), Field(2, "v", "int64"))),)
 
 
@@ -91,7 +89,8 @@ def manifest(uids: list[OperatorId], modes: list[Mode], subtasks: int) -> pa.Tab
     first = np.where(keyed, np.tile(bounds[:-1], len(uids)), 0)
     last = np.where(keyed, np.tile(bounds[1:] - 1, len(uids)), 3)
     lengths = np.where(grouped, last - first + 1, 0)
-    group_rows = random.integers(1, 2000, lengths.sum())
+    # Channels hold a record or none, key groups some.
+    group_rows = random.integers(1, np.repeat(np.where(keyed, 2000, 3), lengths)) - np.repeat(~keyed, lengths)
     ends = np.cumsum(lengths)
     sums = np.append(0, np.cumsum(group_rows))
     rows = np.where(grouped, sums[ends] - sums[ends - lengths], 1000)
@@ -127,40 +126,34 @@ def manifest(uids: list[OperatorId], modes: list[Mode], subtasks: int) -> pa.Tab
     return pa.table([columns[name] for name in PLANNING_COLUMNS], schema=schema)
 
 
-def median_seconds(work: Callable[[], object]) -> float:
-    """Median of five runs."""
-    taken = []
-    for _ in range(5):
-        start = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
-
-
-def main(operators: int = 1000, subtasks: int = 1000, new: int = 1200) -> None:
-    """Print the ratios."""
-    for keyed_only in (False, True):
-        source = checkpoint(operators, subtasks, keyed_only=keyed_only)
+def measure() -> list[Row]:
+    """Reading and planning against reading; and a metadata-only rescale, which plans and deals."""
+    found = []
+    for keyed_only in (True, False):
+        source = checkpoint(OPERATORS, SUBTASKS, keyed_only=keyed_only)
         sink = pa.BufferOutputStream()
         pq.write_table(source.handles, sink, compression="zstd", row_group_size=131_072, write_page_checksum=True)
         stored = sink.getvalue()
 
         def read(stored: pa.Buffer = stored) -> pa.Table:
-            return pq.read_table(pa.BufferReader(stored), columns=list(PLANNING_COLUMNS), page_checksum_verification=True)
+            return pq.read_table(
+                pa.BufferReader(stored), columns=list(PLANNING_COLUMNS), page_checksum_verification=True
+            )
 
-        source.handles = read()
-        topology = source.record.graph.at(new)
-        plan = plan_restore(source, topology)
-        plan.check()
-        reading = median_seconds(read)
-        planning = median_seconds(lambda source=source, topology=topology: plan_restore(source, topology))
-        dealing = median_seconds(lambda source=source, plan=plan: rescale(source, plan))
-        print(
-            f"{'all keyed' if keyed_only else 'mixed'}: {source.handles.num_rows:,} handles, manifest {stored.size / 1e6:.0f} MB, "
-            f"{plan.assigned.num_rows:,} slices: read {reading:.3f} s, plan {planning:.3f} s, rescale {dealing:.3f} s, "
-            f"read + plan = {(reading + planning) / reading:.2f} x read (budget 3)"
-        )
+        topology = source.record.graph.at(NEW_SUBTASKS)
+        plan_restore(source, topology).check()
 
+        def opened(record: Record = source.record, read: Callable[[], pa.Table] = read) -> SimpleNamespace:
+            return SimpleNamespace(record=record, handles=read())
 
-if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+        def deal(opened: Callable[[], SimpleNamespace] = opened, topology: JobGraph = topology) -> None:
+            checkpoint = opened()
+            rescale(checkpoint, plan_restore(checkpoint, topology))
+
+        what = f"of one million handles, {'all keyed' if keyed_only else 'mixed'}"
+        planned = lambda opened=opened, topology=topology: plan_restore(opened(), topology)  # noqa: E731
+        found += [
+            compare(f"open and plan a rescale {what}", planned, read, label="reading", budget="3 ×"),
+            compare(f"open, plan and deal a rescale {what}", deal, read, label="reading", budget="–"),
+        ]
+    return found

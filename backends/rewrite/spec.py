@@ -1,0 +1,58 @@
+"""What a user may ask of a rewrite."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from stateformat.segment import WriteOptions
+
+from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.key_groups import MAX_PARALLELISM_LIMIT
+from stateformat.model import JobGraph
+
+
+@dataclass(frozen=True)
+class RewriteSpec:
+    """How the checkpoint is to look afterwards. Whatever is left out stays as it is.
+
+    - ``parallelism`` for every operator that is not fully finished; ``per_operator`` (uid → parallelism) goes before it.
+    - ``max_parallelism`` for every operator: keys are dealt to key groups anew. A fully finished operator whose
+      parallelism is above it keeps its own, which means nothing any more.
+    - ``renames``: uid → new uid. Edges and states follow.
+    - ``options``: codec, encoding and row groups of the new segments.
+
+    Always: layers are merged, every row has its state's current schema, and each state of each subtask is one segment.
+    """
+
+    parallelism: int | None = None
+    per_operator: Mapping[str, int] = field(default_factory=dict)
+    max_parallelism: int | None = None
+    renames: Mapping[str, str] = field(default_factory=dict)
+    options: WriteOptions = field(default_factory=WriteOptions)
+
+    def check(self, graph: JobGraph) -> None:
+        """``InvalidInput`` for what can never be right with this graph; what a restore refuses is the planner's to say."""
+        if self.max_parallelism is not None and not 1 <= self.max_parallelism <= MAX_PARALLELISM_LIMIT:
+            raise InvalidInput(
+                f"max parallelism {self.max_parallelism} is not within 1 to {MAX_PARALLELISM_LIMIT}; choose one that is",
+                kind=ErrorKind.INVALID_PARALLELISM,
+            )
+        for uid in (*self.per_operator, *self.renames):
+            graph.operator(uid)
+        after = [self.renamed(operator.uid) for operator in graph.operators]
+        twice = sorted({uid for uid in after if after.count(uid) > 1})
+        if twice or not all(after):
+            raise InvalidInput(
+                f"after the renames two operators would be called {twice[0]!r}; uids are unique"
+                if twice
+                else "an operator cannot be renamed to nothing; give a uid",
+                kind=ErrorKind.INVALID_GRAPH,
+            )
+
+    def renamed(self, uid: str) -> str:
+        """The uid that an operator will have."""
+        return self.renames.get(uid, uid)
+
+
+__all__ = ["RewriteSpec"]

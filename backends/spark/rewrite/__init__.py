@@ -1,0 +1,5 @@
+"""The rewrite job on Spark: ``SparkEngine`` plans stages on the driver, ``executor`` runs in the Python workers."""
+
+from backends.spark.rewrite.engine import SparkEngine
+
+__all__ = ["SparkEngine"]

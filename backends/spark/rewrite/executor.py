@@ -1,0 +1,145 @@
+"""What runs in Spark's Python workers: the engine-neutral work, between Arrow batches and Arrow batches.
+
+Each function here makes a function for ``mapInArrow``. What it carries is a list of pickled tasks, of which a worker opens
+only its own; Spark sends a large closure as a broadcast by itself. Results are rows (``Snapshot.to_bytes``), so that Spark
+takes exactly one for each task, whatever was retried or run twice; the segments of the others are garbage.
+
+Errors of ours travel as JSON in the message of the exception, because Spark keeps nothing else of it: see :func:`decode`.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+
+import stateformat.errors
+from backends.rewrite.planning import Move, Place, Source
+from backends.rewrite.work import deal, write_move, write_target
+from stateformat.errors import CheckpointError, ErrorKind, StorageError
+from stateformat.model import Handle
+from stateformat.schema import segment_schema
+from stateformat.snapshot import Snapshot, WriteContext
+
+Batches = Iterable[pa.RecordBatch]
+Stage = Callable[[Batches], Iterator[pa.RecordBatch]]
+
+
+class Counter(Protocol):
+    """Counts segments for the eyes of a user: a Spark accumulator, which counts what is retried again."""
+
+    def add(self, term: int) -> None:
+        """So many more."""
+
+
+FRAME_BYTES: Final = 4 * 2**20
+"""A frame is an Arrow IPC record batch of about this size at most."""
+FRAME_SCHEMA: Final = "target int, payload binary"
+RESULT_SCHEMA: Final = "snapshot binary"
+_MARK: Final = "stateformat-error:"
+
+
+def write_moves(tasks: Sequence[bytes], written: Counter) -> Stage:
+    """Rows (id long) in, one row (snapshot binary) for each move out. Task *id* is a pickled list of (context, move)."""
+
+    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
+        for number in _ids(batches):
+            # Pickled by our own driver for this job; nothing that lies in a store is ever unpickled.
+            work: list[tuple[WriteContext, Move]] = pickle.loads(tasks[number])  # noqa: S301
+            for context, move in work:
+                yield _result(_told(write_move, context, move))
+                written.add(1)
+
+    return run
+
+
+def deal_sources(tasks: Sequence[bytes]) -> Stage:
+    """Rows (id long) in, frames (target int, payload binary) out. Task *id* is a pickled :class:`Source`."""
+
+    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
+        for number in _ids(batches):
+            source: Source = pickle.loads(tasks[number])  # noqa: S301
+            frames = deal(source)
+            while (frame := _told(next, frames, None)) is not None:
+                target, batch = frame
+                for part in _parts(batch):
+                    yield pa.record_batch(
+                        [pa.array([target], pa.int32()), _binary(part.serialize())], ["target", "payload"]
+                    )
+
+    return run
+
+
+def write_targets(tasks: Sequence[bytes], written: Counter) -> Stage:
+    """Frames in, one row (snapshot binary) for each target that has any out. Task *target* is (context, place), pickled."""
+
+    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
+        frames: dict[int, list[pa.Buffer]] = defaultdict(list)
+        for batch in batches:
+            for target, payload in zip(batch["target"].to_pylist(), batch["payload"], strict=True):
+                frames[target].append(payload.as_buffer())
+        for target in sorted(frames):
+            context, place = pickle.loads(tasks[target])  # noqa: S301
+            yield _result(_told(_write_frames, context, place, frames.pop(target)))
+            written.add(1)
+
+    return run
+
+
+def _write_frames(context: WriteContext, place: Place, payloads: Sequence[pa.Buffer]) -> Handle:
+    state = next(state for state in context.states if (state.operator, state.name) == (place.operator, place.state))
+    schema = segment_schema(state)
+    return write_target(context, place, [pa.ipc.read_record_batch(payload, schema) for payload in payloads])
+
+
+def _ids(batches: Batches) -> Iterator[int]:
+    for batch in batches:
+        yield from batch["id"].to_pylist()
+
+
+def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """The batch in pieces whose payload is a frame's size at most (a single greater row stays whole)."""
+    pieces = max(1, -(-batch.nbytes // FRAME_BYTES))
+    rows = max(1, -(-batch.num_rows // pieces))
+    for start in range(0, batch.num_rows, rows):
+        yield batch.slice(start, rows)
+
+
+def _binary(payload: pa.Buffer) -> pa.Array:
+    """An array of one value, which is the buffer itself: megabytes need not be copied."""
+    return pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(struct.pack("ii", 0, payload.size)), payload])
+
+
+def _result(handle: Handle) -> pa.RecordBatch:
+    data = Snapshot(handle.operator, handle.subtask, (handle,)).to_bytes()
+    return pa.record_batch([pa.array([data], pa.binary())], names=["snapshot"])
+
+
+def _told(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Run a function; an error of ours is raised again with all that it says in its message."""
+    try:
+        return function(*arguments)
+    except CheckpointError as error:
+        facts = {"class": type(error).__name__, "kind": error.kind, "message": str(error)}
+        raise RuntimeError(f"{_MARK}{json.dumps(facts)}") from error
+
+
+def decode(message: str) -> CheckpointError:
+    """The error that a worker raised, from what Spark says of it; a ``StorageError`` where it was none of ours."""
+    for line in message.splitlines():
+        _, mark, text = line.partition(_MARK)
+        if mark:
+            facts, _ = json.JSONDecoder().raw_decode(text)
+            found = getattr(stateformat.errors, facts["class"], None)
+            if isinstance(found, type) and issubclass(found, CheckpointError):
+                return found(facts["message"], kind=ErrorKind(facts["kind"]))
+    last = next((line for line in reversed(message.splitlines()) if line.strip()), "no reason given")
+    return StorageError(f"a Spark task of the rewrite failed, nothing was published: {last.strip()}")
+
+
+__all__ = ["FRAME_SCHEMA", "RESULT_SCHEMA", "deal_sources", "decode", "write_moves", "write_targets"]

@@ -1,0 +1,197 @@
+"""The plan of a restore as a value: who reads what, what is not started, what is refused and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from redistribution import plan_text
+from redistribution.arrays import EVERY, Flags, Ints, spread
+from redistribution.operator_plan import OperatorPlan
+from redistribution.refusals import PlanWarning, Refusal
+from stateformat.errors import RestoreRefused
+from stateformat.model import JobGraph, Mode, ParentRef
+from stateformat.schema import SLICE_SCHEMA
+
+_SHARED = (Mode.UNION.value, Mode.PROGRESS.value)
+
+
+@dataclass(frozen=True)
+class RestorePlan:
+    """Who reads what, what is not started, what is refused and why. A value: serialisable, printable, comparable.
+
+    ``source`` is the checkpoint. ``topology`` is resolved: max parallelism and key hash are filled in, broken chains are
+    named in ``unchained`` and gone. ``operators`` has one entry per operator of the topology, in its order, then those of
+    the checkpoint that the topology lacks. ``drop`` is what the caller gave up, sorted.
+
+    ``assigned`` is the plan's core, a table of ``SLICE_SCHEMA`` in which a slice that *every* subtask of its operator
+    reads (union; progress that is merged) stands once, with a null subtask. :attr:`slices` spells these out.
+    """
+
+    source: ParentRef
+    job_id: str
+    topology: JobGraph
+    operators: tuple[OperatorPlan, ...]
+    assigned: pa.Table
+    refusals: tuple[Refusal, ...] = ()
+    warnings: tuple[PlanWarning, ...] = ()
+    unchained: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+
+    @cached_property
+    def by_operator(self) -> Mapping[str, OperatorPlan]:
+        """Operator plans by uid."""
+        return {operator.uid: operator for operator in self.operators}
+
+    @property
+    def refused(self) -> bool:
+        """Whether anything refuses."""
+        return bool(self.refusals)
+
+    def check(self) -> None:
+        """Raise ``RestoreRefused`` with every refusal, if there is one. Call it before acting on a plan."""
+        if self.refusals:
+            count = len(self.refusals)
+            raise RestoreRefused(
+                f"checkpoint {self.source.checkpoint_id} cannot be restored into this topology, for "
+                f"{count} reason{'s' if count > 1 else ''}:\n" + "\n".join(f"- {refusal}" for refusal in self.refusals),
+                refusals=self.refusals,
+            )
+
+    @cached_property
+    def slices(self) -> pa.Table:
+        """All slices, one per subtask that reads it (``SLICE_SCHEMA``). Null subtasks: the driver's, by mode.
+
+        Grows with old times new parallelism for union state; ``assigned`` and :meth:`slices_of` do not.
+        """
+        every = self._shared
+        if not every.any():
+            return self.assigned
+        blocks = self._blocks
+        firsts = np.array([start for start, _ in blocks.values()], dtype=np.int64)
+        sizes = np.array([stop - start for start, stop in blocks.values()], dtype=np.int64)
+        shared = np.array([bool(every[start]) and self._subtask[start] < 0 for start, _ in blocks.values()])
+        copies = np.array([self.by_operator[operator].parallelism for operator, _ in blocks], dtype=np.int64)
+        copies = np.where(shared, copies, 1)
+        block, nth = spread(sizes * copies)
+        subtask, within = nth // sizes[block], nth % sizes[block]
+        row = firsts[block] + within
+        table = self.assigned.take(pa.array(row))
+        values = np.where(shared[block], subtask, self._subtask[row])
+        return _with_subtask(table, values)
+
+    def slices_of(self, operator: str, subtask: int | None, state: str | None = None) -> pa.Table:
+        """What one new subtask reads, of one state or of all: slices in ``SLICE_SCHEMA``, in plan order.
+
+        ``subtask`` None gives what the driver takes: coordinator state and committables. Nothing is scanned: a lookup
+        per state and a binary search. Empty where there is nothing to read, also for names that do not exist.
+        """
+        names = [state] if state is not None else self._states_of.get(operator, [])
+        found = [self._slices_of(operator, name, subtask) for name in names]
+        return pa.concat_tables([part for part in found if part.num_rows] or [SLICE_SCHEMA.empty_table()])
+
+    def _slices_of(self, operator: str, state: str, subtask: int | None) -> pa.Table:
+        start, stop = self._blocks.get((operator, state), (0, 0))
+        if start == stop:
+            return SLICE_SCHEMA.empty_table()
+        if self._shared[start] and self._subtask[start] < 0:
+            if subtask is None or not 0 <= subtask < self.by_operator[operator].parallelism:
+                return SLICE_SCHEMA.empty_table()
+            return _with_subtask(self.assigned.slice(start, stop - start), np.full(stop - start, subtask))
+        wanted = EVERY if subtask is None else subtask
+        first, last = np.searchsorted(self._subtask[start:stop], [wanted, wanted + 1]).tolist()
+        return self.assigned.slice(start + first, last - first)
+
+    @property
+    def committables(self) -> pa.Table:
+        """Slices of prepared output that the driver commits before anything starts, also of fully finished operators."""
+        return self.assigned.filter(pc.equal(self.assigned["mode"], Mode.COMMITTABLES.value))
+
+    def load(self) -> pa.Table:
+        """What each new subtask reads: operator utf8, subtask int32, rows int64, bytes int64 (stored size).
+
+        One row per subtask that is started, also those that read nothing, in order of ``operators`` and subtask. Rows of
+        layers are counted as stored. What the driver takes is not in it.
+        """
+        started = [operator for operator in self.operators if operator.starts]
+        sizes = np.array([operator.parallelism for operator in started], dtype=np.int64)
+        first = np.cumsum(sizes) - sizes
+        owner, subtask = spread(sizes)
+        rank: dict[str, int] = {operator.uid: number for number, operator in enumerate(started)}
+        blocks = [(rank[operator], *where) for (operator, _), where in self._blocks.items() if operator in rank]
+        totals = []
+        for name in ("rows", "bytes"):
+            values = self.assigned[name].to_numpy()
+            total = np.zeros(len(owner), dtype=np.int64)
+            for number, start, stop in blocks:
+                begin, size = int(first[number]), int(sizes[number])
+                if self._subtask[start] >= 0:
+                    own = self._subtask[start:stop]
+                    total[begin : begin + size] += np.bincount(own, values[start:stop], size).astype(np.int64)
+                elif self._shared[start]:
+                    total[begin : begin + size] += int(values[start:stop].sum())
+            totals.append(total)
+        uids = pa.array([operator.uid for operator in started], pa.string())
+        names = pa.DictionaryArray.from_arrays(pa.array(owner.astype(np.int32)), uids).cast(pa.string())
+        return pa.table(
+            {"operator": names, "subtask": pa.array(subtask.astype(np.int32)), "rows": totals[0], "bytes": totals[1]}
+        )
+
+    def describe(self) -> str:
+        """The plan as text of at most 80 columns, for people."""
+        return plan_text.describe(self)
+
+    def to_json(self) -> str:
+        """The plan as one JSON object; ``slices`` are those of ``assigned``, as columns."""
+        return plan_text.to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> RestorePlan:
+        """The plan that :meth:`to_json` wrote. Raises ``InvalidInput`` for anything else."""
+        return cls(**plan_text.from_json(text))
+
+    @cached_property
+    def _subtask(self) -> Ints:
+        found: Ints = pc.fill_null(self.assigned["subtask"], EVERY).to_numpy()
+        return found
+
+    @cached_property
+    def _shared(self) -> Flags:
+        modes = pc.is_in(self.assigned["mode"], value_set=pa.array(_SHARED))
+        found: Flags = modes.to_numpy()
+        return found
+
+    @cached_property
+    def _blocks(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """First row and end of each state's slices, in order."""
+        count = self.assigned.num_rows
+        if not count:
+            return {}
+        changes = np.zeros(count, dtype=np.bool_)
+        changes[0] = True
+        columns = [pa.concat_arrays(self.assigned[name].chunks) for name in ("operator", "state")]
+        for column in columns:
+            changes[1:] |= pc.not_equal(column.slice(1), column.slice(0, count - 1)).to_numpy(zero_copy_only=False)
+        starts = np.flatnonzero(changes)
+        stops = np.append(starts[1:], count)
+        names = [column.take(pa.array(starts)).to_pylist() for column in columns]
+        ranges = zip(starts.tolist(), stops.tolist(), strict=True)
+        return dict(zip(zip(*names, strict=True), ranges, strict=True))
+
+    @cached_property
+    def _states_of(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for operator, state in self._blocks:
+            found.setdefault(operator, []).append(state)
+        return found
+
+
+def _with_subtask(table: pa.Table, subtask: Ints) -> pa.Table:
+    column = SLICE_SCHEMA.get_field_index("subtask")
+    values = pa.array(subtask.astype(np.int32), mask=subtask < 0)
+    return table.set_column(column, SLICE_SCHEMA.field(column), values)

@@ -1,0 +1,75 @@
+"""Reasons why a checkpoint cannot be restored into a topology, and things worth saying about one that can.
+
+Refusals are data, collected and never raised one by one; codes are stable and only ever added to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class RefusalCode(StrEnum):
+    """Which rule refuses. Append-only: a released code never changes its meaning."""
+
+    # Of one checkpoint.
+    UNION_PARTIALLY_FINISHED = "union_partially_finished"
+    STATUS_CONTRADICTION = "status_contradiction"
+    HANDLE_MISSING = "handle_missing"
+    # Of a topology by itself.
+    INVALID_TOPOLOGY = "invalid_topology"
+    INVALID_PARALLELISM = "invalid_parallelism"
+    PARALLELISM_DIFFERS = "parallelism_differs"
+    # Between the two: numbers and keys.
+    PARALLELISM_ABOVE_MAX = "parallelism_above_max"
+    MAX_PARALLELISM_CHANGED = "max_parallelism_changed"
+    KEY_HASH_CHANGED = "key_hash_changed"
+    KEYED_BEHIND_POINTWISE = "keyed_behind_pointwise"
+    # Between the two: states.
+    OPERATOR_MISSING = "operator_missing"
+    STATE_MISSING = "state_missing"
+    SCHEMA_CANNOT_EVOLVE = "schema_cannot_evolve"
+    IN_FLIGHT_NOT_ALLOWED = "in_flight_not_allowed"
+    IN_FLIGHT_EDGE_MISSING = "in_flight_edge_missing"
+    IN_FLIGHT_EDGE_CHANGED = "in_flight_edge_changed"
+    IN_FLIGHT_BROADCAST = "in_flight_broadcast"
+    # Between the two: what has finished.
+    FULLY_FINISHED_PREDECESSOR = "fully_finished_predecessor"
+    PARTIALLY_FINISHED_PREDECESSOR = "partially_finished_predecessor"
+    CHAIN_PINNED = "chain_pinned"
+
+
+class WarningCode(StrEnum):
+    """What a plan does that its reader should know. Append-only."""
+
+    UNCHAINED = "unchained"
+    FINISHED_SUBTASKS_START = "finished_subtasks_start"
+    STATE_DROPPED = "state_dropped"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One reason: ``message`` names the operator and the values that disagree, ``advice`` the next step.
+
+    ``details`` are the values named, for programs: strings, integers, booleans, and lists of them.
+    """
+
+    code: RefusalCode
+    operator: str
+    message: str
+    advice: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.advice} [{self.code}]"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanWarning:
+    """Something that the plan does and that was not asked for in so many words."""
+
+    code: WarningCode
+    operator: str
+    message: str

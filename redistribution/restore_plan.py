@@ -1,0 +1,226 @@
+"""Who gets what when a checkpoint is restored into a topology: :func:`plan_restore` makes a ``RestorePlan``.
+
+Theory of operation. A plan is metadata: it is made from the record and the planning columns of the manifest and opens no
+segment, so it costs the same for a megabyte and a terabyte. Handles become arrays once, the rule of each mode turns all
+handles of that mode, of every operator, into slices in one pass, and every rule that refuses is asked, so a plan names all
+reasons at once. A plan that refuses still shows the slices of those operators whose numbers make sense; ``RestorePlan.check``
+is what stands between it and a restore.
+
+Fully finished operators are not started at any parallelism, and their committables are all that is left of them. Every subtask
+of any other operator is started, also those that had finished: what the running ones reported is dealt out among all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from redistribution.arrays import EVERY, Flags, Handles, Ints, Slices, States, assemble, read_handles
+from redistribution.broadcast import copy_broadcast
+from redistribution.checkpoint_rules import checkpoint_refusals
+from redistribution.compatibility import (
+    Match,
+    check_drop,
+    in_flight_refusals,
+    key_refusals,
+    parallelism_refusals,
+    resolve,
+    state_refusals,
+)
+from redistribution.even_split import split_evenly
+from redistribution.graph_rules import (
+    disturbed,
+    predecessor_refusals,
+    saved_statuses,
+    topology_refusals,
+    unchain,
+)
+from redistribution.in_flight import deal_in_flight
+from redistribution.keyed import cut_keyed
+from redistribution.operator_plan import Action, OperatorPlan, operator_plans
+from redistribution.plan import RestorePlan
+from redistribution.progress import share_progress
+from redistribution.refusals import PlanWarning, WarningCode
+from redistribution.union import share_union
+from stateformat.key_groups import MAX_PARALLELISM_LIMIT
+from stateformat.model import JobGraph, Mode, OperatorId, Partitioner, Record, State, Status
+
+
+class Plannable(Protocol):
+    """What a plan is made from: a ``stateformat`` Checkpoint, or anything with its record and planning columns."""
+
+    @property
+    def record(self) -> Record:
+        """The publication record."""
+
+    @property
+    def handles(self) -> pa.Table:
+        """The manifest's planning columns (``schema.PLANNING_COLUMNS``), in its order."""
+
+
+def plan_restore(
+    checkpoint: Plannable, topology: JobGraph, *, states: Sequence[State] = (), drop: Collection[str] = ()
+) -> RestorePlan:
+    """Plan the restore of a checkpoint into a topology.
+
+    ``states`` are those that the new program declares; empty means: whatever the checkpoint has. Where an operator declares
+    any, its saved keyed, even-split, union and broadcast states with rows must be among them. ``drop`` gives up state, by
+    the uid of an operator that is gone or as ``uid/state``. Raises ``InvalidInput`` for an entry of ``drop`` that
+    names nothing, and ``DamagedCheckpoint`` for a manifest that contradicts its record; all else is a refusal in the plan.
+    """
+    record = checkpoint.record
+    ordered = sorted(record.states, key=lambda state: (state.operator, state.name))
+    handles = read_handles(checkpoint.handles, ordered)
+    rows = np.zeros(len(ordered), dtype=np.int64)
+    np.add.at(rows, handles.state, handles.rows)
+    match = Match(
+        record=record,
+        topology=topology,
+        statuses=saved_statuses(record),
+        rows={(state.operator, state.name): count for state, count in zip(ordered, rows.tolist(), strict=True)},
+        wanted={(state.operator, state.name): state for state in states},
+        drop=frozenset(drop),
+    )
+    check_drop(match)
+    resolved, unchained, pinned, broken = unchain(_resolved(match), match.statuses)
+    refusals = [
+        *checkpoint_refusals(record, ordered, handles),
+        *topology_refusals(topology, match.statuses),
+        *parallelism_refusals(match),
+        *key_refusals(match),
+        *state_refusals(match),
+        *in_flight_refusals(match),
+        *predecessor_refusals(topology, match.statuses),
+        *pinned,
+    ]
+    operators = operator_plans(match, resolved)
+    slices = _slices(match, ordered, handles, _state_arrays(match, ordered, operators))
+    return RestorePlan(
+        source=record.ref,
+        job_id=record.job_id,
+        topology=resolved,
+        operators=operators,
+        assigned=assemble(slices, checkpoint.handles, ordered),
+        refusals=tuple(refusals),
+        warnings=(*broken, *_warnings(match)),
+        unchained=unchained,
+        drop=tuple(sorted(match.drop)),
+    )
+
+
+def _resolved(match: Match) -> JobGraph:
+    graph = match.record.graph
+    return JobGraph(
+        tuple(
+            resolve(
+                operator,
+                graph.by_uid.get(operator.uid),
+                finished=match.statuses.get(operator.uid) is Status.FULLY_FINISHED,
+            )
+            for operator in match.topology.operators
+        ),
+        match.topology.edges,
+    )
+
+
+def _state_arrays(match: Match, ordered: Sequence[State], operators: Sequence[OperatorPlan]) -> States:
+    """The numbers of each state's operator; a new parallelism of 0 keeps it out of every rule."""
+    plans = {plan.uid: plan for plan in operators}
+    uids = sorted({state.operator for state in ordered})
+    rank = {uid: number for number, uid in enumerate(uids)}
+    rescaled = match.record.rescaled_from is not None
+    old = {uid: match.record.graph.operator(uid) for uid in uids}
+    settled = {
+        uid: plans[uid].parallelism == saved.parallelism and saved.status is Status.RUNNING
+        for uid, saved in old.items()
+    }
+    anew = [
+        plan.uid
+        for plan in operators
+        if plan.action is Action.START
+        and (
+            rescaled
+            or plan.parallelism != plan.old_parallelism
+            or match.record.graph.by_uid[plan.uid].status is not Status.RUNNING
+        )
+    ]
+    reached = disturbed(match.topology, anew)
+
+    def column(values: Mapping[OperatorId, int]) -> Ints:
+        return np.array([values[state.operator] for state in ordered], dtype=np.int64)
+
+    # Refused numbers may be such that no rule makes sense of them: those operators are left out.
+    started = {
+        uid: plans[uid].action is Action.START
+        and 1 <= plans[uid].parallelism <= MAX_PARALLELISM_LIMIT
+        and (plans[uid].parallelism <= (saved.max_parallelism or 0) or not match.has_keys(uid))
+        for uid, saved in old.items()
+    }
+    kept = np.array([not match.dropped(state) for state in ordered], dtype=np.bool_)
+    return States(
+        operator=column(rank),
+        parallelism=column({uid: plans[uid].parallelism if started[uid] else 0 for uid in uids}) * kept,
+        max_parallelism=column({uid: saved.max_parallelism or 0 for uid, saved in old.items()}),
+        settled=column(settled).astype(np.bool_),
+        undisturbed=column({uid: uid not in reached for uid in uids}).astype(np.bool_),
+    )
+
+
+def _slices(match: Match, ordered: Sequence[State], handles: Handles, states: States) -> Slices:
+    """The rule of each mode on all handles of that mode."""
+    modes = np.array([state.mode for state in ordered], dtype=object)
+    in_plan = states.parallelism > 0
+
+    def of(mode: Mode, takes_part: Flags = in_plan) -> Handles:
+        chosen = takes_part & (modes == mode)
+        return handles.where(chosen[handles.state])
+
+    committed = np.array(
+        [not match.dropped(state) and state.operator in match.topology.by_uid for state in ordered], dtype=np.bool_
+    )
+    partitioners = np.array([_partitioner(match.record, state) for state in ordered], dtype=object)
+    return Slices.concat(
+        [
+            cut_keyed(of(Mode.KEYED), states),
+            split_evenly(of(Mode.EVEN_SPLIT), states),
+            share_union(of(Mode.UNION)),
+            copy_broadcast(of(Mode.BROADCAST), states),
+            share_progress(of(Mode.PROGRESS), states),
+            deal_in_flight(
+                of(Mode.IN_FLIGHT),
+                states,
+                by_key=partitioners == Partitioner.HASH,
+                stays=partitioners == Partitioner.BROADCAST,
+            ),
+            Slices.whole(of(Mode.COORDINATOR), EVERY),
+            Slices.whole(of(Mode.COMMITTABLES, committed), EVERY),
+        ]
+    )
+
+
+def _partitioner(record: Record, state: State) -> Partitioner | None:
+    edge = record.graph.by_edge.get(state.edge or "")
+    return edge.partitioner if edge else None
+
+
+def _warnings(match: Match) -> Iterator[PlanWarning]:
+    for operator, saved in match.restarted():
+        if saved.status is Status.PARTIALLY_FINISHED:
+            done = len(saved.finished) + len(saved.finishing)
+            yield PlanWarning(
+                WarningCode.FINISHED_SUBTASKS_START,
+                operator.uid,
+                f"operator {operator.uid!r} was partially finished ({done} of {saved.parallelism} subtasks); all its "
+                "subtasks start, and share what the running ones reported",
+            )
+    for state in match.record.states:
+        if match.dropped(state) and match.rows_of(state):
+            yield PlanWarning(
+                WarningCode.STATE_DROPPED,
+                state.operator,
+                f"{state.mode} state {state.name!r} of operator {state.operator!r} with {match.rows_of(state)} rows is "
+                "given up, as asked",
+            )

@@ -1,0 +1,139 @@
+"""From the parts of a checkpoint to its graph and its handles: pure functions over values and Arrow tables.
+
+``pending`` gathers the parts and carries out what follows; nothing here reads or writes. Tables are in the manifest's
+columns (``schema.MANIFEST_SCHEMA``, with ``inline``); loops go over states and subtasks, never over handles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateformat.errors import ErrorKind, InvalidState
+from stateformat.hashing import DEFAULT_KEY_HASH
+from stateformat.key_groups import default_max_parallelism
+from stateformat.model import JobGraph, SubtaskSet
+from stateformat.schema import MANIFEST_SCHEMA
+from stateformat.snapshot import ON_TOP, Snapshot
+
+Marks = Mapping[str, SubtaskSet]
+Snapshots = Mapping[tuple[str, int | None], Snapshot]
+
+
+def resolved_graph(graph: JobGraph, parent: JobGraph | None) -> JobGraph:
+    """The graph of a record: what a topology leaves open is the parent's, else the default."""
+    before = parent.by_uid if parent else {}
+    changed = {}
+    for operator in graph.operators:
+        saved = before.get(operator.uid)
+        ceiling = operator.max_parallelism or (saved.max_parallelism if saved else None)
+        changed[operator.uid] = replace(
+            operator,
+            max_parallelism=ceiling or default_max_parallelism(operator.parallelism),
+            key_hash=operator.key_hash or (saved.key_hash if saved else None) or DEFAULT_KEY_HASH,
+            pinned=False,
+        )
+    return graph.with_operators(changed)
+
+
+def graph_with_statuses(graph: JobGraph, finished: Marks, finishing: Marks, snapshots: Snapshots) -> JobGraph:
+    """The graph with what has finished and is finishing: by the graph itself, by marks, and by what snapshots say.
+
+    Raises ``InvalidState`` (kind ``STATUS_CONTRADICTION``) where a subtask is two things at once.
+    """
+    reported: dict[str, list[int]] = {operator.uid: [] for operator in graph.operators}
+    waiting: dict[str, list[int]] = {operator.uid: [] for operator in graph.operators}
+    for (uid, subtask), snapshot in snapshots.items():
+        if subtask is not None:
+            (waiting if snapshot.finishing else reported)[uid].append(subtask)
+    nobody = SubtaskSet()
+    changed = {}
+    for operator in graph.operators:
+        uid = operator.uid
+        ended = operator.finished | finished.get(uid, nobody)
+        ending = operator.finishing | finishing.get(uid, nobody) | SubtaskSet.of(waiting[uid])
+        for one, other, subtasks in (
+            ("has finished", "is finishing", _common(ended, ending)),
+            ("has finished", "has reported a snapshot of a running one", _common(ended, reported[uid])),
+            ("is finishing", "has reported a snapshot of a running one", _common(ending, reported[uid])),
+        ):
+            if subtasks:
+                raise InvalidState(
+                    f"subtask {subtasks} of {uid!r} {one}, as the checkpoint was told, and also {other}; one is wrong",
+                    kind=ErrorKind.STATUS_CONTRADICTION,
+                    operator=uid,
+                )
+        changed[uid] = replace(operator, finished=ended, finishing=ending)
+    return graph.with_operators(changed)
+
+
+def _common(one: SubtaskSet, other: Collection[int]) -> SubtaskSet:
+    return SubtaskSet.of(set(one) & set(other)) if one and other else SubtaskSet()
+
+
+def carried_keys(snapshots: Snapshots) -> dict[tuple[str, str], list[int | None]]:
+    """Which subtasks carry which (operator, state), by what their snapshots say."""
+    wanted: dict[tuple[str, str], list[int | None]] = {}
+    for snapshot in snapshots.values():
+        for state in snapshot.carried:
+            wanted.setdefault((snapshot.operator, state), []).append(snapshot.subtask)
+    return wanted
+
+
+def carried_handles(table: pa.Table, operator: str, state: str, subtasks: list[int | None]) -> pa.Table:
+    """The rows of ``table`` for one state and these subtasks, in order. Raises ``InvalidState`` where one has none."""
+    mine = pc.and_(pc.equal(table["operator"], operator), pc.equal(table["state"], state))
+    found = table.filter(pc.and_(mine, pc.is_in(table["subtask"], value_set=pa.array(subtasks, pa.int32()))))
+    missing = set(subtasks) - set(pc.unique(found["subtask"]).to_pylist())
+    if missing:
+        raise InvalidState(
+            f"subtask {SubtaskSet.of(i for i in missing if i is not None) or 'of the coordinator'} of {operator!r} carries "
+            f"state {state!r}, but what the run holds has no handle of it; write the state whole",
+            kind=ErrorKind.STATE_MISSING,
+            operator=operator,
+            state=state,
+        )
+    return found.select(MANIFEST_SCHEMA.names).cast(MANIFEST_SCHEMA)
+
+
+def on_top(own: pa.Table, underneath: Mapping[tuple[str, str], pa.Table]) -> pa.Table:
+    """``own`` with every layer :data:`ON_TOP` replaced by one above the highest that its subtask carries.
+
+    Raises ``InvalidState`` for a delta of a state that is not carried: it would have nothing underneath.
+    """
+    pending = pc.equal(own["layer"], ON_TOP)
+    if not pc.any(pending).as_py():
+        return own
+    layers = own["layer"].to_numpy().copy()
+    subtasks = pc.fill_null(own["subtask"], -1).to_numpy()
+    for (operator, state), table in underneath.items():
+        mine = pc.and_(pc.and_(pending, pc.equal(own["operator"], operator)), pc.equal(own["state"], state))
+        rows = np.flatnonzero(mine.to_numpy())
+        below = pc.fill_null(table["subtask"], -1).to_numpy()
+        highest = np.full(1 + max(below.max(initial=-1), subtasks[rows].max(initial=-1)) + 1, -1, np.int32)
+        np.maximum.at(highest, below + 1, table["layer"].to_numpy())
+        layers[rows] = highest[subtasks[rows] + 1] + 1
+    if (layers == ON_TOP).any():
+        row = own.slice(int(np.flatnonzero(layers == ON_TOP)[0]), 1).to_pylist()[0]
+        raise InvalidState(
+            f"subtask {row['subtask']} of {row['operator']!r} has written a delta of state {row['state']!r} but carries "
+            "nothing underneath it; name the state as carried, or write it whole",
+            kind=ErrorKind.STATE_NOT_ALLOWED,
+        )
+    return own.set_column(own.schema.get_field_index("layer"), MANIFEST_SCHEMA.field("layer"), pa.array(layers))
+
+
+def moved_out(handles: pa.Table, new_paths: Mapping[str, str]) -> pa.Table:
+    """``handles`` with the inline bytes of some paths gone, and those paths renamed to where their objects now are."""
+    at = pc.index_in(handles["path"], value_set=pa.array(list(new_paths), pa.string()), skip_nulls=True)
+    moved = pc.is_valid(at)
+    names = pa.array(list(new_paths.values()), pa.string()).take(at.combine_chunks())
+    path = pc.if_else(moved, names, handles["path"].combine_chunks())
+    inline = pc.if_else(moved, pa.scalar(None, pa.binary()), handles["inline"].cast(pa.binary()))
+    schema = handles.schema
+    handles = handles.set_column(schema.get_field_index("path"), MANIFEST_SCHEMA.field("path"), path)
+    return handles.set_column(schema.get_field_index("inline"), MANIFEST_SCHEMA.field("inline"), inline)

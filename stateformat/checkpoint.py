@@ -1,0 +1,236 @@
+"""An open checkpoint: its record and manifest in memory, its segments read on demand.
+
+Theory of operation. Opening costs two small reads whatever the size of the state. What is read afterwards is always a
+table of *slices* (``schema.SLICE_SCHEMA``): rows of segments, for one new subtask. A :class:`ReadTask` is a few slices
+with the handles that they need and nothing else; it is picklable and small, and is what a driver sends to a worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib.metadata import entry_points
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateformat import layout
+from stateformat.codec import decode_record
+from stateformat.errors import CheckpointExpired, DamagedCheckpoint, ErrorKind, InvalidInput, NotFound
+from stateformat.manifest import Manifest, decode_manifest
+from stateformat.model import CheckpointId, JobGraph, Mode, Record, SchemaVersion, State, Status
+from stateformat.reading import read_slices
+from stateformat.schema import SLICE_SCHEMA, segment_schema
+from stateformat.storage import Storage
+
+
+def load_record(storage: Storage, checkpoint_id: CheckpointId) -> Record:
+    """The record under an id, verified (SPEC.md section 7.1). ``NotFound`` where there is none."""
+    path = layout.record_path(checkpoint_id)
+    try:
+        data = storage.read(path)
+    except FileNotFoundError as error:
+        raise NotFound(
+            f"no checkpoint {checkpoint_id} in {storage.url}; `ckpt history {storage.url}` lists what is there",
+            checkpoint_id=checkpoint_id,
+        ) from error
+    record = decode_record(data.to_pybytes(), path=path)
+    if record.checkpoint_id != checkpoint_id:
+        raise DamagedCheckpoint(
+            f"{path} in {storage.url} is the record of checkpoint {record.checkpoint_id}, not of {checkpoint_id}; "
+            "an object lies under another's name",
+            kind=ErrorKind.DAMAGED_RECORD,
+            path=path,
+        )
+    return record
+
+
+def missing_object(storage: Storage, record: Record, path: str) -> Exception:
+    """The error for an object of this checkpoint that is not there: expired or damaged (SPEC.md section 7.3)."""
+    try:
+        now = load_record(storage, record.checkpoint_id)
+        gone = now.attempt_id != record.attempt_id
+    except NotFound:
+        gone = True
+    if gone:
+        return CheckpointExpired(
+            f"checkpoint {record.checkpoint_id} in {storage.url} has expired while it was read ({path} is gone); "
+            "open the newest",
+            checkpoint_id=record.checkpoint_id,
+        )
+    return DamagedCheckpoint(
+        f"{path} is missing from {storage.url}, though checkpoint {record.checkpoint_id} stands and names it; "
+        f"`ckpt validate {storage.url}@{record.checkpoint_id}` lists everything that is wrong",
+        kind=ErrorKind.OBJECT_MISSING,
+        path=path,
+    )
+
+
+def load_manifest(storage: Storage, record: Record) -> Manifest:
+    """The manifest of a record, verified (SPEC.md section 7.1)."""
+    try:
+        data = storage.read(record.manifest.path)
+    except FileNotFoundError as error:
+        raise missing_object(storage, record, record.manifest.path) from error
+    return decode_manifest(data, record.manifest)
+
+
+@dataclass(frozen=True)
+class ReadTask:
+    """Slices of one state with the handles that they need: what one worker reads. Picklable and small."""
+
+    storage: Storage
+    record: Record
+    handles: pa.Table
+    slices: pa.Table
+
+    @property
+    def state(self) -> State:
+        """The state that is read."""
+        return self.record.states[0]
+
+    def batches(self, *, as_schema: SchemaVersion | None = None, batch_rows: int = 131_072) -> Iterator[pa.RecordBatch]:
+        """The rows, merged and evolved to the current schema (or ``as_schema``), as a stream.
+
+        Columns: ``schema.segment_schema`` of the state: the format's own (``_key_group`` first for keyed state; no
+        ``_op``), then the fields. Order: keyed by ``_key_group``, list-like modes in entry order. Raises
+        ``DamagedCheckpoint`` or ``CheckpointExpired``, never gives wrong rows.
+        """
+        try:
+            yield from read_slices(
+                self.storage,
+                self.record,
+                Manifest(self.handles),
+                self.slices,
+                as_schema=as_schema,
+                batch_rows=batch_rows,
+            )
+        except FileNotFoundError as error:
+            raise missing_object(self.storage, self.record, str(error.filename or error)) from error
+        except DamagedCheckpoint as error:
+            if error.kind is not ErrorKind.OBJECT_MISSING:
+                raise
+            raise missing_object(self.storage, self.record, str(error.details.get("path", ""))) from error
+
+    def table(self, *, as_schema: SchemaVersion | None = None) -> pa.Table:
+        """The same as one table."""
+        schema = segment_schema(
+            replace(self.state, schemas=(*self.state.schemas[:-1], as_schema)) if as_schema else self.state
+        )
+        return pa.Table.from_batches(self.batches(as_schema=as_schema), schema=schema)
+
+
+class Checkpoint:
+    """A published checkpoint of a store. Thread-safe. Made by ``CheckpointStore.open`` and by permits."""
+
+    def __init__(self, storage: Storage, record: Record) -> None:
+        self.storage = storage
+        self.record = record
+
+    def __repr__(self) -> str:
+        return f"Checkpoint({self.storage.url}@{self.record.checkpoint_id})"
+
+    @property
+    def id(self) -> CheckpointId:
+        """The checkpoint's id."""
+        return self.record.checkpoint_id
+
+    @property
+    def graph(self) -> JobGraph:
+        """The job graph, with what is finished."""
+        return self.record.graph
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """Every declared state."""
+        return self.record.states
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """All handles; read and verified at first use."""
+        return load_manifest(self.storage, self.record)
+
+    @property
+    def handles(self) -> pa.Table:
+        """The planning columns of the manifest (``schema.MANIFEST_SCHEMA`` without ``inline``), in its order."""
+        return self.manifest.handles
+
+    def read(self, operator: str, state: str, subtask: int | None = None) -> ReadTask:
+        """Everything stored of one state, or of one subtask's part of it, as it was written."""
+        declared = self.record.state(operator, state)
+        handles = self.handles
+        mine = pc.and_(pc.equal(handles["operator"], operator), pc.equal(handles["state"], state))
+        if subtask is not None:
+            mine = pc.and_(mine, pc.fill_null(pc.equal(handles["subtask"], subtask), False))
+        indices = pc.indices_nonzero(pc.and_(mine, pc.greater(handles["rows"], 0)))
+        return self._task(declared, _whole_slices(handles, indices))
+
+    def plan_restore(self, topology: JobGraph, **choices: Any) -> Any:
+        """Who gets what in ``topology``: a ``redistribution.RestorePlan``, which opens no segment and can be printed.
+
+        The planner is found through the entry-point group ``stateformat.planners``; ``choices`` are its own (``states``
+        that the new program declares, ``drop`` for operators given up).
+        """
+        for entry in entry_points(group="stateformat.planners", name="restore"):
+            return entry.load()(self, topology, **choices)
+        raise InvalidInput("no restore planner is installed; reinstall stateformat", kind=ErrorKind.MISSING_DEPENDENCY)
+
+    def restore(self, plan: Any, operator: str, subtask: int | None) -> Mapping[str, ReadTask]:
+        """What one new subtask gets by a plan: for every state of its operator a task to read it, by state name.
+
+        ``subtask`` None is the coordinator (and the committables, which the driver commits before anything starts).
+        Empty for a fully finished operator, which is not started. Raises ``RestoreRefused`` when the plan refuses.
+        """
+        plan.check()
+        saved = self.record.graph.by_uid.get(self.record.graph.operator(operator).uid)
+        finished = saved is not None and saved.status is Status.FULLY_FINISHED
+        tasks = {}
+        for state in self.record.states:
+            driver_owned = state.mode in (Mode.COORDINATOR, Mode.COMMITTABLES)
+            if state.operator != operator or driver_owned is not (subtask is None):
+                continue
+            if finished and state.mode is not Mode.COMMITTABLES:
+                continue
+            tasks[state.name] = self._task(state, plan.slices_of(operator, subtask, state.name))
+        return tasks
+
+    def read_slices(self, slices: pa.Table) -> ReadTask:
+        """A task for any slices of one state (``schema.SLICE_SCHEMA``, at least one row)."""
+        first = slices.slice(0, 1).to_pylist()[0]
+        return self._task(self.record.state(first["operator"], first["state"]), slices)
+
+    def _task(self, state: State, slices: pa.Table) -> ReadTask:
+        """Only what the slices name: their handles, renumbered, and one operator and state of the record."""
+        used, renumbered = _renumber(slices["handle"])
+        handles = self.manifest.rows(used)
+        column = slices.schema.get_field_index("handle")
+        operator = self.record.graph.operator(state.operator)
+        record = replace(self.record, graph=JobGraph((operator,)), states=(state,), properties={})
+        return ReadTask(self.storage, record, handles, slices.set_column(column, "handle", renumbered))
+
+
+def _renumber(handles: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
+    """The distinct handle numbers, in order of first use, and each slice's position among them."""
+    encoded = pc.dictionary_encode(handles).combine_chunks()
+    return encoded.dictionary, encoded.indices.cast(pa.int64())
+
+
+def _whole_slices(handles: pa.Table, indices: pa.Array) -> pa.Table:
+    """Slices that are whole handles, for their own subtasks."""
+    chosen = handles.take(indices)
+    share = pc.divide(pc.cast(chosen["rows"], pa.float64()), pc.cast(chosen["segment_rows"], pa.float64()))
+    stored = pc.cast(pc.round(pc.multiply(share, pc.cast(chosen["size_bytes"], pa.float64()))), pa.int64())
+    return pa.table(
+        [
+            chosen[name]
+            if name in chosen.column_names
+            else (pc.cast(indices, pa.int64()) if name == "handle" else stored)
+            for name in SLICE_SCHEMA.names
+        ],
+        schema=SLICE_SCHEMA,
+    )
+
+
+__all__ = ["Checkpoint", "ReadTask", "load_manifest", "load_record", "missing_object"]

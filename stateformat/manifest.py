@@ -1,0 +1,377 @@
+"""The manifest as bytes and in memory (SPEC.md section 4): one row per handle, in Parquet.
+
+Theory of operation. Planning must cost what reading a table costs. So a :class:`Manifest` holds the planning columns and
+fetches the inline bytes, which lie in a last column of their own, when somebody first asks for them. Nothing is parsed
+before size and digest are right, and nothing is decompressed before the footer's sizes are those that the record
+announced. The rules that rows must satisfy stand in ``manifest_rules``; cutting handles for new subtasks in
+``handle_cut``.
+
+Handles that share an inline segment carry the same bytes; Parquet's dictionary encoding keeps them once. Read back they
+stay a dictionary until they are asked for, so that a small file cannot grow into a large memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from threading import Lock
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import xxhash
+
+from stateformat.errors import DamagedCheckpoint, ErrorKind
+from stateformat.handle_cut import cut_handles
+from stateformat.manifest_rules import HandleFault, first_unsorted, handle_faults, inline_faults, integers
+from stateformat.model import Handle, ManifestRef, Totals
+from stateformat.schema import MANIFEST_SCHEMA, PLANNING_COLUMNS
+
+ROW_GROUP_ROWS_MAX: Final = 131_072
+"""Handles in a row group (SPEC.md section 4.5)."""
+
+INLINE_BYTES_MAX: Final = 4 << 20
+"""Distinct inline segments of one manifest, together (SPEC.md section 4.4)."""
+
+INLINE_EXPANDED_BYTES_MAX: Final = 256 << 20
+"""Inline bytes summed over handles, shared ones as often as they are shared: what they may take in memory."""
+
+PLANNING_SCHEMA: Final = pa.schema([MANIFEST_SCHEMA.field(name) for name in PLANNING_COLUMNS])
+
+# Few distinct values, or equal bytes in many rows. The others are as good as random, where a dictionary only costs.
+_DICTIONARY_COLUMNS: Final = ["operator", "state", "mode", "subtask", "layer", "edge", "schema_id", "inline"]
+_CODECS: Final = {"ZSTD", "UNCOMPRESSED"}
+_ENCODINGS: Final = {"PLAIN", "RLE", "RLE_DICTIONARY"}
+_PARQUET_ERRORS: Final = (pa.ArrowException, OSError, ValueError, KeyError, OverflowError, IndexError)
+
+
+class Manifest:
+    """All handles of a checkpoint. Thread-safe.
+
+    Made by :func:`decode_manifest`, or from a table of handles with or without the ``inline`` column.
+    """
+
+    def __init__(self, handles: pa.Table, *, data: pa.Buffer | None = None) -> None:
+        self.handles: pa.Table = handles.select(PLANNING_COLUMNS)
+        self._data = data
+        self._lock = Lock()
+        self._inline: pa.ChunkedArray | None = None
+        self._by_path: Mapping[str, pa.Buffer] | None = None
+        if "inline" in handles.column_names:
+            self._inline = handles["inline"]
+        elif data is None:
+            self._inline = pa.chunked_array([pa.nulls(handles.num_rows, pa.binary())])
+
+    def __repr__(self) -> str:
+        return f"Manifest({self.handles.num_rows} handles)"
+
+    def inline(self, path: str) -> pa.Buffer | None:
+        """The bytes of a segment that lies in the manifest; None for one that is an object. Verified by its reader."""
+        with self._lock:
+            if self._by_path is None:
+                self._by_path = self._buffers(self._column())
+            return self._by_path.get(path)
+
+    def full(self) -> pa.Table:
+        """Every column (``schema.MANIFEST_SCHEMA``), in the manifest's order.
+
+        Raises ``DamagedCheckpoint`` (kind ``LIMIT_EXCEEDED``) where shared inline bytes would take more than 256 MiB.
+        """
+        with self._lock:
+            column = self._column()
+        return _with_inline(self.handles, column)
+
+    def rows(self, indices: pa.Array | pa.ChunkedArray) -> pa.Table:
+        """Some rows with every column, in the order of ``indices``."""
+        with self._lock:
+            column = self._column()
+        return _with_inline(self.handles.take(indices), column.take(indices))
+
+    def inline_faults(self) -> tuple[int, list[HandleFault]]:
+        """Bytes of the distinct inline segments, and the rules of section 4.4 that handles break (for validation)."""
+        with self._lock:
+            column = self._column()
+        encoded = (column if pa.types.is_dictionary(column.type) else pc.dictionary_encode(column)).combine_chunks()
+        codes, values = integers(encoded.indices), encoded.dictionary
+        used = values.take(pa.array(np.unique(codes[codes >= 0])))
+        return pc.sum(pc.binary_length(used)).as_py() or 0, inline_faults(self.handles, codes, values)
+
+    def _column(self) -> pa.ChunkedArray:
+        """The inline column, read at first use, as a dictionary where it was read."""
+        if self._inline is None:
+            try:
+                with _open(self._data, read_dictionary=["inline"]) as file:
+                    column = file.read(columns=["inline"])["inline"].unify_dictionaries()
+                if len(column) != self.handles.num_rows:
+                    raise ValueError(f"there are {len(column)} for {self.handles.num_rows} handles")
+            except _PARQUET_ERRORS as error:
+                raise DamagedCheckpoint(
+                    f"the inline segments of a manifest cannot be read: {error}; `ckpt validate` lists what else is wrong",
+                    kind=ErrorKind.DAMAGED_MANIFEST,
+                ) from error
+            self._inline = column
+        return self._inline
+
+    def _buffers(self, column: pa.ChunkedArray) -> Mapping[str, pa.Buffer]:
+        present = pc.indices_nonzero(pc.is_valid(column))
+        paths = pc.dictionary_encode(self.handles["path"].take(present).combine_chunks())
+        _, first = np.unique(integers(paths.indices), return_index=True)
+        values = _plain(column.take(present.take(pa.array(first))))
+        return dict(zip(paths.dictionary.to_pylist(), (value.as_buffer() for value in values), strict=True))
+
+
+def _with_inline(handles: pa.Table, column: pa.ChunkedArray) -> pa.Table:
+    return pa.table([*handles.columns, _plain(column)], schema=MANIFEST_SCHEMA)
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Inline bytes as plain binary, unless sharing would make them too large."""
+    if not pa.types.is_dictionary(column.type):
+        return column
+    expanded = sum(_expanded_bytes(chunk) for chunk in column.chunks)
+    if expanded > INLINE_EXPANDED_BYTES_MAX:
+        raise DamagedCheckpoint(
+            f"the inline segments of these handles would take {expanded:,} bytes of memory; at most "
+            f"{INLINE_EXPANDED_BYTES_MAX:,} are read. Segments that so many handles share belong in objects: `ckpt rewrite`",
+            kind=ErrorKind.LIMIT_EXCEEDED,
+        )
+    return column.cast(pa.binary())
+
+
+def _expanded_bytes(chunk: pa.DictionaryArray) -> int:
+    lengths = integers(pc.binary_length(chunk.dictionary), null=0)
+    codes = integers(chunk.indices)
+    return int(lengths[codes[codes >= 0]].sum()) if len(lengths) else 0
+
+
+# ---- tables of handles -----------------------------------------------------------------------------------------------
+
+
+def handles_table(handles: Iterable[Handle]) -> pa.Table:
+    """Handles as a table (``schema.MANIFEST_SCHEMA``), in the order given."""
+    columns = list(zip(*handles, strict=True)) or [()] * len(MANIFEST_SCHEMA)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, MANIFEST_SCHEMA, strict=True)]
+    return pa.table(arrays, schema=MANIFEST_SCHEMA)
+
+
+def sort_handles(table: pa.Table) -> pa.Table:
+    """The same rows by (operator, state, subtask with null first, layer), strings by their bytes (SPEC.md section 4.2).
+
+    Stable: rows that are equal in these keep their order, which for even_split and union is the order of the entries.
+    A table that is sorted is returned as it is.
+    """
+    if first_unsorted(table) is None:
+        return table
+    keys = (integers(table["layer"]), integers(table["subtask"]), _ranks(table["state"]), _ranks(table["operator"]))
+    return table.combine_chunks().take(pa.array(np.lexsort(keys)))
+
+
+def _ranks(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The rank of each string among the distinct ones, by bytes."""
+    encoded = pc.dictionary_encode(column.combine_chunks())
+    order = pc.array_sort_indices(encoded.dictionary).to_numpy()
+    ranks = np.empty(len(order), np.int64)
+    ranks[order] = np.arange(len(order))
+    return ranks[integers(encoded.indices)]
+
+
+def totals(table: pa.Table) -> Totals:
+    """Handles and rows; distinct segments, inline ones among them, and their sizes (SPEC.md section 3.2)."""
+    paths = pc.dictionary_encode(table["path"].combine_chunks())
+    codes = integers(paths.indices)
+    sizes = np.zeros(len(paths.dictionary), np.int64)
+    sizes[codes[codes >= 0]] = integers(table["size_bytes"])[codes >= 0]
+    return Totals(
+        handles=table.num_rows,
+        rows=pc.sum(table["rows"]).as_py() or 0,
+        segments=len(sizes),
+        bytes=int(sizes.sum()),
+    )
+
+
+def spill_inline(table: pa.Table, limit: int = INLINE_BYTES_MAX) -> list[str]:
+    """Which inline segments must become objects, by path, largest first (SPEC.md section 4.4).
+
+    As many as it takes for the distinct ones that stay to have at most ``limit`` bytes together, and, counted once for
+    each handle that shares them, at most 64 times as many. Empty in the usual case.
+    """
+    inline = table.select(["path", "inline"]).filter(pc.is_valid(table["inline"]))
+    if not inline.num_rows:
+        return []
+    paths = pc.dictionary_encode(inline["path"].combine_chunks())
+    codes = integers(paths.indices)
+    lengths = integers(pc.binary_length(_plain(inline["inline"])))
+    sizes = np.zeros(len(paths.dictionary), np.int64)
+    sizes[codes] = lengths
+    shared = sizes * np.bincount(codes, minlength=len(sizes))
+    order = np.argsort(-sizes, kind="stable")
+    # What is left when the k largest have gone, for every k.
+    left = sizes.sum() - np.cumsum(sizes[order]) + sizes[order]
+    left_shared = shared.sum() - np.cumsum(shared[order]) + shared[order]
+    spilled = order[(left > limit) | (left_shared > limit * 64)]
+    found: list[str] = paths.dictionary.take(pa.array(spilled)).to_pylist()
+    return found
+
+
+# ---- bytes -----------------------------------------------------------------------------------------------------------
+
+
+def encode_manifest(table: pa.Table) -> pa.Buffer:
+    """The Parquet file of a table of handles (``schema.MANIFEST_SCHEMA``, sorted) by SPEC.md section 4.5.
+
+    ``AssertionError`` for an unsorted table, which no caller of the library hands over.
+    """
+    assert first_unsorted(table) is None, "handles are sorted before they are encoded"
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        table.cast(MANIFEST_SCHEMA),
+        sink,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=_DICTIONARY_COLUMNS,
+        # Above what may be inline, so that the writer never gives its dictionary up and repeats the bytes.
+        dictionary_pagesize_limit=2 * INLINE_BYTES_MAX,
+        write_page_checksum=True,
+        write_statistics=["operator", "state"],
+        row_group_size=ROW_GROUP_ROWS_MAX,
+        store_schema=False,
+    )
+    return sink.getvalue()
+
+
+def manifest_ref(path: str, data: pa.Buffer) -> ManifestRef:
+    """What a record says of a manifest that lies under ``path``."""
+    metadata = pq.read_metadata(pa.BufferReader(data))
+    return ManifestRef(path, data.size, xxhash.xxh3_128_hexdigest(data), _uncompressed_bytes(metadata))
+
+
+def decode_manifest(data: pa.Buffer, ref: ManifestRef) -> Manifest:
+    """The manifest of these bytes, which must be the ones that the record names (SPEC.md sections 4 and 7.1).
+
+    Raises ``DamagedCheckpoint``: kind ``OBJECT_SIZE_DIFFERS`` or ``OBJECT_DIGEST_DIFFERS`` before anything is parsed,
+    ``INVALID_PATH`` for a path that leaves the store, ``DAMAGED_MANIFEST`` for everything else; never another error.
+    """
+    verify_manifest(data, ref)
+    handles = read_handles(data, ref)
+    for fault in handle_faults(handles):
+        raise _damaged(ref, fault.describe(handles), fault.kind)
+    return Manifest(handles, data=data)
+
+
+def verify_manifest(data: pa.Buffer, ref: ManifestRef) -> None:
+    """Size and digest against the record, before anything is parsed."""
+    if data.size != ref.size_bytes:
+        raise _damaged(
+            ref, f"it has {data.size:,} bytes, the record says {ref.size_bytes:,}", ErrorKind.OBJECT_SIZE_DIFFERS
+        )
+    digest = xxhash.xxh3_128_hexdigest(data)
+    if digest != ref.digest:
+        raise _damaged(ref, f"its digest is {digest}, the record says {ref.digest}", ErrorKind.OBJECT_DIGEST_DIFFERS)
+
+
+def read_handles(data: pa.Buffer, ref: ManifestRef) -> pa.Table:
+    """The planning columns (``PLANNING_SCHEMA``) of verified bytes; the rules for their values are not applied."""
+    try:
+        with _open(data) as file:
+            _check_file(file, ref)
+            table = file.read(columns=list(PLANNING_COLUMNS))
+            expected = file.metadata.num_rows
+            _check_row_groups(file.metadata, ref)
+    except _PARQUET_ERRORS as error:
+        raise _damaged(ref, f"it cannot be read as Parquet: {error}") from error
+    if table.num_rows != expected:
+        raise _damaged(ref, f"it has {table.num_rows} rows, its footer says {expected}")
+    # Nullability is the writer's choice in Parquet; that required columns hold no null is a rule on values.
+    return pa.table(
+        [_typed(column, field.type) for column, field in zip(table.columns, PLANNING_SCHEMA, strict=True)],
+        schema=PLANNING_SCHEMA,
+    )
+
+
+def _typed(column: pa.ChunkedArray, expected: pa.DataType) -> pa.ChunkedArray:
+    if column.type == expected:
+        return column
+    chunks = [
+        pa.ListArray.from_buffers(expected, len(c), c.buffers()[:2], c.null_count, c.offset, [c.values])
+        for c in column.chunks
+    ]
+    return pa.chunked_array(chunks, expected)
+
+
+def _open(data: pa.Buffer | None, **options: Any) -> pq.ParquetFile:
+    return pq.ParquetFile(
+        pa.BufferReader(data), page_checksum_verification=True, arrow_extensions_enabled=False, **options
+    )
+
+
+def _uncompressed_bytes(metadata: Any) -> int:
+    return sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
+
+
+def _check_file(file: pq.ParquetFile, ref: ManifestRef) -> None:
+    """The footer: columns and sizes. Nothing has been decompressed yet."""
+    metadata, schema = file.metadata, file.schema_arrow
+    if schema.names != MANIFEST_SCHEMA.names:
+        raise _damaged(
+            ref, f"its columns are {', '.join(schema.names)}; they must be {', '.join(MANIFEST_SCHEMA.names)}"
+        )
+    for found, due in zip(schema, MANIFEST_SCHEMA, strict=True):
+        same = (
+            found.type.value_type == due.type.value_type
+            if _both_lists(found.type, due.type)
+            else found.type == due.type
+        )
+        if not same:
+            raise _damaged(ref, f"its column {due.name} is {found.type}; it must be {due.type}")
+    claimed = _uncompressed_bytes(metadata)
+    if claimed != ref.uncompressed_bytes:
+        raise _damaged(ref, f"its footer says {claimed:,} uncompressed bytes, the record {ref.uncompressed_bytes:,}")
+
+
+def _check_row_groups(metadata: Any, ref: ManifestRef) -> None:
+    """Limits and encodings of SPEC.md section 4.5, of columns that have been read.
+
+    Only of those: the accessors of column chunks end the process where a forged footer leaves a chunk out, which reading
+    reports as an error.
+    """
+    for i in range(metadata.num_row_groups):
+        group = metadata.row_group(i)
+        if group.num_rows > ROW_GROUP_ROWS_MAX:
+            raise _damaged(
+                ref, f"row group {i} has {group.num_rows:,} rows; at most {ROW_GROUP_ROWS_MAX:,} are allowed"
+            )
+        for j in range(group.num_columns - 1):
+            column = group.column(j)
+            if column.compression not in _CODECS or not _ENCODINGS.issuperset(column.encodings):
+                how = f"{column.compression} and {', '.join(column.encodings)}"
+                raise _damaged(ref, f"column {column.path_in_schema} is stored by {how}, which SPEC 4.5 does not allow")
+
+
+def _both_lists(found: pa.DataType, due: pa.DataType) -> bool:
+    return bool(pa.types.is_list(found) and pa.types.is_list(due))
+
+
+def _damaged(ref: ManifestRef, message: str, kind: ErrorKind = ErrorKind.DAMAGED_MANIFEST) -> DamagedCheckpoint:
+    return DamagedCheckpoint(
+        f"manifest {ref.path} is damaged: {message}; `ckpt validate` lists everything that is wrong, `ckpt history` "
+        "what else there is",
+        kind=kind,
+        path=ref.path,
+    )
+
+
+__all__ = [
+    "INLINE_BYTES_MAX",
+    "Manifest",
+    "cut_handles",
+    "decode_manifest",
+    "encode_manifest",
+    "handles_table",
+    "manifest_ref",
+    "read_handles",
+    "sort_handles",
+    "spill_inline",
+    "totals",
+    "verify_manifest",
+]

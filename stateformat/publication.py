@@ -1,0 +1,358 @@
+"""The publication protocol: from a record that is ready to a permit to commit, or a reason why there is none.
+
+Theory of operation (SPEC.md section 8.2). A checkpoint exists from the moment its record is created as the newest, and
+others may go on from it before its own publisher has drawn breath. So creating the record proves nothing; what proves
+something is a listing *after* it. The greatest id never goes down, because every deletion of a record follows the sight
+of a greater one. A create therefore succeeds either as newest + 1, and is in the history for good, or at an id whose
+record had already expired, and is a stray; a listing that shows nothing greater tells the two apart.
+
+1. Create, if absent. Created → 4. Anything else (in the way, or no answer at all) → 2.
+2. Read back. Ours → 4, exactly as if the answer had come. Another attempt's → lost. Nothing → 3.
+3. Nothing there: list. An id not less than ours → lost: ours may have stood there and have expired. Otherwise → 1, under
+   the same name with the same bytes.
+4. List, twice. Nothing greater, both times → the permit. Something greater → 5.
+5. Read record id + 1. It names us as parent → our checkpoint is in the history and another run has gone on from it: the
+   record stays, and we stop. Otherwise ours is a stray: remove it, and stop.
+
+The steps are data (:data:`MOVES`); :func:`create_record` carries them out, one storage request each, and decides nothing.
+Steps that the storage does not answer are tried again with growing pauses, a bounded number of times; then nobody knows,
+the run stops, and a restart reads the truth.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from threading import Lock
+from typing import Final
+
+from stateformat import layout
+from stateformat.checkpoint import Checkpoint, load_manifest
+from stateformat.errors import (
+    DamagedCheckpoint,
+    ErrorKind,
+    InvalidInput,
+    JobMismatch,
+    OutcomeUnknown,
+    PublishConflict,
+    StorageError,
+    UnsupportedFormat,
+)
+from stateformat.history import find_record, newest_record, record_ids
+from stateformat.manifest import Manifest
+from stateformat.model import CheckpointId, ParentRef, Record
+from stateformat.storage import CreateOutcome, Storage
+
+logger = logging.getLogger(__name__)
+
+RETRIES: Final = 8
+"""How many steps may be repeated in one publication before its outcome is unknown."""
+PAUSE_S: Final = 0.05
+"""The first pause; each one after it is twice as long, up to :data:`PAUSE_MAX_S`."""
+PAUSE_MAX_S: Final = 5.0
+
+
+class At(Enum):
+    """Where a publication stands: a step to be done (each is one request), or an end."""
+
+    CREATE = "create"
+    READ_BACK = "read_back"
+    LOOK = "look"
+    LIST = "list"
+    LIST_AGAIN = "list_again"
+    READ_CHILD = "read_child"
+    WITHDRAW = "withdraw"
+
+    PERMITTED = "permitted"
+    """Ours is the newest, and was when we looked."""
+    LOST = "lost"
+    """Another's record stands under our id, or ours may have come and gone."""
+    CONTINUED = "continued"
+    """Ours is in the history (or nothing proves the contrary), and another run has gone on from it."""
+    WITHDRAWN = "withdrawn"
+    """Ours was a stray and has been removed."""
+
+
+class Saw(Enum):
+    """What the storage showed at a step."""
+
+    CREATED = "created"
+    IN_THE_WAY = "in_the_way"
+    NO_ANSWER = "no_answer"
+    OURS = "ours"
+    ANOTHERS = "anothers"
+    NOTHING = "nothing"
+    NOT_LESS = "not_less"
+    LESS = "less"
+    GREATER = "greater"
+    NONE_GREATER = "none_greater"
+    OUR_CHILD = "our_child"
+    NO_CHILD = "no_child"
+    REMOVED = "removed"
+
+
+MOVES: dict[tuple[At, Saw], At] = {
+    (At.CREATE, Saw.CREATED): At.LIST,
+    (At.CREATE, Saw.IN_THE_WAY): At.READ_BACK,
+    (At.CREATE, Saw.NO_ANSWER): At.READ_BACK,
+    (At.READ_BACK, Saw.OURS): At.LIST,
+    (At.READ_BACK, Saw.ANOTHERS): At.LOST,
+    (At.READ_BACK, Saw.NOTHING): At.LOOK,
+    (At.READ_BACK, Saw.NO_ANSWER): At.READ_BACK,
+    (At.LOOK, Saw.NOT_LESS): At.LOST,
+    (At.LOOK, Saw.LESS): At.CREATE,
+    (At.LOOK, Saw.NO_ANSWER): At.LOOK,
+    (At.LIST, Saw.NONE_GREATER): At.LIST_AGAIN,
+    (At.LIST, Saw.GREATER): At.READ_CHILD,
+    (At.LIST, Saw.NO_ANSWER): At.LIST,
+    (At.LIST_AGAIN, Saw.NONE_GREATER): At.PERMITTED,
+    (At.LIST_AGAIN, Saw.GREATER): At.READ_CHILD,
+    (At.LIST_AGAIN, Saw.NO_ANSWER): At.LIST,
+    (At.READ_CHILD, Saw.OUR_CHILD): At.CONTINUED,
+    (At.READ_CHILD, Saw.NO_CHILD): At.WITHDRAW,
+    (At.READ_CHILD, Saw.NO_ANSWER): At.READ_CHILD,
+    (At.WITHDRAW, Saw.REMOVED): At.WITHDRAWN,
+    (At.WITHDRAW, Saw.NO_ANSWER): At.WITHDRAW,
+}
+"""Every legal move. A repetition (back to CREATE, or a step to itself) counts against :data:`RETRIES`."""
+
+ENDS: Final = frozenset({At.PERMITTED, At.LOST, At.CONTINUED, At.WITHDRAWN})
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a publication ended, and the newest id that it saw at the end (None where no listing was made)."""
+
+    at: At
+    newest: CheckpointId | None = None
+
+
+def see_created(outcome: CreateOutcome) -> Saw:
+    """What an attempt to create shows."""
+    if outcome is CreateOutcome.CREATED:
+        return Saw.CREATED
+    return Saw.IN_THE_WAY if outcome is CreateOutcome.CONFLICT else Saw.NO_ANSWER
+
+
+def see_back(found: Record | None, ours: ParentRef) -> Saw:
+    """What the record under our id shows."""
+    if found is None:
+        return Saw.NOTHING
+    return Saw.OURS if found.ref == ours else Saw.ANOTHERS
+
+
+def see_child(found: Record | None, ours: ParentRef) -> Saw:
+    """What the record under our id + 1 shows. A parent is named by id *and* attempt."""
+    return Saw.OUR_CHILD if found is not None and found.parent == ours else Saw.NO_CHILD
+
+
+@dataclass
+class _Steps:
+    """The request of each step, and what it showed. Holds no decision."""
+
+    storage: Storage
+    ours: ParentRef
+    data: bytes
+    newest: CheckpointId | None = None
+    last_error: Exception | None = None
+
+    def take(self, at: At) -> Saw:
+        steps: Mapping[At, Callable[[], Saw]] = {
+            At.CREATE: self._create,
+            At.READ_BACK: self._read_back,
+            At.LOOK: lambda: Saw.NOT_LESS if self._list() >= self.ours.checkpoint_id else Saw.LESS,
+            At.LIST: self._list_greater,
+            At.LIST_AGAIN: self._list_greater,
+            At.READ_CHILD: self._read_child,
+            At.WITHDRAW: self._withdraw,
+        }
+        try:
+            return steps[at]()
+        except StorageError as error:
+            # "Unsuitable" is an answer. "Visible" means that the record stands and may not survive a power failure:
+            # a permit would rest on it, so nobody may act on it before a restart has read what did survive.
+            if error.kind is ErrorKind.STORAGE_UNSUITABLE or error.details.get("visible"):
+                raise
+            self.last_error = error
+            logger.warning("%s of checkpoint %s was not answered: %s", at.value, self.ours.checkpoint_id, error)
+            return Saw.NO_ANSWER
+
+    def _create(self) -> Saw:
+        return see_created(self.storage.create(layout.record_path(self.ours.checkpoint_id), self.data))
+
+    def _read_back(self) -> Saw:
+        try:
+            return see_back(find_record(self.storage, self.ours.checkpoint_id), self.ours)
+        except (DamagedCheckpoint, UnsupportedFormat):
+            return Saw.ANOTHERS
+
+    def _list(self) -> int:
+        """The greatest id listed; 0 where there is none."""
+        ids = record_ids(self.storage)
+        self.newest = ids[-1] if ids else None
+        return ids[-1] if ids else 0
+
+    def _list_greater(self) -> Saw:
+        return Saw.GREATER if self._list() > self.ours.checkpoint_id else Saw.NONE_GREATER
+
+    def _read_child(self) -> Saw:
+        try:
+            return see_child(find_record(self.storage, CheckpointId(self.ours.checkpoint_id + 1)), self.ours)
+        except (DamagedCheckpoint, UnsupportedFormat):
+            # It may name us. A record is removed only when it is certain that nobody does.
+            return Saw.OUR_CHILD
+
+    def _withdraw(self) -> Saw:
+        self.storage.delete([layout.record_path(self.ours.checkpoint_id)])
+        return Saw.REMOVED
+
+
+def create_record(
+    storage: Storage, ours: ParentRef, data: bytes, *, sleep: Callable[[float], None] = time.sleep
+) -> Ending:
+    """Carry the protocol out for a record whose manifest is durable, and say how it ended.
+
+    ``data`` are the record's bytes; they are the same in every try. Raises ``OutcomeUnknown`` when the storage stays
+    silent for :data:`RETRIES` repetitions, and lets ``StorageError`` of kind ``STORAGE_UNSUITABLE`` through. Called by
+    ``PendingCheckpoint.publish`` and by ``copying.copy``, once each per record.
+    """
+    steps = _Steps(storage, ours, data)
+    at, repeats = At.CREATE, 0
+    while at not in ENDS:
+        try:
+            saw = steps.take(at)
+        except StorageError as error:
+            if error.kind is ErrorKind.STORAGE_UNSUITABLE:
+                raise
+            raise _unknown(storage, ours, error) from error
+        after = MOVES[at, saw]
+        if saw is Saw.NO_ANSWER and at is not At.CREATE or after is At.CREATE:
+            repeats += 1
+            if repeats > RETRIES:
+                if at in (At.READ_CHILD, At.WITHDRAW):
+                    # We have been overtaken, which is all that the caller needs. What stays behind is at worst a stray.
+                    logger.warning("record %s of %s may stay behind as a stray", ours.checkpoint_id, storage.url)
+                    return Ending(At.CONTINUED, steps.newest)
+                raise _unknown(storage, ours, steps.last_error) from steps.last_error
+            sleep(min(PAUSE_S * 2 ** (repeats - 1), PAUSE_MAX_S))
+        at = after
+    return Ending(at, steps.newest)
+
+
+def _unknown(storage: Storage, ours: ParentRef, error: Exception | None) -> OutcomeUnknown:
+    return OutcomeUnknown(
+        f"{storage.url} does not say whether checkpoint {ours.checkpoint_id} (attempt {ours.attempt_id}) was published"
+        f"{f': {error}' if error else ''}. Commit nothing; start again, and the run goes on from the newest that is there",
+        checkpoint_id=ours.checkpoint_id,
+        attempt_id=ours.attempt_id,
+    )
+
+
+def conflict(storage: Storage, record: Record, ending: Ending) -> PublishConflict | JobMismatch:
+    """The error for an ending without a permit. It looks who stands there now, for the message only."""
+    rival = _newest_for_message(storage)
+    who = f"checkpoint {rival.checkpoint_id} of attempt {rival.attempt_id}" if rival else "another run's checkpoint"
+    if rival and rival.job_id != record.job_id:
+        return JobMismatch(
+            f"{storage.url} belongs to job {rival.job_id!r}; job {record.job_id!r} cannot publish checkpoint "
+            f"{record.checkpoint_id} there. Give the job a store of its own",
+            job_id=rival.job_id,
+        )
+    what = {
+        At.LOST: "was lost to another run",
+        At.CONTINUED: "was published, and another run has gone on from it and taken over its commits",
+        At.WITHDRAWN: "was overtaken and has been withdrawn",
+    }[ending.at]
+    return PublishConflict(
+        f"checkpoint {record.checkpoint_id} (attempt {record.attempt_id}) of {storage.url} {what}; the newest is {who}. "
+        "Commit nothing and stop; a restart goes on from the newest",
+        kind=ErrorKind.PUBLISH_LOST if ending.at is At.LOST else ErrorKind.OVERTAKEN,
+        checkpoint_id=record.checkpoint_id,
+        attempt_id=record.attempt_id,
+        published=ending.at is At.CONTINUED,
+        newest=rival.checkpoint_id if rival else ending.newest,
+        newest_attempt_id=rival.attempt_id if rival else None,
+    )
+
+
+def _newest_for_message(storage: Storage) -> Record | None:
+    try:
+        return newest_record(storage)
+    except (StorageError, DamagedCheckpoint, UnsupportedFormat):
+        logger.debug("cannot tell who overtook us in %s", storage.url, exc_info=True)
+        return None
+
+
+class HeldCheckpoint(Checkpoint):
+    """A checkpoint that a run builds on. Its manifest is known already where this run has published it.
+
+    Whoever carries state from it does not fetch it again, and reading one manifest never waits for another's.
+    """
+
+    def __init__(self, storage: Storage, record: Record, manifest: Manifest | None = None) -> None:
+        super().__init__(storage, record)
+        self._known = manifest
+        self._reading = Lock()
+
+    @property
+    def manifest(self) -> Manifest:  # type: ignore[override]
+        """All handles; read and verified at first use."""
+        with self._reading:
+            if self._known is None:
+                self._known = load_manifest(self.storage, self.record)
+            return self._known
+
+
+_PROOF: Final = object()
+
+
+@dataclass(frozen=True)
+class CommitPermit:
+    """Proof that a checkpoint was the newest when its holder looked: the right to commit it, and to begin the next.
+
+    Only ``PendingCheckpoint.publish``, ``CheckpointStore.start`` and ``CheckpointStore.rollback`` make one; a sink's
+    commit demands one. ``notes`` are sentences for the user about what this checkpoint means (which checkpoints a
+    rollback has left behind).
+    """
+
+    held: HeldCheckpoint = field(repr=False, compare=False)
+    record: Record
+    notes: tuple[str, ...] = ()
+    proof: object = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.proof is not _PROOF:
+            raise InvalidInput("a CommitPermit is given by publish() and start(), and made by nobody else")
+
+    @property
+    def ref(self) -> ParentRef:
+        """The checkpoint, as a child names it."""
+        return self.record.ref
+
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint, open. The same object every time, so its manifest is read at most once."""
+        return self.held
+
+
+def permit(
+    storage: Storage, record: Record, *, manifest: Manifest | None = None, notes: tuple[str, ...] = ()
+) -> CommitPermit:
+    """A permit. Called at the two places that have just proved the right to it, and nowhere else."""
+    return CommitPermit(HeldCheckpoint(storage, record, manifest), record, notes, _PROOF)
+
+
+__all__ = [
+    "ENDS",
+    "MOVES",
+    "At",
+    "CommitPermit",
+    "Ending",
+    "HeldCheckpoint",
+    "Saw",
+    "conflict",
+    "create_record",
+    "permit",
+]

@@ -1,0 +1,248 @@
+"""Read the state of subtasks: slices of segments to rows, merged, evolved and verified (SPEC.md sections 5.4, 5.7, 6.2).
+
+Theory of operation. Slices of one state come in and batches of one schema go out. What a slice holds is read a piece at a
+time by ``segment_reader``, which verifies it, and brought to the schema that is asked for. Where keyed state lies in layers,
+key groups are taken a chunk at a time, few enough for all layers of them to fit in memory; the manifest says how many rows
+each group has, so chunks are planned before anything is read. Pieces are read one or two ahead of whoever takes the rows.
+Memory is a few pieces, whatever the size of the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import chain, groupby
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from stateformat.ahead import ahead
+from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput
+from stateformat.layers import evolve_table, merge_layers
+from stateformat.manifest import Manifest
+from stateformat.model import Handle, Mode, Record, SchemaVersion, State
+from stateformat.schema import segment_schema
+from stateformat.segment_reader import PIECE_BYTES_MAX, PIECE_ROWS_MAX, SegmentReader
+from stateformat.storage import Storage
+
+WHOLE_BYTES_MAX: Final = 128 << 20
+"""A segment of which every row is wanted is fetched at once up to this size, and in ranges above."""
+# Below this a second request costs more than the bytes that it saves.
+_SMALL_BYTES: Final = 64 << 10
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A slice with the handle that it is a slice of."""
+
+    subtask: int | None
+    handle: Handle
+    row_start: int
+    rows: int
+    first_group: int
+    counts: npt.NDArray[np.int64]
+    """Rows of each group of the slice from ``first_group`` on; empty in modes without groups."""
+
+
+def read_slices(
+    storage: Storage,
+    record: Record,
+    manifest: Manifest,
+    slices: pa.Table,
+    *,
+    as_schema: SchemaVersion | None = None,
+    batch_rows: int = 131_072,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of slices of one state, as batches of at most ``batch_rows`` rows.
+
+    ``slices`` is a ``schema.SLICE_SCHEMA`` table whose ``handle`` numbers rows of ``manifest.handles``. Columns:
+    ``segment_schema`` of the state with its current schema, or with ``as_schema``; keyed rows without ``_op``. Order:
+    subtasks as they come in ``slices``; within one, keyed rows by ``_key_group`` with its layers merged, other modes as
+    their slices come. Progress is one row per edge over all slices (SPEC.md section 6.2).
+
+    Raises ``InvalidInput`` for slices that are none of this manifest, ``DamagedCheckpoint`` (kind ``OBJECT_MISSING`` for an
+    object that is not there, which may have expired), ``InvalidState`` for a schema that cannot evolve, ``StorageError``.
+    """
+    if batch_rows < 1:
+        raise InvalidInput(f"batch_rows is {batch_rows}; at least 1")
+    parts, state = _parts(record, manifest, slices)
+    if not parts or state is None:
+        return
+    reading = _Reading(storage, record, manifest, state, as_schema or state.current)
+    if state.mode is Mode.PROGRESS:
+        tables = _single(merge_progress(pa.concat_tables(reading.in_order(parts))))
+    elif state.mode is Mode.KEYED:
+        owners = (list(group) for _, group in groupby(parts, key=lambda part: part.subtask))
+        tables = _flat(reading.keyed(group) for group in owners)
+    else:
+        tables = reading.in_order(parts)
+    with closing(ahead(tables)) as made:
+        yield from _batches(made, reading.schema, batch_rows)
+
+
+def _parts(record: Record, manifest: Manifest, slices: pa.Table) -> tuple[list[_Part], State | None]:
+    """The slices that have rows, with their handles and counts; and the state, None where there are none."""
+    rows = [row for row in slices.to_pylist() if row["rows"]]
+    if not rows:
+        return [], None
+    names = {(row["operator"], row["state"]) for row in rows}
+    numbers = [row["handle"] for row in rows]
+    if len(names) != 1 or min(numbers) < 0 or max(numbers) >= len(manifest.handles):
+        raise InvalidInput(
+            f"slices name states {sorted(names)} and handles up to {max(numbers)} of {len(manifest.handles)}"
+        )
+    chosen = manifest.handles.take(pa.array(numbers, pa.int64()))
+    counts = chosen["rows_per_group"].combine_chunks()
+    others = chosen.drop_columns(["rows_per_group"]).to_pylist()
+    parts = []
+    for number, (row, fields) in enumerate(zip(rows, others, strict=True)):
+        of_group = counts[number].values
+        handle = Handle(**fields, rows_per_group=None if of_group is None else of_group.to_numpy())
+        if (handle.operator, handle.state) not in names:
+            raise InvalidInput(f"a slice of {names} names a handle of state {handle.state!r} of {handle.operator!r}")
+        first, cut = _cut_counts(handle, row["row_start"] - handle.row_start, row["rows"])
+        wanted = (row["first_group"], row["last_group"])
+        if len(cut) and None not in wanted and not wanted[0] <= first <= first + len(cut) - 1 <= wanted[1]:
+            raise InvalidInput(
+                f"a slice of {handle.path} is to hold groups {wanted[0]} to {wanted[1]}, and its rows are of groups {first} "
+                f"to {first + len(cut) - 1}; plan again from this manifest"
+            )
+        parts.append(_Part(row["subtask"], handle, row["row_start"], row["rows"], first, cut))
+    return parts, record.state(*names.pop())
+
+
+def _cut_counts(handle: Handle, low: int, rows: int) -> tuple[int, npt.NDArray[np.int64]]:
+    """The first group with rows, and the rows of each group, in ``rows`` rows from the handle's row ``low`` on."""
+    if handle.rows_per_group is None or handle.first_group is None:
+        return 0, np.zeros(0, np.int64)
+    ends = np.concatenate([[0], np.cumsum(np.asarray(handle.rows_per_group, np.int64))])
+    counts = np.diff(np.clip(ends, low, low + rows))
+    present = np.flatnonzero(counts)
+    if not len(present):
+        return 0, np.zeros(0, np.int64)
+    return handle.first_group + int(present[0]), counts[present[0] : present[-1] + 1]
+
+
+class _Reading:
+    """What all slices of one call share."""
+
+    def __init__(
+        self, storage: Storage, record: Record, manifest: Manifest, state: State, target: SchemaVersion
+    ) -> None:
+        self.schema: pa.Schema = segment_schema(replace(state, schemas=(*state.schemas[:-1], target)))
+        self._storage = storage
+        self._record = record
+        self._manifest = manifest
+        self._state = state
+        self._target = target
+
+    def in_order(self, parts: Iterable[_Part]) -> Generator[pa.Table, None, None]:
+        """The rows of the parts, one after another."""
+        for part in parts:
+            for table in self._open(part).tables(part.row_start, part.rows):
+                yield self._evolved(table, part)
+
+    def keyed(self, parts: Sequence[_Part]) -> Generator[pa.Table, None, None]:
+        """The rows of one subtask's keyed state, by key group, its layers merged."""
+        parts = sorted(parts, key=lambda part: (part.handle.layer, part.first_group))
+        if any(not len(part.counts) for part in parts):
+            raise DamagedCheckpoint(
+                f"a handle of keyed state {self._state.name!r} of {self._state.operator!r} says no rows per key group",
+                kind=ErrorKind.DAMAGED_MANIFEST,
+            )
+        if parts[-1].handle.layer == 0:
+            yield from self.in_order(parts)
+            return
+        # Readers stay open over all chunks, so they may hold no more bytes together than one whole segment.
+        whole = sum(part.handle.size_bytes for part in parts) <= WHOLE_BYTES_MAX
+        readers = [self._open(part, whole=whole) for part in parts]
+        for first, last in _chunks(parts):
+            layers: dict[int, list[pa.Table]] = {}
+            for part, reader in zip(parts, readers, strict=True):
+                start = part.row_start + int(part.counts[: max(0, first - part.first_group)].sum())
+                stop = part.row_start + int(part.counts[: max(0, last + 1 - part.first_group)].sum())
+                if start < stop:
+                    tables = (self._evolved(table, part) for table in reader.tables(start, stop - start))
+                    layers.setdefault(part.handle.layer, []).extend(tables)
+            if layers:
+                tables_of = [pa.concat_tables(layers[layer]) for layer in sorted(layers)]
+                yield merge_layers(tables_of, self._state.row_key, self._state.key_columns, includes_base=True)
+
+    def _open(self, part: _Part, *, whole: bool = True) -> SegmentReader:
+        handle = part.handle
+        # Whoever decodes the manifest knows which paths are inline; no object lies under those.
+        inline = self._manifest.inline(handle.path) if handle.path is not None else None
+        all_rows = part.rows == handle.segment_rows and whole and handle.size_bytes <= WHOLE_BYTES_MAX
+        return SegmentReader(
+            self._storage,
+            self._record,
+            self._state,
+            handle,
+            inline=inline,
+            whole=all_rows or handle.size_bytes <= _SMALL_BYTES,
+        )
+
+    def _evolved(self, table: pa.Table, part: _Part) -> pa.Table:
+        return evolve_table(table, self._state.by_schema_id[part.handle.schema_id], self._target)
+
+
+def _chunks(parts: Sequence[_Part]) -> Iterator[tuple[int, int]]:
+    """First and last key group, both inclusive, of chunks whose layers are merged at a time: a few megabytes of rows.
+
+    A chunk is at least one key group, however many rows that has.
+    """
+    first = min(part.first_group for part in parts)
+    rows = np.zeros(max(part.first_group + len(part.counts) for part in parts) - first, np.int64)
+    for part in parts:
+        rows[part.first_group - first :][: len(part.counts)] += part.counts
+    row_bytes = max(part.handle.uncompressed_bytes // max(1, part.handle.segment_rows) for part in parts)
+    limit = max(1, min(PIECE_ROWS_MAX, 2 * PIECE_BYTES_MAX // max(1, row_bytes)))
+    ends = np.cumsum(rows)
+    group = done = 0
+    while group < len(rows):
+        after = max(group + 1, int(np.searchsorted(ends, done + limit, "right")))
+        yield first + group, first + after - 1
+        group, done = after, int(ends[after - 1])
+
+
+def merge_progress(rows: pa.Table) -> pa.Table:
+    """Rows of several handles, one row per edge: the least watermark, ended only if ended in all (SPEC.md section 6.2)."""
+    merged = rows.group_by("_edge", use_threads=False).aggregate([("_watermark", "min"), ("_ended", "all")])
+    columns = [merged["_edge"], merged["_watermark_min"], merged["_ended_all"]]
+    return pa.Table.from_arrays(columns, schema=rows.schema)
+
+
+def _single(table: pa.Table) -> Generator[pa.Table, None, None]:
+    yield table
+
+
+def _flat(groups: Iterable[Generator[pa.Table, None, None]]) -> Generator[pa.Table, None, None]:
+    yield from chain.from_iterable(groups)
+
+
+def _batches(tables: Iterable[pa.Table], schema: pa.Schema, batch_rows: int) -> Iterator[pa.RecordBatch]:
+    """Batches as they lie in memory, but small ones put together."""
+    waiting: list[pa.RecordBatch] = []
+    held = 0
+    for table in tables:
+        for batch in table.to_batches(max_chunksize=batch_rows):
+            if not len(batch):
+                continue
+            if waiting and held + len(batch) > batch_rows:
+                yield _joined(waiting, schema)
+                waiting, held = [], 0
+            if not waiting and 8 * len(batch) > batch_rows:
+                yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+                continue
+            waiting.append(batch)
+            held += len(batch)
+    if waiting:
+        yield _joined(waiting, schema)
+
+
+def _joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    columns = [pa.concat_arrays(column) for column in zip(*(batch.columns for batch in batches), strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

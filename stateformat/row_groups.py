@@ -1,0 +1,74 @@
+"""Where one row group of a segment ends and the next begins (SPEC.md section 5.5).
+
+A row group holds whole groups up to a number of rows, or a part of one larger group, so that a range of groups is read as
+a range of row groups. There are at most 1,024 in a file, because readers parse the footer whole: a table whose size is
+known gets larger row groups from the start, a stream gets larger ones the longer it grows.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from stateformat.errors import ErrorKind, InvalidState
+
+ROW_GROUPS_MAX: Final = 1024
+# Strings and blobs: fewer rows, so that one row group is read in little memory.
+ROW_GROUP_BYTES_MAX: Final = 64 << 20
+_STEADY: Final = 512
+_STEP: Final = 64
+
+
+def row_limit(row_group_rows: int, row_count: int, size_bytes: int) -> int:
+    """How many rows a row group may hold: ``row_group_rows``, or fewer if rows are as large as these are on average."""
+    if size_bytes <= ROW_GROUP_BYTES_MAX or not row_count:
+        return row_group_rows
+    return max(1, min(row_group_rows, ROW_GROUP_BYTES_MAX * row_count // size_bytes))
+
+
+def grown_limit(limit: int, written: int) -> int:
+    """The limit for the next row group of a stream of which ``written`` are written: doubled every 64 beyond 512."""
+    return limit << max(0, (written - _STEADY) // _STEP + 1)
+
+
+def split_groups(counts: npt.NDArray[Any], limit: int, *, begun: bool = False) -> list[int]:
+    """Cut rows into row groups: the numbers of the rows at which they end; the last is the number of all rows.
+
+    ``counts``: rows of each group, in order; zeros are fine. ``begun``: earlier row groups hold a part of the first group,
+    so that it shares none with the next.
+    """
+    ends = np.cumsum(counts[counts > 0])
+    stops: list[int] = []
+    start = group = 0
+    while group < len(ends):
+        fitting = 0 if begun else int(np.searchsorted(ends, start + limit, "right")) - group
+        if fitting:
+            group += fitting
+            start = int(ends[group - 1])
+            stops.append(start)
+            continue
+        end = int(ends[group])
+        stops += [*range(start + limit, end, limit), end]
+        start, group, begun = end, group + 1, False
+    return stops
+
+
+def split_table(counts: npt.NDArray[Any], limit: int) -> list[int]:
+    """The same for all rows of a segment, at most 1,024 row groups: with a higher limit where need be."""
+    stops = split_groups(counts, limit)
+    while len(stops) > ROW_GROUPS_MAX:
+        limit *= 2
+        stops = split_groups(counts, limit)
+    return stops
+
+
+def check_row_groups(written: int, where: str) -> None:
+    """Refuse a row group that would be one too many in a stream; ``InvalidState`` of kind LIMIT_EXCEEDED."""
+    if written >= ROW_GROUPS_MAX:
+        raise InvalidState(
+            f"{where}: the stream fills more than {ROW_GROUPS_MAX} row groups, which is all that a segment may have; "
+            "raise row_group_rows, or the parallelism of the operator",
+            kind=ErrorKind.LIMIT_EXCEEDED,
+        )

@@ -1,0 +1,324 @@
+"""From the rows that a runtime hands over to the rows of a segment: their columns, types, values and order.
+
+Everything here is pure. :func:`conform` gives a table the columns of ``schema.segment_schema``; :func:`key_groups_of`
+computes or verifies key groups; :func:`row_order` says in which order a segment holds the rows (SPEC.md section 5.2);
+:class:`Gather` gives them in that order. Gathering costs more than all the rest together, so rows that already are in
+order are never gathered, and the others are gathered column by column, a row group at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateformat.errors import ErrorKind, InvalidState
+from stateformat.hashing import DEFAULT_KEY_HASH, hash_keys, normalise_key_column
+from stateformat.key_groups import MAX_PARALLELISM_LIMIT, default_max_parallelism, key_groups
+from stateformat.model import Field, Mode, Operator, State
+from stateformat.schema import CLEAR, KEY_GROUP, OP, UPSERT, children, has_key_groups, segment_schema
+
+_Groups = npt.NDArray[np.int32]
+_Order = npt.NDArray[Any]
+
+_LARGE: Final = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
+_OFFSET_BYTES_MAX: Final = 2**31 - 1
+_CHUNK_ROWS: Final = 65_536
+# Arrow sorts a range of integers of this size by counting, stably, and a larger one by comparing.
+_COUNTING_SORT_MAX: Final = 4095
+
+
+def conform(
+    rows: pa.Table, state: State, *, schema_id: int, delta: bool, where: str, fill: Mapping[str, Any] | None = None
+) -> pa.Table:
+    """The rows with the columns of the segment (SPEC.md section 5.1), in its order; ``_key_group`` only if given.
+
+    Columns may come in any order; nullable ones that are missing are null, and so are those of ``fill``, whose value they
+    take. Types are cast where no value changes. Floats in key columns are normalised. ``where`` names the state in
+    messages. Raises ``InvalidState``, the writer's fault: kind SCHEMA_MISMATCH for columns and types, NULL_NOT_ALLOWED.
+    """
+    schema = segment_schema(state, schema_id, delta=delta)
+    names = rows.column_names
+    wrong = sorted({name for name in names if name not in schema.names or names.count(name) > 1})
+    if wrong:
+        raise InvalidState(f"{where}: columns {wrong} are unknown or stand twice; the columns are {schema.names}")
+    required = {*state.key_columns, "_map_key"} | {name for name in schema.names if name.startswith("_")}
+    required |= {item.name for item in state.by_schema_id[schema_id].fields if not item.nullable}
+    fill = fill or {}
+    fields, columns = [], []
+    for field in schema:
+        if field.name in names:
+            column = _cast(rows[field.name], field.type, f"{where}: column {field.name!r}")
+        elif field.name in fill:
+            column = pa.chunked_array([pa.repeat(pa.scalar(fill[field.name], field.type), len(rows))])
+        elif field.name == KEY_GROUP.name:
+            continue
+        elif field.name in required:
+            raise InvalidState(f"{where}: column {field.name!r} is missing; the columns given are {names}")
+        else:
+            column = pa.chunked_array([pa.nulls(len(rows), field.type)])
+        if field.name in state.key_columns or field.name == "_map_key":
+            column = normalise_key_column(column)
+        if not field.nullable and column.null_count:
+            raise _null_found(where, field.name, column.null_count)
+        fields.append(field)
+        columns.append(column)
+    table = pa.Table.from_arrays(columns, schema=pa.schema(fields))
+    if delta:
+        _check_operations(table, state, where)
+    _check_nulls(table, state.by_schema_id[schema_id].fields, where)
+    return table
+
+
+def _null_found(where: str, column: str, count: int) -> InvalidState:
+    return InvalidState(
+        f"{where}: column {column!r} is declared without nulls and holds {count}; fill them, or declare it nullable",
+        kind=ErrorKind.NULL_NOT_ALLOWED,
+        column=column,
+    )
+
+
+def _check_operations(table: pa.Table, state: State, where: str) -> None:
+    """``_op`` is 0, 1 or 2, and a clear has key columns and nothing else (SPEC.md section 5.4)."""
+    bounds = pc.min_max(table[OP.name]).as_py()
+    if not len(table):
+        return
+    if bounds["min"] < UPSERT or bounds["max"] > CLEAR:
+        raise InvalidState(f"{where}: _op is {bounds['min']} to {bounds['max']}; it is 0 upsert, 1 delete or 2 clear")
+    if bounds["max"] == CLEAR:
+        clears = table.filter(pc.equal(table[OP.name], CLEAR))
+        for name in clears.column_names:
+            if name not in (KEY_GROUP.name, OP.name, *state.key_columns) and clears[name].null_count < len(clears):
+                raise InvalidState(f"{where}: a clear (_op 2) holds a value in {name!r}; it has key columns only")
+
+
+def _check_nulls(table: pa.Table, fields: tuple[Field, ...], where: str) -> None:
+    strict = [item for item in fields if not _all_nullable(item)]
+    if strict and OP.name in table.column_names:
+        # Deletes and clears name a key; they have no values to be checked.
+        table = table.filter(pc.equal(table[OP.name], UPSERT))
+    for item in strict:
+        for chunk in table[item.name].chunks:
+            _check_field_nulls(chunk, item, f"{item.name}", where)
+
+
+def _all_nullable(item: Field) -> bool:
+    return item.nullable and all(_all_nullable(child) for child in _value_children(item))
+
+
+def _value_children(item: Field) -> tuple[Field, ...]:
+    # The key of a map is never null in Arrow, whatever the field says.
+    nested = children(item)
+    return nested[1:] if not isinstance(item.type, str) and item.type[0] == "map" else nested
+
+
+def _check_field_nulls(array: pa.Array, item: Field, path: str, where: str) -> None:
+    if not item.nullable and array.null_count:
+        raise _null_found(where, path, array.null_count)
+    nested = [child for child in _value_children(item) if not _all_nullable(child)]
+    if not nested or isinstance(item.type, str):
+        return
+    present = array.drop_null()
+    if item.type[0] == "struct":
+        names = [child.name for child in children(item)]
+        parts = {names[index]: part for index, part in enumerate(present.flatten())}
+    elif item.type[0] == "list":
+        parts = {nested[0].name: present.flatten()}
+    else:
+        start, stop = (present.offsets[i].as_py() for i in (0, len(present)))
+        parts = {nested[0].name: present.items.slice(start, stop - start)}
+    for child in nested:
+        _check_field_nulls(parts[child.name], child, f"{path}.{child.name}", where)
+
+
+def _cast(column: pa.ChunkedArray, wanted: pa.DataType, what: str) -> pa.ChunkedArray:
+    if column.type == wanted:
+        return column
+    if not _keeps_values(column.type, wanted):
+        raise InvalidState(f"{what} is {column.type} and should be {wanted}; cast it first, if that is what is meant")
+    try:
+        return column.cast(wanted, safe=True)
+    except pa.ArrowException as error:
+        raise InvalidState(f"{what} is {column.type}, and not every value of it is a {wanted}: {error}") from error
+
+
+def _keeps_values(given: Any, wanted: Any) -> bool:
+    """Whether a safe cast gives the same values or fails: the only casts that are done unasked."""
+    is_ = pa.types
+    if given == wanted or is_.is_null(given):
+        return True
+    if is_.is_dictionary(given):
+        return _keeps_values(given.value_type, wanted)
+    if is_.is_list(wanted):
+        of_list = is_.is_list(given) or is_.is_large_list(given) or is_.is_fixed_size_list(given)
+        return of_list and _keeps_values(given.value_type, wanted.value_type)
+    if is_.is_map(wanted):
+        keys = is_.is_map(given) and _keeps_values(given.key_type, wanted.key_type)
+        return keys and _keeps_values(given.item_type, wanted.item_type)
+    if is_.is_struct(wanted):
+        return (
+            is_.is_struct(given)
+            and [item.name for item in given] == [item.name for item in wanted]
+            and all(_keeps_values(a.type, b.type) for a, b in zip(given, wanted, strict=True))
+        )
+    return (
+        (is_.is_integer(given) and is_.is_integer(wanted))
+        or (is_.is_floating(given) and is_.is_floating(wanted) and given.bit_width < wanted.bit_width)
+        or (is_.is_decimal(given) and is_.is_decimal(wanted))
+        or (is_.is_date(given) and is_.is_date(wanted))
+        or (is_.is_timestamp(given) and is_.is_timestamp(wanted) and (given.tz is None) is (wanted.tz is None))
+        or (is_.is_string(wanted) and (is_.is_large_string(given) or is_.is_string_view(given)))
+        or (
+            is_.is_binary(wanted)
+            and (is_.is_large_binary(given) or is_.is_binary_view(given) or is_.is_fixed_size_binary(given))
+        )
+    )
+
+
+def key_groups_of(table: pa.Table, state: State, operator: Operator, *, trust: bool, where: str) -> _Groups:
+    """The key group of each row (SPEC.md section 5.3), of a table with the key columns and perhaps ``_key_group``.
+
+    A ``_key_group`` that is given is compared with the hash of the keys, unless ``trust``; then only its range is checked.
+    Raises ``InvalidState`` where it differs.
+    """
+    ceiling = operator.max_parallelism or default_max_parallelism(operator.parallelism)
+    given = table[KEY_GROUP.name].combine_chunks().to_numpy() if KEY_GROUP.name in table.column_names else None
+    if given is not None and trust:
+        if len(given) and not (given.min() >= 0 and given.max() < ceiling):
+            raise InvalidState(
+                f"{where}: _key_group is {given.min()} to {given.max()}; the operator has key groups 0 to {ceiling - 1}"
+            )
+        groups: _Groups = given
+        return groups
+    hashes = hash_keys([table[name] for name in state.key_columns], operator.key_hash or DEFAULT_KEY_HASH)
+    groups = key_groups(hashes, ceiling)
+    if given is not None and not np.array_equal(given, groups):
+        row = int(np.argmax(given != groups))
+        key = table.select(list(state.key_columns)).slice(row, 1).to_pylist()[0]
+        raise InvalidState(
+            f"{where}: row {row} with key {key!r} has _key_group {given[row]} and belongs to {groups[row]} of {ceiling}; "
+            "leave the column out to have it computed"
+        )
+    return groups
+
+
+def group_counts(groups: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """How many rows each group from 0 on has."""
+    counts = np.zeros(int(groups.max(initial=-1)) + 1, np.int64)
+    for start in range(0, len(groups), _CHUNK_ROWS):
+        # bincount widens what it counts; a chunk of that stays in the cache.
+        counts += np.bincount(groups[start : start + _CHUNK_ROWS], minlength=len(counts))
+    return counts
+
+
+def row_order(table: pa.Table, state: State, groups: _Groups) -> _Order | None:
+    """The row numbers in the order in which the segment holds them (SPEC.md section 5.2); None if they are in order.
+
+    Keyed rows are ordered by key group and keep their order within it; rows in flight by (group, ``_sender``, ``_seq``).
+    """
+    if state.mode is not Mode.IN_FLIGHT:
+        if _never_falls(groups):
+            return None
+        if groups.max() <= _COUNTING_SORT_MAX:
+            order: _Order = pc.array_sort_indices(pa.array(groups)).to_numpy()
+            return order
+        # numpy sorts 16 bits by radix, in time proportional to the rows too.
+        return np.argsort(groups.astype(np.uint16), kind="stable")
+    columns = [groups, *(table[name].combine_chunks().to_numpy() for name in ("_sender", "_seq"))]
+    undecided = np.ones(max(0, len(groups) - 1), np.bool_)
+    for column in columns:
+        if (undecided & (column[1:] < column[:-1])).any():
+            return np.lexsort(columns[::-1])
+        undecided &= column[1:] == column[:-1]
+    return None
+
+
+def senders_of(table: pa.Table, where: str) -> _Groups:
+    """The groups of rows in flight on an edge that is no hash edge: their senders."""
+    senders: _Groups = table["_sender"].combine_chunks().to_numpy()
+    if len(senders) and not (senders.min() >= 0 and senders.max() < MAX_PARALLELISM_LIMIT):
+        raise InvalidState(f"{where}: _sender is {senders.min()} to {senders.max()}; it is a subtask, 0 to 32767")
+    return senders
+
+
+def _never_falls(groups: npt.NDArray[Any]) -> bool:
+    return bool((groups[1:] >= groups[:-1]).all())
+
+
+def cluster(table: pa.Table, state: State, operator: Operator) -> pa.Table:
+    """The table sorted by ``_key_group``, which is its first column; rows of one group keep their order.
+
+    Adds the column where it is missing, verifies it where it is given. A table in order is not copied.
+    """
+    where = f"state {state.name!r} of {state.operator!r}"
+    groups = key_groups_of(table, state, operator, trust=False, where=where)
+    table = with_key_groups(table, groups)
+    order = row_order(table, state, groups) if has_key_groups(state) else None
+    return table if order is None else Gather(table, order, group_counts(groups)).slice(0, len(table))
+
+
+def with_key_groups(table: pa.Table, groups: _Groups) -> pa.Table:
+    """The table with these key groups as its first column, in place of any that it had."""
+    if KEY_GROUP.name in table.column_names:
+        table = table.drop_columns([KEY_GROUP.name])
+    return table.add_column(0, KEY_GROUP, pa.chunked_array([pa.array(groups, KEY_GROUP.type)]))
+
+
+class Gather:
+    """A table in another order, gathered a slice at a time; from one thread at a time.
+
+    ``counts``: rows of each group; a ``_key_group`` column is made from them, which is cheaper than gathering it.
+    """
+
+    def __init__(self, table: pa.Table, order: _Order, counts: npt.NDArray[np.int64]) -> None:
+        self._schema = table.schema
+        self._order = order
+        self._takers: list[Callable[[pa.Array], Any]] = []
+        self._groups: pa.Array | None = None
+        if self._schema.names[0] == KEY_GROUP.name:
+            self._groups = pa.array(np.repeat(np.arange(len(counts), dtype=np.int32), counts))
+            table = table.drop_columns([KEY_GROUP.name])
+        self._takers = [_taker(column) for column in table.columns]
+
+    def slice(self, start: int, length: int) -> pa.Table:
+        """The rows that stand at ``start`` … ``start`` + ``length`` − 1 in the new order."""
+        indices = pa.array(self._order[start : start + length])
+        columns = [taker(indices) for taker in self._takers]
+        if self._groups is not None:
+            columns.insert(0, self._groups.slice(start, length))
+        return pa.Table.from_arrays(columns, schema=self._schema)
+
+
+def _taker(column: pa.ChunkedArray) -> Callable[[pa.Array], Any]:
+    kind = column.type
+    try:
+        fixed_width = kind.bit_width % 8 == 0 and not pa.types.is_nested(kind)
+    except ValueError:
+        fixed_width = False
+    if fixed_width and column.null_count:
+        return _taker_with_nulls(column.combine_chunks())
+    if not fixed_width and column.nbytes > _OFFSET_BYTES_MAX:
+        # One array of such a column would need offsets that 32 bits do not hold; a row group of it does not.
+        if kind not in _LARGE:
+            return lambda indices: pc.take(column, indices, boundscheck=False)
+        large = column.cast(_LARGE[kind]).combine_chunks()
+        return lambda indices: pc.take(large, indices, boundscheck=False).cast(kind)
+    array = column.combine_chunks()
+    return lambda indices: pc.take(array, indices, boundscheck=False)
+
+
+def _taker_with_nulls(array: pa.Array) -> Callable[[pa.Array], Any]:
+    # Arrow gathers values with nulls many times slower than values without: values and validity go separately.
+    valid = array.is_valid().cast(pa.uint8())
+    values = pa.Array.from_buffers(array.type, len(array), [None, array.buffers()[1]], 0, array.offset)
+
+    def take(indices: pa.Array) -> pa.Array:
+        taken = pc.take(values, indices, boundscheck=False)
+        bits = np.packbits(pc.take(valid, indices, boundscheck=False).to_numpy(), bitorder="little")
+        return pa.Array.from_buffers(array.type, len(indices), [pa.py_buffer(bits), taken.buffers()[1]])
+
+    return take

@@ -1,0 +1,327 @@
+"""Read one segment, and believe nothing of it that was not verified (SPEC.md section 7.2).
+
+Theory of operation. There are two ways in. *Whole*: the bytes are fetched at once (or stand in the manifest), and their size
+and digest are compared with the handle before anything is parsed; that is the cheap way when all rows are wanted. *In
+ranges*: the footer is fetched and its digest compared; from it follows where the wanted row groups lie, and only these
+bytes are fetched, a few megabytes at a time; the checksums of their pages are verified by Arrow as they are decoded.
+
+Either way the footer must agree with the handle and with the place (section 5.6): rows, uncompressed size, schema, job,
+operator, state. Codecs and encodings must be on the list of section 5.5 before anything is decompressed. Rows of groups
+must be rows of exactly the groups that the handle says, each of them. Whatever Arrow says against the bytes becomes
+``DamagedCheckpoint`` with the name of the object; so does an object that is missing (kind ``OBJECT_MISSING``), which the
+caller may know to have expired. No rows are given out that were not verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stateformat.digests import digest
+from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, StorageError
+from stateformat.model import Handle, Mode, Record, State
+from stateformat.schema import KEY_GROUP, has_key_groups, segment_schema
+from stateformat.storage import Storage
+
+PIECE_BYTES_MAX: Final = 32 << 20
+"""Uncompressed bytes that are decoded at a time, unless one row group has more."""
+PIECE_ROWS_MAX: Final = 1 << 20
+# What is smaller is decoded sooner than handed to other threads.
+_THREADS_BYTES_MIN: Final = 1 << 20
+
+_CODECS: Final = {"UNCOMPRESSED", "LZ4", "LZ4_RAW", "ZSTD", "SNAPPY"}
+_ENCODINGS: Final = {
+    "PLAIN",
+    "RLE",
+    "RLE_DICTIONARY",
+    "PLAIN_DICTIONARY",
+    "BYTE_STREAM_SPLIT",
+    "DELTA_BINARY_PACKED",
+    "DELTA_LENGTH_BYTE_ARRAY",
+}
+_PARQUET_ERRORS: Final = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, OverflowError)
+
+
+class SegmentReader:
+    """One handle's rows. Made cheaply; opened at the first read. For one thread at a time.
+
+    ``inline``: the segment's bytes where the manifest holds them. ``whole``: fetch the whole object and verify its digest,
+    rather than the footer and the row groups that are wanted.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        record: Record,
+        state: State,
+        handle: Handle,
+        *,
+        inline: pa.Buffer | None = None,
+        whole: bool = False,
+    ) -> None:
+        if handle.path is None or handle.digest is None or handle.footer_digest is None or handle.rows < 1:
+            raise InvalidInput(f"a handle of no rows of state {handle.state!r} names no segment and cannot be read")
+        self._storage = storage
+        self._record = record
+        self._state = state
+        self._handle = handle
+        self._path = handle.path
+        self._inline = inline
+        self._whole = whole or inline is not None
+        self._opened = False
+        self._metadata: Any = None
+        self._file: pq.ParquetFile | None = None
+        self._group_column: str | None = None
+        if has_key_groups(state):
+            self._group_column = KEY_GROUP.name
+        elif state.mode is Mode.IN_FLIGHT:
+            self._group_column = "_sender"
+        counts = np.asarray(handle.rows_per_group if handle.rows_per_group is not None else [], np.int64)
+        self._group_ends = np.concatenate([[0], np.cumsum(counts)])
+
+    @property
+    def handle(self) -> Handle:
+        """The handle that is read."""
+        return self._handle
+
+    def tables(self, row_start: int, rows: int) -> Iterator[pa.Table]:
+        """Rows row_start … row_start + rows − 1 of the segment, a piece of a few megabytes at a time, in order.
+
+        Columns: ``segment_schema`` of the handle's schema, with ``_op`` above layer 0. Raises ``InvalidInput`` for rows that
+        are not the handle's, ``DamagedCheckpoint``, ``StorageError``.
+        """
+        handle = self._handle
+        if rows < 1 or row_start < handle.row_start or row_start + rows > handle.row_start + handle.rows:
+            raise InvalidInput(
+                f"rows {row_start} to {row_start + rows - 1} were asked of {self._path}, of which the handle holds rows "
+                f"{handle.row_start} to {handle.row_start + handle.rows - 1}; plan again from this manifest"
+            )
+        if not self._opened:
+            self._open()
+        for first, last in self._pieces(row_start, row_start + rows):
+            start, stop = max(row_start, int(self._starts[first])), min(row_start + rows, int(self._starts[last + 1]))
+            table = self._read(first, last).slice(start - int(self._starts[first]), stop - start)
+            self._check_groups(table, start)
+            yield table
+
+    # ---- opening -----------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        handle = self._handle
+        if self._whole:
+            data = self._inline if self._inline is not None else self._fetch(None)
+            self._check_bytes(data, handle.size_bytes, handle.digest, "it")
+            footer = data
+        else:
+            if not 12 <= handle.footer_bytes <= handle.size_bytes:
+                raise self._damaged(
+                    f"its handle says {handle.footer_bytes} bytes of footer in {handle.size_bytes}",
+                    ErrorKind.DAMAGED_MANIFEST,
+                )
+            footer = self._fetch((handle.size_bytes - handle.footer_bytes, handle.footer_bytes))
+            self._check_bytes(footer, handle.footer_bytes, handle.footer_digest, "its footer")
+        with self._translated():
+            self._metadata = metadata = pq.read_metadata(pa.BufferReader(footer))
+            groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+            self._starts = np.cumsum([0, *(group.num_rows for group in groups)])
+            self._sizes = np.cumsum([0, *(group.total_byte_size for group in groups)])
+            file = self._parquet(pa.BufferReader(footer))
+            self._check_footer(metadata, file.schema_arrow)
+        self._file = file if self._whole else None
+        self._opened = True
+
+    def _fetch(self, span: tuple[int, int] | None) -> pa.Buffer:
+        try:
+            return self._storage.read(self._path) if span is None else self._storage.read_range(self._path, *span)
+        except FileNotFoundError as error:
+            raise DamagedCheckpoint(
+                f"{self._path} is missing from {self._storage.url}, and a handle of state {self._handle.state!r} names it",
+                kind=ErrorKind.OBJECT_MISSING,
+                path=self._path,
+            ) from error
+
+    def _check_bytes(self, data: pa.Buffer, size_bytes: int, expected: bytes | None, what: str) -> None:
+        if data.size != size_bytes:
+            raise self._damaged(
+                f"{what} has {data.size:,} bytes, the manifest says {size_bytes:,}", ErrorKind.OBJECT_SIZE_DIFFERS
+            )
+        found = digest(data)
+        if found != expected:
+            raise self._damaged(
+                f"the digest of {what} is {found.hex()}, the manifest says {expected.hex() if expected else 'none'}",
+                ErrorKind.OBJECT_DIGEST_DIFFERS,
+            )
+
+    def _check_footer(self, metadata: Any, schema: pa.Schema) -> None:
+        """What the footer says of the segment against what the handle says of it. Nothing was decompressed yet."""
+        handle, record = self._handle, self._record
+        for what, found, due in (
+            ("rows", int(self._starts[-1]), handle.segment_rows),
+            ("rows in all", metadata.num_rows, handle.segment_rows),
+            ("uncompressed bytes", int(self._sizes[-1]), handle.uncompressed_bytes),
+        ):
+            if found != due:
+                raise self._damaged(f"its footer says {found:,} {what}, the manifest {due:,}")
+        said = metadata.metadata or {}
+        for name, value in (
+            ("version", "1"),
+            ("job_id", record.job_id),
+            ("operator", handle.operator),
+            ("state", handle.state),
+            ("schema_id", str(handle.schema_id)),
+        ):
+            entry = said.get(f"stateformat.{name}".encode())
+            if entry != value.encode():
+                raise self._damaged(
+                    f"it says {name} {(entry or b'none').decode(errors='replace')!r} and is read as {value!r}"
+                )
+        written = said.get(b"stateformat.checkpoint_id", b"")
+        if not (written.isdigit() and 0 < int(written) <= record.checkpoint_id):
+            raise self._damaged(f"it says checkpoint_id {written!r}, and checkpoint {record.checkpoint_id} names it")
+        if b"ARROW:schema" in said:
+            raise self._damaged("it holds an ARROW:schema, which a segment must not")
+        due = segment_schema(self._state, handle.schema_id, delta=handle.layer > 0)
+        if not schema.equals(due, check_metadata=False):
+            raise self._damaged(f"its columns are {_one_line(schema)}; they should be {_one_line(due)}")
+        self._schema = due
+
+    # ---- reading -----------------------------------------------------------------------------------------------------
+
+    def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """First and last row groups, both inclusive, of pieces that hold all of rows start … stop − 1."""
+        first = int(np.searchsorted(self._starts, start, "right")) - 1
+        end = int(np.searchsorted(self._starts, stop, "left"))
+        while first < end:
+            by_size = np.searchsorted(self._sizes, self._sizes[first] + PIECE_BYTES_MAX, "right")
+            by_rows = np.searchsorted(self._starts, self._starts[first] + PIECE_ROWS_MAX, "right")
+            last = max(first, min(int(by_size), int(by_rows), end + 1) - 2)
+            yield first, last
+            first = last + 1
+
+    def _read(self, first: int, last: int) -> pa.Table:
+        with self._translated():
+            span = self._check_chunks(first, last)
+        if self._file is not None:
+            file = self._file
+        else:
+            data = self._fetch(span)
+            if data.size != span[1]:
+                raise self._damaged(f"it ends before byte {sum(span):,}", ErrorKind.OBJECT_SIZE_DIFFERS)
+            file = self._parquet(pa.PythonFile(_Window(data, span[0], self._handle.size_bytes), "r"))
+        with self._translated():
+            large = self._sizes[last + 1] - self._sizes[first] > _THREADS_BYTES_MIN
+            table = file.read_row_groups(range(first, last + 1), use_threads=bool(large))
+        rows = int(self._starts[last + 1] - self._starts[first])
+        if len(table) != rows:
+            raise self._damaged(f"row groups {first} to {last} have {len(table):,} rows, the footer says {rows:,}")
+        return pa.Table.from_arrays(table.columns, schema=self._schema)
+
+    def _parquet(self, source: Any) -> pq.ParquetFile:
+        with self._translated():
+            return pq.ParquetFile(
+                source,
+                metadata=self._metadata,
+                page_checksum_verification=True,
+                arrow_extensions_enabled=False,
+                pre_buffer=False,
+            )
+
+    def _check_chunks(self, first: int, last: int) -> tuple[int, int]:
+        """Codecs and encodings of these row groups, and the range of bytes (offset, length) in which they lie."""
+        begin, end = self._handle.size_bytes, 0
+        for index in range(first, last + 1):
+            group = self._metadata.row_group(index)
+            for position in range(group.num_columns):
+                chunk = group.column(position)
+                if chunk.compression not in _CODECS or not _ENCODINGS.issuperset(chunk.encodings):
+                    raise self._damaged(
+                        f"column {chunk.path_in_schema} is stored by {chunk.compression} and {', '.join(chunk.encodings)}, "
+                        "which SPEC.md section 5.5 does not list"
+                    )
+                offset = chunk.data_page_offset
+                if chunk.has_dictionary_page and chunk.dictionary_page_offset:
+                    offset = min(offset, chunk.dictionary_page_offset)
+                begin, end = min(begin, offset), max(end, offset + chunk.total_compressed_size)
+        if not 0 < begin < end <= self._handle.size_bytes:
+            raise self._damaged(f"row groups {first} to {last} lie at bytes {begin} to {end}, outside of it")
+        return begin, end - begin
+
+    def _check_groups(self, table: pa.Table, start: int) -> None:
+        """Every row from row ``start`` of the segment has the group that the handle's counts give it."""
+        handle = self._handle
+        if self._group_column is None:
+            return
+        if handle.first_group is None or int(self._group_ends[-1]) != handle.rows:
+            raise self._damaged("its handle does not say how many rows each group has", ErrorKind.DAMAGED_MANIFEST)
+        low = start - handle.row_start
+        counts = np.diff(np.clip(self._group_ends, low, low + len(table)))
+        groups = np.repeat(np.arange(len(counts), dtype=np.int32) + np.int32(handle.first_group), counts)
+        row = 0
+        for chunk in table[self._group_column].chunks:
+            due: npt.NDArray[np.int32] = groups[row : row + len(chunk)]
+            if not np.array_equal(chunk.to_numpy(), due):
+                at = int(np.argmax(chunk.to_numpy() != due))
+                raise self._damaged(
+                    f"row {start + row + at} has {self._group_column} {chunk[at].as_py()}, the manifest says {due[at]}"
+                )
+            row += len(chunk)
+
+    # ---- errors ------------------------------------------------------------------------------------------------------
+
+    def _damaged(self, why: str, kind: ErrorKind = ErrorKind.DAMAGED_SEGMENT) -> DamagedCheckpoint:
+        place = "the manifest" if self._inline is not None else self._storage.url
+        return DamagedCheckpoint(
+            f"segment {self._path} in {place} is damaged: {why}. It holds state {self._handle.state!r} of "
+            f"{self._handle.operator!r}; `ckpt validate` lists everything that is wrong",
+            kind=kind,
+            path=self._path,
+        )
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (DamagedCheckpoint, StorageError):
+            raise
+        except _PARQUET_ERRORS as error:
+            raise self._damaged(f"it cannot be read as Parquet: {error}") from error
+
+
+class _Window:
+    """A file of which only a range is there; for Parquet readers that know where they read."""
+
+    closed = False
+
+    def __init__(self, data: pa.Buffer, offset: int, size_bytes: int) -> None:
+        self._data = data
+        self._offset = offset
+        self._size_bytes = size_bytes
+        self._position = 0
+
+    def read(self, length: int = -1) -> pa.Buffer:
+        start = self._position - self._offset
+        length = self._size_bytes - self._position if length < 0 else length
+        if start < 0 or start + length > self._data.size:
+            raise OSError(f"bytes {self._position} to {self._position + length} belong to no row group that is read")
+        self._position += length
+        return self._data.slice(start, length)
+
+    def seek(self, position: int, whence: int = 0) -> int:
+        self._position = position + (0, self._position, self._size_bytes)[whence]
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def close(self) -> None:
+        """Nothing; pyarrow calls it."""
+
+
+def _one_line(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}{'' if field.nullable else ' not null'}" for field in schema)

@@ -1,0 +1,278 @@
+"""What a subtask writes, in whatever process it runs.
+
+Theory of operation. The driver begins a checkpoint and sends its :class:`WriteContext` to the workers. A worker opens a
+:class:`SnapshotWriter` for its subtask, writes its states, and sends the :class:`Snapshot` back: a few handles, small
+enough to travel with a task's result. Every opened segment has a name of its own, so a worker that is killed, retried or
+run twice can never spoil another's file; what no snapshot names is garbage that ``gc`` finds. Workers never publish.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+
+from stateformat.errors import ErrorKind, InvalidInput, InvalidState
+from stateformat.hashing import DEFAULT_KEY_HASH, hash_keys
+from stateformat.key_groups import default_max_parallelism, key_group_range, key_groups, subtask_of_key_group
+from stateformat.manifest import handles_table
+from stateformat.model import (
+    PER_SUBTASK_MODES,
+    AttemptId,
+    CheckpointId,
+    Handle,
+    JobGraph,
+    JobId,
+    Mode,
+    State,
+)
+from stateformat.segment import SegmentPlace, WriteOptions, write_segment
+from stateformat.storage import Storage
+
+ON_TOP = -1
+"""The layer of a delta whose number the driver gives when it publishes: one above what is carried."""
+
+RowData = pa.Table | pa.RecordBatch | Iterable[pa.RecordBatch]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What one subtask (or, with ``subtask`` None, one coordinator) reports. Picklable, and portable as Arrow bytes.
+
+    ``carried`` names the keyed states whose layers in the parent stay underneath what this snapshot adds.
+    """
+
+    operator: str
+    subtask: int | None
+    handles: tuple[Handle, ...] = ()
+    carried: tuple[str, ...] = ()
+    finishing: bool = False
+
+    def to_bytes(self) -> bytes:
+        """An Arrow IPC stream: the handles as a table, the rest as schema metadata. Holds nothing executable."""
+        facts = {
+            "operator": self.operator,
+            "subtask": self.subtask,
+            "carried": self.carried,
+            "finishing": self.finishing,
+        }
+        table = handles_table(self.handles).replace_schema_metadata({"snapshot": json.dumps(facts)})
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        data: bytes = sink.getvalue().to_pybytes()
+        return data
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Snapshot:
+        """The snapshot of :meth:`to_bytes`."""
+        table = pa.ipc.open_stream(data).read_all()
+        facts = json.loads(table.schema.metadata[b"snapshot"])
+        handles = tuple(Handle(**row) for row in table.to_pylist())
+        return cls(facts["operator"], facts["subtask"], handles, tuple(facts["carried"]), facts["finishing"])
+
+
+@dataclass(frozen=True)
+class WriteContext:
+    """All that a worker needs to write snapshots of one checkpoint. Picklable; :meth:`only` makes it small."""
+
+    storage: Storage
+    job_id: JobId
+    checkpoint_id: CheckpointId
+    attempt_id: AttemptId
+    graph: JobGraph
+    states: tuple[State, ...]
+    options: WriteOptions = field(default_factory=WriteOptions)
+
+    def only(self, operator: str) -> WriteContext:
+        """The same for one operator: what to send to that operator's workers."""
+        return replace(
+            self,
+            graph=JobGraph((self.graph.operator(operator),)),
+            states=tuple(state for state in self.states if state.operator == operator),
+        )
+
+    def owners(self, operator: str, state: str, rows: pa.Table | pa.RecordBatch) -> np.ndarray:
+        """Which subtask each row of a keyed state belongs to (int32, in row order), by SPEC.md section 5.3.
+
+        ``rows`` has at least the key columns. Raises ``InvalidInput`` for a state that has none.
+        """
+        found = self.graph.operator(operator)
+        declared = next((item for item in self.states if (item.operator, item.name) == (operator, state)), None)
+        if declared is None or not declared.key_columns:
+            raise InvalidInput(f"operator {operator!r} has no keyed state {state!r}", kind=ErrorKind.UNKNOWN_STATE)
+        ceiling = found.max_parallelism or default_max_parallelism(found.parallelism)
+        hashes = hash_keys([rows[name] for name in declared.key_columns], found.key_hash or DEFAULT_KEY_HASH)
+        owners: np.ndarray = subtask_of_key_group(
+            key_groups(hashes, ceiling), parallelism=found.parallelism, max_parallelism=ceiling
+        )
+        return owners
+
+    def subtask(self, operator: str, subtask: int, *, finishing: bool = False) -> SnapshotWriter:
+        """A writer for one subtask. ``finishing``: its logic has ended, it may write committables and nothing else."""
+        found = self.graph.operator(operator)
+        if not 0 <= subtask < found.parallelism:
+            raise InvalidInput(
+                f"operator {operator!r} has subtasks 0 to {found.parallelism - 1}; there is no subtask {subtask}",
+                kind=ErrorKind.INVALID_PARALLELISM,
+            )
+        return SnapshotWriter(self, operator, subtask, finishing=finishing)
+
+    def coordinator(self, operator: str) -> SnapshotWriter:
+        """A writer for what the operator's coordinator keeps, and for committables that it owns."""
+        self.graph.operator(operator)
+        return SnapshotWriter(self, operator, None, finishing=False)
+
+
+class SnapshotWriter:
+    """Writes the states of one subtask. As a context manager it closes on success; nothing is visible before publish.
+
+    Not thread-safe: one writer per subtask, many writers at once.
+    """
+
+    def __init__(self, context: WriteContext, operator: str, subtask: int | None, *, finishing: bool) -> None:
+        self._context = context
+        self._operator = operator
+        self._subtask = subtask
+        self._finishing = finishing
+        self._states: Mapping[str, State] = {s.name: s for s in context.states if s.operator == operator}
+        self._handles: list[Handle] = []
+        self._carried: list[str] = []
+        self._written: set[str] = set()
+
+    def __enter__(self) -> SnapshotWriter:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            self.snapshot()
+
+    @property
+    def _where(self) -> str:
+        return f"{self._operator!r} " + ("coordinator" if self._subtask is None else f"subtask {self._subtask}")
+
+    def _claim(self, name: str) -> State:
+        """The state, if this writer may still write it."""
+        state = self._states.get(name)
+        if state is None:
+            raise InvalidInput(
+                f"{self._where} has no state {name!r}; declared are {', '.join(sorted(self._states)) or 'none'}",
+                kind=ErrorKind.UNKNOWN_STATE,
+            )
+        allowed = {Mode.COMMITTABLES} if self._finishing else {Mode.COMMITTABLES, *PER_SUBTASK_MODES}
+        if self._subtask is None:
+            allowed = {Mode.COORDINATOR, Mode.COMMITTABLES}
+        if state.mode not in allowed:
+            why = "is finishing and contributes committables only" if self._finishing else f"writes no {state.mode}"
+            raise InvalidState(f"{self._where} {why}; state {name!r} is {state.mode}", kind=ErrorKind.STATE_NOT_ALLOWED)
+        if name in self._written:
+            raise InvalidState(
+                f"{self._where} writes state {name!r} twice; gather its rows and write once",
+                kind=ErrorKind.STATE_NOT_ALLOWED,
+            )
+        self._written.add(name)
+        return state
+
+    def write(self, name: str, rows: RowData, *, delta: bool = False) -> None:
+        """Write all rows of a state (or, with ``delta``, a layer on top of what :meth:`carry` keeps).
+
+        ``rows``: the declared columns by name, in any order, and the kind's own (SPEC.md section 5.1: ``_index``,
+        ``_timestamp`` and ``_tag``, ``_sender`` … and ``_op`` in a delta). Keyed rows may come in any order; rows that
+        carry ``_key_group`` and are sorted by it are written without being gathered. List-like modes keep the order
+        given. Raises ``InvalidState`` for rows that contradict the declaration; the writer's fault.
+        """
+        state = self._claim(name)
+        if delta and state.mode is not Mode.KEYED:
+            raise InvalidState(f"state {name!r} is {state.mode}; only keyed state has layers")
+        if isinstance(rows, pa.RecordBatch):
+            rows = pa.Table.from_batches([rows])
+        context = self._context
+        place = SegmentPlace(
+            job_id=context.job_id,
+            checkpoint_id=context.checkpoint_id,
+            attempt_id=context.attempt_id,
+            operator=context.graph.operator(self._operator),
+            state=state,
+            subtask=self._subtask,
+            layer=1 if delta else 0,
+            schema_id=state.current.id,
+        )
+        handle = write_segment(context.storage, place, rows, context.options)
+        self._check_range(handle)
+        if delta:
+            self._carried.append(name)
+            handle = handle._replace(layer=ON_TOP)
+        # Nothing is said of a delta or of committables without rows; of any other state it is said that there are none.
+        if handle.rows or (not delta and state.mode is not Mode.COMMITTABLES):
+            self._handles.append(handle)
+
+    def _check_range(self, handle: Handle) -> None:
+        """Refuse keyed rows that another subtask owns, before they can be published (SPEC.md section 5.3)."""
+        operator = self._context.graph.operator(self._operator)
+        if handle.mode != Mode.KEYED or not handle.rows or operator.max_parallelism is None or self._subtask is None:
+            return
+        first, last = key_group_range(
+            self._subtask, parallelism=operator.parallelism, max_parallelism=operator.max_parallelism
+        )
+        if handle.first_group is None or handle.last_group is None:
+            return
+        if handle.first_group < first or handle.last_group > last:
+            raise InvalidState(
+                f"{self._where} owns key groups {first} to {last}; its rows of state {handle.state!r} lie in "
+                f"{handle.first_group} to {handle.last_group}. Route rows by WriteContext.owners",
+                kind=ErrorKind.STATE_NOT_ALLOWED,
+            )
+
+    def carry(self, name: str) -> None:
+        """Keep a keyed state as the parent checkpoint has it, with nothing written."""
+        if self._claim(name).mode is not Mode.KEYED:
+            raise InvalidState(f"state {name!r} is {self._states[name].mode}; only keyed state is carried")
+        self._carried.append(name)
+
+    def empty(self, name: str) -> None:
+        """Report that a state has no rows. Saying nothing at all would be damage (SPEC.md section 4.6)."""
+        state = self._claim(name)
+        if state.mode is not Mode.COMMITTABLES:
+            self._handles.append(
+                Handle(
+                    operator=self._operator,
+                    state=name,
+                    mode=state.mode,
+                    subtask=self._subtask,
+                    layer=0,
+                    edge=state.edge,
+                    schema_id=state.current.id,
+                )
+            )
+
+    def snapshot(self) -> Snapshot:
+        """What to send to the driver. Raises ``InvalidState`` where a declared state was left out."""
+        if self._subtask is None:
+            due = {state.name for state in self._states.values() if state.mode is Mode.COORDINATOR}
+        elif self._finishing:
+            due = set()
+        else:
+            due = {state.name for state in self._states.values() if state.mode in PER_SUBTASK_MODES}
+        missing = sorted(due - self._written)
+        if missing:
+            raise InvalidState(
+                f"{self._where} has not reported {', '.join(map(repr, missing))}; write it, or say empty({missing[0]!r})",
+                kind=ErrorKind.STATE_MISSING,
+                states=missing,
+            )
+        return Snapshot(
+            self._operator, self._subtask, tuple(self._handles), tuple(self._carried), finishing=self._finishing
+        )
+
+
+def snapshot_of(value: Snapshot | SnapshotWriter | bytes) -> Snapshot:
+    """A snapshot however it came: as itself, as its writer, or as bytes."""
+    if isinstance(value, bytes):
+        return Snapshot.from_bytes(value)
+    return value.snapshot() if isinstance(value, SnapshotWriter) else value
+
+
+__all__ = ["ON_TOP", "Snapshot", "SnapshotWriter", "WriteContext", "snapshot_of"]

@@ -1,0 +1,200 @@
+"""The store of one job's checkpoints: the door of the library.
+
+Theory of operation. A run is ``start`` → commit what is prepared there → (``begin`` → snapshots → ``publish`` → commit) …
+The permit that one step returns is what the next one takes: it names the checkpoint that the run holds, and there is no
+other way to say on what a checkpoint is to be built. ``start`` reads the history; ``begin`` never does. Everything else
+(``open``, ``history``, ``expire``, ``copy`` …) is for whoever looks at a store from outside.
+
+The work is done in ``history``, ``publication``, ``pending``, ``retention`` and ``copying``; this is their shell.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from stateformat.checkpoint import Checkpoint
+from stateformat.copying import Progress, copy, copy_objects, rollback
+from stateformat.errors import InvalidInput, JobMismatch
+from stateformat.history import (
+    chain_down_to,
+    newest_record,
+    read_history,
+    record_ids,
+    require_records,
+    stray_refs,
+)
+from stateformat.model import (
+    CheckpointId,
+    CheckpointKind,
+    JobGraph,
+    JobId,
+    ParentRef,
+    Record,
+    RescaledFrom,
+    State,
+    Stop,
+)
+from stateformat.pending import Draft, PendingCheckpoint
+from stateformat.publication import CommitPermit, permit
+from stateformat.retention import Garbage, collect_garbage, expire
+from stateformat.segment import WriteOptions
+from stateformat.storage import Storage, open_storage
+
+
+def open(url: str, **options: Any) -> CheckpointStore:  # noqa: A001 - stateformat.open(url) is the whole door
+    """The store at a URL or path. Touches nothing: a store that is not there yet comes to be by its first checkpoint.
+
+    ``options`` go to the storage. Raises ``InvalidInput`` for a scheme that no installed storage serves.
+    """
+    return CheckpointStore(open_storage(url, **options))
+
+
+class CheckpointStore:
+    """The checkpoints of one job. Thread-safe; holds no state but its storage.
+
+    ``sleep`` is called with seconds between tries at publishing; tests and simulations pass their own.
+    """
+
+    def __init__(self, storage: Storage, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        self.storage = storage
+        self._sleep = sleep
+
+    def __repr__(self) -> str:
+        return f"CheckpointStore({self.url!r})"
+
+    @property
+    def url(self) -> str:
+        """The storage's address."""
+        return self.storage.url
+
+    def history(self, limit: int | None = None) -> list[Record]:
+        """The checkpoints, newest first along their parents; at most ``limit``.
+
+        Raises ``NotFound`` (kinds ``STORE_NOT_FOUND``, ``STORE_EMPTY``), and what reading a record raises: a damaged one
+        is never passed over, since what lies below it cannot be told from strays.
+        """
+        if limit is not None and limit < 1:
+            raise InvalidInput(f"a history of {limit} checkpoints is none; ask for at least 1")
+        found = require_records(self.storage, read_history(self.storage, limit=limit))
+        if found.ended_by is not None:
+            raise found.ended_by
+        return list(found.chain)
+
+    def strays(self) -> list[ParentRef]:
+        """Records that no parent link reaches: no checkpoints. Expire removes them. One that is damaged has attempt ``""``."""
+        return stray_refs(self.storage)
+
+    def open(self, checkpoint_id: int | None = None) -> Checkpoint:
+        """A checkpoint of the history, the newest by default; to look at, not to run from (that is :meth:`start`).
+
+        Raises ``NotFound`` for a store or id that is not there and for a stray, ``CheckpointExpired`` for one that was.
+        """
+        wanted = None if checkpoint_id is None else CheckpointId(checkpoint_id)
+        return Checkpoint(self.storage, chain_down_to(self.storage, wanted)[-1])
+
+    def start(self, job_id: str) -> CommitPermit | None:
+        """The newest checkpoint, opened for a run: what it goes on from, and may commit. None: a first run.
+
+        Raises ``JobMismatch`` for another job's store. Never falls back to an older checkpoint: a newest that is
+        damaged raises. A run that then misses an object asks :meth:`is_newest` before it calls that damage.
+        """
+        record = newest_record(self.storage)
+        if record is None:
+            return None
+        self._check_job(job_id, record)
+        return permit(self.storage, record)
+
+    def is_newest(self, ref: ParentRef) -> bool:
+        """Whether a checkpoint is the newest at this moment; if not, a restart from it starts over."""
+        record = newest_record(self.storage)
+        return record is not None and record.ref == ref
+
+    def begin(
+        self,
+        *,
+        job_id: str,
+        graph: JobGraph,
+        states: Iterable[State],
+        parent: CommitPermit | Checkpoint | None,
+        job_name: str = "",
+        kind: CheckpointKind = CheckpointKind.CHECKPOINT,
+        source: ParentRef | None = None,
+        rescaled_from: RescaledFrom | None = None,
+        stop: Stop | None = None,
+        properties: Mapping[str, str] | None = None,
+        options: WriteOptions | None = None,
+        carried: pa.Table | None = None,
+    ) -> PendingCheckpoint:
+        """Begin the checkpoint after ``parent``, the permit that the run holds; None only for the first of a job.
+
+        The id is the parent's + 1, or 1. Nothing is listed or read: building on a checkpoint whose state the run never
+        had is how output gets lost (publish-protocol F1). ``parent`` may come from another store, as a permit or as a
+        :class:`Checkpoint`: then this store must be empty when it publishes, and :meth:`adopt_objects` comes first.
+        ``source`` is the checkpoint whose content a rescale, rewrite or rollback has. ``graph`` may carry finished
+        subtasks from before. ``carried``: manifest rows with ``inline``, cut for ``graph``, to carry state from where
+        the parallelism has changed since the parent. Raises ``JobMismatch``, and ``InvalidInput`` for a parent of this
+        store that is no permit.
+        """
+        held = parent.checkpoint() if isinstance(parent, CommitPermit) else parent
+        if held is not None:
+            self._check_job(job_id, held.record)
+            if not isinstance(parent, CommitPermit) and held.storage.url == self.url:
+                raise InvalidInput(
+                    f"{held!r} was opened to be looked at; build on the permit of start() or publish() in its own store"
+                )
+        if not job_id:
+            raise InvalidInput("the job id is empty; a store belongs to one job, by its id")
+        draft = Draft(
+            job_id=JobId(job_id),
+            job_name=job_name,
+            graph=graph,
+            states=tuple(states),
+            parent=held,
+            kind=kind,
+            source=source,
+            rescaled_from=rescaled_from,
+            stop=stop,
+            properties=properties or {},
+            options=options or WriteOptions(),
+            carried=carried,
+        )
+        return PendingCheckpoint(self.storage, draft, sleep=self._sleep)
+
+    def expire(self, keep: int, *, delete: bool = True) -> Garbage:
+        """Remove all but the newest ``keep`` ids, then what nothing names (``retention.expire``)."""
+        return expire(self.storage, keep, delete=delete)
+
+    def collect_garbage(self, *, delete: bool) -> Garbage:
+        """Find what nothing names, and delete it if asked to (``retention.collect_garbage``)."""
+        return collect_garbage(self.storage, delete=delete)
+
+    def copy(self, checkpoint: Checkpoint, target: CheckpointStore, progress: Progress | None = None) -> Record:
+        """Copy a checkpoint of this store into a store of its own: a savepoint (``copying.copy``)."""
+        return copy(checkpoint, target.storage, progress=progress)
+
+    def adopt_objects(self, checkpoint: Checkpoint, progress: Progress | None = None) -> None:
+        """Copy another store's segments here, so that a checkpoint begun from it may refer to them."""
+        copy_objects(checkpoint, self.storage, progress=progress)
+
+    def rollback(self, checkpoint_id: int) -> CommitPermit:
+        """Make an older checkpoint the newest again (``copying.rollback``); ``notes`` name those left behind."""
+        return rollback(self.storage, CheckpointId(checkpoint_id), sleep=self._sleep)
+
+    def has_checkpoints(self) -> bool:
+        """Whether any record is there. False for a store that does not exist."""
+        return bool(record_ids(self.storage))
+
+    def _check_job(self, job_id: str, record: Record) -> None:
+        if record.job_id != job_id:
+            raise JobMismatch(
+                f"{self.url} belongs to job {record.job_id!r} (checkpoint {record.checkpoint_id}), not to {job_id!r}; give "
+                "the job a store of its own, or its right id",
+                job_id=record.job_id,
+            )
+
+
+__all__ = ["CheckpointStore", "CommitPermit", "Garbage", "PendingCheckpoint", "open"]

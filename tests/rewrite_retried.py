@@ -1,0 +1,104 @@
+"""A program: rewrite a small job on a Spark whose every task fails once, after it has written a segment.
+
+Prints how many failed. Run by ``test_rewrite_spark``, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from backends.rewrite import RewriteSpec, rewrite
+from backends.spark.rewrite import SparkEngine
+from backends.spark.session import local_session
+from stateformat.segment import WriteOptions
+from stateformat.storage import CreateOutcome, ObjectInfo, Storage, open_storage
+from stateformat.store import CheckpointStore
+from tests import rewrite_jobs as jobs
+
+
+class ClosesWithAnError:
+    """An object that is written, whole and visible, before its writer dies."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def write(self, data: Any) -> int:
+        return int(self.inner.write(data))
+
+    def close(self) -> None:
+        self.inner.close()
+        raise RuntimeError("this task dies after it has written")
+
+    def abort(self) -> None:
+        self.inner.abort()
+
+    def __enter__(self) -> ClosesWithAnError:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class FailingOnce:
+    """A storage that lets the first attempt of every Spark task fail at its first segment."""
+
+    inner: Storage
+
+    @property
+    def url(self) -> str:
+        return self.inner.url
+
+    def open_output(self, path: str) -> Any:
+        task = TaskContext.get()
+        made = self.inner.open_output(path)
+        return ClosesWithAnError(made) if task is not None and task.attemptNumber() == 0 else made
+
+    def exists(self) -> bool:
+        return self.inner.exists()
+
+    def read(self, path: str) -> pa.Buffer:
+        return self.inner.read(path)
+
+    def read_range(self, path: str, offset: int, length: int) -> pa.Buffer:
+        return self.inner.read_range(path, offset, length)
+
+    def open_input(self, path: str) -> Any:
+        return self.inner.open_input(path)
+
+    def size(self, path: str) -> int:
+        return self.inner.size(path)
+
+    def create(self, path: str, data: bytes) -> CreateOutcome:
+        return self.inner.create(path, data)
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        return self.inner.list(prefix)
+
+    def delete(self, paths: Iterable[str]) -> None:
+        self.inner.delete(paths)
+
+
+def main(url: str) -> None:
+    jobs.publish(CheckpointStore(open_storage(url)))
+    store = CheckpointStore(FailingOnce(open_storage(url)))
+    spark = local_session("retried", **{"spark.master": "local[2,3]"})
+    spark.sparkContext.setLogLevel("OFF")
+    options = WriteOptions(inline_bytes_max=0)
+    done = rewrite(store, store.open(), RewriteSpec(max_parallelism=32, options=options), engine=SparkEngine(spark))
+    written = {path.path for path in store.storage.list("segments/00000000000000000002/")}
+    named = {row["path"] for row in jobs.handles_of(store.open())}
+    print(done.segments, len(written - named))
+
+
+if __name__ == "__main__":
+    # Spark's workers must find FailingOnce under its module's name.
+    from tests.rewrite_retried import main as run
+
+    run(sys.argv[1])

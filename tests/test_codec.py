@@ -1,0 +1,516 @@
+"""The publication record: identity of encode and decode, strictness, and what damaged or hostile bytes come to."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stateformat.codec import decode_record, encode_record, required_features
+from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, UnsupportedFormat
+from stateformat.manifest import handles_table
+from stateformat.model import (
+    AttemptId,
+    CheckpointId,
+    CheckpointKind,
+    Edge,
+    Field,
+    FormerStatus,
+    Handle,
+    JobGraph,
+    JobId,
+    Kind,
+    ManifestRef,
+    Mode,
+    Operator,
+    OperatorId,
+    ParentRef,
+    Partitioner,
+    Record,
+    RescaledFrom,
+    SchemaVersion,
+    State,
+    Stop,
+    StopMode,
+    SubtaskSet,
+    Totals,
+)
+
+SOURCE, COUNT = OperatorId("source"), OperatorId("count")
+
+
+def rich_record() -> Record:
+    """A record with every member, optional ones and unicode too."""
+    struct = Field(
+        4, "place", ("struct", (Field(5, "x", "double"), Field(6, "tags", ("list", Field(7, "element", "utf8")))))
+    )
+    mapping = Field(8, "m", ("map", Field(9, "key", "int8", nullable=False), Field(10, "value", "decimal(38,9)")))
+    return Record(
+        checkpoint_id=CheckpointId(42),
+        attempt_id=AttemptId("0123456789abcdef" * 2),
+        kind=CheckpointKind.RESCALE,
+        job_id=JobId("job"),
+        job_name='Umsätze "heute" \U0001f680\n',
+        graph=JobGraph(
+            (
+                Operator(
+                    SOURCE, 3, 128, "Source", "spark-murmur3-seed42", "c1", SubtaskSet(((0, 0),)), SubtaskSet(((2, 2),))
+                ),
+                Operator(COUNT, 4, 128, "", "spark-murmur3-seed42", coordinator=True),
+            ),
+            (Edge("e1", SOURCE, COUNT, Partitioner.HASH, 1, ("user",)), Edge("e2", COUNT, COUNT, feedback=True)),
+        ),
+        states=(
+            State(
+                COUNT,
+                "counts",
+                Mode.KEYED,
+                (
+                    SchemaVersion(1, (Field(1, "user", "utf8"),)),
+                    SchemaVersion(3, (Field(1, "user", "utf8"), Field(2, "n", "int64", False, "0"), struct, mapping)),
+                ),
+                Kind.MAP,
+                ("user",),
+                last_field_id=10,
+            ),
+            State(COUNT, "mail", Mode.IN_FLIGHT, (SchemaVersion(1, ()),), edge="e1", key_columns=("user",)),
+        ),
+        manifest=ManifestRef("manifests/00000000000000000042-x.parquet", 1234, "f" * 32, 99),
+        totals=Totals(5, 6, 7, 8),
+        created_at_us=1_790_000_000_000_000,
+        writer="stateformat 0.1.0",
+        parent=ParentRef(CheckpointId(41), AttemptId("a" * 32)),
+        stop=Stop(StopMode.DRAIN, "req-1"),
+        rescaled_from=RescaledFrom(
+            ParentRef(CheckpointId(41), AttemptId("a" * 32)),
+            (FormerStatus(SOURCE, 2, SubtaskSet(((1, 1),)), SubtaskSet()),),
+        ),
+        properties={"owner": "team \\ data", "": "é"},
+        required_features=("finished_operators", "in_flight", "rescaled"),
+        optional_features=("future_thing",),
+    )
+
+
+def members() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(encode_record(rich_record()))
+    del found["digest"]
+    return found
+
+
+def sealed(value: dict[str, Any] | str) -> bytes:
+    """Bytes with a right digest around members, or around text that is an object without its last brace."""
+    body = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))[:-1]
+    return f'{body},"digest":"{xxhash.xxh3_128_hexdigest(body.encode())}"}}\n'.encode()
+
+
+def refused(data: bytes) -> DamagedCheckpoint:
+    with pytest.raises(DamagedCheckpoint) as caught:
+        decode_record(data, path="checkpoints/00000000000000000042.json")
+    assert str(caught.value).startswith("record checkpoints/00000000000000000042.json is damaged: ")
+    return caught.value
+
+
+# ---- strategies ------------------------------------------------------------------------------------------------------
+
+names = st.text(min_size=1, max_size=8)
+texts = st.text(max_size=12)
+counts = st.integers(0, 2**53 - 1)
+ids = st.integers(1, 2**31 - 1)
+hexes = st.text("0123456789abcdef", min_size=32, max_size=32)
+primitives = st.sampled_from(
+    ["bool", "int8", "int64", "float", "double", "utf8", "binary", "date32", "timestamp_us_utc", "decimal(5,2)"]
+)
+
+
+def fields_of(types: st.SearchStrategy[Any]) -> st.SearchStrategy[Field]:
+    return st.builds(Field, id=ids, name=names, type=types, nullable=st.booleans(), default=st.none() | texts)
+
+
+types = st.recursive(
+    primitives,
+    lambda inner: st.one_of(
+        st.lists(fields_of(inner), min_size=1, max_size=3).map(lambda found: ("struct", tuple(found))),
+        fields_of(inner).map(lambda found: ("list", found)),
+        st.tuples(fields_of(inner), fields_of(inner)).map(lambda found: ("map", *found)),
+    ),
+    max_leaves=4,
+)
+schemas = st.builds(SchemaVersion, id=ids, fields=st.lists(fields_of(types), max_size=3).map(tuple))
+strings = st.lists(texts, max_size=2).map(tuple)
+states = st.builds(
+    State,
+    operator=names,
+    name=names,
+    mode=st.sampled_from(Mode),
+    schemas=st.lists(schemas, min_size=1, max_size=2).map(tuple),
+    kind=st.none() | st.sampled_from(Kind),
+    key_columns=strings,
+    edge=st.none() | texts,
+    last_field_id=st.integers(0, 2**31 - 1),
+)
+edges = st.builds(
+    Edge,
+    id=names,
+    source=names,
+    target=names,
+    partitioner=st.sampled_from(Partitioner),
+    input=counts,
+    key_columns=strings,
+    feedback=st.booleans(),
+)
+references = st.builds(ParentRef, st.integers(1, 40), hexes)
+
+
+@st.composite
+def operators(draw: st.DrawFn) -> Operator:
+    parallelism = draw(st.integers(1, 12))
+    where = draw(
+        st.lists(st.sampled_from(["running", "finished", "finishing"]), min_size=parallelism, max_size=parallelism)
+    )
+    return Operator(
+        uid=OperatorId(draw(names)),
+        parallelism=parallelism,
+        max_parallelism=draw(st.integers(parallelism, 32768)),
+        name=draw(texts),
+        key_hash=draw(names),
+        chain=draw(st.none() | texts),
+        finished=SubtaskSet.of(i for i, what in enumerate(where) if what == "finished"),
+        finishing=SubtaskSet.of(i for i, what in enumerate(where) if what == "finishing"),
+        coordinator=draw(st.booleans()),
+    )
+
+
+def former(operator: Operator) -> FormerStatus:
+    return FormerStatus(operator.uid, operator.parallelism, operator.finished, operator.finishing)
+
+
+features = st.sets(st.sampled_from(["committables", "finished_operators", "in_flight", "layers", "rescaled"]))
+records = st.builds(
+    Record,
+    checkpoint_id=st.integers(41, 2**53 - 1),
+    attempt_id=hexes,
+    kind=st.sampled_from(CheckpointKind),
+    job_id=names,
+    graph=st.builds(JobGraph, st.lists(operators(), max_size=3).map(tuple), st.lists(edges, max_size=2).map(tuple)),
+    states=st.lists(states, max_size=2).map(tuple),
+    manifest=st.builds(ManifestRef, st.just("manifests/a/b.parquet"), st.integers(1, 2**53 - 1), hexes, counts),
+    totals=st.builds(Totals, counts, counts, counts, counts),
+    created_at_us=st.integers(-(2**53) + 1, 2**53 - 1),
+    job_name=texts,
+    writer=texts,
+    parent=st.none() | references,
+    stop=st.none() | st.builds(Stop, st.sampled_from(StopMode), texts),
+    rescaled_from=st.none()
+    | st.builds(RescaledFrom, references, st.lists(operators().map(former), max_size=2).map(tuple)),
+    properties=st.dictionaries(texts, texts, max_size=3),
+    required_features=features.map(lambda found: tuple(sorted(found))),
+    optional_features=st.sets(texts, max_size=3).map(lambda found: tuple(sorted(found))),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(records)
+def test_decode_gives_back_what_encode_was_given(record: Record) -> None:
+    assert decode_record(encode_record(record)) == record
+
+
+# ---- the bytes -------------------------------------------------------------------------------------------------------
+
+
+def test_bytes_are_plain_json_with_the_digest_last() -> None:
+    data = encode_record(rich_record())
+    assert decode_record(data) == rich_record()
+    head, tail = data.rsplit(b',"digest":"', 1)
+    assert tail == xxhash.xxh3_128_digest(head).hex().encode() + b'"}\n'
+    found = json.loads(data)
+    assert list(found)[:3] == ["format", "version", "required_features"]
+    assert found["operators"][0]["status"] == "partially_finished"
+    assert found["operators"][0]["finished"] == [[0, 0]]
+    assert found["states"][0]["schemas"][1]["fields"][2]["type"]["struct"][1]["type"]["list"]["name"] == "element"
+    assert found["parent"] == {"checkpoint_id": 41, "attempt_id": "a" * 32}
+
+
+def test_absent_members_stay_absent() -> None:
+    plain = replace(rich_record(), parent=None, stop=None, rescaled_from=None, required_features=())
+    found = json.loads(encode_record(plain))
+    assert not {"parent", "stop", "rescaled_from"} & set(found)
+    assert "chain" not in found["operators"][1]
+    assert "kind" not in found["states"][1]
+    assert "edge" not in found["states"][0]
+    assert decode_record(encode_record(plain)) == plain
+
+
+def test_every_flipped_byte_is_refused_or_harmless() -> None:
+    data = bytearray(encode_record(rich_record()))
+    before = decode_record(bytes(data))
+    for position in range(len(data)):
+        for flip in (0x01, 0x20, 0x80, 0xFF):
+            data[position] ^= flip
+            with suppress(DamagedCheckpoint, UnsupportedFormat):
+                assert decode_record(bytes(data)) == before, position
+            data[position] ^= flip
+    assert decode_record(bytes(data)) == before
+
+
+def test_every_torn_or_grown_record_is_refused() -> None:
+    data = encode_record(rich_record())
+    for length in range(len(data)):
+        refused(data[:length])
+    for grown in (data + b"\n", data + b" ", b" " + data, b"\xef\xbb\xbf" + data, data + data, data[:-1] + b"\r\n"):
+        refused(grown)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200) | st.text('{}[]":,0123.eE-+truefalsn \\ud8', max_size=80).map(str.encode))
+def test_garbage_is_damage_and_no_other_error(data: bytes) -> None:
+    refused(data)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_whatever_stands_in_a_member_the_answer_is_a_record_or_an_error_of_ours(data: st.DataObject) -> None:
+    found = members()
+    place: Any = found
+    while True:
+        key = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+        if not isinstance(place[key], dict | list) or not place[key] or data.draw(st.booleans()):
+            break
+        place = place[key]
+    scalars = st.booleans() | st.integers(-3, 5) | st.integers(2**52, 2**70) | texts | st.floats() | st.none()
+    place[key] = data.draw(
+        st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner))
+    )
+    with suppress(DamagedCheckpoint, UnsupportedFormat):
+        assert isinstance(decode_record(sealed(json.loads(json.dumps(found)))), Record)
+
+
+# ---- versions and features -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [sealed, lambda found: json.dumps(found).encode()], ids=["right digest", "no digest"])
+def test_a_newer_version_is_unsupported_and_nothing_else_is_looked_at(data: Callable[[dict[str, Any]], bytes]) -> None:
+    newer = {"format": "stateformat", "version": 2, "ratio": 0.5, "operators": None, "ids": [2**60]}
+    with pytest.raises(UnsupportedFormat, match=r"version 2; this reader knows 1. Upgrade") as caught:
+        decode_record(data(newer))
+    assert caught.value.kind is ErrorKind.UNSUPPORTED_VERSION
+
+
+def test_an_unknown_required_feature_is_refused_by_name_before_any_member() -> None:
+    found = members() | {"required_features": ["layers", "telepathy"], "operators": 3}
+    with pytest.raises(UnsupportedFormat, match="'telepathy'") as caught:
+        decode_record(sealed(found))
+    assert caught.value.kind is ErrorKind.UNSUPPORTED_FEATURE
+    assert caught.value.details["features"] == ["telepathy"]
+
+
+def test_unknown_members_and_optional_features_are_ignored() -> None:
+    found = members()
+    found["x_new"] = {"deep": [1, {"a": True}]}
+    found["operators"][0]["x_new"] = "y"
+    found["optional_features"] = ["a", "b"]
+    assert decode_record(sealed(found)) == replace(rich_record(), optional_features=("a", "b"))
+
+
+@pytest.mark.parametrize("version", [0, -1, "1", True])
+def test_what_is_no_version_is_damage(version: Any) -> None:
+    assert refused(sealed(members() | {"version": version})).details["member"] == "version"
+
+
+def test_features_are_listed_exactly_when_used() -> None:
+    plain = JobGraph((Operator(COUNT, 2, 4),))
+    ended = JobGraph((Operator(COUNT, 2, 4, finishing=SubtaskSet.of([1])),))
+    keyed = State(COUNT, "s", Mode.KEYED, (SchemaVersion(1, ()),))
+    mail = replace(keyed, mode=Mode.IN_FLIGHT)
+    base, delta = (Handle("count", "s", "keyed", 0, layer, None, 1) for layer in (0, 2))
+    pending = base._replace(mode="committables")
+    former = RescaledFrom(ParentRef(CheckpointId(1), AttemptId("a" * 32)))
+    assert required_features(plain, [keyed], handles_table([]), None) == ()
+    assert required_features(plain, [keyed], handles_table([base]), None) == ()
+    assert required_features(ended, [keyed], handles_table([base]), None) == ("finished_operators",)
+    assert required_features(plain, [keyed], handles_table([base, delta]), None) == ("layers",)
+    assert required_features(ended, [keyed, mail], handles_table([base, delta, pending]), former) == (
+        "committables",
+        "finished_operators",
+        "in_flight",
+        "layers",
+        "rescaled",
+    )
+
+
+# ---- strictness ------------------------------------------------------------------------------------------------------
+
+
+def change(path: str, value: Any) -> bytes:
+    """The rich record with the member at a JSON path replaced (or removed, by ``...``), under a right digest."""
+    found: Any = members()
+    place = found
+    *steps, last = path.replace("]", "").replace("[", ".").split(".")
+    for step in steps:
+        place = place[int(step) if isinstance(place, list) else step]
+    if value is ...:
+        del place[last]
+    else:
+        place[int(last) if isinstance(place, list) else last] = value
+    return sealed(found)
+
+
+WRONG: list[tuple[str, Any, str, ErrorKind]] = [
+    ("job_id", ..., "is missing", ErrorKind.DAMAGED_RECORD),
+    ("job_id", "", "is empty", ErrorKind.DAMAGED_RECORD),
+    ("operators[1].parallelism", "4", "is a string where an integer is due", ErrorKind.DAMAGED_RECORD),
+    ("operators[1].parallelism", True, "is true or false where an integer", ErrorKind.DAMAGED_RECORD),
+    ("operators[1].parallelism", 0, "must be from 1", ErrorKind.DAMAGED_RECORD),
+    ("operators[1].max_parallelism", 3, "must be from 4", ErrorKind.DAMAGED_RECORD),
+    ("operators[1].max_parallelism", 32769, "to 32768", ErrorKind.DAMAGED_RECORD),
+    ("operators[0].finished[0]", [2, 1], "is [2, 1]", ErrorKind.DAMAGED_RECORD),
+    ("operators[0].finished[0]", [0, 3], "within subtasks 0 to 2", ErrorKind.DAMAGED_RECORD),
+    ("operators[0].finished[0]", [0], "no pair", ErrorKind.DAMAGED_RECORD),
+    ("operators[0].status", "running", "make it partially_finished", ErrorKind.STATUS_CONTRADICTION),
+    ("operators[0].status", "tired", "not one of running", ErrorKind.DAMAGED_RECORD),
+    ("edges[0].partitioner", "random", "not one of forward", ErrorKind.DAMAGED_RECORD),
+    ("states[0].schemas", [], "is empty", ErrorKind.DAMAGED_RECORD),
+    ("states[0].schemas[1].fields[1].id", 0, "must be from 1", ErrorKind.DAMAGED_RECORD),
+    ("states[0].schemas[1].fields[1].type", "pickle", "unknown type", ErrorKind.UNSUPPORTED_TYPE),
+    ("states[0].schemas[1].fields[1].type", "decimal(05,2)", "not written as", ErrorKind.DAMAGED_RECORD),
+    ("states[0].schemas[1].fields[2].type", {"union": []}, "exactly one of", ErrorKind.DAMAGED_RECORD),
+    ("states[0].schemas[1].fields[2].type.struct", [], "has 0 fields", ErrorKind.DAMAGED_RECORD),
+    ("states[0].schemas[1].fields[1].nullable", 1, "is an integer where true or false", ErrorKind.DAMAGED_RECORD),
+    ("parent.checkpoint_id", 42, "not less than", ErrorKind.DAMAGED_RECORD),
+    ("parent.attempt_id", "A" * 32, "lower-case hexadecimal", ErrorKind.DAMAGED_RECORD),
+    ("manifest.path", "manifests/../../etc/passwd", "leaves the store", ErrorKind.INVALID_PATH),
+    ("manifest.path", "/etc/passwd", "leaves the store", ErrorKind.INVALID_PATH),
+    ("manifest.path", "segments/a", "does not lie under manifests/", ErrorKind.INVALID_PATH),
+    ("manifest.digest", "f" * 31, "not 32", ErrorKind.DAMAGED_RECORD),
+    ("properties.owner", 3, "is an integer where a string", ErrorKind.DAMAGED_RECORD),
+    ("required_features", ["rescaled", "layers"], "is not sorted", ErrorKind.DAMAGED_RECORD),
+    ("format", "iceberg", "no record of a checkpoint", ErrorKind.DAMAGED_RECORD),
+    ("checkpoint_id", 43, "the object's name says 42", ErrorKind.DAMAGED_RECORD),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message", "kind"), WRONG, ids=[f"{path}={value!r}" for path, value, *_ in WRONG]
+)
+def test_each_wrong_member_is_named_by_its_path(path: str, value: Any, message: str, kind: ErrorKind) -> None:
+    error = refused(change(path, value))
+    assert message in str(error)
+    assert error.kind is kind
+    assert str(error.details["member"]) == path
+
+
+def test_a_subtask_is_not_finished_and_finishing_at_once() -> None:
+    error = refused(change("operators[0].finishing", [[0, 0]]))
+    assert "subtask 0 of 'source' is finished and finishing" in str(error)
+
+
+@pytest.mark.parametrize("ranges", [[[0, 0], [1, 1]], [[2, 2], [0, 0]], [[0, 1], [1, 2]]])
+def test_ranges_are_sorted_disjoint_and_not_adjacent(ranges: list[list[int]]) -> None:
+    assert refused(change("operators[0].finished", ranges)).details["member"] == "operators[0].finished[1]"
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ('"x":1.0', "no integer"),
+        ('"x":1e3', "no integer"),
+        ('"x":NaN', "no integer"),
+        ('"x":-Infinity', "no integer"),
+        ('"x":null', "null"),
+        ('"x":[null]', "null"),
+        ('"x":9007199254740992', "magnitude"),
+        ('"x":-9007199254740992', "magnitude"),
+        ('"x":' + "9" * 1_000_000, "magnitude"),
+        ('"job_id":"other"', "'job_id' stands twice"),
+        ('"x":{"a":1,"a":1}', "'a' stands twice"),
+        ('"x": 1', "white space"),
+        ('"x":[1,\n2]', "white space"),
+        ('"x":"\\ud800"', "lone surrogate"),
+        ('"x":"\t"', "not JSON"),
+    ],
+    ids=range(15),
+)
+def test_what_json_allows_and_the_format_does_not_is_refused_even_in_unknown_members(extra: str, message: str) -> None:
+    body = json.dumps(members(), ensure_ascii=False, separators=(",", ":"))[:-1]
+    began = time.perf_counter()
+    assert message in str(refused(sealed(f"{body},{extra}")))
+    assert time.perf_counter() - began < 5
+
+
+def test_strings_may_hold_brackets_escapes_and_the_word_null() -> None:
+    text = '[{"null"}] \\" ' + "[" * 100 + "\\"
+    record = replace(rich_record(), properties={text: text})
+    assert decode_record(encode_record(record)) == record
+
+
+@pytest.mark.parametrize("bracket", ["[", '{"a":', "[[{", '"', '"\\"'], ids=range(5))
+def test_nesting_bombs_are_refused_before_they_are_parsed(bracket: str) -> None:
+    body = json.dumps(members(), separators=(",", ":"))[:-1]
+    bomb = f'{body},"x":{bracket * 100_000}'.encode()
+    began = time.perf_counter()
+    refused(bomb)
+    assert time.perf_counter() - began < 5
+
+
+def test_thirty_two_levels_are_read_and_thirty_three_are_not() -> None:
+    body = json.dumps(members(), ensure_ascii=False, separators=(",", ":"))[:-1]
+    decode_record(sealed(f'{body},"x":{"[" * 31}{"]" * 31}'))
+    error = refused(sealed(f'{body},"x":{"[" * 32}{"]" * 32}'))
+    assert error.kind is ErrorKind.LIMIT_EXCEEDED
+
+
+def test_a_record_above_64_mib_is_refused_unread() -> None:
+    error = refused(b" " * ((64 << 20) + 1))
+    assert error.kind is ErrorKind.LIMIT_EXCEEDED
+
+
+# ---- what cannot be written ------------------------------------------------------------------------------------------
+
+
+def nested(depth: int) -> Field:
+    inner = Field(1, "leaf", "int8")
+    for level in range(depth):
+        inner = Field(level + 2, "f", ("struct", (inner,)))
+    return inner
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"graph": JobGraph((Operator(COUNT, 2),))}, "operators[0].max_parallelism is null"),
+        ({"created_at_us": 2**53}, "magnitude"),
+        ({"created_at_us": 1.5}, "no integer"),
+        ({"job_name": "\ud800"}, "surrogates not allowed"),
+        ({"parent": ParentRef(CheckpointId(42), AttemptId("a" * 32))}, "not less than"),
+        ({"manifest": ManifestRef("../x", 1, "f" * 32, 1)}, "leaves the store"),
+        ({"required_features": ("magic",)}, "magic"),
+        ({"states": (State(COUNT, "s", Mode.UNION, (SchemaVersion(1, (nested(9),)),)),)}, "nested deeper than 32"),
+        ({"properties": {"a": object()}}, "not JSON serializable"),
+    ],
+    ids=range(9),
+)
+def test_a_record_that_could_not_be_read_is_not_written(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        encode_record(replace(rich_record(), **changes))
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("the record of checkpoint 42 cannot be written: ")
+
+
+def test_types_nested_eight_deep_are_written_and_read() -> None:
+    record = replace(rich_record(), states=(State(COUNT, "s", Mode.UNION, (SchemaVersion(1, (nested(8),)),)),))
+    assert decode_record(encode_record(record)) == record
+
+
+def test_ten_thousand_operators_are_read_in_a_second() -> None:
+    graph = JobGraph(tuple(Operator(OperatorId(f"op-{i}"), 4, 128, key_hash="h") for i in range(10_000)))
+    data = encode_record(replace(rich_record(), graph=graph, states=()))
+    began = time.perf_counter()
+    assert len(decode_record(data).graph.operators) == 10_000
+    assert time.perf_counter() - began < 2

@@ -1,0 +1,46 @@
+"""Checkpoints of every version that was ever released are read as on the day they were written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from golden.make_golden import rows_of
+
+import stateformat as sf
+
+GOLDEN = sorted(path.parent for path in (Path(__file__).parent / "golden").glob("v*/*/expected.json"))
+
+
+def test_there_are_golden_checkpoints_of_every_mode_kind_and_feature() -> None:
+    checkpoints = [sf.open(str(folder)).open() for folder in GOLDEN]
+    states = [state for checkpoint in checkpoints for state in checkpoint.states]
+    assert {state.mode for state in states} == set(sf.Mode)
+    assert {state.kind for state in states if state.kind} == set(sf.Kind)
+    features = {feature for checkpoint in checkpoints for feature in checkpoint.record.required_features}
+    assert features == {"finished_operators", "layers", "in_flight", "committables", "rescaled"}
+
+
+@pytest.mark.parametrize("folder", GOLDEN, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_a_golden_store_is_whole_and_gives_the_rows_it_was_written_with(folder: Path) -> None:
+    store = sf.open(str(folder))
+    expected = json.loads((folder / "expected.json").read_text())
+    history = store.history()
+    assert {str(record.checkpoint_id) for record in history} == set(expected)
+    for record in history:
+        assert json.loads(json.dumps(rows_of(store.open(record.checkpoint_id)))) == expected[str(record.checkpoint_id)]
+        assert sf.validate(store.storage, record.checkpoint_id, level="full").problems == []
+
+
+@pytest.mark.parametrize("folder", GOLDEN, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_what_was_written_then_can_be_restored_at_another_parallelism_today(folder: Path) -> None:
+    checkpoint = sf.open(str(folder)).open()
+    plan = checkpoint.plan_restore(checkpoint.graph.at(5))
+    plan.check()
+    keys = [
+        row["tailnum"]
+        for subtask in range(5)
+        for row in checkpoint.restore(plan, "delays", subtask)["sums"].table().to_pylist()
+    ]
+    assert sorted(keys) == sorted(row["tailnum"] for row in checkpoint.read("delays", "sums").table().to_pylist())

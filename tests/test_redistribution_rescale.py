@@ -1,0 +1,235 @@
+"""A rescaled checkpoint: what stands in it, and that restoring it is restoring the one that it came from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import product
+
+import pytest
+
+from redistribution import RefusalCode, plan_restore, rescale
+from redistribution.checkpoint_rules import checkpoint_refusals
+from stateformat.errors import InvalidInput, RestoreRefused
+from stateformat.model import PER_SUBTASK_MODES, FormerStatus, JobGraph, Mode, Status, SubtaskSet
+from stateformat.schema import SLICE_SCHEMA
+from tests.redistribution_cases import Delivered, FakeCheckpoint, Part, checkpoint, deliver, edge, op, published, state
+from tests.test_redistribution_rules import world
+
+
+def dealt(source: FakeCheckpoint, parallelism: int | None = None, **chosen: int) -> FakeCheckpoint:
+    plan = plan_restore(source, source.record.graph.at(parallelism, per_operator=chosen))
+    return published(source, rescale(source, plan))
+
+
+def restored(source: FakeCheckpoint, parallelism: int) -> Delivered:
+    plan = plan_restore(source, source.record.graph.at(parallelism))
+    plan.check()
+    return deliver(source, plan.slices)
+
+
+SMALL = list(product(range(1, 6), range(1, 6)))
+
+
+@pytest.mark.parametrize(("old", "new"), SMALL)
+def test_restoring_at_the_parallelism_of_the_rescale_gives_what_the_plan_gave(old: int, new: int) -> None:
+    source = world(old)
+    direct, after = restored(source, new), restored(dealt(source, new), new)
+    # Progress is dealt out by a rescale and so merged by a restore, whether or not the plan would have kept it.
+    assert {key: rows for key, rows in after.items() if key[1] != "p"} == {
+        key: rows for key, rows in direct.items() if key[1] != "p"
+    }
+    for (operator, _, subtask), rows in {key: rows for key, rows in after.items() if key[1] == "p"}.items():
+        everyone = [row for part in source.parts if (part.operator, part.state) == (operator, "p") for row in part.rows]
+        assert rows == everyone, subtask
+
+
+@pytest.mark.parametrize(("old", "between"), SMALL)
+def test_a_restore_after_a_rescale_loses_repeats_and_misplaces_nothing(old: int, between: int) -> None:
+    source = world(old)
+    middle = dealt(source, between)
+    for new in range(1, 6):
+        direct, after = restored(source, new), restored(middle, new)
+        modes = {(item.operator, item.name): item.mode for item in source.record.states}
+        for key in direct.keys() | after.keys():
+            operator, name, _ = key
+            mode = modes[operator, name]
+            if mode is Mode.KEYED or name == "fh":
+                assert Counter(after[key]) == Counter(direct[key])
+            elif mode is Mode.UNION or mode in (Mode.COORDINATOR, Mode.COMMITTABLES):
+                assert after[key] == direct[key]
+            elif mode is Mode.BROADCAST:
+                copies = [part.rows for part in source.parts if (part.operator, part.state) == (operator, name)]
+                assert tuple(after.get(key, ())) in copies
+            elif mode is Mode.PROGRESS:
+                assert set(after[key]) <= {
+                    row for part in source.parts if part.operator == operator for row in part.rows
+                }
+        # Lists are dealt by position, so the second deal may put an entry elsewhere; but all are dealt, once.
+        for operator, name in modes:
+            if modes[operator, name] in (Mode.EVEN_SPLIT, Mode.IN_FLIGHT):
+                assert everything(after, operator, name) == everything(direct, operator, name)
+
+
+def everything(delivered: Delivered, operator: str, name: str) -> Counter:
+    return Counter(row for key, rows in delivered.items() if key[:2] == (operator, name) for row in rows)
+
+
+def test_one_list_is_dealt_twice_as_it_would_be_once() -> None:
+    parts = [Part("a", "e", subtask, tuple(f"{subtask}.{n}" for n in range(subtask + 2))) for subtask in range(3)]
+    source = checkpoint([op("a", 3)], [state("a", "e", "even_split")], parts)
+    for between, new in product(range(1, 8), range(1, 8)):
+        if 3 != between != new and new != 3:
+            assert restored(dealt(source, between), new) == restored(source, new)
+
+
+@pytest.mark.parametrize(("old", "new"), SMALL)
+def test_a_rescaled_checkpoint_is_one_that_the_format_allows(old: int, new: int) -> None:
+    """SPEC 4.2, 4.6 and 6.4: order, a handle for everyone, union and progress with one subtask each."""
+    source = world(old)
+    result = rescale(source, plan_restore(source, source.record.graph.at(new)))
+    assert result.slices.schema.equals(SLICE_SCHEMA)
+    pieces = result.slices.to_pylist()
+    order = [(p["operator"], p["state"], -1 if p["subtask"] is None else p["subtask"], p["layer"]) for p in pieces]
+    assert order == sorted(order)
+    assert all((piece["subtask"] is None) == (piece["mode"] == "coordinator") for piece in pieces)
+    after = published(source, result)
+    operators = {operator.uid: operator for operator in after.record.graph.operators}
+    reported = {(part.operator, part.state, part.subtask) for part in after.parts if part.layer == 0}
+    for item in after.record.states:
+        operator = operators[item.operator]
+        if item.mode in PER_SUBTASK_MODES:
+            running = range(new) if operator.status is Status.RUNNING else range(0)
+            assert {s for o, n, s in reported if (o, n) == (item.operator, item.name)} == set(running)
+        if item.mode in (Mode.UNION, Mode.PROGRESS):
+            was = [
+                row
+                for part in source.parts
+                if (part.operator, part.state) == (item.operator, item.name)
+                for row in part.rows
+            ]
+            now = [
+                row
+                for part in after.parts
+                if (part.operator, part.state) == (item.operator, item.name)
+                for row in part.rows
+            ]
+            assert now == was
+        if item.mode is Mode.COORDINATOR:
+            handles = [part for part in after.parts if (part.operator, part.state) == (item.operator, item.name)]
+            assert len(handles) == (operator.status is not Status.FULLY_FINISHED)
+
+
+def test_fully_finished_stays_so_with_its_numbers_and_committables() -> None:
+    source = checkpoint(
+        [op("in", 2, 4, finished=[0, 1]), op("sink", 3, 5, finished=[0], finishing=[1, 2], pinned=True)],
+        [state("sink", "x", "committables"), state("sink", "k", "keyed")],
+        [Part("sink", "x", 2, ("part",))],
+        [edge("in", "sink")],
+    )
+    after = dealt(source, None, sink=9, **{"in": 7})
+    assert [(operator.parallelism, operator.max_parallelism) for operator in after.record.graph.operators] == [
+        (2, 4),
+        (3, 5),
+    ]
+    assert after.record.graph.operators[1].finishing == SubtaskSet.of([1, 2])
+    assert not after.record.graph.operators[1].pinned
+    assert after.parts == (Part("sink", "x", 2, ("part",)),)
+    assert len(after.record.states) == 2
+
+
+def test_all_subtasks_run_afterwards_and_former_statuses_are_kept() -> None:
+    source = checkpoint([op("a", 3, finished=[0], finishing=[2]), op("b", 2), op("c", 1, finished=[0])])
+    first = dealt(source, 5)
+    assert first.record.rescaled_from is not None
+    assert first.record.rescaled_from.source == source.record.ref
+    former = FormerStatus("a", 3, SubtaskSet.of([0]), SubtaskSet.of([2]))
+    assert first.record.rescaled_from.operators == (former,)
+    assert [operator.status for operator in first.record.graph.operators] == [
+        Status.RUNNING,
+        Status.RUNNING,
+        Status.FULLY_FINISHED,
+    ]
+    second = dealt(first, 2)
+    assert second.record.rescaled_from is not None
+    assert second.record.rescaled_from.source == first.record.ref
+    assert second.record.rescaled_from.operators == (former,)
+    gone = plan_restore(second, JobGraph((op("b", 2, None),)))
+    assert rescale(second, gone).rescaled_from.operators == ()
+
+
+def test_a_subtask_with_nothing_gets_an_empty_handle_of_layer_0() -> None:
+    source = checkpoint(
+        [op("a", 1, 4)],
+        [state("a", "k", "keyed")],
+        [Part("a", "k", 0, ((0, "base"),)), Part("a", "k", 0, ((3, "delta"),), layer=1)],
+    )
+    assert [(part.subtask, part.layer, part.rows) for part in dealt(source, 2).parts] == [
+        (0, 0, ((0, "base"),)),
+        (1, 0, ()),
+        (1, 1, ((3, "delta"),)),
+    ]
+
+
+def test_a_coordinator_with_nothing_keeps_its_empty_handle() -> None:
+    source = checkpoint([op("a", 1, coordinator=True)], [state("a", "c", "coordinator")], [Part("a", "c", None)])
+    assert [(part.subtask, part.rows) for part in dealt(source, 3).parts] == [(None, ())]
+
+
+def test_union_and_progress_go_in_order_to_as_many_subtasks_as_there_are() -> None:
+    source = checkpoint([op("a", 4)], [state("a", "u", "union")], [Part("a", "u", n, (f"u{n}",)) for n in range(4)])
+    assert [(part.subtask, part.rows) for part in dealt(source, 2).parts] == [
+        (0, ("u0",)),
+        (0, ("u1",)),
+        (1, ("u2",)),
+        (1, ("u3",)),
+    ]
+    assert [part.subtask for part in dealt(source, 6).parts if part.rows] == [0, 1, 3, 4]
+
+
+def test_states_without_a_place_are_left_out() -> None:
+    loop = edge("a", "a", id="loop", feedback=True)
+    source = checkpoint(
+        [op("a", 1, coordinator=True), op("gone", 1)],
+        [
+            state("a", "f", "in_flight", on=loop),
+            state("a", "c", "coordinator"),
+            state("a", "e", "even_split"),
+            state("a", "old", "even_split"),
+            state("gone", "e", "even_split"),
+        ],
+        [
+            Part("a", "f", 0),
+            Part("a", "c", None),
+            Part("a", "e", 0),
+            Part("a", "old", 0, ("x",)),
+            Part("gone", "e", 0),
+        ],
+        [loop],
+    )
+    plan = plan_restore(source, JobGraph((op("a", 2, None),)), drop=["a/old"])
+    result = rescale(source, plan)
+    assert [item.name for item in result.states] == ["e"]
+    assert [(piece["state"], piece["subtask"], piece["rows"]) for piece in result.slices.to_pylist()] == [
+        ("e", 0, 0),
+        ("e", 1, 0),
+    ]
+
+
+def test_a_plan_that_refuses_or_is_anothers_rescales_nothing() -> None:
+    source = checkpoint([op("a", 1, 4)])
+    with pytest.raises(RestoreRefused, match="parallelism 9") as raised:
+        rescale(source, plan_restore(source, source.record.graph.at(9)))
+    assert [refusal.code for refusal in raised.value.refusals] == [RefusalCode.PARALLELISM_ABOVE_MAX]
+    other = checkpoint([op("a", 1, 4)], checkpoint_id=8)
+    with pytest.raises(InvalidInput, match="plan is for checkpoint 8"):
+        rescale(source, plan_restore(other, other.record.graph.at(1)))
+
+
+def test_the_rules_of_one_checkpoint_hold_after_a_rescale() -> None:
+    from redistribution.arrays import read_handles
+
+    for old, new in SMALL:
+        after = dealt(world(old), new)
+        ordered = sorted(after.record.states, key=lambda item: (item.operator, item.name))
+        handles = read_handles(after.handles, ordered)
+        assert list(checkpoint_refusals(after.record, ordered, handles)) == []

@@ -1,0 +1,425 @@
+"""Rewriting a checkpoint, by the engine in threads: what comes out, what is refused, what stays when it fails."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from backends.rewrite import RewriteSpec, plan_rewrite, rewrite
+from backends.rewrite.run import check_counts
+from backends.rewrite.threads import ThreadEngine
+from stateformat import declare
+from stateformat.errors import DamagedCheckpoint, InvalidInput, JobMismatch, PublishConflict, RestoreRefused
+from stateformat.hashing import hash_keys
+from stateformat.model import CheckpointKind, Edge, Handle, JobGraph, Operator, OperatorId, Partitioner, Status
+from stateformat.segment import WriteOptions
+from stateformat.storage import open_storage
+from stateformat.store import CheckpointStore
+from stateformat.validation import validate
+from tests import rewrite_jobs as jobs
+
+
+@pytest.fixture
+def store(tmp_path: Any) -> CheckpointStore:
+    made = CheckpointStore(open_storage(str(tmp_path / "store")), sleep=lambda _: None)
+    jobs.publish(made)
+    return made
+
+
+def problems(store: CheckpointStore) -> list[str]:
+    return [problem.message for problem in validate(store, level="full").problems]
+
+
+@pytest.mark.parametrize("parallelism", [None, 1, 2, 3, 4, 5, 8])
+def test_a_rewritten_checkpoint_gives_every_subtask_what_the_old_one_would_have(
+    store: CheckpointStore, parallelism: int | None
+) -> None:
+    before = store.open()
+    done = rewrite(store, before, RewriteSpec(parallelism=parallelism))
+    after = store.open()
+    assert (after.id, after.record.kind, after.record.parent) == (2, CheckpointKind.REWRITE, before.record.ref)
+    assert done.record == after.record
+    found, wanted = jobs.restored(after, parallelism), jobs.restored(before, parallelism)
+    # Subtasks had finished, so all that is not keyed was dealt anew, and after that everyone has the least watermark.
+    least = [("lookup-sums", 2**63 - 1, True), ("names-sums", 100, False)]
+    assert [found.pop(place) for place in list(found) if place[1] == "progress"] == [least] * (parallelism or 3)
+    assert found == {place: rows for place, rows in wanted.items() if place[1] != "progress"}
+    assert problems(store) == []
+
+
+def test_each_state_of_each_subtask_becomes_one_segment_of_its_own(store: CheckpointStore) -> None:
+    # Rescaled by hand-cut handles, a state of a subtask would lie in several segments of checkpoint 1.
+    done = rewrite(store, store.open(), RewriteSpec(parallelism=5))
+    handles = jobs.handles_of(store.open())
+    places = Counter((handle["operator"], handle["state"], handle["subtask"]) for handle in handles)
+    assert set(places.values()) == {1}
+    assert {handle["layer"] for handle in handles} == {0}
+    paths = [handle["path"] for handle in handles if handle["rows"]]
+    assert len(paths) == len(set(paths)) == done.segments
+    assert all(path.startswith("segments/00000000000000000002/") for path in paths)
+    assert done.rows == sum(handle["rows"] for handle in handles)
+    assert done.bytes == sum(handle["size_bytes"] for handle in handles)
+
+
+def test_what_had_finished_wholly_stays_so_and_what_had_in_part_runs_and_is_remembered(store: CheckpointStore) -> None:
+    source = store.open().record
+    rewrite(store, store.open(), RewriteSpec(parallelism=4))
+    record = store.open().record
+    assert record.graph.operator("lookup") == source.graph.operator("lookup")
+    others = [operator for operator in record.graph.operators if operator.uid != "lookup"]
+    assert {(operator.status, operator.parallelism) for operator in others} == {(Status.RUNNING, 4)}
+    assert record.rescaled_from is not None
+    assert record.rescaled_from.source == source.ref
+    assert {(former.uid, str(former.finished)) for former in record.rescaled_from.operators} == {
+        ("source", "2"),
+        ("names", "2"),
+    }
+
+
+def test_nothing_is_said_to_be_rescaled_where_everyone_keeps_its_own(tmp_path: Any) -> None:
+    store = CheckpointStore(open_storage(str(tmp_path / "whole")), sleep=lambda _: None)
+    jobs.publish(store, ended=())
+    rewrite(store, store.open())
+    assert store.open().record.rescaled_from is None
+    rewrite(store, store.open(), RewriteSpec(per_operator={"sums": 2}))
+    rescaled = store.open().record.rescaled_from
+    assert rescaled is not None
+    # A third rewrite changes nothing, so what the second one did is still to be known.
+    rewrite(store, store.open())
+    assert store.open().record.rescaled_from == rescaled
+
+
+@pytest.mark.parametrize("maximum", [3, 8, 17, 32, 4096])
+@pytest.mark.parametrize("parallelism", [None, 2])
+def test_another_max_parallelism_deals_every_key_to_its_new_group(
+    store: CheckpointStore, maximum: int, parallelism: int | None
+) -> None:
+    before = store.open()
+    done = rewrite(store, before, RewriteSpec(parallelism=parallelism, max_parallelism=maximum))
+    after = store.open()
+    assert problems(store) == []
+    assert {operator.max_parallelism for operator in after.graph.operators} == {maximum}
+    assert set(done.rehashed) == {("sums", name) for name in ("total", "per_day", "last", "timers", "overtaken")}
+    subtasks = after.graph.operator("sums").parallelism
+    for name in ("total", "per_day", "last", "timers", "overtaken"):
+        assert jobs.all_rows(after, "sums", name) == jobs.all_rows(before, "sums", name)
+        for subtask in range(subtasks):
+            for row in after.read("sums", name, subtask).table().to_pylist():
+                hashed = int(hash_keys([pa.array([row["key"]], pa.string())], "spark-murmur3-seed42")[0])
+                assert row["_key_group"] == hashed % maximum
+                assert row["_key_group"] * subtasks // maximum == subtask
+    # The rest is dealt as a rescale deals it.
+    for name, rows in jobs.restored(after, parallelism).items():
+        if name[:2] not in done.rehashed and name[1] != "progress":
+            assert rows == jobs.restored(before, parallelism)[name], name
+
+
+def test_records_in_flight_keep_their_order_per_channel_when_keys_are_dealt_anew(store: CheckpointStore) -> None:
+    rewrite(store, store.open(), RewriteSpec(max_parallelism=3))
+    after = store.open()
+    for subtask in range(3):
+        data = after.read("sums", "overtaken", subtask).table()
+        order = list(zip(*(data[name].to_pylist() for name in ("_key_group", "_sender", "_seq")), strict=True))
+        assert order == sorted(order)
+        assert len(order) > 0
+
+
+def test_max_parallelism_may_rise_and_parallelism_above_the_old_one_with_it(store: CheckpointStore) -> None:
+    with pytest.raises(RestoreRefused, match="max parallelism"):
+        rewrite(store, store.open(), RewriteSpec(parallelism=20))
+    rewrite(store, store.open(), RewriteSpec(parallelism=20, max_parallelism=32))
+    assert store.open().graph.operator("sums").parallelism == 20
+    assert problems(store) == []
+
+
+def test_layers_of_three_schemas_become_one_segment_of_the_newest(tmp_path: Any) -> None:
+    store = CheckpointStore(open_storage(str(tmp_path / "layers")), sleep=lambda _: None)
+    key = {"key": pa.string()}
+    first = declare.value_state("op", "s", keys=key, values={"n": pa.int32(), "old": pa.string()})
+    second = declare.value_state(
+        "op",
+        "s",
+        keys=key,
+        values=pa.schema([pa.field("n", pa.int32()), pa.field("tag", pa.string(), nullable=False)]),
+        previous=first,
+        defaults={"tag": "none"},
+    )
+    third = declare.value_state(
+        "op",
+        "s",
+        keys=key,
+        values=pa.schema([pa.field("label", pa.string(), nullable=False), pa.field("n", pa.int64())]),
+        previous=second,
+        renames={"tag": "label"},
+    )
+    graph = JobGraph((Operator(OperatorId("op"), 2, 8),))
+
+    def layer(state: Any, rows: list[dict[str, Any]], *, delta: bool) -> None:
+        pending = store.begin(job_id="j", graph=graph, states=[state], parent=store.start("j"))
+        names = [*state.key_columns, *(["_op"] if delta else [])]
+        names += [item.name for item in state.current.fields if item.name not in names]
+        columns = {name: [row.get(name) for row in rows] for name in names}
+        types = {"_op": pa.int8(), "n": pa.int64() if state is third else pa.int32()}
+        data = pa.table({name: pa.array(values, types.get(name, pa.string())) for name, values in columns.items()})
+        owners = pending.context.owners("op", "s", data)
+        for subtask in range(2):
+            with pending.context.subtask("op", subtask) as writer:
+                writer.write("s", data.filter(pa.array(owners == subtask)), delta=delta)
+            pending.add(writer)
+        pending.publish()
+
+    layer(first, [{"key": f"k{i}", "n": i, "old": "x"} for i in range(10)], delta=False)
+    layer(
+        second,
+        [
+            {"key": "k1", "n": 100, "tag": "b", "_op": 0},
+            {"key": "k2", "_op": 1},
+            {"key": "k20", "n": 20, "tag": "c", "_op": 0},
+        ],
+        delta=True,
+    )
+    layer(third, [{"key": "k3", "n": 2**40, "label": "d", "_op": 0}, {"key": "k20", "_op": 1}], delta=True)
+    wanted = {f"k{i}": ("none", i) for i in range(10)} | {"k1": ("b", 100), "k3": ("d", 2**40)}
+    del wanted["k2"]
+
+    for spec in (RewriteSpec(), RewriteSpec(max_parallelism=32, parallelism=3)):
+        rewrite(store, store.open(), spec)
+        after = store.open()
+        (state,) = after.states
+        assert state.schemas == (third.current,)
+        assert {handle["layer"] for handle in jobs.handles_of(after)} == {0}
+        assert "layers" not in after.record.required_features
+        rows = after.read("op", "s").table().to_pylist()
+        assert {row["key"]: (row["label"], row["n"]) for row in rows} == wanted
+        assert len(rows) == len(wanted)
+        assert problems(store) == []
+
+
+def test_a_renamed_operator_takes_its_edges_and_states_along(store: CheckpointStore) -> None:
+    before = store.open()
+    rewrite(
+        store, before, RewriteSpec(renames={"sums": "totals", "lookup": "codes", "source": "names", "names": "source"})
+    )
+    after = store.open()
+    assert [operator.uid for operator in after.graph.operators] == ["codes", "names", "source", "totals", "sink"]
+    assert {(edge.id, edge.source, edge.target) for edge in after.graph.edges} == {
+        ("lookup-sums", "codes", "totals"),
+        ("source-names", "names", "source"),
+        ("names-sums", "source", "totals"),
+        ("sums-sink", "totals", "sink"),
+    }
+    assert after.graph.operator("codes").status is Status.FULLY_FINISHED
+    assert {former.uid for former in after.record.rescaled_from.operators} == {"names", "source"}  # type: ignore[union-attr]
+    assert jobs.all_rows(after, "totals", "per_day") == jobs.all_rows(before, "sums", "per_day")
+    assert jobs.all_rows(after, "names", "splits") == jobs.all_rows(before, "source", "splits")
+    assert problems(store) == []
+
+
+def test_committables_keep_the_attempt_under_which_they_were_prepared(store: CheckpointStore) -> None:
+    before = store.open()
+    rewrite(store, before, RewriteSpec(parallelism=2))
+    rewrite(store, store.open(), RewriteSpec(max_parallelism=64))
+    rows = jobs.all_rows(store.open(), "sink", "prepared")
+    assert rows == Counter({(1, before.record.attempt_id, f"part-{i}"): 1 for i in (1, 2)})
+
+
+def test_codec_and_row_groups_are_those_asked_for(store: CheckpointStore) -> None:
+    import pyarrow.parquet as pq
+
+    options = WriteOptions(codec="zstd", encoding="plain", inline_bytes_max=0)
+    rewrite(store, store.open(), RewriteSpec(options=options))
+    handle = next(handle for handle in jobs.handles_of(store.open()) if handle["state"] == "total" and handle["rows"])
+    with pq.ParquetFile(store.storage.open_input(handle["path"])) as file:
+        assert file.metadata.row_group(0).column(1).compression == "ZSTD"
+
+
+def test_another_store_takes_the_rewritten_checkpoint_and_needs_nothing_of_the_first(
+    store: CheckpointStore, tmp_path: Any
+) -> None:
+    import shutil
+
+    target = CheckpointStore(open_storage(str(tmp_path / "target")), sleep=lambda _: None)
+    wanted = jobs.restored(store.open(), 2)
+    rewrite(store, store.open(), RewriteSpec(parallelism=2), target=target)
+    assert [record.checkpoint_id for record in store.history()] == [1]
+    shutil.rmtree(tmp_path / "store")
+    assert jobs.restored(target.open(), 2) == wanted
+    assert problems(target) == []
+
+
+def test_progress_is_told_up_to_the_last_segment(store: CheckpointStore) -> None:
+    told: list[tuple[int, int]] = []
+    done = rewrite(
+        store, store.open(), RewriteSpec(parallelism=4), progress=lambda now, total: told.append((now, total))
+    )
+    assert told == [(i + 1, done.segments) for i in range(done.segments)]
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        (RewriteSpec(max_parallelism=0), "max parallelism 0"),
+        (RewriteSpec(max_parallelism=40_000), "32768"),
+        (RewriteSpec(per_operator={"nobody": 2}), "nobody"),
+        (RewriteSpec(renames={"nobody": "x"}), "nobody"),
+        (RewriteSpec(renames={"sums": "sink"}), "'sink'"),
+        (RewriteSpec(renames={"sums": ""}), "nothing"),
+    ],
+)
+def test_a_wish_that_cannot_be_right_is_refused_with_a_sentence(
+    store: CheckpointStore, spec: RewriteSpec, sentence: str
+) -> None:
+    with pytest.raises(InvalidInput, match=sentence):
+        rewrite(store, store.open(), spec)
+    assert len(store.history()) == 1
+
+
+@pytest.mark.parametrize(
+    "spec", [RewriteSpec(parallelism=0), RewriteSpec(parallelism=17), RewriteSpec(max_parallelism=2)]
+)
+def test_what_a_restore_would_refuse_is_refused(store: CheckpointStore, spec: RewriteSpec) -> None:
+    with pytest.raises(RestoreRefused):
+        rewrite(store, store.open(), spec)
+    assert len(store.history()) == 1
+
+
+def test_keyed_state_that_is_not_fed_by_key_keeps_its_key_groups(tmp_path: Any) -> None:
+    store = CheckpointStore(open_storage(str(tmp_path / "forward")), sleep=lambda _: None)
+    one, two = OperatorId("one"), OperatorId("two")
+    state = declare.value_state("two", "s", keys={"k": pa.int64()}, values={"v": pa.int64()})
+    pending = store.begin(
+        job_id="j",
+        graph=JobGraph((Operator(one, 1, 8), Operator(two, 1, 8)), (Edge("e", one, two, Partitioner.FORWARD),)),
+        states=[state],
+        parent=None,
+    )
+    with pending.context.subtask("two", 0) as writer:
+        writer.write("s", pa.table({"k": [1], "v": [1]}))
+    pending.add(writer)
+    pending.publish()
+    with pytest.raises(InvalidInput, match="does not send by key"):
+        rewrite(store, store.open(), RewriteSpec(max_parallelism=16))
+    rewrite(store, store.open(), RewriteSpec(max_parallelism=8))
+    assert store.open().id == 2
+
+
+class Breaking:
+    """An engine that runs the real one and then spoils what it reports."""
+
+    def __init__(self, spoil: Any) -> None:
+        self.spoil = spoil
+
+    def run(self, *arguments: Any) -> list[Handle]:
+        handles: list[Handle] = self.spoil(ThreadEngine(2).run(*arguments))
+        return handles
+
+
+def test_a_segment_that_was_lost_on_the_way_is_noticed_and_nothing_is_published(store: CheckpointStore) -> None:
+    for lost in ("total", "prepared", "positions", "queued"):
+        engine = Breaking(lambda handles, lost=lost: [handle for handle in handles if handle.state != lost])
+        with pytest.raises(DamagedCheckpoint, match=f"'{lost}'.* wrote 0 rows"):
+            rewrite(store, store.open(), RewriteSpec(max_parallelism=8), engine=engine)
+    assert [record.checkpoint_id for record in store.history()] == [1]
+
+
+def test_counts_are_exact_where_no_layers_merge_and_a_bound_where_they_do(store: CheckpointStore) -> None:
+    plan = plan_rewrite(store.open(), RewriteSpec())
+    good = [Handle(*move.place[:2], "keyed", move.place.subtask, 0, None, 1, rows=move.rows) for move in plan.moves]
+    check_counts(plan, good)
+    more = [*good, good[0]]
+    with pytest.raises(DamagedCheckpoint):
+        check_counts(plan, more)
+    merged = replace(plan, moves=tuple(replace(move, exact=False) for move in plan.moves))
+    check_counts(merged, good[:-1])
+    with pytest.raises(DamagedCheckpoint):
+        check_counts(merged, more)
+
+
+def test_a_damaged_segment_ends_the_rewrite_and_leaves_the_store_as_it_was(tmp_path: Any) -> None:
+    store = CheckpointStore(open_storage(str(tmp_path / "store")), sleep=lambda _: None)
+    jobs.publish(store)
+    # Make the state objects instead of inline bytes, then flip a byte of one.
+    rewrite(store, store.open(), RewriteSpec(options=WriteOptions(inline_bytes_max=0)))
+    before = store.open()
+    path = next(handle["path"] for handle in jobs.handles_of(before) if handle["state"] == "last" and handle["rows"])
+    file = tmp_path / "store" / path
+    data = bytearray(file.read_bytes())
+    data[len(data) // 3] ^= 1
+    file.chmod(0o644)
+    file.write_bytes(data)
+    for spec in (RewriteSpec(), RewriteSpec(max_parallelism=8)):
+        with pytest.raises(DamagedCheckpoint):
+            rewrite(store, before, spec)
+    assert [record.checkpoint_id for record in store.history()] == [2, 1]
+
+
+def test_a_checkpoint_published_meanwhile_is_not_overrun(store: CheckpointStore) -> None:
+    held = store.start(jobs.JOB)
+    jobs.publish(store)
+    with pytest.raises(PublishConflict):
+        rewrite(store, store.open(1), parent=held)
+    assert [record.checkpoint_id for record in store.history()] == [2, 1]
+
+
+def test_another_jobs_store_is_refused_as_target(store: CheckpointStore, tmp_path: Any) -> None:
+    other = CheckpointStore(open_storage(str(tmp_path / "other")), sleep=lambda _: None)
+    pending = other.begin(job_id="other", graph=JobGraph((Operator(OperatorId("x"), 1, 1),)), states=[], parent=None)
+    pending.publish()
+    with pytest.raises(JobMismatch):
+        rewrite(store, store.open(), target=other)
+
+
+def test_an_unknown_engine_is_refused(store: CheckpointStore) -> None:
+    with pytest.raises(InvalidInput, match="local and spark"):
+        rewrite(store, store.open(), engine="hadoop")  # type: ignore[arg-type]
+
+
+def test_the_first_failure_of_a_task_ends_the_others_that_have_not_begun(store: CheckpointStore) -> None:
+    checkpoint = store.open()
+    plan = plan_rewrite(checkpoint, RewriteSpec(parallelism=8))
+    begun: list[str] = []
+    lock = threading.Lock()
+
+    class Failing:
+        """Storage whose every new segment fails."""
+
+        url = store.url
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "open_output":
+                with lock:
+                    begun.append(name)
+                raise OSError("disk full")
+            return getattr(store.storage, name)
+
+    pending = store.begin(
+        job_id=jobs.JOB,
+        graph=plan.graph,
+        states=plan.states,
+        parent=store.start(jobs.JOB),
+        options=WriteOptions(inline_bytes_max=0),
+    )
+    context = replace(pending.context, storage=Failing())  # type: ignore[arg-type]
+    with pytest.raises(OSError, match="disk full"):
+        ThreadEngine(1).run(context, plan, lambda _: None)
+    assert len(begun) < len(plan.moves)
+
+
+def test_planning_a_rewrite_opens_no_segment(store: CheckpointStore) -> None:
+    class Closed:
+        """Storage of which nothing can be read any more."""
+
+        def __getattr__(self, name: str) -> Any:
+            raise AssertionError(f"{name} was called")
+
+    checkpoint = store.open()
+    checkpoint.manifest.full()
+    checkpoint.storage = Closed()  # type: ignore[assignment]
+    plan = plan_rewrite(checkpoint, RewriteSpec(parallelism=2, max_parallelism=32))
+    assert plan.sources
+    assert plan.moves

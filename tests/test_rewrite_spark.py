@@ -1,0 +1,156 @@
+"""Rewriting on Spark: the same rows as in threads, one history whatever is retried, errors as sentences."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from backends.rewrite import RewriteSpec, plan_rewrite, rewrite
+from backends.spark.rewrite import SparkEngine
+from backends.spark.rewrite.engine import _bins
+from backends.spark.rewrite.executor import FRAME_BYTES, _parts, decode
+from backends.spark.session import check
+from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, StorageError
+from stateformat.segment import WriteOptions
+from stateformat.storage import open_storage
+from stateformat.store import CheckpointStore
+from stateformat.validation import validate
+from tests import rewrite_jobs as jobs
+
+pytestmark = pytest.mark.spark
+ROOT = Path(__file__).resolve().parent.parent
+OBJECTS = WriteOptions(inline_bytes_max=0)
+
+
+def new_store(path: Path) -> CheckpointStore:
+    return CheckpointStore(open_storage(str(path)), sleep=lambda _: None)
+
+
+def content(store: CheckpointStore) -> dict[tuple[str, str, int], Counter[Any]]:
+    """Every row of every handle with the place where it stands, key group included."""
+    checkpoint = store.open()
+    found = {}
+    for handle in jobs.handles_of(checkpoint):
+        place = (handle["operator"], handle["state"], handle["subtask"])
+        rows = checkpoint.read(*place).table() if handle["rows"] else pa.table({})
+        found[place] = Counter(jobs.plain(rows))
+    return found
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        RewriteSpec(parallelism=5, renames={"sums": "totals"}),
+        RewriteSpec(parallelism=2, max_parallelism=33, options=OBJECTS),
+    ],
+)
+def test_both_engines_write_the_same_rows_to_the_same_places(spark: Any, tmp_path: Path, spec: RewriteSpec) -> None:
+    contents = []
+    for name in ("local", "spark"):
+        store = new_store(tmp_path / name)
+        jobs.publish(store)
+        told: list[tuple[int, int]] = []
+        engine = SparkEngine(spark) if name == "spark" else "local"
+        done = rewrite(store, store.open(), spec, engine=engine, progress=lambda *now, told=told: told.append(now))
+        assert not validate(store, level="full").problems
+        assert told[-1][0] == done.segments
+        contents.append(content(store))
+    attempts = {"prepared", "left"}  # the attempt in these is each store's own
+    kept = [{place: rows for place, rows in found.items() if place[1] not in attempts} for found in contents]
+    assert kept[0] == kept[1]
+    assert sum(sum(rows.values()) for rows in kept[0].values()) > 300
+    assert contents[0].keys() == contents[1].keys()
+
+
+def test_tasks_that_fail_after_writing_are_retried_and_leave_garbage_and_one_history(tmp_path: Path) -> None:
+    # Spark retries only where its master says so, and a process has one session: this one is another's.
+    url = str(tmp_path / "store")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.rewrite_retried", url], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    failed = int(done.stdout.split()[-1])
+    assert failed > 10
+    store = new_store(Path(url))
+    assert [record.checkpoint_id for record in store.history()] == [2, 1]
+    assert not validate(store, level="full").problems
+    for name in ("total", "per_day", "last", "timers", "overtaken"):
+        assert jobs.all_rows(store.open(), "sums", name) == jobs.all_rows(store.open(1), "sums", name)
+    garbage = store.collect_garbage(delete=True)
+    assert len(garbage.segments) == failed
+    assert not validate(store, level="full").problems
+
+
+def test_an_error_of_a_worker_arrives_as_what_it_was(spark: Any, tmp_path: Path) -> None:
+    store = new_store(tmp_path / "store")
+    jobs.publish(store)
+    rewrite(store, store.open(), RewriteSpec(options=OBJECTS))
+    path = next(
+        handle["path"] for handle in jobs.handles_of(store.open()) if handle["state"] == "last" and handle["rows"]
+    )
+    (tmp_path / "store" / path).unlink()
+    for spec in (RewriteSpec(), RewriteSpec(max_parallelism=8)):
+        with pytest.raises(DamagedCheckpoint, match=path) as caught:
+            rewrite(store, store.open(), spec, engine=SparkEngine(spark))
+        assert caught.value.kind is ErrorKind.OBJECT_MISSING
+        assert "Traceback" not in str(caught.value)
+    assert [record.checkpoint_id for record in store.history()] == [2, 1]
+
+
+def test_what_spark_says_of_a_failure_that_is_not_ours_becomes_one_sentence() -> None:
+    error = decode("Job aborted\nTraceback ...\nValueError: no space\n\n")
+    assert isinstance(error, StorageError)
+    assert str(error).endswith("ValueError: no space")
+
+
+def test_a_store_in_memory_is_refused(spark: Any) -> None:
+    store = CheckpointStore(open_storage("memory://rewrite-on-spark"))
+    jobs.publish(store)
+    with pytest.raises(InvalidInput, match="this process only"):
+        rewrite(store, store.open(), engine=SparkEngine(spark))
+
+
+def test_frames_are_of_bounded_size_and_lose_no_row() -> None:
+    rows = 3 * FRAME_BYTES // 8 + 5
+    batch = pa.record_batch({"x": pa.array(range(rows), pa.int64())})
+    parts = list(_parts(batch))
+    assert max(part.nbytes for part in parts) <= FRAME_BYTES
+    assert sum(part.num_rows for part in parts) == rows
+    assert [part["x"][0].as_py() for part in parts] == sorted(part["x"][0].as_py() for part in parts)
+    wide = pa.record_batch({"x": pa.array([b"a" * (2 * FRAME_BYTES), b"b"])})
+    assert [part.num_rows for part in _parts(wide)] == [1, 1]
+
+
+def test_tasks_are_evened_out_and_none_is_lost(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "store")
+    jobs.publish(store)
+    moves = plan_rewrite(store.open(), RewriteSpec(parallelism=8)).moves
+    for count in (1, 3, 4, 1000):
+        bins = _bins(moves, count)
+        assert sorted(id(move) for chosen in bins for move in chosen) == sorted(map(id, moves))
+        assert len(bins) == min(count, len(moves))
+        sizes = [sum(move.bytes for move in chosen) for chosen in bins]
+        assert max(sizes) - min(sizes) <= max(move.bytes for move in moves)
+
+
+def test_an_active_session_is_used_unless_its_workers_are_others(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert check(spark) is spark
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", "/usr/bin/some-python")
+    with pytest.raises(InvalidInput, match="/usr/bin/some-python") as caught:
+        check(spark)
+    assert caught.value.kind is ErrorKind.MISSING_DEPENDENCY
+    monkeypatch.undo()
+    (tmp_path / "tools").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert check(spark) is spark
+    monkeypatch.delitem(spark.sparkContext.environment, "PYTHONSAFEPATH")
+    with pytest.raises(InvalidInput, match="tools of its own"):
+        check(spark)

@@ -1,0 +1,174 @@
+"""What all commands share: the options of every one, and opening the store that an address names."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tools.ckpt.address import Address, AddressType, StorageOptionType, is_local, options_for
+from tools.ckpt.output import Output
+
+if TYPE_CHECKING:
+    from stateformat.checkpoint import Checkpoint
+    from stateformat.storage import Storage
+    from stateformat.store import CheckpointStore
+
+
+class Session:
+    """One run of one command: where it writes, and how it reaches stores."""
+
+    def __init__(self, output: Output, storage_options: Mapping[str, Any]) -> None:
+        self.output = output
+        self._options = storage_options
+
+    def store(self, url: str, *others: str) -> CheckpointStore:
+        """The store at a URL; ``others`` are the further stores of the same command."""
+        from stateformat.store import open as open_store
+
+        return open_store(url, **options_for(url, self._options, others))
+
+    def look(self, address: Address) -> Checkpoint:
+        """The checkpoint of an address, to be read only: as ``store(...).open(...)`` gives it, but sooner.
+
+        What writes checkpoints is not imported, nor is a directory looked for among the installed storages.
+        """
+        from stateformat.checkpoint import Checkpoint
+        from stateformat.history import chain_down_to
+        from stateformat.model import CheckpointId
+
+        options = options_for(address.url, self._options)
+        if is_local(address.url):
+            from backends.storage.local import from_url
+
+            storage: Storage = from_url(address.url, options)
+        else:
+            from stateformat.storage import open_storage
+
+            storage = open_storage(address.url, **options)
+        chosen = None if address.checkpoint_id is None else CheckpointId(address.checkpoint_id)
+        return Checkpoint(storage, chain_down_to(storage, chosen)[-1])
+
+    def checkpoint(self, address: Address, *others: str) -> tuple[CheckpointStore, Checkpoint]:
+        """The store of an address, and the checkpoint (the newest where no id is given)."""
+        from stateformat.model import CheckpointId
+
+        store = self.store(address.url, *others)
+        chosen = None if address.checkpoint_id is None else CheckpointId(address.checkpoint_id)
+        return store, store.open(chosen)
+
+
+def command(
+    name: str, *, checkpoint: str = "optional", pandas: bool = False
+) -> Callable[[Callable[..., int | None]], click.Command]:
+    """A ``ckpt`` command on one store. The function gets a :class:`Session`, the address, then its own parameters.
+
+    It returns its exit status; None is 0. ``checkpoint`` says whether the address takes an ``@ID`` (:class:`AddressType`),
+    ``pandas`` whether the command may need it.
+    """
+    kind = AddressType(checkpoint)
+
+    def decorate(function: Callable[..., int | None]) -> click.Command:
+        @functools.wraps(function)
+        def run(*, output_format: str, verbose: bool, endpoint_url: str | None, option: Any, **rest: Any) -> int | None:
+            if not pandas:
+                _leave_pandas_out()
+            options = dict(option)
+            if endpoint_url is not None:
+                options["endpoint_url"] = endpoint_url
+            session = Session(Output(as_json=output_format == "json", verbose=verbose), options)
+            return function(session, rest.pop("address"), **rest)
+
+        decorated: Callable[..., Any] = run
+        for option in reversed(_COMMON):
+            decorated = option(decorated)
+        # click lists parameters in the order in which decorators are written: common options stand last.
+        parameters = getattr(decorated, "__click_params__", [])
+        common, own = parameters[-len(_COMMON) :], parameters[: -len(_COMMON)]
+        decorated.__click_params__ = [*common, *own]  # type: ignore[attr-defined]
+        decorated = click.argument("address", type=kind, metavar=kind.name)(decorated)
+        return click.command(name)(decorated)
+
+    return decorate
+
+
+class _NoPandas:
+    """Finds no pandas and no dateutil, whether they are installed or not; leaves all else to the next finder."""
+
+    @staticmethod
+    def find_spec(fullname: str, *_: object) -> None:
+        """Called for every module that is imported."""
+        if fullname in ("pandas", "dateutil"):
+            raise ModuleNotFoundError(f"{fullname} is not for this process", name=fullname)
+
+
+def _leave_pandas_out() -> None:
+    """Spare a command the import of pandas, which takes longer than all of ``ckpt inspect``.
+
+    pyarrow looks for pandas and dateutil when it is first given a Python list, once, to see whether that might be a Series or
+    hold intervals. It is shown that there are none. Where pyarrow is there already, this is somebody else's process, and is
+    left as it is.
+    """
+    if "pyarrow" in sys.modules or "pandas" in sys.modules:
+        return
+    import pyarrow as pa
+
+    sys.meta_path.insert(0, _NoPandas)
+    try:
+        pa.array([0])
+    finally:
+        sys.meta_path.remove(_NoPandas)
+
+
+_COMMON: list[Any] = [
+    click.option(
+        "--format",
+        "output_format",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        show_default=True,
+        help="A page for people, or JSON for programs (docs/json.md).",
+    ),
+    click.option("--endpoint-url", metavar="URL", help="The S3 server, where it is not Amazon's."),
+    click.option(
+        "--option",
+        multiple=True,
+        type=StorageOptionType(),
+        metavar="KEY=VALUE",
+        help="An option for the storage of the store's URL; repeatable.",
+    ),
+    click.option("--verbose", is_flag=True, help="Tell on standard error what is done; show stack traces."),
+]
+
+
+def operator_uid(checkpoint: Checkpoint, given: str) -> str:
+    """The uid for what a user typed: a uid, or the name of exactly one operator."""
+    from stateformat.errors import ErrorKind, InvalidInput
+
+    graph = checkpoint.graph
+    if given in graph.by_uid:
+        return given
+    named = [operator.uid for operator in graph.operators if operator.name == given]
+    if len(named) == 1:
+        return named[0]
+    if named:
+        raise InvalidInput(
+            f"{len(named)} operators are named {given!r}; give the uid of one: {', '.join(named)}",
+            kind=ErrorKind.UNKNOWN_OPERATOR,
+            operator=given,
+        )
+    known = ", ".join(
+        f"{operator.uid} ({operator.name})" if operator.name not in ("", operator.uid) else operator.uid
+        for operator in graph.operators
+    )
+    raise InvalidInput(
+        f"checkpoint {checkpoint.id} has no operator {given!r}, by uid or by name; it has {known or 'none'}",
+        kind=ErrorKind.UNKNOWN_OPERATOR,
+        operator=given,
+    )
+
+
+__all__ = ["Session", "command", "operator_uid"]

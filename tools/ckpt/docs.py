@@ -1,0 +1,55 @@
+"""Keeps docs/cli.md in step with the commands: ``python -m tools.ckpt.docs`` writes each ``--help`` into its block.
+
+A block is what stands between ``<!-- help: NAME -->`` and ``<!-- end -->``; everything else in the file is written by hand. A test
+compares :func:`refreshed` with what is there, so neither can change without the other.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Final
+
+import click
+
+from tools.ckpt.main import COMMANDS, ckpt
+
+CLI_PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
+_BLOCK: Final = re.compile(r"(<!-- help: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_WIDTH: Final = 80
+
+
+def help_of(name: str) -> str:
+    """What ``ckpt NAME --help`` prints (``ckpt`` itself: the group's) on a terminal of 80 columns."""
+    group = click.Context(ckpt, info_name="ckpt", terminal_width=_WIDTH - 2)
+    if name == "ckpt":
+        return ckpt.get_help(group)
+    command = ckpt.get_command(group, name)
+    if command is None:
+        raise click.UsageError(f"docs/cli.md names the command {name!r}, which does not exist")
+    return command.get_help(click.Context(command, info_name=name, parent=group, terminal_width=_WIDTH - 2))
+
+
+def refreshed(page: str) -> str:
+    """The page with every block as the commands are now."""
+    return _BLOCK.sub(lambda block: f"{block[1]}```text\n{help_of(block[2])}\n```\n{block[3]}", page)
+
+
+def missing(page: str) -> list[str]:
+    """Commands that the page has no block for."""
+    there = {block[1] for block in _BLOCK.findall(page)}
+    return [name for name in ("ckpt", *COMMANDS) if name not in there]
+
+
+def main() -> int:
+    """Rewrite the page in place. Exit status 1 where a command has no block."""
+    page = CLI_PAGE.read_text(encoding="utf-8")
+    CLI_PAGE.write_text(refreshed(page), encoding="utf-8")
+    for name in missing(page):
+        click.echo(f"docs/cli.md has no block for {name}", err=True)
+    return 1 if missing(page) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""``ckpt gc``: what retention and orphans would free, and with ``--delete`` its removal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from tools.ckpt.address import Address
+from tools.ckpt.common import Session, command
+from tools.ckpt.failures import FINE, PROBLEMS
+from tools.ckpt.output import Document
+from tools.ckpt.render import Column, Look, facts, heading, label, paragraph, plural, size, table
+
+if TYPE_CHECKING:
+    from stateformat.storage import ObjectInfo
+
+SHOWN: Final = 20
+"""Objects of each sort named on a page; JSON lists all."""
+
+
+@command("gc", checkpoint="never")
+@click.option(
+    "--keep", type=click.IntRange(min=1), metavar="N", help="Expire all but the newest N checkpoints; without it, none."
+)
+@click.option("--delete", is_flag=True, help="Delete. Without it nothing is changed.")
+def gc(session: Session, address: Address, *, keep: int | None, delete: bool) -> int:
+    """Show, or with --delete remove, what retention would free.
+
+    Garbage is what no checkpoint names: expired records with their data, and what crashed or beaten attempts left behind. What a
+    running job is writing lies above the newest checkpoint and is never touched. Nothing is deleted where a record or
+    manifest cannot be read, because what it needs is unknown.
+    """
+    store = session.store(address.url)
+    newest = store.history(1)[0].checkpoint_id
+    with session.output.progress("Looking for garbage"):
+        found = store.collect_garbage(delete=delete) if keep is None else store.expire(keep, delete=delete)
+    document = {
+        "store": store.url,
+        "newest": newest,
+        "keep": keep,
+        "deleted": found.deleted,
+        "stopped": found.stopped,
+        "records": _objects(found.records),
+        "segments": _objects(found.segments),
+        "manifests": _objects(found.manifests),
+        "leftovers": _objects(found.leftovers),
+        "bytes": found.size_bytes,
+    }
+    session.output.show(document, draw)
+    return PROBLEMS if found.stopped else FINE
+
+
+def _objects(found: Sequence[ObjectInfo]) -> list[Document]:
+    return [{"path": item.path, "size_bytes": item.size_bytes} for item in found]
+
+
+def draw(document: Document, look: Look) -> Iterator[str]:
+    """The page: the sums, the objects, and what to do next."""
+    yield heading(f"Garbage of {label(document['store'])}", look)
+    yield ""
+    kept = "every checkpoint" if document["keep"] is None else f"the newest {plural(document['keep'], 'checkpoint')}"
+    what = [(name, document[name]) for name in ("records", "segments", "manifests")]
+    counts = ", ".join(plural(len(items), name.removesuffix("s")) for name, items in what if items)
+    freed = f"{counts}, {size(document['bytes'])}" if counts else "nothing"
+    leftovers = document["leftovers"]
+    left = f"{plural(len(leftovers), 'temporary file')} of writers, dead or alive, not touched" if leftovers else ""
+    verb = "freed" if document["deleted"] else "would free"
+    yield from facts([("keeps", f"{kept}, newest {document['newest']}"), (verb, freed), ("leftovers", left)], look)
+    for name, items in what:
+        if items:
+            yield ""
+            folder = {"records": "checkpoints/"}.get(name, f"{name}/")
+            rows = [[label(item["path"].removeprefix(folder)), size(item["size_bytes"])] for item in items[:SHOWN]]
+            yield from table([Column(f"{name} in {folder}", flexible=True), Column("bytes", right=True)], rows, look)
+            if len(items) > SHOWN:
+                yield f"  {look['ellipsis']} and {len(items) - SHOWN} more (--format json lists all)"
+    if document["stopped"]:
+        yield ""
+        yield from paragraph(look.paint(f"Stopped: {label(document['stopped'])}", "problem"), look)
+    elif counts and not document["deleted"]:
+        yield ""
+        yield "  Nothing was changed. Run it again with --delete to delete these."

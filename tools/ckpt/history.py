@@ -1,0 +1,88 @@
+"""``ckpt history``: the checkpoints of a store, newest first, and the records that are none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import click
+
+from tools.ckpt.address import Address
+from tools.ckpt.common import Session, command
+from tools.ckpt.describe import history_document, reference
+from tools.ckpt.output import Document
+from tools.ckpt.render import Column, Look, age, clock, count, facts, heading, label, paragraph, plural, size, table
+
+
+@command("history", checkpoint="never")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most this many checkpoints, the newest.")
+def history(session: Session, address: Address, *, limit: int | None) -> None:
+    """List the checkpoints of a store, newest first.
+
+    FINISHED counts operators of which every subtask has ended, and those of which some have. A record that no parent link
+    from the newest reaches is a stray: no checkpoint, and named below the table.
+    """
+    store = session.store(address.url)
+    records = store.history(limit)
+    strays = None if limit is not None else store.strays()
+    document = {
+        "store": store.url,
+        "job_id": records[0].job_id,
+        "job_name": records[0].job_name,
+        "checkpoints": [history_document(record) for record in records],
+        "strays": None if strays is None else [reference(stray) for stray in strays],
+    }
+    session.output.show(document, draw)
+
+
+def draw(document: Document, look: Look) -> Iterator[str]:
+    """The page: the store and its job, the table, the strays."""
+    checkpoints = document["checkpoints"]
+    yield heading(f"History of {label(document['store'])}", look)
+    yield ""
+    job, name = label(document["job_id"]), label(document["job_name"])
+    yield from facts([("job", job if name in ("", job) else f"{job} ({name})")], look)
+    yield ""
+    columns = [
+        Column("id", right=True),
+        Column("kind"),
+        Column("published (UTC)"),
+        Column("age", right=True, optional=2),
+        Column("finished", flexible=True),
+        Column("rows", right=True),
+        Column("bytes", right=True),
+        Column("parent", right=True, optional=1),
+    ]
+    now_us = time.time_ns() // 1000
+    yield from table(columns, [_row(entry, now_us) for entry in checkpoints], look)
+    for entry in checkpoints:
+        if entry["stop"]:
+            yield ""
+            yield from paragraph(
+                f"Checkpoint {entry['checkpoint_id']} is where the job stopped ({entry['stop']['mode'].replace('_', ' ')}).",
+                look,
+            )
+    if document["strays"]:
+        names = ", ".join(
+            f"{stray['checkpoint_id']} (attempt {stray['attempt_id'][:8]})" for stray in document["strays"]
+        )
+        yield ""
+        yield from paragraph(
+            f"{plural(len(document['strays']), 'stray')}, no checkpoint: {names}. `ckpt gc --keep N --delete` removes it "
+            "when it has expired.",
+            look,
+        )
+
+
+def _row(entry: Document, now_us: int) -> list[str]:
+    partly = f", {entry['partially_finished']} partly" if entry["partially_finished"] else ""
+    return [
+        str(entry["checkpoint_id"]),
+        entry["kind"],
+        clock(entry["created_at_us"], seconds=False),
+        age(entry["created_at_us"], now_us),
+        f"{entry['finished']} of {entry['operators']}{partly}",
+        count(entry["totals"]["rows"]),
+        size(entry["totals"]["bytes"]),
+        str(entry["parent"]["checkpoint_id"]) if entry["parent"] else "",
+    ]

@@ -1,0 +1,79 @@
+"""``ckpt inspect``: one page about a checkpoint, from its record and manifest; segments are opened only for ``--rows``."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from tools.ckpt.address import Address
+from tools.ckpt.common import Session, command, operator_uid
+from tools.ckpt.inspect_page import draw
+from tools.ckpt.output import Document
+
+if TYPE_CHECKING:
+    from stateformat.checkpoint import Checkpoint
+    from stateformat.model import State
+
+
+@command("inspect")
+@click.option("--operator", metavar="UID", help="Only this operator, by uid or name, subtask by subtask.")
+@click.option("--state", metavar="NAME", help="Only states of this name.")
+@click.option("--rows", type=click.IntRange(min=1), metavar="N", help="Show the first N rows of each state chosen.")
+def inspect(session: Session, address: Address, *, operator: str | None, state: str | None, rows: int | None) -> None:
+    """Show what is in a checkpoint: graph, states, skew, rows.
+
+    The job graph stands in topological order, each operator with what has finished of it. BYTES are stored bytes; the bars
+    are the rows of each subtask beside those of the greatest, with a dash for a subtask that has finished.
+    """
+    from tools.ckpt.describe import record_document, state_document
+
+    checkpoint = session.look(address)
+    uid = None if operator is None else operator_uid(checkpoint, operator)
+    states = chosen_states(checkpoint, uid, state)
+    handles = checkpoint.handles.select(
+        [
+            "operator",
+            "state",
+            "subtask",
+            "layer",
+            "path",
+            "rows",
+            "segment_rows",
+            "size_bytes",
+            "first_group",
+            "last_group",
+        ]
+    )
+    document = record_document(checkpoint.storage.url, checkpoint.record)
+    document["selection"] = {"operator": uid, "state": state}
+    document["states"] = [state_document(checkpoint.record, chosen, handles) for chosen in states]
+    if rows is not None:
+        for entry, chosen in zip(document["states"], states, strict=True):
+            entry["sample"] = _sample(checkpoint, chosen, rows)
+    session.output.show(document, lambda page, look: draw(page, look, time.time_ns() // 1000))
+
+
+def chosen_states(checkpoint: Checkpoint, operator: str | None, name: str | None) -> list[State]:
+    """The states that ``--operator`` (a uid) and ``--state`` leave; ``InvalidInput`` where a name fits none."""
+    from stateformat.errors import ErrorKind, InvalidInput
+
+    found = [state for state in checkpoint.states if operator is None or state.operator == operator]
+    if name is None:
+        return found
+    named = [state for state in found if state.name == name]
+    if not named:
+        where = f"operator {operator!r}" if operator is not None else f"checkpoint {checkpoint.id}"
+        known = ", ".join(dict.fromkeys(state.name for state in found))
+        raise InvalidInput(
+            f"{where} has no state {name!r}; it has {known or 'none'}", kind=ErrorKind.UNKNOWN_STATE, state=name
+        )
+    return named
+
+
+def _sample(checkpoint: Checkpoint, state: State, count: int) -> list[Document]:
+    """The first rows of a state, layers merged, in the order of its subtasks."""
+    from tools.ckpt.rows import objects
+
+    return objects(checkpoint.read(state.operator, state.name).batches(batch_rows=max(count, 1024)), count)

@@ -1,0 +1,253 @@
+"""The page of ``ckpt inspect``: a checkpoint's facts, its graph, its states. Drawn from the JSON document alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from click import unstyle
+
+from tools.ckpt import graph
+from tools.ckpt.render import (
+    Column,
+    Look,
+    age,
+    bar,
+    cell,
+    clock,
+    count,
+    facts,
+    heading,
+    label,
+    pad,
+    plural,
+    ranges,
+    size,
+    spark,
+    table,
+    wrap,
+)
+
+Json = Mapping[str, Any]
+SUBTASKS_SHOWN: Final = 40
+"""Lines of a table of subtasks on a page; JSON lists all."""
+
+
+def draw(document: Json, look: Look, now_us: int) -> Iterator[str]:
+    """The whole page, or the part that ``--operator`` and ``--state`` leave."""
+    narrow = any(document["selection"].values())
+    yield heading(f"Checkpoint {document['checkpoint_id']} of {label(document['store'])}", look)
+    yield ""
+    yield from facts(_facts(document, look, now_us), look)
+    shown = document["operators"]
+    if narrow:
+        wanted = {document["selection"]["operator"], *(state["operator"] for state in document["states"])}
+        shown = [operator for operator in shown if operator["uid"] in wanted]
+    yield ""
+    yield heading("Job graph", look, graph.summary(document["operators"]))
+    yield ""
+    yield from graph.draw(shown, document["edges"], look)
+    yield ""
+    totals = document["totals"]
+    note = "" if narrow else f"{plural(totals['rows'], 'row')} in {plural(totals['segments'], 'segment')}"
+    yield heading("States", look, note)
+    yield ""
+    if document["states"]:
+        yield from _states(document, look, narrow=narrow)
+    else:
+        yield "  none"
+
+
+def _facts(document: Json, look: Look, now_us: int) -> Iterator[tuple[str, str]]:
+    name, job = label(document["job_name"]), label(document["job_id"])
+    yield "job", job if name in ("", job) else f"{job} ({name})"
+    parent = document["parent"]
+    after = f", parent {parent['checkpoint_id']}" if parent else ", without a parent"
+    yield "kind", document["kind"] + after
+    ago = age(document["created_at_us"], now_us)
+    yield "published", f"{clock(document['created_at_us'])} UTC{f', {ago} ago' if ago else ''}"
+    yield "written by", f"{label(document['writer'])}, attempt {document['attempt_id']}"
+    totals = document["totals"]
+    sizes = [
+        plural(totals["rows"], "row"),
+        size(totals["bytes"]),
+        plural(totals["segments"], "segment"),
+        plural(totals["handles"], "handle"),
+        f"manifest {size(document['manifest']['size_bytes'])}",
+    ]
+    yield "size", f" {look['dot']} ".join(sizes)
+    yield "features", ", ".join([*document["required_features"], *document["optional_features"]])
+    if document["stop"]:
+        mode, request = document["stop"]["mode"], label(document["stop"]["request"])
+        yield "stop", f"the job stopped here, {mode.replace('_', ' ')}{f' (request {request})' if request else ''}"
+    if document["rescaled_from"]:
+        yield "rescaled", _rescaled(document["rescaled_from"])
+    for i, (key, value) in enumerate(sorted(document["properties"].items())):
+        yield "properties" if i == 0 else "", f"{label(key)} = {label(value)}"
+
+
+def _rescaled(rescaled_from: Json) -> str:
+    former = [
+        f"{label(item['uid'])} had {item['parallelism']} subtasks, "
+        + " and ".join(f"{ranges(item[what])} {what}" for what in ("finished", "finishing") if item[what])
+        for item in rescaled_from["operators"]
+    ]
+    return "; ".join([f"from checkpoint {rescaled_from['checkpoint_id']}", *former])
+
+
+def _states(document: Json, look: Look, *, narrow: bool) -> Iterator[str]:
+    """Per operator its states: a line of figures, then what the state is made of."""
+    operators = {operator["uid"]: operator for operator in document["operators"]}
+    bars_width = 12 + (look.width - 80) // 2
+    columns = [
+        Column("state", flexible=True),
+        Column("mode"),
+        Column("rows", right=True),
+        Column("bytes", right=True),
+        Column("rows per subtask"),
+    ]
+    states = sorted(document["states"], key=lambda state: _place(operators, state["operator"]))
+    figures = [
+        [
+            pad(label(state["name"]), 9),
+            f"{state['mode']} {state['kind']}" if state["kind"] else state["mode"],
+            count(state["rows"]),
+            size(state["bytes"]),
+            _skew(state, operators.get(state["operator"]), look, bars_width),
+        ]
+        for state in states
+    ]
+    titles, *lines = table(columns, figures, look, indent="    ")
+    # What a state is made of stands below its mode.
+    names_width = unstyle(titles).index("mode") - 8
+    yield titles
+    before = None
+    for state, line in zip(states, lines, strict=True):
+        operator = operators.get(state["operator"])
+        if state["operator"] != before:
+            before = state["operator"]
+            yield "  " + look.paint(graph.title(operator) if operator else label(before), "name")
+        yield line
+        yield from facts(_shape(state, look), look, indent="      ", name_width=names_width)
+        if narrow and operator is not None and state["mode"] != "coordinator":
+            yield from _subtasks(state, operator, look)
+        if "sample" in state:
+            yield from _rows(state, look)
+        if (narrow or "sample" in state) and line is not lines[-1]:
+            yield ""
+
+
+def _place(operators: Mapping[str, Json], uid: str) -> int:
+    return list(operators).index(uid) if uid in operators else len(operators)
+
+
+def _per_subtask(state: Json, operator: Json | None) -> list[int | None] | None:
+    """Rows of every subtask of a state that subtasks own; None for one that has ended, no list for other modes."""
+    if operator is None or state["mode"] in ("coordinator", "committables"):
+        return None
+    rows: list[int | None] = [0] * operator["parallelism"]
+    for entry in state["subtasks"]:
+        if entry["subtask"] is not None and entry["subtask"] < len(rows):
+            rows[entry["subtask"]] = entry["rows"]
+    for first, last in (*operator["finished"], *operator["finishing"]):
+        rows[first : last + 1] = [None] * (last + 1 - first)
+    return rows
+
+
+def _skew(state: Json, operator: Json | None, look: Look, width: int) -> str:
+    rows = _per_subtask(state, operator)
+    if rows is None:
+        return "the coordinator's" if state["mode"] == "coordinator" else "the sink's"
+    if all(value is None for value in rows):
+        return "finished"
+    ratio = f"  {state['skew']:.1f} {look['times']} mean" if state["skew"] >= 1.05 else ""
+    return spark(rows, look, width=width) + ratio
+
+
+def _shape(state: Json, look: Look) -> Iterator[tuple[str, str]]:
+    """Key, columns, layers, and what else is particular to a state."""
+    fields = state["schemas"][-1]["fields"]
+    keys = [item for item in fields if item["name"] in state["key_columns"] or item["name"] == "_map_key"]
+    values = [item for item in fields if item not in keys]
+    yield "key", ", ".join(map(_field, keys))
+    yield "columns", ", ".join(map(_field, values))
+    if state["edge"] is not None:
+        yield "edge", label(state["edge"])
+    if len(state["schemas"]) > 1:
+        older = ", ".join(str(schema["id"]) for schema in state["schemas"][:-1])
+        yield "schema", f"{state['schemas'][-1]['id']}, and {older} in older segments"
+    if any(layer["layer"] for layer in state["layers"]):
+        parts = [
+            f"{'base' if layer['layer'] == 0 else 'delta'} {plural(layer['rows'], 'row')} {size(layer['bytes'])}"
+            for layer in state["layers"]
+        ]
+        yield "layers", f" {look['dot']} ".join(parts)
+
+
+def _field(item: Json) -> str:
+    """A column: name, type, and only what is not usual about it."""
+    default = f" = {label(item['default'])}" if "default" in item else ""
+    return f"{label(item['name'])} {type_text(item['type'])}{'' if item['nullable'] else ' not null'}{default}"
+
+
+def type_text(kind: Any) -> str:
+    """A type of SPEC.md section 3.7 as people write it: ``list<int64>``, ``struct<a int64, b utf8>``."""
+    if isinstance(kind, str):
+        return kind
+    if "list" in kind:
+        return f"list<{type_text(kind['list']['type'])}>"
+    if "map" in kind:
+        return f"map<{', '.join(type_text(item['type']) for item in kind['map'])}>"
+    return f"struct<{', '.join(_field(item) for item in kind['struct'])}>"
+
+
+def _subtasks(state: Json, operator: Json, look: Look) -> Iterator[str]:
+    """What each subtask owns, as a table with bars."""
+    entries: Sequence[Json] = state["subtasks"]
+    if not entries:
+        return
+    yield ""
+    top = max(entry["rows"] for entry in entries)
+    keyed = any(entry["first_group"] is not None for entry in entries)
+    columns = [Column("subtask", right=True), Column("rows", right=True), Column("bytes", right=True)]
+    columns += [
+        Column("senders" if state["mode"] == "in_flight" and not state["key_columns"] else "key groups")
+    ] * keyed
+    columns += [Column("")]
+    rows = []
+    for entry in entries[:SUBTASKS_SHOWN]:
+        owner = "-" if entry["subtask"] is None else str(entry["subtask"])
+        groups = "" if entry["first_group"] is None else f"{entry['first_group']}-{entry['last_group']}"
+        row = [owner, count(entry["rows"]), size(entry["bytes"])] + [groups] * keyed
+        rows.append([*row, bar(entry["rows"], top, look, width=24)])
+    yield from table(columns, rows, look, indent="      ")
+    if len(entries) > SUBTASKS_SHOWN:
+        yield f"      {look['ellipsis']} and {count(len(entries) - SUBTASKS_SHOWN)} more (--format json lists all)"
+    ended = [f"{what}: {ranges(operator[what])}" for what in ("finished", "finishing") if operator[what]]
+    if ended and state["mode"] != "committables":
+        yield "      " + look.paint("; ".join(ended), "finished")
+
+
+def _rows(state: Json, look: Look) -> Iterator[str]:
+    """The sample: a table where it fits, else one block a row."""
+    sample = state["sample"]
+    yield ""
+    yield from (_row_lines(sample, look) if sample else ["      no rows"])
+
+
+def _row_lines(sample: Sequence[Json], look: Look) -> Iterator[str]:
+    names = list(sample[0])
+    cells = [[cell(row[name]) for name in names] for row in sample]
+    numeric = [all(type(row[name]) in (int, float, type(None)) for row in sample) for name in names]
+    widths = [max(len(name), *(len(row[i]) for row in cells)) for i, name in enumerate(names)]
+    if 6 + sum(min(width, 24) + 2 for width in widths) <= look.width + 2:
+        columns = [Column(label(name), right=right, flexible=True) for name, right in zip(names, numeric, strict=True)]
+        yield from table(columns, cells, look, indent="      ")
+        return
+    name_width = min(24, max(len(name) for name in names))
+    for number, row in enumerate(cells):
+        yield look.paint(f"      row {number + 1}", "dim")
+        for name, value in zip(names, row, strict=True):
+            head = f"        {look.paint(pad(label(name), name_width), 'dim')}  "
+            for i, part in enumerate(wrap(value, look.width - 10 - name_width)):
+                yield (head if i == 0 else " " * (10 + name_width)) + part

@@ -1,0 +1,120 @@
+"""The ``ckpt`` command: a group that imports a subcommand only when it is run.
+
+``ckpt --help`` imports neither pyarrow nor numpy, pyspark, s3fs or rich: the table below knows each command's module and its line
+of help (a test holds them together). :func:`main` is the one place where exceptions end: each becomes a sentence and an
+exit status (``failures``), in JSON format a JSON document too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Final
+
+import click
+
+from tools.ckpt.failures import FINE, PIPE_CLOSED, failure_of, trace_of
+from tools.ckpt.output import show_failure
+
+COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
+    "history": ("history", "List the checkpoints of a store, newest first."),
+    "inspect": ("inspect", "Show what is in a checkpoint: graph, states, skew, rows."),
+    "validate": ("validate", "Find everything that is wrong with a checkpoint."),
+    "explain-restore": ("explain_restore", "Show who would restore what at another parallelism."),
+    "export": ("export", "Write a state to a Parquet, CSV or JSON lines file."),
+    "rescale": ("rescale", "Publish a checkpoint at another parallelism; metadata only."),
+    "rewrite": ("rewrite", "Rewrite the data: align, compact, re-encode, re-hash."),
+    "copy": ("copy", "Copy a checkpoint into a store of its own: a savepoint."),
+    "rollback": ("rollback", "Make an older checkpoint the newest again; metadata only."),
+    "gc": ("gc", "Show, or with --delete remove, what retention would free."),
+}
+"""Every command: the module below ``tools.ckpt``, in which it has the module's name, and its line in ``ckpt --help``."""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands stand in :data:`COMMANDS` and are imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click says so
+        """The names of all commands, as one meets them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """One command, imported now; None where there is none of the name."""
+        if cmd_name not in COMMANDS:
+            return None
+        name = COMMANDS[cmd_name][0]
+        command: click.Command = getattr(importlib.import_module(f"tools.ckpt.{name}"), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """The list of commands in the help, without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
+@click.version_option(package_name="stateformat", prog_name="ckpt")
+def ckpt() -> None:
+    """Inspect, validate, rescale and rewrite checkpoints of stateful dataflows.
+
+    STORE is a path or URL (/data/store, s3://bucket/store); STORE@ID is one checkpoint in it, and without an id the newest.
+
+    Exit status: 0 fine; 1 the checkpoint has problems, or a restore or publication was refused; 2 misuse; 3 not found, or
+    the storage failed.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``ckpt`` and return its exit status; never raises, never shows a stack trace unless ``--verbose`` asks."""
+    if arguments is None:
+        # A short life: what the imports allocate stays until the end, and looking through it for garbage takes longer
+        # than some commands.
+        gc.set_threshold(100_000)
+        atexit.register(gc.freeze)
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    verbose = "--verbose" in arguments
+    _log_to_stderr(verbose=verbose)
+    try:
+        status = ckpt.main(arguments, prog_name="ckpt", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _reader_left()
+    except SystemExit as leaving:
+        # click leaves so when the reader of standard output is gone, and after printing a shell completion.
+        return _reader_left() if leaving.code == 1 else FINE
+    except BaseException as error:
+        failure = failure_of(error)
+        with contextlib.suppress(BrokenPipeError):
+            show_failure(failure, as_json=_wants_json(arguments))
+            if verbose and not isinstance(error, click.ClickException):
+                click.echo(trace_of(error), err=True)
+        return failure.status
+    return FINE if status is None else int(status)
+
+
+def _reader_left() -> int:
+    """Point standard output at nothing, so that the interpreter's last flush has nothing to complain about."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return PIPE_CLOSED
+
+
+def _wants_json(arguments: Sequence[str]) -> bool:
+    """Whether JSON was asked for, also where the command line is otherwise wrong."""
+    return "--format=json" in arguments or ("--format", "json") in pairwise(arguments)
+
+
+def _log_to_stderr(*, verbose: bool) -> None:
+    """What the library logs: everything with ``--verbose``, else nothing, since commands say what matters."""
+    handler: logging.Handler = logging.StreamHandler() if verbose else logging.NullHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    for name in ("stateformat", "redistribution", "backends", "tools"):
+        logging.getLogger(name).addHandler(handler)
+        logging.getLogger(name).setLevel(logging.DEBUG if verbose else logging.WARNING)

@@ -1,0 +1,110 @@
+"""Where a command's result goes: a page or a JSON document on standard output, everything else on standard error.
+
+A command makes one JSON document and a function that draws it; text is drawn *from the document*, so the two cannot tell
+different stories, and whatever a page shows a program can read. Progress is drawn by rich, which is imported only when
+standard error is a terminal and the command is a long one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+import click
+
+from tools.ckpt.failures import Failure
+from tools.ckpt.render import WIDTH_MAX, WIDTH_MIN, Look
+
+Document = dict[str, Any]
+Draw = Callable[[Document, Look], Iterable[str]]
+Step = Callable[[int, int], None]
+"""Progress: how much is done, of how much (0 while that is not known)."""
+
+
+def look_of(stream: TextIO) -> Look:
+    """How pages for this stream may look: COLUMNS or the terminal's width, its encoding, NO_COLOR."""
+    columns = shutil.get_terminal_size((WIDTH_MIN, 24)).columns
+    colour = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return Look(min(max(columns, WIDTH_MIN), WIDTH_MAX), _is_utf8(stream), colour)
+
+
+def _silent(done: int, total: int) -> None:
+    pass
+
+
+def _is_utf8(stream: TextIO) -> bool:
+    return (stream.encoding or "").lower().replace("-", "").replace("_", "") in ("utf8", "utf8sig")
+
+
+def write_json(document: Mapping[str, Any]) -> None:
+    """A document on standard output, indented, in the characters that it takes."""
+    _write(json.dumps(document, indent=2, ensure_ascii=not _is_utf8(sys.stdout)))
+
+
+def _write(text: str) -> None:
+    if not _is_utf8(sys.stdout):
+        text = text.encode(sys.stdout.encoding or "ascii", "backslashreplace").decode(sys.stdout.encoding or "ascii")
+    click.echo(text, color=True)
+
+
+class Output:
+    """What a command writes with. ``as_json`` by ``--format``, ``verbose`` by ``--verbose``."""
+
+    def __init__(self, *, as_json: bool = False, verbose: bool = False) -> None:
+        self.as_json = as_json
+        self.verbose = verbose
+
+    def show(self, document: Document, draw: Draw) -> None:
+        """The command's one result: the document, or the page that ``draw`` makes of it."""
+        if self.as_json:
+            write_json(document)
+        else:
+            _write("\n".join(draw(document, look_of(sys.stdout))))
+
+    def note(self, text: str) -> None:
+        """A sentence for the person at the terminal, on standard error, in either format."""
+        _complain(text)
+
+    @contextmanager
+    def progress(self, title: str, *, unit: str = "") -> Iterator[Step]:
+        """A bar on standard error while a long command runs, if that is a terminal; a function that does nothing if not."""
+        if not sys.stderr.isatty():
+            yield _silent
+            return
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        amount = DownloadColumn(binary_units=True) if unit == "bytes" else MofNCompleteColumn()
+        columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn(compact=True))
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+            task = bars.add_task(title, total=None)
+            yield lambda done, total: bars.update(task, completed=done, total=total or None)
+
+
+def _complain(text: str) -> None:
+    encoding = sys.stderr.encoding or "ascii"
+    click.echo(text.encode(encoding, "backslashreplace").decode(encoding), err=True)
+
+
+def show_failure(failure: Failure, *, as_json: bool) -> None:
+    """One sentence on standard error; in JSON format also a document with ``error`` on standard output."""
+    _complain(failure.message if failure.kind == "help" else f"ckpt: {failure.message}")
+    if failure.hint:
+        _complain(f"      {failure.hint}")
+    if as_json:
+        write_json(failure.to_json())
+
+
+__all__ = ["Document", "Draw", "Output", "Step", "look_of", "show_failure", "write_json"]

@@ -1,0 +1,272 @@
+"""Pieces of text pages: numbers, bars, tables, wrapped lists. Pure: a :class:`Look` and values in, lines out.
+
+A page is made for the width, the character set and the colours of one :class:`Look`; each glyph has an ASCII twin. What
+comes from a checkpoint passes :func:`label` first, because names and properties are a stranger's text and must neither
+break a line nor steer a terminal.
+"""
+
+from __future__ import annotations
+
+import datetime
+import textwrap
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import click
+
+WIDTH_MIN: Final = 80
+WIDTH_MAX: Final = 120
+
+_BARS: Final = "▁▂▃▄▅▆▇█"
+_BARS_ASCII: Final = "12345678"
+_GLYPHS: Final = {
+    "full": ("●", "#"),
+    "part": ("◐", "+"),
+    "none": ("○", "o"),
+    "down": ("│", "|"),
+    "join": ("╯", "'"),
+    "cross": ("─", "-"),
+    "tee": ("├", "+"),
+    "left_arrow": ("←", "<-"),
+    "arrow": ("→", "->"),
+    "loop": ("↺", "loop"),
+    "dot": ("·", "."),
+    "fail": ("✗", "x"),
+    "good": ("✓", "ok"),
+    "times": ("×", "x"),
+    "block": ("█", "#"),
+    "ellipsis": ("…", "~"),
+}
+_COLOURS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "plain": {},
+    "title": {"bold": True},
+    "name": {"bold": True},
+    "dim": {"dim": True},
+    "finished": {"fg": "green"},
+    "partial": {"fg": "yellow"},
+    "problem": {"fg": "red"},
+    "bar": {"fg": "cyan"},
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a page may look: columns to fill, whether the output takes more than ASCII, whether it takes colours."""
+
+    width: int = WIDTH_MIN
+    unicode: bool = True
+    colour: bool = False
+
+    def __getitem__(self, glyph: str) -> str:
+        return _GLYPHS[glyph][0 if self.unicode else 1]
+
+    def paint(self, text: str, role: str) -> str:
+        """The text in the colour of its role, where there are colours."""
+        return click.style(text, **_COLOURS[role]) if self.colour and text else text
+
+
+def label(text: object) -> str:
+    """A stranger's text on one line: characters that do not print (line ends, escapes) are spelled out."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(text))
+
+
+def text_width(text: str) -> int:
+    """Columns that a text takes on a terminal, colours not counted; wide characters take two."""
+    plain = click.unstyle(text)
+    if plain.isascii():
+        return len(plain)
+    return sum(
+        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in plain
+    )
+
+
+def pad(text: str, width: int, *, right: bool = False) -> str:
+    """The text filled with spaces to a width; ``right`` aligns it right, as numbers are."""
+    space = " " * (width - text_width(text))
+    return space + text if right else text + space
+
+
+def shorten(text: str, width: int, look: Look) -> str:
+    """The text (without colours) cut to a width, with an ellipsis where something is missing."""
+    if text_width(text) <= width:
+        return text
+    kept = ""
+    for char in text:
+        if text_width(kept + char) > width - len(look["ellipsis"]):
+            break
+        kept += char
+    return kept + look["ellipsis"]
+
+
+def count(number: int) -> str:
+    """A count with its thousands set apart."""
+    return f"{number:,}"
+
+
+def size(byte_count: int) -> str:
+    """Bytes for people, three digits and a binary unit."""
+    if byte_count < 1024:
+        return f"{byte_count} B"
+    value = float(byte_count)
+    for unit in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        value /= 1024
+        if value < 1023.95 or unit == "PiB":
+            break
+    return f"{value:,.1f} {unit}"
+
+
+def plural(number: int, noun: str, many: str = "") -> str:
+    """``1 segment``, ``2 segments``."""
+    return f"{count(number)} {noun if number == 1 else many or noun + 's'}"
+
+
+def moment(epoch_us: int) -> str:
+    """A time of the record as ISO 8601 in UTC, to the second."""
+    return _instant(epoch_us).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def clock(epoch_us: int, *, seconds: bool = True) -> str:
+    """The same for people."""
+    return _instant(epoch_us).strftime("%Y-%m-%d %H:%M:%S" if seconds else "%Y-%m-%d %H:%M")
+
+
+def _instant(epoch_us: int) -> datetime.datetime:
+    last = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC)
+    try:
+        return datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(microseconds=epoch_us)
+    except OverflowError:
+        return last
+
+
+def age(epoch_us: int, now_us: int) -> str:
+    """How long ago, in its greatest unit; nothing for a clock that was ahead of ours."""
+    seconds = (now_us - epoch_us) // 1_000_000
+    if seconds < 0:
+        return ""
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length} {unit}"
+    return f"{seconds} s"
+
+
+def spark(values: Sequence[int | None], look: Look, *, width: int) -> str:
+    """One bar per value, of a height in proportion to the greatest: 0 is a dot, None (there is no such value) a dash.
+
+    Where there are more values than columns, neighbours share a bar, and the greatest of them shows.
+    """
+    steps = [-1 if value is None else value for value in values]
+    if len(steps) > width:
+        bounds = [len(steps) * i // width for i in range(width + 1)]
+        steps = [max(steps[bounds[i] : bounds[i + 1]]) for i in range(width)]
+    glyphs = _BARS if look.unicode else _BARS_ASCII
+    top = max(steps, default=0)
+
+    def glyph(value: int) -> str:
+        if value <= 0:
+            return "-" if value < 0 else look["dot"]
+        return glyphs[(value * 8 + top - 1) // top - 1]
+
+    return look.paint("".join(map(glyph, steps)), "bar")
+
+
+def bar(value: int, top: int, look: Look, *, width: int) -> str:
+    """A horizontal bar in proportion to the greatest value, to an eighth of a column where Unicode is at hand."""
+    if value <= 0 or top <= 0:
+        return ""
+    eighths = max(1, round(value * width * 8 / top))
+    if not look.unicode:
+        return look.paint("#" * max(1, eighths // 8), "bar")
+    whole, rest = divmod(eighths, 8)
+    return look.paint("█" * whole + (" ▏▎▍▌▋▊▉"[rest] if rest else ""), "bar")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table. ``optional``: the least important are left out first where the page is too narrow."""
+
+    title: str
+    right: bool = False
+    optional: int = 0
+    flexible: bool = False
+
+
+def table(columns: Sequence[Column], rows: Iterable[Sequence[str]], look: Look, *, indent: str = "  ") -> list[str]:
+    """Aligned columns under a line of titles, as wide as they need to be.
+
+    Where that is too wide, optional columns go (highest number first), then flexible ones are cut.
+    """
+    body = [list(row) for row in rows]
+    kept = list(range(len(columns)))
+    widths = [
+        max([text_width(column.title), *(text_width(row[i]) for row in body)]) for i, column in enumerate(columns)
+    ]
+
+    def too_wide() -> int:
+        return text_width(indent) + sum(widths[i] for i in kept) + 2 * (len(kept) - 1) - look.width
+
+    while too_wide() > 0 and any(columns[i].optional for i in kept):
+        kept.remove(max(kept, key=lambda i: (columns[i].optional, i)))
+    for i in kept:
+        if columns[i].flexible and too_wide() > 0:
+            widths[i] = max(8, widths[i] - too_wide())
+            for row in body:
+                row[i] = shorten(row[i], widths[i], look)
+    titles = "  ".join(pad(columns[i].title, widths[i], right=columns[i].right) for i in kept).rstrip()
+    lines = [indent + look.paint(titles, "dim")] if any(column.title for column in columns) else []
+    lines += [
+        (indent + "  ".join(pad(row[i], widths[i], right=columns[i].right) for i in kept)).rstrip() for row in body
+    ]
+    return lines
+
+
+def facts(pairs: Iterable[tuple[str, str]], look: Look, *, indent: str = "  ", name_width: int = 0) -> list[str]:
+    """``name  value`` lines; values are wrapped under themselves, and empty ones left out."""
+    shown = [(name, value) for name, value in pairs if value]
+    width = max([name_width, *(len(name) for name, _ in shown)], default=0)
+    lines = []
+    for name, value in shown:
+        head = indent + look.paint(pad(name, width), "dim") + "  "
+        for i, part in enumerate(wrap(value, look.width - len(indent) - width - 2)):
+            lines.append((head if i == 0 else " " * (len(indent) + width + 2)) + part)
+    return lines
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """The text on lines of at most ``width``; longer words (paths) are broken, never lost."""
+    return textwrap.wrap(text, max(width, 20), break_on_hyphens=False) or [""]
+
+
+def paragraph(text: str, look: Look, *, indent: str = "  ", first: str | None = None) -> list[str]:
+    """Wrapped text; ``first`` begins the first line in place of the indent and is of its width."""
+    lines = wrap(text, look.width - text_width(indent))
+    return [(first if first is not None and i == 0 else indent) + line for i, line in enumerate(lines)]
+
+
+def ranges(pairs: Sequence[Sequence[int]]) -> str:
+    """Sets of subtasks as they stand in a record, for people: ``0-2, 5``."""
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in pairs)
+
+
+def heading(title: str, look: Look, note: str = "") -> str:
+    """A section's title, and a note at the right margin."""
+    space = look.width - text_width(title) - text_width(note)
+    return look.paint(title, "title") + (" " * max(2, space) + look.paint(note, "dim") if note else "")
+
+
+def skew(values: Sequence[int]) -> float:
+    """The greatest over the mean; 1.0 is even, and so is nothing at all."""
+    total = sum(values)
+    return round(max(values) * len(values) / total, 2) if total else 1.0
+
+
+def cell(value: Any) -> str:
+    """A value of a row as it stands in a text table: JSON for what is nested, ``null`` for null, text as it is."""
+    import json
+
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return label(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))

@@ -1,0 +1,70 @@
+"""``ckpt rescale``: a checkpoint dealt out to another parallelism, by metadata alone."""
+
+from __future__ import annotations
+
+import click
+
+from tools.ckpt.address import Address, AddressType
+from tools.ckpt.common import Session, command
+from tools.ckpt.explain_restore import plan_document
+from tools.ckpt.parallelism import parallelism_options, per_operator
+from tools.ckpt.plan_page import draw as draw_plan
+from tools.ckpt.published import draw_published, published
+
+
+@command("rescale")
+@parallelism_options
+@click.option("--to", "target", type=AddressType("never"), metavar="URL", help="Publish in this empty store instead.")
+@click.option("--dry-run", is_flag=True, help="Show the plan and publish nothing.")
+def rescale(
+    session: Session,
+    address: Address,
+    *,
+    parallelism: int | None,
+    operator_parallelism: tuple[tuple[str, int], ...],
+    target: Address | None,
+    dry_run: bool,
+) -> None:
+    """Publish a checkpoint at another parallelism; metadata only.
+
+    No segment is read or written: handles are cut and dealt out anew, as `ckpt explain-restore` shows, and published as the
+    newest checkpoint of the store. A running job stops at its next publication. With --to, the store stays as it is,
+    and its segments are copied to the new one.
+    """
+    from redistribution.rescale import rescale as deal_out
+    from stateformat.manifest import cut_handles
+    from stateformat.model import CheckpointKind
+
+    if parallelism is None and not operator_parallelism:
+        raise click.UsageError("give --parallelism, or --operator-parallelism for one operator")
+    others = () if target is None else (target.url,)
+    store, checkpoint = session.checkpoint(address, *others)
+    topology = checkpoint.graph.at(parallelism, per_operator=per_operator(checkpoint, operator_parallelism))
+    plan = checkpoint.plan_restore(topology)
+    plan.check()
+    if dry_run:
+        session.output.show(plan_document(store.url, checkpoint, plan), draw_plan)
+        return
+    destination = store if target is None else session.store(target.url, address.url)
+    record = checkpoint.record
+    dealt = deal_out(checkpoint, plan)
+    pending = destination.begin(
+        job_id=record.job_id,
+        job_name=record.job_name,
+        graph=dealt.graph,
+        states=dealt.states,
+        parent=store.start(record.job_id) if target is None else checkpoint,
+        kind=CheckpointKind.RESCALE,
+        source=record.ref,
+        rescaled_from=dealt.rescaled_from,
+        stop=record.stop,
+        properties=record.properties,
+    )
+    if target is not None:
+        with session.output.progress(f"Copying checkpoint {checkpoint.id}", unit="bytes") as step:
+            destination.adopt_objects(checkpoint, lambda now: step(now.bytes_done, now.bytes_total))
+    pending.add_handles(cut_handles(checkpoint.manifest.full(), dealt.slices))
+    permit = pending.publish()
+    reference = {"store": store.url, **record.ref._asdict()}
+    document = published(destination.url, permit.record, reference, checkpoint.graph, permit.notes)
+    session.output.show(document, draw_published)
