@@ -10,6 +10,7 @@ A rule is a mask of the rows that break it. Only when one is broken does anybody
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -39,9 +40,14 @@ _OF_SEGMENT: Final = ("segment_rows", "size_bytes", "uncompressed_bytes", "foote
 _SIZE_MAX: Final = 2**53 - 1
 # A count above this cannot be part of a legal sum; below it, 32,768 of them never overflow int64.
 _COUNT_MAX: Final = 2**47
-_MODES: Final = pa.array([mode.value for mode in Mode])
 _MODE_CODES: Final = {mode: code for code, mode in enumerate(Mode)}
 _BLOCK_BYTES: Final = 1 << 18
+
+
+@functools.cache
+def _modes() -> pa.Array:
+    # Not a constant: pyarrow imports pandas, where it is installed, for the first Python list that it converts.
+    return pa.array([mode.value for mode in Mode])
 
 
 class HandleFault(NamedTuple):
@@ -160,7 +166,7 @@ class _Batch:
             name: _numpy(pc.is_valid(self.batch[name])) for name in (*_NULL_WITHOUT_ROWS, "edge", "subtask")
         }
         names, starts = runs(pa.chunked_array([self.batch["mode"]]))
-        codes = pc.fill_null(pc.index_in(names, value_set=_MODES), -1).to_numpy(zero_copy_only=False)
+        codes = pc.fill_null(pc.index_in(names, value_set=_modes()), -1).to_numpy(zero_copy_only=False)
         self.mode = np.repeat(codes, np.diff(starts))
 
     def is_mode(self, mode: Mode) -> _Mask:

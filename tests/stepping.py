@@ -518,7 +518,9 @@ def explore(make: Callable[[], World], options: Options = any_order) -> Iterator
                 counts.append(len(possible))
                 taken.append(possible[choice])
                 world.drivers[taken[-1].driver].step(taken[-1].do)
-            yield world, taken
+            # A run that ends for want of choices is the same as another one.
+            if all(driver.done for driver in world.drivers):
+                yield world, taken
         while choices and choices[-1] + 1 == counts[len(choices) - 1]:
             choices.pop()
         if not choices:

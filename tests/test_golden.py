@@ -30,7 +30,7 @@ def test_a_golden_store_is_whole_and_gives_the_rows_it_was_written_with(folder: 
     assert {str(record.checkpoint_id) for record in history} == set(expected)
     for record in history:
         assert json.loads(json.dumps(rows_of(store.open(record.checkpoint_id)))) == expected[str(record.checkpoint_id)]
-        assert sf.validate(store.storage, record.checkpoint_id, level="full").problems == []
+        assert sf.validate(store.storage, record.checkpoint_id, level="full").problems == ()
 
 
 @pytest.mark.parametrize("folder", GOLDEN, ids=lambda path: f"{path.parent.name}-{path.name}")

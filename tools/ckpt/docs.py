@@ -22,7 +22,7 @@ _WIDTH: Final = 80
 
 def help_of(name: str) -> str:
     """What ``ckpt NAME --help`` prints (``ckpt`` itself: the group's) on a terminal of 80 columns."""
-    group = click.Context(ckpt, info_name="ckpt", terminal_width=_WIDTH - 2)
+    group = click.Context(ckpt, info_name="ckpt", terminal_width=_WIDTH - 2, **ckpt.context_settings)
     if name == "ckpt":
         return ckpt.get_help(group)
     command = ckpt.get_command(group, name)
