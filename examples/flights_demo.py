@@ -29,6 +29,13 @@ from backends.spark.session import local_session
 RESTORED_AT = (1, 4, 6, 7)
 
 
+def session_with_views(scratch: Path) -> SparkSession:
+    """A local Spark that knows the CSV files as tables."""
+    spark = local_session("flights demo")
+    load_views(spark, scratch)
+    return spark
+
+
 def ckpt(*arguments: str) -> None:
     """Run the installed command, its output as it is; the demo ends where it fails."""
     print(f"\n$ ckpt {' '.join(arguments)}", flush=True)
@@ -85,16 +92,18 @@ def main() -> int:
         return 2
     print(f"The store is {location}")
 
-    spark = local_session("flights demo")
-    load_views(spark, scratch)
+    spark = session_with_views(scratch)
     store = stateformat.open(str(location))
     permit = write_checkpoint(spark, store)
     print(
         f"Published checkpoint {permit.record.checkpoint_id} of job {permit.record.job_id}: {permit.record.totals.rows:,} rows "
         f"of state, parallelism {PARALLELISM}, {MAX_PARALLELISM} key groups"
     )
+    # A session that nobody uses would only take memory from the commands, of which one starts a Spark of its own.
+    spark.stop()
     export = scratch / "delays.parquet"
     operate(str(location), export)
+    spark = session_with_views(scratch)
     different = report(check(spark, store, RESTORED_AT)) + check_export(spark, export)
 
     flights = spark.sql("SELECT count(*) AS n, count(*) - count(tailnum) AS unnamed FROM flights_csv").first()

@@ -6,7 +6,7 @@ columns (``schema.MANIFEST_SCHEMA``, with ``inline``); loops go over states and 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -71,8 +71,8 @@ def graph_with_statuses(graph: JobGraph, finished: Marks, finishing: Marks, snap
     return graph.with_operators(changed)
 
 
-def _common(one: SubtaskSet, other: Collection[int]) -> SubtaskSet:
-    return SubtaskSet.of(set(one) & set(other)) if one and other else SubtaskSet()
+def _common(one: SubtaskSet, other: Iterable[int]) -> SubtaskSet:
+    return SubtaskSet.of(set(one).intersection(other)) if one else one
 
 
 def carried_keys(snapshots: Snapshots) -> dict[tuple[str, str], list[int | None]]:

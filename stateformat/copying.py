@@ -59,7 +59,13 @@ class _Object(NamedTuple):
     digest: bytes
 
 
-def copy(checkpoint: Checkpoint, target: Storage, *, progress: Progress | None = None) -> Record:
+def copy(
+    checkpoint: Checkpoint,
+    target: Storage,
+    *,
+    progress: Progress | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Record:
     """Make ``target`` a self-contained copy of one checkpoint, and return the record there (kind ``savepoint``).
 
     May be called again after any failure, and on a target that is complete. Raises ``InvalidInput`` (kind
@@ -75,7 +81,7 @@ def copy(checkpoint: Checkpoint, target: Storage, *, progress: Progress | None =
     _copy_object(checkpoint, target, _Object(manifest.path, manifest.size_bytes, bytes.fromhex(manifest.digest)))
     # Nothing but the kind changes, so that two copies of one checkpoint are the same bytes, whoever makes them.
     savepoint = replace(record, kind=CheckpointKind.SAVEPOINT)
-    ending = create_record(target, savepoint.ref, encode_record(savepoint))
+    ending = create_record(target, savepoint.ref, encode_record(savepoint), sleep=sleep)
     if ending.at is not At.PERMITTED:
         raise conflict(target, savepoint, ending)
     logger.info("copied checkpoint %s of %s to %s", record.checkpoint_id, checkpoint.storage.url, target.url)

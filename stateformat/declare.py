@@ -11,7 +11,7 @@ the format does not hold; the fault is the caller's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -20,7 +20,7 @@ from stateformat.hashing import check_key_types
 from stateformat.model import Kind, Mode, OperatorId, SchemaVersion, State
 from stateformat.schema import evolve, make_fields
 
-Columns = pa.Schema | Mapping[str, pa.DataType] | Iterable[pa.Field]
+Columns: TypeAlias = "pa.Schema | Mapping[str, pa.DataType] | Iterable[pa.Field]"
 
 
 def value_state(operator: str, name: str, *, keys: Columns, values: Columns, **evolution: Any) -> State:

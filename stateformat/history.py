@@ -73,6 +73,14 @@ def find_record(storage: Storage, checkpoint_id: CheckpointId) -> Record | None:
         return None
 
 
+def is_there(storage: Storage, checkpoint_id: CheckpointId) -> bool:
+    """Whether there is any record under an id, readable or not."""
+    try:
+        return find_record(storage, checkpoint_id) is not None
+    except (DamagedCheckpoint, UnsupportedFormat):
+        return True
+
+
 def stands(storage: Storage, ref: ParentRef) -> bool:
     """Whether the record of exactly this attempt is there."""
     found = find_record(storage, ref.checkpoint_id)
@@ -212,7 +220,7 @@ def chain_down_to(storage: Storage, checkpoint_id: CheckpointId | None) -> tuple
         )
     if history.ended_by is not None:
         raise history.ended_by
-    if checkpoint_id in history.listed:
+    if checkpoint_id in history.listed and is_there(storage, checkpoint_id):
         raise NotFound(
             f"{where} is a stray: no parent link from the newest, {newest}, reaches it, so it is no part of the history. "
             "It goes when retention reaches it",

@@ -22,8 +22,8 @@ from stateformat.hashing import hash_keys
 from stateformat.key_groups import key_groups
 from stateformat.model import Field, SchemaVersion, State
 from stateformat.row_keys import row_key_codes
-from stateformat.rows import Gather, group_counts, row_order, with_key_groups
-from stateformat.schema import CLEAR, KEY_GROUP, OP, UPSERT, arrow_type, children, default_scalar
+from stateformat.rows import Gather, group_counts, order_by_group, row_order, with_key_groups
+from stateformat.schema import CLEAR, KEY_GROUP, OP, UPSERT, arrow_field, arrow_type, children, default_scalar
 
 _Rows = npt.NDArray[np.int64]
 
@@ -52,37 +52,35 @@ def merge_layers(
         ]
     )
     layer_of = np.repeat(np.arange(len(layers), dtype=np.int32), [len(layer) for layer in layers])
-    candidates, untouched = _contested(table, key_columns, len(layers[0]))
-    standing = candidates[
-        _standing(
-            table.select(list(dict.fromkeys([*key_columns, *row_key]))).take(pa.array(candidates)),
-            operations[candidates],
-            layer_of[candidates],
-            row_key,
-            key_columns,
-            keep_clears=not includes_base,
-        )
-    ]
+    contested = _contested(table, key_columns, len(layers[0]))
+    candidates = np.flatnonzero(contested)
+    found = _standing(
+        table.select(list(dict.fromkeys([*key_columns, *row_key]))).take(pa.array(candidates)),
+        operations[candidates],
+        layer_of[candidates],
+        row_key,
+        key_columns,
+        keep_clears=not includes_base,
+    )
+    stands = ~contested
+    stands[candidates[found]] = True
     if includes_base:
-        standing = standing[operations[standing] == UPSERT]
-        untouched = untouched[operations[untouched] == UPSERT]
-    if len(untouched):
-        standing = np.sort(np.concatenate([untouched, standing]))
+        stands &= operations == UPSERT
     if not includes_base:
         table = table.add_column(int(KEY_GROUP.name in columns), OP, [pa.array(operations)])
-    return _in_order(table, standing)
+    return _in_order(table, np.flatnonzero(stands))
 
 
-def _contested(table: pa.Table, key_columns: Sequence[str], lowest: int) -> tuple[_Rows, _Rows]:
-    """Rows, ascending: those whose key may stand in another layer than the lowest, and the others, all in the lowest."""
+def _contested(table: pa.Table, key_columns: Sequence[str], lowest: int) -> npt.NDArray[np.bool_]:
+    """Which rows may have a key that stands above the lowest layer too; the others are all in the lowest, and stand."""
     above = len(table) - lowest
     if above > lowest or above > _BUCKETS // 4:
-        return np.arange(len(table)), np.zeros(0, np.int64)
+        return np.ones(len(table), np.bool_)
     buckets = hash_keys([table[name] for name in key_columns]) & np.int32(_BUCKETS - 1)
     marked = np.zeros(_BUCKETS, np.bool_)
     marked[buckets[lowest:]] = True
-    contested = marked[buckets]
-    return np.flatnonzero(contested), np.flatnonzero(~contested)
+    contested: npt.NDArray[np.bool_] = marked[buckets]
+    return contested
 
 
 def _standing(
@@ -127,8 +125,7 @@ def _in_order(table: pa.Table, rows: _Rows) -> pa.Table:
     if KEY_GROUP.name not in table.column_names:
         return table.take(pa.array(rows))
     groups = table[KEY_GROUP.name].to_numpy()[rows]
-    order = np.argsort(groups.astype(np.uint16), kind="stable")
-    return Gather(table, rows[order], group_counts(groups)).slice(0, len(rows))
+    return Gather(table, rows[order_by_group(groups)], group_counts(groups)).slice(0, len(rows))
 
 
 def rekey(table: pa.Table, state: State, max_parallelism: int, key_hash: str) -> pa.Table:
@@ -154,8 +151,8 @@ def evolve_table(table: pa.Table, old: SchemaVersion, new: SchemaVersion) -> pa.
         return table
     names = {item.name for item in old.fields}
     known = {item.id: item for item in old.fields}
-    own = [name for name in table.column_names if name not in names]
-    columns = [table[name] for name in own]
+    own = [field for field in table.schema if field.name not in names]
+    columns = [table[field.name] for field in own]
     for item in new.fields:
         before = known.get(item.id)
         if before is None:
@@ -166,7 +163,7 @@ def evolve_table(table: pa.Table, old: SchemaVersion, new: SchemaVersion) -> pa.
             column = table[before.name]
             chunks = [_evolve_array(chunk, before, item) for chunk in column.chunks]
             columns.append(pa.chunked_array(chunks, arrow_type(item.type)))
-    return pa.Table.from_arrays(columns, names=[*own, *(item.name for item in new.fields)])
+    return pa.Table.from_arrays(columns, schema=pa.schema([*own, *map(arrow_field, new.fields)]))
 
 
 def _new_column(table: pa.Table, item: Field) -> Any:

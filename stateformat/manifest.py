@@ -114,7 +114,7 @@ class Manifest:
         return self._inline
 
     def _buffers(self, column: pa.ChunkedArray) -> Mapping[str, pa.Buffer]:
-        present = pc.indices_nonzero(pc.is_valid(column))
+        present = pc.indices_nonzero(pc.and_(pc.is_valid(column), pc.is_valid(self.handles["path"])))
         paths = pc.dictionary_encode(self.handles["path"].take(present).combine_chunks())
         _, first = np.unique(integers(paths.indices), return_index=True)
         values = _plain(column.take(present.take(pa.array(first))))

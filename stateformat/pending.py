@@ -105,9 +105,7 @@ class PendingCheckpoint:
 
     def __init__(self, storage: Storage, draft: Draft, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self._storage = storage
-        self._draft = replace(
-            draft, graph=resolved_graph(draft.graph, draft.parent.graph if draft.parent else None)
-        )
+        self._draft = replace(draft, graph=resolved_graph(draft.graph, draft.parent.graph if draft.parent else None))
         self._sleep = sleep
         self._lock = threading.Lock()
         self._published = False
@@ -211,7 +209,9 @@ class PendingCheckpoint:
         own = handles_table(handle for snapshot in self._snapshots.values() for handle in snapshot.handles)
         carried = self._draft.carried
         underneath = {
-            (uid, state): carried_handles(self._parents_handles(uid) if carried is None else carried, uid, state, subtasks)
+            (uid, state): carried_handles(
+                self._parents_handles(uid) if carried is None else carried, uid, state, subtasks
+            )
             for (uid, state), subtasks in carried_keys(self._snapshots).items()
         }
         return sort_handles(pa.concat_tables([*underneath.values(), on_top(own, underneath), *self._tables]))
@@ -245,7 +245,8 @@ class PendingCheckpoint:
             ) from error
 
     def _check(self, graph: JobGraph, handles: pa.Table) -> None:
-        problems = check_content(graph, self._draft.states, handles)
+        found = check_content(graph, self._draft.states, handles)
+        problems = [problem for problem in found if problem.severity == "error"]
         if problems:
             kinds = [problem.kind for problem in problems]
             union = ErrorKind.UNION_PARTIALLY_FINISHED
@@ -259,13 +260,14 @@ class PendingCheckpoint:
 
     def _check_references(self, handles: pa.Table) -> None:
         """Refuse a path that is neither our own nor the parent's nor the source's: nothing would protect it."""
-        needed = reachable(handles)
-        paths = needed.filter(pc.invert(needed["inline"]))["path"]
-        foreign = paths.filter(pc.invert(pc.starts_with(paths, self._own_prefix)))
-        if not len(foreign):
+        stored = pc.and_(pc.is_valid(handles["path"]), pc.is_null(handles["inline"]))
+        own = pc.fill_null(pc.starts_with(handles["path"], self._own_prefix), False)
+        foreign = handles.filter(pc.and_(stored, pc.invert(own)))
+        if not foreign.num_rows:
             return
-        known = pa.concat_arrays([reachable(table)["path"].combine_chunks() for table in self._referable()])
-        unknown = foreign.filter(pc.invert(pc.is_in(foreign, value_set=known)))
+        paths = reachable(foreign)["path"]
+        known = pa.concat_arrays([table["path"].combine_chunks() for table in self._referable()])
+        unknown = paths.filter(pc.invert(pc.is_in(paths, value_set=known)))
         if len(unknown):
             raise InvalidState(
                 f"checkpoint {self.checkpoint_id} would refer to {len(unknown)} segments that neither it nor its parent "

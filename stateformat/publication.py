@@ -229,7 +229,7 @@ def create_record(
                 raise
             raise _unknown(storage, ours, error) from error
         after = MOVES[at, saw]
-        if saw is Saw.NO_ANSWER and at is not At.CREATE or after is At.CREATE:
+        if (saw is Saw.NO_ANSWER and at is not At.CREATE) or after is At.CREATE:
             repeats += 1
             if repeats > RETRIES:
                 if at in (At.READ_CHILD, At.WITHDRAW):
@@ -298,7 +298,7 @@ class HeldCheckpoint(Checkpoint):
         self._reading = Lock()
 
     @property
-    def manifest(self) -> Manifest:  # type: ignore[override]
+    def manifest(self) -> Manifest:
         """All handles; read and verified at first use."""
         with self._reading:
             if self._known is None:

@@ -201,8 +201,8 @@ def _needed(storage: Storage, ids: Ids, doomed: Collection[CheckpointId]) -> _Ne
             continue
         manifests.add(found[0].manifest.path)
         segments.append(_paths(found[1]))
-    for path in manifests_under(storage, CheckpointId(newest + 1)):
-        segments.append(_paths(_unpublished_handles(storage, path)))
+    unpublished = manifests_under(storage, CheckpointId(newest + 1))
+    segments.extend(_paths(_unpublished_handles(storage, path)) for path in unpublished)
     return _Needed(newest, frozenset(manifests), pc.unique(pa.concat_arrays(segments)))
 
 

@@ -223,11 +223,7 @@ def row_order(table: pa.Table, state: State, groups: _Groups) -> _Order | None:
     if state.mode is not Mode.IN_FLIGHT:
         if _never_falls(groups):
             return None
-        if groups.max() <= _COUNTING_SORT_MAX:
-            order: _Order = pc.array_sort_indices(pa.array(groups)).to_numpy()
-            return order
-        # numpy sorts 16 bits by radix, in time proportional to the rows too.
-        return np.argsort(groups.astype(np.uint16), kind="stable")
+        return order_by_group(groups)
     columns = [groups, *(table[name].combine_chunks().to_numpy() for name in ("_sender", "_seq"))]
     undecided = np.ones(max(0, len(groups) - 1), np.bool_)
     for column in columns:
@@ -235,6 +231,15 @@ def row_order(table: pa.Table, state: State, groups: _Groups) -> _Order | None:
             return np.lexsort(columns[::-1])
         undecided &= column[1:] == column[:-1]
     return None
+
+
+def order_by_group(groups: _Groups) -> _Order:
+    """The row numbers sorted by group, 0 … 65535; stable, and in time proportional to the rows."""
+    if groups.max(initial=0) <= _COUNTING_SORT_MAX:
+        order: _Order = pc.array_sort_indices(pa.array(groups)).to_numpy()
+        return order
+    # numpy sorts 16 bits by radix.
+    return np.argsort(groups.astype(np.uint16), kind="stable")
 
 
 def senders_of(table: pa.Table, where: str) -> _Groups:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -35,7 +36,7 @@ from stateformat.storage import Storage
 ON_TOP = -1
 """The layer of a delta whose number the driver gives when it publishes: one above what is carried."""
 
-RowData = pa.Table | pa.RecordBatch | Iterable[pa.RecordBatch]
+RowData: TypeAlias = "pa.Table | pa.RecordBatch | Iterable[pa.RecordBatch]"
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,8 @@ from stateformat.retention import Garbage, collect_garbage, expire
 from stateformat.segment import WriteOptions
 from stateformat.storage import Storage, open_storage
 
+_DERIVED = frozenset({CheckpointKind.RESCALE, CheckpointKind.REWRITE, CheckpointKind.ROLLBACK})
+
 
 def open(url: str, **options: Any) -> CheckpointStore:  # noqa: A001 - stateformat.open(url) is the whole door
     """The store at a URL or path. Touches nothing: a store that is not there yet comes to be by its first checkpoint.
@@ -134,7 +136,7 @@ class CheckpointStore:
         The id is the parent's + 1, or 1. Nothing is listed or read: building on a checkpoint whose state the run never
         had is how output gets lost (publish-protocol F1). ``parent`` may come from another store, as a permit or as a
         :class:`Checkpoint`: then this store must be empty when it publishes, and :meth:`adopt_objects` comes first.
-        ``source`` is the checkpoint whose content a rescale, rewrite or rollback has. ``graph`` may carry finished
+        ``source`` is the checkpoint whose content a rescale, rewrite or rollback has, by default its parent. ``graph`` may carry finished
         subtasks from before. ``carried``: manifest rows with ``inline``, cut for ``graph``, to carry state from where
         the parallelism has changed since the parent. Raises ``JobMismatch``, and ``InvalidInput`` for a parent of this
         store that is no permit.
@@ -146,6 +148,8 @@ class CheckpointStore:
                 raise InvalidInput(
                     f"{held!r} was opened to be looked at; build on the permit of start() or publish() in its own store"
                 )
+        if source is None and held is not None and kind in _DERIVED:
+            source = held.record.ref
         if not job_id:
             raise InvalidInput("the job id is empty; a store belongs to one job, by its id")
         draft = Draft(
@@ -174,7 +178,7 @@ class CheckpointStore:
 
     def copy(self, checkpoint: Checkpoint, target: CheckpointStore, progress: Progress | None = None) -> Record:
         """Copy a checkpoint of this store into a store of its own: a savepoint (``copying.copy``)."""
-        return copy(checkpoint, target.storage, progress=progress)
+        return copy(checkpoint, target.storage, progress=progress, sleep=self._sleep)
 
     def adopt_objects(self, checkpoint: Checkpoint, progress: Progress | None = None) -> None:
         """Copy another store's segments here, so that a checkpoint begun from it may refer to them."""

@@ -264,13 +264,11 @@ class _SegmentCheck:
         except _PARQUET_ERRORS as error:
             self.tell(_DAMAGED, "SPEC 5.1", f"has columns that cannot be read: {error}")
             return False
-        found, expected = ([f"{field.name} {field.type}" for field in one] for one in (schema, due))
-        if found != expected or not schema.remove_metadata().equals(due.remove_metadata()):
-            shown = ", ".join(map(str, schema)), ", ".join(map(str, due))
-            self.tell(
-                _DAMAGED, "SPEC 5.1", f"has the columns [{shown[0]}]; schema {facts['schema_id']} says [{shown[1]}]"
-            )
-            sound = found == expected
+        if not schema.equals(due, check_metadata=False):
+            here, there = _one_line(schema), _one_line(due)
+            self.tell(_DAMAGED, "SPEC 5.1", f"has the columns [{here}]; schema {facts['schema_id']} says [{there}]")
+            # Where only nullability differs the rows can still be judged.
+            sound = [(item.name, item.type) for item in schema] == [(item.name, item.type) for item in due]
         counts = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
         for what, here, there in (
             ("rows", metadata.num_rows, facts["segment_rows"]),
@@ -336,3 +334,7 @@ class _SegmentCheck:
                         f"stores column {column.path_in_schema} by {how}, which readers need not know",
                     )
                     return
+
+
+def _one_line(schema: pa.Schema) -> str:
+    return ", ".join(f"{item.name} {item.type}{'' if item.nullable else ' not null'}" for item in schema)

@@ -101,7 +101,7 @@ def json_members(command: str) -> set[str]:
     sections = {part.split("\n", 1)[0]: part for part in parts}
     text = sections["Shared objects"] + sections[command]
     text += sections["explain-restore"] if command == "rescale" else ""
-    return {name.strip(".").split(".")[-1].removesuffix("[]") for name in re.findall(r"`([^`\n]+)`", text)}
+    return {name.strip(".…").split(".")[-1].removesuffix("[]") for name in re.findall(r"`([^`\n]+)`", text)}
 
 
 def fingerprint(folder: Path) -> dict[str, str]:

@@ -26,9 +26,9 @@ import xxhash
 from backends.storage.memory import MemoryStorage
 from stateformat import layout
 from stateformat.checkpoint import Checkpoint, load_manifest
+from stateformat.declare import committables_state, even_split_state, value_state
 from stateformat.errors import CheckpointExpired, DamagedCheckpoint, StorageError
 from stateformat.model import Handle, JobGraph, Mode, Operator, OperatorId, ParentRef, Record, new_write_id
-from stateformat.declare import committables_state, even_split_state, value_state
 from stateformat.publication import CommitPermit
 from stateformat.snapshot import ON_TOP, Snapshot
 from stateformat.storage import CreateOutcome, ObjectInfo
@@ -274,15 +274,23 @@ def fake_segment(storage: Any, ref: ParentRef, content: Any, *, inline: bool) ->
     }
 
 
-def content(checkpoint: Checkpoint, state: str) -> list[Any]:
-    """What the segments of a state hold, in manifest order, every object read and its digest verified."""
-    found = []
-    for row in load_manifest(checkpoint.storage, checkpoint.record).full().to_pylist():
-        if row["state"] == state and row["rows"]:
+def contents(checkpoint: Checkpoint) -> dict[str, list[Any]]:
+    """What the segments of each state hold, in manifest order, every object read and its digest verified."""
+    found: dict[str, list[Any]] = {"total": [], "position": [], "prepared": []}
+    handles = load_manifest(checkpoint.storage, checkpoint.record).full()
+    for row in handles.select(["state", "rows", "path", "digest", "inline"]).to_pylist():
+        if row["rows"]:
             data = row["inline"] if row["inline"] is not None else checkpoint.storage.read(row["path"]).to_pybytes()
             assert xxhash.xxh3_128_digest(data) == row["digest"], f"{row['path']} is not what was written"
-            found.append(json.loads(data))
+            found[row["state"]].append(json.loads(data))
     return found
+
+
+def whole(checkpoint: Checkpoint) -> dict[str, list[Any]]:
+    """The same, and the base that the layers lie on is there."""
+    held = contents(checkpoint)
+    assert held["total"][0].keys() == {"full"}, "the base of the layers is not there"
+    return held
 
 
 @dataclass
@@ -333,8 +341,9 @@ class Run:
             return self
         checkpoint = self.permit.checkpoint()
         try:
-            self.interval = content(checkpoint, "position")[0]["interval"]
-            self.uncommitted = [item for found in content(checkpoint, "prepared") for item in found]
+            held = contents(checkpoint)
+            self.interval = held["position"][0]["interval"]
+            self.uncommitted = [item for found in held["prepared"] for item in found]
         except (CheckpointExpired, DamagedCheckpoint):
             # A restart that misses an object looks for the newest again before it calls that damage.
             if self.store.is_newest(self.permit.ref):
@@ -459,10 +468,7 @@ class World:
             (record.checkpoint_id for record in chain), reverse=True
         )
         for record in chain:
-            checkpoint = Checkpoint(self.storage, record)
-            for state in ("total", "position", "prepared"):
-                content(checkpoint, state)
-            assert content(checkpoint, "total")[0].keys() == {"full"}, "the base of the layers is not there"
+            whole(Checkpoint(self.storage, record))
         run = self.run()
         if not rolled_back:
             assert sorted(self.sink.outputs) == list(range(1, run.interval + 1)), self.sink.outputs

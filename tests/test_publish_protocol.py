@@ -43,8 +43,9 @@ from tests.stepping import (
     Step,
     World,
     any_order,
-    content,
+    contents,
     explore,
+    whole,
 )
 
 
@@ -81,7 +82,9 @@ def test_f1_begin_does_not_list_to_choose_a_parent() -> None:
         # B still computes from nothing. It begins only now, when a newest is there that it never had.
         b = world.publisher("B")
         lost(b)
-        assert not [line for line in b.trace[: b.trace.index(next(x for x in b.trace if "create" in x))] if "list" in line]
+        assert not [
+            line for line in b.trace[: b.trace.index(next(x for x in b.trace if "create" in x))] if "list" in line
+        ]
         world.check()
 
 
@@ -221,7 +224,7 @@ def test_a_child_that_names_another_attempt_is_not_ours() -> None:
         world.expire()
         b.step()
         overtaken(b)
-        assert "delete checkpoints/" in b.trace[-1] or any("delete" in line for line in b.trace)
+        assert f"delete {layout.record_path(CheckpointId(1))}: IT" in b.trace
         assert world.ids() == [2]
 
 
@@ -507,7 +510,7 @@ def test_f5_expire_removes_all_doomed_records_before_the_first_object(steps: int
         expire.kill()
         for checkpoint_id in world.ids():
             checkpoint = Checkpoint(world.storage, load_record(world.storage, CheckpointId(checkpoint_id)))
-            assert content(checkpoint, "total")[0].keys() == {"full"}
+            whole(checkpoint)
         world.check()
 
 
@@ -532,7 +535,7 @@ def test_f7_a_rollback_that_has_looked_is_safe_from_expire() -> None:
         permit = rollback.finish()
         assert permit.record.kind is CheckpointKind.ROLLBACK
         assert permit.record.parent.checkpoint_id == 2
-        assert content(permit.checkpoint(), "position") == [{"interval": 1}]
+        assert contents(permit.checkpoint())["position"] == [{"interval": 1}]
         world.check(rolled_back=True)
 
 
@@ -775,7 +778,7 @@ def test_a_run_beside_gc_in_every_order() -> None:
     assert count > 30
 
 
-def test_a_restart_beside_a_publisher_and_expire_in_every_order() -> None:
+def test_a_restart_beside_a_publisher_in_every_order() -> None:
     def make() -> World:
         world = World(stops=protocol_only)
         run = world.run().publish()
@@ -789,7 +792,7 @@ def test_a_restart_beside_a_publisher_and_expire_in_every_order() -> None:
         check_permits(world)
         world.check()
     print(count)
-    assert count > 30
+    assert count > 10
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -860,7 +863,9 @@ def do_not_look(patch: Patch) -> None:
 
 def link_by_id(patch: Patch) -> None:
     patch.setattr(history, "is_link", lambda found, parent: found.checkpoint_id == parent.checkpoint_id)
-    patch.setattr(copying, "chain_down_to", lambda storage, checkpoint_id: history.chain_down_to(storage, checkpoint_id))
+    patch.setattr(
+        copying, "chain_down_to", lambda storage, checkpoint_id: history.chain_down_to(storage, checkpoint_id)
+    )
 
 
 def commit_under_the_carrier(patch: Patch) -> None:

@@ -301,6 +301,16 @@ def test_a_state_that_the_operator_declares_no_more_is_refused_unless_it_is_drop
     assert deliver(source, plan.slices) == {("a", "s", 0): ["s"], ("a", "p", 0): ["p"]}
 
 
+def test_committables_can_be_given_up_of_an_operator_that_stays() -> None:
+    for finished in ([], [0]):
+        source = checkpoint(
+            [op("a", 1, finished=finished)], [state("a", "x", "committables")], [Part("a", "x", 0, ("f",))]
+        )
+        topology = source.record.graph.at()
+        assert plan_restore(source, topology).committables.num_rows == 1
+        assert plan_restore(source, topology, drop=["a/x"]).committables.num_rows == 0
+
+
 def test_an_operator_that_declares_nothing_has_whatever_was_saved() -> None:
     source = two_states()
     plan = plan_restore(source, source.record.graph.at(), states=[state("other", "s", "even_split")])

@@ -8,8 +8,10 @@ from itertools import product
 import pytest
 
 from redistribution import RefusalCode, plan_restore, rescale
+from redistribution.arrays import read_handles
 from redistribution.checkpoint_rules import checkpoint_refusals
 from stateformat.errors import InvalidInput, RestoreRefused
+from stateformat.manifest import cut_handles
 from stateformat.model import PER_SUBTASK_MODES, FormerStatus, JobGraph, Mode, Status, SubtaskSet
 from stateformat.schema import SLICE_SCHEMA
 from tests.redistribution_cases import Delivered, FakeCheckpoint, Part, checkpoint, deliver, edge, op, published, state
@@ -119,6 +121,26 @@ def test_a_rescaled_checkpoint_is_one_that_the_format_allows(old: int, new: int)
             assert len(handles) == (operator.status is not Status.FULLY_FINISHED)
 
 
+@pytest.mark.parametrize(("old", "new"), SMALL)
+def test_cut_handles_makes_of_the_slices_what_the_rows_themselves_say(old: int, new: int) -> None:
+    source = world(old)
+    result = rescale(source, plan_restore(source, source.record.graph.at(new)))
+    columns = [
+        "operator",
+        "state",
+        "mode",
+        "subtask",
+        "layer",
+        "edge",
+        "rows",
+        "first_group",
+        "last_group",
+        "rows_per_group",
+    ]
+    cut = cut_handles(source.handles, result.slices)
+    assert cut.select(columns).equals(published(source, result).handles.select(columns))
+
+
 def test_fully_finished_stays_so_with_its_numbers_and_committables() -> None:
     source = checkpoint(
         [op("in", 2, 4, finished=[0, 1]), op("sink", 3, 5, finished=[0], finishing=[1, 2], pinned=True)],
@@ -226,8 +248,6 @@ def test_a_plan_that_refuses_or_is_anothers_rescales_nothing() -> None:
 
 
 def test_the_rules_of_one_checkpoint_hold_after_a_rescale() -> None:
-    from redistribution.arrays import read_handles
-
     for old, new in SMALL:
         after = dealt(world(old), new)
         ordered = sorted(after.record.states, key=lambda item: (item.operator, item.name))

@@ -209,6 +209,17 @@ def test_a_handle_is_cut_to_its_groups_with_rows() -> None:
     assert [tuple(piece.values()) for piece in cut] == [(0, 0, 2, 1, 1), (2, 2, 1, 4, 4), (4, 3, 1, 8, 8)]
 
 
+def test_long_stretches_without_rows_are_trimmed_from_both_ends() -> None:
+    groups = (3, 30, 31, 200, 201, 400, 990)
+    source = checkpoint(
+        [op("a", 1, 1000)], [state("a", "k", "keyed")], [Part("a", "k", 0, tuple((group, group) for group in groups))]
+    )
+    plan = plan_restore(source, source.record.graph.at(4))
+    cut = plan.slices.select(["subtask", "rows", "first_group", "last_group"]).to_pylist()
+    assert [tuple(piece.values()) for piece in cut] == [(0, 5, 3, 201), (1, 1, 400, 400), (3, 1, 990, 990)]
+    assert len(deliver(source, plan.slices)) == 3
+
+
 def test_all_layers_are_cut_alike_and_come_lowest_first() -> None:
     source = checkpoint(
         [op("a", 2, 8)],
@@ -350,6 +361,18 @@ def test_a_part_of_a_channel_names_its_sender_alone() -> None:
 def test_in_flight_records_stay_where_the_receivers_do(partitioner: str) -> None:
     rows = {0: ((0, "x"), (1, "y"), (1, "z")), 1: ()}
     assert in_flight(partitioner, 2, 2, rows, feedback=True) == [list(rows[0]), []]
+
+
+def test_what_a_broadcast_loop_sent_stays_with_those_who_still_listen() -> None:
+    loop = edge("a", "a", "broadcast", id="e", feedback=True)
+    source = checkpoint(
+        [op("a", 3, finished=[1])],
+        [state("a", "f", "in_flight", on=loop)],
+        [Part("a", "f", 0, ((2, "x"), (2, "y"))), Part("a", "f", 2, ((2, "x"), (2, "y")))],
+        [loop],
+    )
+    got = deliver(source, plan_restore(source, source.record.graph.at(3)).slices)
+    assert got == {("a", "f", 0): [(2, "x"), (2, "y")], ("a", "f", 2): [(2, "x"), (2, "y")]}
 
 
 def test_in_flight_records_of_a_hash_edge_follow_their_key_group() -> None:

@@ -96,21 +96,20 @@ def command(
 
 
 class _NoPandas:
-    """Finds no pandas and no dateutil, whether they are installed or not; leaves all else to the next finder."""
+    """Finds no pandas, whether it is installed or not; leaves all other modules to the next finder."""
 
     @staticmethod
     def find_spec(fullname: str, *_: object) -> None:
         """Called for every module that is imported."""
-        if fullname in ("pandas", "dateutil"):
-            raise ModuleNotFoundError(f"{fullname} is not for this process", name=fullname)
+        if fullname == "pandas":
+            raise ModuleNotFoundError("pandas is not for this process", name=fullname)
 
 
 def _leave_pandas_out() -> None:
     """Spare a command the import of pandas, which takes longer than all of ``ckpt inspect``.
 
-    pyarrow looks for pandas and dateutil when it is first given a Python list, once, to see whether that might be a Series or
-    hold intervals. It is shown that there are none. Where pyarrow is there already, this is somebody else's process, and is
-    left as it is.
+    pyarrow looks for pandas when it is first given a Python list, once, to see whether that might be a Series. It is shown
+    that there is none. Where pyarrow is there already, this is somebody else's process, and is left as it is.
     """
     if "pyarrow" in sys.modules or "pandas" in sys.modules:
         return

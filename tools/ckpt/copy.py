@@ -37,13 +37,14 @@ def copy(session: Session, address: Address, *, target: Address) -> None:
 def draw(document: Document, look: Look) -> Iterator[str]:
     """The page: what was copied, whence and whither."""
     totals, source = document["totals"], document["source"]
-    yield heading(f"Copied checkpoint {document['checkpoint_id']} to {label(document['store'])}", look)
+    yield heading(f"Copied checkpoint {document['checkpoint_id']}", look)
     yield ""
     parts = [plural(totals["rows"], "row"), size(totals["bytes"]), plural(totals["segments"], "segment")]
     yield from facts(
         [
-            ("kind", document["kind"]),
             ("from", label(source["store"])),
+            ("to", label(document["store"])),
+            ("kind", document["kind"]),
             ("size", f" {look['dot']} ".join([*parts, f"manifest {size(document['manifest_bytes'])}"])),
         ],
         look,

@@ -88,14 +88,14 @@ def export(
 
 def draw(document: Document, look: Look) -> Iterator[str]:
     """The page: what was written where."""
-    yield heading(
-        f"Exported {label(document['operator'])}/{label(document['state'])} to {label(document['path'])}", look
-    )
+    yield heading(f"Exported from checkpoint {document['checkpoint_id']}", look)
     yield ""
     owner = "all subtasks" if document["subtask"] is None else f"subtask {document['subtask']}"
     yield from facts(
         [
-            ("from", f"checkpoint {document['checkpoint_id']} of {label(document['store'])}, {owner}"),
+            ("store", label(document["store"])),
+            ("state", f"{label(document['operator'])} / {label(document['state'])}, {owner}"),
+            ("file", label(document["path"])),
             (
                 "size",
                 f"{plural(document['rows'], 'row')} {look['dot']} {size(document['bytes'])} of {document['format']}",

@@ -58,7 +58,7 @@ def _objects(found: Sequence[ObjectInfo]) -> list[Document]:
 
 def draw(document: Document, look: Look) -> Iterator[str]:
     """The page: the sums, the objects, and what to do next."""
-    yield heading(f"Garbage of {label(document['store'])}", look)
+    yield heading("Garbage", look)
     yield ""
     kept = "every checkpoint" if document["keep"] is None else f"the newest {plural(document['keep'], 'checkpoint')}"
     what = [(name, document[name]) for name in ("records", "segments", "manifests")]
@@ -67,7 +67,8 @@ def draw(document: Document, look: Look) -> Iterator[str]:
     leftovers = document["leftovers"]
     left = f"{plural(len(leftovers), 'temporary file')} of writers, dead or alive, not touched" if leftovers else ""
     verb = "freed" if document["deleted"] else "would free"
-    yield from facts([("keeps", f"{kept}, newest {document['newest']}"), (verb, freed), ("leftovers", left)], look)
+    pairs = [("keeps", f"{kept}, newest {document['newest']}"), (verb, freed), ("leftovers", left)]
+    yield from facts([("store", label(document["store"])), *pairs], look)
     for name, items in what:
         if items:
             yield ""

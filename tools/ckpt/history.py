@@ -19,7 +19,7 @@ from tools.ckpt.render import Column, Look, age, clock, count, facts, heading, l
 def history(session: Session, address: Address, *, limit: int | None) -> None:
     """List the checkpoints of a store, newest first.
 
-    FINISHED counts operators of which every subtask has ended, and those of which some have. A record that no parent link
+    Finished are the operators of which every subtask has ended, partly those of which some have. A record that no parent link
     from the newest reaches is a stray: no checkpoint, and named below the table.
     """
     store = session.store(address.url)
@@ -38,10 +38,11 @@ def history(session: Session, address: Address, *, limit: int | None) -> None:
 def draw(document: Document, look: Look) -> Iterator[str]:
     """The page: the store and its job, the table, the strays."""
     checkpoints = document["checkpoints"]
-    yield heading(f"History of {label(document['store'])}", look)
+    yield heading("History", look)
     yield ""
     job, name = label(document["job_id"]), label(document["job_name"])
-    yield from facts([("job", job if name in ("", job) else f"{job} ({name})")], look)
+    named = job if name in ("", job) else f"{job} ({name})"
+    yield from facts([("store", label(document["store"])), ("job", named)], look)
     yield ""
     columns = [
         Column("id", right=True),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def inspect(session: Session, address: Address, *, operator: str | None, state: str | None, rows: int | None) -> None:
     """Show what is in a checkpoint: graph, states, skew, rows.
 
-    The job graph stands in topological order, each operator with what has finished of it. BYTES are stored bytes; the bars
+    The job graph stands in topological order, each operator with what has finished of it. Bytes are stored bytes; the bars
     are the rows of each subtask beside those of the greatest, with a dash for a subtask that has finished.
     """
     from tools.ckpt.describe import record_document, state_document

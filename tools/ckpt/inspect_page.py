@@ -36,7 +36,7 @@ SUBTASKS_SHOWN: Final = 40
 def draw(document: Json, look: Look, now_us: int) -> Iterator[str]:
     """The whole page, or the part that ``--operator`` and ``--state`` leave."""
     narrow = any(document["selection"].values())
-    yield heading(f"Checkpoint {document['checkpoint_id']} of {label(document['store'])}", look)
+    yield heading(f"Checkpoint {document['checkpoint_id']}", look)
     yield ""
     yield from facts(_facts(document, look, now_us), look)
     shown = document["operators"]
@@ -59,6 +59,7 @@ def draw(document: Json, look: Look, now_us: int) -> Iterator[str]:
 
 
 def _facts(document: Json, look: Look, now_us: int) -> Iterator[tuple[str, str]]:
+    yield "store", label(document["store"])
     name, job = label(document["job_name"]), label(document["job_id"])
     yield "job", job if name in ("", job) else f"{job} ({name})"
     parent = document["parent"]
@@ -240,8 +241,8 @@ def _row_lines(sample: Sequence[Json], look: Look) -> Iterator[str]:
     cells = [[cell(row[name]) for name in names] for row in sample]
     numeric = [all(type(row[name]) in (int, float, type(None)) for row in sample) for name in names]
     widths = [max(len(name), *(len(row[i]) for row in cells)) for i, name in enumerate(names)]
-    if 6 + sum(min(width, 24) + 2 for width in widths) <= look.width + 2:
-        columns = [Column(label(name), right=right, flexible=True) for name, right in zip(names, numeric, strict=True)]
+    if 6 + sum(width + 2 for width in widths) <= look.width + 2:
+        columns = [Column(label(name), right=right) for name, right in zip(names, numeric, strict=True)]
         yield from table(columns, cells, look, indent="      ")
         return
     name_width = min(24, max(len(name) for name in names))

@@ -35,12 +35,13 @@ def draw(document: Json, look: Look) -> Iterator[str]:
     """The page: each operator before and after, its states and their rule, what each subtask reads, what is refused."""
     plan = document["plan"]
     verdict = look.paint("refused", "problem") if document["refused"] else look.paint("possible", "finished")
-    yield heading(f"Restore of checkpoint {plan['source']['checkpoint_id']} of {label(document['store'])}", look)
+    yield heading(f"Restore of checkpoint {plan['source']['checkpoint_id']}", look)
     yield ""
     skipped = [operator["uid"] for operator in plan["operators"] if operator["action"] == "skip_finished"]
     before = f"{plural(document['committable_rows'], 'row')} of committables, by the driver"
     yield from facts(
         [
+            ("store", label(document["store"])),
             ("job", label(plan["job_id"])),
             ("restore", verdict),
             ("not started", ", ".join(map(label, skipped)) + (" (finished)" if skipped else "")),

@@ -28,12 +28,13 @@ def published(store: str, record: Record, source: Document, graph_before: JobGra
 def draw_published(document: Document, look: Look) -> Iterator[str]:
     """The page: what now stands where, and each operator that changed."""
     source = document["source"]
-    yield heading(f"Published checkpoint {document['checkpoint_id']} of {label(document['store'])}", look)
+    yield heading(f"Published checkpoint {document['checkpoint_id']}", look)
     yield ""
     elsewhere = f" of {label(source['store'])}" if source["store"] != document["store"] else ""
     totals = document["totals"]
     yield from facts(
         [
+            ("store", label(document["store"])),
             ("kind", document["kind"]),
             ("content of", f"checkpoint {source['checkpoint_id']}{elsewhere}"),
             ("parent", str(document["parent"]["checkpoint_id"]) if document["parent"] else "none"),

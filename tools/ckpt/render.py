@@ -208,11 +208,10 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[str]], look: Look, 
 
     while too_wide() > 0 and any(columns[i].optional for i in kept):
         kept.remove(max(kept, key=lambda i: (columns[i].optional, i)))
-    for i in kept:
-        if columns[i].flexible and too_wide() > 0:
-            widths[i] = max(8, widths[i] - too_wide())
-            for row in body:
-                row[i] = shorten(row[i], widths[i], look)
+    for i in sorted((i for i in kept if columns[i].flexible), key=lambda i: -widths[i]):
+        widths[i] = max(len(columns[i].title), widths[i] - max(0, too_wide()))
+        for row in body:
+            row[i] = shorten(row[i], widths[i], look)
     titles = "  ".join(pad(columns[i].title, widths[i], right=columns[i].right) for i in kept).rstrip()
     lines = [indent + look.paint(titles, "dim")] if any(column.title for column in columns) else []
     lines += [

@@ -74,8 +74,7 @@ def problem_document(problem: Problem) -> Document:
 def draw(document: Document, look: Look) -> Iterator[str]:
     """The page: what was checked, every finding, the verdict as the last line."""
     number = document["checkpoint_id"]
-    what = f"checkpoint {number} of " if number is not None else ""
-    yield heading(f"Validation of {what}{label(document['store'])}", look)
+    yield heading(f"Validation of checkpoint {number}" if number is not None else "Validation", look)
     yield ""
     checked = document["checked"]
     counts = [
@@ -83,7 +82,8 @@ def draw(document: Document, look: Look) -> Iterator[str]:
     ]
     counts += [plural(checked["rows"], "row")] if checked["rows"] else []
     counts += [size(checked["bytes"])] if checked["bytes"] else []
-    yield from facts([("level", document["level"]), ("checked", f" {look['dot']} ".join(counts))], look)
+    looked_at = f" {look['dot']} ".join(counts)
+    yield from facts([("store", label(document["store"])), ("level", document["level"]), ("checked", looked_at)], look)
     for sort, role in (("problems", "problem"), ("warnings", "partial")):
         for problem in document[sort]:
             yield ""
@@ -107,7 +107,7 @@ def _finding(problem: Mapping[str, Any], look: Look, role: str) -> Iterator[str]
     ]
     if any(where):
         yield "    " + look.paint(", ".join(part for part in where if part), "dim")
-    if problem["path"]:
+    if problem["path"] and problem["path"] not in problem["message"]:
         yield "    " + look.paint(label(problem["path"]), "dim")
     message, advice = label(problem["message"]), label(problem["advice"])
     yield from paragraph(

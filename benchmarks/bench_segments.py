@@ -1,0 +1,251 @@
+"""Writing and restoring keyed state against plain Parquet of the same rows, and how much is read and held meanwhile.
+
+5M (int64, int64) rows in one local store, nothing synced on either side. Both sides have the same three columns (the key
+group is one), codec, encodings and page checksums. ``python -m benchmarks.bench_segments PATH`` is what the memory figure
+runs: it reads a manifest's whole state as a stream and prints the peak of its memory.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from backends.storage.local import LocalStorage
+from benchmarks.measuring import Row, compare
+from stateformat import declare
+from stateformat.key_groups import range_bounds
+from stateformat.manifest import Manifest, handles_table
+from stateformat.model import (
+    AttemptId,
+    CheckpointId,
+    CheckpointKind,
+    Handle,
+    JobGraph,
+    JobId,
+    ManifestRef,
+    Operator,
+    OperatorId,
+    Record,
+    Totals,
+)
+from stateformat.reading import read_slices
+from stateformat.schema import MANIFEST_SCHEMA, SLICE_SCHEMA
+from stateformat.segment import SegmentPlace, WriteOptions, cluster, write_segment
+
+ROWS = 5_000_000
+LARGE_ROWS = 128_000_000
+MAX_PARALLELISM = 128
+STATE = declare.value_state("op", "counts", keys={"k": pa.int64()}, values={"v": pa.int64()})
+OPERATOR = Operator(OperatorId("op"), 1, MAX_PARALLELISM, key_hash="spark-murmur3-seed42")
+RECORD = Record(
+    checkpoint_id=CheckpointId(1),
+    attempt_id=AttemptId("0" * 32),
+    kind=CheckpointKind.CHECKPOINT,
+    job_id=JobId("job"),
+    graph=JobGraph((OPERATOR,)),
+    states=(STATE,),
+    manifest=ManifestRef("manifests/m.parquet", 0, "", 0),
+    totals=Totals(),
+    created_at_us=0,
+)
+FAST = WriteOptions(check_unique=False, trust_key_groups=True)
+REFERENCE: dict[str, Any] = {
+    "compression": "lz4",
+    "use_dictionary": False,
+    "use_byte_stream_split": True,
+    "write_page_checksum": True,
+    "store_schema": False,
+}
+
+
+class CountingStorage(LocalStorage):
+    """Counts the bytes that are read."""
+
+    bytes_read = 0
+
+    def read(self, path: str) -> pa.Buffer:
+        """The whole object."""
+        data = super().read(path)
+        self.bytes_read += data.size
+        return data
+
+    def read_range(self, path: str, offset: int, length: int) -> pa.Buffer:
+        """A range of it."""
+        data = super().read_range(path, offset, length)
+        self.bytes_read += data.size
+        return data
+
+
+def place(layer: int = 0) -> SegmentPlace:
+    """Where the rows belong."""
+    return SegmentPlace(RECORD.job_id, RECORD.checkpoint_id, RECORD.attempt_id, OPERATOR, STATE, 0, layer, 1)
+
+
+def rows(count: int = ROWS) -> pa.Table:
+    """Distinct keys in no order, and values that do not compress to nothing."""
+    rng = np.random.default_rng(0)
+    return pa.table({"k": rng.permutation(count).astype(np.int64), "v": rng.integers(0, 1 << 40, count)})
+
+
+def slices_of(handles: list[Handle], groups: tuple[int, int] = (0, MAX_PARALLELISM - 1)) -> pa.Table:
+    """Slices of the rows of a range of key groups, for one subtask."""
+    found = []
+    for number, handle in enumerate(handles):
+        counts = np.asarray(handle.rows_per_group)
+        numbers = np.arange(len(counts)) + (handle.first_group or 0)
+        before, mine = numbers < groups[0], (numbers >= groups[0]) & (numbers <= groups[1])
+        if counts[mine].sum():
+            start, count = int(counts[before].sum()), int(counts[mine].sum())
+            found.append(("op", "counts", "keyed", 0, handle.layer, number, start, count, *groups, 0))
+    columns = zip(*found, strict=True)
+    return pa.table([pa.array(c, f.type) for c, f in zip(columns, SLICE_SCHEMA, strict=True)], schema=SLICE_SCHEMA)
+
+
+def restore(storage: LocalStorage, handles: list[Handle], slices: pa.Table) -> Iterator[pa.RecordBatch]:
+    """The rows of slices."""
+    return read_slices(storage, RECORD, Manifest(handles_table(handles)), slices)
+
+
+def write_rows(storage: LocalStorage, table: pa.Table) -> list[Row]:
+    """Writing, with rows as a keyed state keeps them and in no order, with and without the checks that can be left out."""
+    clustered = cluster(table, STATE, OPERATOR)
+    path = Path(storage.url.removeprefix("file://")) / "reference.parquet"
+
+    def ours(data: pa.Table, options: WriteOptions) -> None:
+        handle = write_segment(storage, place(), data, options)
+        storage.delete([handle.path or ""])
+
+    def reference() -> None:
+        path.unlink(missing_ok=True)
+        pq.write_table(clustered, path, **REFERENCE)
+
+    label = "pq.write_table"
+    return [
+        compare("write 5M clustered rows", lambda: ours(clustered, FAST), reference, label=label, budget="1.15 ×"),
+        compare(
+            "write 5M clustered rows, key groups and unique keys verified",
+            lambda: ours(clustered, WriteOptions()),
+            reference,
+            label=label,
+            budget="–",
+        ),
+        compare("write 5M unordered rows", lambda: ours(table, FAST), reference, label=label, budget="2 ×"),
+        compare(
+            "write 5M unordered rows, unique keys verified",
+            lambda: ours(table, WriteOptions()),
+            reference,
+            label=label,
+            budget="–",
+        ),
+    ]
+
+
+def restore_rows(storage: LocalStorage, table: pa.Table) -> list[Row]:
+    """Restoring the same rows at the same parallelism; and with a delta of a fiftieth of them on top."""
+    base = write_segment(storage, place(), table, WriteOptions())
+    path = storage.url.removeprefix("file://") + "/" + (base.path or "")
+    delta = table.slice(0, len(table) // 50).append_column("_op", pa.array(np.zeros(len(table) // 50, np.int8)))
+    layers = [base, write_segment(storage, place(1), delta, WriteOptions())]
+
+    def reference() -> pa.Table:
+        return pq.read_table(path, page_checksum_verification=True)
+
+    one, both = slices_of([base]), slices_of(layers)
+    label = "pq.read_table"
+    found = [
+        compare(
+            "restore 5M rows", lambda: list(restore(storage, [base], one)), reference, label=label, budget="1.10 ×"
+        ),
+        compare(
+            "restore 5M rows under a delta of 100,000",
+            lambda: list(restore(storage, layers, both)),
+            reference,
+            label=label,
+            budget="–",
+        ),
+    ]
+    storage.delete([handle.path or "" for handle in layers])
+    return found
+
+
+def restore_bytes(storage: LocalStorage, table: pa.Table) -> list[Row]:
+    """Bytes that six new subtasks read of what four have written, against the bytes of the rows without footers."""
+    clustered = cluster(table, STATE, OPERATOR)
+    groups = clustered["_key_group"].to_numpy()
+    handles = []
+    for first, end in pairwise(range_bounds(4, MAX_PARALLELISM)):
+        start, stop = np.searchsorted(groups, [first, end])
+        handles.append(write_segment(storage, place(), clustered.slice(start, stop - start), FAST))
+    counting = CountingStorage(storage.url.removeprefix("file://"), durable=False)
+    restored = 0
+    for first, end in pairwise(range_bounds(6, MAX_PARALLELISM).tolist()):
+        restored += sum(map(len, restore(counting, handles, slices_of(handles, (first, end - 1)))))
+    assert restored == len(table)
+    data_bytes = sum(handle.size_bytes - handle.footer_bytes for handle in handles)
+    storage.delete([handle.path or "" for handle in handles])
+    return [
+        Row(
+            "bytes read to restore 5M rows at 4 → 6",
+            f"{counting.bytes_read / 1e6:.1f} MB",
+            f"their data: {data_bytes / 1e6:.1f} MB",
+            f"{counting.bytes_read / data_bytes:.3f} ×",
+            "1.05 ×",
+        )
+    ]
+
+
+def stream_memory(storage: LocalStorage, count: int = LARGE_ROWS) -> list[Row]:
+    """Peak memory of a process that restores 2 GB of rows as a stream, and of one that writes them as a stream."""
+    batch_rows = 1 << 17
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        rng = np.random.default_rng(0)
+        for start in range(0, count, batch_rows):
+            numbers = np.arange(start, min(start + batch_rows, count))
+            groups = pa.array((numbers * MAX_PARALLELISM // count).astype(np.int32))
+            yield pa.record_batch({"_key_group": groups, "k": numbers, "v": rng.integers(0, 1 << 40, len(numbers))})
+
+    handle = write_segment(storage, place(), batches(), FAST)
+    root = Path(storage.url.removeprefix("file://"))
+    pq.write_table(handles_table([handle]), root / "handles.parquet")
+    command = [sys.executable, "-m", "benchmarks.bench_segments", str(root)]
+    peak = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    storage.delete([handle.path or ""])
+    return [Row("peak memory of restoring 2 GB as a stream", f"{peak / 1e6:.0f} MB", "–", "–", "400 MB")]
+
+
+def read_as_stream(root: str) -> int:
+    """Read all rows under ``root`` as a stream; the peak of this process's memory in bytes."""
+    fields = pq.read_table(f"{root}/handles.parquet", schema=MANIFEST_SCHEMA).to_pylist()
+    handles = [Handle(**row) for row in fields]
+    total = sum(map(len, restore(LocalStorage(root), handles, slices_of(handles))))
+    assert total == sum(handle.rows for handle in handles)
+    # Of this process alone: what getrusage says begins with the memory of the process that started it.
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status["VmHWM"].split()[0]) * 1024
+
+
+def measure() -> list[Row]:
+    """All of them."""
+    with tempfile.TemporaryDirectory(prefix="bench-segments-") as folder:
+        storage = LocalStorage(folder, durable=False)
+        table = rows()
+        return [
+            *write_rows(storage, table),
+            *restore_rows(storage, table),
+            *restore_bytes(storage, table),
+            *stream_memory(storage),
+        ]
+
+
+if __name__ == "__main__":
+    print(read_as_stream(sys.argv[1]))

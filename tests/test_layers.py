@@ -1,0 +1,387 @@
+"""Layers merged, schemas evolved and keys hashed anew, against models in plain Python."""
+
+from __future__ import annotations
+
+import decimal
+import math
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stateformat import declare
+from stateformat.errors import ErrorKind, InvalidState
+from stateformat.layers import evolve_table, merge_layers, rekey
+from stateformat.model import Field, SchemaVersion, State
+from stateformat.row_keys import row_key_codes
+from stateformat.schema import segment_schema
+from tests.segments import table
+
+VALUE = declare.value_state("op", "value", keys={"k": pa.int64()}, values={"v": pa.int64()})
+MAP = declare.map_state("op", "map", keys={"k": pa.string()}, map_key=pa.float64(), values={"v": pa.int64()})
+UPSERT, DELETE, CLEAR = 0, 1, 2
+
+KEYS = st.sampled_from(["a", "", None, "b"])
+MAP_KEYS = st.sampled_from([0.0, -0.0, 1.5, math.nan, None])
+
+
+def plain(value: Any) -> Hashable:
+    """A value such that equal keys of the format are equal in Python."""
+    if isinstance(value, float):
+        return "nan" if math.isnan(value) else value + 0.0
+    return tuple(sorted((k, plain(v)) for k, v in value.items())) if isinstance(value, dict) else value
+
+
+def model(layers: Sequence[Sequence[dict[str, Any]]], key: Sequence[str], row_key: Sequence[str]) -> dict[Any, Any]:
+    """SPEC.md section 5.4, a row at a time: row key → (row key's columns, v) of what stands."""
+    state: dict[Any, Any] = {}
+    for layer in layers:
+        for row in layer:
+            if row.get("_op") == CLEAR:
+                wanted = tuple(plain(row[name]) for name in key)
+                state = {name: value for name, value in state.items() if name[: len(key)] != wanted}
+        for row in layer:
+            name = tuple(plain(row[column]) for column in row_key)
+            if row.get("_op", UPSERT) == UPSERT:
+                state[name] = row["v"]
+            elif row["_op"] == DELETE:
+                state.pop(name, None)
+    return state
+
+
+def as_model(merged: pa.Table, row_key: Sequence[str]) -> dict[Any, Any]:
+    rows = merged.to_pylist()
+    found = {tuple(plain(row[column]) for column in row_key): row["v"] for row in rows}
+    assert len(found) == len(rows), "a row key stands twice"
+    return found
+
+
+def key_group(row: dict[str, Any]) -> int:
+    """Any function of the key will do: groups are given, not computed."""
+    return sum(map(ord, row["k"] or "")) % 7
+
+
+@st.composite
+def map_layers(draw: st.DrawFn) -> list[list[dict[str, Any]]]:
+    """A base and up to four deltas of a map state, each row key at most once in a layer."""
+    layers: list[list[dict[str, Any]]] = []
+    for number in range(draw(st.integers(1, 5))):
+        row_keys = draw(
+            st.lists(st.tuples(KEYS, MAP_KEYS), max_size=12, unique_by=lambda pair: tuple(map(plain, pair)))
+        )
+        rows = [
+            {"k": key, "_map_key": inner, "v": draw(st.integers(0, 9)), "_op": draw(st.sampled_from([UPSERT, DELETE]))}
+            for key, inner in row_keys
+        ]
+        if number == 0:
+            rows = [row | {"_op": UPSERT} for row in rows]
+        else:
+            cleared = draw(st.lists(KEYS, max_size=2, unique=True))
+            rows += [{"k": key, "_map_key": None, "v": None, "_op": CLEAR} for key in cleared]
+        rows = draw(st.permutations(rows))
+        layers.append(sorted(({"_key_group": key_group(row)} | row for row in rows), key=lambda row: row["_key_group"]))
+    return layers
+
+
+def map_table(rows: list[dict[str, Any]], *, delta: bool) -> pa.Table:
+    return pa.Table.from_pylist(rows, schema=segment_schema(MAP, delta=delta))
+
+
+@settings(max_examples=150, deadline=None)
+@given(map_layers())
+def test_layers_merge_as_a_dictionary_would(layers: list[list[dict[str, Any]]]) -> None:
+    tables = [map_table(rows, delta=number > 0) for number, rows in enumerate(layers)]
+    merged = merge_layers(tables, MAP.row_key, MAP.key_columns, includes_base=True)
+    assert merged.schema.equals(segment_schema(MAP))
+    assert as_model(merged, MAP.row_key) == model(layers, MAP.key_columns, MAP.row_key)
+    groups = merged["_key_group"].to_pylist()
+    assert groups == sorted(groups)
+    assert groups == [key_group(row) for row in merged.to_pylist()]
+
+
+@settings(max_examples=150, deadline=None)
+@given(map_layers(), st.data())
+def test_deltas_merged_among_themselves_do_to_a_base_what_they_did_apart(
+    layers: list[list[dict[str, Any]]], data: st.DataObject
+) -> None:
+    tables = [map_table(rows, delta=number > 0) for number, rows in enumerate(layers)]
+    first = data.draw(st.integers(1, len(layers)), label="first delta")
+    last = data.draw(st.integers(first, len(layers)), label="behind the last")
+    if first < last:
+        merged = merge_layers(tables[first:last], MAP.row_key, MAP.key_columns, includes_base=False)
+        assert merged.schema.equals(segment_schema(MAP, delta=True))
+        tables[first:last] = [merged]
+        clears = [row["k"] for row in merged.to_pylist() if row["_op"] == CLEAR]
+        assert len(clears) == len(set(clears))
+    found = merge_layers(tables, MAP.row_key, MAP.key_columns, includes_base=True)
+    assert as_model(found, MAP.row_key) == model(layers, MAP.key_columns, MAP.row_key)
+
+
+@pytest.mark.parametrize("above", [1, 300, 4000])
+def test_a_large_base_under_small_deltas_merges_the_same(above: int) -> None:
+    # Rows of the base whose keys no delta touches go another way than the rest.
+    rng = np.random.default_rng(above)
+    base = [{"_key_group": k % 128, "k": k, "v": k} for k in sorted(range(4000), key=lambda k: k % 128)]
+    deltas = []
+    for _ in range(2):
+        keys = sorted(set(rng.integers(0, 5000, above).tolist()), key=lambda k: k % 128)
+        deltas.append(
+            [
+                {"_key_group": k % 128, "_op": op, "k": k, "v": None if op == CLEAR else -k}
+                for k, op in zip(keys, rng.choice([UPSERT, DELETE, CLEAR], len(keys)).tolist(), strict=True)
+            ]
+        )
+    tables = [table(VALUE, base), *(table(VALUE, rows, delta=True) for rows in deltas)]
+    merged = merge_layers(tables, VALUE.row_key, VALUE.key_columns, includes_base=True)
+    assert as_model(merged, ["k"]) == model([base, *deltas], ["k"], ["k"])
+    assert merged["_key_group"].to_pylist() == sorted(merged["_key_group"].to_pylist())
+    merged = merge_layers(tables[1:], VALUE.row_key, VALUE.key_columns, includes_base=False)
+    again = merge_layers([tables[0], merged], VALUE.row_key, VALUE.key_columns, includes_base=True)
+    assert as_model(again, ["k"]) == model([base, *deltas], ["k"], ["k"])
+
+
+def test_struct_keys_and_a_column_of_everything_are_merged() -> None:
+    state = declare.list_state(
+        "op", "s", keys={"k": pa.struct([("a", pa.int64()), ("b", pa.float64())])}, values={"v": pa.list_(pa.string())}
+    )
+    base = [
+        {"_key_group": 0, "k": None, "_index": 0, "v": ["null"]},
+        {"_key_group": 0, "k": {"a": None, "b": None}, "_index": 0, "v": ["nulls"]},
+        {"_key_group": 1, "k": {"a": 1, "b": math.nan}, "_index": 0, "v": ["nan"]},
+        {"_key_group": 1, "k": {"a": 1, "b": math.nan}, "_index": 1, "v": None},
+    ]
+    delta = [
+        {"_key_group": 0, "_op": UPSERT, "k": None, "_index": 0, "v": []},
+        {"_key_group": 1, "_op": DELETE, "k": {"a": 1, "b": math.nan}, "_index": 0, "v": None},
+    ]
+    tables = [table(state, base), table(state, delta, delta=True)]
+    merged = merge_layers(tables, state.row_key, state.key_columns, includes_base=True).to_pylist()
+    assert [(row["_key_group"], row["_index"], row["v"]) for row in merged] == [
+        (0, 0, ["nulls"]),
+        (0, 0, []),
+        (1, 1, None),
+    ]
+
+
+def test_a_clear_in_a_layer_spares_what_the_same_layer_writes() -> None:
+    base = [{"_key_group": 0, "k": "a", "_map_key": float(n), "v": n} for n in range(3)]
+    delta = [
+        {"_key_group": 0, "_op": UPSERT, "k": "a", "_map_key": 1.0, "v": 10},
+        {"_key_group": 0, "_op": CLEAR, "k": "a", "_map_key": None, "v": None},
+    ]
+    tables = [map_table(base, delta=False), map_table(delta, delta=True)]
+    merged = merge_layers(tables, MAP.row_key, MAP.key_columns, includes_base=True)
+    assert merged.to_pylist() == [{"_key_group": 0, "k": "a", "_map_key": 1.0, "v": 10}]
+
+
+def test_a_single_layer_is_given_back_as_it_is() -> None:
+    base = table(VALUE, [{"_key_group": 0, "k": 1, "v": 1}])
+    assert merge_layers([base], ["k"], ["k"], includes_base=True) is base
+    delta = table(VALUE, [{"_key_group": 0, "_op": DELETE, "k": 1, "v": None}], delta=True)
+    assert merge_layers([delta], ["k"], ["k"], includes_base=False) is delta
+    assert merge_layers([delta], ["k"], ["k"], includes_base=True).num_rows == 0
+
+
+def test_a_base_alone_becomes_a_delta_of_upserts_where_it_is_not_the_base() -> None:
+    base = table(VALUE, [{"_key_group": 0, "k": 1, "v": 1}])
+    assert merge_layers([base], ["k"], ["k"], includes_base=False).to_pylist() == [
+        {"_key_group": 0, "_op": UPSERT, "k": 1, "v": 1}
+    ]
+
+
+def test_tables_without_rows_merge_to_none() -> None:
+    empty = [segment_schema(VALUE).empty_table(), segment_schema(VALUE, delta=True).empty_table()]
+    assert merge_layers(empty, ["k"], ["k"], includes_base=True).num_rows == 0
+
+
+# ---- row keys as numbers ---------------------------------------------------------------------------------------------
+
+SCALARS = st.one_of(st.none(), st.integers(-2, 2))
+ROWS = st.lists(
+    st.tuples(SCALARS, MAP_KEYS, st.one_of(st.none(), st.fixed_dictionaries({"x": SCALARS, "y": MAP_KEYS}))),
+    min_size=1,
+    max_size=30,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(ROWS)
+def test_row_keys_have_the_same_number_exactly_if_they_are_equal(rows: list[tuple[Any, ...]]) -> None:
+    types = [pa.int8(), pa.float32(), pa.struct([("x", pa.int16()), ("y", pa.float64())])]
+    columns = [pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), types, strict=True)]
+    codes = row_key_codes(columns).tolist()
+    keys = [tuple(map(plain, row)) for row in rows]
+    assert sorted(set(codes)) == list(range(len(set(keys))))
+    assert len(set(zip(keys, codes, strict=True))) == len(set(keys))
+
+
+def test_many_columns_of_many_values_do_not_overflow() -> None:
+    columns = [pa.array(np.random.default_rng(seed).integers(0, 10**12, 5000)) for seed in range(8)]
+    doubled = [pa.chunked_array([column, column]) for column in columns]
+    codes = row_key_codes(doubled)
+    assert len(np.unique(codes)) == 5000
+    assert codes[:5000].tolist() == codes[5000:].tolist()
+
+
+# ---- evolution -------------------------------------------------------------------------------------------------------
+
+
+def version(number: int, *fields: Field) -> SchemaVersion:
+    return SchemaVersion(number, (Field(1, "k", "int64"), *fields))
+
+
+def evolved(
+    state: State, rows: list[dict[str, Any]], new: SchemaVersion, *, delta: bool = False
+) -> list[dict[str, Any]]:
+    result = evolve_table(table(state, rows, delta=delta), state.current, new)
+    target = State(state.operator, state.name, state.mode, (new,), state.kind, state.key_columns)
+    names = [name for name in segment_schema(target, delta=delta).names if name in result.column_names]
+    assert result.column_names == names
+    for name in names:
+        assert result[name].type == segment_schema(target, delta=delta).field(name).type
+    found: list[dict[str, Any]] = result.to_pylist()
+    return found
+
+
+def state_of(*fields: Field) -> State:
+    return State("op", "s", VALUE.mode, (version(1, *fields),), VALUE.kind, ("k",))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "value", "becomes"),
+    [
+        ("int8", "int16", -7, -7),
+        ("int16", "int32", 300, 300),
+        ("int8", "int64", -128, -128),
+        ("float", "double", 0.5, 0.5),
+        ("decimal(5,2)", "decimal(30,2)", decimal.Decimal("1.25"), decimal.Decimal("1.25")),
+    ],
+)
+def test_types_widen(before: str, after: str, value: Any, becomes: Any) -> None:
+    rows = [{"k": 1, "v": value}, {"k": 2, "v": None}]
+    found = evolved(state_of(Field(2, "v", before)), rows, version(2, Field(2, "v", after)))
+    assert found == [{"k": 1, "v": becomes}, {"k": 2, "v": None}]
+
+
+def test_fields_are_matched_by_id_not_by_name() -> None:
+    old = state_of(Field(2, "a", "int64"), Field(3, "b", "utf8"), Field(4, "c", "utf8"))
+    # a is renamed to b, b is dropped, c comes first, and a field named a is new.
+    new = version(2, Field(4, "c", "utf8"), Field(2, "b", "int64"), Field(5, "a", "int32"))
+    found = evolved(old, [{"k": 1, "a": 10, "b": "old", "c": "x"}], new)
+    assert found == [{"k": 1, "c": "x", "b": 10, "a": None}]
+    assert list(found[0]) == ["k", "c", "b", "a"]
+
+
+def test_a_column_that_was_dropped_and_came_back_starts_anew() -> None:
+    old = state_of(Field(2, "v", "int64"))
+    assert evolved(old, [{"k": 1, "v": 5}], version(3, Field(3, "v", "int64"))) == [{"k": 1, "v": None}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        ("int64", "-3", -3),
+        ("utf8", "none yet", "none yet"),
+        ("bool", "true", True),
+        ("decimal(4,1)", "2.5", decimal.Decimal("2.5")),
+    ],
+)
+def test_a_new_column_has_its_default_in_old_rows(kind: str, text: str, value: Any) -> None:
+    new = version(2, Field(2, "v", kind, nullable=False, default=text))
+    assert evolved(state_of(), [{"k": 1}], new) == [{"k": 1, "v": value}]
+
+
+def test_a_default_is_for_upserts_only() -> None:
+    rows = [{"_key_group": 0, "_op": op, "k": op} for op in (UPSERT, DELETE, CLEAR)]
+    found = evolved(state_of(), rows, version(2, Field(2, "v", "int64", default="9")), delta=True)
+    assert [row["v"] for row in found] == [9, None, None]
+
+
+def test_nested_fields_evolve_by_id_too() -> None:
+    def nested(inner: str, *more: Field) -> tuple[Field, ...]:
+        point = ("struct", (Field(11, "x" if not more else "east", inner), *more))
+        return (
+            Field(10, "s", point),
+            Field(20, "l", ("list", Field(21, "element", ("struct", (Field(22, "n", inner),))))),
+            Field(30, "m", ("map", Field(31, "key", "utf8", nullable=False), Field(32, "value", inner))),
+        )
+
+    old, new = (
+        state_of(*nested("int32", Field(12, "gone", "utf8"))),
+        version(2, *nested("int64", Field(13, "new", "bool"))),
+    )
+    rows = [
+        {"k": 0, "s": {"east": 0, "gone": ""}, "l": [{"n": 0}], "m": [("z", 0)]},
+        {"k": 1, "s": {"east": 1, "gone": "g"}, "l": [{"n": 1}, None, {"n": None}], "m": [("a", 1), ("b", None)]},
+        {"k": 2, "s": None, "l": None, "m": None},
+        {"k": 3, "s": {"east": None, "gone": None}, "l": [], "m": []},
+        {"k": 4, "s": {"east": 4, "gone": "h"}, "l": [{"n": 4}], "m": [("d", 4)]},
+    ]
+    expected = [
+        {**row, "s": row["s"] and {"east": row["s"]["east"], "new": None}}
+        for row in rows  # type: ignore[index]
+    ]
+    assert evolved(old, rows, new) == expected
+    # Sliced arrays have offsets of their own.
+    given_rows = table(old, rows).slice(1, 3)
+    assert evolve_table(given_rows, old.current, new).to_pylist() == expected[1:4]
+    chunked = pa.concat_tables([given_rows, table(old, rows).slice(4)])
+    assert evolve_table(chunked, old.current, new).to_pylist() == expected[1:]
+
+
+def test_the_same_fields_are_not_touched() -> None:
+    old = state_of(Field(2, "v", "int64"))
+    rows = table(old, [{"k": 1, "v": 1}])
+    assert evolve_table(rows, old.current, SchemaVersion(2, old.current.fields)) is rows
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (Field(2, "v", "int64"), Field(2, "v", "int8")),
+        (Field(2, "v", "int64"), Field(2, "v", ("list", Field(3, "element", "int64")))),
+        (Field(9, "w", "int64"), Field(2, "v", "int64", nullable=False)),
+        (
+            Field(2, "v", ("struct", (Field(3, "x", "int64"),))),
+            Field(2, "v", ("struct", (Field(4, "y", "int64", nullable=False),))),
+        ),
+    ],
+)
+def test_what_cannot_evolve_is_refused(before: Field, after: Field) -> None:
+    old = state_of(before)
+    rows = table(old, [{"k": 1, before.name: 1000 if before.type == "int64" else {"x": 1}}])
+    with pytest.raises(InvalidState) as raised:
+        evolve_table(rows, old.current, version(2, after))
+    assert raised.value.kind is ErrorKind.SCHEMA_CANNOT_EVOLVE
+
+
+# ---- new key groups --------------------------------------------------------------------------------------------------
+
+
+def test_rekeying_gives_the_groups_of_another_max_parallelism() -> None:
+    rows = pa.table({"k": np.arange(1000), "v": np.arange(1000)})
+    fine = rekey(rows, VALUE, 128, "spark-murmur3-seed42")
+    coarse = rekey(fine, VALUE, 16, "spark-murmur3-seed42")
+    assert fine.column_names == coarse.column_names == ["_key_group", "k", "v"]
+    # 16 divides 128, so the new group is the old one modulo 16.
+    expected = {row["k"]: row["_key_group"] % 16 for row in fine.to_pylist()}
+    assert {row["k"]: row["_key_group"] for row in coarse.to_pylist()} == expected
+    for clustered in (fine, coarse):
+        groups = clustered["_key_group"].to_pylist()
+        assert groups == sorted(groups)
+        assert clustered["k"].to_pylist() == clustered["v"].to_pylist()
+
+
+def test_rekeying_keeps_records_in_flight_in_the_order_of_their_channel() -> None:
+    state = declare.in_flight_state("op", "f", edge="e", columns={}, keys={"k": pa.int64()})
+    rows = [{"_sender": n % 3, "_receiver": 0, "_seq": 100 - n, "k": n % 5} for n in range(100)]
+    found = rekey(table(state, rows), state, 4, "spark-murmur3-seed42").to_pylist()
+    order = [(row["_key_group"], row["_sender"], row["_seq"]) for row in found]
+    assert order == sorted(order)
+    assert sorted((r["_sender"], r["_seq"], r["k"]) for r in found) == sorted(
+        (r["_sender"], r["_seq"], r["k"]) for r in rows
+    )

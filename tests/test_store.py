@@ -1,0 +1,762 @@
+"""The store from outside: a run's life on it, what publish takes and refuses, copies, derived stores, rollback."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import xxhash
+
+from backends.storage.local import LocalStorage
+from backends.storage.memory import MemoryStorage
+from stateformat import declare, layout
+from stateformat.checkpoint import Checkpoint, load_record
+from stateformat.copying import CopyProgress
+from stateformat.errors import (
+    CheckpointExpired,
+    DamagedCheckpoint,
+    ErrorKind,
+    InvalidInput,
+    InvalidState,
+    JobMismatch,
+    NotFound,
+    OutcomeUnknown,
+    PublishConflict,
+    StorageError,
+)
+from stateformat.hashing import hash_keys
+from stateformat.key_groups import key_groups, subtask_of_key_group
+from stateformat.model import CheckpointId, CheckpointKind, JobGraph, Operator, OperatorId, Status, Stop, StopMode
+from stateformat.pending import PendingCheckpoint
+from stateformat.publication import CommitPermit
+from stateformat.segment import WriteOptions
+from stateformat.store import CheckpointStore
+from stateformat.store import open as open_store
+from stateformat.validation import validate
+from tests.stepping import Driver
+
+JOB = "counting"
+KEYS = pa.table({"word": [f"w{i}" for i in range(40)], "n": pa.array(range(40), pa.int64())})
+COUNTS = declare.value_state("count", "counts", keys={"word": pa.string()}, values={"n": pa.int64()})
+SPLITS = declare.even_split_state("count", "splits", columns={"path": pa.string()})
+STATES = (COUNTS, SPLITS)
+OBJECTS = WriteOptions(inline_bytes_max=0)
+
+
+def graph(parallelism: int = 2, **more: Any) -> JobGraph:
+    return JobGraph((Operator(OperatorId("count"), parallelism, 128, **more), Operator(OperatorId("print"), 1, 128)))
+
+
+@pytest.fixture
+def storage(request: pytest.FixtureRequest) -> Iterator[MemoryStorage]:
+    name = f"store-{request.node.name}"
+    yield MemoryStorage(name)
+    for suffix in ("", "-target"):
+        MemoryStorage.reset(name + suffix)
+
+
+@pytest.fixture
+def store(storage: MemoryStorage) -> CheckpointStore:
+    return CheckpointStore(storage, sleep=lambda seconds: None)
+
+
+@pytest.fixture
+def target(storage: MemoryStorage) -> CheckpointStore:
+    return CheckpointStore(MemoryStorage(storage.url.removeprefix("memory://") + "-target"), sleep=lambda seconds: None)
+
+
+def begin(store: CheckpointStore, parent: CommitPermit | Checkpoint | None, **more: Any) -> PendingCheckpoint:
+    how: dict[str, Any] = {"job_id": JOB, "graph": graph(), "states": STATES, "options": OBJECTS, **more}
+    return store.begin(parent=parent, **how)
+
+
+def rows_of(subtask: int, parallelism: int = 2, table: pa.Table = KEYS) -> pa.Table:
+    groups = key_groups(hash_keys([table["word"]]), 128)
+    return table.filter(pa.array(subtask_of_key_group(groups, parallelism=parallelism, max_parallelism=128) == subtask))
+
+
+def fill(pending: PendingCheckpoint, *, delta: pa.Table | None = None, carry: bool = False, skip: int = -1) -> None:
+    """Write every subtask's snapshot: the state whole, or with a layer on top, or carried as it is."""
+    parallelism = pending.graph.operator("count").parallelism
+    for subtask in range(parallelism):
+        if subtask == skip:
+            continue
+        with pending.context.subtask("count", subtask) as writer:
+            if carry:
+                writer.carry("counts")
+            elif delta is not None:
+                writer.write("counts", rows_of(subtask, parallelism, delta), delta=True)
+            else:
+                writer.write("counts", rows_of(subtask, parallelism))
+            writer.write("splits", pa.table({"path": [f"part-{subtask}"]}))
+        assert pending.add(writer)
+
+
+def publish(store: CheckpointStore, parent: CommitPermit | None, **more: Any) -> CommitPermit:
+    pending = begin(store, parent, **more)
+    fill(pending)
+    return pending.publish()
+
+
+def counts(checkpoint: Checkpoint) -> dict[str, int]:
+    table = checkpoint.read("count", "counts").table()
+    return dict(zip(table["word"].to_pylist(), table["n"].to_pylist(), strict=True))
+
+
+def ids(store: CheckpointStore) -> list[int]:
+    return [record.checkpoint_id for record in store.history()]
+
+
+# --- a run -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_first_run_starts_from_nothing_and_publishes_one_two_three(store: CheckpointStore) -> None:
+    permit = store.start(JOB)
+    assert permit is None
+    for _ in range(3):
+        permit = publish(store, permit)
+    assert ids(store) == [3, 2, 1]
+    assert [record.checkpoint_id for record in store.history(limit=2)] == [3, 2]
+    newest, middle, first = store.history()
+    assert (newest.parent, middle.parent, first.parent) == (middle.ref, first.ref, None)
+    assert permit is not None
+    assert permit.record == newest
+    again = store.start(JOB)
+    assert again is not None
+    assert (again.record, again.checkpoint().record) == (newest, newest)
+    assert store.is_newest(newest.ref)
+    assert not store.is_newest(middle.ref)
+    assert store.strays() == []
+
+
+def test_what_was_written_is_read_back_and_valid(store: CheckpointStore) -> None:
+    publish(store, None, job_name="Words", properties={"owner": "ann"})
+    checkpoint = store.open()
+    assert counts(checkpoint) == dict(zip(KEYS["word"].to_pylist(), KEYS["n"].to_pylist(), strict=True))
+    record = checkpoint.record
+    assert (record.job_name, record.properties, record.kind) == ("Words", {"owner": "ann"}, CheckpointKind.CHECKPOINT)
+    assert record.writer.startswith("stateformat ")
+    assert record.created_at_us > 1_600_000_000_000_000
+    assert record.required_features == ()
+    assert record.graph.operator("count").key_hash == "spark-murmur3-seed42"
+    assert validate(store, level="full").problems == ()
+
+
+def test_a_local_store_comes_to_be_by_its_first_checkpoint(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "not" / "yet"), durable=False)
+    assert store.start(JOB) is None
+    assert not store.has_checkpoints()
+    publish(store, None)
+    assert ids(store) == [1]
+    assert isinstance(store.storage, LocalStorage)
+    assert counts(open_store(str(tmp_path / "not" / "yet")).open())["w7"] == 7
+
+
+def test_a_store_that_is_not_there_is_told_from_an_empty_one(tmp_path: Path) -> None:
+    for path, kind in ((tmp_path / "gone", ErrorKind.STORE_NOT_FOUND), (tmp_path, ErrorKind.STORE_EMPTY)):
+        store = open_store(str(path))
+        for ask in (
+            store.history,
+            store.open,
+            lambda store=store: store.open(3),
+            lambda store=store: store.rollback(1),
+        ):
+            with pytest.raises(NotFound) as caught:
+                ask()
+            assert caught.value.kind is kind
+        assert store.strays() == []
+
+
+def test_a_checkpoint_that_is_not_there_is_told_from_an_expired_one(store: CheckpointStore) -> None:
+    permit = None
+    for _ in range(3):
+        permit = publish(store, permit)
+    store.expire(1)
+    with pytest.raises(CheckpointExpired, match="oldest that is left is 3"):
+        store.open(1)
+    for wrong in (4, 0, -1):
+        with pytest.raises(NotFound) as caught:
+            store.open(wrong)
+        assert caught.value.kind is ErrorKind.CHECKPOINT_NOT_FOUND
+    with pytest.raises(InvalidInput):
+        store.history(limit=0)
+
+
+def test_the_history_does_not_pass_over_a_damaged_record(store: CheckpointStore, storage: MemoryStorage) -> None:
+    permit = None
+    for _ in range(3):
+        permit = publish(store, permit)
+    path = layout.record_path(CheckpointId(2))
+    data = bytearray(storage.read(path).to_pybytes())
+    data[100] ^= 1
+    storage.delete([path])
+    storage.create(path, bytes(data))
+    assert store.open().record.checkpoint_id == 3
+    for ask in (store.history, store.strays, lambda: store.open(2), lambda: store.open(1)):
+        with pytest.raises(DamagedCheckpoint, match="0002"):
+            ask()
+    assert [record.checkpoint_id for record in store.history(limit=1)] == [3]
+
+
+def test_the_stores_of_two_jobs_do_not_mix(store: CheckpointStore) -> None:
+    permit = publish(store, None)
+    with pytest.raises(JobMismatch, match="counting"):
+        store.start("other")
+    with pytest.raises(JobMismatch):
+        begin(store, permit, job_id="other")
+    with pytest.raises(InvalidInput, match="job id is empty"):
+        begin(store, None, job_id="")
+
+
+# --- what a checkpoint is made of ------------------------------------------------------------------------------------
+
+
+def test_the_second_snapshot_of_a_subtask_is_ignored(store: CheckpointStore) -> None:
+    pending = begin(store, None)
+    fill(pending)
+    with pending.context.subtask("count", 1) as writer:
+        writer.write("counts", rows_of(1).slice(0, 1))
+        writer.empty("splits")
+    assert not pending.add(writer)
+    assert not pending.add(writer.snapshot().to_bytes())
+    pending.publish()
+    assert len(counts(store.open())) == 40
+
+
+def test_a_pending_checkpoint_publishes_once(store: CheckpointStore) -> None:
+    pending = begin(store, None)
+    fill(pending)
+    pending.publish()
+    for again in (
+        pending.publish,
+        lambda: pending.mark_finished("count", [0]),
+        lambda: pending.add_handles(store.open().manifest.full()),
+    ):
+        with pytest.raises(InvalidInput, match="begin another"):
+            again()
+
+
+def test_a_missing_snapshot_is_refused_and_may_be_mended(store: CheckpointStore, storage: MemoryStorage) -> None:
+    pending = begin(store, None)
+    fill(pending, skip=1)
+    with pytest.raises(InvalidState) as caught:
+        pending.publish()
+    assert caught.value.details["problems"]
+    assert {problem.subtask for problem in caught.value.details["problems"]} == {1}
+    assert storage.list("manifests/") == []
+    with pending.context.subtask("count", 1) as writer:
+        writer.write("counts", rows_of(1))
+        writer.empty("splits")
+    pending.add(writer)
+    assert pending.publish().ref.checkpoint_id == 1
+
+
+def test_a_union_state_in_a_partially_finished_operator_is_refused_by_its_own_kind(store: CheckpointStore) -> None:
+    limits = declare.union_state("count", "limits", columns={"x": pa.int64()})
+    pending = begin(store, None, states=(limits,))
+    with pending.context.subtask("count", 0) as writer:
+        writer.write("limits", pa.table({"x": [1]}))
+    pending.add(writer)
+    pending.mark_finished("count", [1])
+    with pytest.raises(InvalidState) as caught:
+        pending.publish()
+    assert caught.value.kind is ErrorKind.UNION_PARTIALLY_FINISHED
+
+
+def test_finished_and_finishing_subtasks_stand_in_the_record(store: CheckpointStore) -> None:
+    files = declare.committables_state("count", "files", columns={"path": pa.string()})
+    pending = begin(store, None, graph=graph(4), states=(*STATES, files))
+    pending.mark_finished("count", [0])
+    pending.mark_finishing("count", [3])
+    for subtask in (1, 2):
+        with pending.context.subtask("count", subtask, finishing=subtask == 2) as writer:
+            if subtask == 1:
+                writer.write("counts", rows_of(1, 4))
+                writer.empty("splits")
+            writer.write("files", pa.table({"path": [f"out-{subtask}"]}))
+        pending.add(writer)
+    record = pending.publish().record
+    count = record.graph.operator("count")
+    assert (str(count.finished), str(count.finishing)) == ("0", "2-3")
+    assert count.status is Status.PARTIALLY_FINISHED
+    assert record.required_features == ("committables", "finished_operators")
+    assert validate(store, level="full").problems == ()
+
+
+def test_what_has_finished_is_inherited_by_the_graph(store: CheckpointStore) -> None:
+    first = begin(store, None)
+    fill(first, skip=0)
+    first.mark_finished("count", [0])
+    permit = first.publish()
+    second = begin(store, permit, graph=permit.record.graph)
+    fill(second, skip=0)
+    assert str(second.publish().record.graph.operator("count").finished) == "0"
+
+
+@pytest.mark.parametrize("how", ["finished", "finishing"])
+def test_a_status_that_contradicts_a_snapshot_is_refused(store: CheckpointStore, how: str) -> None:
+    pending = begin(store, None)
+    fill(pending)
+    (pending.mark_finished if how == "finished" else pending.mark_finishing)("count", [1])
+    with pytest.raises(InvalidState, match="subtask 1 of 'count'") as caught:
+        pending.publish()
+    assert caught.value.kind is ErrorKind.STATUS_CONTRADICTION
+
+
+def test_subtasks_and_operators_that_do_not_exist_are_refused(store: CheckpointStore) -> None:
+    pending = begin(store, None)
+    with pytest.raises(InvalidState, match="subtasks 0 to 1; there is no subtask 2"):
+        pending.mark_finished("count", [2])
+    with pytest.raises(InvalidInput, match="'nobody'"):
+        pending.mark_finishing("nobody", [0])
+    snapshot = pending.context.subtask("print", 0).snapshot()
+    with pytest.raises(InvalidState, match="there is no subtask 7"):
+        pending.add(replace(snapshot, subtask=7))
+
+
+def test_snapshots_may_come_from_many_threads_at_once(store: CheckpointStore) -> None:
+    pending = begin(store, None, graph=graph(16))
+    added: list[bool] = []
+
+    def work(subtask: int) -> None:
+        with pending.context.subtask("count", subtask) as writer:
+            writer.write("counts", rows_of(subtask, 16))
+            writer.empty("splits")
+        added.append(pending.add(writer))
+
+    threads = [threading.Thread(target=work, args=(i % 16,)) for i in range(32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(added) == [False] * 16 + [True] * 16
+    pending.publish()
+    assert len(counts(store.open())) == 40
+
+
+# --- carrying --------------------------------------------------------------------------------------------------------
+
+
+def delta(word: str, n: int) -> pa.Table:
+    return pa.table({"word": [word], "n": pa.array([n], pa.int64()), "_op": pa.array([0], pa.int8())})
+
+
+def test_deltas_lie_on_top_of_what_the_parent_has(store: CheckpointStore, storage: MemoryStorage) -> None:
+    permit = publish(store, None)
+    for n in (100, 101):
+        pending = begin(store, permit)
+        fill(pending, delta=delta("w3", n))
+        permit = pending.publish()
+    handles = store.open().handles.to_pylist()
+    layers = {
+        (row["subtask"], row["layer"], row["rows"]) for row in handles if row["state"] == "counts" and row["layer"]
+    }
+    (owner,) = {subtask for subtask, _, _ in layers}
+    assert layers == {(owner, 1, 1), (owner, 2, 1)}
+    assert counts(store.open())["w3"] == 101
+    assert counts(store.open(2))["w3"] == 100
+    assert permit.record.required_features == ("layers",)
+    assert len([item for item in storage.list("segments/") if "/00000000000000000001/" in item.path]) == 4
+    assert validate(store, level="full").problems == ()
+
+
+def test_a_run_that_carries_its_own_checkpoint_does_not_read_its_manifest_again(storage: MemoryStorage) -> None:
+    def body(stepped: Any) -> None:
+        store = CheckpointStore(stepped)
+        permit = publish(store, None)
+        pending = begin(store, permit)
+        fill(pending, carry=True)
+        pending.publish()
+
+    driver = Driver("A", storage, body)
+    driver.finish()
+    assert [line for line in driver.trace if line.startswith("read")] == []
+    assert counts(CheckpointStore(storage).open())["w3"] == 3
+
+
+def test_a_restart_carries_what_it_restored(store: CheckpointStore) -> None:
+    publish(store, None)
+    permit = store.start(JOB)
+    pending = begin(store, permit)
+    fill(pending, carry=True)
+    assert pending.publish().ref.checkpoint_id == 2
+    assert len(counts(store.open())) == 40
+
+
+def test_state_is_not_carried_to_another_parallelism_unless_it_was_cut_for_it(store: CheckpointStore) -> None:
+    permit = publish(store, None, graph=graph(1))
+    pending = begin(store, permit, graph=graph(2))
+    fill(pending, carry=True)
+    with pytest.raises(InvalidState, match="parallelism 2 of 128, and was 1 of 128 in the parent"):
+        pending.publish()
+    # What a restore plan does, by hand: the one handle is cut in two at the border of the new subtasks' key groups.
+    (whole,) = [row for row in permit.checkpoint().manifest.full().to_pylist() if row["state"] == "counts"]
+    first, last = whole["first_group"], whole["last_group"]
+    border = 64 - first
+    low, high = whole["rows_per_group"][:border], whole["rows_per_group"][border:]
+    while not low[-1]:
+        low.pop()
+    skipped = 0
+    while not high[skipped]:
+        skipped += 1
+    parts = [
+        {**whole, "rows": sum(low), "rows_per_group": low, "last_group": first + len(low) - 1},
+        {
+            **whole,
+            "subtask": 1,
+            "row_start": sum(low),
+            "rows": sum(high),
+            "rows_per_group": high[skipped:],
+            "first_group": 64 + skipped,
+            "last_group": last,
+        },
+    ]
+    carried = pa.Table.from_pylist(parts, permit.checkpoint().manifest.full().schema)
+    pending = begin(store, permit, graph=graph(2), carried=carried)
+    fill(pending, delta=delta("w3", 100))
+    pending.publish()
+    assert counts(store.open()) == {**counts(store.open(1)), "w3": 100}
+    assert validate(store, level="full").problems == ()
+
+
+def test_nothing_to_carry_is_refused(store: CheckpointStore) -> None:
+    pending = begin(store, None)
+    fill(pending, carry=True)
+    with pytest.raises(InvalidState, match="was absent in the parent"):
+        pending.publish()
+    finished = begin(store, None)
+    fill(finished, skip=1)
+    finished.mark_finished("count", [1])
+    pending = begin(store, finished.publish())
+    fill(pending, carry=True)
+    with pytest.raises(InvalidState, match="no handle of it") as caught:
+        pending.publish()
+    assert caught.value.kind is ErrorKind.STATE_MISSING
+
+
+def test_a_delta_on_top_of_nothing_is_refused(store: CheckpointStore) -> None:
+    permit = publish(store, None)
+    pending = begin(store, permit)
+    with pending.context.subtask("count", 0) as writer:
+        writer.write("counts", rows_of(0, 2, KEYS.append_column("_op", pa.array([0] * 40, pa.int8()))), delta=True)
+        writer.empty("splits")
+    pending.add(replace(writer.snapshot(), carried=()))
+    with pytest.raises(InvalidState, match="carries nothing underneath"):
+        pending.publish()
+
+
+def test_a_segment_that_nothing_protects_is_refused(store: CheckpointStore) -> None:
+    first = publish(store, None)
+    second = publish(store, first)
+    pending = begin(store, second)
+    pending.add_handles(first.checkpoint().manifest.full())
+    with pytest.raises(InvalidState, match="neither it nor its parent owns"):
+        pending.publish()
+    rolled = begin(store, second, source=first.ref, kind=CheckpointKind.REWRITE)
+    rolled.add_handles(first.checkpoint().manifest.full())
+    assert rolled.publish().ref.checkpoint_id == 3
+
+
+def test_inline_segments_beyond_four_mebibytes_become_objects_of_this_checkpoint(
+    store: CheckpointStore, storage: MemoryStorage
+) -> None:
+    blobs = declare.broadcast_state("count", "blob", columns={"data": pa.binary()})
+    sizes = (1_500_000, 1_800_000, 900_000, 700_000)
+    options = WriteOptions(inline_bytes_max=2**22, codec="none")
+    pending = begin(store, None, graph=graph(4), states=(blobs,), options=options)
+    for subtask, size in enumerate(sizes):
+        with pending.context.subtask("count", subtask) as writer:
+            writer.write("blob", pa.table({"data": [bytes([subtask]) * size]}))
+        pending.add(writer)
+    assert storage.list("") == []
+    permit = pending.publish()
+    rows = store.open().manifest.full().to_pylist()
+    objects = {row["subtask"] for row in rows if row["inline"] is None}
+    assert objects == {1}, "the largest goes first, and the rest fits"
+    for row in rows:
+        held = row["inline"] or storage.read(row["path"]).to_pybytes()
+        assert xxhash.xxh3_128_digest(held) == row["digest"]
+    assert [layout.owner_id(item.path) for item in storage.list("segments/")] == [1]
+    # Carried on with more beside it, what the parent kept inline is spilled under a name of the child's own.
+    second = begin(store, permit, graph=permit.record.graph, states=(blobs,), options=options)
+    second.add_handles(permit.checkpoint().manifest.full().slice(0, 3))
+    with second.context.subtask("count", 3) as writer:
+        writer.write("blob", pa.table({"data": [bytes([9]) * 3_000_000]}))
+    second.add(writer)
+    second.publish()
+    assert validate(store, level="full").problems == ()
+    assert {layout.owner_id(item.path) for item in storage.list("segments/")} == {1, 2}
+    assert sorted(len(value) for value in store.open().read("count", "blob").table()["data"].to_pylist()) == [
+        900_000,
+        1_500_000,
+        1_800_000,
+        3_000_000,
+    ]
+
+
+# --- other stores ----------------------------------------------------------------------------------------------------
+
+
+def test_a_copy_is_self_contained_and_can_be_run_from(store: CheckpointStore, target: CheckpointStore) -> None:
+    permit = publish(store, None)
+    pending = begin(store, permit, stop=Stop(StopMode.NO_DRAIN, "r1"))
+    fill(pending, delta=delta("w3", 100))
+    pending.publish()
+    steps: list[CopyProgress] = []
+    record = store.copy(store.open(), target, progress=steps.append)
+    assert record.kind is CheckpointKind.SAVEPOINT
+    assert record == replace(store.open().record, kind=CheckpointKind.SAVEPOINT)
+    assert (steps[0].objects_done, steps[-1].objects_done) == (0, steps[-1].objects_total)
+    assert steps[-1].bytes_done == steps[-1].bytes_total > 0
+    before = counts(store.open())
+    MemoryStorage.reset(store.url.removeprefix("memory://"))
+    assert counts(target.open()) == before
+    assert ids(target) == [2]
+    assert validate(target, level="full").problems == ()
+    restarted = target.start(JOB)
+    assert restarted is not None
+    assert publish(target, restarted).record.parent == record.ref
+    assert target.expire(1).stopped is None
+    assert counts(target.open())["w3"] == 3
+
+
+def test_a_copy_that_was_interrupted_is_made_whole_by_making_it_again(
+    store: CheckpointStore, target: CheckpointStore
+) -> None:
+    publish(store, None)
+    checkpoint = store.open()
+    steps = 0
+    while True:
+        driver = Driver(
+            "copy",
+            target.storage,
+            lambda storage: store.copy(checkpoint, CheckpointStore(storage, sleep=lambda s: None)),
+        )
+        for _ in range(steps):
+            if not driver.done:
+                driver.step()
+        if driver.done:
+            break
+        driver.kill()
+        assert target.has_checkpoints() is False or counts(target.open()) == counts(checkpoint)
+        steps += 1
+    assert driver.error is None
+    assert steps > 6
+    assert counts(target.open()) == counts(checkpoint)
+    # And once more, on what is complete.
+    assert store.copy(checkpoint, target) == driver.result
+    assert validate(target, level="full").problems == ()
+
+
+def test_a_copy_keeps_what_is_right_and_says_what_is_wrong(store: CheckpointStore, target: CheckpointStore) -> None:
+    publish(store, None)
+    store.copy(store.open(), target)
+    path = target.storage.list("segments/")[0].path
+    kept = target.storage.read(path).to_pybytes()
+    target.storage.delete([path])
+    store.copy(store.open(), target)
+    assert target.storage.read(path).to_pybytes() == kept
+    target.storage.delete([path])
+    with target.storage.open_output(path) as output:
+        output.write(kept[:-1] + bytes([kept[-1] ^ 1]))
+    with pytest.raises(DamagedCheckpoint, match="with other bytes") as caught:
+        store.copy(store.open(), target)
+    assert caught.value.details["path"] == path
+
+
+def test_damage_is_not_copied(store: CheckpointStore, target: CheckpointStore, storage: MemoryStorage) -> None:
+    publish(store, None)
+    path = storage.list("segments/")[-1].path
+    data = bytearray(storage.read(path).to_pybytes())
+    data[len(data) // 2] ^= 4
+    storage.delete([path])
+    with storage.open_output(path) as output:
+        output.write(bytes(data))
+    with pytest.raises(DamagedCheckpoint) as caught:
+        store.copy(store.open(), target)
+    assert (caught.value.kind, caught.value.details["path"]) == (ErrorKind.OBJECT_DIGEST_DIFFERS, path)
+    assert not target.has_checkpoints()
+    assert path not in [item.path for item in target.storage.list("segments/")]
+
+
+def test_a_checkpoint_that_expires_while_it_is_copied_is_told_so(
+    store: CheckpointStore, target: CheckpointStore
+) -> None:
+    permit = publish(store, None)
+    checkpoint = store.open()
+    _ = checkpoint.manifest
+    publish(store, permit)
+    store.expire(1)
+    with pytest.raises(CheckpointExpired):
+        store.copy(checkpoint, target)
+    assert not target.has_checkpoints()
+
+
+def test_a_copy_refuses_a_target_that_holds_something_else(store: CheckpointStore, target: CheckpointStore) -> None:
+    permit = publish(store, None)
+    first = store.open()
+    publish(store, permit)
+    with pytest.raises(InvalidInput, match="its own store"):
+        store.copy(first, store)
+    store.copy(first, target)
+    before = target.storage.list("")
+    with pytest.raises(InvalidInput) as caught:
+        store.copy(store.open(), target)
+    assert caught.value.kind is ErrorKind.STORE_NOT_EMPTY
+    stranger = CheckpointStore(MemoryStorage(target.url.removeprefix("memory://") + "/stranger"))
+    publish(stranger, None, job_id="stranger")
+    with pytest.raises(JobMismatch, match="stranger"):
+        stranger.copy(stranger.open(), target)
+    assert target.storage.list("") == before
+    MemoryStorage.reset(stranger.url.removeprefix("memory://"))
+
+
+def test_of_two_copies_into_one_store_one_wins(store: CheckpointStore, target: CheckpointStore) -> None:
+    permit = publish(store, None)
+    publish(store, permit)
+
+    def copier(checkpoint_id: int) -> Driver:
+        checkpoint = store.open(checkpoint_id)
+        return Driver(
+            str(checkpoint_id), target.storage, lambda storage: store.copy(checkpoint, CheckpointStore(storage))
+        ).until("create")
+
+    low, high = copier(1), copier(2)
+    high.finish()
+    error = low.fail()
+    assert isinstance(error, PublishConflict)
+    # The child names the parent that was copied, so its record may stay; the newest is the one that won.
+    assert target.open().record.checkpoint_id == 2
+    assert validate(target, 2, level="full").problems == ()
+
+
+def test_a_checkpoint_derived_into_another_store_goes_on_from_the_id(
+    store: CheckpointStore, target: CheckpointStore
+) -> None:
+    permit = publish(store, publish(store, None))
+    checkpoint = permit.checkpoint()
+    target.adopt_objects(checkpoint)
+    pending = begin(target, permit, kind=CheckpointKind.RESCALE, source=permit.ref)
+    pending.add_handles(checkpoint.manifest.full())
+    derived = pending.publish()
+    assert (derived.ref.checkpoint_id, derived.record.parent) == (3, permit.ref)
+    assert ids(target) == [3]
+    assert ids(store) == [2, 1]
+    MemoryStorage.reset(store.url.removeprefix("memory://"))
+    assert len(counts(target.open())) == 40
+    assert target.collect_garbage(delete=True).objects == ()
+    assert validate(target, level="full").problems == ()
+
+
+def test_what_is_derived_needs_an_empty_store_and_a_looker_is_no_publisher(
+    store: CheckpointStore, target: CheckpointStore
+) -> None:
+    permit = publish(store, None)
+    with pytest.raises(InvalidInput, match="opened to be looked at"):
+        begin(store, store.open())
+    target.adopt_objects(store.open())
+    pending = begin(target, store.open())
+    pending.add_handles(permit.checkpoint().manifest.full())
+    publish(target, None)
+    with pytest.raises(InvalidInput) as caught:
+        pending.publish()
+    assert caught.value.kind is ErrorKind.STORE_NOT_EMPTY
+    assert ids(target) == [1]
+
+
+# --- rollback --------------------------------------------------------------------------------------------------------
+
+
+def test_a_rollback_makes_an_older_checkpoint_the_newest(store: CheckpointStore) -> None:
+    permit = publish(store, None, properties={"owner": "ann"})
+    for n in (100, 101, 102):
+        pending = begin(store, permit, stop=Stop(StopMode.DRAIN, "r1") if n == 100 else None)
+        fill(pending, delta=delta("w3", n))
+        permit = pending.publish()
+    rolled = store.rollback(2)
+    assert "left behind: 3, 4." in rolled.notes[0]
+    assert "stays in the output" in rolled.notes[0]
+    record = rolled.record
+    assert (record.checkpoint_id, record.kind, record.parent) == (5, CheckpointKind.ROLLBACK, permit.ref)
+    assert record.stop is None, "the job is to go on"
+    assert counts(store.open())["w3"] == 100
+    with pytest.raises(PublishConflict):
+        publish(store, permit)
+    store.expire(1)
+    assert ids(store) == [5]
+    assert counts(store.open())["w3"] == 100
+    assert validate(store, level="full").problems == ()
+    assert publish(store, store.start(JOB)).ref.checkpoint_id == 6
+
+
+def test_a_rollback_to_the_newest_or_to_nothing_is_refused(store: CheckpointStore) -> None:
+    permit = None
+    for _ in range(3):
+        permit = publish(store, permit)
+    with pytest.raises(InvalidInput, match="is the newest"):
+        store.rollback(3)
+    with pytest.raises(NotFound):
+        store.rollback(4)
+    store.expire(2)
+    with pytest.raises(CheckpointExpired):
+        store.rollback(1)
+    assert ids(store) == [3, 2]
+
+
+# --- storages that misbehave -----------------------------------------------------------------------------------------
+
+
+def test_a_record_that_may_not_survive_a_power_failure_gives_no_permit(
+    store: CheckpointStore, storage: MemoryStorage
+) -> None:
+    create = storage.create
+
+    def unsynced(path: str, data: bytes) -> Any:
+        create(path, data)
+        raise StorageError("the directory could not be synced", visible=True)
+
+    storage.create = unsynced  # type: ignore[method-assign]
+    with pytest.raises(OutcomeUnknown, match="could not be synced"):
+        publish(store, None)
+    restarted = store.start(JOB)
+    assert restarted is not None
+    assert restarted.ref.checkpoint_id == 1
+
+
+def test_a_storage_that_ignores_the_condition_is_not_published_to(
+    store: CheckpointStore, storage: MemoryStorage
+) -> None:
+    def refuse(path: str, data: bytes) -> Any:
+        raise StorageError("overwrites", kind=ErrorKind.STORAGE_UNSUITABLE)
+
+    storage.create = refuse  # type: ignore[method-assign]
+    with pytest.raises(StorageError, match="overwrites"):
+        publish(store, None)
+
+
+def test_pauses_between_tries_grow_and_are_bounded(storage: MemoryStorage) -> None:
+    pauses: list[float] = []
+    store = CheckpointStore(storage, sleep=pauses.append)
+
+    def silent(path: str, data: bytes) -> Any:
+        raise StorageError("no connection")
+
+    storage.create = silent  # type: ignore[method-assign]
+    with pytest.raises(OutcomeUnknown, match="no connection"):
+        publish(store, None)
+    assert len(pauses) == 8
+    assert pauses == sorted(pauses)
+    assert all(0 < pause <= 5 for pause in pauses)
+
+
+def test_a_record_of_an_attempt_says_which_attempt(store: CheckpointStore, storage: MemoryStorage) -> None:
+    pending = begin(store, None)
+    fill(pending)
+    permit = pending.publish()
+    assert load_record(storage, CheckpointId(1)).ref == pending.ref == permit.ref
+    assert permit.record.manifest.path == layout.manifest_path(pending.checkpoint_id, pending.attempt_id)
