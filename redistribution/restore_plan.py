@@ -224,3 +224,6 @@ def _warnings(match: Match) -> Iterator[PlanWarning]:
                 f"{state.mode} state {state.name!r} of operator {state.operator!r} with {match.rows_of(state)} rows is "
                 "given up, as asked",
             )
+
+
+__all__ = ["Plannable", "RestorePlan", "plan_restore"]

@@ -214,8 +214,12 @@ def _value_rules(view: _Batch) -> _Rules:
     yield "SPEC 4.1", "mode is one of the format's", view.mode < 0
     yield (
         "SPEC 4.1",
-        "subtask is null exactly for mode coordinator",
-        present["subtask"] == view.is_mode(Mode.COORDINATOR),
+        "subtask is null for mode coordinator, may be null for committables, and is there for all others",
+        np.where(
+            present["subtask"],
+            view.is_mode(Mode.COORDINATOR),
+            ~(view.is_mode(Mode.COORDINATOR) | view.is_mode(Mode.COMMITTABLES)),
+        ),
     )
     yield "SPEC 4.1", "subtask is not negative", present["subtask"] & (numbers["subtask"] < 0)
     yield "SPEC 4.1", "layer is above 0 only for mode keyed", (numbers["layer"] < 0) | ((numbers["layer"] > 0) & ~keyed)

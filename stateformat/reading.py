@@ -165,10 +165,11 @@ class _Reading:
                 start = part.row_start + int(part.counts[: max(0, first - part.first_group)].sum())
                 stop = part.row_start + int(part.counts[: max(0, last + 1 - part.first_group)].sum())
                 if start < stop:
-                    tables = (self._evolved(table, part) for table in reader.tables(start, stop - start))
-                    layers.setdefault(part.handle.layer, []).extend(tables)
+                    read = (self._evolved(table, part) for table in reader.tables(start, stop - start))
+                    layers.setdefault(part.handle.layer, []).extend(read)
             if layers:
-                tables_of = [pa.concat_tables(layers[layer]) for layer in sorted(layers)]
+                # Parts are sorted by layer, so the lowest comes first.
+                tables_of = [pa.concat_tables(tables) for tables in layers.values()]
                 yield merge_layers(tables_of, self._state.row_key, self._state.key_columns, includes_base=True)
 
     def _open(self, part: _Part, *, whole: bool = True) -> SegmentReader:

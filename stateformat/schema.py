@@ -35,7 +35,7 @@ PRIMITIVES: Final[Mapping[str, pa.DataType]] = {
 _NAMES = {arrow: name for name, arrow in PRIMITIVES.items()}
 _DECIMAL = re.compile(r"decimal\((\d{1,2}),(\d{1,2})\)")
 _INTEGERS = ("int8", "int16", "int32", "int64")
-MAX_NESTING = 16
+MAX_NESTING = 8
 
 MANIFEST_SCHEMA: Final = pa.schema(
     [
@@ -83,7 +83,8 @@ SLICE_SCHEMA: Final = pa.schema(
 """Slices of a restore plan: rows row_start … row_start + rows − 1 of the segment of manifest row ``handle`` go to the new
 ``subtask`` (null for coordinator and committables, which the driver takes). Sorted by (operator, state, subtask), then
 layer, then the order in which they are read. ``bytes`` is the stored size, in proportion to the rows. A slice of a
-handle with groups holds whole groups first_group … last_group; in other modes both are null."""
+handle with groups holds whole groups first_group … last_group (of one sender it may hold a part); in other modes both
+are null."""
 
 KEY_GROUP = pa.field("_key_group", pa.int32(), nullable=False)
 OP = pa.field("_op", pa.int8(), nullable=False)

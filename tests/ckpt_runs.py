@@ -33,7 +33,7 @@ class Run:
         return json.loads(self.out)
 
 
-def run(*arguments: object, cwd: Path | None = None, **environment: str) -> Run:
+def run(*arguments: object, **environment: str) -> Run:
     """Call ``ckpt``. It never shows a stack trace, and no line of a page is wider than 80 columns by default."""
     plain = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "NO_COLOR", "PYTHONIOENCODING")}
     done = subprocess.run(
@@ -41,7 +41,6 @@ def run(*arguments: object, cwd: Path | None = None, **environment: str) -> Run:
         capture_output=True,
         encoding="utf-8",
         env={**plain, **environment},
-        cwd=cwd,
         check=False,
         timeout=120,
     )

@@ -64,6 +64,11 @@ class Request:
     def __str__(self) -> str:
         return f"{self.verb} {self.path}"
 
+    @property
+    def place(self) -> str:
+        """The path without its random part, which is another in every run: for records all of it."""
+        return self.path[: len("manifests/") + 20] if self.path.startswith("manifests/") else self.path
+
 
 def every_request(request: Request) -> bool:
     return True
@@ -481,55 +486,81 @@ class World:
 
 @dataclass(frozen=True)
 class Step:
-    """A step that was or may be taken: which driver, what becomes of its request, and whether that changes nothing."""
+    """A step that was or may be taken: which driver, its request, and what becomes of it."""
 
     driver: int
-    do: Do
-    changes_nothing: bool
+    request: Request
+    do: Do = Do.IT
+
+    def commutes(self, other: Step) -> bool:
+        """Whether both orders of two steps give the same: two looks, or requests that cannot meet."""
+        if self.driver == other.driver or Do.IT is not self.do or Do.IT is not other.do:
+            return False
+        if self._looks() and other._looks():
+            return True
+        mine, others = self.request.place, other.request.place
+        return not (mine.startswith(others) or others.startswith(mine))
+
+    def _looks(self) -> bool:
+        return self.request.verb in ("read", "list", "size")
 
 
 Options = Callable[[World, list[Step]], list[Step]]
 
 
 def any_order(world: World, taken: list[Step]) -> list[Step]:
-    """Every driver that has not ended may be next, save where the order cannot matter.
+    """Every driver that has not ended may be next."""
+    return [Step(i, driver.request) for i, driver in enumerate(world.drivers) if driver.request is not None]
 
-    Two requests of two drivers that change nothing give the same in both orders; only one of them is run.
-    """
-    last = taken[-1] if taken else Step(0, Do.IT, False)
-    found = []
-    for i, driver in enumerate(world.drivers):
-        if driver.request is not None:
-            step = Step(i, Do.IT, driver.request.verb in ("read", "list", "size"))
-            if not (last.changes_nothing and step.changes_nothing and i < last.driver):
-                found.append(step)
-    return found
+
+@dataclass
+class _Point:
+    """A point of a run: the steps that can still tell something new here, and those whose order was tried elsewhere."""
+
+    steps: list[Step]
+    asleep: list[Step]
+    index: int = 0
+
+    def asleep_after(self) -> list[Step]:
+        chosen = self.steps[self.index]
+        return [step for step in (*self.asleep, *self.steps[: self.index]) if step.commutes(chosen)]
 
 
 def explore(make: Callable[[], World], options: Options = any_order) -> Iterator[tuple[World, list[Step]]]:
-    """Every interleaving: yields each world when all its drivers have ended, with the steps taken.
+    """Every interleaving that can end differently: yields each world when its drivers have ended, with the steps taken.
 
-    A depth-first search without stored states: a prefix of choices is run again in a new world, then the first choice is
-    taken at every point; the last point with an untried choice is where the next run differs.
+    A depth-first search without stored states: a prefix of choices is run again in a new world; the last point with an
+    untried step is where the next run differs. Sleep sets leave out orders of steps that commute (Godefroid 1996): once a
+    step was tried at a point, it is not tried after another one there until something has happened that it can meet.
     """
-    prefix: list[int] = []
+    points: list[_Point] = []
     while True:
         with make() as world:
-            choices: list[int] = []
-            counts: list[int] = []
             taken: list[Step] = []
-            while possible := options(world, taken):
-                choice = prefix[len(choices)] if len(choices) < len(prefix) else 0
-                choices.append(choice)
-                counts.append(len(possible))
-                taken.append(possible[choice])
-                world.drivers[taken[-1].driver].step(taken[-1].do)
-            # A run that ends for want of choices is the same as another one.
+            for point in points:
+                _take(world, point, taken)
+            while steps := options(world, taken):
+                asleep = points[-1].asleep_after() if points else []
+                # A driver that sleeps stands at the same request still, so who and what says it all.
+                awake = [step for step in steps if (step.driver, step.do) not in {(s.driver, s.do) for s in asleep}]
+                if not awake:
+                    break
+                points.append(_Point(awake, asleep))
+                _take(world, points[-1], taken)
+            # A run that ends with everything asleep is the same as another one.
             if all(driver.done for driver in world.drivers):
                 yield world, taken
-        while choices and choices[-1] + 1 == counts[len(choices) - 1]:
-            choices.pop()
-        if not choices:
+        while points and points[-1].index + 1 == len(points[-1].steps):
+            points.pop()
+        if not points:
             return
-        choices[-1] += 1
-        prefix = choices
+        points[-1].index += 1
+
+
+def _take(world: World, point: _Point, taken: list[Step]) -> None:
+    step = point.steps[point.index]
+    request = world.drivers[step.driver].request
+    assert request is not None
+    assert request.verb == step.request.verb
+    taken.append(Step(step.driver, request, step.do))
+    world.drivers[step.driver].step(step.do)

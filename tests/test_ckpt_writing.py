@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import pytest
 from stateformat.model import Status
 from stateformat.store import open as open_store
 from tests import stores
-from tests.ckpt_runs import document, failure, fingerprint, page, run
+from tests.ckpt_runs import CKPT, document, failure, fingerprint, page, run
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +129,15 @@ def test_rewrite_deals_keys_to_more_groups_and_renames(flights: Path, tmp_path: 
     assert next(change for change in found["changes"] if change["uid"] == "late")["before"] is None
     assert sums(target, "late") == before
     assert document("validate", target, "--level", "full")["ok"]
+
+
+@pytest.mark.spark
+def test_rewrite_on_spark_writes_the_same_rows(flights: Path) -> None:
+    before = sums(flights)
+    found = document("rewrite", flights, "--engine", "spark", "--parallelism", 3, "--max-parallelism", 64)
+    assert (found["checkpoint_id"], found["kind"]) == (3, "rewrite")
+    assert sums(flights) == before
+    assert document("validate", flights, "--level", "full")["ok"]
 
 
 def test_rewrite_of_an_unknown_operator_is_misuse(flights: Path) -> None:
@@ -242,10 +254,6 @@ def test_gc_deletes_nothing_where_it_cannot_tell_what_is_needed(tmp_path: Path) 
 
 
 def test_a_command_whose_reader_leaves_is_quiet(flights: Path) -> None:
-    import subprocess
-
-    from tests.ckpt_runs import CKPT
-
     arguments = ["export", str(flights), "--operator", "delays", "--state", "last", "--to", "-", "--as", "jsonl"]
     with subprocess.Popen([CKPT, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -256,16 +264,9 @@ def test_a_command_whose_reader_leaves_is_quiet(flights: Path) -> None:
 
 
 def test_an_interrupted_command_says_so_and_leaves_nothing(tmp_path: Path) -> None:
-    import signal
-    import subprocess
-
-    from tests.ckpt_runs import CKPT
-
     store = tmp_path / "store"
     stores.counts_store(str(store))
     pipe = tmp_path / "pipe.json"
-    import os
-
     os.mkfifo(pipe)
     # Reading a topology from a pipe that nobody writes to keeps the command where we can find it.
     with (

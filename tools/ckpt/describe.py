@@ -68,10 +68,10 @@ def operator_size(operator: Any) -> Document:
     }
 
 
-def state_document(record: Record, state: State, handles: pa.Table) -> Document:
+def state_document(record: Record, state: State, declared: Document, handles: pa.Table) -> Document:
     """A state's declaration (SPEC.md section 3.6), and its rows and bytes by layer and by subtask.
 
-    ``bytes`` are stored bytes in proportion to the rows; a segment that several handles share is counted once.
+    ``declared`` is the state as it stands in :func:`record_document`, ``handles`` the manifest. ``bytes`` are stored bytes in proportion to the rows; a segment that several handles share is counted once.
     ``subtasks`` lists the owners that report something, in order; ``skew`` is the greatest of their rows over the mean.
     """
     mine = handles.filter(
@@ -85,11 +85,6 @@ def state_document(record: Record, state: State, handles: pa.Table) -> Document:
     if state.mode in PER_SUBTASK_MODES:
         operator = record.graph.operator(state.operator)
         shown += [0] * max(0, operator.parallelism - len(operator.done) - len(shown))
-    declared = next(
-        item
-        for item in members_of(record)["states"]
-        if (item["operator"], item["name"]) == (state.operator, state.name)
-    )
     return {
         **declared,
         "kind": declared.get("kind"),

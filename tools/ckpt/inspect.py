@@ -48,7 +48,8 @@ def inspect(session: Session, address: Address, *, operator: str | None, state: 
     )
     document = record_document(checkpoint.storage.url, checkpoint.record)
     document["selection"] = {"operator": uid, "state": state}
-    document["states"] = [state_document(checkpoint.record, chosen, handles) for chosen in states]
+    declared = dict(zip(checkpoint.states, document["states"], strict=True))
+    document["states"] = [state_document(checkpoint.record, chosen, declared[chosen], handles) for chosen in states]
     if rows is not None:
         for entry, chosen in zip(document["states"], states, strict=True):
             entry["sample"] = _sample(checkpoint, chosen, rows)
