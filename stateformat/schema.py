@@ -84,7 +84,7 @@ SLICE_SCHEMA: Final = pa.schema(
 ``subtask`` (null for coordinator and committables, which the driver takes). Sorted by (operator, state, subtask), then
 layer, then the order in which they are read. ``bytes`` is the stored size, in proportion to the rows. A slice of a
 handle with groups holds whole groups first_group … last_group (of one sender it may hold a part); in other modes both
-are null."""
+are null. What every subtask gets alike (union, merged progress) stands once in a plan's compact form, with null subtask."""
 
 KEY_GROUP = pa.field("_key_group", pa.int32(), nullable=False)
 OP = pa.field("_op", pa.int8(), nullable=False)

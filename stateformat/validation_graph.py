@@ -82,7 +82,7 @@ def _legal_ranges(subtasks: SubtaskSet, parallelism: int) -> bool:
 def _chains(operators: Sequence[Operator]) -> Iterator[Problem]:
     first_of: dict[str, Operator] = {}
     for operator in operators:
-        if operator.chain is None:
+        if operator.chain is None or operator.status is Status.FULLY_FINISHED:
             continue
         first = first_of.setdefault(operator.chain, operator)
         if first.parallelism != operator.parallelism:
@@ -107,7 +107,9 @@ def _edge(edge: Edge, graph: JobGraph) -> Iterator[Problem]:
         message = f"edge {edge.id!r} is {edge.partitioner} and has key columns {list(edge.key_columns)}"
         yield Problem(_GRAPH, "SPEC 3.5", message)
     source, target = ends
-    if edge.partitioner is Partitioner.FORWARD and source and target and source.parallelism != target.parallelism:
+    # Nothing flows over an edge of an operator that has fully finished, which keeps the parallelism that it had.
+    alive = source and target and Status.FULLY_FINISHED not in (source.status, target.status)
+    if edge.partitioner is Partitioner.FORWARD and alive and source.parallelism != target.parallelism:
         message = (
             f"forward edge {edge.id!r} joins {source.uid!r} of parallelism {source.parallelism} and {target.uid!r} of "
             f"{target.parallelism}"

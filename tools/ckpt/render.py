@@ -8,6 +8,7 @@ break a line nor steer a terminal.
 from __future__ import annotations
 
 import datetime
+import json
 import textwrap
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,10 +26,6 @@ _GLYPHS: Final = {
     "full": ("●", "#"),
     "part": ("◐", "+"),
     "none": ("○", "o"),
-    "down": ("│", "|"),
-    "join": ("╯", "'"),
-    "cross": ("─", "-"),
-    "tee": ("├", "+"),
     "left_arrow": ("←", "<-"),
     "arrow": ("→", "->"),
     "loop": ("↺", "loop"),
@@ -36,7 +33,6 @@ _GLYPHS: Final = {
     "fail": ("✗", "x"),
     "good": ("✓", "ok"),
     "times": ("×", "x"),
-    "block": ("█", "#"),
     "ellipsis": ("…", "~"),
 }
 _COLOURS: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -262,8 +258,6 @@ def skew(values: Sequence[int]) -> float:
 
 def cell(value: Any) -> str:
     """A value of a row as it stands in a text table: JSON for what is nested, ``null`` for null, text as it is."""
-    import json
-
     if value is None:
         return "null"
     if isinstance(value, bool):
