@@ -108,8 +108,9 @@ def _edge(edge: Edge, graph: JobGraph) -> Iterator[Problem]:
         yield Problem(_GRAPH, "SPEC 3.5", message)
     source, target = ends
     # Nothing flows over an edge of an operator that has fully finished, which keeps the parallelism that it had.
-    alive = source and target and Status.FULLY_FINISHED not in (source.status, target.status)
-    if edge.partitioner is Partitioner.FORWARD and alive and source.parallelism != target.parallelism:
+    if not source or not target or Status.FULLY_FINISHED in (source.status, target.status):
+        return
+    if edge.partitioner is Partitioner.FORWARD and source.parallelism != target.parallelism:
         message = (
             f"forward edge {edge.id!r} joins {source.uid!r} of parallelism {source.parallelism} and {target.uid!r} of "
             f"{target.parallelism}"
