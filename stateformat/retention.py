@@ -55,7 +55,7 @@ REACHABLE_SCHEMA: Final = pa.schema(
 def reachable(handles: pa.Table) -> pa.Table:
     """Every segment that these handles need (:data:`REACHABLE_SCHEMA`), in order of first mention.
 
-    ``handles`` is a manifest's table. This is the one notion of "needed" that expire, garbage collection, validation and
+    ``handles`` is a manifest's table. This is the one notion of "needed" that expiring, collecting garbage, publishing and
     copying share. Without the column ``inline`` every segment counts as an object, which is all that deleting asks. Size
     and digest are those of the first handle that names a path; that all of them agree is for ``validation`` to say.
     """

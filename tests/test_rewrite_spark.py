@@ -13,7 +13,7 @@ import pytest
 
 from backends.rewrite import RewriteSpec, plan_rewrite, rewrite
 from backends.spark.rewrite import SparkEngine
-from backends.spark.rewrite.engine import _bins
+from backends.spark.rewrite.engine import TASK_BYTES, evened, task_count
 from backends.spark.rewrite.executor import FRAME_BYTES, _parts, decode
 from backends.spark.session import check
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, StorageError
@@ -76,7 +76,7 @@ def test_tasks_that_fail_after_writing_are_retried_and_leave_garbage_and_one_his
     )
     assert done.returncode == 0, done.stderr
     failed = int(done.stdout.split()[-1])
-    assert failed > 10
+    assert failed == 4  # two tasks that write moves and two that write targets, on two cores
     store = new_store(Path(url))
     assert [record.checkpoint_id for record in store.history()] == [2, 1]
     assert not validate(store, level="full").problems
@@ -131,12 +131,19 @@ def test_tasks_are_evened_out_and_none_is_lost(tmp_path: Path) -> None:
     store = new_store(tmp_path / "store")
     jobs.publish(store)
     moves = plan_rewrite(store.open(), RewriteSpec(parallelism=8)).moves
-    for count in (1, 3, 4, 1000):
-        bins = _bins(moves, count)
-        assert sorted(id(move) for chosen in bins for move in chosen) == sorted(map(id, moves))
-        assert len(bins) == min(count, len(moves))
-        sizes = [sum(move.bytes for move in chosen) for chosen in bins]
+    for cores in (1, 3, 4, 1000):
+        groups = evened(moves, cores)
+        assert sorted(id(move) for group in groups for move in group) == sorted(map(id, moves))
+        assert len(groups) == min(cores, len(moves))
+        sizes = [sum(move.bytes for move in group) for group in groups]
         assert max(sizes) - min(sizes) <= max(move.bytes for move in moves)
+
+
+def test_there_are_more_tasks_than_cores_only_where_there_is_much_to_do() -> None:
+    assert task_count(100, 0, 4) == 4
+    assert task_count(100, 10 * TASK_BYTES, 4) == 10
+    assert task_count(100, 10 * TASK_BYTES + 1, 4) == 11
+    assert task_count(3, 10 * TASK_BYTES, 4) == 3
 
 
 def test_an_active_session_is_used_unless_its_workers_are_others(

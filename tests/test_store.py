@@ -760,3 +760,31 @@ def test_a_record_of_an_attempt_says_which_attempt(store: CheckpointStore, stora
     permit = pending.publish()
     assert load_record(storage, CheckpointId(1)).ref == pending.ref == permit.ref
     assert permit.record.manifest.path == layout.manifest_path(pending.checkpoint_id, pending.attempt_id)
+
+
+def test_of_many_threads_on_one_permit_one_publishes(tmp_path: Path) -> None:
+    store = CheckpointStore(LocalStorage(tmp_path, durable=False), sleep=lambda seconds: None)
+    permit = publish(store, None)
+    together = threading.Barrier(8)
+    permits: list[CommitPermit] = []
+    conflicts: list[PublishConflict] = []
+
+    def work() -> None:
+        pending = begin(store, permit)
+        fill(pending)
+        together.wait()
+        try:
+            permits.append(pending.publish())
+        except PublishConflict as error:
+            conflicts.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(permits), len(conflicts)) == (1, 7)
+    assert store.open().record.ref == permits[0].ref
+    assert {error.details["newest_attempt_id"] for error in conflicts} == {permits[0].ref.attempt_id}
+    store.collect_garbage(delete=True)
+    assert len(counts(store.open())) == 40

@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from stateformat.manifest import handles_table
-
 from backends.rewrite.planning import Place, RewritePlan, plan_rewrite
 from backends.rewrite.spec import RewriteSpec
 from backends.rewrite.threads import ThreadEngine
 from stateformat.checkpoint import Checkpoint
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput
+from stateformat.manifest import handles_table
 from stateformat.model import CheckpointKind, Handle, Record
 from stateformat.publication import CommitPermit
 from stateformat.snapshot import WriteContext

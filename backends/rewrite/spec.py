@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from stateformat.segment import WriteOptions
-
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.key_groups import MAX_PARALLELISM_LIMIT
 from stateformat.model import JobGraph
+from stateformat.segment import WriteOptions
 
 
 @dataclass(frozen=True)

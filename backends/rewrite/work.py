@@ -11,20 +11,19 @@ run a task again whenever it likes, and takes one answer for each place.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
-from stateformat.layers import rekey
-from stateformat.segment import SegmentPlace, write_segment
 
 from backends.rewrite.planning import Move, Place, Source
 from stateformat.errors import InvalidInput
 from stateformat.key_groups import range_bounds
+from stateformat.layers import rekey
 from stateformat.model import Handle, State
-from stateformat.schema import segment_schema
+from stateformat.segment import SegmentPlace, write_segment
 from stateformat.snapshot import WriteContext
 
 DEAL_BYTES = 64 * 2**20
@@ -68,14 +67,14 @@ def _gathered(batches: Iterable[pa.RecordBatch], size_bytes: int) -> Iterator[pa
         yield pa.Table.from_batches(waiting)
 
 
-def write_target(context: WriteContext, place: Place, batches: Iterable[pa.RecordBatch]) -> Handle:
+def write_target(context: WriteContext, place: Place, batches: Sequence[pa.RecordBatch]) -> Handle:
     """Write what was dealt to one place, by whatever sources and in whatever order. Holds all of its rows.
 
-    The writer sorts: keyed rows by key group, records in flight by key group, sender and sequence number, so that the order
-    of a channel does not depend on the order in which batches come.
+    ``batches`` are those of :func:`deal`, at least one, all with ``_key_group`` or all without. The writer sorts: keyed rows
+    by key group, records in flight by key group, sender and sequence number, so that the order of a channel does not depend
+    on the order in which batches come.
     """
-    schema = segment_schema(_state(context, place))
-    return _write(context, place, pa.Table.from_batches(batches, schema=schema))
+    return _write(context, place, pa.Table.from_batches(batches))
 
 
 def _state(context: WriteContext, place: Place) -> State:

@@ -2,7 +2,7 @@
 
 Theory of operation. What needs no shuffle is one stage: ``spark.range`` gives as many partitions as there are tasks, each
 partition one number, and the Python worker runs the task of that number. No row of state enters the JVM. Small moves
-share a task, because a task costs some 40 ms whatever it does.
+share a task, because a task costs some 50 ms whatever it does.
 
 What is dealt anew is two stages with one exchange between them. What crosses it are *frames*, rows of a target's number and
 an Arrow record batch of some megabytes: Spark's shuffle moves bytes and never sees a row of state, which is about three
@@ -13,13 +13,14 @@ Workers publish nothing. The driver collects one row for each segment; Spark see
 
 from __future__ import annotations
 
+import heapq
 import pickle
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from backends.rewrite.planning import Move, RewritePlan
+from backends.rewrite.planning import Move, RewritePlan, Source
 from backends.spark.rewrite.executor import (
     FRAME_SCHEMA,
     RESULT_SCHEMA,
@@ -36,12 +37,12 @@ from stateformat.snapshot import Snapshot, WriteContext
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-TASKS_PER_CORE = 2
-"""So many moves' tasks for each core: enough to even out, few enough not to pay for."""
+TASK_BYTES = 64 * 2**20
+"""How much stored state a task takes before there are more tasks than cores. Every task costs some 50 ms."""
 WATCH_S = 0.5
 """How often progress is told while a job runs. Spark knows of a task when it ends."""
-TASK_BYTES = 256 * 2**20
-"""More tasks than that where they would read more than this each."""
+
+Work = TypeVar("Work", Move, Source)
 
 
 @dataclass(frozen=True)
@@ -62,33 +63,43 @@ class SparkEngine:
                 kind=ErrorKind.INVALID_URL,
             )
         spark = check(self.spark) if self.spark else session("ckpt rewrite")
+        cores = spark.sparkContext.defaultParallelism
         handles = []
         if plan.moves:
-            bins = _bins(plan.moves, spark.sparkContext.defaultParallelism * TASKS_PER_CORE)
-            tasks = [_pickled([(context.only(move.place.operator), move) for move in chosen]) for chosen in bins]
+            work = [
+                [(context.only(move.place.operator), move) for move in chosen] for chosen in evened(plan.moves, cores)
+            ]
+            tasks = [_pickled(task) for task in work]
             written = spark.sparkContext.accumulator(0)
             results = _numbers(spark, len(tasks)).mapInArrow(write_moves(tasks, written), RESULT_SCHEMA)
             handles += _collected(results, written, done)
         if plan.sources:
-            sources = [_pickled(source) for source in plan.sources]
+            sources = [_pickled(chosen) for chosen in evened(plan.sources, cores)]
             targets = [_pickled((context.only(place.operator), place)) for place in plan.targets]
             frames = _numbers(spark, len(sources)).mapInArrow(deal_sources(sources), FRAME_SCHEMA)
+            # Spark takes the target modulo the number of partitions. A partition's targets are in memory together.
+            size = sum(source.bytes for source in plan.sources)
+            dealt = frames.repartitionById(task_count(len(targets), size, cores), "target")
             written = spark.sparkContext.accumulator(0)
-            dealt = frames.repartitionById(len(targets), "target")
             handles += _collected(dealt.mapInArrow(write_targets(targets, written), RESULT_SCHEMA), written, done)
         return handles
 
 
-def _bins(moves: Sequence[Move], count: int) -> list[list[Move]]:
-    """The moves in about ``count`` groups of like size, the largest dealt out first."""
-    total = sum(move.bytes for move in moves)
-    count = min(len(moves), max(1, count, -(-total // TASK_BYTES)))
-    bins: list[tuple[int, list[Move]]] = [(0, []) for _ in range(count)]
-    for move in sorted(moves, key=lambda move: -move.bytes):
-        smallest = min(range(count), key=lambda number: (bins[number][0], len(bins[number][1])))
-        size, chosen = bins[smallest]
-        bins[smallest] = (size + move.bytes, [*chosen, move])
-    return [chosen for _, chosen in bins if chosen]
+def task_count(units: int, size_bytes: int, cores: int) -> int:
+    """How many tasks for so many units of work: one for each core, more where a task would take too much."""
+    return min(units, max(cores, -(-size_bytes // TASK_BYTES)))
+
+
+def evened(units: Sequence[Work], cores: int) -> list[list[Work]]:
+    """Moves or sources in groups of like size, one for each task: the largest are dealt out first."""
+    count = task_count(len(units), sum(unit.bytes for unit in units), cores)
+    groups: list[list[Work]] = [[] for _ in range(count)]
+    smallest = [(0, 0, number) for number in range(count)]
+    for unit in sorted(units, key=lambda unit: -unit.bytes):
+        size, held, number = heapq.heappop(smallest)
+        groups[number].append(unit)
+        heapq.heappush(smallest, (size + unit.bytes, held + 1, number))
+    return groups
 
 
 def _pickled(task: Any) -> bytes:

@@ -23,7 +23,7 @@ from backends.rewrite.planning import Move, Place, Source
 from backends.rewrite.work import deal, write_move, write_target
 from stateformat.errors import CheckpointError, ErrorKind, StorageError
 from stateformat.model import Handle
-from stateformat.schema import segment_schema
+from stateformat.schema import KEY_GROUP
 from stateformat.snapshot import Snapshot, WriteContext
 
 Batches = Iterable[pa.RecordBatch]
@@ -40,6 +40,7 @@ class Counter(Protocol):
 FRAME_BYTES: Final = 4 * 2**20
 """A frame is an Arrow IPC record batch of about this size at most."""
 FRAME_SCHEMA: Final = "target int, payload binary"
+_COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 RESULT_SCHEMA: Final = "snapshot binary"
 _MARK: Final = "stateformat-error:"
 
@@ -59,18 +60,17 @@ def write_moves(tasks: Sequence[bytes], written: Counter) -> Stage:
 
 
 def deal_sources(tasks: Sequence[bytes]) -> Stage:
-    """Rows (id long) in, frames (target int, payload binary) out. Task *id* is a pickled :class:`Source`."""
+    """Rows (id long) in, frames (target int, payload binary) out. Task *id* is a pickled list of sources."""
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
         for number in _ids(batches):
-            source: Source = pickle.loads(tasks[number])  # noqa: S301
-            frames = deal(source)
-            while (frame := _told(next, frames, None)) is not None:
-                target, batch = frame
-                for part in _parts(batch):
-                    yield pa.record_batch(
-                        [pa.array([target], pa.int32()), _binary(part.serialize())], ["target", "payload"]
-                    )
+            work: list[Source] = pickle.loads(tasks[number])  # noqa: S301
+            for source in work:
+                dealt = deal(source)
+                while (one := _told(next, dealt, None)) is not None:
+                    target, batch = one
+                    for part in _parts(batch):
+                        yield pa.record_batch([pa.array([target], pa.int32()), _frame(part)], ["target", "payload"])
 
     return run
 
@@ -92,9 +92,8 @@ def write_targets(tasks: Sequence[bytes], written: Counter) -> Stage:
 
 
 def _write_frames(context: WriteContext, place: Place, payloads: Sequence[pa.Buffer]) -> Handle:
-    state = next(state for state in context.states if (state.operator, state.name) == (place.operator, place.state))
-    schema = segment_schema(state)
-    return write_target(context, place, [pa.ipc.read_record_batch(payload, schema) for payload in payloads])
+    batches = [batch for payload in payloads for batch in pa.ipc.open_stream(payload)]
+    return write_target(context, place, batches)
 
 
 def _ids(batches: Batches) -> Iterator[int]:
@@ -110,8 +109,18 @@ def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield batch.slice(start, rows)
 
 
-def _binary(payload: pa.Buffer) -> pa.Array:
-    """An array of one value, which is the buffer itself: megabytes need not be copied."""
+def _frame(batch: pa.RecordBatch) -> pa.Array:
+    """A batch as one value of the column ``payload``: an Arrow IPC stream, compressed.
+
+    What the JVM does with a frame it does byte by byte, several times over, so fewer bytes are worth more than the work to
+    squeeze them. For the same reason the key group stays behind: hashing the keys again costs less than carrying it.
+    """
+    sink = pa.BufferOutputStream()
+    batch = batch.drop_columns([KEY_GROUP.name])
+    with pa.ipc.new_stream(sink, batch.schema, options=_COMPRESSED) as stream:
+        stream.write_batch(batch)
+    payload = sink.getvalue()
+    # The buffer itself is the value: megabytes need not be copied into a Python object first.
     return pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(struct.pack("ii", 0, payload.size)), payload])
 
 
