@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.metadata import entry_points
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +20,6 @@ from stateformat.codec import decode_record
 from stateformat.errors import CheckpointExpired, DamagedCheckpoint, ErrorKind, InvalidInput, NotFound
 from stateformat.manifest import Manifest, decode_manifest
 from stateformat.model import CheckpointId, JobGraph, Mode, Record, SchemaVersion, State, Status
-from stateformat.reading import read_slices
 from stateformat.schema import SLICE_SCHEMA, segment_schema
 from stateformat.storage import Storage
 
@@ -98,6 +96,8 @@ class ReadTask:
         ``_op``), then the fields. Order: keyed by ``_key_group``, list-like modes in entry order. Raises
         ``DamagedCheckpoint`` or ``CheckpointExpired``, never gives wrong rows.
         """
+        from stateformat.reading import read_slices
+
         try:
             yield from read_slices(
                 self.storage,
@@ -173,6 +173,8 @@ class Checkpoint:
         The planner is found through the entry-point group ``stateformat.planners``; ``choices`` are its own (``states``
         that the new program declares, ``drop`` for operators given up).
         """
+        from importlib.metadata import entry_points
+
         for entry in entry_points(group="stateformat.planners", name="restore"):
             return entry.load()(self, topology, **choices)
         raise InvalidInput("no restore planner is installed; reinstall stateformat", kind=ErrorKind.MISSING_DEPENDENCY)

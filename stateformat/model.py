@@ -8,7 +8,7 @@ fault, because a caller made it. What can be wrong in *stored* checkpoints is co
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -32,12 +32,12 @@ MAX_CHECKPOINT_ID = 2**53 - 1
 
 def new_attempt_id() -> AttemptId:
     """A fresh attempt id."""
-    return AttemptId(secrets.token_hex(16))
+    return AttemptId(os.urandom(16).hex())
 
 
 def new_write_id() -> WriteId:
     """A fresh write id."""
-    return WriteId(secrets.token_hex(16))
+    return WriteId(os.urandom(16).hex())
 
 
 class Mode(StrEnum):

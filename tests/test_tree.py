@@ -176,6 +176,16 @@ def test_the_library_imports_no_command_line_and_no_backend(tmp_path: Path) -> N
     assert loaded.isdisjoint({"click", "rich", "pyspark", "s3fs", "fsspec", "pandas", "backends", "tools"})
 
 
+def test_the_door_of_the_library_leads_to_every_name_that_it_lists() -> None:
+    import stateformat
+
+    assert sorted(stateformat._HOME_OF) == stateformat.__all__
+    for public in stateformat.__all__:
+        assert getattr(stateformat, public).__name__ == public
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = stateformat.nothing
+
+
 @pytest.mark.parametrize("folder", ["tools", "backends", "redistribution", "stateformat"])
 def test_ckpt_runs_from_a_directory_with_folders_of_the_same_names(tmp_path: Path, folder: str) -> None:
     (tmp_path / folder).mkdir()

@@ -15,7 +15,6 @@ import errno
 import io
 import logging
 import os
-import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any, Final
@@ -180,7 +179,7 @@ class _LocalOutput(NewObject):
     def __init__(self, tree: DirectoryTree, path: str) -> None:
         super().__init__(path)
         self._tree = tree
-        self._temporary = TEMPORARY + secrets.token_hex(8)
+        self._temporary = TEMPORARY + os.urandom(8).hex()
         parents, self._name = _split(path)
         for tries_left in reversed(range(_TRIES_MAX)):
             try:
