@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -25,8 +24,11 @@ from stateformat.errors import DamagedCheckpoint, ErrorKind
 from stateformat.model import Mode, State
 from stateformat.schema import SLICE_SCHEMA
 
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Ints: TypeAlias = "npt.NDArray[np.int64]"
+Flags: TypeAlias = "npt.NDArray[np.bool_]"
 
 EVERY: Final = -1
 """The subtask of a slice that is not one subtask's."""

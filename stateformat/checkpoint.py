@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from threading import Lock
 from typing import Any
 
 import pyarrow as pa
@@ -45,13 +45,19 @@ def load_record(storage: Storage, checkpoint_id: CheckpointId) -> Record:
     return record
 
 
-def missing_object(storage: Storage, record: Record, path: str) -> Exception:
-    """The error for an object of this checkpoint that is not there: expired or damaged (SPEC.md section 7.3)."""
+def missing_object(storage: Storage, record: Record, path: str, *, held: bool = False) -> Exception:
+    """The error for an object of this checkpoint that is not there: expired or damaged (SPEC.md section 7.3).
+
+    ``held``: a run goes on from it as from the newest. If it is the newest no more, the run has been overtaken and starts
+    over, whatever stands under the record's name (a create may land once more after its id has expired).
+    """
     try:
         now = load_record(storage, record.checkpoint_id)
         gone = now.attempt_id != record.attempt_id
     except NotFound:
         gone = True
+    if not gone and held:
+        gone = storage.list(layout.RECORDS)[-1].path > layout.record_path(record.checkpoint_id)
     if gone:
         return CheckpointExpired(
             f"checkpoint {record.checkpoint_id} in {storage.url} has expired while it was read ({path} is gone); "
@@ -66,12 +72,12 @@ def missing_object(storage: Storage, record: Record, path: str) -> Exception:
     )
 
 
-def load_manifest(storage: Storage, record: Record) -> Manifest:
-    """The manifest of a record, verified (SPEC.md section 7.1)."""
+def load_manifest(storage: Storage, record: Record, *, held: bool = False) -> Manifest:
+    """The manifest of a record, verified (SPEC.md section 7.1); ``held`` as in :func:`missing_object`."""
     try:
         data = storage.read(record.manifest.path)
     except FileNotFoundError as error:
-        raise missing_object(storage, record, record.manifest.path) from error
+        raise missing_object(storage, record, record.manifest.path, held=held) from error
     return decode_manifest(data, record.manifest)
 
 
@@ -83,6 +89,7 @@ class ReadTask:
     record: Record
     handles: pa.Table
     slices: pa.Table
+    held: bool = False
 
     @property
     def state(self) -> State:
@@ -108,11 +115,14 @@ class ReadTask:
                 batch_rows=batch_rows,
             )
         except FileNotFoundError as error:
-            raise missing_object(self.storage, self.record, str(error.filename or error)) from error
+            raise self._missing(str(error.filename or error)) from error
         except DamagedCheckpoint as error:
             if error.kind is not ErrorKind.OBJECT_MISSING:
                 raise
-            raise missing_object(self.storage, self.record, str(error.details.get("path", ""))) from error
+            raise self._missing(str(error.details.get("path", ""))) from error
+
+    def _missing(self, path: str) -> Exception:
+        return missing_object(self.storage, self.record, path, held=self.held)
 
     def table(self, *, as_schema: SchemaVersion | None = None) -> pa.Table:
         """The same as one table."""
@@ -123,11 +133,23 @@ class ReadTask:
 
 
 class Checkpoint:
-    """A published checkpoint of a store. Thread-safe. Made by ``CheckpointStore.open`` and by permits."""
+    """A published checkpoint of a store. Thread-safe and picklable. Made by ``CheckpointStore.open`` and by permits.
 
-    def __init__(self, storage: Storage, record: Record) -> None:
+    ``manifest`` is given where it is in memory already, by whoever has just published it; ``held`` says that a run builds
+    on this checkpoint as on the newest.
+    """
+
+    def __init__(
+        self, storage: Storage, record: Record, *, manifest: Manifest | None = None, held: bool = False
+    ) -> None:
         self.storage = storage
         self.record = record
+        self.held = held
+        self._manifest = manifest
+        self._reading = Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_reopened, (self.storage, self.record, self.held))
 
     def __repr__(self) -> str:
         return f"Checkpoint({self.storage.url}@{self.record.checkpoint_id})"
@@ -147,10 +169,14 @@ class Checkpoint:
         """Every declared state."""
         return self.record.states
 
-    @cached_property
+    @property
     def manifest(self) -> Manifest:
         """All handles; read and verified at first use."""
-        return load_manifest(self.storage, self.record)
+        # A lock of its own: that of functools.cached_property is shared by all checkpoints on Python 3.11.
+        with self._reading:
+            if self._manifest is None:
+                self._manifest = load_manifest(self.storage, self.record, held=self.held)
+            return self._manifest
 
     @property
     def handles(self) -> pa.Table:
@@ -210,7 +236,11 @@ class Checkpoint:
         column = slices.schema.get_field_index("handle")
         operator = self.record.graph.operator(state.operator)
         record = replace(self.record, graph=JobGraph((operator,)), states=(state,), properties={})
-        return ReadTask(self.storage, record, handles, slices.set_column(column, "handle", renumbered))
+        return ReadTask(self.storage, record, handles, slices.set_column(column, "handle", renumbered), self.held)
+
+
+def _reopened(storage: Storage, record: Record, held: bool) -> Checkpoint:
+    return Checkpoint(storage, record, held=held)
 
 
 def _renumber(handles: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:

@@ -30,7 +30,7 @@ from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, JobMi
 from stateformat.history import chain_down_to, read_history
 from stateformat.model import CheckpointId, CheckpointKind, Record
 from stateformat.pending import Draft, PendingCheckpoint
-from stateformat.publication import At, CommitPermit, HeldCheckpoint, conflict, create_record
+from stateformat.publication import At, CommitPermit, conflict, create_record
 from stateformat.retention import reachable
 from stateformat.storage import Storage
 
@@ -211,7 +211,7 @@ def rollback(
         job_name=source.job_name,
         graph=source.graph,
         states=source.states,
-        parent=HeldCheckpoint(storage, left[0]),
+        parent=Checkpoint(storage, left[0], held=True),
         kind=CheckpointKind.ROLLBACK,
         source=source.ref,
         rescaled_from=source.rescaled_from,

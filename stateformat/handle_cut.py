@@ -6,10 +6,9 @@ groups and owner of the handle change. Pure and vectorised: it costs the same fo
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -17,8 +16,11 @@ from stateformat.errors import InvalidInput
 from stateformat.manifest_rules import integers, lists
 from stateformat.model import Mode
 
-_Ints = npt.NDArray[np.int64]
-_Mask = npt.NDArray[np.bool_]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_Ints: TypeAlias = "npt.NDArray[np.int64]"
+_Mask: TypeAlias = "npt.NDArray[np.bool_]"
 
 _ZERO_WITHOUT_ROWS = ("segment_rows", "size_bytes", "uncompressed_bytes", "footer_bytes")
 _NULL_WITHOUT_ROWS = ("path", "digest", "footer_digest", "inline")

@@ -13,10 +13,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
@@ -26,8 +25,11 @@ from stateformat.layout import SEGMENTS
 from stateformat.model import Mode
 from stateformat.schema import MANIFEST_SCHEMA
 
-_Mask = npt.NDArray[np.bool_]
-_Ints = npt.NDArray[np.int64]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_Mask: TypeAlias = "npt.NDArray[np.bool_]"
+_Ints: TypeAlias = "npt.NDArray[np.int64]"
 
 BATCH_ROWS: Final = 65_536
 GROUPS_MAX: Final = 32_768

@@ -26,11 +26,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from threading import Lock
 from typing import Final
 
 from stateformat import layout
-from stateformat.checkpoint import Checkpoint, load_manifest
+from stateformat.checkpoint import Checkpoint
 from stateformat.errors import (
     DamagedCheckpoint,
     ErrorKind,
@@ -286,26 +285,6 @@ def _newest_for_message(storage: Storage) -> Record | None:
         return None
 
 
-class HeldCheckpoint(Checkpoint):
-    """A checkpoint that a run builds on. Its manifest is known already where this run has published it.
-
-    Whoever carries state from it does not fetch it again, and reading one manifest never waits for another's.
-    """
-
-    def __init__(self, storage: Storage, record: Record, manifest: Manifest | None = None) -> None:
-        super().__init__(storage, record)
-        self._known = manifest
-        self._reading = Lock()
-
-    @property
-    def manifest(self) -> Manifest:
-        """All handles; read and verified at first use."""
-        with self._reading:
-            if self._known is None:
-                self._known = load_manifest(self.storage, self.record)
-            return self._known
-
-
 _PROOF: Final = object()
 
 
@@ -318,7 +297,7 @@ class CommitPermit:
     rollback has left behind).
     """
 
-    held: HeldCheckpoint = field(repr=False, compare=False)
+    held: Checkpoint = field(repr=False, compare=False)
     record: Record
     notes: tuple[str, ...] = ()
     proof: object = field(default=None, repr=False, compare=False)
@@ -341,7 +320,7 @@ def permit(
     storage: Storage, record: Record, *, manifest: Manifest | None = None, notes: tuple[str, ...] = ()
 ) -> CommitPermit:
     """A permit. Called at the two places that have just proved the right to it, and nowhere else."""
-    return CommitPermit(HeldCheckpoint(storage, record, manifest), record, notes, _PROOF)
+    return CommitPermit(Checkpoint(storage, record, manifest=manifest, held=True), record, notes, _PROOF)
 
 
 __all__ = [
@@ -350,7 +329,6 @@ __all__ = [
     "At",
     "CommitPermit",
     "Ending",
-    "HeldCheckpoint",
     "Saw",
     "conflict",
     "create_record",

@@ -3,15 +3,16 @@
 Theory of operation. Slices of one state come in and batches of one schema go out. What a slice holds is read a piece at a
 time by ``segment_reader``, which verifies it, and brought to the schema that is asked for. Where keyed state lies in layers,
 key groups are taken a chunk at a time, few enough for all layers of them to fit in memory; the manifest says how many rows
-each group has, so chunks are planned before anything is read. Pieces are read one or two ahead of whoever takes the rows.
+each group has, so chunks are planned before anything is read. Two pieces are read ahead of whoever takes the rows.
 Memory is a few pieces, whatever the size of the state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, groupby
 from typing import Final
 
@@ -32,6 +33,9 @@ WHOLE_BYTES_MAX: Final = 128 << 20
 """A segment of which every row is wanted is fetched at once up to this size, and in ranges above."""
 # Below this a second request costs more than the bytes that it saves.
 _SMALL_BYTES: Final = 64 << 10
+
+_Call = Callable[[], pa.Table]
+"""Reads a piece. Two are under way at a time."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +77,14 @@ def read_slices(
         return
     reading = _Reading(storage, record, manifest, state, as_schema or state.current)
     if state.mode is Mode.PROGRESS:
-        tables = _single(merge_progress(pa.concat_tables(reading.in_order(parts))))
+        rows = pa.concat_tables(call() for call in reading.in_order(parts))
+        calls = _flat([[partial(merge_progress, rows)]])
     elif state.mode is Mode.KEYED:
         owners = (list(group) for _, group in groupby(parts, key=lambda part: part.subtask))
-        tables = _flat(reading.keyed(group) for group in owners)
+        calls = _flat(reading.keyed(group) for group in owners)
     else:
-        tables = reading.in_order(parts)
-    with closing(ahead(tables)) as made:
+        calls = reading.in_order(parts)
+    with closing(ahead(calls, workers=2, depth=3)) as made:
         yield from _batches(made, reading.schema, batch_rows)
 
 
@@ -139,13 +144,13 @@ class _Reading:
         self._state = state
         self._target = target
 
-    def in_order(self, parts: Iterable[_Part]) -> Generator[pa.Table, None, None]:
+    def in_order(self, parts: Iterable[_Part]) -> Generator[_Call, None, None]:
         """The rows of the parts, one after another."""
         for part in parts:
-            for table in self._open(part).tables(part.row_start, part.rows):
-                yield self._evolved(table, part)
+            for call in self._open(part).calls(part.row_start, part.rows):
+                yield partial(self._evolved, call, part)
 
-    def keyed(self, parts: Sequence[_Part]) -> Generator[pa.Table, None, None]:
+    def keyed(self, parts: Sequence[_Part]) -> Generator[_Call, None, None]:
         """The rows of one subtask's keyed state, by key group, its layers merged."""
         parts = sorted(parts, key=lambda part: (part.handle.layer, part.first_group))
         if any(not len(part.counts) for part in parts):
@@ -160,17 +165,20 @@ class _Reading:
         whole = sum(part.handle.size_bytes for part in parts) <= WHOLE_BYTES_MAX
         readers = [self._open(part, whole=whole) for part in parts]
         for first, last in _chunks(parts):
-            layers: dict[int, list[pa.Table]] = {}
+            # By layer, the lowest first, because parts are sorted so.
+            layers: dict[int, list[_Call]] = {}
             for part, reader in zip(parts, readers, strict=True):
                 start = part.row_start + int(part.counts[: max(0, first - part.first_group)].sum())
                 stop = part.row_start + int(part.counts[: max(0, last + 1 - part.first_group)].sum())
                 if start < stop:
-                    read = (self._evolved(table, part) for table in reader.tables(start, stop - start))
-                    layers.setdefault(part.handle.layer, []).extend(read)
+                    calls = (partial(self._evolved, call, part) for call in reader.calls(start, stop - start))
+                    layers.setdefault(part.handle.layer, []).extend(calls)
             if layers:
-                # Parts are sorted by layer, so the lowest comes first.
-                tables_of = [pa.concat_tables(tables) for tables in layers.values()]
-                yield merge_layers(tables_of, self._state.row_key, self._state.key_columns, includes_base=True)
+                yield partial(self._merged, list(layers.values()))
+
+    def _merged(self, layers: Sequence[Sequence[_Call]]) -> pa.Table:
+        tables = [pa.concat_tables(call() for call in calls) for calls in layers]
+        return merge_layers(tables, self._state.row_key, self._state.key_columns, includes_base=True)
 
     def _open(self, part: _Part, *, whole: bool = True) -> SegmentReader:
         handle = part.handle
@@ -186,8 +194,8 @@ class _Reading:
             whole=all_rows or handle.size_bytes <= _SMALL_BYTES,
         )
 
-    def _evolved(self, table: pa.Table, part: _Part) -> pa.Table:
-        return evolve_table(table, self._state.by_schema_id[part.handle.schema_id], self._target)
+    def _evolved(self, call: _Call, part: _Part) -> pa.Table:
+        return evolve_table(call(), self._state.by_schema_id[part.handle.schema_id], self._target)
 
 
 def _chunks(parts: Sequence[_Part]) -> Iterator[tuple[int, int]]:
@@ -200,7 +208,7 @@ def _chunks(parts: Sequence[_Part]) -> Iterator[tuple[int, int]]:
     for part in parts:
         rows[part.first_group - first :][: len(part.counts)] += part.counts
     row_bytes = max(part.handle.uncompressed_bytes // max(1, part.handle.segment_rows) for part in parts)
-    limit = max(1, min(PIECE_ROWS_MAX, 2 * PIECE_BYTES_MAX // max(1, row_bytes)))
+    limit = max(1, min(PIECE_ROWS_MAX, PIECE_BYTES_MAX // max(1, row_bytes)))
     ends = np.cumsum(rows)
     group = done = 0
     while group < len(rows):
@@ -216,12 +224,8 @@ def merge_progress(rows: pa.Table) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=rows.schema)
 
 
-def _single(table: pa.Table) -> Generator[pa.Table, None, None]:
-    yield table
-
-
-def _flat(groups: Iterable[Generator[pa.Table, None, None]]) -> Generator[pa.Table, None, None]:
-    yield from chain.from_iterable(groups)
+def _flat(calls: Iterable[Iterable[_Call]]) -> Generator[_Call, None, None]:
+    yield from chain.from_iterable(calls)
 
 
 def _batches(tables: Iterable[pa.Table], schema: pa.Schema, batch_rows: int) -> Iterator[pa.RecordBatch]:

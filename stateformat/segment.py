@@ -10,8 +10,9 @@ groups, and for keyed rows that carry ``_key_group``. Other streams are collecte
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
+from functools import partial
 from itertools import chain
 from typing import Any, Final
 
@@ -113,16 +114,17 @@ def _write_table(writer: SegmentWriter, place: SegmentPlace, data: pa.Table, opt
     ordered: pa.Table | Gather = table if order is None else Gather(table, order, counts)
     check = _row_key_check(place, options)
 
-    def row_groups() -> Generator[pa.Table, None, None]:
-        for start, stop in zip([0, *stops], stops, strict=False):
-            rows = ordered.slice(start, stop - start)
-            if check is not None:
-                check.add(rows)
-            yield rows
+    def prepare(start: int, stop: int) -> pa.Table:
+        rows = ordered.slice(start, stop - start)
+        if check is not None:
+            check.add(rows)
+        return rows
 
     writer.counts = None if groups is None else counts
+    calls = (partial(prepare, start, stop) for start, stop in zip([0, *stops], stops, strict=False))
     cheap = order is None and check is None
-    with closing(row_groups() if cheap else ahead(row_groups())) as prepared:
+    # One worker: the check takes rows in their order.
+    with closing((call() for call in calls) if cheap else ahead(calls)) as prepared:
         for rows in prepared:
             writer.write(rows)
     if check is not None:

@@ -14,8 +14,9 @@ caller may know to have expired. No rows are given out that were not verified.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -50,7 +51,7 @@ _PARQUET_ERRORS: Final = (pa.ArrowException, OSError, ValueError, KeyError, Inde
 
 
 class SegmentReader:
-    """One handle's rows. Made cheaply; opened at the first read. For one thread at a time.
+    """One handle's rows. Made cheaply; opened at the first read, by one thread; then any number may read.
 
     ``inline``: the segment's bytes where the manifest holds them. ``whole``: fetch the whole object and verify its digest,
     rather than the footer and the row groups that are wanted.
@@ -97,6 +98,14 @@ class SegmentReader:
         Columns: ``segment_schema`` of the handle's schema, with ``_op`` above layer 0. Raises ``InvalidInput`` for rows that
         are not the handle's, ``DamagedCheckpoint``, ``StorageError``.
         """
+        for call in self.calls(row_start, rows):
+            yield call()
+
+    def calls(self, row_start: int, rows: int) -> Iterator[Callable[[], pa.Table]]:
+        """The same pieces, each as a call that reads and verifies it. Calls may be made in any thread, and at a time.
+
+        Opens the segment in the caller's thread, if that was not done before.
+        """
         handle = self._handle
         if rows < 1 or row_start < handle.row_start or row_start + rows > handle.row_start + handle.rows:
             raise InvalidInput(
@@ -106,10 +115,15 @@ class SegmentReader:
         if not self._opened:
             self._open()
         for first, last in self._pieces(row_start, row_start + rows):
-            start, stop = max(row_start, int(self._starts[first])), min(row_start + rows, int(self._starts[last + 1]))
-            table = self._read(first, last).slice(start - int(self._starts[first]), stop - start)
-            self._check_groups(table, start)
-            yield table
+            yield partial(self._piece, first, last, row_start, row_start + rows)
+
+    def _piece(self, first: int, last: int, start: int, stop: int) -> pa.Table:
+        """Those of rows start … stop − 1 that are in row groups first … last."""
+        begin = int(self._starts[first])
+        start, stop = max(start, begin), min(stop, int(self._starts[last + 1]))
+        table = self._read(first, last).slice(start - begin, stop - start)
+        self._check_groups(table, start)
+        return table
 
     # ---- opening -----------------------------------------------------------------------------------------------------
 

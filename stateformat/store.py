@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from stateformat.checkpoint import Checkpoint
 from stateformat.copying import Progress, copy, copy_objects, rollback
-from stateformat.errors import InvalidInput, JobMismatch
+from stateformat.errors import ErrorKind, InvalidInput, JobMismatch, PublishConflict
 from stateformat.history import (
     chain_down_to,
     newest_record,
@@ -114,6 +114,23 @@ class CheckpointStore:
         """Whether a checkpoint is the newest at this moment; if not, a restart from it starts over."""
         record = newest_record(self.storage)
         return record is not None and record.ref == ref
+
+    def permit_of(self, checkpoint: Checkpoint) -> CommitPermit:
+        """The permit to build on a checkpoint that was looked at, if it is the newest still.
+
+        For programs that plan first and publish afterwards: what was published in between must not be undone by them.
+        Raises ``PublishConflict`` (kind ``OVERTAKEN``) where it is not the newest, or not any more.
+        """
+        newest = self.start(checkpoint.record.job_id)
+        if newest is None or newest.ref != checkpoint.record.ref:
+            now = newest.ref.checkpoint_id if newest else "gone"
+            raise PublishConflict(
+                f"checkpoint {checkpoint.id} is not the newest of {self.url}, which is {now}; nothing was published. Start "
+                "from the newest, roll back first (`ckpt rollback`), or write to a store of its own (`--to URL`)",
+                kind=ErrorKind.OVERTAKEN,
+                checkpoint_id=checkpoint.id,
+            )
+        return newest
 
     def begin(
         self,

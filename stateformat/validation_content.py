@@ -8,10 +8,9 @@ all handles of one state are neighbours: each state is checked once, by whole-ar
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from stateformat.errors import ErrorKind
@@ -23,8 +22,11 @@ from stateformat.problems import Problem, ordered
 from stateformat.schema import has_key_groups
 from stateformat.validation_graph import check_graph, check_states
 
-_Ints = npt.NDArray[np.int64]
-_Mask = npt.NDArray[np.bool_]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_Ints: TypeAlias = "npt.NDArray[np.int64]"
+_Mask: TypeAlias = "npt.NDArray[np.bool_]"
 
 _NOT_ALLOWED = ErrorKind.STATE_NOT_ALLOWED
 

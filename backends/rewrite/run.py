@@ -109,10 +109,9 @@ def rewrite(
 
 def _parent(store: CheckpointStore, checkpoint: Checkpoint, target: CheckpointStore | None) -> Any:
     """What the new checkpoint is built on; ``InvalidInput`` for a target that is not empty, before anything is written."""
-    job = checkpoint.record.job_id
     if target is None:
-        return store.start(job)
-    there = target.start(job)
+        return store.permit_of(checkpoint)
+    there = target.start(checkpoint.record.job_id)
     if there is not None:
         raise InvalidInput(
             f"{target.url} holds checkpoint {there.record.checkpoint_id}; a rewritten checkpoint goes to an empty store, or "

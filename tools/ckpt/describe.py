@@ -6,10 +6,9 @@ a checkpoint of a million handles is described in the time that reading its mani
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -17,8 +16,11 @@ from stateformat.codec_v1 import members_of
 from stateformat.model import PER_SUBTASK_MODES, ParentRef, Record, State, Status, Totals
 from tools.ckpt.render import moment, skew
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
 Document = dict[str, Any]
-Ints = npt.NDArray[np.int64]
+Ints: TypeAlias = "npt.NDArray[np.int64]"
 
 
 def reference(ref: ParentRef | None) -> Document | None:

@@ -47,13 +47,14 @@ def rescale(
         return
     destination = store if target is None else session.store(target.url, address.url)
     record = checkpoint.record
+    parent = checkpoint if target is not None else store.permit_of(checkpoint)
     dealt = deal_out(checkpoint, plan)
     pending = destination.begin(
         job_id=record.job_id,
         job_name=record.job_name,
         graph=dealt.graph,
         states=dealt.states,
-        parent=store.start(record.job_id) if target is None else checkpoint,
+        parent=parent,
         kind=CheckpointKind.RESCALE,
         source=record.ref,
         rescaled_from=dealt.rescaled_from,
