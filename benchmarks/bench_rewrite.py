@@ -50,16 +50,20 @@ def measure(rows: int = ROWS) -> list[Row]:
     """Both rows of the table."""
     with tempfile.TemporaryDirectory(prefix="bench-rewrite-") as scratch:
         spark = local_session("bench rewrite", **{"spark.driver.memory": "4g"})
-        store = open(f"{scratch}/store", durable=False)  # Spark does not sync either
+        numbers = itertools.count()
+
+        def new_store() -> CheckpointStore:
+            return open(f"{scratch}/{next(numbers)}", durable=False)  # Spark does not sync either
+
+        store = new_store()
         publish(store, rows)
         source = store.open()
-        segments = str(Path(scratch) / "store" / "segments" / f"{source.id:020d}")
-        numbers = itertools.count()
+        segments = str(Path(scratch) / "0" / "segments" / f"{source.id:020d}")
         lines = [
             compare(
                 f"`rewrite` on Spark, {rows:,} rows, 4 → 6 subtasks, max parallelism 128 → {ceiling}",
-                lambda spec=spec: rewrite(store, source, spec, engine=SparkEngine(spark)),  # type: ignore[misc]
-                lambda: by_hand(spark, segments, f"{scratch}/by-hand-{next(numbers)}"),
+                lambda spec=spec: rewrite(store, source, spec, engine=SparkEngine(spark), target=new_store()),  # type: ignore[misc]
+                lambda: by_hand(spark, segments, f"{scratch}/{next(numbers)}"),
                 label="PySpark read, repartition, write",
                 budget=BUDGET,
             )

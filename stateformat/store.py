@@ -102,18 +102,13 @@ class CheckpointStore:
         """The newest checkpoint, opened for a run: what it goes on from, and may commit. None: a first run.
 
         Raises ``JobMismatch`` for another job's store. Never falls back to an older checkpoint: a newest that is
-        damaged raises. A run that then misses an object asks :meth:`is_newest` before it calls that damage.
+        damaged raises. A run that then meets ``CheckpointExpired`` has been overtaken, and starts over.
         """
         record = newest_record(self.storage)
         if record is None:
             return None
         self._check_job(job_id, record)
         return permit(self.storage, record)
-
-    def is_newest(self, ref: ParentRef) -> bool:
-        """Whether a checkpoint is the newest at this moment; if not, a restart from it starts over."""
-        record = newest_record(self.storage)
-        return record is not None and record.ref == ref
 
     def permit_of(self, checkpoint: Checkpoint) -> CommitPermit:
         """The permit to build on a checkpoint that was looked at, if it is the newest still.

@@ -25,9 +25,9 @@ import xxhash
 
 from backends.storage.memory import MemoryStorage
 from stateformat import layout
-from stateformat.checkpoint import Checkpoint, load_manifest
+from stateformat.checkpoint import Checkpoint
 from stateformat.declare import committables_state, even_split_state, value_state
-from stateformat.errors import CheckpointExpired, DamagedCheckpoint, StorageError
+from stateformat.errors import CheckpointExpired, StorageError
 from stateformat.model import Handle, JobGraph, Mode, Operator, OperatorId, ParentRef, Record, new_write_id
 from stateformat.publication import CommitPermit
 from stateformat.snapshot import ON_TOP, Snapshot
@@ -282,7 +282,7 @@ def fake_segment(storage: Any, ref: ParentRef, content: Any, *, inline: bool) ->
 def contents(checkpoint: Checkpoint) -> dict[str, list[Any]]:
     """What the segments of each state hold, in manifest order, every object read and its digest verified."""
     found: dict[str, list[Any]] = {"total": [], "position": [], "prepared": []}
-    handles = load_manifest(checkpoint.storage, checkpoint.record).full()
+    handles = checkpoint.manifest.full()
     for row in handles.select(["state", "rows", "path", "digest", "inline"]).to_pylist():
         if row["rows"]:
             data = row["inline"] if row["inline"] is not None else checkpoint.storage.read(row["path"]).to_pybytes()
@@ -349,10 +349,8 @@ class Run:
             held = contents(checkpoint)
             self.interval = held["position"][0]["interval"]
             self.uncommitted = [item for found in held["prepared"] for item in found]
-        except (CheckpointExpired, DamagedCheckpoint):
-            # A restart that misses an object looks for the newest again before it calls that damage.
-            if self.store.is_newest(self.permit.ref):
-                raise
+        except CheckpointExpired:
+            # Whoever holds a checkpoint as the newest and misses an object is told so, if there is a newer one.
             return self.restart(clean_up=clean_up)
         self.commit()
         if clean_up:

@@ -358,12 +358,24 @@ def test_a_damaged_segment_ends_the_rewrite_and_leaves_the_store_as_it_was(tmp_p
     assert [record.checkpoint_id for record in store.history()] == [2, 1]
 
 
+class Overtaken(ThreadEngine):
+    """Threads, while somebody else publishes."""
+
+    def __init__(self, store: CheckpointStore) -> None:
+        super().__init__(1)
+        object.__setattr__(self, "store", store)
+
+    def run(self, *arguments: Any) -> list[Handle]:
+        jobs.publish(self.store)  # type: ignore[attr-defined]
+        return super().run(*arguments)
+
+
 def test_a_checkpoint_published_meanwhile_is_not_overrun(store: CheckpointStore) -> None:
-    held = store.start(jobs.JOB)
-    jobs.publish(store)
     with pytest.raises(PublishConflict):
-        rewrite(store, store.open(1), parent=held)
+        rewrite(store, store.open(), engine=Overtaken(store))
     assert [record.checkpoint_id for record in store.history()] == [2, 1]
+    with pytest.raises(PublishConflict, match="not the newest"):
+        rewrite(store, store.open(1))
 
 
 def test_another_jobs_store_is_refused_as_target(store: CheckpointStore, tmp_path: Any) -> None:

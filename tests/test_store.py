@@ -129,8 +129,9 @@ def test_a_first_run_starts_from_nothing_and_publishes_one_two_three(store: Chec
     again = store.start(JOB)
     assert again is not None
     assert (again.record, again.checkpoint().record) == (newest, newest)
-    assert store.is_newest(newest.ref)
-    assert not store.is_newest(middle.ref)
+    assert store.permit_of(store.open()).ref == newest.ref
+    with pytest.raises(PublishConflict, match=r"checkpoint 2 is not the newest of .*, which is 3"):
+        store.permit_of(store.open(2))
     assert store.strays() == []
 
 

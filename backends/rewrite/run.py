@@ -62,17 +62,14 @@ def rewrite(
     *,
     engine: Literal["local", "spark"] | Engine = "local",
     target: CheckpointStore | None = None,
-    parent: CommitPermit | None = None,
     progress: Progress | None = None,
 ) -> Rewritten:
     """Write all data of a checkpoint anew, and publish it as the newest of ``store``, or in ``target``, an empty store.
 
-    ``parent`` is the permit of the newest checkpoint of ``store``, where the caller holds it: with it, a checkpoint that
-    somebody publishes after the caller has looked is noticed, and not overrun. ``engine``: threads, the active Spark session
-    (or a local one), or an object.
-
-    Raises ``InvalidInput``, ``RestoreRefused`` (the plan of a restore at the new parallelism is refused),
-    ``DamagedCheckpoint``, and what ``PendingCheckpoint.publish`` raises. In all cases the checkpoint stays as it was.
+    In its own store ``checkpoint`` must be the newest. ``engine``: threads, the active Spark session (or a local one), or an
+    object. Raises ``InvalidInput``, ``RestoreRefused`` (a restore at the new parallelism would be refused),
+    ``DamagedCheckpoint``, ``PublishConflict`` where it is not the newest or no longer, and what else
+    ``PendingCheckpoint.publish`` raises. In all cases the checkpoint stays as it was.
     """
     spec = spec or RewriteSpec()
     destination = target or store
@@ -84,7 +81,7 @@ def rewrite(
         job_name=record.job_name,
         graph=plan.graph,
         states=plan.states,
-        parent=_parent(store, checkpoint, target) if parent is None else parent,
+        parent=_parent(store, checkpoint, target),
         kind=CheckpointKind.REWRITE,
         source=record.ref,
         rescaled_from=plan.rescaled_from,
