@@ -16,10 +16,10 @@ from functools import cached_property
 from redistribution.graph_rules import inputs_by_target
 from redistribution.refusals import Refusal, RefusalCode
 from stateformat.errors import InvalidInput
+from stateformat.evolution import evolution_faults
 from stateformat.hashing import DEFAULT_KEY_HASH
 from stateformat.key_groups import MAX_PARALLELISM_LIMIT, default_max_parallelism
 from stateformat.model import Edge, JobGraph, Mode, Operator, Partitioner, Record, State, Status, SubtaskSet
-from stateformat.schema import evolution_faults
 
 _DECLARED_BY_PROGRAMS = frozenset({Mode.KEYED, Mode.EVEN_SPLIT, Mode.UNION, Mode.BROADCAST})
 """Modes of states that a program declares by name. The others come and go with sinks, coordinators and edges."""

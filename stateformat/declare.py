@@ -16,9 +16,10 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState
+from stateformat.evolution import evolve
 from stateformat.hashing import check_key_types
 from stateformat.model import Kind, Mode, OperatorId, SchemaVersion, State
-from stateformat.schema import evolve, make_fields
+from stateformat.schema import make_fields
 
 Columns: TypeAlias = "pa.Schema | Mapping[str, pa.DataType] | Iterable[pa.Field]"
 

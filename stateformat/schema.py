@@ -1,22 +1,21 @@
-"""Arrow schemas of everything the format stores, and how the schema of a state may change.
+"""Arrow schemas of everything the format stores.
 
 The types of SPEC.md section 3.7 are a closed list; :data:`PRIMITIVES` is its only place in code. A
 :data:`~stateformat.model.FieldType` is what a record holds; an Arrow type is what a segment holds; the two are
-one-to-one, so a round trip is exact. Evolution (section 5.7) is by field id: :func:`evolve` gives the ids,
-:func:`evolution_faults` says what a later schema may not do to an earlier one.
+one-to-one, so a round trip is exact. How the schema of a state may change stands in ``evolution``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 import pyarrow as pa
 
-from stateformat.errors import ErrorKind, InvalidInput, InvalidState
-from stateformat.model import Field, FieldType, Kind, Mode, SchemaVersion, State
+from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.model import Field, FieldType, Kind, Mode, State
 
 PRIMITIVES: Final[Mapping[str, pa.DataType]] = {
     "bool": pa.bool_(),
@@ -34,7 +33,14 @@ PRIMITIVES: Final[Mapping[str, pa.DataType]] = {
 }
 _NAMES = {arrow: name for name, arrow in PRIMITIVES.items()}
 _DECIMAL = re.compile(r"decimal\((\d{1,2}),(\d{1,2})\)")
-_INTEGERS = ("int8", "int16", "int32", "int64")
+INTEGERS: Final = ("int8", "int16", "int32", "int64")
+_DECIMAL_TEXT = re.compile(r"-?[0-9]+(\.[0-9]+)?")
+_DEFAULTS: Final = {
+    **dict.fromkeys((*INTEGERS, "timestamp_us", "timestamp_us_utc"), re.compile(r"-?[0-9]+")),
+    **dict.fromkeys(("float", "double"), re.compile(r"NaN|-?Infinity|-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")),
+    "date32": re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}"),
+}
+"""How the default of a column is written."""
 MAX_NESTING = 8
 
 MANIFEST_SCHEMA: Final = pa.schema(
@@ -167,18 +173,20 @@ class _Ids:
     """Gives out field ids, reusing those of the previous schema by name (nested names are paths)."""
 
     last: int
-    known: Mapping[str, int]
+    known: Mapping[tuple[str, ...], int]
 
-    def take(self, path: str) -> int:
+    def take(self, path: tuple[str, ...]) -> int:
         if path in self.known:
             return self.known[path]
         self.last += 1
         return self.last
 
 
-def _field_type(dtype: pa.DataType, path: str, ids: _Ids, depth: int = 0) -> FieldType:
+def _field_type(dtype: pa.DataType, path: tuple[str, ...], ids: _Ids, depth: int = 0) -> FieldType:
     if depth > MAX_NESTING:
-        raise InvalidInput(f"column {path!r} is nested deeper than {MAX_NESTING}", kind=ErrorKind.UNSUPPORTED_TYPE)
+        raise InvalidInput(
+            f"column {'.'.join(path)!r} is nested deeper than {MAX_NESTING}", kind=ErrorKind.UNSUPPORTED_TYPE
+        )
     if dtype in _NAMES:
         return _NAMES[dtype]
     if pa.types.is_large_string(dtype):
@@ -197,24 +205,18 @@ def _field_type(dtype: pa.DataType, path: str, ids: _Ids, depth: int = 0) -> Fie
         key = _nested(dtype.key_field.with_name("key"), path, ids, depth)
         return ("map", key, _nested(dtype.item_field.with_name("value"), path, ids, depth))
     raise InvalidInput(
-        f"column {path!r} has type {dtype}, which the format does not hold; use one of {', '.join(PRIMITIVES)}, "
+        f"column {'.'.join(path)!r} has type {dtype}, which the format does not hold; use one of {', '.join(PRIMITIVES)}, "
         "decimal128, struct, list or map (SPEC.md section 3.7), or keep opaque bytes in a binary column",
         kind=ErrorKind.UNSUPPORTED_TYPE,
-        column=path,
+        column=".".join(path),
         type=str(dtype),
     )
 
 
-def _nested(item: pa.Field, path: str, ids: _Ids, depth: int) -> Field:
-    inner = f"{path}.{item.name}"
+def _nested(item: pa.Field, path: tuple[str, ...], ids: _Ids, depth: int) -> Field:
+    inner = (*path, item.name)
     field_id = ids.take(inner)
     return Field(field_id, item.name, _field_type(item.type, inner, ids, depth + 1), nullable=item.nullable)
-
-
-def _paths(fields: Iterable[Field], prefix: str = "") -> Iterator[tuple[str, int]]:
-    for item in fields:
-        yield prefix + item.name, item.id
-        yield from _paths(children(item), f"{prefix}{item.name}.")
 
 
 def children(item: Field) -> tuple[Field, ...]:
@@ -231,21 +233,21 @@ def make_fields(
     *,
     defaults: Mapping[str, str],
     last_field_id: int = 0,
-    known_ids: Mapping[str, int] | None = None,
+    known_ids: Mapping[tuple[str, ...], int] | None = None,
 ) -> tuple[tuple[Field, ...], int]:
     """Fields for Arrow columns, with ids; returns them and the greatest id given so far.
 
-    ``known_ids`` maps a column's path (``a`` or ``a.b`` when nested) to the id that it keeps.
+    ``known_ids`` maps a column's path, the names from the outermost on, to the id that it keeps.
     """
     ids = _Ids(last_field_id, known_ids or {})
     fields = []
     for column in columns:
-        field_id = ids.take(column.name)
+        field_id = ids.take((column.name,))
         fields.append(
             Field(
                 field_id,
                 column.name,
-                _field_type(column.type, column.name, ids),
+                _field_type(column.type, (column.name,), ids),
                 nullable=column.nullable,
                 default=defaults.get(column.name),
             )
@@ -270,122 +272,20 @@ def default_scalar(text: str, kind: FieldType) -> pa.Scalar:
         "date32": datetime.date.fromisoformat,
         "float": float,
         "double": float,
-        **dict.fromkeys((*_INTEGERS, "timestamp_us", "timestamp_us_utc"), int),
+        **dict.fromkeys((*INTEGERS, "timestamp_us", "timestamp_us_utc"), int),
     }
     try:
         if not isinstance(kind, str):
             raise ValueError("nested types have no default")
+        written = _DEFAULTS.get(kind, _DECIMAL_TEXT if kind.startswith("decimal") else None)
+        if written is not None and not written.fullmatch(text):
+            raise ValueError("it is not written as SPEC.md section 3.7 says")
         value = parse[kind](text) if kind in parse else decimal.Decimal(text)
-        return pa.scalar(value, arrow_type(kind))
+        found = pa.scalar(value, arrow_type(kind))
+        if kind == "float" and abs(value) != float("inf") and abs(found.as_py()) == float("inf"):
+            raise ValueError("it is too large")
+        return found
     except (ValueError, KeyError, ArithmeticError, pa.ArrowException) as error:
         raise InvalidInput(
             f"{text!r} is no default for type {kind}: {error}", kind=ErrorKind.SCHEMA_MISMATCH
         ) from error
-
-
-def evolve(
-    previous: State,
-    columns: pa.Schema,
-    *,
-    defaults: Mapping[str, str] | None = None,
-    renames: Mapping[str, str] | None = None,
-) -> State:
-    """The state with ``columns`` as its newest schema; ids follow names, and ``renames`` (old name → new name).
-
-    A column that was dropped and comes back gets a new id. A non-nullable new column needs a default. Returns
-    ``previous`` itself where nothing changes. Raises ``InvalidState`` (kind ``SCHEMA_CANNOT_EVOLVE``) listing every
-    change that SPEC.md section 5.7 forbids.
-    """
-    renames = renames or {}
-    known = {}
-    for path, field_id in _paths(previous.current.fields):
-        head, _, tail = path.partition(".")
-        known[f"{renames.get(head, head)}.{tail}" if tail else renames.get(head, head)] = field_id
-    for old in renames:
-        if old not in [item.name for item in previous.current.fields]:
-            raise InvalidInput(f"cannot rename {old!r}: state {previous.name!r} has no such column now")
-    kept = {item.name: item.default for item in previous.current.fields if item.default is not None}
-    given = {renames.get(name, name): text for name, text in kept.items()} | dict(defaults or {})
-    given = {name: text for name, text in given.items() if name in columns.names}
-    fields, last = make_fields(columns, defaults=given, last_field_id=previous.last_field_id, known_ids=known)
-    if fields == previous.current.fields:
-        return previous
-    version = SchemaVersion(previous.current.id + 1, fields)
-    state = replace(previous, schemas=(*previous.schemas, version), last_field_id=last)
-    faults = evolution_faults(previous, state)
-    if faults:
-        raise InvalidState(
-            f"state {previous.name!r} of {previous.operator!r} cannot evolve: {'; '.join(faults)}",
-            kind=ErrorKind.SCHEMA_CANNOT_EVOLVE,
-            faults=faults,
-        )
-    return state
-
-
-def evolution_faults(saved: State, wanted: State) -> list[str]:
-    """Why ``wanted``'s current schema cannot read what ``saved`` wrote, a sentence each; empty when it can.
-
-    Fields are matched by id (SPEC.md section 5.7). Mode, kind and key columns may not change either.
-    """
-    faults = [
-        f"{what} was {before} and would be {after}"
-        for what, before, after in (
-            ("mode", saved.mode, wanted.mode),
-            ("kind", saved.kind, wanted.kind),
-            ("key columns", list(saved.key_columns), list(wanted.key_columns)),
-        )
-        if before != after
-    ]
-    fixed = {*saved.key_columns, "_map_key"}
-    for version in saved.schemas:
-        old = {item.id: item for item in version.fields}
-        new = {item.id: item for item in wanted.current.fields}
-        for item in new.values():
-            if item.id not in old:
-                if not item.nullable and item.default is None:
-                    faults.append(f"new column {item.name!r} is neither nullable nor has a default")
-            elif old[item.id].name in fixed and replace(old[item.id], nullable=True) != replace(item, nullable=True):
-                faults.append(
-                    f"key column {old[item.id].name!r} was {_type_text(old[item.id].type)} and would be {item.name!r} "
-                    f"{_type_text(item.type)}; keys never change (use `ckpt rewrite`)"
-                )
-            else:
-                faults += _widening_faults(old[item.id], item)
-        faults += [
-            f"key column {item.name!r} would be dropped"
-            for item in old.values()
-            if item.name in fixed and item.id not in new
-        ]
-    return list(dict.fromkeys(faults))
-
-
-def _widening_faults(old: Field, new: Field) -> list[str]:
-    if old.type == new.type:
-        return []
-    if isinstance(old.type, str) and isinstance(new.type, str):
-        before, after = arrow_type(old.type), arrow_type(new.type)
-        fine = (
-            (old.type in _INTEGERS and new.type in _INTEGERS and _INTEGERS.index(old.type) < _INTEGERS.index(new.type))
-            or (old.type, new.type) == ("float", "double")
-            or (
-                pa.types.is_decimal128(before)
-                and pa.types.is_decimal128(after)
-                and before.scale == after.scale
-                and before.precision < after.precision
-            )
-        )
-        return [] if fine else [f"column {old.name!r} was {old.type} and would be {new.type}, which is no widening"]
-    if isinstance(old.type, str) or isinstance(new.type, str) or old.type[0] != new.type[0]:
-        return [f"column {old.name!r} was {_type_text(old.type)} and would be {_type_text(new.type)}"]
-    before_by_id = {item.id: item for item in children(old)}
-    faults = []
-    for item in children(new):
-        if item.id in before_by_id:
-            faults += _widening_faults(before_by_id[item.id], item)
-        elif old.type[0] != "struct" or not item.nullable:
-            faults.append(f"nested field {old.name}.{item.name} is new and cannot be")
-    return faults
-
-
-def _type_text(kind: FieldType) -> str:
-    return str(arrow_type(kind))

@@ -14,11 +14,12 @@ from graphlib import CycleError, TopologicalSorter
 import pyarrow as pa
 
 from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.evolution import evolution_faults
 from stateformat.hashing import check_key_types
 from stateformat.key_groups import check_parallelism
 from stateformat.model import Edge, Field, JobGraph, Kind, Mode, Operator, Partitioner, State, Status, SubtaskSet
 from stateformat.problems import Problem
-from stateformat.schema import arrow_field, children, default_scalar, evolution_faults
+from stateformat.schema import arrow_field, children, default_scalar
 
 _STATUS = ErrorKind.STATUS_CONTRADICTION
 _GRAPH = ErrorKind.INVALID_GRAPH

@@ -37,9 +37,20 @@ EVERYWHERE: Final[Mapping[str, str]] = {
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
     "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
 }
-"""Settings for any master."""
+"""Settings of a session that we make, for any master."""
 
 _QUIET = Path(__file__).with_name("log4j2-quiet.properties")
+
+JOB: Final[Mapping[str, str]] = {
+    "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
+    "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
+    # Rows may be megabytes: a batch for Python is bounded by bytes, never by the number of rows alone.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    "spark.sql.execution.arrow.maxBytesPerBatch": "64m",
+    # Our stages have as many partitions as they should; planning them again between stages only takes time.
+    "spark.sql.adaptive.enabled": "false",
+}
+"""SQL settings of our own jobs, whatever the user's session says."""
 
 LOCAL: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
@@ -89,6 +100,14 @@ def session(app_name: str = "stateformat") -> SparkSession:
     session_class = _session_class()
     active = _active(session_class)
     return check(active) if active is not None else _start(configure(session_class.builder).appName(app_name))
+
+
+def job_session(spark: SparkSession) -> SparkSession:
+    """A session beside the user's, on the same context, with the settings of :data:`JOB`; theirs stays as it is."""
+    ours: SparkSession = spark.newSession()
+    for name, value in JOB.items():
+        ours.conf.set(name, value)
+    return ours
 
 
 def check(active: SparkSession) -> SparkSession:
@@ -190,4 +209,4 @@ def _start(builder: Any) -> SparkSession:
     return made
 
 
-__all__ = ["check", "configure", "local_session", "session"]
+__all__ = ["check", "configure", "job_session", "local_session", "session"]

@@ -16,23 +16,29 @@ from tools.ckpt.render import Column, Look, age, clock, count, facts, heading, l
 
 @command("history", checkpoint="never")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most this many checkpoints, the newest.")
-def history(session: Session, address: Address, *, limit: int | None) -> None:
+def history(session: Session, address: Address, *, limit: int | None) -> int:
     """List the checkpoints of a store, newest first.
 
     Finished are the operators of which every subtask has ended, partly those of which some have. A record that no parent link
-    from the newest reaches is a stray: no checkpoint, and named below the table.
+    from the newest reaches is a stray: no checkpoint, and named below the table. Where a record cannot be read the list ends
+    with a sentence, for what lies below cannot be told from strays; exit status 1.
     """
+    from stateformat.history import read_history, require_records
+
     store = session.store(address.url)
-    records = store.history(limit)
-    strays = None if limit is not None else store.strays()
+    found = require_records(store.storage, read_history(store.storage, limit=limit))
+    records, broken = found.chain, found.ended_by
+    strays = None if limit is not None or broken else store.strays()
     document = {
         "store": store.url,
         "job_id": records[0].job_id,
         "job_name": records[0].job_name,
         "checkpoints": [history_document(record) for record in records],
         "strays": None if strays is None else [reference(stray) for stray in strays],
+        "ended_by": None if broken is None else {"kind": broken.kind.value, "message": str(broken)},
     }
     session.output.show(document, draw)
+    return 0 if broken is None else 1
 
 
 def draw(document: Document, look: Look) -> Iterator[str]:
@@ -63,6 +69,9 @@ def draw(document: Document, look: Look) -> Iterator[str]:
                 f"Checkpoint {entry['checkpoint_id']} is where the job stopped ({entry['stop']['mode'].replace('_', ' ')}).",
                 look,
             )
+    if document["ended_by"]:
+        yield ""
+        yield from paragraph(f"The list ends here: {document['ended_by']['message']}", look)
     if document["strays"]:
         names = ", ".join(
             f"{stray['checkpoint_id']} (attempt {stray['attempt_id'][:8]})" for stray in document["strays"]

@@ -29,7 +29,7 @@ from backends.spark.rewrite.executor import (
     write_moves,
     write_targets,
 )
-from backends.spark.session import check, session
+from backends.spark.session import check, job_session, session
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.model import Handle
 from stateformat.snapshot import Snapshot, WriteContext
@@ -62,7 +62,7 @@ class SparkEngine:
                 f"{context.storage.url} exists in this process only, Spark's workers are others; use the engine local",
                 kind=ErrorKind.INVALID_URL,
             )
-        spark = check(self.spark) if self.spark else session("ckpt rewrite")
+        spark = job_session(check(self.spark) if self.spark else session("ckpt rewrite"))
         cores = spark.sparkContext.defaultParallelism
         handles = []
         if plan.moves:
