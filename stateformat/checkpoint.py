@@ -19,7 +19,7 @@ from stateformat import layout
 from stateformat.codec import decode_record
 from stateformat.errors import CheckpointExpired, DamagedCheckpoint, ErrorKind, InvalidInput, NotFound
 from stateformat.manifest import Manifest, decode_manifest
-from stateformat.model import CheckpointId, JobGraph, Mode, Record, SchemaVersion, State, Status
+from stateformat.model import CheckpointId, JobGraph, Mode, OperatorId, Record, SchemaVersion, State, Status
 from stateformat.schema import SLICE_SCHEMA, segment_schema
 from stateformat.storage import Storage
 
@@ -209,11 +209,30 @@ class Checkpoint:
         """What one new subtask gets by a plan: for every state of its operator a task to read it, by state name.
 
         ``subtask`` None is the coordinator (and the committables, which the driver commits before anything starts).
-        Empty for a fully finished operator, which is not started. Raises ``RestoreRefused`` when the plan refuses.
+        Empty for an operator that is not started, being fully finished, and for one that the checkpoint does not know.
+        Raises ``RestoreRefused`` when the plan refuses, ``InvalidInput`` for a plan of another checkpoint, and for an
+        operator or subtask that the topology does not have.
         """
+        if plan.source != self.record.ref:
+            raise InvalidInput(
+                f"the plan is for checkpoint {plan.source.checkpoint_id} of attempt {plan.source.attempt_id}, not for "
+                f"{self!r} of attempt {self.record.attempt_id}; plan again"
+            )
         plan.check()
-        saved = self.record.graph.by_uid.get(self.record.graph.operator(operator).uid)
+        saved = self.record.graph.by_uid.get(OperatorId(operator))
+        if operator not in plan.by_operator:
+            raise InvalidInput(
+                f"neither the checkpoint nor the topology has an operator {operator!r}; planned are "
+                f"{', '.join(plan.by_operator) or 'none'}",
+                kind=ErrorKind.UNKNOWN_OPERATOR,
+            )
+        parallelism = plan.by_operator[operator].parallelism
         finished = saved is not None and saved.status is Status.FULLY_FINISHED
+        if subtask is not None and not (0 <= subtask < parallelism or finished):
+            raise InvalidInput(
+                f"operator {operator!r} is planned at parallelism {parallelism}; there is no subtask {subtask}",
+                kind=ErrorKind.INVALID_PARALLELISM,
+            )
         tasks = {}
         for state in self.record.states:
             driver_owned = state.mode in (Mode.COORDINATOR, Mode.COMMITTABLES)

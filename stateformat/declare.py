@@ -115,6 +115,11 @@ def _declare(
         raise InvalidInput(f"keyed state {name!r} of {operator!r} has no key columns; give at least one")
     check_key_types([*key_schema, *(item for item in value_schema if item.name == "_map_key")])
     if previous is not None:
+        if (previous.operator, previous.name) != (operator, name):
+            raise InvalidInput(
+                f"state {name!r} of {operator!r} is declared as what has become of state {previous.name!r} of "
+                f"{previous.operator!r}, which is another state; give the previous of its own"
+            )
         shape = (mode, kind, tuple(key_schema.names), edge)
         if (previous.mode, previous.kind, previous.key_columns, previous.edge) != shape:
             raise InvalidState(

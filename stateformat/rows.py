@@ -74,6 +74,21 @@ def conform(
     return table
 
 
+def conform_keys(rows: pa.Table | pa.RecordBatch, state: State, *, where: str) -> list[pa.ChunkedArray]:
+    """The key columns of the rows as :func:`conform` makes them, in the order of the key; other columns may be anything.
+
+    What is hashed must be what is written: 1 as an int32 and 1 as an int64 hash apart. Raises as :func:`conform` does.
+    """
+    columns = []
+    for field in map(segment_schema(state).field, state.key_columns):
+        if rows.schema.names.count(field.name) != 1:
+            raise InvalidState(f"{where}: key column {field.name!r} is missing or stands twice in {rows.schema.names}")
+        column = rows[field.name]
+        column = column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
+        columns.append(normalise_key_column(_cast(column, field.type, f"{where}: column {field.name!r}")))
+    return columns
+
+
 def _null_found(where: str, column: str, count: int) -> InvalidState:
     return InvalidState(
         f"{where}: column {column!r} is declared without nulls and holds {count}; fill them, or declare it nullable",

@@ -30,6 +30,7 @@ from stateformat.model import (
     Mode,
     State,
 )
+from stateformat.rows import conform_keys
 from stateformat.segment import SegmentPlace, WriteOptions, write_segment
 from stateformat.storage import Storage
 
@@ -69,11 +70,16 @@ class Snapshot:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Snapshot:
-        """The snapshot of :meth:`to_bytes`."""
-        table = pa.ipc.open_stream(data).read_all()
-        facts = json.loads(table.schema.metadata[b"snapshot"])
-        handles = tuple(Handle(**row) for row in table.to_pylist())
-        return cls(facts["operator"], facts["subtask"], handles, tuple(facts["carried"]), facts["finishing"])
+        """The snapshot of :meth:`to_bytes`; ``InvalidInput`` for bytes that are none."""
+        try:
+            table = pa.ipc.open_stream(data).read_all()
+            facts = json.loads(table.schema.metadata[b"snapshot"])
+            handles = tuple(Handle(**row) for row in table.to_pylist())
+            return cls(facts["operator"], facts["subtask"], handles, tuple(facts["carried"]), facts["finishing"])
+        except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
+            raise InvalidInput(
+                f"{len(data)} bytes that should be a snapshot are none: {error}; send Snapshot.to_bytes() whole"
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -99,14 +105,16 @@ class WriteContext:
     def owners(self, operator: str, state: str, rows: pa.Table | pa.RecordBatch) -> np.ndarray:
         """Which subtask each row of a keyed state belongs to (int32, in row order), by SPEC.md section 5.3.
 
-        ``rows`` has at least the key columns. Raises ``InvalidInput`` for a state that has none.
+        ``rows`` has at least the key columns, of any type that :meth:`SnapshotWriter.write` takes for them. Raises
+        ``InvalidInput`` for a state that has none, ``InvalidState`` for key columns that are none of its.
         """
         found = self.graph.operator(operator)
         declared = next((item for item in self.states if (item.operator, item.name) == (operator, state)), None)
         if declared is None or not declared.key_columns:
             raise InvalidInput(f"operator {operator!r} has no keyed state {state!r}", kind=ErrorKind.UNKNOWN_STATE)
         ceiling = found.max_parallelism or default_max_parallelism(found.parallelism)
-        hashes = hash_keys([rows[name] for name in declared.key_columns], found.key_hash or DEFAULT_KEY_HASH)
+        keys = conform_keys(rows, declared, where=f"state {state!r} of {operator!r}")
+        hashes = hash_keys(keys, found.key_hash or DEFAULT_KEY_HASH)
         owners: np.ndarray = subtask_of_key_group(
             key_groups(hashes, ceiling), parallelism=found.parallelism, max_parallelism=ceiling
         )
