@@ -220,18 +220,14 @@ class SegmentReader:
             first = last + 1
 
     def _read(self, first: int, last: int) -> pa.Table:
+        large = self._sizes[last + 1] - self._sizes[first] > _THREADS_BYTES_MIN
         with self._translated():
-            span = self._check_chunks(first, last)
-        if self._file is not None:
-            file = self._file
-        else:
-            data = self._fetch(span)
-            if data.size != span[1]:
-                raise self._damaged(f"it ends before byte {sum(span):,}", ErrorKind.OBJECT_SIZE_DIFFERS)
-            file = self._parquet(pa.PythonFile(_Window(data, span[0], self._handle.size_bytes), "r"))
-        with self._translated():
-            large = self._sizes[last + 1] - self._sizes[first] > _THREADS_BYTES_MIN
+            # Arrow asks for few large ranges (it joins those of neighbouring columns), and works them out itself: what a
+            # forged footer says of a column must not be asked from Python before Arrow has read that column, since
+            # there its exceptions end the process.
+            file = self._file or self._parquet(pa.PythonFile(_Ranges(self._fetch, self._handle.size_bytes), "r"))
             table = file.read_row_groups(range(first, last + 1), use_threads=bool(large))
+            self._check_chunks(first, last)
         rows = int(self._starts[last + 1] - self._starts[first])
         if len(table) != rows:
             raise self._damaged(f"row groups {first} to {last} have {len(table):,} rows, the footer says {rows:,}")
@@ -244,12 +240,11 @@ class SegmentReader:
                 metadata=self._metadata,
                 page_checksum_verification=True,
                 arrow_extensions_enabled=False,
-                pre_buffer=False,
+                pre_buffer=self._file is None and not self._whole,
             )
 
-    def _check_chunks(self, first: int, last: int) -> tuple[int, int]:
-        """Codecs and encodings of these row groups, and the range of bytes (offset, length) in which they lie."""
-        begin, end = self._handle.size_bytes, 0
+    def _check_chunks(self, first: int, last: int) -> None:
+        """Codecs and encodings of these row groups, which have been read."""
         for index in range(first, last + 1):
             group = self._metadata.row_group(index)
             for position in range(group.num_columns):
@@ -259,13 +254,6 @@ class SegmentReader:
                         f"column {chunk.path_in_schema} is stored by {chunk.compression} and {', '.join(chunk.encodings)}, "
                         "which SPEC.md section 5.5 does not list"
                     )
-                offset = chunk.data_page_offset
-                if chunk.has_dictionary_page and chunk.dictionary_page_offset:
-                    offset = min(offset, chunk.dictionary_page_offset)
-                begin, end = min(begin, offset), max(end, offset + chunk.total_compressed_size)
-        if not 0 < begin < end <= self._handle.size_bytes:
-            raise self._damaged(f"row groups {first} to {last} lie at bytes {begin} to {end}, outside of it")
-        return begin, end - begin
 
     def _check_groups(self, table: pa.Table, start: int) -> None:
         """Every row from row ``start`` of the segment has the group that the handle's counts give it."""
@@ -308,24 +296,21 @@ class SegmentReader:
             raise self._damaged(f"it cannot be read as Parquet: {error}") from error
 
 
-class _Window:
-    """A file of which only a range is there; for Parquet readers that know where they read."""
+class _Ranges:
+    """An object of a storage as a file: each read is one request."""
 
     closed = False
 
-    def __init__(self, data: pa.Buffer, offset: int, size_bytes: int) -> None:
-        self._data = data
-        self._offset = offset
+    def __init__(self, fetch: Callable[[tuple[int, int]], pa.Buffer], size_bytes: int) -> None:
+        self._fetch = fetch
         self._size_bytes = size_bytes
         self._position = 0
 
     def read(self, length: int = -1) -> pa.Buffer:
-        start = self._position - self._offset
         length = self._size_bytes - self._position if length < 0 else length
-        if start < 0 or start + length > self._data.size:
-            raise OSError(f"bytes {self._position} to {self._position + length} belong to no row group that is read")
-        self._position += length
-        return self._data.slice(start, length)
+        data = self._fetch((self._position, length))
+        self._position += data.size
+        return data
 
     def seek(self, position: int, whence: int = 0) -> int:
         self._position = position + (0, self._position, self._size_bytes)[whence]
