@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from redistribution.arrays import Flags, Handles, Ints
+from redistribution.arrays import Flags, Handles, Ints, damaged
 from redistribution.refusals import Refusal, RefusalCode
 from stateformat.model import PER_SUBTASK_MODES, Mode, Operator, Record, State, Status, SubtaskSet
 
@@ -39,6 +39,40 @@ def checkpoint_refusals(record: Record, states: Sequence[State], handles: Handle
     for operator in record.graph.operators:
         yield from _range_refusals(operator)
     yield from _handle_refusals(record, states, handles)
+
+
+def check_groups(record: Record, states: Sequence[State], handles: Handles) -> None:
+    """``DamagedCheckpoint`` for keyed handles with groups that are not their subtask's, or that two of a layer share.
+
+    Either would give some rows to nobody or twice (SPEC.md sections 4.3 and 5.3), without a word.
+    """
+    keyed = np.array([state.mode is Mode.KEYED for state in states], dtype=np.bool_)
+    found = handles.where(keyed[handles.state] & (handles.rows > 0))
+    operators = [record.graph.operator(state.operator) for state in states]
+    parallelism = np.array([operator.parallelism for operator in operators], dtype=np.int64)[found.state]
+    ceiling = np.array([operator.max_parallelism or 0 for operator in operators], dtype=np.int64)[found.state]
+    first = -(-found.subtask * ceiling // parallelism)
+    last = -(-(found.subtask + 1) * ceiling // parallelism) - 1
+    # Subtasks and groups that do not exist are said elsewhere, in other words.
+    exists = (found.subtask >= 0) & (found.subtask < parallelism) & (found.last_group < ceiling)
+    foreign = np.flatnonzero(exists & ((found.first_group < first) | (found.last_group > last)))
+    if len(foreign):
+        at = int(foreign[0])
+        raise damaged(
+            int(found.number[at]),
+            f"has key groups {found.first_group[at]} to {found.last_group[at]}, and its subtask {found.subtask[at]} owns "
+            f"{first[at]} to {last[at]}",
+        )
+    beside = (found.state[1:] == found.state[:-1]) & (found.subtask[1:] == found.subtask[:-1])
+    beside &= found.layer[1:] == found.layer[:-1]
+    if not (beside & (found.first_group[1:] <= found.last_group[:-1])).any():
+        return
+    # Handles of one layer may stand in any order of groups.
+    order = np.lexsort((found.first_group, found.layer, found.subtask, found.state))
+    shared = beside & (found.first_group[order][1:] <= found.last_group[order][:-1])
+    if shared.any():
+        at = int(order[1:][shared][0])
+        raise damaged(int(found.number[at]), "has key groups that another handle of its subtask and layer has too")
 
 
 def _range_refusals(operator: Operator) -> Iterator[Refusal]:

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from redistribution.arrays import EVERY, Flags, Handles, Ints, Slices, States, assemble, read_handles
 from redistribution.broadcast import copy_broadcast
-from redistribution.checkpoint_rules import checkpoint_refusals
+from redistribution.checkpoint_rules import check_groups, checkpoint_refusals
 from redistribution.compatibility import (
     Match,
     check_drop,
@@ -74,6 +74,7 @@ def plan_restore(
     record = checkpoint.record
     ordered = sorted(record.states, key=lambda state: (state.operator, state.name))
     handles = read_handles(checkpoint.handles, ordered)
+    check_groups(record, ordered, handles)
     rows = np.zeros(len(ordered), dtype=np.int64)
     np.add.at(rows, handles.state, handles.rows)
     match = Match(

@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 from stateformat.errors import ErrorKind, InvalidState
 from stateformat.hashing import DEFAULT_KEY_HASH
 from stateformat.key_groups import default_max_parallelism
-from stateformat.model import JobGraph, SubtaskSet
+from stateformat.manifest import cut_handles, handles_table
+from stateformat.model import Handle, JobGraph, Mode, State, SubtaskSet
 from stateformat.schema import MANIFEST_SCHEMA
 from stateformat.snapshot import ON_TOP, Snapshot
 
@@ -98,6 +99,27 @@ def carried_handles(table: pa.Table, operator: str, state: str, subtasks: list[i
             state=state,
         )
     return found.select(MANIFEST_SCHEMA.names).cast(MANIFEST_SCHEMA)
+
+
+def carried_by_plan(
+    handles: pa.Table, slices: pa.Table, states: Iterable[State], parallelism: Mapping[str, int]
+) -> pa.Table:
+    """Keyed handles cut by the slices of a restore plan, and an empty one of layer 0 wherever a subtask has none.
+
+    ``handles`` is the whole manifest, ``parallelism`` that of the operators which are started. The slices leave out what has
+    no rows; whoever carries says of every subtask what it has, if only that it is nothing (SPEC.md section 4.6).
+    """
+    keyed = [state for state in states if state.mode is Mode.KEYED and state.operator in parallelism]
+    wanted = slices.filter(pc.equal(slices["mode"], Mode.KEYED.value))
+    bases = wanted.filter(pc.equal(wanted["layer"], 0))
+    empty: list[Handle] = []
+    for state in keyed:
+        mine = pc.and_(pc.equal(bases["operator"], state.operator), pc.equal(bases["state"], state.name))
+        held = np.zeros(parallelism[state.operator], np.bool_)
+        held[bases["subtask"].filter(mine).to_numpy()] = True
+        blank = Handle(state.operator, state.name, state.mode, None, 0, None, state.current.id)
+        empty += [blank._replace(subtask=subtask) for subtask in np.flatnonzero(~held).tolist()]
+    return pa.concat_tables([cut_handles(handles, wanted), handles_table(empty)])
 
 
 def on_top(own: pa.Table, underneath: Mapping[tuple[str, str], pa.Table]) -> pa.Table:

@@ -213,12 +213,7 @@ class Checkpoint:
         Raises ``RestoreRefused`` when the plan refuses, ``InvalidInput`` for a plan of another checkpoint, and for an
         operator or subtask that the topology does not have.
         """
-        if plan.source != self.record.ref:
-            raise InvalidInput(
-                f"the plan is for checkpoint {plan.source.checkpoint_id} of attempt {plan.source.attempt_id}, not for "
-                f"{self!r} of attempt {self.record.attempt_id}; plan again"
-            )
-        plan.check()
+        self._check_plan(plan)
         saved = self.record.graph.by_uid.get(OperatorId(operator))
         if operator not in plan.by_operator:
             raise InvalidInput(
@@ -242,6 +237,31 @@ class Checkpoint:
                 continue
             tasks[state.name] = self._task(state, plan.slices_of(operator, subtask, state.name))
         return tasks
+
+    def carried(self, plan: Any) -> pa.Table:
+        """What ``begin(carried=...)`` takes after a restore by ``plan``: the keyed state, cut for its new subtasks.
+
+        Handles in the manifest's columns with ``inline``, all layers of them; a subtask without rows has an empty one. No
+        segment is opened. Raises as :meth:`restore` does, and whatever reading the manifest raises.
+        """
+        from stateformat.assembly import carried_by_plan
+
+        self._check_plan(plan)
+        states = [
+            state
+            for state in self.record.states
+            if not {state.operator, f"{state.operator}/{state.name}"} & {*plan.drop}
+        ]
+        started = {uid: operator.parallelism for uid, operator in plan.by_operator.items() if operator.starts}
+        return carried_by_plan(self.manifest.full(), plan.assigned, states, started)
+
+    def _check_plan(self, plan: Any) -> None:
+        if plan.source != self.record.ref:
+            raise InvalidInput(
+                f"the plan is for checkpoint {plan.source.checkpoint_id} of attempt {plan.source.attempt_id}, not for "
+                f"{self!r} of attempt {self.record.attempt_id}; plan again"
+            )
+        plan.check()
 
     def read_slices(self, slices: pa.Table) -> ReadTask:
         """A task for any slices of one state (``schema.SLICE_SCHEMA``, at least one row)."""

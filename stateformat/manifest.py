@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from stateformat.errors import DamagedCheckpoint, ErrorKind
+from stateformat.footer import without_arrow_schema
 from stateformat.handle_cut import cut_handles
 from stateformat.manifest_rules import HandleFault, first_unsorted, handle_faults, inline_faults, integers
 from stateformat.model import Handle, ManifestRef, Totals
@@ -299,9 +300,12 @@ def _typed(column: pa.ChunkedArray, expected: pa.DataType) -> pa.ChunkedArray:
     return pa.chunked_array(chunks, expected)
 
 
-def _open(data: pa.Buffer | None, **options: Any) -> pq.ParquetFile:
+def _open(data: pa.Buffer, **options: Any) -> pq.ParquetFile:
     return pq.ParquetFile(
-        pa.BufferReader(data), page_checksum_verification=True, arrow_extensions_enabled=False, **options
+        pa.BufferReader(without_arrow_schema(data)),
+        page_checksum_verification=True,
+        arrow_extensions_enabled=False,
+        **options,
     )
 
 

@@ -224,7 +224,7 @@ class PendingCheckpoint:
             was = f"{before.parallelism} of {before.max_parallelism}" if before else "absent"
             raise InvalidState(
                 f"operator {uid!r} carries state, at parallelism {shape[0]} of {shape[1]}, and was {was} in the parent; "
-                "give begin(carried=...) the handles as the restore plan has cut them, or write the state whole",
+                "begin with carried=Checkpoint.carried(plan), its handles as the restore plan cuts them, or write the state whole",
                 kind=ErrorKind.STATE_NOT_ALLOWED,
                 operator=uid,
             )

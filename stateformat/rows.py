@@ -70,6 +70,7 @@ def conform(
     table = pa.Table.from_arrays(columns, schema=pa.schema(fields))
     if delta:
         _check_operations(table, state, where)
+    _check_own_columns(table, state, where)
     _check_nulls(table, state.by_schema_id[schema_id].fields, where)
     return table
 
@@ -109,6 +110,16 @@ def _check_operations(table: pa.Table, state: State, where: str) -> None:
         for name in clears.column_names:
             if name not in (KEY_GROUP.name, OP.name, *state.key_columns) and clears[name].null_count < len(clears):
                 raise InvalidState(f"{where}: a clear (_op 2) holds a value in {name!r}; it has key columns only")
+
+
+def _check_own_columns(table: pa.Table, state: State, where: str) -> None:
+    """The format's own part of a row key is null in clears only (SPEC.md section 5.3)."""
+    for name in state.row_key[len(state.key_columns) :]:
+        if name == "_map_key" or not table[name].null_count:
+            continue
+        rows = table.filter(pc.not_equal(table[OP.name], CLEAR)) if OP.name in table.column_names else table
+        if rows[name].null_count:
+            raise _null_found(where, name, rows[name].null_count)
 
 
 def _check_nulls(table: pa.Table, fields: tuple[Field, ...], where: str) -> None:

@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 
 from stateformat.digests import digest
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, StorageError
+from stateformat.footer import carries_arrow_schema
 from stateformat.model import Handle, Mode, Record, State
 from stateformat.schema import KEY_GROUP, has_key_groups, segment_schema
 from stateformat.storage import Storage
@@ -141,6 +142,9 @@ class SegmentReader:
                 )
             footer = self._fetch((handle.size_bytes - handle.footer_bytes, handle.footer_bytes))
             self._check_bytes(footer, handle.footer_bytes, handle.footer_digest, "its footer")
+        if carries_arrow_schema(footer):
+            # Arrow acts on one as soon as it opens the file.
+            raise self._damaged("it holds an ARROW:schema, which a segment must not")
         with self._translated():
             self._metadata = metadata = pq.read_metadata(pa.BufferReader(footer))
             groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
@@ -199,8 +203,6 @@ class SegmentReader:
         written = said.get(b"stateformat.checkpoint_id", b"")
         if not (written.isdigit() and 0 < int(written) <= record.checkpoint_id):
             raise self._damaged(f"it says checkpoint_id {written!r}, and checkpoint {record.checkpoint_id} names it")
-        if b"ARROW:schema" in said:
-            raise self._damaged("it holds an ARROW:schema, which a segment must not")
         due = segment_schema(self._state, handle.schema_id, delta=handle.layer > 0)
         if not schema.equals(due, check_metadata=False):
             raise self._damaged(f"its columns are {_one_line(schema)}; they should be {_one_line(due)}")

@@ -149,8 +149,8 @@ class CheckpointStore:
         had is how output gets lost (publish-protocol F1). ``parent`` may come from another store, as a permit or as a
         :class:`Checkpoint`: then this store must be empty when it publishes, and :meth:`adopt_objects` comes first.
         ``source`` is the checkpoint whose content a rescale, rewrite or rollback has, by default its parent. ``graph`` may carry finished
-        subtasks from before. ``carried``: manifest rows with ``inline``, cut for ``graph``, to carry state from where
-        the parallelism has changed since the parent. Raises ``JobMismatch``, and ``InvalidInput`` for a parent of this
+        subtasks from before. ``carried``: what to carry state from where the parallelism has changed since the
+        parent, cut for ``graph`` by :meth:`Checkpoint.carried`. Raises ``JobMismatch``, and ``InvalidInput`` for a parent of this
         store that is no permit.
         """
         held = parent.checkpoint() if isinstance(parent, CommitPermit) else parent

@@ -82,6 +82,7 @@ def validate(
     ids = record_ids(storage)
     if not ids:
         require_records(storage, read_history(storage, limit=1))
+        ids = record_ids(storage)  # The first has been published between the two.
     chosen = CheckpointId(ids[-1] if checkpoint_id is None else checkpoint_id)
     if chosen not in ids:
         chain_down_to(storage, chosen)  # Says whether it never was, or has expired.

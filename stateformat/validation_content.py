@@ -17,7 +17,17 @@ from stateformat.errors import ErrorKind
 from stateformat.key_groups import check_parallelism, range_bounds
 from stateformat.manifest import sort_handles
 from stateformat.manifest_rules import handle_faults, integers, runs, sharing_faults
-from stateformat.model import PER_SUBTASK_MODES, JobGraph, Mode, Operator, OperatorId, State, Status, SubtaskSet
+from stateformat.model import (
+    PER_SUBTASK_MODES,
+    JobGraph,
+    Mode,
+    Operator,
+    OperatorId,
+    Partitioner,
+    State,
+    Status,
+    SubtaskSet,
+)
 from stateformat.problems import Problem, ordered
 from stateformat.schema import has_key_groups
 from stateformat.validation_graph import check_graph, check_states
@@ -72,11 +82,31 @@ def check_handles(graph: JobGraph, states: Sequence[State], handles: pa.Table) -
             yield Problem(kind, "SPEC 4.1", message, operator=key[0], state=key[1])
             continue
         seen.add(key)
+        if state.mode is Mode.IN_FLIGHT:
+            yield from _on_wrong_edge(graph, state, int(columns.numbers["rows"][start:stop].sum()))
         yield from _StateHandles(operator, state, columns, start, stop).problems()
     for key, state in declared.items():
         operator = graph.by_uid.get(state.operator)
         if key not in seen and operator is not None:
             yield from _StateHandles(operator, state, columns, 0, 0).problems()
+
+
+def _on_wrong_edge(graph: JobGraph, state: State, rows: int) -> Iterator[Problem]:
+    """Records in flight on an edge that no restore could give back (section 3.6): barriers never overtake any there."""
+    edge = graph.by_edge.get(state.edge or "")
+    if (
+        rows
+        and edge is not None
+        and not (edge.feedback or edge.partitioner in (Partitioner.HASH, Partitioner.REBALANCE))
+    ):
+        yield Problem(
+            _NOT_ALLOWED,
+            "SPEC 3.6",
+            f"state {state.name!r} of operator {state.operator!r} holds {rows:,} records in flight on {edge.partitioner} edge "
+            f"{edge.id!r}; only hash, rebalance and feedback edges may hold any",
+            operator=state.operator,
+            state=state.name,
+        )
 
 
 class _Columns:

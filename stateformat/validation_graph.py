@@ -19,7 +19,7 @@ from stateformat.hashing import check_key_types
 from stateformat.key_groups import check_parallelism
 from stateformat.model import Edge, Field, JobGraph, Kind, Mode, Operator, Partitioner, State, Status, SubtaskSet
 from stateformat.problems import Problem
-from stateformat.schema import arrow_field, children, default_scalar
+from stateformat.schema import MAX_NESTING, arrow_field, children, default_scalar
 
 _STATUS = ErrorKind.STATUS_CONTRADICTION
 _GRAPH = ErrorKind.INVALID_GRAPH
@@ -211,6 +211,10 @@ def _declaration(state: State) -> Iterator[Problem]:
         yield _problem(state, _SCHEMA, "SPEC 3.6", "is keyed and has no key columns")
     if state.key_columns and state.mode not in (Mode.KEYED, Mode.IN_FLIGHT):
         yield _problem(state, _SCHEMA, "SPEC 3.6", f"is of mode {state.mode} and has key columns")
+    if len(set(state.key_columns)) != len(state.key_columns):
+        yield _problem(state, _SCHEMA, "SPEC 3.6", f"has a key column twice: {list(state.key_columns)}")
+    if state.mode is Mode.PROGRESS and any(schema.fields for schema in state.schemas):
+        yield _problem(state, _SCHEMA, "SPEC 5.1", "is progress and has fields; its columns are the format's own")
     ids = [schema.id for schema in state.schemas]
     if not ids or ids[0] < 1 or ids != sorted(set(ids)):
         yield _problem(state, _SCHEMA, "SPEC 3.6", f"has schemas {ids}; ids ascend from 1 or above")
@@ -223,7 +227,8 @@ def _schemas(state: State) -> Iterator[Problem]:
         where = f"schema {schema.id}"
         if len(set(names)) != len(names):
             yield _problem(state, _SCHEMA, "SPEC 3.6", f"has two fields of one name in {where}: {names}")
-        wrong = [name for name in names if not name or (name.startswith("_") and name not in fixed)]
+        map_key = {"_map_key"} if state.kind is Kind.MAP else set()
+        wrong = [name for name in names if not name or (name.startswith("_") and name not in map_key)]
         if wrong:
             yield _problem(
                 state, _SCHEMA, "SPEC 3.6", f"has fields {wrong} in {where}; such names belong to the format"
@@ -250,12 +255,27 @@ def _types(state: State, fields: Sequence[Field], fixed: Sequence[str]) -> Itera
             column = arrow_field(item)
             if item.name in fixed:
                 check_key_types([column])
-            for inner in _nested([item]):
-                if inner.default is not None:
-                    default_scalar(inner.default, inner.type)
+            if item.default is not None:
+                default_scalar(item.default, item.type)
+            yield from _nesting(state, item, item.name)
         except (InvalidInput, pa.ArrowException) as error:
             kind = error.kind if isinstance(error, InvalidInput) else ErrorKind.UNSUPPORTED_TYPE
             yield _problem(state, kind, "SPEC 3.7", f"has a field {item.name!r} that the format does not hold: {error}")
+
+
+def _nesting(state: State, item: Field, path: str, depth: int = 0) -> Iterator[Problem]:
+    """What only nested fields can get wrong."""
+    inner = children(item)
+    if inner and depth >= MAX_NESTING:
+        yield _problem(state, _SCHEMA, "SPEC 3.7", f"has a field {path!r} nested deeper than {MAX_NESTING}")
+        return
+    names = [child.name for child in inner]
+    if len(set(names)) != len(names):
+        yield _problem(state, _SCHEMA, "SPEC 3.6", f"has two fields of one name in {path!r}: {names}")
+    for child in inner:
+        if child.default is not None:
+            yield _problem(state, _SCHEMA, "SPEC 3.6", f"has a default in the nested field {path}.{child.name}")
+        yield from _nesting(state, child, f"{path}.{child.name}", depth + 1)
 
 
 def _nested(fields: Iterable[Field]) -> Iterator[Field]:

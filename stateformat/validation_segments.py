@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from stateformat.errors import CheckpointError, ErrorKind, StorageError
+from stateformat.footer import carries_arrow_schema
 from stateformat.manifest import Manifest
 from stateformat.manifest_rules import integers
 from stateformat.model import Mode, Operator, Record, State, SubtaskSet
@@ -217,6 +218,10 @@ class _SegmentCheck:
             what = f"does not end in a Parquet footer of {length} bytes, which is what the manifest says"
             self.tell(_DAMAGED, "SPEC 4.1", what)
             return None
+        if carries_arrow_schema(tail):
+            # Arrow acts on one as soon as it opens the file.
+            self.tell(_DAMAGED, "SPEC 3.7", "carries an ARROW:schema, which readers must not act on")
+            return None
         try:
             # Metadata is parsed from the end of a file; what lies before it is not looked at.
             return pq.read_metadata(pa.BufferReader(b"PAR1" + tail.to_pybytes()))
@@ -250,9 +255,6 @@ class _SegmentCheck:
             sound = False
         if "stateformat.write_id" not in stored:
             self.tell(_DAMAGED, "SPEC 5.6", "has no write_id in its footer")
-        if "ARROW:schema" in stored:
-            self.tell(_DAMAGED, "SPEC 3.7", "carries an ARROW:schema, which readers must not act on")
-            sound = False
         return sound
 
     def _shaped(self, metadata: Any) -> bool:

@@ -129,6 +129,22 @@ def test_records_in_flight_keep_their_order_per_channel_when_keys_are_dealt_anew
         assert len(order) > 0
 
 
+def test_much_state_of_few_subtasks_is_read_in_more_parts_than_there_were_subtasks(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = store.open()
+    spec = RewriteSpec(max_parallelism=64)
+    few = plan_rewrite(before, spec).sources
+    monkeypatch.setattr("backends.rewrite.planning.SOURCE_BYTES", 100)
+    many = plan_rewrite(before, spec).sources
+    assert len(many) > 2 * len(few)
+    assert sum(source.rows for source in many) == sum(source.rows for source in few)
+    rewrite(store, before, spec)
+    for name in ("total", "per_day", "last", "timers", "overtaken"):
+        assert jobs.all_rows(store.open(), "sums", name) == jobs.all_rows(before, "sums", name)
+    assert problems(store) == []
+
+
 def test_max_parallelism_may_rise_and_parallelism_above_the_old_one_with_it(store: CheckpointStore) -> None:
     with pytest.raises(RestoreRefused, match="max parallelism"):
         rewrite(store, store.open(), RewriteSpec(parallelism=20))

@@ -109,11 +109,12 @@ def test_what_spark_says_of_a_failure_that_is_not_ours_becomes_one_sentence() ->
     assert str(error).endswith("ValueError: no space")
 
 
-def test_a_store_in_memory_is_refused(spark: Any) -> None:
+def test_a_store_in_memory_is_refused(spark: Any, tmp_path: Path) -> None:
     store = CheckpointStore(open_storage("memory://rewrite-on-spark"))
     jobs.publish(store)
-    with pytest.raises(InvalidInput, match="this process only"):
-        rewrite(store, store.open(), engine=SparkEngine(spark))
+    for target in (None, new_store(tmp_path / "target")):
+        with pytest.raises(InvalidInput, match="this process only"):
+            rewrite(store, store.open(), engine=SparkEngine(spark), target=target)
 
 
 def test_frames_are_of_bounded_size_and_lose_no_row() -> None:
@@ -144,6 +145,20 @@ def test_there_are_more_tasks_than_cores_only_where_there_is_much_to_do() -> Non
     assert task_count(100, 10 * TASK_BYTES, 4) == 10
     assert task_count(100, 10 * TASK_BYTES + 1, 4) == 11
     assert task_count(3, 10 * TASK_BYTES, 4) == 3
+
+
+def test_the_demo_counts_a_row_that_is_lost_repeated_or_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    from flights_check import differing_rows
+
+    right = pa.table({"tailnum": ["a", None, "b"], "flights": [1, 2, 3]})
+    for wrong, count in (
+        (right.slice(1), 1),
+        (pa.concat_tables([right, right.slice(0, 1)]), 1),
+        (pa.table({"tailnum": ["a", "", "b"], "flights": [1, 2, 3]}), 2),
+        (right.take([2, 0, 1]), 0),
+    ):
+        assert differing_rows(right, wrong, ["tailnum", "flights"]) == count
 
 
 def test_an_active_session_is_used_unless_its_workers_are_others(

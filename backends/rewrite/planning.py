@@ -6,8 +6,8 @@ writes one segment. No row moves between tasks, so there is no shuffle.
 
 Only a change of max parallelism moves rows, because it makes new key groups. For the operators concerned, the planner is
 shown their keyed states (and keyed in-flight states) without rows and with the new max parallelism; it deals everything
-else and refuses what a restore would refuse. What it was not shown is dealt here: one *source* per old subtask reads and
-hashes, one *target* per new subtask writes.
+else and refuses what a restore would refuse. What it was not shown is dealt here: *sources* read old key groups and hash,
+one *target* per new subtask writes.
 
 Nothing here opens a segment.
 """
@@ -24,12 +24,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backends.rewrite.spec import RewriteSpec
+from redistribution.arrays import States, assemble, read_handles
+from redistribution.keyed import cut_keyed
 from redistribution.rescale import rescale
 from redistribution.restore_plan import plan_restore
 from stateformat.checkpoint import Checkpoint, ReadTask
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.model import JobGraph, Mode, Operator, OperatorId, RescaledFrom, State, Status
-from stateformat.schema import MANIFEST_SCHEMA, has_key_groups
+from stateformat.schema import MANIFEST_SCHEMA, SLICE_SCHEMA, has_key_groups
+
+SOURCE_BYTES = 256 * 2**20
+"""A state has more sources than it had subtasks where they would read more than this each, as stored."""
 
 
 class Place(NamedTuple):
@@ -54,7 +59,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Source:
-    """Rows of one old subtask whose keys are dealt anew. Subtask *i* of the new owners is target ``first_target`` + i."""
+    """Rows of some old key groups whose keys are dealt anew. Subtask *i* of the new owners is target ``first_target`` + i."""
 
     read: ReadTask
     operator: Operator
@@ -264,19 +269,43 @@ def _sources(
     checkpoint: Checkpoint, graph: JobGraph, names: _Names, rehash: Mapping[tuple[str, str], State]
 ) -> tuple[tuple[Source, ...], tuple[Place, ...]]:
     """Sources and targets of the states whose keys are dealt anew. ``graph`` is the dealt one, with its old uids."""
-    sources: list[Source] = []
+    first_targets: dict[tuple[str, str], int] = {}
     targets: list[Place] = []
-    for (uid, name), state in rehash.items():
-        operator = graph.operator(uid)
-        first_target = len(targets)
-        targets += [Place(names.uid(uid), name, subtask) for subtask in range(operator.parallelism)]
-        for subtask in range(checkpoint.record.graph.operator(uid).parallelism):
-            read = checkpoint.read(uid, name, subtask)
-            rows = pc.sum(read.slices["rows"]).as_py() or 0
-            if rows:
-                stored = pc.sum(read.slices["bytes"]).as_py()
-                sources.append(Source(read, operator, first_target, rows, stored, _exact(state, read.slices)))
+    for uid, name in rehash:
+        first_targets[uid, name] = len(targets)
+        targets += [Place(names.uid(uid), name, subtask) for subtask in range(graph.operator(uid).parallelism)]
+    sources = [
+        Source(
+            read=checkpoint.read_slices(mine),
+            operator=graph.operator(uid),
+            first_target=first_targets[uid, name],
+            rows=pc.sum(mine["rows"]).as_py(),
+            bytes=pc.sum(mine["bytes"]).as_py(),
+            exact=_exact(rehash[uid, name], mine),
+        )
+        for (uid, name, _), mine in _by_place(_cut_for_readers(checkpoint, rehash))
+    ]
     return tuple(sources), tuple(targets)
+
+
+def _cut_for_readers(checkpoint: Checkpoint, rehash: Mapping[tuple[str, str], State]) -> pa.Table:
+    """Slices of the states whose keys are dealt anew, for as many readers as there were subtasks, or more where that is much.
+
+    A key group and all its layers come to one reader, by the rule for keyed state at the readers' number.
+    """
+    if not rehash:
+        return SLICE_SCHEMA.empty_table()
+    ordered = sorted(checkpoint.record.states, key=lambda state: (state.operator, state.name))
+    handles = read_handles(checkpoint.handles, ordered)
+    size_bytes = np.bincount(handles.state, checkpoint.handles["size_bytes"].to_numpy(), len(ordered))
+    operators = [checkpoint.record.graph.operator(state.operator) for state in ordered]
+    takes_part = np.array([(state.operator, state.name) in rehash for state in ordered])
+    parallelism = np.array([operator.parallelism for operator in operators])
+    max_parallelism = np.array([operator.max_parallelism for operator in operators])
+    readers = np.minimum(np.maximum(parallelism, size_bytes.astype(np.int64) // SOURCE_BYTES), max_parallelism)
+    nobody = np.zeros(len(ordered), dtype=np.bool_)
+    states = States(np.arange(len(ordered)), readers, max_parallelism, settled=nobody, undisturbed=nobody)
+    return assemble(cut_keyed(handles.where(takes_part[handles.state]), states), checkpoint.handles, ordered)
 
 
 __all__ = ["Move", "Place", "RewritePlan", "Source", "plan_rewrite"]

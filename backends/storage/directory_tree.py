@@ -232,8 +232,9 @@ class DirectoryTree:
         way = Path()
         for part in path.split("/"):
             way /= part
-            if (self.root / way).is_symlink():
-                return str(way)
+            with contextlib.suppress(OSError):  # A name too long for the system is none.
+                if (self.root / way).is_symlink():
+                    return str(way)
         return None
 
 

@@ -167,7 +167,10 @@ class LocalStorage:
             try:
                 with self._tree.open_object(parents, name) as opened:
                     yield opened
-            except FileNotFoundError:
+            except OSError as error:
+                # What the system has no room to name cannot be there.
+                if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):
+                    raise
                 absent = True
         if absent:
             raise missing(self.url, path)

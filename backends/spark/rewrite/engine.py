@@ -57,11 +57,12 @@ class SparkEngine:
 
     def run(self, context: WriteContext, plan: RewritePlan, done: Callable[[int], None]) -> list[Handle]:
         """A handle for each move, and for each target that rows were dealt to."""
-        if context.storage.url.startswith("memory:"):
-            raise InvalidInput(
-                f"{context.storage.url} exists in this process only, Spark's workers are others; use the engine local",
-                kind=ErrorKind.INVALID_URL,
-            )
+        for url in {context.storage.url, *(unit.read.storage.url for unit in (*plan.moves, *plan.sources))}:
+            if url.startswith("memory:"):
+                raise InvalidInput(
+                    f"{url} exists in this process only, Spark's workers are others; use the engine local",
+                    kind=ErrorKind.INVALID_URL,
+                )
         spark = job_session(check(self.spark) if self.spark else session("ckpt rewrite"))
         cores = spark.sparkContext.defaultParallelism
         handles = []
