@@ -57,7 +57,8 @@ class SparkEngine:
 
     def run(self, context: WriteContext, plan: RewritePlan, done: Callable[[int], None]) -> list[Handle]:
         """A handle for each move, and for each target that rows were dealt to."""
-        for url in {context.storage.url, *(unit.read.storage.url for unit in (*plan.moves, *plan.sources))}:
+        reads = [*(move.read for move in plan.moves), *(source.read for source in plan.sources)]
+        for url in {context.storage.url, *(read.storage.url for read in reads)}:
             if url.startswith("memory:"):
                 raise InvalidInput(
                     f"{url} exists in this process only, Spark's workers are others; use the engine local",
