@@ -10,6 +10,10 @@ They belong to the receiver, under the state of their edge. By the edge's partit
   of such an edge; each gets its part of a channel in the order in which it was sent.
 - *broadcast*, which only a feedback edge may be: everyone keeps its own, and another parallelism is refused.
 
+After a rescale several handles, also of several subtasks, name parts of one channel's segment, and dealing those again may give a
+subtask a later part before an earlier one. :func:`in_segment_order` puts that right. The rows of a channel ascend along its
+segment (SPEC.md section 5.2), so the place in the segment is all that has to be known.
+
 No other edge may hold records (compatibility refuses). Groups on edges that are not hash edges are senders (SPEC.md section
 4.3), so the manifest knows the length of every channel and no record has to be read to deal it out.
 """
@@ -17,6 +21,8 @@ No other edge may hold records (compatibility refuses). Groups on edges that are
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from redistribution.arrays import Flags, Handles, Slices, States, before, spread
 from redistribution.even_split import deal
@@ -40,6 +46,26 @@ def deal_in_flight(handles: Handles, states: States, *, by_key: Flags, stays: Fl
             _deal_channels(handles.where(~keyed & ~own), states),
         ]
     )
+
+
+def in_segment_order(slices: Slices, table: pa.Table) -> Slices:
+    """In-flight slices such that what a subtask reads of one segment ascends: each channel in the order in which it was sent.
+
+    ``table`` is the manifest. Segments follow each other as they first stand in it. Slices of handles that share no segment
+    are returned as they are.
+    """
+    if not len(slices):
+        return slices
+    used = np.flatnonzero(np.bincount(slices.handle))
+    # Who has a whole segment shares it with nobody: the usual case, in which no path is looked at.
+    if bool((table["rows"].to_numpy()[used] == table["segment_rows"].to_numpy()[used]).all()):
+        return slices
+    segments = pc.dictionary_encode(table["path"].take(pa.array(used)).combine_chunks())
+    if len(segments.dictionary) == len(used):
+        return slices
+    segment = np.empty(table.num_rows, dtype=np.int64)
+    segment[used] = segments.indices.to_numpy()
+    return slices.take(np.lexsort((slices.row_start, segment[slices.handle], slices.subtask, slices.state)))
 
 
 def _deal_channels(handles: Handles, states: States) -> Slices:

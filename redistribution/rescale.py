@@ -2,7 +2,7 @@
 
 Theory of operation. Rescaling changes who owns what and touches no segment, so the result is slices of the old manifest, which
 ``manifest.cut_handles`` turns into the new one (SPEC.md sections 4.6 and 6.4). Keyed, even-split, in-flight and broadcast
-state stand where the plan puts them. Of union state and progress, which a restore gives to everyone, each handle must stand
+state stand where the plan puts them, in-flight parts of one segment in its order. Of union state and progress, which a restore gives to everyone, each handle must stand
 with one subtask: the handles of old reporter *j* of *k* go to new subtask ⌊j·p/k⌋, which keeps their order. A running subtask that
 gets nothing of a state gets an empty handle.
 
@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from redistribution.arrays import EVERY, Flags, Handles, Ints, Slices, assemble, read_handles, spread
+from redistribution.in_flight import in_segment_order
 from redistribution.operator_plan import Action
 from redistribution.plan import RestorePlan
 from redistribution.restore_plan import Plannable
@@ -38,7 +39,7 @@ from stateformat.model import (
     Status,
 )
 
-_AS_PLANNED = (Mode.KEYED, Mode.EVEN_SPLIT, Mode.BROADCAST, Mode.IN_FLIGHT, Mode.COORDINATOR)
+_AS_PLANNED = (Mode.KEYED, Mode.EVEN_SPLIT, Mode.BROADCAST, Mode.COORDINATOR)
 _DEALT_WHOLE = (Mode.UNION, Mode.PROGRESS)
 
 
@@ -80,9 +81,11 @@ def rescale(checkpoint: Plannable, plan: RestorePlan) -> Rescaled:
     )
     whole = handles.where((kept & np.isin(modes, _DEALT_WHOLE))[handles.state])
     committables = handles.where((kept & (modes == Mode.COMMITTABLES))[handles.state])
+    in_flight = _planned(plan.assigned, handles, (kept & (modes == Mode.IN_FLIGHT))[handles.state])
     dealt = Slices.concat(
         [
             _planned(plan.assigned, handles, (kept & np.isin(modes, _AS_PLANNED))[handles.state]),
+            in_segment_order(in_flight, checkpoint.handles),
             Slices.whole(whole, _new_owner(whole, parallelism)),
             Slices.whole(committables, committables.subtask),
         ]

@@ -38,7 +38,7 @@ from redistribution.graph_rules import (
     topology_refusals,
     unchain,
 )
-from redistribution.in_flight import deal_in_flight
+from redistribution.in_flight import deal_in_flight, in_segment_order
 from redistribution.keyed import cut_keyed
 from redistribution.operator_plan import Action, OperatorPlan, operator_plans
 from redistribution.plan import RestorePlan
@@ -98,7 +98,7 @@ def plan_restore(
         *pinned,
     ]
     operators = operator_plans(match, resolved)
-    slices = _slices(match, ordered, handles, _state_arrays(match, ordered, operators))
+    slices = _slices(match, ordered, handles, _state_arrays(match, ordered, operators), checkpoint.handles)
     return RestorePlan(
         source=record.ref,
         job_id=record.job_id,
@@ -170,8 +170,8 @@ def _state_arrays(match: Match, ordered: Sequence[State], operators: Sequence[Op
     )
 
 
-def _slices(match: Match, ordered: Sequence[State], handles: Handles, states: States) -> Slices:
-    """The rule of each mode on all handles of that mode."""
+def _slices(match: Match, ordered: Sequence[State], handles: Handles, states: States, table: pa.Table) -> Slices:
+    """The rule of each mode on all handles of that mode; ``table`` is the manifest."""
     modes = np.array([state.mode for state in ordered], dtype=object)
     in_plan = states.parallelism > 0
 
@@ -183,6 +183,12 @@ def _slices(match: Match, ordered: Sequence[State], handles: Handles, states: St
         [not match.dropped(state) and state.operator in match.topology.by_uid for state in ordered], dtype=np.bool_
     )
     partitioners = np.array([_partitioner(match.record, state) for state in ordered], dtype=object)
+    in_flight = deal_in_flight(
+        of(Mode.IN_FLIGHT),
+        states,
+        by_key=partitioners == Partitioner.HASH,
+        stays=partitioners == Partitioner.BROADCAST,
+    )
     return Slices.concat(
         [
             cut_keyed(of(Mode.KEYED), states),
@@ -190,12 +196,7 @@ def _slices(match: Match, ordered: Sequence[State], handles: Handles, states: St
             share_union(of(Mode.UNION)),
             copy_broadcast(of(Mode.BROADCAST), states),
             share_progress(of(Mode.PROGRESS), states),
-            deal_in_flight(
-                of(Mode.IN_FLIGHT),
-                states,
-                by_key=partitioners == Partitioner.HASH,
-                stays=partitioners == Partitioner.BROADCAST,
-            ),
+            in_segment_order(in_flight, table),
             Slices.whole(of(Mode.COORDINATOR), EVERY),
             Slices.whole(of(Mode.COMMITTABLES, committed), EVERY),
         ]

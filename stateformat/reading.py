@@ -83,7 +83,7 @@ def read_slices(
         owners = (list(group) for _, group in groupby(parts, key=lambda part: part.subtask))
         calls = _flat(reading.keyed(group) for group in owners)
     else:
-        calls = reading.in_order(parts)
+        calls = reading.in_order(_coalesced(parts))
     with closing(ahead(calls, workers=2, depth=3)) as made:
         yield from _batches(made, reading.schema, batch_rows)
 
@@ -119,6 +119,47 @@ def _parts(record: Record, manifest: Manifest, slices: pa.Table) -> tuple[list[_
     return parts, record.state(*names.pop())
 
 
+def _coalesced(parts: Iterable[_Part]) -> list[_Part]:
+    """The parts, with those that go on in one segment as one: what a rescale cut for many subtasks is read at once.
+
+    Read one by one, each of them would open the segment, and decode row groups that they share.
+    """
+    runs: list[list[_Part]] = []
+    for part in parts:
+        if runs and _goes_on(runs[-1][-1], part):
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    return [run[0] if len(run) == 1 else _as_one(run) for run in runs]
+
+
+def _goes_on(part: _Part, after: _Part) -> bool:
+    one, other = part.handle, after.handle
+    return (
+        after.row_start == part.row_start + part.rows
+        and (after.subtask, other.path, other.layer, other.schema_id)
+        == (part.subtask, one.path, one.layer, one.schema_id)
+        and (other.digest, other.footer_digest, other.footer_bytes) == (one.digest, one.footer_digest, one.footer_bytes)
+        and (other.size_bytes, other.uncompressed_bytes, other.segment_rows)
+        == (one.size_bytes, one.uncompressed_bytes, one.segment_rows)
+        and (len(after.counts) > 0) is (len(part.counts) > 0)
+        and after.first_group >= part.first_group + len(part.counts) - 1
+    )
+
+
+def _as_one(run: Sequence[_Part]) -> _Part:
+    first, last = run[0], run[-1]
+    rows = sum(part.rows for part in run)
+    counts = np.zeros(last.first_group + len(last.counts) - first.first_group, np.int64)
+    for part in run:
+        counts[part.first_group - first.first_group :][: len(part.counts)] += part.counts
+    handle = first.handle._replace(row_start=first.row_start, rows=rows)
+    if len(counts):
+        last_group = first.first_group + len(counts) - 1
+        handle = handle._replace(first_group=first.first_group, last_group=last_group, rows_per_group=counts.tolist())
+    return replace(first, handle=handle, rows=rows, counts=counts)
+
+
 def _cut_counts(handle: Handle, low: int, rows: int) -> tuple[int, npt.NDArray[np.int64]]:
     """The first group with rows, and the rows of each group, in ``rows`` rows from the handle's row ``low`` on."""
     if handle.rows_per_group is None or handle.first_group is None:
@@ -152,7 +193,7 @@ class _Reading:
 
     def keyed(self, parts: Sequence[_Part]) -> Generator[_Call, None, None]:
         """The rows of one subtask's keyed state, by key group, its layers merged."""
-        parts = sorted(parts, key=lambda part: (part.handle.layer, part.first_group))
+        parts = _coalesced(sorted(parts, key=lambda part: (part.handle.layer, part.first_group)))
         if any(not len(part.counts) for part in parts):
             raise DamagedCheckpoint(
                 f"a handle of keyed state {self._state.name!r} of {self._state.operator!r} says no rows per key group",

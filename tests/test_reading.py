@@ -76,7 +76,7 @@ def test_rows_come_back_from_an_object_and_from_the_manifest(storage: CountingSt
         (LIST, [{"_index": 0, "v": 1}, {"_index": 2**40, "v": None}]),
         (
             TIMERS,
-            [{"_timestamp": 5, "_tag": ""}, {"_timestamp": 5, "_tag": "x"}, {"_timestamp": -(2**63), "_tag": None}],
+            [{"_timestamp": 5, "_tag": ""}, {"_timestamp": 5, "_tag": "x"}, {"_timestamp": -(2**63), "_tag": "y"}],
         ),
     ],
     ids=["map", "list", "timers"],

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -139,6 +140,70 @@ def test_cut_handles_makes_of_the_slices_what_the_rows_themselves_say(old: int, 
     ]
     cut = cut_handles(source.handles, result.slices)
     assert cut.select(columns).equals(published(source, result).handles.select(columns))
+
+
+CHAINS = [(3, 5, 2), (3, 5, 2, 4), (1, 4, 3), (2, 5, 3, 1), (4, 3, 5, 2, 2), (5, 2, 4, 3), (3, 4, 4, 1)]
+
+
+def channels_caught(parallelism: int) -> FakeCheckpoint:
+    """Two rebalance edges and a hash edge into one operator; a row is (group, (receiver, sender, seq))."""
+    edges = [edge("in", "a", id="r"), edge("in", "a", id="s", input=1), edge("in", "a", "hash", id="h", input=2)]
+    parts = []
+    for on, receiver in product(edges, range(parallelism)):
+        owned = [group for group in range(16) if group * parallelism // 16 == receiver]
+        rows = [
+            (owned[seq % len(owned)] if on.id == "h" else sender, (receiver, sender, seq))
+            for sender in range(2)
+            for seq in range(7 + receiver - 3 * sender)
+        ]
+        parts.append(Part("a", on.id, receiver, tuple(rows), foreign_before=5 - receiver))
+    states = [state("a", on.id, "in_flight", on=on) for on in edges]
+    return checkpoint([op("in", 2), op("a", parallelism)], states, parts, edges)
+
+
+def cut_anew(source: FakeCheckpoint, parallelism: int) -> FakeCheckpoint:
+    """A rescale as it is published: its handles go on naming the segments of its source."""
+    result = rescale(source, plan_restore(source, source.record.graph.at(per_operator={"a": parallelism})))
+    record = replace(source.record, graph=result.graph, states=result.states, rescaled_from=result.rescaled_from)
+    return FakeCheckpoint(record, cut_handles(source.handles, result.slices), (), source.segments)
+
+
+def standing(source: FakeCheckpoint) -> Delivered:
+    """The rows of each subtask's handles, one handle after the other, as the manifest has them."""
+    found: Delivered = defaultdict(list)
+    for handle in source.handles.to_pylist():
+        if handle["rows"]:
+            rows = source.segments[handle["path"]][handle["row_start"] :][: handle["rows"]]
+            found[handle["operator"], handle["state"], handle["subtask"]] += rows
+    return dict(found)
+
+
+def out_of_order(delivered: Delivered) -> list[tuple[object, ...]]:
+    """Every channel, and on the hash edge every key group of one, of which a subtask reads a later record first."""
+    found = []
+    for (_, name, subtask), rows in delivered.items():
+        seen: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for group, (receiver, sender, seq) in rows:
+            seen[(receiver, sender, group) if name == "h" else (receiver, sender)].append(seq)
+        found += [(name, subtask, channel, seqs) for channel, seqs in seen.items() if seqs != sorted(seqs)]
+    return found
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_channels_keep_their_order_through_any_number_of_rescales(chain: tuple[int, ...]) -> None:
+    source = after = channels_caught(chain[0])
+    for parallelism in chain[1:]:
+        after = cut_anew(after, parallelism)
+        assert out_of_order(standing(after)) == []
+        for name in ("r", "s", "h"):
+            assert everything(standing(after), "a", name) == everything(standing(source), "a", name)
+        stays = plan_restore(after, after.record.graph.at())
+        assert deliver(after, stays.slices) == standing(after)
+        for new in range(1, 8):
+            delivered = deliver(after, plan_restore(after, after.record.graph.at(per_operator={"a": new})).slices)
+            assert out_of_order(delivered) == []
+            for name in ("r", "s", "h"):
+                assert everything(delivered, "a", name) == everything(standing(source), "a", name)
 
 
 def test_fully_finished_stays_so_with_its_numbers_and_committables() -> None:
