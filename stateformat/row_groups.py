@@ -1,4 +1,4 @@
-"""Where one row group of a segment ends and the next begins (SPEC.md section 5.5).
+"""Where one row group of a segment ends and the next begins, and how its columns may be stored (SPEC.md section 5.5).
 
 A row group holds whole groups up to a number of rows, or a part of one larger group, so that a range of groups is read as
 a range of row groups. There are at most 1,024 in a file, because readers parse the footer whole: a table whose size is
@@ -11,12 +11,29 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from stateformat.errors import ErrorKind, InvalidState
 
 ROW_GROUPS_MAX: Final = 1024
 # Strings and blobs: fewer rows, so that one row group is read in little memory.
 ROW_GROUP_BYTES_MAX: Final = 64 << 20
+CODECS: Final = frozenset({"UNCOMPRESSED", "LZ4", "LZ4_RAW", "ZSTD", "SNAPPY"})
+"""What readers accept, as pyarrow names it."""
+ENCODINGS: Final = frozenset(
+    {
+        "PLAIN",
+        "RLE",
+        "RLE_DICTIONARY",
+        "PLAIN_DICTIONARY",
+        "BIT_PACKED",
+        "BYTE_STREAM_SPLIT",
+        "DELTA_BINARY_PACKED",
+        "DELTA_LENGTH_BYTE_ARRAY",
+    }
+)
+PARQUET_ERRORS: Final = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, OverflowError)
+"""What pyarrow raises for a file that is damaged."""
 _STEADY: Final = 512
 _STEP: Final = 64
 

@@ -28,6 +28,7 @@ from stateformat.digests import digest
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, StorageError
 from stateformat.footer import carries_arrow_schema
 from stateformat.model import Handle, Mode, Record, State
+from stateformat.row_groups import CODECS, ENCODINGS, PARQUET_ERRORS
 from stateformat.schema import KEY_GROUP, has_key_groups, segment_schema
 from stateformat.storage import Storage
 
@@ -36,19 +37,6 @@ PIECE_BYTES_MAX: Final = 32 << 20
 PIECE_ROWS_MAX: Final = 1 << 20
 # What is smaller is decoded sooner than handed to other threads.
 _THREADS_BYTES_MIN: Final = 1 << 20
-
-_CODECS: Final = {"UNCOMPRESSED", "LZ4", "LZ4_RAW", "ZSTD", "SNAPPY"}
-_ENCODINGS: Final = {
-    "PLAIN",
-    "RLE",
-    "RLE_DICTIONARY",
-    "PLAIN_DICTIONARY",
-    "BIT_PACKED",
-    "BYTE_STREAM_SPLIT",
-    "DELTA_BINARY_PACKED",
-    "DELTA_LENGTH_BYTE_ARRAY",
-}
-_PARQUET_ERRORS: Final = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, OverflowError)
 
 
 class SegmentReader:
@@ -251,7 +239,7 @@ class SegmentReader:
             group = self._metadata.row_group(index)
             for position in range(group.num_columns):
                 chunk = group.column(position)
-                if chunk.compression not in _CODECS or not _ENCODINGS.issuperset(chunk.encodings):
+                if chunk.compression not in CODECS or not ENCODINGS.issuperset(chunk.encodings):
                     raise self._damaged(
                         f"column {chunk.path_in_schema} is stored by {chunk.compression} and {', '.join(chunk.encodings)}, "
                         "which SPEC.md section 5.5 does not list"
@@ -294,7 +282,7 @@ class SegmentReader:
             yield
         except (DamagedCheckpoint, StorageError):
             raise
-        except _PARQUET_ERRORS as error:
+        except PARQUET_ERRORS as error:
             raise self._damaged(f"it cannot be read as Parquet: {error}") from error
 
 

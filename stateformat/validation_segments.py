@@ -24,7 +24,7 @@ from stateformat.manifest import Manifest
 from stateformat.manifest_rules import integers
 from stateformat.model import Mode, Operator, Record, State, SubtaskSet
 from stateformat.problems import ADVICE_RESTORE, ADVICE_WRITER, Problem
-from stateformat.row_groups import ROW_GROUPS_MAX
+from stateformat.row_groups import CODECS, ENCODINGS, PARQUET_ERRORS, ROW_GROUPS_MAX
 from stateformat.schema import segment_schema
 from stateformat.storage import Storage
 from stateformat.validation_rows import RowsCheck, handle_rows, row_group_faults
@@ -36,18 +36,6 @@ BATCH_ROWS: Final = 65_536
 # A segment up to this size is fetched once and kept, instead of once for its digest and once for its rows.
 WHOLE_BYTES_MAX: Final = 16 << 20
 
-_CODECS: Final = {"UNCOMPRESSED", "LZ4", "LZ4_RAW", "ZSTD", "SNAPPY"}
-_ENCODINGS: Final = {
-    "PLAIN",
-    "RLE",
-    "RLE_DICTIONARY",
-    "PLAIN_DICTIONARY",
-    "BIT_PACKED",
-    "BYTE_STREAM_SPLIT",
-    "DELTA_BINARY_PACKED",
-    "DELTA_LENGTH_BYTE_ARRAY",
-}
-_PARQUET_ERRORS: Final = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, OverflowError)
 _DAMAGED: Final = ErrorKind.DAMAGED_SEGMENT
 
 
@@ -225,7 +213,7 @@ class _SegmentCheck:
         try:
             # Metadata is parsed from the end of a file; what lies before it is not looked at.
             return pq.read_metadata(pa.BufferReader(b"PAR1" + tail.to_pybytes()))
-        except _PARQUET_ERRORS as error:
+        except PARQUET_ERRORS as error:
             self.tell(_DAMAGED, "SPEC 5.6", f"has a footer that is not Parquet's: {error}")
             return None
 
@@ -264,7 +252,7 @@ class _SegmentCheck:
         due = segment_schema(segment.state, facts["schema_id"], delta=facts["layer"] > 0)
         try:
             schema = metadata.schema.to_arrow_schema()
-        except _PARQUET_ERRORS as error:
+        except PARQUET_ERRORS as error:
             self.tell(_DAMAGED, "SPEC 5.1", f"has columns that cannot be read: {error}")
             return False
         if not schema.equals(due, check_metadata=False):
@@ -316,7 +304,7 @@ class _SegmentCheck:
                 self._encodings(file.metadata)
         except (FileNotFoundError, StorageError):
             raise
-        except _PARQUET_ERRORS as error:
+        except PARQUET_ERRORS as error:
             self.tell(_DAMAGED, "SPEC 5.5", f"cannot be decoded after row {rows.rows}: {error}", ADVICE_RESTORE)
             return
         finally:
@@ -329,7 +317,7 @@ class _SegmentCheck:
             group = metadata.row_group(i)
             for j in range(group.num_columns):
                 column = group.column(j)
-                if column.compression not in _CODECS or not _ENCODINGS.issuperset(column.encodings):
+                if column.compression not in CODECS or not ENCODINGS.issuperset(column.encodings):
                     how = f"{column.compression} and {', '.join(column.encodings)}"
                     self.tell(
                         _DAMAGED,
