@@ -252,6 +252,9 @@ class JobGraph:
         chosen = dict(per_operator or {})
         for uid in chosen:
             self.operator(uid)
+        for number in (parallelism, max_parallelism, *chosen.values()):
+            if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
+                raise InvalidInput(f"{number!r} is no parallelism; give an integer", kind=ErrorKind.INVALID_PARALLELISM)
         return replace(
             self,
             operators=tuple(

@@ -9,7 +9,7 @@ run twice can never spoil another's file; what no snapshot names is garbage that
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -196,8 +196,7 @@ class SnapshotWriter:
         state = self._claim(name)
         if delta and state.mode is not Mode.KEYED:
             raise InvalidState(f"state {name!r} is {state.mode}; only keyed state has layers")
-        if isinstance(rows, pa.RecordBatch):
-            rows = pa.Table.from_batches([rows])
+        rows = _checked(rows, f"{self._where}, state {name!r}")
         context = self._context
         place = SegmentPlace(
             job_id=context.job_id,
@@ -275,6 +274,31 @@ class SnapshotWriter:
         return Snapshot(
             self._operator, self._subtask, tuple(self._handles), tuple(self._carried), finishing=self._finishing
         )
+
+
+def _checked(rows: RowData, where: str) -> pa.Table | Iterator[pa.RecordBatch]:
+    """The rows as a table or a stream of batches; ``InvalidInput`` for anything else, before it is written."""
+    if isinstance(rows, pa.Table):
+        return rows
+    if isinstance(rows, pa.RecordBatch):
+        return pa.Table.from_batches([rows])
+    if isinstance(rows, (str, bytes, Mapping)) or not isinstance(rows, Iterable):
+        raise _no_rows(where, rows)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for batch in rows:
+            if not isinstance(batch, pa.RecordBatch):
+                raise _no_rows(where, batch)
+            yield batch
+
+    return batches()
+
+
+def _no_rows(where: str, found: object) -> InvalidInput:
+    return InvalidInput(
+        f"{where}: rows are an Arrow table, a record batch or record batches, not {type(found).__name__}; pa.table(...) "
+        "makes one, and table.to_batches() makes batches"
+    )
 
 
 def snapshot_of(value: Snapshot | SnapshotWriter | bytes) -> Snapshot:

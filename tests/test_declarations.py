@@ -84,3 +84,17 @@ def test_the_formats_own_part_of_a_row_key_is_not_null(state: State, columns: di
     with pytest.raises(sf.InvalidState, match="null") as caught:
         pending.context.subtask("op", 0).write("s", pa.table(rows))
     assert caught.value.kind is sf.ErrorKind.NULL_NOT_ALLOWED
+
+
+@pytest.mark.parametrize("rows", [None, {"k": [1], "v": [1]}, [pa.table({"k": [1], "v": [1]})], 7, "rows"])
+def test_rows_that_are_not_arrow_are_refused_by_what_they_are(rows: object) -> None:
+    graph = sf.JobGraph((sf.Operator("op", 1, 8),))
+    pending = sf.open("memory://declarations").begin(job_id="j", graph=graph, states=[VALUES], parent=None)
+    with pytest.raises(sf.InvalidInput, match="rows are an Arrow table"):
+        pending.context.subtask("op", 0).write("s", rows)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("number", [2.5, "2", True])
+def test_a_parallelism_is_an_integer(number: object) -> None:
+    with pytest.raises(sf.InvalidInput, match="is no parallelism"):
+        GRAPH.at(number)  # type: ignore[arg-type]
