@@ -130,7 +130,7 @@ def write_rows(storage: LocalStorage, table: pa.Table) -> list[Row]:
 
     label = "pq.write_table"
     return [
-        compare("write 5M clustered rows", lambda: ours(clustered, FAST), reference, label=label, budget="1.15 ×"),
+        compare("write 5M clustered rows", lambda: ours(clustered, FAST), reference, label=label, budget="≤ 1.15 ×"),
         compare(
             "write 5M clustered rows, key groups and unique keys verified",
             lambda: ours(clustered, WriteOptions()),
@@ -138,7 +138,7 @@ def write_rows(storage: LocalStorage, table: pa.Table) -> list[Row]:
             label=label,
             budget="–",
         ),
-        compare("write 5M unordered rows", lambda: ours(table, FAST), reference, label=label, budget="2 ×"),
+        compare("write 5M unordered rows", lambda: ours(table, FAST), reference, label=label, budget="≤ 2 ×"),
         compare(
             "write 5M unordered rows, unique keys verified",
             lambda: ours(table, WriteOptions()),
@@ -163,7 +163,7 @@ def restore_rows(storage: LocalStorage, table: pa.Table) -> list[Row]:
     label = "pq.read_table"
     found = [
         compare(
-            "restore 5M rows", lambda: list(restore(storage, [base], one)), reference, label=label, budget="1.10 ×"
+            "restore 5M rows", lambda: list(restore(storage, [base], one)), reference, label=label, budget="≤ 1.10 ×"
         ),
         compare(
             "restore 5M rows under a delta of 100,000",
@@ -198,7 +198,7 @@ def restore_bytes(storage: LocalStorage, table: pa.Table) -> list[Row]:
             f"{counting.bytes_read / 1e6:.1f} MB",
             f"their data: {data_bytes / 1e6:.1f} MB",
             f"{counting.bytes_read / data_bytes:.3f} ×",
-            "1.05 ×",
+            "≤ 1.05 ×",
         )
     ]
 
@@ -220,7 +220,7 @@ def stream_memory(storage: LocalStorage, count: int = LARGE_ROWS) -> list[Row]:
     command = [sys.executable, "-m", "benchmarks.bench_segments", str(root)]
     peak = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     storage.delete([handle.path or ""])
-    return [Row("peak memory of restoring 2 GB as a stream", f"{peak / 1e6:.0f} MB", "–", "–", "400 MB")]
+    return [Row("peak memory of restoring 2 GB as a stream", f"{peak / 1e6:.0f} MB", "–", "–", "≤ 400 MB")]
 
 
 def read_as_stream(root: str) -> int:
