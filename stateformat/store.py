@@ -23,7 +23,6 @@ from stateformat.history import (
     chain_down_to,
     newest_record,
     read_history,
-    record_ids,
     require_records,
     stray_refs,
 )
@@ -199,10 +198,6 @@ class CheckpointStore:
     def rollback(self, checkpoint_id: int) -> CommitPermit:
         """Make an older checkpoint the newest again (``copying.rollback``); ``notes`` name those left behind."""
         return rollback(self.storage, CheckpointId(checkpoint_id), sleep=self._sleep)
-
-    def has_checkpoints(self) -> bool:
-        """Whether any record is there. False for a store that does not exist."""
-        return bool(record_ids(self.storage))
 
     def _check_job(self, job_id: str, record: Record) -> None:
         if record.job_id != job_id:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
+from stores import rescale_newest
 
 import stateformat as sf
-from redistribution import rescale
-from stateformat.manifest import cut_handles
 
 STATE = sf.even_split_state("map", "buffer", columns={"n": pa.int64()})
 
@@ -32,22 +31,8 @@ def test_what_follows_a_finished_source_over_a_forward_edge_is_rescaled_alone(
     parallelism: int, chain: str | None
 ) -> None:
     store = sf.open(f"memory://finished-edges-{parallelism}-{chain}")
-    permit = publish(store, chain)
-    source = permit.checkpoint()
-    plan = source.plan_restore(source.graph.at(parallelism))
-    plan.check()
-    dealt = rescale(source, plan)
-    pending = store.begin(
-        job_id="job",
-        graph=dealt.graph,
-        states=dealt.states,
-        parent=permit,
-        kind=sf.CheckpointKind.RESCALE,
-        source=permit.ref,
-        rescaled_from=dealt.rescaled_from,
-    )
-    pending.add_handles(cut_handles(source.manifest.full(), dealt.slices))
-    pending.publish()
+    publish(store, chain)
+    rescale_newest(store, parallelism)
 
     rescaled = store.open()
     assert rescaled.graph.operator("source").parallelism == 3

@@ -17,9 +17,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import stateformat as sf  # noqa: E402
-from redistribution import rescale  # noqa: E402
-from stateformat.manifest import cut_handles  # noqa: E402
-from stores import flights_job, flights_store  # noqa: E402
+from stores import flights_job, flights_store, rescale_newest  # noqa: E402
 
 VERSION = HERE / "v1"
 
@@ -49,31 +47,12 @@ def rows_of(checkpoint: sf.Checkpoint) -> dict[str, list[Any]]:
     return found
 
 
-def rescaled(store: sf.CheckpointStore, parallelism: int) -> None:
-    """The newest at another parallelism, by metadata alone."""
-    newest = store.start("flights-job")
-    assert newest is not None
-    source = newest.checkpoint()
-    dealt = rescale(source, source.plan_restore(source.graph.at(parallelism)))
-    pending = store.begin(
-        job_id="flights-job",
-        graph=dealt.graph,
-        states=dealt.states,
-        parent=newest,
-        kind=sf.CheckpointKind.RESCALE,
-        source=newest.ref,
-        rescaled_from=dealt.rescaled_from,
-    )
-    pending.add_handles(cut_handles(source.manifest.full(), dealt.slices))
-    pending.publish()
-
-
 def main() -> None:
     """Write every golden store and what is expected of it."""
     shutil.rmtree(VERSION, ignore_errors=True)
     flights_store(str(VERSION / "flights"))
     flights_store(str(VERSION / "rescaled"))
-    rescaled(sf.open(str(VERSION / "rescaled")), 3)
+    rescale_newest(sf.open(str(VERSION / "rescaled")), 3)
     large = sf.WriteOptions(inline_bytes_max=0, codec="zstd", encoding="plain")
     stopped = sf.open(str(VERSION / "stopped"))
     flights_job().publish(
