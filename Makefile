@@ -7,10 +7,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java demo test test-long lint format docs bench golden clean
+.PHONY: help setup java demo test test-truth lint format docs bench golden clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
@@ -30,11 +30,11 @@ java:
 demo: java $(READY) ## the main job on real data: write, inspect, validate, rescale, rewrite, compare
 	@$(BIN)/python examples/flights_demo.py
 
-test: java $(READY) ## every test but the long ones
-	@$(BIN)/python -m pytest -m "not slow"
+test: java $(READY) ## every test but those of test-truth
+	@$(BIN)/python -m pytest -m "not truth"
 
-test-long: java $(READY) ## the long tests
-	@$(BIN)/python -m pytest -m slow
+test-truth: java $(READY) ## what takes longer: crashes, races, corruption, a real S3 server; prints what was tried
+	@$(BIN)/python -m pytest -m truth
 
 lint: $(READY) ## style and types
 	@$(BIN)/ruff check .

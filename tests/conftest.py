@@ -9,6 +9,28 @@ from typing import Any
 
 import pytest
 
+from tests.tally import Tally
+
+TALLY = pytest.StashKey[Tally]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[TALLY] = Tally()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    table = config.stash[TALLY].table()
+    if table:
+        terminalreporter.section("faults tried")
+        for line in table:
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def tally(pytestconfig: pytest.Config) -> Tally:
+    """Where a test counts the faults that it tried; printed at the end of the run."""
+    return pytestconfig.stash[TALLY]
+
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:

@@ -733,7 +733,7 @@ def test_a_zombie_beside_a_run_that_publishes_and_expires_in_every_order_with_a_
     assert count > 30
 
 
-@pytest.mark.slow
+@pytest.mark.truth
 def test_a_restart_beside_a_zombie_and_a_run_that_expires_in_every_order() -> None:
     def make() -> World:
         world = World(stops=protocol_only)
