@@ -366,7 +366,8 @@ class Run:
     def publish(self, *, full: bool = False) -> Run:
         """Consume one interval, prepare its output, publish, and commit what has become permanent.
 
-        ``full`` writes the keyed state whole; otherwise a delta lies on top of what the parent has.
+        ``full`` writes the keyed state whole; otherwise a delta lies on top of what the parent has. After a rescale it is
+        written whole in any case, for the job goes on at its own parallelism.
         """
         pending = self.store.begin(job_id=JOB, graph=GRAPH, states=STATES, parent=self.permit)
         interval = self.interval + 1
@@ -377,7 +378,7 @@ class Run:
             columns = fake_segment(self.storage, pending.ref, held, inline=inline)
             return Handle("count", state, mode, 0, layer, None, 1, **columns, **more)
 
-        whole = full or self.permit is None
+        whole = full or self.permit is None or self.permit.record.graph.operators != GRAPH.operators
         groups = {"first_group": 0, "last_group": 0, "rows_per_group": [1]}
         total = {"full" if whole else "plus": interval}
         handles = (

@@ -5,7 +5,8 @@ A test that tries many faults adds a line for each kind, and then asserts as any
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 
@@ -32,6 +33,16 @@ class Tally:
         self._lines[kind] = Line(
             kind, before.tried + tried, sum(both) if both else None, before.wrong + wrong, note or before.note
         )
+
+    @contextmanager
+    def trying(self, kind: str, *, tried: int = 1) -> Iterator[None]:
+        """Count what the block tries; an exception that leaves it is counted as wrong."""
+        try:
+            yield
+        except BaseException:
+            self.add(kind, tried=tried, wrong=1)
+            raise
+        self.add(kind, tried=tried, wrong=0)
 
     def skip(self, kind: str, why: str) -> None:
         """Say that a kind was not tried here."""

@@ -1,0 +1,161 @@
+"""Everything that changes a history, at once and in real threads: whatever comes of it is one valid history.
+
+The orders that matter are enumerated in ``test_publish_protocol``, request by request. Here nobody holds the threads: each
+pair of actors starts at a barrier on a real storage, many times over. Nothing is asked of who wins. What is asked: one
+chain, every checkpoint of it whole, no two permits for one id, nobody told of damage, and every interval in the sink's
+output exactly once (unless a rollback was among them, which leaves behind what it leaves behind).
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier, Lock
+from typing import Any
+
+import pytest
+
+from backends.storage.memory import MemoryStorage
+from stateformat.errors import CheckpointExpired, NotFound, PublishConflict
+from stateformat.publication import CommitPermit
+from stateformat.storage import Storage, open_storage
+from stateformat.store import CheckpointStore
+from tests.stepping import JOB, Run, Sink, World
+from tests.stores import rescale_newest
+from tests.tally import Tally
+
+LOST = (PublishConflict, CheckpointExpired, NotFound)
+"""What an actor may be told that came too late. Nothing else may be told in a healthy store."""
+
+
+class SharedSink(Sink):
+    """The sink as several processes share it: one commit at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = Lock()
+
+    def commit(self, permit: CommitPermit, committables: list[dict[str, Any]]) -> None:
+        with self._lock:
+            super().commit(permit, committables)
+
+
+class Arena(World):
+    """A world on any storage, with four checkpoints in it and nobody who is stepped."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self.store = CheckpointStore(storage)
+        self.sink = SharedSink()
+        self.drivers = []
+        first = self.run().publish()
+        self.old = first.permit
+        first.publish().publish(full=True).publish()
+
+
+def publish(arena: Arena) -> list[CommitPermit | None]:
+    run = Run(arena.storage, arena.sink).restart()
+    return [run.publish().permit, run.publish(full=True).permit]
+
+
+def zombie(arena: Arena) -> list[CommitPermit | None]:
+    run = Run(arena.storage, arena.sink, arena.old)
+    run.interval = 1
+    return [run.publish().permit]
+
+
+def rescale(arena: Arena) -> list[CommitPermit | None]:
+    newest = arena.store.start(JOB)
+    assert newest is not None
+    return [rescale_newest(arena.store, 3 - newest.record.graph.operators[0].parallelism)]
+
+
+def rollback(arena: Arena) -> list[CommitPermit | None]:
+    return [arena.store.rollback(3)]
+
+
+def expire(arena: Arena) -> list[CommitPermit | None]:
+    arena.store.expire(keep=1)
+    return []
+
+
+def gc(arena: Arena) -> list[CommitPermit | None]:
+    arena.store.collect_garbage(delete=True)
+    return []
+
+
+ACTORS: list[Callable[[Arena], list[CommitPermit | None]]] = [publish, gc, expire, rescale, rollback, zombie]
+PAIRS = list(itertools.combinations_with_replacement(ACTORS, 2))
+
+
+def meet(storage: Storage, *actors: Callable[[Arena], list[CommitPermit | None]]) -> None:
+    """Let actors act at once, and check what they leave behind."""
+    arena = Arena(storage)
+    barrier = Barrier(len(actors))
+
+    def act(actor: Callable[[Arena], list[CommitPermit | None]]) -> list[CommitPermit | None]:
+        barrier.wait(timeout=60)
+        try:
+            return actor(arena)
+        except LOST:
+            return []
+
+    with ThreadPoolExecutor(len(actors)) as pool:
+        permits = [permit.ref for found in pool.map(act, actors) for permit in found if permit is not None]
+    ids = [ref.checkpoint_id for ref in permits]
+    assert len(ids) == len(set(ids)), f"two permits for one id: {permits}"
+    assert zombie not in actors or arena.ids()[-1] >= 4, "a zombie has become the newest"
+    arena.check(rolled_back=rollback in actors)
+    # What was left behind is found, and taking it away harms nobody.
+    arena.store.expire(keep=1)
+    arena.check(rolled_back=rollback in actors)
+
+
+@pytest.fixture
+def often_switched() -> Iterator[None]:
+    """Threads give way to one another hundreds of times as often as they do by default."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+def names(pair: tuple[Callable[..., Any], Callable[..., Any]]) -> str:
+    return " and ".join(actor.__name__ for actor in pair)
+
+
+def kind(where: str, rounds: int) -> str:
+    few = "" if rounds > 2 else ", a few"
+    return f"publish, gc, expire, rescale, rollback, zombie at once: {where}{few}"
+
+
+@pytest.mark.parametrize("rounds", [2, pytest.param(30, marks=pytest.mark.truth)])
+@pytest.mark.usefixtures("often_switched")
+@pytest.mark.parametrize("pair", PAIRS, ids=names)
+def test_a_pair_of_actors_at_once_leaves_one_valid_history_in_memory(pair: Any, rounds: int, tally: Tally) -> None:
+    name = "race-" + "-".join(actor.__name__ for actor in pair)
+    for _ in range(rounds):
+        with tally.trying(kind("memory, all pairs", rounds)):
+            meet(MemoryStorage(name), *pair)
+        MemoryStorage.reset(name)
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(12, marks=pytest.mark.truth)])
+@pytest.mark.parametrize("pair", PAIRS, ids=names)
+def test_a_pair_of_actors_at_once_leaves_one_valid_history_on_disk(
+    pair: Any, rounds: int, tmp_path: Path, tally: Tally
+) -> None:
+    for number in range(rounds):
+        with tally.trying(kind("local, all pairs", rounds)):
+            meet(open_storage(str(tmp_path / str(number))), *pair)
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(15, marks=pytest.mark.truth)])
+@pytest.mark.usefixtures("often_switched")
+def test_all_of_them_at_once_leave_one_valid_history(rounds: int, tmp_path: Path, tally: Tally) -> None:
+    for number in range(rounds):
+        with tally.trying(kind("local, twelve actors", rounds)):
+            meet(open_storage(str(tmp_path / str(number))), *ACTORS, *ACTORS)
