@@ -1,6 +1,7 @@
 """`make bench`: every budget as a ratio measured side by side in this run, and the table for the README.
 
-Each module ``bench_*`` of this folder has a function ``measure() -> list[Row]``. Ratios, not times: machines are noisy,
+Each module ``bench_*`` of this folder has a function ``measure() -> list[Row]``; one that draws has ``save() -> str`` too, which
+a whole run calls at its end. Ratios, not times: machines are noisy,
 and both sides of a ratio run in turn on the same one. ``python -m benchmarks NAME …`` runs some of the modules.
 """
 
@@ -37,13 +38,17 @@ def main() -> None:
     """Run the modules named, or all, and put the table of a whole run into the README."""
     names = sys.argv[1:] or sorted(path.stem for path in HERE.glob("bench_*.py"))
     rows: list[Row] = []
-    for name in names:
-        for row in importlib.import_module(f"benchmarks.{name}").measure():
+    modules = [importlib.import_module(f"benchmarks.{name}") for name in names]
+    for module in modules:
+        for row in module.measure():
             print(f"{row.what}: {row.ours} against {row.against}: {row.ratio} (budget {row.budget})", flush=True)
             rows.append(row)
     if not sys.argv[1:]:
         README.write_text(TABLE.sub(lambda match: match[1] + table(rows) + match[2], README.read_text()))
         print("The table in README.md is from this run.")
+        for module in modules:
+            if hasattr(module, "save"):
+                print(module.save())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Planning a restore of a million handles against reading the manifest's planning columns.
+"""Opening a checkpoint of a million handles and planning a restore, against reading its manifest's planning columns.
+
+Opening is all that it is in use but for the request: digest, footer, pages, every rule on every row.
 
 1,000 operators of 1,000 subtasks with one state each, planned for 1,200 subtasks: all keyed (33 key groups a handle, max
 parallelism 32,768, so that nearly every handle is cut), and mixed: 6 in 11 keyed, the others one of each other mode.
@@ -7,6 +9,7 @@ parallelism 32,768, so that nearly every handle is cut), and mixed: 6 in 11 keye
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +20,7 @@ import pyarrow.parquet as pq
 from benchmarks.measuring import Row, compare
 from redistribution import plan_restore, rescale
 from stateformat.key_groups import range_bounds
+from stateformat.manifest import Manifest, decode_manifest, encode_manifest, manifest_ref, totals
 from stateformat.model import (
     AttemptId,
     CheckpointId,
@@ -37,6 +41,7 @@ from stateformat.model import (
     Totals,
 )
 from stateformat.schema import MANIFEST_SCHEMA, PLANNING_COLUMNS
+from stateformat.validation import check_content
 
 MAX_PARALLELISM = 32_768
 MODES = [Mode.KEYED] * 6 + [Mode.EVEN_SPLIT, Mode.BROADCAST, Mode.IN_FLIGHT, Mode.UNION, Mode.PROGRESS]
@@ -85,12 +90,13 @@ def manifest(uids: list[OperatorId], modes: list[Mode], subtasks: int) -> pa.Tab
     count = len(uids) * subtasks
     bounds = range_bounds(subtasks, MAX_PARALLELISM)
     keyed = np.repeat([mode is Mode.KEYED for mode in modes], subtasks)
-    grouped = keyed | np.repeat([mode is Mode.IN_FLIGHT for mode in modes], subtasks)
+    in_flight = np.repeat([mode is Mode.IN_FLIGHT for mode in modes], subtasks)
+    grouped = keyed | in_flight
     first = np.where(keyed, np.tile(bounds[:-1], len(uids)), 0)
     last = np.where(keyed, np.tile(bounds[1:] - 1, len(uids)), 3)
     lengths = np.where(grouped, last - first + 1, 0)
-    # Channels hold a record or none, key groups some.
-    group_rows = random.integers(1, np.repeat(np.where(keyed, 2000, 3), lengths)) - np.repeat(~keyed, lengths)
+    # Channels hold a record or two, key groups some.
+    group_rows = random.integers(1, np.repeat(np.where(keyed, 2000, 3), lengths))
     ends = np.cumsum(lengths)
     sums = np.append(0, np.cumsum(group_rows))
     rows = np.where(grouped, sums[ends] - sums[ends - lengths], 1000)
@@ -105,13 +111,16 @@ def manifest(uids: list[OperatorId], modes: list[Mode], subtasks: int) -> pa.Tab
         "mode": pa.DictionaryArray.from_arrays(rank, pa.array([mode.value for mode in modes])).cast(pa.string()),
         "subtask": np.tile(np.arange(subtasks, dtype=np.int32), len(uids)),
         "layer": zero.astype(np.int32),
-        "edge": pa.nulls(count, pa.string()),
+        "edge": pa.DictionaryArray.from_arrays(
+            pa.array(np.repeat(np.arange(len(uids), dtype=np.int32), subtasks), mask=~in_flight),
+            pa.array([f"loop-{uid}" for uid in uids]),
+        ).cast(pa.string()),
         "schema_id": zero.astype(np.int32) + 1,
         "path": pa.array([f"segments/{1:020}/{written[32 * at : 32 * at + 32]}.parquet" for at in range(count)]),
         "row_start": zero,
         "rows": rows,
         "segment_rows": rows,
-        "size_bytes": rows * 16,
+        "size_bytes": rows * 16 + 3000,
         "uncompressed_bytes": rows * 20,
         "footer_bytes": zero.astype(np.int32) + 2000,
         "digest": digests,
@@ -127,33 +136,39 @@ def manifest(uids: list[OperatorId], modes: list[Mode], subtasks: int) -> pa.Tab
 
 
 def measure() -> list[Row]:
-    """Reading and planning against reading; and a metadata-only rescale, which plans and deals."""
+    """Opening (bytes to verified handles) and planning against reading the same bytes; and with dealing out; and publishing."""
     found = []
     for keyed_only in (True, False):
         source = checkpoint(OPERATORS, SUBTASKS, keyed_only=keyed_only)
-        sink = pa.BufferOutputStream()
-        pq.write_table(source.handles, sink, compression="zstd", row_group_size=131_072, write_page_checksum=True)
-        stored = sink.getvalue()
+        full = Manifest(source.handles).full()
+        stored = encode_manifest(full)
+        record = replace(source.record, manifest=manifest_ref("manifests/x", stored))
 
         def read(stored: pa.Buffer = stored) -> pa.Table:
             return pq.read_table(
                 pa.BufferReader(stored), columns=list(PLANNING_COLUMNS), page_checksum_verification=True
             )
 
-        topology = source.record.graph.at(NEW_SUBTASKS)
-        plan_restore(source, topology).check()
+        def opened(record: Record = record, stored: pa.Buffer = stored) -> SimpleNamespace:
+            return SimpleNamespace(record=record, handles=decode_manifest(stored, record.manifest).handles)
 
-        def opened(record: Record = source.record, read: Callable[[], pa.Table] = read) -> SimpleNamespace:
-            return SimpleNamespace(record=record, handles=read())
+        topology = record.graph.at(NEW_SUBTASKS)
+        plan_restore(opened(), topology).check()
 
         def deal(opened: Callable[[], SimpleNamespace] = opened, topology: JobGraph = topology) -> None:
             checkpoint = opened()
             rescale(checkpoint, plan_restore(checkpoint, topology))
+
+        def judge(record: Record = record, full: pa.Table = full) -> None:
+            check_content(record.graph, record.states, full)
+            encode_manifest(full)
+            totals(full)
 
         what = f"of one million handles, {'all keyed' if keyed_only else 'mixed'}"
         planned = lambda opened=opened, topology=topology: plan_restore(opened(), topology)  # noqa: E731
         found += [
             compare(f"open and plan a rescale {what}", planned, read, label="reading", budget="≤ 3 ×"),
             compare(f"open, plan and deal a rescale {what}", deal, read, label="reading", budget="–"),
+            compare(f"check and encode a manifest {what}", judge, read, label="reading", budget="–"),
         ]
     return found

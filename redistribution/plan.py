@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -149,6 +150,10 @@ class RestorePlan:
     def to_json(self) -> str:
         """The plan as one JSON object; ``slices`` are those of ``assigned``, as columns."""
         return plan_text.to_json(self)
+
+    def to_document(self) -> dict[str, Any]:
+        """The object that :meth:`to_json` writes, its ``slices`` still the columns of ``assigned``."""
+        return plan_text.to_document(self)
 
     @classmethod
     def from_json(cls, text: str) -> RestorePlan:

@@ -108,26 +108,29 @@ def _bullet(text: str) -> list[str]:
 
 def to_json(plan: RestorePlan) -> str:
     """One JSON object without white space; keys of the plan's parts are their field names."""
-    return json.dumps(
-        {
-            "format": _FORMAT,
-            "version": 1,
-            "source": plan.source._asdict(),
-            "job_id": plan.job_id,
-            "topology": {
-                "operators": [_operator_out(operator) for operator in plan.topology.operators],
-                "edges": [asdict(edge) for edge in plan.topology.edges],
-            },
-            "operators": [asdict(operator) for operator in plan.operators],
-            "refusals": [asdict(refusal) for refusal in plan.refusals],
-            "warnings": [asdict(warning) for warning in plan.warnings],
-            "unchained": plan.unchained,
-            "drop": plan.drop,
-            "slices": {name: plan.assigned[name].to_pylist() for name in SLICE_SCHEMA.names},
+    document = to_document(plan)
+    document["slices"] = {name: column.to_pylist() for name, column in document["slices"].items()}
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False)
+
+
+def to_document(plan: RestorePlan) -> dict[str, Any]:
+    """What :func:`to_json` writes, as a value of JSON but for ``slices``: columns that are Arrow arrays still."""
+    return {
+        "format": _FORMAT,
+        "version": 1,
+        "source": plan.source._asdict(),
+        "job_id": plan.job_id,
+        "topology": {
+            "operators": [_operator_out(operator) for operator in plan.topology.operators],
+            "edges": [asdict(edge) for edge in plan.topology.edges],
         },
-        separators=(",", ":"),
-        ensure_ascii=False,
-    )
+        "operators": [asdict(operator) for operator in plan.operators],
+        "refusals": [asdict(refusal) for refusal in plan.refusals],
+        "warnings": [asdict(warning) for warning in plan.warnings],
+        "unchained": list(plan.unchained),
+        "drop": list(plan.drop),
+        "slices": {name: plan.assigned[name] for name in SLICE_SCHEMA.names},
+    }
 
 
 _OPERATOR_FIELDS = ("uid", "parallelism", "max_parallelism", "name", "key_hash", "chain", "coordinator", "pinned")

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     )
     from stateformat.segment import WriteOptions
     from stateformat.snapshot import Snapshot, SnapshotWriter, WriteContext
+    from stateformat.stats import Stats
     from stateformat.store import CheckpointStore, CommitPermit, PendingCheckpoint, open
     from stateformat.validation import Problem, Report, validate
 
@@ -120,6 +121,7 @@ _HOMES = {
     ),
     "stateformat.segment": ("WriteOptions",),
     "stateformat.snapshot": ("Snapshot", "SnapshotWriter", "WriteContext"),
+    "stateformat.stats": ("Stats",),
     "stateformat.store": ("CheckpointStore", "CommitPermit", "PendingCheckpoint", "open"),
     "stateformat.validation": ("Problem", "Report", "validate"),
 }
@@ -153,6 +155,7 @@ __all__ = [
     "Snapshot",
     "SnapshotWriter",
     "State",
+    "Stats",
     "Status",
     "Stop",
     "StopMode",

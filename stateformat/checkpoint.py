@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateformat import layout
-from stateformat.codec import decode_record
+from stateformat.codec import RECORD_BYTES_MAX, decode_record
 from stateformat.errors import CheckpointExpired, DamagedCheckpoint, ErrorKind, InvalidInput, NotFound
-from stateformat.manifest import Manifest, decode_manifest
+from stateformat.manifest import Manifest, decode_manifest, read_manifest
 from stateformat.model import CheckpointId, JobGraph, Mode, OperatorId, Record, SchemaVersion, State, Status
 from stateformat.schema import SLICE_SCHEMA, segment_schema
 from stateformat.storage import Storage
@@ -28,7 +28,7 @@ def load_record(storage: Storage, checkpoint_id: CheckpointId) -> Record:
     """The record under an id, verified (SPEC.md section 7.1). ``NotFound`` where there is none."""
     path = layout.record_path(checkpoint_id)
     try:
-        data = storage.read(path)
+        data = storage.read_range(path, 0, RECORD_BYTES_MAX + 1)
     except FileNotFoundError as error:
         raise NotFound(
             f"no checkpoint {checkpoint_id} in {storage.url}; `ckpt history {storage.url}` lists what is there",
@@ -75,7 +75,7 @@ def missing_object(storage: Storage, record: Record, path: str, *, held: bool = 
 def load_manifest(storage: Storage, record: Record, *, held: bool = False) -> Manifest:
     """The manifest of a record, verified (SPEC.md section 7.1); ``held`` as in :func:`missing_object`."""
     try:
-        data = storage.read(record.manifest.path)
+        data = read_manifest(storage, record.manifest)
     except FileNotFoundError as error:
         raise missing_object(storage, record, record.manifest.path, held=held) from error
     return decode_manifest(data, record.manifest)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -39,8 +40,10 @@ VERSION: Final = 1
 FEATURES: Final = ("committables", "finished_operators", "in_flight", "layers", "rescaled")
 """Every required feature of version 1 (SPEC.md section 3.3), sorted."""
 
-RECORD_BYTES_MAX: Final = 64 << 20
+RECORD_BYTES_MAX: Final = (8 << 20) - 1
+"""Storages create smaller objects than this in one step; one request of 8 MiB tells a record that is larger."""
 RECORD_DEPTH_MAX: Final = 32
+CONTAINERS_MAX: Final = 1 << 20
 
 _MEMBERS: Final[Mapping[int, Callable[[dict[str, Any]], Record]]] = {1: codec_v1.record_of}
 _DIGEST_MEMBER: Final = b',"digest":"'
@@ -160,29 +163,36 @@ def _check_depth(tokens: bytes) -> None:
         if here.max() > RECORD_DEPTH_MAX:
             raise RecordFault("", f"it is nested deeper than {RECORD_DEPTH_MAX} levels", _LIMIT)
         level = int(here[-1])
+    if len(levels) > 2 * CONTAINERS_MAX:
+        raise RecordFault("", f"it has more than {CONTAINERS_MAX:,} objects and arrays", _LIMIT)
 
 
 def _parse(data: bytes) -> tuple[dict[str, Any], list[str]]:
     """The members of the JSON object, and what version 1 forbids in it: floats, huge integers, repeated members."""
     faults: list[str] = []
 
+    def note(fault: str) -> None:
+        # One is told; a hostile record could have millions.
+        if not faults:
+            faults.append(fault)
+
     def integer(text: str) -> int:
         # Compared by length first: turning a million digits into an int takes seconds.
         value = int(text) if len(text) <= 17 else INTEGER_MAX + 1
         if abs(value) > INTEGER_MAX:
-            faults.append(f"the integer {text[:40]} is of magnitude 2**53 or more")
+            note(f"the integer {text[:40]} is of magnitude 2**53 or more")
         return value
 
     def fraction(text: str) -> float:
-        faults.append(f"{text[:40]} is no integer, and other numbers are not allowed")
+        note(f"{text[:40]} is no integer, and other numbers are not allowed")
         return 0.0
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(items)
         if len(found) != len(items):
-            names = [name for name, _ in items]
-            twice = next(name for name in found if names.count(name) > 1)
-            faults.append(f"member {twice!r:.80} stands twice in one object")
+            names = Counter(name for name, _ in items)
+            twice = next(name for name in found if names[name] > 1)
+            note(f"member {twice!r:.80} stands twice in one object")
         return found
 
     try:

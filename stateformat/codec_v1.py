@@ -9,7 +9,8 @@ types, at least one schema.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any, Final, cast
 
 import pyarrow as pa
@@ -50,6 +51,10 @@ from stateformat.storage import check_path
 
 PARALLELISM_MAX: Final = 32_768
 FIELD_ID_MAX: Final = 2**31 - 1
+MANIFEST_BYTES_MAX: Final = 1 << 30
+"""A manifest as it is stored (SPEC.md section 7.4)."""
+SUBTASKS_MAX: Final = 1 << 22
+"""Subtasks of all operators together (SPEC.md section 7.4)."""
 
 
 # ---- from values to members ------------------------------------------------------------------------------------------
@@ -182,7 +187,7 @@ def record_of(values: dict[str, Any]) -> Record:
         kind=members.one_of("kind", CheckpointKind),
         job_id=JobId(members.text("job_id", least=1)),
         graph=JobGraph(
-            tuple(_operator(item) for item in members.objects("operators")),
+            tuple(_operators(members)),
             tuple(_edge(item) for item in members.objects("edges")),
         ),
         states=tuple(_state(item) for item in members.objects("states")),
@@ -251,7 +256,7 @@ def _manifest(members: Members) -> ManifestRef:
         raise members.fault("path", f"is {path!r}, which does not lie under {MANIFESTS}", ErrorKind.INVALID_PATH)
     return ManifestRef(
         path,
-        members.integer("size_bytes", 1),
+        members.integer("size_bytes", 1, MANIFEST_BYTES_MAX),
         members.hexadecimal("digest"),
         members.integer("uncompressed_bytes"),
     )
@@ -276,6 +281,26 @@ def _subtasks(members: Members, name: str, parallelism: int) -> SubtaskSet:
     return SubtaskSet(tuple(ranges))
 
 
+def _first_shared(one: SubtaskSet, other: SubtaskSet) -> int | None:
+    """The first subtask of both, by their ranges: a short record can name very many subtasks."""
+    bounds = sorted((*one.ranges, *other.ranges))
+    return next((start for (_, end), (start, _) in pairwise(bounds) if start <= end), None)
+
+
+def _operators(members: Members) -> Iterator[Operator]:
+    subtasks = 0
+    for item in members.objects("operators"):
+        operator = _operator(item)
+        subtasks += operator.parallelism
+        if subtasks > SUBTASKS_MAX:
+            raise item.fault(
+                "parallelism",
+                f"of {operator.uid!r} makes more than {SUBTASKS_MAX:,} subtasks in all, which is the limit",
+                ErrorKind.LIMIT_EXCEEDED,
+            )
+        yield operator
+
+
 def _operator(members: Members) -> Operator:
     parallelism = members.integer("parallelism", 1, PARALLELISM_MAX)
     operator = Operator(
@@ -289,9 +314,9 @@ def _operator(members: Members) -> Operator:
         finishing=_subtasks(members, "finishing", parallelism),
         coordinator=members.get("coordinator", bool),
     )
-    both = sorted({*operator.finished} & {*operator.finishing})
-    if both:
-        raise RecordFault(members.place, f"says that subtask {both[0]} of {operator.uid!r} is finished and finishing")
+    both = _first_shared(operator.finished, operator.finishing)
+    if both is not None:
+        raise RecordFault(members.place, f"says that subtask {both} of {operator.uid!r} is finished and finishing")
     stored = members.one_of("status", Status)
     if stored is not operator.status:
         raise RecordFault(

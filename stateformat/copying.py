@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow.compute as pc
 import xxhash
@@ -29,10 +29,11 @@ from stateformat.codec import encode_record
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, JobMismatch, StorageError
 from stateformat.history import chain_down_to, read_history
 from stateformat.model import CheckpointId, CheckpointKind, Record
+from stateformat.observed import read_input
 from stateformat.pending import Draft, PendingCheckpoint
 from stateformat.publication import At, CommitPermit, conflict, create_record
 from stateformat.retention import reachable
-from stateformat.storage import Storage
+from stateformat.storage import Storage, make_durable
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ def copy(
     ``STORE_NOT_EMPTY``) for a target that holds another checkpoint, ``JobMismatch`` for one of another job,
     ``CheckpointExpired`` or ``DamagedCheckpoint`` where the source cannot be read, and ``OutcomeUnknown``.
     """
+    start = time.perf_counter()
     record = checkpoint.record
     if target.url == checkpoint.storage.url:
         raise InvalidInput(f"cannot copy {checkpoint!r} into its own store; give another address", url=target.url)
@@ -79,12 +81,22 @@ def copy(
     copy_objects(checkpoint, target, progress=progress)
     manifest = record.manifest
     _copy_object(checkpoint, target, _Object(manifest.path, manifest.size_bytes, bytes.fromhex(manifest.digest)))
+    make_durable(target, [manifest.path])
     # Nothing but the kind changes, so that two copies of one checkpoint are the same bytes, whoever makes them.
     savepoint = replace(record, kind=CheckpointKind.SAVEPOINT)
     ending = create_record(target, savepoint.ref, encode_record(savepoint), sleep=sleep)
     if ending.at is not At.PERMITTED:
         raise conflict(target, savepoint, ending)
-    logger.info("copied checkpoint %s of %s to %s", record.checkpoint_id, checkpoint.storage.url, target.url)
+    logger.info(
+        "copied checkpoint %s of %s to %s: %d rows, %d segments, %d bytes; copying took %.3f s",
+        record.checkpoint_id,
+        checkpoint.storage.url,
+        target.url,
+        record.totals.rows,
+        record.totals.segments,
+        record.totals.bytes,
+        time.perf_counter() - start,
+    )
     return savepoint
 
 
@@ -133,6 +145,8 @@ def copy_objects(checkpoint: Checkpoint, target: Storage, *, progress: Progress 
         finally:
             for future in running:
                 future.cancel()
+    # What was kept may come from a copy that died before it was durable.
+    make_durable(target, [item.path for item in objects])
 
 
 def _copy_object(checkpoint: Checkpoint, target: Storage, item: _Object) -> None:
@@ -145,7 +159,7 @@ def _copy_object(checkpoint: Checkpoint, target: Storage, item: _Object) -> None
     digest, size_bytes = xxhash.xxh3_128(), 0
     try:
         with closing(source), target.open_output(item.path) as output:
-            for chunk in _chunks(source):
+            for chunk in _chunks(source, checkpoint.storage):
                 digest.update(chunk)
                 size_bytes += len(chunk)
                 output.write(chunk)
@@ -170,7 +184,7 @@ def _holds(target: Storage, item: _Object) -> bool:
         digest = xxhash.xxh3_128()
         if size_bytes == item.size_bytes:
             with closing(target.open_input(item.path)) as source:
-                for chunk in _chunks(source):
+                for chunk in _chunks(source, target):
                     digest.update(chunk)
     except FileNotFoundError:
         return False
@@ -184,8 +198,9 @@ def _holds(target: Storage, item: _Object) -> bool:
     )
 
 
-def _chunks(source: object) -> Iterator[bytes]:
-    while chunk := source.read(CHUNK_BYTES):  # type: ignore[attr-defined]
+def _chunks(source: Any, storage: Storage) -> Iterator[bytes]:
+    """The bytes of a file of this storage, to its end, counted."""
+    while chunk := read_input(storage, source, CHUNK_BYTES):
         yield chunk
 
 

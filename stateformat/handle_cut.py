@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateformat.errors import InvalidInput
-from stateformat.manifest_rules import integers, lists
+from stateformat.manifest_rules import integers, lists, take_rows
 from stateformat.model import Mode
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ _Mask: TypeAlias = "npt.NDArray[np.bool_]"
 
 _ZERO_WITHOUT_ROWS = ("segment_rows", "size_bytes", "uncompressed_bytes", "footer_bytes")
 _NULL_WITHOUT_ROWS = ("path", "digest", "footer_digest", "inline")
+_OF_SEGMENT = (*_ZERO_WITHOUT_ROWS, *_NULL_WITHOUT_ROWS)
 
 
 def cut_handles(handles: pa.Table, slices: pa.Table) -> pa.Table:
@@ -42,12 +43,12 @@ def cut_handles(handles: pa.Table, slices: pa.Table) -> pa.Table:
         raise InvalidInput(f"slices name handle {chosen.max()} of a manifest with {handles.num_rows}")
     rows = integers(slices["rows"])
     empty = rows == 0
-    taken = handles.drop_columns(["rows_per_group"]).take(pa.array(chosen))
     row_start = np.where(empty, 0, integers(slices["row_start"]))
-    _check_rows(taken, row_start, rows, empty)
+    _check_rows(handles, chosen, row_start, rows, empty)
     first, last, counts = _cut_groups(handles, slices, chosen, row_start, empty)
-    columns: dict[str, Any] = {name: taken[name] for name in taken.column_names}
-    columns |= {
+    columns: dict[str, Any] = {
+        "operator": slices["operator"],
+        "state": slices["state"],
         "subtask": slices["subtask"],
         "layer": slices["layer"],
         "row_start": pa.array(row_start),
@@ -56,29 +57,29 @@ def cut_handles(handles: pa.Table, slices: pa.Table) -> pa.Table:
         "last_group": last,
         "rows_per_group": counts,
     }
-    if empty.any():
-        gone = pa.array(empty)
-        for name in _ZERO_WITHOUT_ROWS:
-            columns[name] = pc.if_else(gone, pa.scalar(0, taken[name].type), taken[name])
-        for name in _NULL_WITHOUT_ROWS:
-            if name in columns:
-                columns[name] = _without(columns[name], empty)
+    # Of a slice without rows nothing of the segment is left.
+    filled = pa.array(chosen, mask=empty) if empty.any() else pa.array(chosen)
+    rest = [name for name in handles.column_names if name not in columns]
+    taken = take_rows(handles.select([name for name in rest if name not in _OF_SEGMENT]), pa.array(chosen))
+    of_segment = take_rows(handles.select([name for name in rest if name in _OF_SEGMENT]), filled)
+    columns |= {name: taken[name] for name in taken.column_names}
+    columns |= {
+        name: of_segment[name] if name in _NULL_WITHOUT_ROWS else pc.fill_null(of_segment[name], 0)
+        for name in of_segment.column_names
+    }
     return pa.table([columns[name] for name in handles.column_names], schema=handles.schema)
 
 
-def _without(column: pa.ChunkedArray, gone: _Mask) -> pa.ChunkedArray:
-    """The column with nulls where ``gone``; by a gather, which every type can do."""
-    return column.take(pa.array(np.arange(len(gone)), mask=gone))
-
-
-def _check_rows(taken: pa.Table, row_start: _Ints, rows: _Ints, empty: _Mask) -> None:
+def _check_rows(handles: pa.Table, chosen: _Ints, row_start: _Ints, rows: _Ints, empty: _Mask) -> None:
     """Rows of a slice lie within the rows of its handle."""
-    start, end = integers(taken["row_start"]), integers(taken["row_start"]) + integers(taken["rows"])
+    start = integers(handles["row_start"])[chosen]
+    end = start + integers(handles["rows"])[chosen]
     wrong = ~empty & ((rows < 0) | (row_start < start) | (row_start + rows > end))
     if wrong.any():
         at = int(wrong.argmax())
+        path = handles["path"][int(chosen[at])].as_py()
         raise InvalidInput(
-            f"slice {at} is rows {row_start[at]} to {row_start[at] + rows[at] - 1} of {taken['path'][at].as_py()}, but the "
+            f"slice {at} is rows {row_start[at]} to {row_start[at] + rows[at] - 1} of {path}, but the "
             f"handle that it cuts holds rows {start[at]} to {end[at] - 1}"
         )
 

@@ -101,7 +101,13 @@ def settled(storage: Storage, decide: Callable[[Ids], T]) -> T:
     ``HISTORY_UNSTABLE``) after :data:`TRIES` changes in a row.
     """
     before = record_ids(storage)
-    for _ in range(TRIES):
+    for attempt in range(TRIES):
+        if attempt:
+            # Imported where it is rare: `ckpt inspect` comes by here, a cold process every time.
+            from stateformat.stats import stats_of
+
+            stats_of(storage).event(history_restarts=1)
+            logger.info("history of %s: the newest has changed; the reading starts over", storage.url)
         try:
             result = decide(before)
         except Moved:
@@ -116,7 +122,6 @@ def settled(storage: Storage, decide: Callable[[Ids], T]) -> T:
         after = record_ids(storage)
         if same_newest(before, after):
             return result
-        logger.debug("newest of %s went from %s to %s while reading", storage.url, before[-1:], after[-1:])
         before = after
     raise StorageError(
         f"the newest checkpoint of {storage.url} changed {TRIES} times in a row while the history was read, or a record "

@@ -60,8 +60,12 @@ def default_max_parallelism(parallelism: int) -> int:
     return min(max(power, _MIN_DEFAULT), MAX_PARALLELISM_LIMIT)
 
 
-def key_groups(hashes: npt.NDArray[Any], max_parallelism: int) -> npt.NDArray[np.int32]:
+def key_groups(
+    hashes: npt.NDArray[Any], max_parallelism: int, *, out: npt.NDArray[np.int32] | None = None
+) -> npt.NDArray[np.int32]:
     """The key group of each of ``hashes`` (int32, signed): floor-mod by ``max_parallelism``, so 0 … max_parallelism − 1.
+
+    They are put into ``out`` if it is given.
 
     Raises ``InvalidInput``, the caller's fault: ``max_parallelism`` is not between 1 and 32768 (INVALID_PARALLELISM), or
     ``hashes`` are not int32 (INVALID_ARGUMENT), because an unsigned hash falls into other groups.
@@ -71,9 +75,9 @@ def key_groups(hashes: npt.NDArray[Any], max_parallelism: int) -> npt.NDArray[np
         raise InvalidInput(f"hashes are {hashes.dtype}; key groups are defined on signed values: give int32")
     if max_parallelism & (max_parallelism - 1) == 0:
         # In two's complement the low bits are the floor-mod, many times cheaper than a division.
-        groups: npt.NDArray[np.int32] = np.bitwise_and(hashes, np.int32(max_parallelism - 1))
+        groups: npt.NDArray[np.int32] = np.bitwise_and(hashes, np.int32(max_parallelism - 1), out=out)
     else:
-        groups = np.remainder(hashes, np.int32(max_parallelism))
+        groups = np.remainder(hashes, np.int32(max_parallelism), out=out)
     return groups
 
 

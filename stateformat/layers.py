@@ -17,12 +17,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stateformat.clustering import Clustered, clustered, groups_of_keys
 from stateformat.errors import ErrorKind, InvalidState
 from stateformat.hashing import hash_keys
-from stateformat.key_groups import key_groups
 from stateformat.model import Field, SchemaVersion, State
 from stateformat.row_keys import row_key_codes
-from stateformat.rows import Gather, group_counts, order_by_group, row_order, with_key_groups
 from stateformat.schema import CLEAR, KEY_GROUP, OP, UPSERT, arrow_field, arrow_type, children, default_scalar
 
 _Rows = npt.NDArray[np.int64]
@@ -125,7 +124,8 @@ def _in_order(table: pa.Table, rows: _Rows) -> pa.Table:
     if KEY_GROUP.name not in table.column_names:
         return table.take(pa.array(rows))
     groups = table[KEY_GROUP.name].to_numpy()[rows]
-    return Gather(table, rows[order_by_group(groups)], group_counts(groups)).slice(0, len(rows))
+    field = table.schema.field(KEY_GROUP.name)
+    return Clustered(table.drop_columns([KEY_GROUP.name]), groups, rows, key_group=field).slice(0, len(rows))
 
 
 def rekey(table: pa.Table, state: State, max_parallelism: int, key_hash: str) -> pa.Table:
@@ -134,10 +134,8 @@ def rekey(table: pa.Table, state: State, max_parallelism: int, key_hash: str) ->
     ``table`` has the columns of ``segment_schema`` of a state with key groups; ``_key_group`` may be missing and is the
     first column of the result. Raises ``InvalidInput`` for an unknown hash or a max parallelism that cannot be.
     """
-    groups = key_groups(hash_keys([table[name] for name in state.key_columns], key_hash), max_parallelism)
-    table = with_key_groups(table, groups)
-    order = row_order(table, state, groups)
-    return table if order is None else Gather(table, order, group_counts(groups)).slice(0, len(table))
+    groups = groups_of_keys([table[name] for name in state.key_columns], max_parallelism, key_hash)
+    return clustered(table, state, groups)[0].slice(0, len(table))
 
 
 def evolve_table(table: pa.Table, old: SchemaVersion, new: SchemaVersion) -> pa.Table:

@@ -11,7 +11,7 @@ MANIFESTS = "manifests/"
 SEGMENTS = "segments/"
 
 _RECORD_NAME = re.compile(r"checkpoints/(\d{20})\.json")
-_OWNED_NAME = re.compile(r"(?:manifests/(\d{20})-|segments/(\d{20})/).+")
+_OWNED_NAME = re.compile(r"(?:checkpoints/(\d{20})\.|manifests/(\d{20})-|segments/(\d{20})/).+")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
 
@@ -38,6 +38,6 @@ def record_id(path: str) -> CheckpointId | None:
 
 
 def owner_id(path: str) -> CheckpointId | None:
-    """The id under which a manifest or segment lies; None for any other name."""
+    """The id under which a record, manifest or segment lies, or was to lie; None for any other name."""
     match = _OWNED_NAME.fullmatch(path)
-    return CheckpointId(int(match[1] or match[2])) if match else None
+    return CheckpointId(int(match[match.lastindex or 0])) if match else None

@@ -93,11 +93,52 @@ def runs(column: pa.ChunkedArray) -> tuple[pa.Array, _Ints]:
     return encoded.values, np.concatenate([np.zeros(1, np.int64), ends])
 
 
+def state_runs(handles: pa.Table) -> Iterator[tuple[tuple[str, str], int, int]]:
+    """Runs of handles of one state: (operator, state), the first row, and the one behind the last.
+
+    In a sorted table a run is a state. What is no UTF-8 is shown with replacements.
+    """
+    operators, operator_starts = runs(handles["operator"])
+    names, name_starts = runs(handles["state"])
+    starts = np.union1d(operator_starts, name_starts)
+    of_operator = (np.searchsorted(operator_starts, starts, side="right") - 1).tolist()
+    of_name = (np.searchsorted(name_starts, starts, side="right") - 1).tolist()
+    operator_list, name_list = texts(operators), texts(names)
+    bounds = starts.tolist()
+    for i in range(len(bounds) - 1):
+        yield (operator_list[of_operator[i]], name_list[of_name[i]]), bounds[i], bounds[i + 1]
+
+
+def texts(values: pa.Array) -> list[str]:
+    """Strings, which need not be UTF-8, for people."""
+    return [value.decode("utf-8", "replace") for value in values.cast(pa.binary()).to_pylist()]
+
+
 def integers(column: pa.ChunkedArray | pa.Array, *, null: int = -1) -> _Ints:
     """An integer column as int64, nulls as ``null``."""
     filled = pc.fill_null(column, null) if column.null_count else column
     found: _Ints = filled.to_numpy(zero_copy_only=False) if isinstance(filled, pa.Array) else filled.to_numpy()
     return found.astype(np.int64, copy=False)
+
+
+def take_rows(table: pa.Table, indices: pa.Array) -> pa.Table:
+    """The rows at these positions; null gives a row of nulls. Its columns are taken ten times as fast as a table is."""
+    columns = [(column if column.num_chunks == 1 else _whole(column)).take(indices) for column in table.columns]
+    return pa.table(columns, schema=table.schema)
+
+
+def _whole(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    found = column.combine_chunks()
+    return found if isinstance(found, pa.ChunkedArray) else pa.chunked_array([found])
+
+
+def first_uses(codes: _Ints) -> _Ints:
+    """Where each code of a fresh dictionary stands first: they are given out in order of appearance, −1 for null."""
+    if not len(codes):
+        return codes
+    highest = np.maximum.accumulate(codes)
+    found: _Ints = np.flatnonzero(np.append(codes[0] >= 0, highest[1:] > highest[:-1]))
+    return found
 
 
 def first_unsorted(handles: pa.Table) -> int | None:

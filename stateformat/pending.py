@@ -185,6 +185,7 @@ class PendingCheckpoint:
         will not say, ``CheckpointExpired`` where the source has gone, ``JobMismatch`` in another job's store. In
         none of these cases may anything be committed; a restart reads the truth.
         """
+        start = time.perf_counter()
         with self._lock:
             self._check_unpublished()
             graph = self._graph()
@@ -198,7 +199,15 @@ class PendingCheckpoint:
         ending = create_record(self._storage, record.ref, encode_record(record), sleep=self._sleep)
         if ending.at is not At.PERMITTED:
             raise conflict(self._storage, record, ending)
-        logger.info("published checkpoint %s of %s", self.checkpoint_id, self._storage.url)
+        logger.info(
+            "published checkpoint %s of %s: %d rows, %d segments, %d bytes; publishing took %.3f s",
+            self.checkpoint_id,
+            self._storage.url,
+            record.totals.rows,
+            record.totals.segments,
+            record.totals.bytes,
+            time.perf_counter() - start,
+        )
         return permit(self._storage, record, notes=self._draft.notes, manifest=Manifest(handles))
 
     def _graph(self) -> JobGraph:
@@ -262,7 +271,7 @@ class PendingCheckpoint:
         """Refuse a path that is neither our own nor the parent's nor the source's: nothing would protect it."""
         stored = pc.and_(pc.is_valid(handles["path"]), pc.is_null(handles["inline"]))
         own = pc.fill_null(pc.starts_with(handles["path"], self._own_prefix), False)
-        foreign = handles.filter(pc.and_(stored, pc.invert(own)))
+        foreign = handles.select(["path", "size_bytes", "digest", "inline"]).filter(pc.and_(stored, pc.invert(own)))
         if not foreign.num_rows:
             return
         paths = reachable(foreign)["path"]

@@ -8,8 +8,8 @@ record had already expired, and is a stray; a listing that shows nothing greater
 
 1. Create, if absent. Created → 4. Anything else (in the way, or no answer at all) → 2.
 2. Read back. Ours → 4, exactly as if the answer had come. Another attempt's → lost. Nothing → 3.
-3. Nothing there: list. An id not less than ours → lost: ours may have stood there and have expired. Otherwise → 1, under
-   the same name with the same bytes.
+3. Nothing there: list. A greater id than ours → lost: ours may have stood there and have expired. Our id → 2: a create
+   whose answer was lost may land as late as this. Otherwise → 1, under the same name with the same bytes.
 4. List, twice. Nothing greater, both times → the permit. Something greater → 5.
 5. Read record id + 1. It names us as parent → our checkpoint is in the history and another run has gone on from it: the
    record stays, and we stop. Otherwise ours is a stray: remove it, and stop.
@@ -43,6 +43,7 @@ from stateformat.errors import (
 from stateformat.history import find_record, newest_record, record_ids
 from stateformat.manifest import Manifest
 from stateformat.model import CheckpointId, ParentRef, Record
+from stateformat.stats import stats_of
 from stateformat.storage import CreateOutcome, Storage
 
 logger = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ class Saw(Enum):
     OURS = "ours"
     ANOTHERS = "anothers"
     NOTHING = "nothing"
-    NOT_LESS = "not_less"
+    SAME = "same"
     LESS = "less"
     GREATER = "greater"
     NONE_GREATER = "none_greater"
@@ -101,7 +102,8 @@ MOVES: dict[tuple[At, Saw], At] = {
     (At.READ_BACK, Saw.ANOTHERS): At.LOST,
     (At.READ_BACK, Saw.NOTHING): At.LOOK,
     (At.READ_BACK, Saw.NO_ANSWER): At.READ_BACK,
-    (At.LOOK, Saw.NOT_LESS): At.LOST,
+    (At.LOOK, Saw.GREATER): At.LOST,
+    (At.LOOK, Saw.SAME): At.READ_BACK,
     (At.LOOK, Saw.LESS): At.CREATE,
     (At.LOOK, Saw.NO_ANSWER): At.LOOK,
     (At.LIST, Saw.NONE_GREATER): At.LIST_AGAIN,
@@ -116,7 +118,7 @@ MOVES: dict[tuple[At, Saw], At] = {
     (At.WITHDRAW, Saw.REMOVED): At.WITHDRAWN,
     (At.WITHDRAW, Saw.NO_ANSWER): At.WITHDRAW,
 }
-"""Every legal move. A repetition (back to CREATE, or a step to itself) counts against :data:`RETRIES`."""
+"""Every legal move. A repetition (back to CREATE or READ_BACK, or a step to itself) counts against :data:`RETRIES`."""
 
 ENDS: Final = frozenset({At.PERMITTED, At.LOST, At.CONTINUED, At.WITHDRAWN})
 
@@ -162,7 +164,7 @@ class _Steps:
         steps: Mapping[At, Callable[[], Saw]] = {
             At.CREATE: self._create,
             At.READ_BACK: self._read_back,
-            At.LOOK: lambda: Saw.NOT_LESS if self._list() >= self.ours.checkpoint_id else Saw.LESS,
+            At.LOOK: self._look,
             At.LIST: self._list_greater,
             At.LIST_AGAIN: self._list_greater,
             At.READ_CHILD: self._read_child,
@@ -176,7 +178,13 @@ class _Steps:
             if error.kind is ErrorKind.STORAGE_UNSUITABLE or error.details.get("visible"):
                 raise
             self.last_error = error
-            logger.warning("%s of checkpoint %s was not answered: %s", at.value, self.ours.checkpoint_id, error)
+            logger.warning(
+                "checkpoint %s of %s: %s was not answered: %s",
+                self.ours.checkpoint_id,
+                self.storage.url,
+                at.value,
+                error,
+            )
             return Saw.NO_ANSWER
 
     def _create(self) -> Saw:
@@ -193,6 +201,12 @@ class _Steps:
         ids = record_ids(self.storage)
         self.newest = ids[-1] if ids else None
         return ids[-1] if ids else 0
+
+    def _look(self) -> Saw:
+        found = self._list()
+        if found == self.ours.checkpoint_id:
+            return Saw.SAME
+        return Saw.GREATER if found > self.ours.checkpoint_id else Saw.LESS
 
     def _list_greater(self) -> Saw:
         return Saw.GREATER if self._list() > self.ours.checkpoint_id else Saw.NONE_GREATER
@@ -228,16 +242,30 @@ def create_record(
                 raise
             raise _unknown(storage, ours, error) from error
         after = MOVES[at, saw]
-        if (saw is Saw.NO_ANSWER and at is not At.CREATE) or after is At.CREATE:
+        if (saw is Saw.NO_ANSWER and at is not At.CREATE) or after is At.CREATE or saw is Saw.SAME:
             repeats += 1
             if repeats > RETRIES:
                 if at in (At.READ_CHILD, At.WITHDRAW):
                     # We have been overtaken, which is all that the caller needs. What stays behind is at worst a stray.
-                    logger.warning("record %s of %s may stay behind as a stray", ours.checkpoint_id, storage.url)
+                    logger.warning(
+                        "checkpoint %s of %s: overtaken; its record may stay behind as a stray",
+                        ours.checkpoint_id,
+                        storage.url,
+                    )
                     return Ending(At.CONTINUED, steps.newest)
                 raise _unknown(storage, ours, steps.last_error) from steps.last_error
-            sleep(min(PAUSE_S * 2 ** (repeats - 1), PAUSE_MAX_S))
+            pause = min(PAUSE_S * 2 ** (repeats - 1), PAUSE_MAX_S)
+            stats_of(storage).event(retries=1, waits=1, wait_seconds=pause)
+            where = (ours.checkpoint_id, storage.url)
+            logger.warning(
+                "checkpoint %s of %s: retry %d of %d (%s) in %.2f s", *where, repeats, RETRIES, after.value, pause
+            )
+            sleep(pause)
         at = after
+    if at is not At.PERMITTED:
+        logger.warning(
+            "checkpoint %s of %s: %s; the newest is %s", ours.checkpoint_id, storage.url, at.value, steps.newest
+        )
     return Ending(at, steps.newest)
 
 

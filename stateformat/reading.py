@@ -3,7 +3,9 @@
 Theory of operation. Slices of one state come in and batches of one schema go out. What a slice holds is read a piece at a
 time by ``segment_reader``, which verifies it, and brought to the schema that is asked for. Where keyed state lies in layers,
 key groups are taken a chunk at a time, few enough for all layers of them to fit in memory; the manifest says how many rows
-each group has, so chunks are planned before anything is read. Two pieces are read ahead of whoever takes the rows.
+each group has, so chunks are planned before anything is read. Two pieces are read ahead of whoever takes the rows; and where
+a read is mostly waiting (``storage.ReadsAtOnce``), a few segments are opened ahead of the one that is read, so that many small
+ones do not cost a wait each.
 Memory is a few pieces, whatever the size of the state.
 """
 
@@ -27,10 +29,12 @@ from stateformat.manifest import Manifest
 from stateformat.model import Handle, Mode, Record, SchemaVersion, State
 from stateformat.schema import segment_schema
 from stateformat.segment_reader import PIECE_BYTES_MAX, PIECE_ROWS_MAX, SegmentReader
-from stateformat.storage import Storage
+from stateformat.storage import Storage, reads_at_once
 
 WHOLE_BYTES_MAX: Final = 128 << 20
 """A segment of which every row is wanted is fetched at once up to this size, and in ranges above."""
+# What segments that are opened ahead may hold together.
+_OPENED_BYTES_MAX: Final = 32 << 20
 # Below this a second request costs more than the bytes that it saves.
 _SMALL_BYTES: Final = 64 << 10
 
@@ -76,12 +80,12 @@ def read_slices(
     if not parts or state is None:
         return
     reading = _Reading(storage, record, manifest, state, as_schema or state.current)
+    calls: Generator[_Call, None, None]
     if state.mode is Mode.PROGRESS:
         rows = pa.concat_tables(call() for call in reading.in_order(parts))
-        calls = _flat([[partial(merge_progress, rows)]])
+        calls = (call for call in [partial(merge_progress, rows)])
     elif state.mode is Mode.KEYED:
-        owners = (list(group) for _, group in groupby(parts, key=lambda part: part.subtask))
-        calls = _flat(reading.keyed(group) for group in owners)
+        calls = reading.keyed([list(group) for _, group in groupby(parts, key=lambda part: part.subtask)])
     else:
         calls = reading.in_order(_coalesced(parts))
     with closing(ahead(calls, workers=2, depth=3)) as made:
@@ -185,27 +189,35 @@ class _Reading:
         self._state = state
         self._target = target
 
-    def in_order(self, parts: Iterable[_Part]) -> Generator[_Call, None, None]:
+    def in_order(self, parts: Sequence[_Part]) -> Generator[_Call, None, None]:
         """The rows of the parts, one after another."""
-        for part in parts:
-            for call in self._open(part).calls(part.row_start, part.rows):
-                yield partial(self._evolved, call, part)
+        with closing(self._opened(parts)) as readers:
+            for part, reader in zip(parts, readers, strict=True):
+                for call in reader.calls(part.row_start, part.rows):
+                    yield partial(self._evolved, call, part)
 
-    def keyed(self, parts: Sequence[_Part]) -> Generator[_Call, None, None]:
-        """The rows of one subtask's keyed state, by key group, its layers merged."""
-        parts = _coalesced(sorted(parts, key=lambda part: (part.handle.layer, part.first_group)))
-        if any(not len(part.counts) for part in parts):
+    def keyed(self, owners: Iterable[Sequence[_Part]]) -> Generator[_Call, None, None]:
+        """The rows of each subtask's keyed state in turn; of one, by key group, its layers merged."""
+        ordered = [
+            _coalesced(sorted(parts, key=lambda part: (part.handle.layer, part.first_group))) for parts in owners
+        ]
+        if any(not len(part.counts) for parts in ordered for part in parts):
             raise DamagedCheckpoint(
                 f"a handle of keyed state {self._state.name!r} of {self._state.operator!r} says no rows per key group",
                 kind=ErrorKind.DAMAGED_MANIFEST,
             )
-        if parts[-1].handle.layer == 0:
-            yield from self.in_order(parts)
-            return
+        for layered, group in groupby(ordered, key=lambda parts: parts[-1].handle.layer > 0):
+            if layered:
+                yield from chain.from_iterable(self._layered(parts) for parts in group)
+            else:
+                yield from self.in_order([*chain.from_iterable(group)])
+
+    def _layered(self, parts: Sequence[_Part]) -> Generator[_Call, None, None]:
+        """The rows of one subtask whose state lies in layers."""
         # Readers stay open over all chunks, so they may hold no more bytes together than one whole segment.
         whole = sum(part.handle.size_bytes for part in parts) <= WHOLE_BYTES_MAX
-        readers = [self._open(part, whole=whole) for part in parts]
-        for first, last in _chunks(parts):
+        readers = list(self._opened(parts, whole=whole))
+        for first, last in _chunks(parts, _row_width(self.schema)):
             # By layer, the lowest first, because parts are sorted so.
             layers: dict[int, list[_Call]] = {}
             for part, reader in zip(parts, readers, strict=True):
@@ -221,25 +233,42 @@ class _Reading:
         tables = [pa.concat_tables(call() for call in calls) for calls in layers]
         return merge_layers(tables, self._state.row_key, self._state.key_columns, includes_base=True)
 
-    def _open(self, part: _Part, *, whole: bool = True) -> SegmentReader:
+    def _opened(self, parts: Sequence[_Part], *, whole: bool = True) -> Generator[SegmentReader, None, None]:
+        """Readers of the parts, opened several at a time, yet with no more than a few megabytes fetched for it."""
+        fetched = [
+            part.handle.size_bytes if self._is_whole(part, whole) else part.handle.footer_bytes
+            for part in parts
+            if self._inline(part) is None
+        ]
+        at_once = min(reads_at_once(self._storage), len(fetched), _OPENED_BYTES_MAX // max([1, *fetched]))
+        calls = (self._reader(part, whole).open for part in parts)
+        if at_once < 2:
+            return (call() for call in calls)
+        return ahead(calls, workers=at_once, depth=at_once)
+
+    def _reader(self, part: _Part, whole: bool) -> SegmentReader:
+        inline, is_whole = self._inline(part), self._is_whole(part, whole)
+        return SegmentReader(self._storage, self._record, self._state, part.handle, inline=inline, whole=is_whole)
+
+    def _is_whole(self, part: _Part, allowed: bool) -> bool:
         handle = part.handle
+        all_rows = part.rows == handle.segment_rows and allowed and handle.size_bytes <= WHOLE_BYTES_MAX
+        return all_rows or handle.size_bytes <= _SMALL_BYTES
+
+    def _inline(self, part: _Part) -> pa.Buffer | None:
         # Whoever decodes the manifest knows which paths are inline; no object lies under those.
-        inline = self._manifest.inline(handle.path) if handle.path is not None else None
-        all_rows = part.rows == handle.segment_rows and whole and handle.size_bytes <= WHOLE_BYTES_MAX
-        return SegmentReader(
-            self._storage,
-            self._record,
-            self._state,
-            handle,
-            inline=inline,
-            whole=all_rows or handle.size_bytes <= _SMALL_BYTES,
-        )
+        return self._manifest.inline(part.handle.path) if part.handle.path is not None else None
 
     def _evolved(self, call: _Call, part: _Part) -> pa.Table:
         return evolve_table(call(), self._state.by_schema_id[part.handle.schema_id], self._target)
 
 
-def _chunks(parts: Sequence[_Part]) -> Iterator[tuple[int, int]]:
+def _row_width(schema: pa.Schema) -> int:
+    """Bytes of a row in columns of fixed width: what it takes however little of it is stored."""
+    return sum(item.type.bit_width // 8 if pa.types.is_primitive(item.type) else 4 for item in schema)
+
+
+def _chunks(parts: Sequence[_Part], row_width: int) -> Iterator[tuple[int, int]]:
     """First and last key group, both inclusive, of chunks whose layers are merged at a time: a few megabytes of rows.
 
     A chunk is at least one key group, however many rows that has.
@@ -249,7 +278,7 @@ def _chunks(parts: Sequence[_Part]) -> Iterator[tuple[int, int]]:
     for part in parts:
         rows[part.first_group - first :][: len(part.counts)] += part.counts
     row_bytes = max(part.handle.uncompressed_bytes // max(1, part.handle.segment_rows) for part in parts)
-    limit = max(1, min(PIECE_ROWS_MAX, PIECE_BYTES_MAX // max(1, row_bytes)))
+    limit = max(1, min(PIECE_ROWS_MAX, PIECE_BYTES_MAX // max(1, row_bytes, row_width)))
     ends = np.cumsum(rows)
     group = done = 0
     while group < len(rows):
@@ -263,10 +292,6 @@ def merge_progress(rows: pa.Table) -> pa.Table:
     merged = rows.group_by("_edge", use_threads=False).aggregate([("_watermark", "min"), ("_ended", "all")])
     columns = [merged["_edge"], merged["_watermark_min"], merged["_ended_all"]]
     return pa.Table.from_arrays(columns, schema=rows.schema)
-
-
-def _flat(calls: Iterable[Iterable[_Call]]) -> Generator[_Call, None, None]:
-    yield from chain.from_iterable(calls)
 
 
 def _batches(tables: Iterable[pa.Table], schema: pa.Schema, batch_rows: int) -> Iterator[pa.RecordBatch]:

@@ -10,6 +10,9 @@ So garbage is found like this: list the records, read the manifest of every one,
 under newest + 1, published or not; list again. Another newest: start over (``history.settled``). A record whose manifest
 is missing or cannot be read ends it without deleting: what it needs is unknown. What lies under ids up to the newest and
 is named by nothing that was read, is garbage; no clock is asked. A dry run is the same plan, not carried out.
+
+Temporary files and uploads go by the same rule: whoever still writes under an id up to the newest has lost, or has
+published without what he is writing. He then fails to close his object, which nobody would have named.
 """
 
 from __future__ import annotations
@@ -20,24 +23,26 @@ from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from stateformat import layout
 from stateformat.checkpoint import load_manifest
+from stateformat.codec_v1 import MANIFEST_BYTES_MAX
 from stateformat.errors import (
     CheckpointExpired,
     DamagedCheckpoint,
     ErrorKind,
     InvalidInput,
     NotFound,
+    StorageError,
     UnsupportedFormat,
 )
 from stateformat.history import Ids, Moved, find_record, settled
+from stateformat.manifest import read_unpublished
+from stateformat.manifest_rules import first_uses, integers, take_rows
 from stateformat.model import AttemptId, CheckpointId, Record
-from stateformat.storage import ObjectInfo, Storage
+from stateformat.storage import Leftover, ObjectInfo, Storage, TellsLeftovers
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +67,8 @@ def reachable(handles: pa.Table) -> pa.Table:
     columns = [name for name in REACHABLE_SCHEMA.names if name in handles.column_names]
     named = handles.select(columns).filter(pc.is_valid(handles["path"]))
     paths = pc.dictionary_encode(named["path"].combine_chunks())
-    _, first = np.unique(paths.indices.to_numpy(zero_copy_only=False), return_index=True)
-    chosen = named.take(pa.array(first))
+    first = first_uses(integers(paths.indices))
+    chosen = take_rows(named, pa.array(first))
     inline = pc.is_valid(chosen["inline"]) if "inline" in columns else pa.repeat(False, len(first))
     return pa.table([chosen["path"], chosen["size_bytes"], chosen["digest"], inline], schema=REACHABLE_SCHEMA)
 
@@ -74,27 +79,29 @@ class Garbage:
 
     ``newest`` is the newest checkpoint that the plan rests on. ``records`` are those beyond retention, ``manifests`` and
     ``segments`` what nothing names then; each with its size in bytes, sorted by path. ``leftovers`` are temporary files
-    of writers (of live ones too, so they are told and never deleted). ``stopped`` says why the search ended without an
-    answer (then ``manifests`` and ``segments`` are empty); None where it did not. ``deleted``: carried out, not planned.
+    and uploads of attempts that have ended, ``unfinished`` those that may belong to a live one: told and never deleted.
+    ``stopped`` says why the search ended without an answer (then ``manifests``, ``segments`` and ``leftovers`` are
+    empty); None where it did not. ``deleted``: carried out, not planned.
     """
 
     newest: CheckpointId | None = None
     records: tuple[ObjectInfo, ...] = ()
     manifests: tuple[ObjectInfo, ...] = ()
     segments: tuple[ObjectInfo, ...] = ()
-    leftovers: tuple[ObjectInfo, ...] = ()
+    leftovers: tuple[Leftover, ...] = ()
+    unfinished: tuple[Leftover, ...] = ()
     deleted: bool = False
     stopped: str | None = None
 
     @property
     def objects(self) -> tuple[ObjectInfo, ...]:
-        """Everything that is deleted, in the order in which it is."""
+        """Every object that is deleted, in the order in which it is. Leftovers, which are none, go after them."""
         return (*self.records, *self.segments, *self.manifests)
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all of them."""
-        return sum(item.size_bytes for item in self.objects)
+        """The bytes of all that is deleted, leftovers included."""
+        return sum(item.size_bytes for item in self.objects) + sum(item.size_bytes for item in self.leftovers)
 
 
 def collect_garbage(storage: Storage, *, delete: bool) -> Garbage:
@@ -145,13 +152,16 @@ class _Needed:
 
 def _find(storage: Storage, doomed: Collection[CheckpointId]) -> Garbage:
     """The plan: what nothing needs once the ``doomed`` records are gone. Changes nothing."""
-    leftovers = tuple(getattr(storage, "leftovers", list)())
+    leftovers = _leftovers(storage)
     try:
         needed = settled(storage, lambda ids: _needed(storage, ids, doomed))
     except (DamagedCheckpoint, UnsupportedFormat) as error:
-        return Garbage(leftovers=leftovers, stopped=f"nothing is collected, for what is needed is unknown: {error}")
+        why = f"nothing is collected, for what is needed is unknown: {error}"
+        return Garbage(unfinished=tuple(leftovers), stopped=why)
     if needed is None:
-        return Garbage(leftovers=leftovers, stopped=f"{storage.url} has no checkpoint, so nothing says what is needed")
+        why = f"{storage.url} has no checkpoint, so nothing says what is needed"
+        return Garbage(unfinished=tuple(leftovers), stopped=why)
+    ended = [_is_below(item.path, needed.newest) for item in leftovers]
     segments = _below(storage.list(layout.SEGMENTS), needed.newest)
     unnamed = pc.invert(pc.is_in(pa.array([item.path for item in segments], pa.string()), value_set=needed.segments))
     manifests = _below(storage.list(layout.MANIFESTS), needed.newest)
@@ -159,18 +169,30 @@ def _find(storage: Storage, doomed: Collection[CheckpointId]) -> Garbage:
         newest=needed.newest,
         manifests=tuple(item for item in manifests if item.path not in needed.manifests),
         segments=tuple(compress(segments, unnamed.to_pylist())),
-        leftovers=leftovers,
+        leftovers=tuple(compress(leftovers, ended)),
+        unfinished=tuple(compress(leftovers, (not has_ended for has_ended in ended))),
     )
+
+
+def _leftovers(storage: Storage) -> list[Leftover]:
+    if not isinstance(storage, TellsLeftovers):
+        return []
+    try:
+        return storage.leftovers()
+    except StorageError as error:
+        # Listing uploads takes a permission of its own on S3, without which retention has to work as well.
+        logger.warning("what writers of %s left behind stays, for it cannot be listed: %s", storage.url, error)
+        return []
 
 
 def _below(items: Iterable[ObjectInfo], newest: CheckpointId) -> list[ObjectInfo]:
     """Objects under ids up to the newest. What lies above belongs to attempts that may still be published."""
-    found = []
-    for item in items:
-        owner = layout.owner_id(item.path)
-        if owner is not None and owner <= newest:
-            found.append(item)
-    return found
+    return [item for item in items if _is_below(item.path, newest)]
+
+
+def _is_below(path: str, newest: CheckpointId) -> bool:
+    owner = layout.owner_id(path)
+    return owner is not None and owner <= newest
 
 
 def _sweep(plan: Garbage, storage: Storage, *, delete: bool) -> Garbage:
@@ -181,7 +203,15 @@ def _sweep(plan: Garbage, storage: Storage, *, delete: bool) -> Garbage:
         return plan
     storage.delete([item.path for item in plan.segments])
     storage.delete([item.path for item in plan.manifests])
-    logger.info("deleted %d objects of %s, %d bytes", len(plan.objects), storage.url, plan.size_bytes)
+    if plan.leftovers and isinstance(storage, TellsLeftovers):
+        storage.discard(plan.leftovers)
+    logger.info(
+        "deleted %d objects and %d leftovers of %s, %d bytes",
+        len(plan.objects),
+        len(plan.leftovers),
+        storage.url,
+        plan.size_bytes,
+    )
     return replace(plan, deleted=True)
 
 
@@ -243,15 +273,13 @@ def manifests_under(storage: Storage, checkpoint_id: CheckpointId) -> list[str]:
 def _unpublished_handles(storage: Storage, path: str) -> pa.Table:
     """The handles of a manifest that no record vouches for yet. It is whole or absent, as every object is."""
     try:
-        data = storage.read(path)
+        data = storage.read_range(path, 0, MANIFEST_BYTES_MAX + 1)
     except FileNotFoundError:
         # Deleted as garbage of an id that is not above the newest any more.
         raise Moved from None
     try:
-        return pq.read_table(
-            pa.BufferReader(data), columns=["path", "size_bytes", "digest"], page_checksum_verification=True
-        )
-    except (pa.ArrowException, OSError, ValueError) as error:
+        return read_unpublished(data, path).select(["path", "size_bytes", "digest"])
+    except DamagedCheckpoint as error:
         raise DamagedCheckpoint(
             f"{path} in {storage.url} cannot be read ({error}), and may be just about to be published; if no run is "
             "writing to the store, delete that file",

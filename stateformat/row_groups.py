@@ -7,6 +7,8 @@ known gets larger row groups from the start, a stream gets larger ones the longe
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -79,6 +81,15 @@ def split_table(counts: npt.NDArray[Any], limit: int) -> list[int]:
         limit *= 2
         stops = split_groups(counts, limit)
     return stops
+
+
+def spans(stops: Sequence[int], row_count: int) -> Iterator[Sequence[int]]:
+    """``stops`` in pieces of at least ``row_count`` rows, but the last; each begins where the one before it ends."""
+    first = 0
+    while first + 1 < len(stops):
+        last = min(bisect_left(stops, stops[first] + row_count, first + 1), len(stops) - 1)
+        yield stops[first : last + 1]
+        first = last
 
 
 def check_row_groups(written: int, where: str) -> None:

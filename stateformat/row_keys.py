@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stateformat.clustering import one_array
 from stateformat.errors import ErrorKind, InvalidState
 from stateformat.hashing import hash_keys, normalise_key_column
 from stateformat.model import State
@@ -96,7 +97,7 @@ class RowKeyCheck:
             self._held.append(keys)
             return
         # Everything before the last group is complete; that group may go on in the next rows.
-        start = int(np.searchsorted(groups.combine_chunks().to_numpy(), last)) if groups[0].as_py() != last else 0
+        start = int(np.searchsorted(one_array(groups).to_numpy(), last)) if groups[0].as_py() != last else 0
         self._check([*self._held, keys.slice(0, start)])
         self._held = [keys.slice(start)]
 

@@ -1,35 +1,24 @@
 """From the rows that a runtime hands over to the rows of a segment: their columns, types, values and order.
 
 Everything here is pure. :func:`conform` gives a table the columns of ``schema.segment_schema``; :func:`key_groups_of`
-computes or verifies key groups; :func:`row_order` says in which order a segment holds the rows (SPEC.md section 5.2);
-:class:`Gather` gives them in that order. Gathering costs more than all the rest together, so rows that already are in
-order are never gathered, and the others are gathered column by column, a row group at a time.
+computes or verifies key groups; in which order a segment holds the rows is the business of ``clustering``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stateformat.clustering import Groups, clustered, groups_of_keys, one_array
 from stateformat.errors import ErrorKind, InvalidState
-from stateformat.hashing import DEFAULT_KEY_HASH, hash_keys, normalise_key_column
-from stateformat.key_groups import MAX_PARALLELISM_LIMIT, default_max_parallelism, key_groups
-from stateformat.model import Field, Mode, Operator, State
-from stateformat.schema import CLEAR, KEY_GROUP, OP, UPSERT, children, has_key_groups, segment_schema
-
-_Groups = npt.NDArray[np.int32]
-_Order = npt.NDArray[Any]
-
-_LARGE: Final = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
-_OFFSET_BYTES_MAX: Final = 2**31 - 1
-_CHUNK_ROWS: Final = 65_536
-# Arrow sorts a range of integers of this size by counting, stably, and a larger one by comparing.
-_COUNTING_SORT_MAX: Final = 4095
+from stateformat.hashing import DEFAULT_KEY_HASH, normalise_key_column
+from stateformat.key_groups import MAX_PARALLELISM_LIMIT, default_max_parallelism
+from stateformat.model import Field, Operator, State
+from stateformat.schema import CLEAR, KEY_GROUP, OP, UPSERT, children, segment_schema
 
 
 def conform(
@@ -205,23 +194,23 @@ def _keeps_values(given: Any, wanted: Any) -> bool:
     )
 
 
-def key_groups_of(table: pa.Table, state: State, operator: Operator, *, trust: bool, where: str) -> _Groups:
+def key_groups_of(table: pa.Table, state: State, operator: Operator, *, trust: bool, where: str) -> Groups:
     """The key group of each row (SPEC.md section 5.3), of a table with the key columns and perhaps ``_key_group``.
 
     A ``_key_group`` that is given is compared with the hash of the keys, unless ``trust``; then only its range is checked.
     Raises ``InvalidState`` where it differs.
     """
     ceiling = operator.max_parallelism or default_max_parallelism(operator.parallelism)
-    given = table[KEY_GROUP.name].combine_chunks().to_numpy() if KEY_GROUP.name in table.column_names else None
+    given = one_array(table[KEY_GROUP.name]).to_numpy() if KEY_GROUP.name in table.column_names else None
     if given is not None and trust:
         if len(given) and not (given.min() >= 0 and given.max() < ceiling):
             raise InvalidState(
                 f"{where}: _key_group is {given.min()} to {given.max()}; the operator has key groups 0 to {ceiling - 1}"
             )
-        groups: _Groups = given
+        groups: Groups = given
         return groups
-    hashes = hash_keys([table[name] for name in state.key_columns], operator.key_hash or DEFAULT_KEY_HASH)
-    groups = key_groups(hashes, ceiling)
+    columns = [table[name] for name in state.key_columns]
+    groups = groups_of_keys(columns, ceiling, operator.key_hash or DEFAULT_KEY_HASH)
     if given is not None and not np.array_equal(given, groups):
         row = int(np.argmax(given != groups))
         key = table.select(list(state.key_columns)).slice(row, 1).to_pylist()[0]
@@ -232,52 +221,12 @@ def key_groups_of(table: pa.Table, state: State, operator: Operator, *, trust: b
     return groups
 
 
-def group_counts(groups: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """How many rows each group from 0 on has."""
-    counts = np.zeros(int(groups.max(initial=-1)) + 1, np.int64)
-    for start in range(0, len(groups), _CHUNK_ROWS):
-        # bincount widens what it counts; a chunk of that stays in the cache.
-        counts += np.bincount(groups[start : start + _CHUNK_ROWS], minlength=len(counts))
-    return counts
-
-
-def row_order(table: pa.Table, state: State, groups: _Groups) -> _Order | None:
-    """The row numbers in the order in which the segment holds them (SPEC.md section 5.2); None if they are in order.
-
-    Keyed rows are ordered by key group and keep their order within it; rows in flight by (group, ``_sender``, ``_seq``).
-    """
-    if state.mode is not Mode.IN_FLIGHT:
-        if _never_falls(groups):
-            return None
-        return order_by_group(groups)
-    columns = [groups, *(table[name].combine_chunks().to_numpy() for name in ("_sender", "_seq"))]
-    undecided = np.ones(max(0, len(groups) - 1), np.bool_)
-    for column in columns:
-        if (undecided & (column[1:] < column[:-1])).any():
-            return np.lexsort(columns[::-1])
-        undecided &= column[1:] == column[:-1]
-    return None
-
-
-def order_by_group(groups: _Groups) -> _Order:
-    """The row numbers sorted by group, 0 … 65535; stable, and in time proportional to the rows."""
-    if groups.max(initial=0) <= _COUNTING_SORT_MAX:
-        order: _Order = pc.array_sort_indices(pa.array(groups)).to_numpy()
-        return order
-    # numpy sorts 16 bits by radix.
-    return np.argsort(groups.astype(np.uint16), kind="stable")
-
-
-def senders_of(table: pa.Table, where: str) -> _Groups:
+def senders_of(table: pa.Table, where: str) -> Groups:
     """The groups of rows in flight on an edge that is no hash edge: their senders."""
-    senders: _Groups = table["_sender"].combine_chunks().to_numpy()
+    senders: Groups = one_array(table["_sender"]).to_numpy()
     if len(senders) and not (senders.min() >= 0 and senders.max() < MAX_PARALLELISM_LIMIT):
         raise InvalidState(f"{where}: _sender is {senders.min()} to {senders.max()}; it is a subtask, 0 to 32767")
     return senders
-
-
-def _never_falls(groups: npt.NDArray[Any]) -> bool:
-    return bool((groups[1:] >= groups[:-1]).all())
 
 
 def cluster(table: pa.Table, state: State, operator: Operator) -> pa.Table:
@@ -287,69 +236,4 @@ def cluster(table: pa.Table, state: State, operator: Operator) -> pa.Table:
     """
     where = f"state {state.name!r} of {state.operator!r}"
     groups = key_groups_of(table, state, operator, trust=False, where=where)
-    table = with_key_groups(table, groups)
-    order = row_order(table, state, groups) if has_key_groups(state) else None
-    return table if order is None else Gather(table, order, group_counts(groups)).slice(0, len(table))
-
-
-def with_key_groups(table: pa.Table, groups: _Groups) -> pa.Table:
-    """The table with these key groups as its first column, in place of any that it had."""
-    if KEY_GROUP.name in table.column_names:
-        table = table.drop_columns([KEY_GROUP.name])
-    return table.add_column(0, KEY_GROUP, pa.chunked_array([pa.array(groups, KEY_GROUP.type)]))
-
-
-class Gather:
-    """A table in another order, gathered a slice at a time; from one thread at a time.
-
-    ``counts``: rows of each group; a ``_key_group`` column is made from them, which is cheaper than gathering it.
-    """
-
-    def __init__(self, table: pa.Table, order: _Order, counts: npt.NDArray[np.int64]) -> None:
-        self._schema = table.schema
-        self._order = order
-        self._takers: list[Callable[[pa.Array], Any]] = []
-        self._groups: pa.Array | None = None
-        if self._schema.names[0] == KEY_GROUP.name:
-            self._groups = pa.array(np.repeat(np.arange(len(counts), dtype=np.int32), counts))
-            table = table.drop_columns([KEY_GROUP.name])
-        self._takers = [_taker(column) for column in table.columns]
-
-    def slice(self, start: int, length: int) -> pa.Table:
-        """The rows that stand at ``start`` … ``start`` + ``length`` − 1 in the new order."""
-        indices = pa.array(self._order[start : start + length])
-        columns = [taker(indices) for taker in self._takers]
-        if self._groups is not None:
-            columns.insert(0, self._groups.slice(start, length))
-        return pa.Table.from_arrays(columns, schema=self._schema)
-
-
-def _taker(column: pa.ChunkedArray) -> Callable[[pa.Array], Any]:
-    kind = column.type
-    try:
-        fixed_width = kind.bit_width % 8 == 0 and not pa.types.is_nested(kind)
-    except ValueError:
-        fixed_width = False
-    if fixed_width and column.null_count:
-        return _taker_with_nulls(column.combine_chunks())
-    if not fixed_width and column.nbytes > _OFFSET_BYTES_MAX:
-        # One array of such a column would need offsets that 32 bits do not hold; a row group of it does not.
-        if kind not in _LARGE:
-            return lambda indices: pc.take(column, indices, boundscheck=False)
-        large = column.cast(_LARGE[kind]).combine_chunks()
-        return lambda indices: pc.take(large, indices, boundscheck=False).cast(kind)
-    array = column.combine_chunks()
-    return lambda indices: pc.take(array, indices, boundscheck=False)
-
-
-def _taker_with_nulls(array: pa.Array) -> Callable[[pa.Array], Any]:
-    # Arrow gathers values with nulls many times slower than values without: values and validity go separately.
-    valid = array.is_valid().cast(pa.uint8())
-    values = pa.Array.from_buffers(array.type, len(array), [None, array.buffers()[1]], 0, array.offset)
-
-    def take(indices: pa.Array) -> pa.Array:
-        taken = pc.take(values, indices, boundscheck=False)
-        bits = np.packbits(pc.take(valid, indices, boundscheck=False).to_numpy(), bitorder="little")
-        return pa.Array.from_buffers(array.type, len(indices), [pa.py_buffer(bits), taken.buffers()[1]])
-
-    return take
+    return clustered(table, state, groups)[0].slice(0, len(table))

@@ -1,8 +1,9 @@
 """Write one segment: the rows of one state of one subtask as a Parquet file (SPEC.md section 5).
 
-Theory of operation. A table is conformed to its declaration, given key groups, and put in order (``rows``). Its row
-groups are cut beforehand (``row_groups``), and while Arrow encodes one, the next is gathered and checked for duplicate
-row keys in another thread; both leave the interpreter's lock alone. ``segment_writer`` makes the file.
+Theory of operation. A table is conformed to its declaration, given key groups (``rows``), and put in order
+(``clustering``). Its row groups are cut beforehand (``row_groups``), and while Arrow encodes one, the next is put together
+and checked for duplicate row keys in another thread; both leave the interpreter's lock alone. ``segment_writer`` makes the
+file.
 
 A stream of batches is written as it comes, in bounded memory, where its order is known to be right: in the modes without
 groups, and for keyed rows that carry ``_key_group``. Other streams are collected first.
@@ -10,39 +11,31 @@ groups, and for keyed rows that carry ``_key_group``. Other streams are collecte
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from stateformat.ahead import ahead
+from stateformat.clustering import Groups, clustered, group_counts, in_order, one_array
 from stateformat.errors import InvalidState
 from stateformat.model import Handle, Mode
-from stateformat.row_groups import check_row_groups, grown_limit, row_limit, split_groups, split_table
+from stateformat.row_groups import check_row_groups, grown_limit, row_limit, spans, split_groups, split_table
 from stateformat.row_keys import RowKeyCheck
-from stateformat.rows import (
-    Gather,
-    cluster,
-    conform,
-    group_counts,
-    key_groups_of,
-    row_order,
-    senders_of,
-    with_key_groups,
-)
+from stateformat.rows import cluster, conform, key_groups_of, senders_of
 from stateformat.schema import KEY_GROUP, has_key_groups, segment_schema
 from stateformat.segment_writer import SegmentPlace, SegmentWriter, WriteOptions
 from stateformat.storage import Storage
 
 # Tables in smaller chunks than this are copied into one: every chunk costs the encoder a call per column.
 _CHUNK_ROWS_MIN: Final = 4096
+# Row groups that are small are prepared several at a time: each hand-over to another thread costs as much as a small one.
+_SPAN_BYTES: Final = 4 << 20
 _DEFAULTS: Final = WriteOptions()
-_Groups = npt.NDArray[np.int32]
 
 
 def write_segment(
@@ -91,15 +84,12 @@ def _conform(place: SegmentPlace, rows: pa.Table) -> pa.Table:
     return conform(rows, place.state, schema_id=place.schema_id, delta=place.layer > 0, where=str(place), fill=fill)
 
 
-def _grouped(place: SegmentPlace, rows: pa.Table, options: WriteOptions) -> tuple[pa.Table, _Groups | None]:
-    """The rows with their groups, as a column too where the segment has it; None in modes without groups."""
+def _groups(place: SegmentPlace, rows: pa.Table, options: WriteOptions) -> Groups | None:
+    """The group of each row; None in modes without groups."""
     state = place.state
     if has_key_groups(state):
-        groups = key_groups_of(rows, state, place.operator, trust=options.trust_key_groups, where=str(place))
-        if KEY_GROUP.name not in rows.column_names:
-            rows = with_key_groups(rows, groups)
-        return rows, groups
-    return rows, senders_of(rows, str(place)) if state.mode is Mode.IN_FLIGHT else None
+        return key_groups_of(rows, state, place.operator, trust=options.trust_key_groups, where=str(place))
+    return senders_of(rows, str(place)) if state.mode is Mode.IN_FLIGHT else None
 
 
 def _write_table(writer: SegmentWriter, place: SegmentPlace, data: pa.Table, options: WriteOptions) -> None:
@@ -107,26 +97,33 @@ def _write_table(writer: SegmentWriter, place: SegmentPlace, data: pa.Table, opt
         return
     if max(column.num_chunks for column in data.columns) > 1 + len(data) // _CHUNK_ROWS_MIN:
         data = data.combine_chunks()
-    table, groups = _grouped(place, _conform(place, data), options)
-    counts = np.array([len(table)]) if groups is None else group_counts(groups)
-    stops = split_table(counts, row_limit(options.row_group_rows, len(table), table.nbytes))
-    order = None if groups is None else row_order(table, place.state, groups)
-    ordered: pa.Table | Gather = table if order is None else Gather(table, order, counts)
+    table = _conform(place, data)
+    groups = _groups(place, table, options)
+    row_bytes = 1 + table.nbytes // len(table)
+    limit = row_limit(options.row_group_rows, len(table), table.nbytes)
+    if groups is None:
+        ordered, stops = table, split_table(np.array([len(table)]), limit)
+    else:
+        ordered, writer.counts = clustered(table, place.state, groups)
+        stops = split_table(writer.counts, limit)
+    # From here on the rows and their groups are needed in order only.
+    del data, table, groups
     check = _row_key_check(place, options)
 
-    def prepare(start: int, stop: int) -> pa.Table:
-        rows = ordered.slice(start, stop - start)
+    def prepare(stops: Sequence[int]) -> list[pa.Table]:
+        """Row groups that follow each other; ``stops`` begins with where the first one starts."""
+        rows = ordered.slice(stops[0], stops[-1] - stops[0])
         if check is not None:
             check.add(rows)
-        return rows
+        return [rows.slice(start - stops[0], stop - start) for start, stop in pairwise(stops)]
 
-    writer.counts = None if groups is None else counts
-    calls = (partial(prepare, start, stop) for start, stop in zip([0, *stops], stops, strict=False))
-    cheap = order is None and check is None
+    calls = (partial(prepare, span) for span in spans([0, *stops], max(1, _SPAN_BYTES // row_bytes)))
+    cheap = isinstance(ordered, pa.Table) and check is None
     # One worker: the check takes rows in their order.
     with closing((call() for call in calls) if cheap else ahead(calls)) as prepared:
-        for rows in prepared:
-            writer.write(rows)
+        for row_groups in prepared:
+            for rows in row_groups:
+                writer.write(rows)
     if check is not None:
         check.finish()
 
@@ -149,9 +146,10 @@ def _write_stream(
     for batch in batches:
         if not len(batch):
             continue
-        rows, groups = _grouped(place, _conform(place, pa.Table.from_batches([batch])), options)
+        rows = _conform(place, pa.Table.from_batches([batch]))
+        groups = _groups(place, rows, options)
         if groups is not None:
-            if groups[0] < last or row_order(rows, place.state, groups) is not None:
+            if groups[0] < last or not in_order(rows, place.state, groups):
                 raise InvalidState(
                     f"{place}: a stream with _key_group is sorted by it, and here group {int(groups.min())} follows a "
                     f"greater one; sort it, or leave the column out to have the rows clustered"
@@ -182,7 +180,7 @@ def _flush(
     The last one is left, because rows may come that belong into it, unless ``all_rows`` are there.
     """
     limit = grown_limit(limit, writer.row_groups)
-    groups = pending[KEY_GROUP.name].combine_chunks().to_numpy() if keyed else None
+    groups = one_array(pending[KEY_GROUP.name]).to_numpy() if keyed else None
     counts = np.array([len(pending)]) if groups is None else group_counts(groups)
     stops = split_groups(counts, limit, begun=groups is not None and int(groups[0]) == begun)
     for start, stop in zip([0, *stops], stops[:64] if all_rows else stops[:-1][:64], strict=False):

@@ -3,7 +3,8 @@
 Theory of operation. There are two ways in. *Whole*: the bytes are fetched at once (or stand in the manifest), and their size
 and digest are compared with the handle before anything is parsed; that is the cheap way when all rows are wanted. *In
 ranges*: the footer is fetched and its digest compared; from it follows where the wanted row groups lie, and only these
-bytes are fetched, a few megabytes at a time; the checksums of their pages are verified by Arrow as they are decoded.
+bytes are fetched, a few megabytes at a time; the checksums of their pages are verified by Arrow as they are decoded, and
+the headers of pages, which no checksum covers, are compared with the footer before (``page_headers``).
 
 Either way the footer must agree with the handle and with the place (section 5.6): rows, uncompressed size, schema, job,
 operator, state. Codecs and encodings must be on the list of section 5.5 before anything is decompressed. Rows of groups
@@ -26,9 +27,11 @@ import pyarrow.parquet as pq
 
 from stateformat.digests import digest
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, StorageError
-from stateformat.footer import carries_arrow_schema
+from stateformat.footer import Footer, read_footer
 from stateformat.model import Handle, Mode, Record, State
-from stateformat.row_groups import CODECS, ENCODINGS, PARQUET_ERRORS
+from stateformat.page_headers import check_headers
+from stateformat.pages import HeldFile, LimitFault, Span, check_columns, check_pages, check_size, decoded_bytes, spans
+from stateformat.row_groups import CODECS, ENCODINGS, PARQUET_ERRORS, ROW_GROUPS_MAX
 from stateformat.schema import KEY_GROUP, has_key_groups, segment_schema
 from stateformat.storage import Storage
 
@@ -37,6 +40,7 @@ PIECE_BYTES_MAX: Final = 32 << 20
 PIECE_ROWS_MAX: Final = 1 << 20
 # What is smaller is decoded sooner than handed to other threads.
 _THREADS_BYTES_MIN: Final = 1 << 20
+_STORED_BYTES_MIN: Final = 1 << 20
 
 
 class SegmentReader:
@@ -68,6 +72,7 @@ class SegmentReader:
         self._opened = False
         self._metadata: Any = None
         self._file: pq.ParquetFile | None = None
+        self._held: tuple[Span, ...] = ()
         self._group_column: str | None = None
         if has_key_groups(state):
             self._group_column = KEY_GROUP.name
@@ -80,6 +85,15 @@ class SegmentReader:
     def handle(self) -> Handle:
         """The handle that is read."""
         return self._handle
+
+    def open(self) -> SegmentReader:
+        """Fetch and verify what every read needs, in the caller's thread; nothing if that was done before.
+
+        By one thread, and before any read. A reader that nobody has opened is opened by its first read.
+        """
+        if not self._opened:
+            self._open()
+        return self
 
     def tables(self, row_start: int, rows: int) -> Iterator[pa.Table]:
         """Rows row_start … row_start + rows − 1 of the segment, a piece of a few megabytes at a time, in order.
@@ -101,8 +115,7 @@ class SegmentReader:
                 f"rows {row_start} to {row_start + rows - 1} were asked of {self._path}, of which the handle holds rows "
                 f"{handle.row_start} to {handle.row_start + handle.rows - 1}; plan again from this manifest"
             )
-        if not self._opened:
-            self._open()
+        self.open()
         for first, last in self._pieces(row_start, row_start + rows):
             yield partial(self._piece, first, last, row_start, row_start + rows)
 
@@ -130,22 +143,24 @@ class SegmentReader:
                 )
             footer = self._fetch((handle.size_bytes - handle.footer_bytes, handle.footer_bytes))
             self._check_bytes(footer, handle.footer_bytes, handle.footer_digest, "its footer")
-        if carries_arrow_schema(footer):
-            # Arrow acts on one as soon as it opens the file.
-            raise self._damaged("it holds an ARROW:schema, which a segment must not")
         with self._translated():
-            self._metadata = metadata = pq.read_metadata(pa.BufferReader(footer))
-            groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
-            self._starts = np.cumsum([0, *(group.num_rows for group in groups)])
-            self._sizes = np.cumsum([0, *(group.total_byte_size for group in groups)])
+            self._footer = read_footer(footer)
+            if self._footer.arrow_schema:
+                # Arrow acts on one as soon as it opens the file.
+                raise self._damaged("it holds an ARROW:schema, which a segment must not")
+            self._check_shape(self._footer)
             file = self._parquet(pa.BufferReader(footer))
+            self._metadata = metadata = file.metadata
             self._check_footer(metadata, file.schema_arrow)
-        self._file = file if self._whole else None
+        if self._whole:
+            self._file, self._held = file, (Span(0, footer),)
         self._opened = True
 
     def _fetch(self, span: tuple[int, int] | None) -> pa.Buffer:
         try:
-            return self._storage.read(self._path) if span is None else self._storage.read_range(self._path, *span)
+            # Of an object that is larger than its handle says no more than the proof of it is read.
+            start, length = span or (0, self._handle.size_bytes + 1)
+            return self._storage.read_range(self._path, start, length)
         except FileNotFoundError as error:
             raise DamagedCheckpoint(
                 f"{self._path} is missing from {self._storage.url}, and a handle of state {self._handle.state!r} names it",
@@ -165,16 +180,28 @@ class SegmentReader:
                 ErrorKind.OBJECT_DIGEST_DIFFERS,
             )
 
-    def _check_footer(self, metadata: Any, schema: pa.Schema) -> None:
-        """What the footer says of the segment against what the handle says of it. Nothing was decompressed yet."""
-        handle, record = self._handle, self._record
+    def _check_shape(self, footer: Footer) -> None:
+        """What the footer says of sizes, against the handle and the limits. Arrow has not seen it yet."""
+        handle, groups = self._handle, footer.row_groups
+        if len(groups) > ROW_GROUPS_MAX:
+            raise self._damaged(f"it has {len(groups):,} row groups; at most {ROW_GROUPS_MAX:,} are allowed")
+        declared = [group.uncompressed_bytes for group in groups]
         for what, found, due in (
-            ("rows", int(self._starts[-1]), handle.segment_rows),
-            ("rows in all", metadata.num_rows, handle.segment_rows),
-            ("uncompressed bytes", int(self._sizes[-1]), handle.uncompressed_bytes),
+            ("rows", sum(group.rows for group in groups), handle.segment_rows),
+            ("rows in all", footer.rows, handle.segment_rows),
+            ("uncompressed bytes", sum(declared), handle.uncompressed_bytes),
         ):
             if found != due:
                 raise self._damaged(f"its footer says {found:,} {what}, the manifest {due:,}")
+        check_columns(footer, CODECS, ENCODINGS)
+        decoded = decoded_bytes(footer)
+        check_size(handle.size_bytes, handle.segment_rows, sum(decoded))
+        self._starts = np.cumsum([0, *(group.rows for group in groups)])
+        self._sizes = np.cumsum([0, *map(max, declared, decoded)])
+
+    def _check_footer(self, metadata: Any, schema: pa.Schema) -> None:
+        """What the footer says of the segment's place against what the handle says of it. Nothing was decompressed yet."""
+        handle, record = self._handle, self._record
         said = metadata.metadata or {}
         for name, value in (
             ("version", "1"),
@@ -212,12 +239,13 @@ class SegmentReader:
     def _read(self, first: int, last: int) -> pa.Table:
         large = self._sizes[last + 1] - self._sizes[first] > _THREADS_BYTES_MIN
         with self._translated():
-            # Arrow asks for few large ranges (it joins those of neighbouring columns), and works them out itself: what a
-            # forged footer says of a column must not be asked from Python before Arrow has read that column, since
-            # there its exceptions end the process.
-            file = self._file or self._parquet(pa.PythonFile(_Ranges(self._fetch, self._handle.size_bytes), "r"))
+            held = self._held or self._fetched(first, last)
+            check_pages(self._footer, first, last, held)
+            # Where no digest vouches for these bytes: page checksums leave the headers out.
+            if not self._held and not check_headers(self._footer, first, last, held):
+                held = self._verified_whole()
+            file = self._file or self._parquet(pa.PythonFile(HeldFile(held, self._handle.size_bytes), "r"))
             table = file.read_row_groups(range(first, last + 1), use_threads=bool(large))
-            self._check_chunks(first, last)
         rows = int(self._starts[last + 1] - self._starts[first])
         if len(table) != rows:
             raise self._damaged(f"row groups {first} to {last} have {len(table):,} rows, the footer says {rows:,}")
@@ -233,17 +261,24 @@ class SegmentReader:
                 pre_buffer=self._file is None and not self._whole,
             )
 
-    def _check_chunks(self, first: int, last: int) -> None:
-        """Codecs and encodings of these row groups, which have been read."""
-        for index in range(first, last + 1):
-            group = self._metadata.row_group(index)
-            for position in range(group.num_columns):
-                chunk = group.column(position)
-                if chunk.compression not in CODECS or not ENCODINGS.issuperset(chunk.encodings):
-                    raise self._damaged(
-                        f"column {chunk.path_in_schema} is stored by {chunk.compression} and {', '.join(chunk.encodings)}, "
-                        "which SPEC.md section 5.5 does not list"
-                    )
+    def _verified_whole(self) -> tuple[Span, ...]:
+        """All bytes, for pages that can only be believed by the digest of the whole; kept for the next row groups."""
+        data = self._fetch(None)
+        self._check_bytes(data, self._handle.size_bytes, self._handle.digest, "it")
+        self._file = self._parquet(pa.BufferReader(data))
+        self._held = (Span(0, data),)
+        return self._held
+
+    def _fetched(self, first: int, last: int) -> tuple[Span, ...]:
+        """The bytes of these row groups: usually one request, because their columns lie side by side."""
+        wanted = spans(self._footer, first, last)
+        stored, end = sum(length for _, length in wanted), self._handle.size_bytes - self._handle.footer_bytes
+        declared = sum(group.uncompressed_bytes for group in self._footer.row_groups[first : last + 1])
+        if wanted and (wanted[-1][0] + wanted[-1][1] > end or stored > 2 * declared + _STORED_BYTES_MIN):
+            raise self._damaged(
+                f"row groups {first} to {last} lie in {stored:,} bytes, or beyond byte {end:,} of the file"
+            )
+        return tuple(Span(start, self._fetch((start, length))) for start, length in wanted)
 
     def _check_groups(self, table: pa.Table, start: int) -> None:
         """Every row from row ``start`` of the segment has the group that the handle's counts give it."""
@@ -282,35 +317,10 @@ class SegmentReader:
             yield
         except (DamagedCheckpoint, StorageError):
             raise
+        except LimitFault as error:
+            raise self._damaged(str(error), ErrorKind.LIMIT_EXCEEDED) from error
         except PARQUET_ERRORS as error:
             raise self._damaged(f"it cannot be read as Parquet: {error}") from error
-
-
-class _Ranges:
-    """An object of a storage as a file: each read is one request."""
-
-    closed = False
-
-    def __init__(self, fetch: Callable[[tuple[int, int]], pa.Buffer], size_bytes: int) -> None:
-        self._fetch = fetch
-        self._size_bytes = size_bytes
-        self._position = 0
-
-    def read(self, length: int = -1) -> pa.Buffer:
-        length = self._size_bytes - self._position if length < 0 else length
-        data = self._fetch((self._position, length))
-        self._position += data.size
-        return data
-
-    def seek(self, position: int, whence: int = 0) -> int:
-        self._position = position + (0, self._position, self._size_bytes)[whence]
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def close(self) -> None:
-        """Nothing; pyarrow calls it."""
 
 
 def _one_line(schema: pa.Schema) -> str:

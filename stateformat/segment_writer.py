@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stateformat import layout
+from stateformat.clustering import group_counts
 from stateformat.digests import SegmentSink
 from stateformat.errors import InvalidInput
 from stateformat.model import AttemptId, CheckpointId, Handle, JobId, Operator, State, new_write_id
-from stateformat.rows import group_counts
 from stateformat.schema import KEY_GROUP, segment_schema
 from stateformat.storage import Storage
 

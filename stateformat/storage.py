@@ -15,13 +15,17 @@ Implementations live in ``backends/storage`` and are found by URL scheme through
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from enum import Enum
-from typing import Any, BinaryIO, NamedTuple, Protocol, runtime_checkable
+from typing import Any, BinaryIO, Final, NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
 
 from stateformat.errors import ErrorKind, InvalidInput
+
+# No character of a path: control characters and the backslash.
+_FORBIDDEN: Final = re.compile(r"[\x00-\x1f\x7f\\]")
 
 
 class CreateOutcome(Enum):
@@ -40,6 +44,16 @@ class ObjectInfo(NamedTuple):
 
     path: str
     size_bytes: int
+
+
+class Leftover(NamedTuple):
+    """What a writer has begun and not ended: it is writing still, or it died. No object, and never listed as one."""
+
+    path: str
+    """The object that it was to become; a long name may be cut."""
+    size_bytes: int
+    name: str
+    """What the storage itself calls it: a temporary file, an upload."""
 
 
 class OutputObject(Protocol):
@@ -118,6 +132,55 @@ class Storage(Protocol):
         ...
 
 
+@runtime_checkable
+class TellsLeftovers(Protocol):
+    """What a :class:`Storage` has besides where an object that is being written shows, as a file or an upload.
+
+    ``gc`` asks for it and discards what belongs to attempts that have ended (SPEC.md section 9). A storage in which
+    nothing is left behind, or something else tidies up, does without.
+    """
+
+    def leftovers(self) -> list[Leftover]:
+        """Everything begun and not ended, of the dead and of the living, sorted."""
+        ...
+
+    def discard(self, leftovers: Iterable[Leftover]) -> None:
+        """Remove these; one that is already gone is fine. A writer that still lives then fails to close its object."""
+        ...
+
+
+@runtime_checkable
+class MakesDurable(Protocol):
+    """What a :class:`Storage` has besides where an object may be seen a moment before it survives a power failure.
+
+    Whoever writes an object waits until it is durable; but the writer may die between the two, and then whoever builds
+    on what it finds has to wait in its place.
+    """
+
+    def make_durable(self, paths: Iterable[str]) -> None:
+        """Return when these objects, which stand, would survive a power failure."""
+        ...
+
+
+@runtime_checkable
+class ReadsAtOnce(Protocol):
+    """What a :class:`Storage` has besides where a small read is mostly waiting, as over a network."""
+
+    reads_at_once: int
+    """How many small reads it is worth to have under way: so many segments are opened ahead of the one that is read."""
+
+
+def reads_at_once(storage: Storage) -> int:
+    """What the storage says of :class:`ReadsAtOnce`; 1 where it says nothing, since another thread costs more than a file."""
+    return max(1, int(getattr(storage, "reads_at_once", 1)))
+
+
+def make_durable(storage: Storage, paths: Iterable[str]) -> None:
+    """The same for any storage. Called for objects that this process did not write and is about to rely on."""
+    if isinstance(storage, MakesDurable):
+        storage.make_durable(paths)
+
+
 def check_path(path: str) -> str:
     """Return ``path`` if it is a legal object path (SPEC.md section 2.2), else raise ``InvalidInput``.
 
@@ -129,8 +192,7 @@ def check_path(path: str) -> str:
         len(parts) < 2
         or parts[0] not in ("checkpoints", "segments", "manifests", "requests")
         or any(not part or part.startswith(".") for part in parts)
-        or "\\" in path
-        or any(ord(char) < 32 or ord(char) == 127 for char in path)
+        or _FORBIDDEN.search(path)
     ):
         raise InvalidInput(
             f"path {path!r} leaves the store or is not one of its objects; legal paths are relative, lie under "

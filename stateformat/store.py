@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from stateformat import layout
 from stateformat.checkpoint import Checkpoint
 from stateformat.copying import Progress, copy, copy_objects, rollback
 from stateformat.errors import ErrorKind, InvalidInput, JobMismatch, PublishConflict
@@ -37,11 +38,13 @@ from stateformat.model import (
     State,
     Stop,
 )
+from stateformat.observed import observed
 from stateformat.pending import Draft, PendingCheckpoint
 from stateformat.publication import CommitPermit, permit
 from stateformat.retention import Garbage, collect_garbage, expire
 from stateformat.segment import WriteOptions
-from stateformat.storage import Storage, open_storage
+from stateformat.stats import Stats, stats_of
+from stateformat.storage import Storage, make_durable, open_storage
 
 _DERIVED = frozenset({CheckpointKind.RESCALE, CheckpointKind.REWRITE, CheckpointKind.ROLLBACK})
 
@@ -57,11 +60,12 @@ def open(url: str, **options: Any) -> CheckpointStore:  # noqa: A001 - stateform
 class CheckpointStore:
     """The checkpoints of one job. Thread-safe; holds no state but its storage.
 
-    ``sleep`` is called with seconds between tries at publishing; tests and simulations pass their own.
+    ``storage`` is the one given, ``observed``: what is done through it is counted in :attr:`stats`. ``sleep`` is called with
+    seconds between tries at publishing; tests and simulations pass their own.
     """
 
     def __init__(self, storage: Storage, *, sleep: Callable[[float], None] = time.sleep) -> None:
-        self.storage = storage
+        self.storage: Storage = observed(storage)
         self._sleep = sleep
 
     def __repr__(self) -> str:
@@ -71,6 +75,11 @@ class CheckpointStore:
     def url(self) -> str:
         """The storage's address."""
         return self.storage.url
+
+    @property
+    def stats(self) -> Stats:
+        """What the store has done in this process, in numbers; they go up while it works."""
+        return stats_of(self.storage)
 
     def history(self, limit: int | None = None) -> list[Record]:
         """The checkpoints, newest first along their parents; at most ``limit``.
@@ -107,6 +116,8 @@ class CheckpointStore:
         if record is None:
             return None
         self._check_job(job_id, record)
+        # Its publisher may have died before the record was durable. What the permit allows could not be taken back.
+        make_durable(self.storage, [layout.record_path(record.checkpoint_id)])
         return permit(self.storage, record)
 
     def permit_of(self, checkpoint: Checkpoint) -> CommitPermit:

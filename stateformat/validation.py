@@ -1,8 +1,9 @@
 """Every invariant of SPEC.md as a check that returns problems; nothing raises at the first fault.
 
 Theory of operation. The checks go from the outside in: record, manifest, content, segments. A layer that cannot be read
-ends the way inward, for nothing that damaged bytes say is believed; within a layer everything is looked at. Quick reads
-record, manifest and the footer of every segment; full reads every byte and every row. Nothing is ever written.
+ends the way inward, for nothing that damaged bytes say is believed: a record or manifest that cannot be decoded is told by
+its first fault alone. Within a layer that was decoded everything is looked at. Quick reads record, manifest and the
+footer of every segment; full reads every byte and every row. Nothing is ever written.
 
 :func:`check_content` is the same judgement without a store, as publishing uses it; the modules ``validation_graph``,
 ``validation_content``, ``validation_segments`` and ``validation_rows`` hold the rules.
@@ -18,14 +19,13 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from stateformat import layout
-from stateformat.codec import decode_record, required_features
+from stateformat.codec import RECORD_BYTES_MAX, decode_record, required_features
 from stateformat.errors import CheckpointError, ErrorKind, NotFound, StorageError, UnsupportedFormat
 from stateformat.history import chain_down_to, read_history, record_ids, require_records, stray_refs
 from stateformat.manifest import INLINE_BYTES_MAX, Manifest, read_handles, totals, verify_manifest
-from stateformat.manifest_rules import integers, unusable
+from stateformat.manifest_rules import integers, state_runs, unusable
 from stateformat.model import CheckpointId, Record
 from stateformat.problems import ADVICE_RESTORE, Counts, Problem, Report, ordered
 from stateformat.storage import Storage
@@ -117,9 +117,9 @@ class _Run:
             self.findings = [found for found in self.findings if found.kind is not ErrorKind.OBJECT_MISSING]
             self.findings.append(_expired(self.storage, self.checkpoint_id))
 
-    def _read(self, path: str, clause: str, what: str) -> pa.Buffer | None:
+    def _read(self, path: str, clause: str, what: str, size_bytes_max: int) -> pa.Buffer | None:
         try:
-            return self.storage.read(path)
+            return self.storage.read_range(path, 0, size_bytes_max + 1)
         except FileNotFoundError:
             message, kind, advice = f"{what} {path} is not in the store", ErrorKind.OBJECT_MISSING, ADVICE_RESTORE
         except StorageError as error:
@@ -130,7 +130,7 @@ class _Run:
 
     def _record(self) -> Record | None:
         path = layout.record_path(self.checkpoint_id)
-        data = self._read(path, "SPEC 2.3", "the record")
+        data = self._read(path, "SPEC 2.3", "the record", RECORD_BYTES_MAX)
         if data is None:
             return None
         try:
@@ -146,7 +146,7 @@ class _Run:
 
     def _manifest(self, record: Record) -> Manifest | None:
         ref = record.manifest
-        data = self._read(ref.path, "SPEC 2.3", "the manifest")
+        data = self._read(ref.path, "SPEC 2.3", "the manifest", ref.size_bytes)
         if data is None:
             return None
         try:
@@ -183,7 +183,8 @@ class _Run:
     def _expired(self, record: Record) -> bool:
         """Whether the checkpoint went away while it was looked at (section 7.3): then what is missing is no damage."""
         try:
-            now = decode_record(self.storage.read(layout.record_path(self.checkpoint_id)).to_pybytes())
+            path = layout.record_path(self.checkpoint_id)
+            now = decode_record(self.storage.read_range(path, 0, RECORD_BYTES_MAX + 1).to_pybytes())
         except FileNotFoundError:
             return True
         except CheckpointError:
@@ -200,16 +201,14 @@ def _in_order(check: Callable[..., SegmentResult], segments: Iterator[Any]) -> I
 
 def _declared(record: Record, handles: pa.Table) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Handles of a state and schema that the record has. Others were told, and their segments cannot be judged."""
-    names = pc.binary_join_element_wise(handles["operator"], handles["state"], "\0")
-    codes = pc.dictionary_encode(names.combine_chunks())
-    known = {f"{key[0]}\0{key[1]}": state for key, state in record.by_state.items() if key[0] in record.graph.by_uid}
     schema_id = integers(handles["schema_id"])
-    indices = integers(codes.indices)
-    found = np.zeros(len(indices), bool)
-    for code, name in enumerate(codes.dictionary.to_pylist()):
-        if name in known:
-            mine = indices == code
-            found[mine] = np.isin(schema_id[mine], list(known[name].by_schema_id))
+    found = np.zeros(handles.num_rows, bool)
+    for key, start, stop in state_runs(handles):
+        state = record.by_state.get(key)
+        if state is None or key[0] not in record.graph.by_uid:
+            continue
+        for known in state.by_schema_id:
+            found[start:stop] |= schema_id[start:stop] == known
     return found
 
 

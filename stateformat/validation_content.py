@@ -16,7 +16,7 @@ import pyarrow as pa
 from stateformat.errors import ErrorKind
 from stateformat.key_groups import check_parallelism, range_bounds
 from stateformat.manifest import sort_handles
-from stateformat.manifest_rules import handle_faults, integers, runs, sharing_faults
+from stateformat.manifest_rules import handle_faults, integers, runs, sharing_faults, state_runs, texts
 from stateformat.model import (
     PER_SUBTASK_MODES,
     JobGraph,
@@ -119,28 +119,16 @@ class _Columns:
             for name in ("subtask", "layer", "rows", "schema_id", "first_group", "last_group")
         }
         modes, starts = runs(handles["mode"])
-        self.mode_starts, self.modes = starts, _texts(modes)
+        self.mode_starts, self.modes = starts, texts(modes)
 
     def states(self) -> Iterator[tuple[tuple[str, str], int, int]]:
         """(operator, state) with the first row and the one behind the last."""
-        operators, operator_starts = runs(self.handles["operator"])
-        names, name_starts = runs(self.handles["state"])
-        starts = np.union1d(operator_starts, name_starts)
-        of_operator = (np.searchsorted(operator_starts, starts, side="right") - 1).tolist()
-        of_name = (np.searchsorted(name_starts, starts, side="right") - 1).tolist()
-        operator_list, name_list = _texts(operators), _texts(names)
-        bounds = starts.tolist()
-        for i in range(len(bounds) - 1):
-            yield (operator_list[of_operator[i]], name_list[of_name[i]]), bounds[i], bounds[i + 1]
+        yield from state_runs(self.handles)
 
     def modes_of(self, start: int, stop: int) -> set[str]:
         """The modes of these rows."""
         first = int(np.searchsorted(self.mode_starts, start, side="right")) - 1
         return set(self.modes[first : int(np.searchsorted(self.mode_starts, stop))])
-
-
-def _texts(values: pa.Array) -> list[str]:
-    return [value.decode("utf-8", "replace") for value in values.cast(pa.binary()).to_pylist()]
 
 
 class _StateHandles:

@@ -8,36 +8,28 @@ A rule that is broken is told once per segment, with the first row that breaks i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stateformat.clustering import in_order
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState
+from stateformat.handle_rows import HandleRows, group_faults
 from stateformat.hashing import hash_keys, normalise_key_column
 from stateformat.key_groups import MAX_PARALLELISM_LIMIT, key_groups
 from stateformat.model import CheckpointId, Mode, Operator, State
 from stateformat.row_keys import RowKeyCheck
-from stateformat.rows import conform, row_order
+from stateformat.rows import conform
 from stateformat.schema import KEY_GROUP, has_key_groups
 
 Report = Callable[[ErrorKind, str, str], None]
 """Takes kind, clause, and the rest of a sentence that begins with the segment."""
 
 _DAMAGED = ErrorKind.DAMAGED_SEGMENT
-
-
-class HandleRows(NamedTuple):
-    """What one handle says of a segment's rows: rows start to start + rows − 1, and of which groups they are."""
-
-    subtask: int | None
-    row_start: int
-    rows: int
-    first_group: int | None
-    rows_per_group: Sequence[int] | None
 
 
 class RowsCheck:
@@ -96,7 +88,7 @@ class RowsCheck:
         if self._state.mode is Mode.COMMITTABLES:
             self._committables(table)
 
-    def finish(self, segment_rows: int, handles: Sequence[HandleRows]) -> None:
+    def finish(self, segment_rows: int, handles: HandleRows) -> None:
         """After the last batch: the row count, and the rows of each group against those that the handles say."""
         if self._unique is not None and "order" not in self._told and "range" not in self._told:
             self._check_unique(RowKeyCheck.finish)
@@ -160,7 +152,7 @@ class RowsCheck:
         if self._state.mode is Mode.IN_FLIGHT:
             columns += [table[name].combine_chunks().to_numpy(zero_copy_only=False) for name in ("_sender", "_seq")]
         first, last = (tuple(int(column[at]) for column in columns) for at in (0, -1))
-        if (self._last and first < self._last) or row_order(table, self._state, groups) is not None:
+        if (self._last and first < self._last) or not in_order(table, self._state, groups):
             by = "(group, _sender, _seq)" if self._state.mode is Mode.IN_FLIGHT else KEY_GROUP.name
             self._tell(_DAMAGED, "SPEC 5.2", "order", f"is not sorted by {by}, at or after row {start}")
         self._last = last
@@ -171,54 +163,10 @@ class RowsCheck:
             what = f"holds committables prepared under {bounds['min']} to {bounds['max']}; this is checkpoint "
             self._tell(_DAMAGED, "SPEC 5.1", "prepared", what + str(self._checkpoint_id))
 
-    def _handle_groups(self, handles: Sequence[HandleRows]) -> None:
+    def _handle_groups(self, handles: HandleRows) -> None:
         """Which groups lie in the rows of each handle: the rows are sorted, so by where each group begins and ends."""
-        ends = np.cumsum(self._counts)
-        starts = ends - self._counts
-        whole = has_key_groups(self._state)
-        for handle in handles:
-            if handle.rows_per_group is None or handle.first_group is None:
-                continue
-            stop = handle.row_start + handle.rows
-            held = np.maximum(np.minimum(ends, stop) - np.maximum(starts, handle.row_start), 0)
-            said = np.zeros(len(held), np.int64)
-            counts = np.asarray(handle.rows_per_group, np.int64)[: len(held) - handle.first_group]
-            said[handle.first_group : handle.first_group + len(counts)] = counts
-            wrong = held != said
-            if whole:
-                wrong |= (held > 0) & (held != self._counts)
-            if wrong.any():
-                group = int(wrong.argmax())
-                what = (
-                    f"has {self._counts[group]} rows of group {group}, {held[group]} of them in rows {handle.row_start} to "
-                    f"{stop - 1}; the handle of subtask {handle.subtask} says {said[group]}"
-                )
-                self._tell(_DAMAGED, "SPEC 4.3", f"groups {handle.subtask}", what)
-
-
-def row_group_faults(group_rows: Sequence[int], handles: Sequence[HandleRows]) -> Iterator[str]:
-    """Row groups that hold parts of several groups (SPEC.md section 5.5), as far as the handles know the groups."""
-    stops = np.cumsum(np.asarray(group_rows, np.int64))
-    starts = stops - np.asarray(group_rows, np.int64)
-    for handle in handles:
-        if not handle.rows_per_group:
-            continue
-        bounds = handle.row_start + np.concatenate([[0], np.cumsum(np.asarray(handle.rows_per_group, np.int64))])
-        low, high = np.maximum(starts, bounds[0]), np.minimum(stops, bounds[-1])
-        inside = low < high
-        # The group of the first row and of the last, and whether the row group ends where groups end.
-        first, last = np.searchsorted(bounds, low, "right"), np.searchsorted(bounds, high - 1, "right")
-        cut = ~np.isin(low, bounds) | ~np.isin(high, bounds)
-        wrong = inside & cut & (first != last)
-        if wrong.any():
-            at = int(wrong.argmax())
-            yield f"row group {at}, rows {starts[at]} to {stops[at] - 1}, holds a part of a group and more than that"
-            return
-
-
-def handle_rows(handles: pa.Table) -> list[HandleRows]:
-    """The handles of one segment, of which only those with rows count."""
-    return [HandleRows(**row) for row in handles.select(HandleRows._fields).to_pylist()]
+        for subtask, what in group_faults(self._counts, handles, whole=has_key_groups(self._state)):
+            self._tell(_DAMAGED, "SPEC 4.3", f"groups {subtask}", what)
 
 
 def _float_leaves(array: pa.Array) -> Iterator[pa.Array]:

@@ -19,15 +19,19 @@ import pyarrow.parquet as pq
 import xxhash
 
 from stateformat.errors import CheckpointError, ErrorKind, StorageError
-from stateformat.footer import carries_arrow_schema
+from stateformat.footer import Footer, read_footer
+from stateformat.handle_rows import handle_rows, row_group_faults
 from stateformat.manifest import Manifest
-from stateformat.manifest_rules import integers
+from stateformat.manifest_rules import integers, take_rows
 from stateformat.model import Mode, Operator, Record, State, SubtaskSet
+from stateformat.page_headers import check_headers
+from stateformat.pages import HeldFile, LimitFault, Span, check_columns, check_pages, check_size, decoded_bytes, spans
 from stateformat.problems import ADVICE_RESTORE, ADVICE_WRITER, Problem
 from stateformat.row_groups import CODECS, ENCODINGS, PARQUET_ERRORS, ROW_GROUPS_MAX
 from stateformat.schema import segment_schema
 from stateformat.storage import Storage
-from stateformat.validation_rows import RowsCheck, handle_rows, row_group_faults
+from stateformat.thrift import FooterFault
+from stateformat.validation_rows import RowsCheck
 
 Level = Literal["quick", "full"]
 
@@ -87,12 +91,13 @@ def segments_of(record: Record, manifest: Manifest, usable: np.ndarray[Any, Any]
 
     ``usable`` marks the handles that may be looked at: those with a legal path, of a state and schema that exist.
     """
-    rows = np.flatnonzero(usable & pc.is_valid(manifest.handles["path"]).to_numpy())
-    handles = manifest.handles.take(pa.array(rows))
+    named = usable & pc.is_valid(manifest.handles["path"]).to_numpy()
+    handles = manifest.handles if named.all() else manifest.handles.filter(pa.array(named))
     codes = integers(pc.dictionary_encode(handles["path"].combine_chunks()).indices)
-    order = np.argsort(codes, kind="stable")
     bounds = np.concatenate([[0], np.cumsum(np.bincount(codes))]) if len(codes) else np.zeros(1, np.int64)
-    handles = handles.take(pa.array(order))
+    # Handles of one segment are neighbours as a rule: it holds rows of one state.
+    if (codes[1:] < codes[:-1]).any():
+        handles = take_rows(handles, pa.array(np.argsort(codes, kind="stable")))
 
     def each() -> Iterator[Segment]:
         states: Mapping[tuple[str, str], State] = record.by_state
@@ -128,6 +133,8 @@ class _SegmentCheck:
         self._record = record
         self._segment = segment
         self._whole = segment.inline
+        self._pages: Footer
+        self._headers_told = False
         self.result = SegmentResult([])
 
     def tell(self, kind: ErrorKind, clause: str, what: str, advice: str = ADVICE_WRITER) -> None:
@@ -150,7 +157,7 @@ class _SegmentCheck:
         if not self._there(sizes):
             return
         if level == "full" and self._segment.inline is None and facts["size_bytes"] <= WHOLE_BYTES_MAX:
-            self._whole = self._storage.read(self._segment.path)
+            self._whole = self._storage.read_range(self._segment.path, 0, facts["size_bytes"] + 1)
         if (self._whole is not None or level == "full") and not self._digest():
             return
         metadata = self._footer()
@@ -158,7 +165,7 @@ class _SegmentCheck:
             return
         sound = self._bound(metadata) & self._shaped(metadata)
         if level == "full" and sound:
-            self._rows()
+            self._rows(metadata)
 
     def _there(self, sizes: Mapping[str, int]) -> bool:
         segment = self._segment
@@ -206,9 +213,19 @@ class _SegmentCheck:
             what = f"does not end in a Parquet footer of {length} bytes, which is what the manifest says"
             self.tell(_DAMAGED, "SPEC 4.1", what)
             return None
-        if carries_arrow_schema(tail):
-            # Arrow acts on one as soon as it opens the file.
-            self.tell(_DAMAGED, "SPEC 3.7", "carries an ARROW:schema, which readers must not act on")
+        try:
+            self._pages = read_footer(tail)
+            if self._pages.arrow_schema:
+                # Arrow acts on one as soon as it opens the file.
+                self.tell(_DAMAGED, "SPEC 3.7", "carries an ARROW:schema, which readers must not act on")
+                return None
+            rows = sum(group.rows for group in self._pages.row_groups)
+            check_size(size, rows, sum(decoded_bytes(self._pages)))
+        except LimitFault as error:
+            self.tell(ErrorKind.LIMIT_EXCEEDED, "SPEC 7.4", f"is too large for its size: {error}")
+            return None
+        except ValueError as error:
+            self.tell(_DAMAGED, "SPEC 5.6", f"has a footer that is not Parquet's: {error}")
             return None
         try:
             # Metadata is parsed from the end of a file; what lies before it is not looked at.
@@ -280,7 +297,7 @@ class _SegmentCheck:
                 self.tell(_DAMAGED, "SPEC 5.5", fault)
         return sound
 
-    def _rows(self) -> None:
+    def _rows(self, metadata: Any) -> None:
         """Every row, with page checksums."""
         segment, facts = self._segment, self._segment.facts
         rows = RowsCheck(
@@ -291,19 +308,28 @@ class _SegmentCheck:
             checkpoint_id=self._record.checkpoint_id,
             report=self.tell,
         )
-        source = self._storage.open_input(segment.path) if self._whole is None else pa.BufferReader(self._whole)
         try:
-            with (
-                source,
-                pq.ParquetFile(
-                    source, page_checksum_verification=True, arrow_extensions_enabled=False, pre_buffer=False
-                ) as file,
-            ):
-                for batch in file.iter_batches(BATCH_ROWS, use_threads=False):
-                    rows.add(batch)
-                self._encodings(file.metadata)
+            check_columns(self._pages, CODECS, ENCODINGS)
+            for number in range(len(self._pages.row_groups)):
+                held = self._bytes_of(number)
+                check_pages(self._pages, number, number, held)
+                self._headers(number, held)
+                with pq.ParquetFile(
+                    pa.PythonFile(HeldFile(held, facts["size_bytes"]), "r")
+                    if self._whole is None
+                    else pa.BufferReader(self._whole),
+                    metadata=metadata,
+                    page_checksum_verification=True,
+                    arrow_extensions_enabled=False,
+                    pre_buffer=False,
+                ) as file:
+                    for batch in file.iter_batches(BATCH_ROWS, row_groups=[number], use_threads=False):
+                        rows.add(batch)
         except (FileNotFoundError, StorageError):
             raise
+        except LimitFault as error:
+            self.tell(ErrorKind.LIMIT_EXCEEDED, "SPEC 7.4", f"is too large for its size: {error}")
+            return
         except PARQUET_ERRORS as error:
             self.tell(_DAMAGED, "SPEC 5.5", f"cannot be decoded after row {rows.rows}: {error}", ADVICE_RESTORE)
             return
@@ -311,20 +337,24 @@ class _SegmentCheck:
             self.result.rows += rows.rows
         rows.finish(facts["segment_rows"], handle_rows(segment.handles))
 
-    def _encodings(self, metadata: Any) -> None:
-        """Codecs and encodings (section 5.5), once every column has been read; see ``manifest`` for why not before."""
-        for i in range(metadata.num_row_groups):
-            group = metadata.row_group(i)
-            for j in range(group.num_columns):
-                column = group.column(j)
-                if column.compression not in CODECS or not ENCODINGS.issuperset(column.encodings):
-                    how = f"{column.compression} and {', '.join(column.encodings)}"
-                    self.tell(
-                        _DAMAGED,
-                        "SPEC 5.5",
-                        f"stores column {column.path_in_schema} by {how}, which readers need not know",
-                    )
-                    return
+    def _headers(self, number: int, held: tuple[Span, ...]) -> None:
+        """What nothing but a digest of the whole protects: readers of slices refuse pages that fail this."""
+        try:
+            check_headers(self._pages, number, number, held)
+        except FooterFault as fault:
+            if not self._headers_told:
+                self._headers_told = True
+                self.tell(_DAMAGED, "SPEC 5.5", f"cannot be read by slice: row group {number}: {fault}")
+
+    def _bytes_of(self, number: int) -> tuple[Span, ...]:
+        """The bytes of a row group: of a segment that is not in memory no more than these are held at a time."""
+        if self._whole is not None:
+            return (Span(0, self._whole),)
+        end = self._segment.facts["size_bytes"] - self._segment.facts["footer_bytes"]
+        path, wanted = self._segment.path, spans(self._pages, number, number)
+        if sum(length for _, length in wanted) > end:
+            raise ValueError(f"row group {number} lies beyond the file")
+        return tuple(Span(start, self._storage.read_range(path, start, length)) for start, length in wanted)
 
 
 def _one_line(schema: pa.Schema) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.servers.fixtures import moto, rgw  # noqa: F401
 from tests.tally import Tally
 
 TALLY = pytest.StashKey[Tally]()

@@ -378,7 +378,7 @@ class Run:
             columns = fake_segment(self.storage, pending.ref, held, inline=inline)
             return Handle("count", state, mode, 0, layer, None, 1, **columns, **more)
 
-        whole = full or self.permit is None or self.permit.record.graph.operators != GRAPH.operators
+        whole = full or self.permit is None or self.permit.record.graph.operators[0].parallelism != 1
         groups = {"first_group": 0, "last_group": 0, "rows_per_group": [1]}
         total = {"full" if whole else "plus": interval}
         handles = (

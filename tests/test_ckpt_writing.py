@@ -228,13 +228,23 @@ def test_gc_touches_nothing_that_a_running_job_may_publish(tmp_path: Path) -> No
     stores.counts_store(str(store), checkpoints=2)
     ahead = store / "segments" / f"{3:020d}" / f"x-{'0' * 32}.parquet"
     orphan = store / "segments" / f"{2:020d}" / f"x-{'0' * 32}.parquet"
-    for path in (ahead, orphan):
+    living = store / "manifests" / f".tmp-{'a' * 16}-{3:020d}-x.parquet"
+    dead = store / "checkpoints" / f".tmp-{'b' * 16}-{2:020d}.json"
+    for path in (ahead, orphan, living, dead):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"not finished")
+    text = page("gc", store)
+    assert "would free   1 segment, 1 leftover, 24 B" in text
+    assert "not touched  1 temporary file of writers that may be alive" in text
+    assert dead.name[:40] in text
     found = document("gc", store, "--delete")
     assert [item["path"] for item in found["segments"]] == [str(orphan.relative_to(store))]
+    assert [item["path"] for item in found["leftovers"]] == [str(dead.relative_to(store))]
+    assert found["unfinished"] == [{"path": str(living.relative_to(store)), "size_bytes": 12}]
     assert ahead.exists()
+    assert living.exists()
     assert not orphan.exists()
+    assert not dead.exists()
 
 
 def test_gc_deletes_nothing_where_it_cannot_tell_what_is_needed(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ records = st.builds(
     job_id=names,
     graph=st.builds(JobGraph, st.lists(operators(), max_size=3).map(tuple), st.lists(edges, max_size=2).map(tuple)),
     states=st.lists(states, max_size=2).map(tuple),
-    manifest=st.builds(ManifestRef, st.just("manifests/a/b.parquet"), st.integers(1, 2**53 - 1), hexes, counts),
+    manifest=st.builds(ManifestRef, st.just("manifests/a/b.parquet"), st.integers(1, 2**30), hexes, counts),
     totals=st.builds(Totals, counts, counts, counts, counts),
     created_at_us=st.integers(-(2**53) + 1, 2**53 - 1),
     job_name=texts,
@@ -466,8 +466,8 @@ def test_thirty_two_levels_are_read_and_thirty_three_are_not() -> None:
     assert error.kind is ErrorKind.LIMIT_EXCEEDED
 
 
-def test_a_record_above_64_mib_is_refused_unread() -> None:
-    error = refused(b" " * ((64 << 20) + 1))
+def test_a_record_of_8_mib_is_refused_unread() -> None:
+    error = refused(b" " * (8 << 20))
     assert error.kind is ErrorKind.LIMIT_EXCEEDED
 
 
@@ -514,3 +514,28 @@ def test_ten_thousand_operators_are_read_in_a_second() -> None:
     began = time.perf_counter()
     assert len(decode_record(data).graph.operators) == 10_000
     assert time.perf_counter() - began < 2
+
+
+def test_a_repeated_member_is_found_in_one_pass() -> None:
+    many = ",".join(f'"{i:x}":1' for i in range(300_000))
+    start = time.process_time()
+    error = refused(sealed(json.dumps(members())[:-1] + ',"x":{' + many + ',"zz":1,"zz":2,"zz":3}'))
+    assert "'zz' stands twice" in str(error)
+    assert time.process_time() - start < 5
+
+
+def test_operators_that_have_all_finished_cost_nothing_per_subtask_and_are_limited_together() -> None:
+    value = members()
+    many = {**value["operators"][0], "parallelism": 32_768, "max_parallelism": 32_768, "finishing": []}
+    many |= {"finished": [[0, 32_767]], "status": "fully_finished"}
+    value["operators"] = [{**many, "uid": f"o{i}"} for i in range(129)]
+    start = time.process_time()
+    error = refused(sealed(value))
+    assert error.kind is ErrorKind.LIMIT_EXCEEDED
+    assert "4,194,304 subtasks" in str(error)
+    assert time.process_time() - start < 1
+
+
+def test_arrays_beyond_a_million_are_refused_before_they_are_parsed() -> None:
+    error = refused(b'{"x":[' + b"[]," * (1 << 20) + b"[]]}\n")
+    assert error.kind is ErrorKind.LIMIT_EXCEEDED

@@ -593,3 +593,15 @@ def test_cuts_agree_with_a_row_by_row_model(counts: list[list[int]], data: st.Da
     found = cut(handles, rows)
     assert [handle.rows_per_group for handle in found] == expected
     assert decode_manifest(*written(sort_handles(handles_table(found)))).handles.num_rows == len(rows)
+
+
+def test_rows_per_group_take_a_dictionary_where_they_repeat_and_none_where_they_do_not() -> None:
+    def encodings(counts: list[int]) -> set[str]:
+        data = encode_manifest(handles_table([keyed(0, tuple(counts))]))
+        column = pq.read_metadata(pa.BufferReader(data)).row_group(0).column(18)
+        assert column.path_in_schema == "rows_per_group.list.element"
+        assert decode_manifest(data, manifest_ref(PATH, data)).handles["rows_per_group"].to_pylist() == [counts]
+        return set(column.encodings)
+
+    assert "RLE_DICTIONARY" in encodings([1, 2, 1] * 20)
+    assert "RLE_DICTIONARY" not in encodings(list(range(1, 61)))

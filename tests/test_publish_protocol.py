@@ -269,6 +269,15 @@ def test_f12_absence_after_expiry_is_not_a_reason_to_try_again() -> None:
         world.check()
 
 
+def test_a_create_that_lands_between_reading_back_and_listing_is_no_rivals() -> None:
+    with World() as world:
+        a = world.publisher("A").until("create").step(Do.LATE).until("list")
+        a.land()
+        assert a.finish().permit.ref.checkpoint_id == 1
+        assert world.ids() == [1]
+        world.check()
+
+
 def test_f16_a_create_that_lands_late_touches_neither_newest_nor_permits_nor_output() -> None:
     with World() as world:
         a = world.publisher("A").until("create").step(Do.LATE)
@@ -920,9 +929,14 @@ def test_f5_at_every_step() -> None:
             id="F8-overtaken",
         ),
         pytest.param(
-            without(At.LOOK, Saw.NOT_LESS, At.CREATE),
+            without(At.LOOK, Saw.GREATER, At.CREATE),
             test_f12_absence_after_expiry_is_not_a_reason_to_try_again,
             id="F12-absent",
+        ),
+        pytest.param(
+            without(At.LOOK, Saw.SAME, At.LOST),
+            test_a_create_that_lands_between_reading_back_and_listing_is_no_rivals,
+            id="F12-late",
         ),
         pytest.param(never_start_over, test_f3_a_restart_lists_again_after_it_has_read, id="F3-newest"),
         pytest.param(never_start_over, test_f3b_a_restart_beside_a_rescale_lists_again_too, id="F3b-newest"),

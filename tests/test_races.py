@@ -23,6 +23,7 @@ from stateformat.errors import CheckpointExpired, NotFound, PublishConflict
 from stateformat.publication import CommitPermit
 from stateformat.storage import Storage, open_storage
 from stateformat.store import CheckpointStore
+from tests.servers.server import BUCKET, S3Server
 from tests.stepping import JOB, Run, Sink, World
 from tests.stores import rescale_newest
 from tests.tally import Tally
@@ -127,9 +128,8 @@ def names(pair: tuple[Callable[..., Any], Callable[..., Any]]) -> str:
     return " and ".join(actor.__name__ for actor in pair)
 
 
-def kind(where: str, rounds: int) -> str:
-    few = "" if rounds > 2 else ", a few"
-    return f"publish, gc, expire, rescale, rollback, zombie at once: {where}{few}"
+def kind(where: str) -> str:
+    return f"publish, gc, expire, rescale, rollback, zombie at once: {where}"
 
 
 @pytest.mark.parametrize("rounds", [2, pytest.param(30, marks=pytest.mark.truth)])
@@ -138,7 +138,7 @@ def kind(where: str, rounds: int) -> str:
 def test_a_pair_of_actors_at_once_leaves_one_valid_history_in_memory(pair: Any, rounds: int, tally: Tally) -> None:
     name = "race-" + "-".join(actor.__name__ for actor in pair)
     for _ in range(rounds):
-        with tally.trying(kind("memory, all pairs", rounds)):
+        with tally.trying(kind("memory, all pairs")):
             meet(MemoryStorage(name), *pair)
         MemoryStorage.reset(name)
 
@@ -149,13 +149,23 @@ def test_a_pair_of_actors_at_once_leaves_one_valid_history_on_disk(
     pair: Any, rounds: int, tmp_path: Path, tally: Tally
 ) -> None:
     for number in range(rounds):
-        with tally.trying(kind("local, all pairs", rounds)):
+        with tally.trying(kind("local, all pairs")):
             meet(open_storage(str(tmp_path / str(number))), *pair)
+
+
+@pytest.mark.truth
+@pytest.mark.s3
+@pytest.mark.parametrize("pair", PAIRS, ids=names)
+def test_a_pair_of_actors_at_once_leaves_one_valid_history_on_a_real_s3_server(
+    pair: Any, rgw: S3Server, tally: Tally
+) -> None:
+    with tally.trying(kind("real S3, all pairs")):
+        meet(open_storage(f"s3://{BUCKET}/races/{names(pair).replace(' ', '-')}", **rgw.options()), *pair)
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(15, marks=pytest.mark.truth)])
 @pytest.mark.usefixtures("often_switched")
 def test_all_of_them_at_once_leave_one_valid_history(rounds: int, tmp_path: Path, tally: Tally) -> None:
     for number in range(rounds):
-        with tally.trying(kind("local, twelve actors", rounds)):
+        with tally.trying(kind("local, twelve actors")):
             meet(open_storage(str(tmp_path / str(number))), *ACTORS, *ACTORS)

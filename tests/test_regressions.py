@@ -14,6 +14,7 @@ import stateformat as sf
 from stateformat.footer import carries_arrow_schema
 from stateformat.validation import validate
 from tests.forgery import Forger, get, put
+from tests.segments import CountingStorage
 from tests.stores import counts_job, counts_store, edge, operator
 
 KEYS = {"k": pa.int64()}
@@ -182,12 +183,12 @@ def test_layers_go_on_at_a_parallelism_at_which_some_subtasks_have_no_rows() -> 
     assert validate(store, level="full").problems == ()
 
 
-def test_what_a_rescale_has_cut_for_many_is_read_at_once_by_few(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_rescale_has_cut_for_many_is_read_at_once_by_few() -> None:
     from redistribution import rescale
-    from stateformat import reading
     from stateformat.manifest import cut_handles
 
-    store = sf.open("memory://many-cuts")
+    storage = CountingStorage("many-cuts")
+    store = sf.CheckpointStore(storage)
     counts_job(1, 500).publish(store, None, options=OBJECTS)
     checkpoint = store.open()
     dealt = rescale(checkpoint, checkpoint.plan_restore(checkpoint.graph.at(parallelism=128)))
@@ -201,20 +202,14 @@ def test_what_a_rescale_has_cut_for_many_is_read_at_once_by_few(monkeypatch: pyt
     )
     pending.add_handles(cut_handles(checkpoint.manifest.full(), dealt.slices))
     pending.publish()
-    opened: list[Any] = []
-    fetch = reading._Reading._open
-
-    def counted(self: Any, part: Any, **more: Any) -> Any:
-        opened.append(part)
-        return fetch(self, part, **more)
-
-    monkeypatch.setattr(reading._Reading, "_open", counted)
     many = store.open()
     plan = many.plan_restore(many.graph.at(parallelism=1))
+    before = storage.reads
     rows = many.restore(plan, "counter", 0)["counts"].table()
     assert sorted(rows["n"].to_pylist()) == list(range(500))
     assert len(plan.slices_of("counter", 0)) > 100
-    assert len(opened) == 1
+    # One request: the segment, whole.
+    assert storage.reads - before == 1
 
 
 # ---- content ---------------------------------------------------------------------------------------------------------

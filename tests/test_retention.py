@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from backends.storage.local import LocalStorage
 from stateformat import layout, retention
 from stateformat.checkpoint import Checkpoint, load_manifest, load_record
-from stateformat.errors import ErrorKind, InvalidInput, NotFound
+from stateformat.errors import ErrorKind, InvalidInput, NotFound, StorageError
 from stateformat.manifest import handles_table
 from stateformat.model import CheckpointId, Handle
 from stateformat.retention import reachable
-from stateformat.storage import ObjectInfo
+from stateformat.storage import ObjectInfo, TellsLeftovers
 from stateformat.store import CheckpointStore
 from tests.stepping import JOB, Run, Sink, World, contents, whole
 
@@ -217,17 +217,85 @@ def test_gc_stops_at_a_manifest_that_it_cannot_read_published_or_not(world: Worl
     assert dead.path in everything(world.storage)
 
 
-def test_temporary_files_are_told_and_left_alone(tmp_path: Path) -> None:
+def test_gc_removes_temporary_files_of_attempts_that_have_ended_and_tells_the_others(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path, durable=False)
+    run = Run(storage, Sink()).publish()
+    store = CheckpointStore(storage)
+    places = (
+        "checkpoints/{:020}.json",
+        "manifests/{:020}-slow.parquet",
+        "segments/{:020}/slow-1.parquet",
+        # So long that its temporary name has no room for all of it.
+        "segments/{:020}/" + "x" * 247 + ".parquet",
+    )
+    ended, living = ([place.format(number) for place in places] for number in (1, 2))
+    outputs = [storage.open_output(path) for path in (*ended, *living, "requests/stop")]
+    planned = store.collect_garbage(delete=False)
+    assert len(storage.leftovers()) == 9, "a plan changes nothing"
+    done = store.collect_garbage(delete=True)
+    assert (done.leftovers, done.unfinished) == (planned.leftovers, planned.unfinished)
+    assert [item.path for item in done.leftovers[:3]] == ended[:3]
+    assert ended[3].startswith(done.leftovers[3].path)
+    assert len(done.leftovers[3].name.rpartition("/")[2]) == 255
+    assert [item.path for item in done.unfinished[:4]] == [*living[:2], "requests/stop", living[2]]
+    assert done.objects == ()
+    assert [item.name for item in storage.leftovers()] == [item.name for item in done.unfinished]
+    # What a live attempt writes becomes visible; once it has lost, it is garbage like the rest.
+    outputs[6].close()
+    run.publish()
+    after = store.collect_garbage(delete=True)
+    assert [item.path for item in after.segments] == [living[2]]
+    assert len(after.leftovers) == 3
+    assert [item.path for item in storage.leftovers()] == ["requests/stop"]
+    for output in outputs:
+        output.abort()
+    assert storage.leftovers() == []
+    assert not (tmp_path / "segments/00000000000000000001").exists() or any(
+        (tmp_path / "segments/00000000000000000001").iterdir()
+    ), "an empty directory goes with the last file of it"
+
+
+def test_the_bytes_that_gc_frees_count_what_writers_left(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path, durable=False)
     Run(storage, Sink()).publish()
-    left = storage.open_output("segments/00000000000000000001/slow-1.parquet")
-    left.write(b"half")
-    found = CheckpointStore(storage).collect_garbage(delete=True)
-    assert len(found.leftovers) == 1
-    assert found.leftovers[0].path.startswith("segments/00000000000000000001/.")
-    assert found.objects == ()
-    left.close()
-    assert len(CheckpointStore(storage).collect_garbage(delete=True).segments) == 1
+    (tmp_path / "manifests" / f".tmp-{1:016x}-{1:020}-dead.parquet").write_bytes(b"x" * 1000)
+    (tmp_path / "manifests" / f".tmp-{2:016x}-{2:020}-dead.parquet").write_bytes(b"x" * 1000)
+    assert CheckpointStore(storage).collect_garbage(delete=False).size_bytes == 1000
+
+
+def test_nothing_is_discarded_where_what_is_needed_is_unknown(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path, durable=False)
+    store = CheckpointStore(storage)
+    with storage.open_output("segments/00000000000000000001/slow-1.parquet"):
+        found = store.collect_garbage(delete=True)
+        assert (len(found.unfinished), found.leftovers) == (1, ())
+        assert "no checkpoint" in str(found.stopped)
+    Run(storage, Sink()).publish()
+    storage.create(layout.record_path(CheckpointId(2)), b"{}")
+    with storage.open_output("segments/00000000000000000001/slow-2.parquet"):
+        found = store.collect_garbage(delete=True)
+        assert (len(found.unfinished), found.leftovers, found.deleted) == (1, (), False)
+    assert len(storage.list("segments/00000000000000000001/")) == 3
+
+
+def test_retention_works_where_leftovers_may_not_be_listed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Forbidding(LocalStorage):
+        def leftovers(self) -> Any:
+            raise StorageError("listing uploads is not permitted")
+
+    storage = Forbidding(tmp_path, durable=False)
+    Run(storage, Sink()).publish().publish(full=True)
+    found = CheckpointStore(storage).expire(1)
+    assert (len(found.records), len(found.segments), found.leftovers) == (1, 1, ())
+    assert "listing uploads is not permitted" in caplog.text
+
+
+def test_a_storage_without_leftovers_is_collected_like_any_other(world: World) -> None:
+    assert not isinstance(world.storage, TellsLeftovers)
+    world.run().publish()
+    dead = orphan(world, "segments/00000000000000000001/x-1.parquet")
+    found = world.store.collect_garbage(delete=True)
+    assert (found.segments, found.leftovers, found.unfinished) == ((dead,), (), ())
 
 
 # --- any history -----------------------------------------------------------------------------------------------------

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from backends.storage import directory_tree, local, memory
+from backends.storage.conformance import RECORD, SEGMENT, StorageConformance, paths, put
 from backends.storage.local import LocalStorage
 from backends.storage.memory import MemoryStorage
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 from stateformat.storage import CreateOutcome, Storage, open_storage
-from tests.storage_conformance import RECORD, SEGMENT, StorageConformance, paths, put
 
 
 class TestMemoryStorage(StorageConformance):
@@ -272,14 +272,15 @@ def test_a_leftover_temporary_file_is_told_and_not_listed(tmp_path: Path) -> Non
     (tmp_path / "checkpoints/.tmp-4567").write_bytes(b"")
     (tmp_path / "checkpoints/.other").write_bytes(b"")
     assert paths(storage, "") == [SEGMENT]
-    assert storage.leftovers() == [("checkpoints/.tmp-4567", 0), ("segments/00000000000000000001/.tmp-0123", 4)]
+    found = [(info.name, info.size_bytes) for info in storage.leftovers()]
+    assert found == [("checkpoints/.tmp-4567", 0), ("segments/00000000000000000001/.tmp-0123", 4)]
 
 
 def test_an_open_output_is_a_leftover_until_it_ends(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     with storage.open_output(SEGMENT) as output:
         output.write(b"x")
-        assert [info.path.rpartition("/")[0] for info in storage.leftovers()] == [SEGMENT.rpartition("/")[0]]
+        assert [info.path for info in storage.leftovers()] == [SEGMENT]
     assert storage.leftovers() == []
     storage.open_output("segments/1/x").abort()
     storage.create(SEGMENT, b"conflict")
@@ -327,7 +328,7 @@ class SystemCalls:
         path = Path(f"/proc/self/fd/{descriptor}").readlink()
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             return "file"
-        return str(path.relative_to(self._root))
+        return os.path.relpath(path, self._root)
 
     def _noting_fsync(self, descriptor: int) -> None:
         self.log.append(f"sync {self._name(descriptor)}")
@@ -347,9 +348,10 @@ def test_everything_is_synced_before_the_name_that_leads_to_it(tmp_path: Path, m
     storage = LocalStorage(tmp_path / "new/store")
     put(storage, "segments/1/a", b"x")
     assert calls.log == [
+        "sync ..",
         "mkdir new",
-        "mkdir store",
         "sync .",
+        "mkdir store",
         "sync new",
         "mkdir segments",
         "sync new/store",

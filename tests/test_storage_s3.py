@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import asyncio
 import multiprocessing
 import os
 import pickle
@@ -16,15 +16,15 @@ from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import botocore.session
 import pytest
-from moto.server import ThreadedMotoServer
 
-from backends.storage import s3, s3_client
+from backends.storage import s3, s3_client, s3_files
+from backends.storage.conformance import RECORD, SEGMENT, StorageConformance, paths, put
 from backends.storage.s3 import S3Storage
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
+from stateformat.observed import observed
 from stateformat.storage import CreateOutcome, Storage, open_storage
-from tests.storage_conformance import RECORD, SEGMENT, StorageConformance, paths, put
+from tests.servers.server import BUCKET, S3Server
 
 pytestmark = pytest.mark.s3
 
@@ -38,52 +38,34 @@ def options_for(endpoint: str, **more: Any) -> dict[str, Any]:
     return {"endpoint_url": endpoint, "key": KEY, "secret": SECRET, "client_kwargs": region, **more}
 
 
-@functools.cache
-def client_for(endpoint: str) -> Any:
-    """An S3 client that shares nothing with the storage: the oracle."""
-    credentials = {"aws_access_key_id": KEY, "aws_secret_access_key": SECRET, "region_name": "us-east-1"}
-    return botocore.session.Session().create_client("s3", endpoint_url=endpoint, **credentials)
-
-
-@pytest.fixture(scope="session")
-def moto() -> Iterator[str]:
-    """The endpoint of a mock server with the bucket ``checkpoints-bucket``."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    client_for(f"http://{host}:{port}").create_bucket(Bucket="checkpoints-bucket")
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
 class TestS3Storage(StorageConformance):
     # The mock looks for the object and stores it in two steps, without a lock.
     atomic_create = False
     race_rounds = 5
 
     @pytest.fixture
-    def options(self, moto: str) -> dict[str, Any]:
-        return options_for(moto)
+    def options(self, moto: S3Server) -> dict[str, Any]:
+        return moto.options()
 
     @pytest.fixture
     def storage(self, options: dict[str, Any]) -> Storage:
-        return open_storage(f"s3://checkpoints-bucket/{uuid.uuid4().hex}/store", **options)
+        return open_storage(f"s3://{BUCKET}/{uuid.uuid4().hex}/store", **options)
 
     @pytest.fixture
     def unicode_url(self) -> str:
-        return f"s3://checkpoints-bucket/{uuid.uuid4().hex}/prüfung eins+zwei"
+        return f"s3://{BUCKET}/{uuid.uuid4().hex}/prüfung eins+zwei"
 
 
 class TestS3StorageOfAWholeBucket:
-    def test_a_whole_bucket_can_be_a_store(self, moto: str) -> None:
+    def test_a_whole_bucket_can_be_a_store(self, moto: S3Server) -> None:
         bucket = f"whole-{uuid.uuid4().hex}"
-        client_for(moto).create_bucket(Bucket=bucket)
-        storage = open_storage(f"s3://{bucket}/", **options_for(moto))
+        moto.client.create_bucket(Bucket=bucket)
+        storage = open_storage(f"s3://{bucket}/", **moto.options())
         assert storage.url == f"s3://{bucket}"
         assert storage.exists()
         assert storage.create(RECORD, b"x") is CreateOutcome.CREATED
         assert paths(storage, "") == [RECORD]
-        assert [item["Key"] for item in client_for(moto).list_objects_v2(Bucket=bucket)["Contents"]] == [RECORD]
+        assert [item["Key"] for item in moto.client.list_objects_v2(Bucket=bucket)["Contents"]] == [".probe", RECORD]
 
 
 # Against the mock server
@@ -95,33 +77,36 @@ def prefix() -> str:
 
 
 @pytest.fixture
-def storage(moto: str, prefix: str) -> S3Storage:
-    opened = open_storage(f"s3://checkpoints-bucket/{prefix}", **options_for(moto))
+def storage(moto: S3Server, prefix: str) -> S3Storage:
+    opened = open_storage(f"s3://{BUCKET}/{prefix}", **moto.options())
     assert isinstance(opened, S3Storage)
     return opened
 
 
-def keys(moto: str, prefix: str) -> list[str]:
-    answer = client_for(moto).list_objects_v2(Bucket="checkpoints-bucket", Prefix=prefix + "/")
+def keys(moto: S3Server, prefix: str) -> list[str]:
+    answer = moto.client.list_objects_v2(Bucket=BUCKET, Prefix=prefix + "/")
     return [item["Key"] for item in answer.get("Contents", ())]
 
 
-def test_a_prefix_exists_when_something_lies_under_it(moto: str, prefix: str, storage: S3Storage) -> None:
-    client_for(moto).put_object(Bucket="checkpoints-bucket", Key=prefix + "-longer/segments/x", Body=b"x")
+def test_a_prefix_exists_when_something_lies_under_it(moto: S3Server, prefix: str, storage: S3Storage) -> None:
+    moto.client.put_object(Bucket=BUCKET, Key=prefix + "-longer/segments/x", Body=b"x")
     assert not storage.exists()
     put(storage, SEGMENT, b"x")
     assert storage.exists()
 
 
-def test_objects_lie_under_the_prefix_and_the_probe_leaves_nothing(moto: str, prefix: str, storage: S3Storage) -> None:
+def test_objects_lie_under_the_prefix_and_the_probe_is_none_of_them(
+    moto: S3Server, prefix: str, storage: S3Storage
+) -> None:
     assert storage.create(RECORD, b"x") is CreateOutcome.CREATED
     put(storage, SEGMENT, b"x")
-    assert keys(moto, prefix) == [f"{prefix}/{RECORD}", f"{prefix}/{SEGMENT}"]
+    assert keys(moto, prefix) == [f"{prefix}/{name}" for name in (".probe", RECORD, SEGMENT)]
+    assert paths(storage, "") == [RECORD, SEGMENT]
 
 
-def test_keys_that_are_no_objects_are_not_listed(moto: str, prefix: str, storage: S3Storage) -> None:
+def test_keys_that_are_no_objects_are_not_listed(moto: S3Server, prefix: str, storage: S3Storage) -> None:
     for key in ("segments/", "segments/.hidden", "savepoints/1/segments/x", "README", "segments/a//b"):
-        client_for(moto).put_object(Bucket="checkpoints-bucket", Key=f"{prefix}/{key}", Body=b"x")
+        moto.client.put_object(Bucket=BUCKET, Key=f"{prefix}/{key}", Body=b"x")
     put(storage, SEGMENT, b"x")
     assert paths(storage, "") == paths(storage, "segments/") == [SEGMENT]
 
@@ -137,18 +122,18 @@ def test_a_listing_and_a_delete_of_several_pages_are_whole(storage: S3Storage, m
     assert storage.list("") == []
 
 
-def test_an_aborted_large_object_leaves_no_upload_open(moto: str, prefix: str, storage: S3Storage) -> None:
+def test_an_aborted_large_object_leaves_no_upload_open(moto: S3Server, prefix: str, storage: S3Storage) -> None:
     output = storage.open_output(SEGMENT)
-    output.write(bytes(s3_client.PART_BYTES + 1))
-    uploads = client_for(moto).list_multipart_uploads(Bucket="checkpoints-bucket")["Uploads"]
+    output.write(bytes(s3_files.PART_BYTES + 1))
+    uploads = moto.client.list_multipart_uploads(Bucket=BUCKET)["Uploads"]
     assert [upload["Key"] for upload in uploads if prefix in upload["Key"]] == [f"{prefix}/{SEGMENT}"]
     output.abort()
-    answer = client_for(moto).list_multipart_uploads(Bucket="checkpoints-bucket")
+    answer = moto.client.list_multipart_uploads(Bucket=BUCKET)
     assert [upload for upload in answer.get("Uploads", ()) if prefix in upload["Key"]] == []
     assert storage.list("") == []
 
 
-@pytest.mark.parametrize("size_bytes", [s3_client.PART_BYTES - 1, s3_client.PART_BYTES, 2 * s3_client.PART_BYTES])
+@pytest.mark.parametrize("size_bytes", [s3_files.PART_BYTES - 1, s3_files.PART_BYTES, 2 * s3_files.PART_BYTES])
 def test_an_object_at_the_border_of_a_part_comes_back_whole(storage: S3Storage, size_bytes: int) -> None:
     body = (uuid.uuid4().bytes * (size_bytes // 16 + 1))[:size_bytes]
     put(storage, SEGMENT, body)
@@ -164,16 +149,16 @@ def test_a_dropped_output_publishes_nothing(storage: S3Storage) -> None:
 
 
 def test_the_environment_gives_endpoint_and_credentials(
-    moto: str, prefix: str, monkeypatch: pytest.MonkeyPatch
+    moto: S3Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", moto)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", moto.endpoint)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    storage = open_storage(f"s3://checkpoints-bucket/{prefix}")
+    storage = open_storage(f"s3://{BUCKET}/{prefix}")
     assert storage.create(RECORD, b"x") is CreateOutcome.CREATED
     assert storage.read(RECORD).to_pybytes() == b"x"
-    assert keys(moto, prefix) == [f"{prefix}/{RECORD}"]
+    assert keys(moto, prefix) == [f"{prefix}/.probe", f"{prefix}/{RECORD}"]
 
 
 def in_child(pickled: bytes) -> tuple[str, bytes]:
@@ -201,8 +186,8 @@ def test_another_process_gets_clients_of_its_own(storage: S3Storage, monkeypatch
     assert storage.create("checkpoints/2", b"x") is CreateOutcome.CREATED
 
 
-def test_a_missing_bucket_is_told_by_every_method(moto: str) -> None:
-    storage = open_storage("s3://no-such-bucket/prefix", **options_for(moto, config_kwargs=IMPATIENT))
+def test_a_missing_bucket_is_told_by_every_method(moto: S3Server) -> None:
+    storage = open_storage("s3://no-such-bucket/prefix", **moto.options(config_kwargs=IMPATIENT))
     assert not storage.exists()
     calls: list[Callable[[], object]] = [
         lambda: storage.read(RECORD),
@@ -216,7 +201,7 @@ def test_a_missing_bucket_is_told_by_every_method(moto: str) -> None:
     for call in calls:
         with pytest.raises(StorageError, match="no bucket 'no-such-bucket'; create it, or check the URL") as raised:
             call()
-        assert moto in str(raised.value)
+        assert moto.endpoint in str(raised.value)
 
 
 # Addresses and options
@@ -260,8 +245,8 @@ def test_opening_a_store_imports_no_client() -> None:
     assert child.stdout.split("\n")[:2] == ["s3://bucket/prefix", "[]"]
 
 
-def test_a_used_storage_shows_no_credentials(moto: str, prefix: str) -> None:
-    storage = open_storage(f"s3://checkpoints-bucket/{prefix}", **options_for(moto, token="session-token"))
+def test_a_used_storage_shows_no_credentials(moto: S3Server, prefix: str) -> None:
+    storage = open_storage(f"s3://{BUCKET}/{prefix}", **moto.options(token="session-token"))
     assert storage.create(RECORD, b"x") is CreateOutcome.CREATED
     for shown in (storage.url, repr(storage), str(storage)):
         assert shown.count(prefix) == 1
@@ -311,6 +296,10 @@ class Fake:
         self.script: dict[tuple[str, str], Any] = {}
         self.everything: Any = None
         self.ignore_ranges = False
+        self.shift = 0
+        """By how much an answer to a range says to begin too late."""
+        self.shorten = 0
+        """How many bytes lack at the end of an answer whose length says so."""
 
     def stop(self) -> None:
         self.released.set()
@@ -347,12 +336,23 @@ class Fake:
                 request, 412 if taken else 200, b"<Error><Code>PreconditionFailed</Code></Error>" if taken else b""
             )
         elif method == "GET" and path in self.objects:
-            self.reply(request, 200 if self.ignore_ranges else 206, self.objects[path])
+            body = self.objects[path]
+            if self.ignore_ranges:
+                self.reply(request, 200, body)
+                return
+            first, last = (int(number) for number in request.headers["Range"].removeprefix("bytes=").split("-"))
+            piece = body[first : last + 1]
+            span = f"bytes {first + self.shift}-{first + self.shift + len(piece) - 1}/{len(body)}"
+            self.reply(request, 206, piece[: len(piece) - self.shorten], {"Content-Range": span})
         else:
             self.reply(request, 204 if method == "DELETE" else 404, b"")
 
-    def reply(self, request: BaseHTTPRequestHandler, status: int, body: bytes) -> None:
+    def reply(
+        self, request: BaseHTTPRequestHandler, status: int, body: bytes, headers: Mapping[str, str] | None = None
+    ) -> None:
         request.send_response(status)
+        for name, value in (headers or {}).items():
+            request.send_header(name, value)
         request.send_header("ETag", '"0"')
         if status != 204:
             request.send_header("Content-Length", str(len(body)))
@@ -382,11 +382,11 @@ def test_a_server_that_ignores_the_condition_is_refused_before_anything_is_creat
     fake.honours_condition = False
     storage = opened(fake)
     for _ in range(2):
-        with pytest.raises(StorageError, match=r"ignores If-None-Match: it created requests/probe-\w+ twice") as raised:
+        with pytest.raises(StorageError, match=r"ignores If-None-Match: it created job/\.probe twice") as raised:
             storage.create(RECORD, b"x")
         assert raised.value.kind is ErrorKind.STORAGE_UNSUITABLE
     assert fake.sent("PUT", RECORD) == 0
-    assert fake.objects == {}
+    assert list(fake.objects) == ["/bucket/job/.probe"]
 
 
 def test_a_server_that_does_not_know_the_condition_is_refused(fake: Fake) -> None:
@@ -397,21 +397,25 @@ def test_a_server_that_does_not_know_the_condition_is_refused(fake: Fake) -> Non
     assert fake.sent("PUT", RECORD) == 0
 
 
-def test_a_server_that_always_conflicts_is_refused(fake: Fake) -> None:
-    fake.everything = (412, "PreconditionFailed")
-    with pytest.raises(StorageError, match="a key that nobody else has") as raised:
-        opened(fake).create(RECORD, b"x")
-    assert raised.value.kind is ErrorKind.STORAGE_UNSUITABLE
+@pytest.mark.parametrize("first", [(409, "ConditionalRequestConflict"), (500, "InternalError"), "drop", "drop applied"])
+def test_only_a_refused_condition_proves_that_the_server_heeds_it(fake: Fake, first: Any) -> None:
+    fake.script[("PUT", ".probe")] = first
+    assert opened(fake).create(RECORD, b"x") is CreateOutcome.CREATED
+    assert fake.sent("PUT", ".probe") == (2 if first == "drop applied" else 3)
+    fake.honours_condition = False
+    fake.script[("PUT", ".probe")] = first
+    with pytest.raises(StorageError, match="ignores If-None-Match"):
+        opened(fake).create("checkpoints/2", b"x")
+    assert fake.sent("PUT", "/2") == 0
 
 
-def test_a_storage_probes_once_and_deletes_its_probe(fake: Fake) -> None:
-    storage = opened(fake)
-    for number in range(3):
-        assert storage.create(f"checkpoints/{number}", b"x") is CreateOutcome.CREATED
-    methods = [method for method, path, _ in fake.log if "/probe-" in path]
-    assert methods == ["PUT", "PUT", "DELETE"]
-    assert [method for method, _, _ in fake.log[3:]] == ["PUT"] * 3
-    assert sorted(fake.objects) == [f"/bucket/job/checkpoints/{number}" for number in range(3)]
+def test_a_store_is_probed_once_and_each_further_storage_asks_once(fake: Fake) -> None:
+    for number, probes in ((0, 2), (2, 1), (4, 1)):
+        storage, before = opened(fake), len(fake.log)
+        for more in (0, 1):
+            assert storage.create(f"checkpoints/{number + more}", b"x") is CreateOutcome.CREATED
+        names = [(method, path.rpartition("/")[2]) for method, path, _ in fake.log[before:]]
+        assert names == [("PUT", ".probe")] * probes + [("PUT", str(number)), ("PUT", str(number + 1))]
 
 
 def test_the_one_request_carries_the_condition_and_the_whole_body(fake: Fake) -> None:
@@ -561,22 +565,25 @@ def test_a_server_that_ignores_ranges_is_refused(fake: Fake) -> None:
     assert raised.value.kind is ErrorKind.STORAGE_UNSUITABLE
 
 
-def test_an_inconclusive_probe_is_tried_again_with_another_key(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_of_another_range_is_refused(fake: Fake) -> None:
     storage = opened(fake)
-    probes: list[str] = []
-    original = fake.answer
+    storage.create(RECORD, b"0123456789")
+    fake.shift = 1
+    for offset in (0, 3):
+        with pytest.raises(StorageError, match="ignores ranges") as raised:
+            storage.read_range(RECORD, offset, 4)
+        assert raised.value.kind is ErrorKind.STORAGE_UNSUITABLE
+    fake.shift = 0
+    assert storage.read_range(RECORD, 3, 4).to_pybytes() == b"3456"
 
-    def fail_the_first_probe(request: BaseHTTPRequestHandler) -> None:
-        name = request.path.rpartition("/")[2]
-        if name.startswith("probe-") and name not in probes:
-            probes.append(name)
-            if len(probes) == 1:
-                fake.script[("PUT", name)] = (500, "InternalError")
-        original(request)
 
-    monkeypatch.setattr(fake, "answer", fail_the_first_probe)
-    assert storage.create(RECORD, b"x") is CreateOutcome.CREATED
-    assert len(probes) == 2
+def test_an_answer_that_is_shorter_than_its_range_is_no_shorter_object(fake: Fake) -> None:
+    storage = opened(fake)
+    storage.create(RECORD, b"0123456789")
+    fake.shorten = 2
+    for read in (lambda: storage.read(RECORD), lambda: storage.read_range(RECORD, 3, 4)):
+        with pytest.raises(StorageError, match="the answer broke off"):
+            read()
 
 
 def test_a_probe_without_any_answer_creates_nothing(fake: Fake) -> None:
@@ -585,3 +592,153 @@ def test_a_probe_without_any_answer_creates_nothing(fake: Fake) -> None:
         opened(fake).create(RECORD, b"x")
     assert raised.value.kind is ErrorKind.STORAGE_FAILED
     assert fake.sent("PUT", RECORD) == 0
+
+
+# What is tried again, and how often
+
+
+@pytest.fixture
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3_client, "_PAUSE_SECONDS", 0.0)
+
+
+PATIENT = {"connect_timeout": 2, "read_timeout": 2}
+PASSING = [500, 502, 503, 504, (409, "OperationAborted"), 429, (400, "RequestTimeout"), (400, "BadDigest"), "drop"]
+
+
+@pytest.mark.usefixtures("_no_pauses")
+@pytest.mark.parametrize("action", PASSING)
+def test_what_can_be_done_twice_is_tried_again_a_few_times(fake: Fake, action: Any) -> None:
+    storage = open_storage("s3://bucket/job", **options_for(fake.endpoint, config_kwargs=PATIENT, client="s3fs"))
+    name = SEGMENT.rpartition("/")[2]
+    fake.script[("PUT", name)] = action
+    put(storage, SEGMENT, b"state")
+    fake.script[("GET", name)] = action
+    assert storage.read(SEGMENT).to_pybytes() == b"state"
+    fake.script[("DELETE", name)] = action
+    storage.delete([SEGMENT])
+    assert fake.objects == {}
+    sent = [fake.sent(method, name) for method in ("PUT", "GET", "DELETE")]
+    # Below us, aiohttp sends once more what a kept connection has lost.
+    assert sent == [2, 2, 2] or (action == "drop" and min(sent) >= 2)
+    fake.everything = action
+    with pytest.raises(StorageError, match=SEGMENT):
+        storage.read(SEGMENT)
+    again = fake.sent("GET", name) - sent[1]
+    assert again == s3_client.TRIES_MAX or (action == "drop" and again >= s3_client.TRIES_MAX)
+
+
+@pytest.mark.usefixtures("_no_pauses")
+@pytest.mark.parametrize("action", [(400, "InvalidArgument"), (403, "AccessDenied"), (404, "NoSuchKey"), 501])
+def test_what_will_not_pass_is_not_tried_again(fake: Fake, action: Any) -> None:
+    storage = open_storage("s3://bucket/job", **options_for(fake.endpoint, config_kwargs=PATIENT, client="s3fs"))
+    fake.everything = action
+    with pytest.raises((StorageError, FileNotFoundError)):
+        storage.read(SEGMENT)
+    assert fake.sent("GET", SEGMENT) == 1
+
+
+@pytest.mark.usefixtures("_no_pauses")
+@pytest.mark.parametrize(("retries", "tries"), [({"total_max_attempts": 1}, 1), ({"max_attempts": 2}, 3)])
+def test_the_number_of_tries_can_be_chosen(fake: Fake, retries: dict[str, int], tries: int) -> None:
+    config = {**PATIENT, "retries": retries}
+    storage = open_storage("s3://bucket/job", **options_for(fake.endpoint, config_kwargs=config, client="s3fs"))
+    fake.everything = 500
+    with pytest.raises(StorageError):
+        storage.read(SEGMENT)
+    assert fake.sent("GET", SEGMENT) == tries
+
+
+@pytest.mark.usefixtures("_no_pauses")
+def test_a_request_that_is_sent_again_is_a_retry_of_the_store_that_asked(fake: Fake) -> None:
+    one, two = (
+        observed(open_storage("s3://bucket/job", **options_for(fake.endpoint, config_kwargs=PATIENT, client="s3fs")))
+        for _ in range(2)
+    )
+    fake.script[("PUT", SEGMENT.rpartition("/")[2])] = 503
+    put(one, SEGMENT, b"state")
+    assert (one.stats.retries, one.stats.waits, one.stats["open_output"].objects) == (1, 1, 1)
+    fake.everything = 503
+    with pytest.raises(StorageError):
+        one.read(SEGMENT)
+    assert (one.stats.retries, one.stats["read"].calls, one.stats["read"].failures) == (s3_client.TRIES_MAX, 1, 1)
+    assert two.stats.retries == 0
+
+
+# Large objects
+
+
+def test_parts_go_several_at_once_and_a_bounded_number(storage: S3Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3_files, "PART_BYTES", 5 << 20)
+    client = storage._client
+    under_way, most, both = 0, 0, threading.Event()
+    original = client._fs._call_s3
+
+    async def call(method: str, **arguments: Any) -> Any:
+        nonlocal under_way, most
+        if method != "upload_part":
+            return await original(method, **arguments)
+        under_way += 1
+        most = max(most, under_way)
+        if under_way == s3_files.PARTS_AT_ONCE:
+            both.set()
+        # Nobody goes on before as many are under way as may be.
+        while not both.is_set():
+            await asyncio.sleep(0.001)
+        try:
+            return await original(method, **arguments)
+        finally:
+            under_way -= 1
+
+    monkeypatch.setattr(client._fs, "_call_s3", call)
+    blocks = [os.urandom(1 << 20) for _ in range(27)]
+    with storage.open_output(SEGMENT) as output:
+        for block in blocks:
+            output.write(block)
+    assert most == s3_files.PARTS_AT_ONCE
+    assert storage.read(SEGMENT).to_pybytes() == b"".join(blocks)
+
+
+def test_a_part_that_fails_leaves_nothing(storage: S3Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3_files, "PART_BYTES", 5 << 20)
+    client = storage._client
+    original = client._fs._call_s3
+
+    async def call(method: str, **arguments: Any) -> Any:
+        if method == "upload_part" and arguments["PartNumber"] == 2:
+            raise PermissionError("no")
+        return await original(method, **arguments)
+
+    monkeypatch.setattr(client._fs, "_call_s3", call)
+    with pytest.raises(StorageError, match=SEGMENT):
+        put(storage, SEGMENT, bytes(40 << 20))
+    assert storage.list("") == []
+    assert storage.leftovers() == []
+
+
+def test_uploads_that_were_never_finished_are_told_and_discarded(
+    storage: S3Storage, moto: S3Server, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_files, "PART_BYTES", 5 << 20)
+    for other in (f"{prefix}/savepoints/1/{SEGMENT}", f"{prefix}-longer/{SEGMENT}"):
+        moto.client.create_multipart_upload(Bucket=BUCKET, Key=other)
+    first = storage.open_output(SEGMENT)
+    first.write(bytes(11 << 20))
+    client = storage._client
+    second = client.call("create_multipart_upload", Bucket=BUCKET, Key=f"{prefix}/manifests/x")
+    while len(first._under_way):
+        first._take_part()
+    found = storage.leftovers()
+    assert [(item.path, item.size_bytes) for item in found] == [("manifests/x", 0), (SEGMENT, 10 << 20)]
+    assert found[0].name == second["UploadId"]
+    assert storage.list("") == []
+    storage.discard(found)
+    storage.discard(found)
+    assert storage.leftovers() == []
+    with pytest.raises(StorageError, match=SEGMENT):
+        first.close()
+    assert storage.list("") == []
+    answer = moto.client.list_multipart_uploads(Bucket=BUCKET)
+    for upload in answer["Uploads"]:
+        moto.client.abort_multipart_upload(Bucket=BUCKET, Key=upload["Key"], UploadId=upload["UploadId"])
+    assert len([upload for upload in answer["Uploads"] if prefix in upload["Key"]]) == 2

@@ -145,7 +145,8 @@ def test_nothing_prints_outside_of_tools() -> None:
 
 
 def test_nothing_unpickles_what_comes_from_a_store() -> None:
-    allowed = {"backends/spark", "backends/rewrite"}
+    # The suite for authors of storages sends a storage to itself, as Spark would.
+    allowed = {"backends/spark", "backends/rewrite", "backends/storage/conformance.py"}
     wrong = [
         f"{name(path)}:{line}"
         for path in SOURCES

@@ -12,6 +12,6 @@ Three things decide whether a storage is fit for checkpoints: what has been writ
 A storage that cannot promise one of them must say so with a ``StorageError`` of kind ``STORAGE_UNSUITABLE`` at the first
 ``create``, not publish and hope.
 
-Then subclass ``StorageConformance`` of ``tests/storage_conformance.py`` (in the source distribution), give it a
+Then subclass ``StorageConformance`` of ``backends.storage.conformance`` (which needs pytest), give it a
 ``storage`` fixture that yields an empty storage, and run pytest: every behaviour that the format rests on is one test.
 """

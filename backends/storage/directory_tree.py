@@ -103,13 +103,14 @@ class DirectoryTree:
         finally:
             os.close(descriptor)
 
-    def unlink(self, parts: Parts, names: Iterable[str]) -> None:
-        """Remove files from a directory, in order and durably; missing ones are fine. An empty segment directory goes."""
+    def unlink(self, parts: Parts, names: Iterable[str], *, durable: bool) -> None:
+        """Remove files from a directory, in order; missing ones are fine. An empty segment directory goes, too."""
         with contextlib.suppress(FileNotFoundError), self.opened(parts) as directory:
             for name in names:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=directory)
-            self.sync(directory)
+            if durable:
+                self.sync(directory)
         if parts[0] == "segments" and len(parts) > 1:
             # Best effort: a directory that is not empty, or gone already, stays as it is.
             with contextlib.suppress(OSError), self.opened(parts[:-1]) as parent:
@@ -127,25 +128,31 @@ class DirectoryTree:
             self._fail(operation, path, error)
 
     def _make_root(self) -> None:
-        """Make the root and the directories above it, and sync the directory above every one that was missing."""
+        """Make the root and the directories above it, each durable before the next stands in it."""
         root = Path(self.root)
         if () in self._synced and root.is_dir():
             return
-        fresh = [directory for directory in (root, *root.parents) if not directory.exists()]
-        root.mkdir(parents=True, exist_ok=True)
-        # The root's own name is synced in any case: another process may have made it a moment ago.
-        for directory in reversed(fresh or [root]):
-            try:
-                descriptor = os.open(directory.parent, _DIRECTORY)
-            except PermissionError:
-                # What we cannot open we did not change either: the owner made the root, long ago.
-                continue
-            try:
-                self.sync(descriptor)
-            finally:
-                os.close(descriptor)
         self._synced.clear()
+        missing = [directory for directory in (root, *root.parents) if not directory.exists()]
+        deepest = missing[-1].parent if missing else root
+        # The name of the deepest that stands is synced in any case: whoever made it may have died before. Those above
+        # it were durable before it was made.
+        self._sync_name(deepest)
+        for directory in reversed(missing):
+            directory.mkdir(exist_ok=True)
+            self._sync_name(directory)
         self._synced.add(())
+
+    def _sync_name(self, directory: Path) -> None:
+        try:
+            descriptor = os.open(directory.parent, _DIRECTORY)
+        except PermissionError:
+            # What we cannot open we did not change either: somebody else made the directory, long ago.
+            return
+        try:
+            self.sync(descriptor)
+        finally:
+            os.close(descriptor)
 
     def _open_child(self, parent: int, parts: Parts, *, make: bool) -> int:
         made = False

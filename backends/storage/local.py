@@ -5,7 +5,11 @@ then linked to its final name: ``link`` fails if the name is taken, so it never 
 nobody ever sees a torn file. Then the temporary name is removed and the directory synced. What holds for directories
 (no link followed, durable before anything stands in them, scanned until stable) is in ``directory_tree``.
 
-Names that begin with a dot are no objects; those that a crash left behind are told by :meth:`LocalStorage.leftovers`.
+Between the link and the last sync an object is seen that a power failure may take back. Its writer waits; if it dies just
+there, whoever relies on the object waits instead (:meth:`LocalStorage.make_durable`).
+
+Names that begin with a dot are no objects. Those of temporary files carry the final name behind a random number, so that
+of each that a crash left behind it is known to which attempt it belonged (:meth:`LocalStorage.leftovers`).
 """
 
 from __future__ import annotations
@@ -17,21 +21,31 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
 
 from backends.storage.directory_tree import TEMPORARY, DirectoryTree, Parts
-from backends.storage.shared import NewObject, check_created, check_options, check_prefix, check_range, missing
+from backends.storage.shared import (
+    NewObject,
+    check_created,
+    check_options,
+    check_prefix,
+    check_range,
+    is_object_path,
+    missing,
+)
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
-from stateformat.storage import CreateOutcome, ObjectInfo, check_path
+from stateformat.storage import CreateOutcome, Leftover, ObjectInfo, check_path
 
 logger = logging.getLogger(__name__)
 
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _TRIES_MAX: Final = 20
 _WRITE_BUFFER_BYTES: Final = 256 * 1024
+_RANDOM_BYTES: Final = 8
+_NAME_MAX_BYTES: Final = 255
 
 
 def from_url(url: str, options: Mapping[str, Any]) -> LocalStorage:
@@ -131,10 +145,28 @@ class LocalStorage:
             finally:
                 output.abort()
 
-    def leftovers(self) -> list[ObjectInfo]:
+    def leftovers(self) -> list[Leftover]:
         """Temporary files, sorted: of writers that crashed, and of those that are writing now. They are no objects."""
         with self._tree.translated("list", ""):
-            return sorted(self._tree.files((), "", temporary=True))
+            found = self._tree.files((), "", temporary=True)
+            return sorted(Leftover(_object_of(name), size_bytes, name) for name, size_bytes in found)
+
+    def discard(self, leftovers: Iterable[Leftover]) -> None:
+        """Remove temporary files; one that is gone is fine. Whoever is writing it then fails when it closes its object."""
+        names = [_split_temporary(leftover.name) for leftover in leftovers]
+        for parents, group in groupby(names, key=lambda name: name[0]):
+            with self._tree.translated("delete from", "/".join(parents)):
+                self._tree.unlink(parents, [name for _, name in group], durable=False)
+
+    def make_durable(self, paths: Iterable[str]) -> None:
+        """Sync the directories of objects that stand, and what leads to them. Their bytes were synced before the link."""
+        for parents in dict.fromkeys(_split(path)[0] for path in paths):
+            with self._tree.translated("sync", "/".join(parents)):
+                directory = self._tree.open(parents, make=True)
+                try:
+                    self._tree.sync(directory)
+                finally:
+                    os.close(directory)
 
     def list(self, prefix: str) -> list[ObjectInfo]:
         """All objects whose path begins with ``prefix``, sorted. Each directory was scanned until two scans agreed."""
@@ -145,12 +177,14 @@ class LocalStorage:
     def delete(self, paths: Iterable[str]) -> None:
         """Delete these objects, in the order given; one that is already gone is fine.
 
-        A directory below ``segments/`` that becomes empty goes too. The deletions are durable on return.
+        A directory below ``segments/`` that becomes empty goes too. The deletions of records and requests are durable on
+        return; a segment or manifest that a power failure brings back is garbage, as it was before.
         """
         names = [_split(path) for path in paths]
         for parents, group in groupby(names, key=lambda name: name[0]):
             with self._tree.translated("delete from", "/".join(parents)):
-                self._tree.unlink(parents, [name for _, name in group])
+                durable = parents[0] not in ("segments", "manifests")
+                self._tree.unlink(parents, [name for _, name in group], durable=durable)
 
     def __repr__(self) -> str:
         return f"LocalStorage({self._tree.root!r}, durable={self._tree.durable})"
@@ -182,8 +216,8 @@ class _LocalOutput(NewObject):
     def __init__(self, tree: DirectoryTree, path: str) -> None:
         super().__init__(path)
         self._tree = tree
-        self._temporary = TEMPORARY + os.urandom(8).hex()
         parents, self._name = _split(path)
+        self._temporary = _temporary_name(self._name)
         for tries_left in reversed(range(_TRIES_MAX)):
             try:
                 descriptor = self._open_temporary(parents)
@@ -207,20 +241,16 @@ class _LocalOutput(NewObject):
         self._file.flush()
         self._tree.sync(self._file.fileno())
         here = self._directory
+        ours = True
         try:
             os.link(self._temporary, self._name, src_dir_fd=here, dst_dir_fd=here, follow_symlinks=False)
-        except FileExistsError:
-            return False
         except OSError as error:
-            if error.errno in (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK):
-                raise StorageError(
-                    f"the file system of {self._tree.root} makes no hard links ({error.strerror}), so {self._path} cannot "
-                    "be created without the risk of overwriting another object; put the store elsewhere",
-                    kind=ErrorKind.STORAGE_UNSUITABLE,
-                    path=self._path,
-                ) from error
-            raise
+            # Over a network the answer may be lost, and the request that is repeated then meets the link that it made.
+            ours = self._is_linked()
+            if not ours and not isinstance(error, FileExistsError):
+                self._refuse(error)
         self._remove_temporary()
+        # Also if the name is taken: whoever took it may have died before this, and the caller reads what stands there.
         try:
             self._tree.sync(here)
         except OSError as error:
@@ -230,7 +260,30 @@ class _LocalOutput(NewObject):
                 path=self._path,
                 visible=True,
             ) from error
-        return True
+        return ours
+
+    def _is_linked(self) -> bool:
+        try:
+            there = os.stat(self._name, dir_fd=self._directory, follow_symlinks=False)
+            return os.path.samestat(there, os.fstat(self._file.fileno()))
+        except OSError:
+            return False
+
+    def _refuse(self, error: OSError) -> NoReturn:
+        if error.errno in (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK):
+            raise StorageError(
+                f"the file system of {self._tree.root} makes no hard links ({error.strerror}), so {self._path} cannot "
+                "be created without the risk of overwriting another object; put the store elsewhere",
+                kind=ErrorKind.STORAGE_UNSUITABLE,
+                path=self._path,
+            ) from error
+        if isinstance(error, FileNotFoundError):
+            raise StorageError(
+                f"{self._path} does not stand in {self._tree.root}, for its temporary file {self._temporary} was removed "
+                "while it was written: gc does so when another attempt has published. Restart from the newest checkpoint",
+                path=self._path,
+            ) from error
+        raise error
 
     def _append(self, data: memoryview) -> None:
         with self._tree.translated("write", self._path):
@@ -253,7 +306,9 @@ class _LocalOutput(NewObject):
         if not self._temporary:
             return
         try:
-            os.unlink(self._temporary, dir_fd=self._directory)
+            # It may be gone: removed by gc.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._temporary, dir_fd=self._directory)
             self._temporary = ""
         except OSError:
             logger.warning("temporary file %s of %s stays behind", self._temporary, self._path, exc_info=True)
@@ -268,6 +323,26 @@ class _LocalOutput(NewObject):
 def _split(path: str) -> tuple[Parts, str]:
     *parents, name = check_path(path).split("/")
     return tuple(parents), name
+
+
+def _temporary_name(name: str) -> str:
+    """A new hidden name that tells the final one, cut at the end to what a directory can hold."""
+    hidden = f"{TEMPORARY}{os.urandom(_RANDOM_BYTES).hex()}-"
+    cut = os.fsencode(name)[: _NAME_MAX_BYTES - len(hidden)]
+    return hidden + cut.decode("utf-8", "ignore")
+
+
+def _object_of(temporary: str) -> str:
+    """The path of the object that a temporary file was to become, as far as its name tells."""
+    directory, slash, name = temporary.rpartition("/")
+    return directory + slash + name[len(TEMPORARY) + 2 * _RANDOM_BYTES + 1 :]
+
+
+def _split_temporary(name: str) -> tuple[Parts, str]:
+    *parents, last = name.split("/")
+    if not last.startswith(TEMPORARY) or not is_object_path("/".join((*parents, last[1:]))):
+        raise InvalidInput(f"{name!r} is no temporary file of a store; discard what leftovers() told", path=name)
+    return tuple(parents), last
 
 
 def _pread(descriptor: int, offset: int, length: int) -> pa.Buffer:

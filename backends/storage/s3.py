@@ -1,14 +1,15 @@
 """A store in a bucket of S3, or of a server that speaks its protocol and honours ``If-None-Match`` on PUT.
 
-Theory of operation. Everything goes through s3fs, but for one request: the PUT that creates an object if it is absent.
-That one is sent exactly once, by a botocore client of its own whose retries are off. s3fs would repeat it three times
-over (itself, botocore, and aiohttp, which sends a PUT again when a kept connection breaks), and a repeated PUT whose
-first answer was lost meets its own object and reports a conflict. It is one part and never empty: servers ignore the
-condition on a multipart upload, and some clients drop it for an empty body.
+Theory of operation. Everything is tried again when it fails for a passing reason, but for one request: the PUT that
+creates an object if it is absent. That one is sent exactly once, by a client of its own (``s3_client``). A repeated PUT
+whose first answer was lost meets its own object and reports a conflict; even aiohttp, below s3fs, sends a PUT again when
+a kept connection breaks. It is one part and never empty: servers ignore the condition on a multipart upload, and some
+clients drop it for an empty body.
 
 There are servers that ignore the condition altogether, and on these two runs could publish the same checkpoint. So the
-first ``create`` of every storage probes: it creates a random key twice, and refuses the server if both succeed. The key
-is ``requests/probe-<hex>``; it is deleted at once, and a crash may leave it behind, harmless and without meaning.
+first ``create`` of every storage probes: it creates ``.probe`` beside the store's folders, which is no object of the store.
+There the condition has to hold: an answer of 412 is the proof, two creates that succeed are the refutation. The probe
+stays, so that the next storage needs one request and no permission to delete.
 
 Clients belong to the process that made them: they are made on first use, again after a fork, and never pickled. The
 options, which may hold credentials, travel in pickles and stand in no URL, ``repr`` or message.
@@ -16,13 +17,13 @@ options, which may hold credentials, travel in pickles and stand in no URL, ``re
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import http.client
 import logging
 import os
 import re
-import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import groupby
 from threading import Lock
@@ -30,8 +31,17 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from backends.storage.s3_client import MultipartOutput, RangeFile, S3Client, client_of
-from backends.storage.s3_errors import endpoint_name, is_missing_object, outcome_of, storage_error
+from backends.storage.s3_client import S3Client, client_of
+from backends.storage.s3_errors import (
+    RangesIgnored,
+    answer_of,
+    endpoint_name,
+    is_missing_object,
+    outcome_of,
+    storage_error,
+)
+from backends.storage.s3_files import MultipartOutput, RangeFile, abort_upload, begun_uploads
+from backends.storage.s3_obstore import check_client
 from backends.storage.shared import (
     NewObject,
     check_created,
@@ -42,12 +52,13 @@ from backends.storage.shared import (
     missing,
 )
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
-from stateformat.storage import CreateOutcome, ObjectInfo, check_path
+from stateformat.storage import CreateOutcome, Leftover, ObjectInfo, check_path
 
 logger = logging.getLogger(__name__)
 
 OPTIONS: Final = (
     "anon",
+    "client",
     "client_kwargs",
     "config_kwargs",
     "endpoint_url",
@@ -58,14 +69,16 @@ OPTIONS: Final = (
     "token",
     "use_ssl",
 )
-"""The options, as s3fs names them."""
+"""The options, as s3fs names them; and ``client``, which says what small reads go through (``s3_obstore.CLIENTS``)."""
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 _READ_BYTES: Final = 8 * 2**20
 _READS_AT_ONCE: Final = 8
+_SMALL_READS_AT_ONCE: Final = 16
 _DELETED_AT_ONCE: Final = 1000
 _LISTED_AT_ONCE: Final = 1000
-_PROBES_MAX: Final = 3
+_PROBE: Final = ".probe"
+_PROBES_MAX: Final = 6
 
 
 def from_url(url: str, options: Mapping[str, Any]) -> S3Storage:
@@ -75,6 +88,7 @@ def from_url(url: str, options: Mapping[str, Any]) -> S3Storage:
     (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``, ``AWS_PROFILE``, ...). Raises ``InvalidInput``.
     """
     check_options("s3://", options, OPTIONS)
+    check_client(options)
     bucket, _, prefix = url.removeprefix("s3://").partition("/")
     if "@" in bucket or ":" in bucket:
         # The address is not repeated: what stands before the @ is a secret.
@@ -108,6 +122,8 @@ class _Process:
 
 class S3Storage:
     """A store under a prefix of a bucket. Implements :class:`stateformat.storage.Storage`; see :func:`from_url`."""
+
+    reads_at_once = _SMALL_READS_AT_ONCE
 
     def __init__(self, bucket: str, prefix: str, options: dict[str, Any]) -> None:
         self._bucket = bucket
@@ -184,7 +200,8 @@ class S3Storage:
                 process.honours_condition = True
         outcome, error = self._put_if_absent(path, bytes(data))
         if outcome is CreateOutcome.UNKNOWN:
-            logger.warning("whether %s was created in %s is unknown: %s", path, self.url, type(error).__name__)
+            # Whoever asked is told, and warns.
+            logger.info("create %s of %s: no answer (%s)", path, self.url, type(error).__name__)
         return outcome
 
     def list(self, prefix: str) -> list[ObjectInfo]:
@@ -222,6 +239,20 @@ class S3Storage:
             for start in range(0, len(names), _DELETED_AT_ONCE):
                 self._delete_many(names[start : start + _DELETED_AT_ONCE])
 
+    def leftovers(self) -> builtins.list[Leftover]:
+        """Multipart uploads that were begun and not ended, sorted: of writers that crashed, and of those that write now."""
+        skipped_length = len(self._key(""))
+        with self._translated("list the uploads of", ""):
+            found = begun_uploads(self._client, self._bucket, self._key(""))
+            named = [Leftover(key[skipped_length:], size_bytes, upload_id) for key, size_bytes, upload_id in found]
+        return sorted(upload for upload in named if is_object_path(upload.path))
+
+    def discard(self, leftovers: Iterable[Leftover]) -> None:
+        """Abort these uploads; one that has ended is fine. Whoever is writing it then fails when it closes its object."""
+        for path, _, upload_id in leftovers:
+            with self._translated("abort the upload of", path):
+                abort_upload(self._client, self._bucket, self._key(check_path(path)), upload_id)
+
     def __repr__(self) -> str:
         return f"S3Storage({self.url!r})"
 
@@ -244,52 +275,49 @@ class S3Storage:
     def _fetch(self, path: str, offset: int, length: int) -> bytes:
         """At most ``length`` bytes, at least one asked for, by one request."""
         try:
-            with self._reading("read", path):
-                name = f"{self._bucket}/{self._key(path)}"
-                data: bytes = self._client.fs.cat_file(name, start=offset, end=offset + length)
+            return self._ranges(path, [(offset, length)])[0]
         except StorageError as error:
             # 416: the range begins at the end or beyond it, as every range of an empty object does.
             if error.details.get("status") == 416:
                 return b""
             raise
-        return self._checked_answer(path, data, length)
 
     def _fill(self, path: str, offset: int, view: memoryview) -> None:
         """Fill ``view`` with what stands from ``offset``, by several requests at once. All of it must be there."""
-        name = f"{self._bucket}/{self._key(path)}"
         starts = range(0, view.nbytes, _READ_BYTES)
         for first in range(0, len(starts), _READS_AT_ONCE):
             begins = starts[first : first + _READS_AT_ONCE]
-            ends = [min(begin + _READ_BYTES, view.nbytes) for begin in begins]
-            ranges = [[offset + begin for begin in begins], [offset + end for end in ends]]
-            with self._reading("read", path):
-                pieces = self._client.fs.cat_ranges([name] * len(begins), *ranges, on_error="raise")
-            for begin, end, piece in zip(begins, ends, pieces, strict=True):
-                if len(self._checked_answer(path, piece, end - begin)) < end - begin:
+            spans = [(offset + begin, min(_READ_BYTES, view.nbytes - begin)) for begin in begins]
+            for begin, (_, length), piece in zip(begins, spans, self._ranges(path, spans), strict=True):
+                if len(piece) < length:
                     raise StorageError(
-                        f"{path} in {self._where} is shorter than its size said: {len(piece)} bytes came of {end - begin} "
+                        f"{path} in {self._where} is shorter than its size said: {len(piece)} bytes came of {length} "
                         f"from {offset + begin}; read it again",
                         path=path,
                     )
-                view[begin:end] = piece
+                view[begin : begin + length] = piece
 
-    def _checked_answer(self, path: str, data: bytes, length: int) -> bytes:
-        if len(data) > length:
+    def _ranges(self, path: str, spans: Sequence[tuple[int, int]]) -> builtins.list[bytes]:
+        try:
+            with self._reading("read", path):
+                return self._client.read(self._bucket, self._key(path), spans)
+        except RangesIgnored as error:
+            offset, length = spans[0]
             raise StorageError(
-                f"the server ignores ranges: {len(data)} bytes of {path} in {self._where} came where {length} were asked "
-                "for; use a server that answers range requests",
+                f"the server ignores ranges: {error.size_bytes} bytes of {path} in {self._where} came where {length} were "
+                f"asked for from {offset}; use a server that answers range requests",
                 kind=ErrorKind.STORAGE_UNSUITABLE,
                 path=path,
-            )
-        return data
+            ) from error
 
     def _put_if_absent(self, path: str, data: bytes) -> tuple[CreateOutcome, BaseException | None]:
         """Send the one request. Raises ``StorageError`` if it certainly did nothing; else the outcome and its error."""
         from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.parsers import ResponseParserError
 
         try:
             self._client.put_if_absent(self._bucket, self._key(path), data)
-        except (BotoCoreError, ClientError, OSError, http.client.HTTPException) as error:
+        except (BotoCoreError, ClientError, ResponseParserError, OSError, http.client.HTTPException) as error:
             outcome = outcome_of(error)
             if outcome is None:
                 raise self._storage_error(error, "create", path) from error
@@ -297,37 +325,26 @@ class S3Storage:
         return CreateOutcome.CREATED, None
 
     def _probe(self) -> None:
-        """Create a random key twice; return if the second met the first, raise otherwise. The lock is held."""
+        """Return if the server honours the condition, raise otherwise. The lock is held."""
         with self._translated("create", ""):
             self._client.prepare()
+        created = 0
         error: BaseException | None = None
         for _ in range(_PROBES_MAX):
-            path = f"requests/probe-{secrets.token_hex(16)}"
-            try:
-                outcomes = []
-                for _ in range(2):
-                    outcome, error = self._put_if_absent(path, b"probe\n")
-                    outcomes.append(outcome)
-                    if outcome is CreateOutcome.UNKNOWN:
-                        break
-            finally:
-                with contextlib.suppress(StorageError):
-                    self.delete([path])
-            if outcomes == [CreateOutcome.CREATED, CreateOutcome.CONFLICT]:
+            outcome, error = self._put_if_absent(_PROBE, b"probe\n")
+            if error is not None and answer_of(error).status == 412:
                 return
-            if outcomes == [CreateOutcome.CREATED, CreateOutcome.CREATED]:
+            created += outcome is CreateOutcome.CREATED
+            if created > 1:
+                # Nothing was changed: what it created twice has the same bytes every time.
                 raise StorageError(
-                    f"the server of {self._where} ignores If-None-Match: it created {path} twice. Two runs could publish the "
-                    "same checkpoint there; use a server with conditional writes",
+                    f"the server of {self._where} ignores If-None-Match: it created {self._key(_PROBE)} twice. Two runs could "
+                    "publish the same checkpoint there; use a server with conditional writes",
                     kind=ErrorKind.STORAGE_UNSUITABLE,
                 )
-        if error is not None and outcomes[-1] is CreateOutcome.UNKNOWN:
+        if error is not None:
             raise self._storage_error(error, "create", "objects") from error
-        raise StorageError(
-            f"the server of {self._where} reports a conflict for a key that nobody else has; it is not fit for publishing "
-            "checkpoints",
-            kind=ErrorKind.STORAGE_UNSUITABLE,
-        )
+        raise StorageError(f"{self._where} gives no clear answer to a conditional write; try again")
 
     def _delete_many(self, paths: Iterable[str]) -> None:
         objects = [{"Key": self._key(path)} for path in dict.fromkeys(paths)]
@@ -360,12 +377,13 @@ class S3Storage:
         """Turn what the client says into a ``StorageError`` with a sentence."""
         from aiohttp import ClientError as HttpError
         from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.parsers import ResponseParserError
 
         try:
             yield
         except StorageError:
             raise
-        except (OSError, BotoCoreError, ClientError, HttpError) as error:
+        except (OSError, BotoCoreError, ClientError, HttpError, ResponseParserError) as error:
             raise self._storage_error(error, operation, path) from error
 
     @contextlib.contextmanager

@@ -1,26 +1,39 @@
-"""The clients of an S3 store, and the files over them: one being written in parts, one read by ranges.
+"""The clients of an S3 store: one that tries again, and one that never does.
 
-Two clients, because two things are wanted of them. s3fs retries, which is right for everything that can be done twice.
-The other, plain botocore, sends one request and reports what came of it, which is right for the conditional PUT alone.
+Theory of operation. Two clients, because two things are wanted of them. What can be done twice goes through s3fs, whose
+event loop carries many requests at a time; a request that fails for a passing reason is tried again with growing pauses,
+here and nowhere else: the retries of s3fs and of botocore are off, since layers of retries multiply, and since neither
+repeats all that should be (a body that broke off, a 409). The other client, plain botocore, sends one request and reports
+what came of it, which is right for the conditional PUT alone.
+
+An answer is believed when it is whole: as long as its header says, and the very range that was asked for.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
+import asyncio
+import logging
 import os
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
 from threading import Lock
 from typing import Any, Final
 
-from backends.storage.shared import NewObject
+from backends.storage.s3_errors import BrokenAnswer, RangesIgnored, is_passing
+from backends.storage.s3_obstore import Reader
+from stateformat.stats import retried
 
-PART_BYTES: Final = 16 * 2**20
-"""Size of the parts of a large object; 10,000 of them (S3's limit) make 156 GiB. Smaller objects go in one PUT."""
+logger = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_SECONDS: Final = 5
 _READ_TIMEOUT_SECONDS: Final = 15
+TRIES_MAX: Final = 6
+"""How often a request is sent, unless ``config_kwargs={"retries": {"total_max_attempts": …}}`` says otherwise."""
+_PAUSE_SECONDS: Final = 0.1
+_PAUSE_SECONDS_MAX: Final = 5.0
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 _CLIENTS: dict[tuple[Any, ...], S3Client] = {}
 
@@ -45,27 +58,96 @@ class S3Client:
         import s3fs
 
         self._options = options
+        self._reader = Reader(options, self.prepare)
+        of_s3fs = {name: value for name, value in options.items() if name != "client"}
+        config = dict(options.get("config_kwargs") or {})
+        retries = config.pop("retries", None) or {}
+        config["retries"] = {"total_max_attempts": 1, "mode": "standard"}
+        self._tries = int(retries.get("total_max_attempts") or retries.get("max_attempts", TRIES_MAX - 1) + 1)
         # The instance cache would hand the instance of the parent process to its children.
-        self.fs: Any = s3fs.S3FileSystem(**options, use_listings_cache=False, skip_instance_cache=True)
-        # On top of botocore's own retries, and once more for a body that broke off.
-        self.fs.retries = 2
+        self._fs: Any = s3fs.S3FileSystem(
+            **{**of_s3fs, "config_kwargs": config}, use_listings_cache=False, skip_instance_cache=True
+        )
+        self._fs.retries = 1
         self._lock = Lock()
         self._single: Any = None
 
     def call(self, method: str, **arguments: Any) -> Any:
-        """One operation of botocore's S3 client, by name, with retries."""
-        return self.fs.call_s3(method, **arguments)
+        """One operation of botocore's S3 client, by name, tried again for passing reasons. It may be done twice."""
+        return self._wait(lambda: self._fs._call_s3(method, **arguments))
+
+    def begin(self, method: str, **arguments: Any) -> Future[Any]:
+        """The same in the background."""
+        attempt = self._trying(lambda: self._fs._call_s3(method, **arguments))
+        return asyncio.run_coroutine_threadsafe(attempt, self._fs.loop)
+
+    def read(self, bucket: str, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """The bytes of each range (offset, length > 0) of an object, all at once: fewer where the object ends earlier.
+
+        By obstore where it is installed and can, which is told nowhere but in the time that it takes (``s3_obstore``).
+        Raises ``RangesIgnored``, and what botocore and aiohttp raise.
+        """
+
+        async def read_all() -> list[bytes]:
+            each = [self._trying(partial(self._get, bucket, key, *span)) for span in ranges]
+            return list(await asyncio.gather(*each))
+
+        from fsspec.asyn import sync
+
+        return self._reader.read(bucket, key, ranges, otherwise=lambda: sync(self._fs.loop, read_all))
 
     def put_if_absent(self, bucket: str, key: str, body: bytes) -> None:
         """Send exactly one PUT with ``If-None-Match: *``. Raises what botocore raises."""
-        self.prepare()
-        self._single.put_object(Bucket=bucket, Key=key, Body=body, IfNoneMatch="*", **self._put_options)
+        self.prepare().put_object(Bucket=bucket, Key=key, Body=body, IfNoneMatch="*", **self._put_options)
 
-    def prepare(self) -> None:
-        """Make the client that never retries, unless it is there. Raises what botocore raises; nothing is sent."""
+    def prepare(self) -> Any:
+        """The client that never retries, made unless it is there. Raises what botocore raises; nothing is sent."""
         with self._lock:
             if self._single is None:
                 self._single = self._make_single()
+            return self._single
+
+    def _wait(self, attempt: Callable[[], Awaitable[Any]]) -> Any:
+        from fsspec.asyn import sync
+
+        return sync(self._fs.loop, self._trying, attempt)
+
+    async def _trying(self, attempt: Callable[[], Awaitable[Any]]) -> Any:
+        for number in range(1, self._tries + 1):
+            try:
+                return await attempt()
+            except Exception as error:
+                if number == self._tries or not is_passing(error):
+                    raise
+                pause = min(_PAUSE_SECONDS * 2 ** (number - 1), _PAUSE_SECONDS_MAX)
+                why = type(error).__name__
+                logger.warning("a request failed (%s): retry %d of %d in %.2f s", why, number, self._tries - 1, pause)
+                retried(pause)
+                await asyncio.sleep(pause)
+        raise AssertionError("there is no last try")
+
+    async def _get(self, bucket: str, key: str, offset: int, length: int) -> bytes:
+        span = f"bytes={offset}-{offset + length - 1}"
+        answer = await self._fs._call_s3("get_object", Bucket=bucket, Key=key, Range=span)
+        try:
+            data: bytes = await answer["Body"].read()
+        finally:
+            answer["Body"].close()
+        found = _CONTENT_RANGE.fullmatch(answer.get("ContentRange", ""))
+        if found is None:
+            # The server has sent the whole object, which is as good where it is no longer than what was asked for.
+            if offset or len(data) > length:
+                raise RangesIgnored(len(data))
+            due = int(answer.get("ContentLength", len(data)))
+        else:
+            first, last = int(found[1]), int(found[2])
+            due = last + 1 - first
+            end = offset + length if found[3] == "*" else min(offset + length, int(found[3]))
+            if first != offset or last + 1 > end or (last + 1 < end and found[3] != "*"):
+                raise RangesIgnored(due)
+        if len(data) != due:
+            raise BrokenAnswer(f"{len(data)} bytes came of {due}")
+        return data
 
     def _make_single(self) -> Any:
         from botocore import UNSIGNED
@@ -96,113 +178,3 @@ class S3Client:
         additional = options.get("s3_additional_kwargs") or {}
         self._put_options = {name: value for name, value in additional.items() if name in accepted}
         return single
-
-
-class MultipartOutput(NewObject):
-    """A new object in S3: one PUT when it is small, a multipart upload when it outgrows one part.
-
-    Not s3fs's own file, which publishes what it has when it is dropped without being closed.
-    """
-
-    def __init__(
-        self,
-        client: S3Client,
-        bucket: str,
-        key: str,
-        path: str,
-        translated: Callable[[str, str], AbstractContextManager[None]],
-    ) -> None:
-        super().__init__(path)
-        self._client = client
-        self._place = {"Bucket": bucket, "Key": key}
-        self._translated = translated
-        self._buffer = bytearray()
-        self._parts: list[dict[str, Any]] = []
-        self._upload_id = ""
-
-    def _append(self, data: memoryview) -> None:
-        while data.nbytes:
-            taken = data[: PART_BYTES - len(self._buffer)]
-            self._buffer += taken
-            data = data[taken.nbytes :]
-            if len(self._buffer) == PART_BYTES:
-                self._upload_part()
-
-    def _publish(self) -> None:
-        if not self._upload_id:
-            with self._translated("write", self._path):
-                self._client.call("put_object", Body=bytes(self._buffer), **self._place)
-            return
-        if self._buffer:
-            self._upload_part()
-        with self._translated("write", self._path):
-            upload = {"UploadId": self._upload_id, "MultipartUpload": {"Parts": self._parts}}
-            self._client.call("complete_multipart_upload", **self._place, **upload)
-
-    def _discard(self) -> None:
-        self._buffer = bytearray()
-        if self._upload_id:
-            # Best effort; the bucket's life-cycle rule for incomplete uploads takes what stays behind.
-            with contextlib.suppress(Exception):
-                self._client.call("abort_multipart_upload", UploadId=self._upload_id, **self._place)
-
-    def _upload_part(self) -> None:
-        with self._translated("write", self._path):
-            if not self._upload_id:
-                self._upload_id = self._client.call("create_multipart_upload", **self._place)["UploadId"]
-            number = len(self._parts) + 1
-            part = {"PartNumber": number, "UploadId": self._upload_id, "Body": bytes(self._buffer)}
-            answer = self._client.call("upload_part", **self._place, **part)
-        self._parts.append({"PartNumber": number, "ETag": answer["ETag"]})
-        self._buffer.clear()
-
-
-class RangeFile(io.RawIOBase):
-    """A seekable file of which every read is one range of the object. Not buffered: Parquet readers ask for whole chunks."""
-
-    def __init__(self, read_range: Callable[[int, int], Any], size_bytes: int) -> None:
-        super().__init__()
-        self._read_range = read_range
-        self._size_bytes = size_bytes
-        self._position = 0
-
-    def readable(self) -> bool:
-        """True."""
-        return True
-
-    def seekable(self) -> bool:
-        """True."""
-        return True
-
-    def tell(self) -> int:
-        """Offset of the next read, in bytes."""
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Move; seeking beyond the end is allowed and reads nothing there."""
-        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size_bytes}[whence]
-        if origin + offset < 0:
-            raise ValueError(f"cannot seek to {origin + offset}, before the beginning")
-        self._position = origin + offset
-        return self._position
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        """At most ``size`` bytes; all that are left if it is negative or none."""
-        left = max(0, self._size_bytes - self._position)
-        wanted = left if size is None or size < 0 else min(size, left)
-        if not wanted:
-            return b""
-        data: bytes = self._read_range(self._position, wanted).to_pybytes()
-        self._position += len(data)
-        return data
-
-    def readall(self) -> bytes:
-        """All bytes that are left."""
-        return self.read()
-
-    def readinto(self, buffer: Any, /) -> int:
-        """Fill a buffer; returns how many bytes came."""
-        view = memoryview(buffer).cast("B")
-        data = self.read(view.nbytes)
-        view[: len(data)] = data
-        return len(data)

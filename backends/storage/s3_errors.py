@@ -37,6 +37,25 @@ _NO_OBJECT: Final = frozenset(("NoSuchKey", "NotFound", "404", ""))
 _CUT_SHORT: Final = frozenset(("RequestTimeout", "IncompleteBody"))
 
 
+# A 400 of these means that the body was changed on its way, and not applied.
+_CHANGED: Final = frozenset(("BadDigest", "XAmzContentSHA256Mismatch"))
+_BROKEN: Final = frozenset(
+    ("BrokenAnswer", "ClientPayloadError", "ContentLengthError", "IncompleteReadError", "ResponseParserError")
+)
+
+
+class BrokenAnswer(OSError):
+    """An answer that is not as long as it says it is."""
+
+
+class RangesIgnored(Exception):
+    """The answer to a request for a range is another range. ``size_bytes``: of what came."""
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__(f"another range came, of {size_bytes} bytes")
+        self.size_bytes = size_bytes
+
+
 class Answer(NamedTuple):
     """What came back: HTTP status (0 if none), S3's error code, the name of the client's exception."""
 
@@ -83,6 +102,16 @@ def outcome_of(error: BaseException) -> CreateOutcome | None:
     return None if isinstance(error, unsent) else CreateOutcome.UNKNOWN
 
 
+def is_passing(error: BaseException) -> bool:
+    """Whether the same request may go well a moment later. It may have been applied nevertheless."""
+    answer = answer_of(error)
+    if answer.status:
+        if answer.status < 500:
+            return answer.status in (408, 409, 429) or answer.code in _CUT_SHORT | _CHANGED
+        return answer.status != 501
+    return answer.exception in _BROKEN or _is_connection_lost(error)
+
+
 def storage_error(
     error: BaseException, operation: str, *, where: str, bucket: str, secrets: Iterable[str]
 ) -> StorageError:
@@ -102,6 +131,8 @@ def storage_error(
     elif answer.status == 501:
         kind = ErrorKind.STORAGE_UNSUITABLE
         why = f"the server does not know this request ({name}); use a server with conditional writes (If-None-Match)"
+    elif not answer.status and answer.exception in _BROKEN:
+        why = f"the answer broke off ({name}); try again, and look at what stands between here and the server"
     elif not answer.status and _is_connection_lost(error):
         why = f"no connection ({name}); check endpoint_url, and that the server runs and can be reached from here"
     elif answer.status in (301, 307, 308) or answer.code == "AuthorizationHeaderMalformed":

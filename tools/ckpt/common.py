@@ -11,25 +11,36 @@ import click
 
 from tools.ckpt.address import Address, AddressType, StorageOptionType, is_local, options_for
 from tools.ckpt.output import Output
+from tools.ckpt.watch import Watch
 
 if TYPE_CHECKING:
     from stateformat.checkpoint import Checkpoint
+    from stateformat.stats import Stats
     from stateformat.storage import Storage
     from stateformat.store import CheckpointStore
 
 
 class Session:
-    """One run of one command: where it writes, and how it reaches stores."""
+    """One run of one command: where it writes, and how it reaches stores; ``stats`` counts what all of them do."""
 
-    def __init__(self, output: Output, storage_options: Mapping[str, Any]) -> None:
+    def __init__(self, output: Output, storage_options: Mapping[str, Any], stats: Stats | None = None) -> None:
         self.output = output
         self._options = storage_options
+        self._stats = stats
 
     def store(self, url: str, *others: str) -> CheckpointStore:
         """The store at a URL; ``others`` are the further stores of the same command."""
-        from stateformat.store import open as open_store
+        from stateformat.storage import open_storage
+        from stateformat.store import CheckpointStore
 
-        return open_store(url, **options_for(url, self._options, others))
+        return CheckpointStore(self._observed(open_storage(url, **options_for(url, self._options, others))))
+
+    def _observed(self, storage: Storage) -> Storage:
+        if self._stats is None:
+            return storage
+        from stateformat.observed import observed
+
+        return observed(storage, self._stats)
 
     def look(self, address: Address) -> Checkpoint:
         """The checkpoint of an address, to be read only: as ``store(...).open(...)`` gives it, but sooner.
@@ -50,6 +61,7 @@ class Session:
 
             storage = open_storage(address.url, **options)
         chosen = None if address.checkpoint_id is None else CheckpointId(address.checkpoint_id)
+        storage = self._observed(storage)
         return Checkpoint(storage, chain_down_to(storage, chosen)[-1])
 
     def checkpoint(self, address: Address, *others: str) -> tuple[CheckpointStore, Checkpoint]:
@@ -73,13 +85,16 @@ def command(
 
     def decorate(function: Callable[..., int | None]) -> click.Command:
         @functools.wraps(function)
-        def run(*, output_format: str, verbose: bool, endpoint_url: str | None, option: Any, **rest: Any) -> int | None:
+        def run(*, output_format: str, verbose: int, endpoint_url: str | None, option: Any, **rest: Any) -> int | None:
             if not pandas:
                 _leave_pandas_out()
             options = dict(option)
             if endpoint_url is not None:
                 options["endpoint_url"] = endpoint_url
-            session = Session(Output(as_json=output_format == "json", verbose=verbose), options)
+            context = click.get_current_context()
+            watch = context.ensure_object(Watch)
+            watch.begin(verbose, context.command_path)
+            session = Session(Output(as_json=output_format == "json"), options, watch.stats)
             return function(session, rest.pop("address"), **rest)
 
         decorated: Callable[..., Any] = run
@@ -139,7 +154,12 @@ _COMMON: list[Any] = [
         metavar="KEY=VALUE",
         help="An option for the storage of the store's URL; repeatable.",
     ),
-    click.option("--verbose", is_flag=True, help="Tell on standard error what is done; show stack traces."),
+    click.option(
+        "-v",
+        "--verbose",
+        count=True,
+        help="Tell on standard error what is done and what it took; show stack traces. -vv: every request, too.",
+    ),
 ]
 
 

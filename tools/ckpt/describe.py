@@ -13,7 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateformat.codec_v1 import members_of
+from stateformat.manifest_rules import integers, state_runs
 from stateformat.model import PER_SUBTASK_MODES, ParentRef, Record, State, Status, Totals
+from tools.ckpt.json_text import Rows
 from tools.ckpt.render import moment, skew
 
 if TYPE_CHECKING:
@@ -70,89 +72,96 @@ def operator_size(operator: Any) -> Document:
     }
 
 
-def state_document(record: Record, state: State, declared: Document, handles: pa.Table) -> Document:
-    """A state's declaration (SPEC.md section 3.6), and its rows and bytes by layer and by subtask.
+class Holdings:
+    """What the handles of a checkpoint hold: rows and stored bytes by state, layer and subtask.
 
-    ``declared`` is the state as it stands in :func:`record_document`, ``handles`` the manifest. ``bytes`` are stored bytes in proportion to the rows; a segment that several handles share is counted once.
-    ``subtasks`` lists the owners that report something, in order; ``skew`` is the greatest of their rows over the mean.
+    ``handles`` are the manifest's, in its order. Stored bytes are in proportion to the
+    rows; a segment that several handles share is counted once.
     """
-    mine = handles.filter(
-        pc.and_(pc.equal(handles["operator"], state.operator), pc.equal(handles["state"], state.name))
-    )
-    rows, layer = _ints(mine, "rows"), _ints(mine, "layer")
-    stored = _stored_bytes(mine, rows)
-    subtasks = _subtasks(mine, rows, stored, layer)
-    segments = pc.count_distinct(mine["path"], mode="only_valid").as_py()
-    shown = [entry["rows"] for entry in subtasks]
-    if state.mode in PER_SUBTASK_MODES:
-        operator = record.graph.operator(state.operator)
-        shown += [0] * max(0, operator.parallelism - len(operator.done) - len(shown))
-    return {
-        **declared,
-        "kind": declared.get("kind"),
-        "edge": declared.get("edge"),
-        "rows": int(rows.sum()),
-        "bytes": int(stored.sum()),
-        "handles": mine.num_rows,
-        "segments": segments,
-        "layers": [
-            {
-                "layer": int(number),
-                "handles": int((layer == number).sum()),
-                "rows": int(rows[layer == number].sum()),
-                "bytes": int(stored[layer == number].sum()),
-            }
-            for number in np.flatnonzero(np.bincount(layer))
-        ],
-        "subtasks": subtasks,
-        "skew": skew(shown),
-    }
+
+    def __init__(self, record: Record, handles: pa.Table) -> None:
+        self._record = record
+        names = ("subtask", "layer", "rows", "first_group", "last_group")
+        self._columns = {name: integers(handles[name]) for name in names}
+        paths = pc.dictionary_encode(handles["path"].combine_chunks())
+        self._path = integers(paths.indices)
+        self._columns["bytes"] = _stored_bytes(handles, self._path, self._columns["rows"])
+        self._runs = {key: (start, stop) for key, start, stop in state_runs(handles)}
+
+    def document(self, state: State, declared: Document) -> Document:
+        """A state's declaration (SPEC.md section 3.6), and its rows and bytes by layer and by subtask.
+
+        ``declared`` is the state as it stands in :func:`record_document`. ``subtasks`` lists the owners that report something, in
+        order; ``skew`` is the greatest of their rows over the mean.
+        """
+        start, stop = self._runs.get((state.operator, state.name), (0, 0))
+        mine = {name: column[start:stop] for name, column in self._columns.items()}
+        path = self._path[start:stop]
+        subtasks = _subtasks(mine)
+        shown = subtasks.arrays["rows"]
+        if state.mode in PER_SUBTASK_MODES:
+            operator = self._record.graph.operator(state.operator)
+            silent = max(0, operator.parallelism - len(operator.done) - len(shown))
+            shown = np.concatenate([shown, np.zeros(silent, np.int64)])
+        by_layer = {
+            "handles": np.bincount(mine["layer"]),
+            "rows": np.bincount(mine["layer"], mine["rows"]),
+            "bytes": np.bincount(mine["layer"], mine["bytes"]),
+        }
+        return {
+            **declared,
+            "kind": declared.get("kind"),
+            "edge": declared.get("edge"),
+            "rows": int(mine["rows"].sum()),
+            "bytes": int(mine["bytes"].sum()),
+            "handles": stop - start,
+            "segments": _distinct(path[path >= 0]),
+            "layers": [
+                {"layer": layer, **{name: int(values[layer]) for name, values in by_layer.items()}}
+                for layer in np.flatnonzero(by_layer["handles"]).tolist()
+            ],
+            "subtasks": subtasks,
+            "skew": skew(shown.tolist()),
+        }
 
 
-def _ints(table: pa.Table, name: str, *, null: int = -1) -> Ints:
-    found: Ints = pc.fill_null(pc.cast(table[name], pa.int64()), null).to_numpy()
-    return found
+def _distinct(codes: Ints) -> int:
+    # Handles of one segment are neighbours, or nearly. (np.unique would import numpy.ma.)
+    codes = np.sort(codes, kind="stable")
+    return int(len(codes) and 1 + (codes[1:] != codes[:-1]).sum())
 
 
-def _stored_bytes(handles: pa.Table, rows: Ints) -> Ints:
+def _stored_bytes(handles: pa.Table, path: Ints, rows: Ints) -> Ints:
     """Each handle's part of its segment's size, by rows; no segment counts for more than its size."""
     if not len(rows):
         return rows
-    sizes, whole = _ints(handles, "size_bytes"), _ints(handles, "segment_rows")
-    encoded = pc.dictionary_encode(pc.fill_null(handles["path"], "")).combine_chunks()
-    path = encoded.indices.to_numpy(zero_copy_only=False)
-    covered = np.bincount(path, weights=rows)[path]
+    sizes, whole = integers(handles["size_bytes"]), integers(handles["segment_rows"])
     # Handles that share rows (a broadcast copy after a rescale) share the bytes too.
+    covered = np.bincount(path + 1, weights=rows)[path + 1]
     stored: Ints = np.rint(sizes * (rows / np.maximum(np.maximum(whole, covered), 1))).astype(np.int64)
     return stored
 
 
-def _subtasks(handles: pa.Table, rows: Ints, stored: Ints, layer: Ints) -> list[Document]:
+def _subtasks(mine: dict[str, Ints]) -> Rows:
     """One entry per owner, in order; subtask null is the coordinator, or whoever owns committables."""
-    owner = _ints(handles, "subtask")
+    owner, last = mine["subtask"], mine["last_group"]
     # A manifest is sorted by subtask: a new owner begins where the number changes. (np.unique would import numpy.ma.)
-    begins = np.flatnonzero(np.diff(owner, prepend=-2))
-    owners = owner[begins]
-    place = np.repeat(np.arange(len(owners)), np.diff(begins, append=len(owner)))
-    total_rows = np.bincount(place, weights=rows, minlength=len(owners)).astype(np.int64)
-    total_bytes = np.bincount(place, weights=stored, minlength=len(owners)).astype(np.int64)
-    layers = np.zeros(len(owners), np.int64)
-    np.maximum.at(layers, place, layer + 1)
-    first, last = _ints(handles, "first_group", null=2**31), _ints(handles, "last_group")
-    lowest, highest = np.full(len(owners), 2**31), np.full(len(owners), -1)
-    np.minimum.at(lowest, place, first)
-    np.maximum.at(highest, place, last)
-    return [
-        {
-            "subtask": None if number < 0 else int(number),
-            "rows": int(total_rows[i]),
-            "bytes": int(total_bytes[i]),
-            "layers": int(layers[i]),
-            "first_group": int(lowest[i]) if highest[i] >= 0 else None,
-            "last_group": int(highest[i]) if highest[i] >= 0 else None,
-        }
-        for i, number in enumerate(owners)
-    ]
+    begins = np.flatnonzero(np.append(True, owner[1:] != owner[:-1])) if len(owner) else np.zeros(0, np.int64)
+
+    def of_owners(reduce: np.ufunc, values: Ints) -> Ints:
+        found: Ints = reduce.reduceat(values, begins) if len(begins) else values
+        return found
+
+    highest = of_owners(np.maximum, last)
+    lowest = of_owners(np.minimum, np.where(last >= 0, mine["first_group"], 2**31))
+    return Rows(
+        subtask=owner[begins],
+        rows=of_owners(np.add, mine["rows"]),
+        bytes=of_owners(np.add, mine["bytes"]),
+        layers=of_owners(np.maximum, mine["layer"] + 1),
+        first_group=np.where(highest >= 0, lowest, -1),
+        last_group=highest,
+    )
 
 
 def history_document(record: Record) -> Document:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ import click
 from tools.ckpt.address import Address
 from tools.ckpt.common import Session, command, operator_uid
 from tools.ckpt.failures import FINE, PROBLEMS
+from tools.ckpt.json_text import Column, Rows
 from tools.ckpt.output import Document
 from tools.ckpt.parallelism import parallelism_options, per_operator
 from tools.ckpt.plan_page import draw
@@ -83,10 +84,10 @@ def without(graph: JobGraph, uids: set[str]) -> JobGraph:
 
 
 def plan_document(store: str, checkpoint: Checkpoint, plan: RestorePlan) -> Document:
-    """The plan as ``RestorePlan.to_json`` writes it, and beside it what each subtask reads, and which states there are."""
-    loads: dict[str, list[Document]] = {}
-    for row in plan.load().to_pylist():
-        loads.setdefault(row["operator"], []).append({name: row[name] for name in ("subtask", "rows", "bytes")})
+    """The plan as ``RestorePlan.to_json`` writes it, and beside it what each subtask reads, and which states there are.
+
+    What is as long as the plan stays in columns (``json_text``) until it is written.
+    """
     operators = {operator.uid: operator for operator in plan.operators}
     states = [
         {
@@ -99,14 +100,33 @@ def plan_document(store: str, checkpoint: Checkpoint, plan: RestorePlan) -> Docu
         for state in checkpoint.states
         if state.operator in operators
     ]
+    whole = plan.to_document()
     return {
         "store": store,
         "refused": plan.refused,
-        "load": [{"operator": uid, "subtasks": subtasks} for uid, subtasks in loads.items()],
+        "load": list(_loads(plan)),
         "states": states,
-        "committable_rows": sum(plan.committables["rows"].to_pylist()),
-        "plan": json.loads(plan.to_json()),
+        "committable_rows": int(plan.committables["rows"].to_numpy().sum()),
+        "plan": {**whole, "slices": {name: Column(column) for name, column in whole["slices"].items()}},
     }
+
+
+def _loads(plan: RestorePlan) -> Iterator[Document]:
+    """Per operator that is started what its subtasks read, together and each."""
+    load = plan.load()
+    columns = {name: load[name].to_numpy() for name in ("subtask", "rows", "bytes")}
+    start = 0
+    for operator in plan.operators:
+        if not operator.starts:
+            continue
+        own = {name: column[start : start + operator.parallelism] for name, column in columns.items()}
+        start += operator.parallelism
+        yield {
+            "operator": str(operator.uid),
+            "rows": int(own["rows"].sum()),
+            "bytes": int(own["bytes"].sum()),
+            "subtasks": Rows(**own),
+        }
 
 
 def rule(checkpoint: Checkpoint, plan: RestorePlan, uid: str, name: str) -> str:

@@ -14,7 +14,10 @@ from tools.ckpt.output import Document
 from tools.ckpt.render import Column, Look, facts, heading, label, paragraph, plural, size, table
 
 if TYPE_CHECKING:
-    from stateformat.storage import ObjectInfo
+    from stateformat.storage import Leftover, ObjectInfo
+
+FOLDERS: Final = {"records": "checkpoints/", "segments": "segments/", "manifests": "manifests/"}
+"""Where each sort of object lies. Leftovers lie in all of them."""
 
 SHOWN: Final = 20
 """Objects of each sort named on a page; JSON lists all."""
@@ -28,9 +31,9 @@ SHOWN: Final = 20
 def gc(session: Session, address: Address, *, keep: int | None, delete: bool) -> int:
     """Show, or with --delete remove, what retention would free.
 
-    Garbage is what no checkpoint names: expired records with their data, and what crashed or beaten attempts left behind. What a
-    running job is writing lies above the newest checkpoint and is never touched. Nothing is deleted where a record or
-    manifest cannot be read, because what it needs is unknown.
+    Garbage is what no checkpoint names: expired records with their data, and what crashed or beaten attempts left
+    behind, temporary files included. What a running job is writing lies above the newest checkpoint and is never
+    touched. Nothing is deleted where a record or manifest cannot be read, because what it needs is unknown.
     """
     store = session.store(address.url)
     newest = store.history(1)[0].checkpoint_id
@@ -45,7 +48,8 @@ def gc(session: Session, address: Address, *, keep: int | None, delete: bool) ->
         "records": _objects(found.records),
         "segments": _objects(found.segments),
         "manifests": _objects(found.manifests),
-        "leftovers": _objects(found.leftovers),
+        "leftovers": _leftovers(found.leftovers),
+        "unfinished": _leftovers(found.unfinished),
         "bytes": found.size_bytes,
     }
     session.output.show(document, draw)
@@ -56,25 +60,30 @@ def _objects(found: Sequence[ObjectInfo]) -> list[Document]:
     return [{"path": item.path, "size_bytes": item.size_bytes} for item in found]
 
 
+def _leftovers(found: Sequence[Leftover]) -> list[Document]:
+    return [{"path": item.name, "size_bytes": item.size_bytes} for item in found]
+
+
 def draw(document: Document, look: Look) -> Iterator[str]:
     """The page: the sums, the objects, and what to do next."""
     yield heading("Garbage", look)
     yield ""
     kept = "every checkpoint" if document["keep"] is None else f"the newest {plural(document['keep'], 'checkpoint')}"
-    what = [(name, document[name]) for name in ("records", "segments", "manifests")]
+    what = [(name, document[name]) for name in ("records", "segments", "manifests", "leftovers")]
     counts = ", ".join(plural(len(items), name.removesuffix("s")) for name, items in what if items)
     freed = f"{counts}, {size(document['bytes'])}" if counts else "nothing"
-    leftovers = document["leftovers"]
-    left = f"{plural(len(leftovers), 'temporary file')} of writers, dead or alive, not touched" if leftovers else ""
+    unfinished = document["unfinished"]
+    left = f"{plural(len(unfinished), 'temporary file')} of writers that may be alive" if unfinished else ""
     verb = "freed" if document["deleted"] else "would free"
-    pairs = [("keeps", f"{kept}, newest {document['newest']}"), (verb, freed), ("leftovers", left)]
+    pairs = [("keeps", f"{kept}, newest {document['newest']}"), (verb, freed), ("not touched", left)]
     yield from facts([("store", label(document["store"])), *pairs], look)
     for name, items in what:
         if items:
             yield ""
-            folder = {"records": "checkpoints/"}.get(name, f"{name}/")
+            folder = FOLDERS.get(name, "")
+            title = f"{name} in {folder}" if folder else name
             rows = [[label(item["path"].removeprefix(folder)), size(item["size_bytes"])] for item in items[:SHOWN]]
-            yield from table([Column(f"{name} in {folder}", flexible=True), Column("bytes", right=True)], rows, look)
+            yield from table([Column(title, flexible=True), Column("bytes", right=True)], rows, look)
             if len(items) > SHOWN:
                 yield f"  {look['ellipsis']} and {len(items) - SHOWN} more (--format json lists all)"
     if document["stopped"]:

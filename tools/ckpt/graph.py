@@ -15,6 +15,7 @@ in a record (SPEC.md sections 3.4 and 3.5), as parsed JSON.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from heapq import heappop, heappush
 from typing import Any, Final
 
 from tools.ckpt.render import Look, label, pad, plural, ranges, shorten, text_width, wrap
@@ -32,18 +33,26 @@ def in_order(operators: Sequence[Json], edges: Sequence[Json]) -> list[Json]:
 
     A graph that has a cycle in spite of the format is shown all the same: its rest follows in the order of definition.
     """
-    waiting = {operator["uid"]: set[str]() for operator in operators}
+    place = {operator["uid"]: i for i, operator in enumerate(operators)}
+    sources: list[set[int]] = [set() for _ in operators]
+    targets: list[set[int]] = [set() for _ in operators]
     for edge in edges:
-        if not edge["feedback"] and edge["to"] in waiting and edge["from"] in waiting:
-            waiting[edge["to"]].add(edge["from"])
+        if not edge["feedback"] and edge["to"] in place and edge["from"] in place:
+            sources[place[edge["to"]]].add(place[edge["from"]])
+            targets[place[edge["from"]]].add(place[edge["to"]])
+    ready = [i for i, waits_for in enumerate(sources) if not waits_for]
+    rest = dict.fromkeys(range(len(operators)))
     ordered: list[Json] = []
-    rest = list(operators)
     while rest:
-        ready = next((op for op in rest if not waiting[op["uid"]]), rest[0])
-        rest.remove(ready)
-        ordered.append(ready)
-        for sources in waiting.values():
-            sources.discard(ready["uid"])
+        chosen = heappop(ready) if ready else next(iter(rest))
+        if chosen not in rest:
+            continue
+        del rest[chosen]
+        ordered.append(operators[chosen])
+        for target in targets[chosen]:
+            sources[target].discard(chosen)
+            if not sources[target]:
+                heappush(ready, target)
     return ordered
 
 

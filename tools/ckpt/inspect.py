@@ -27,29 +27,16 @@ def inspect(session: Session, address: Address, *, operator: str | None, state: 
     The job graph stands in topological order, each operator with what has finished of it. Bytes are stored bytes; the bars
     are the rows of each subtask beside those of the greatest, with a dash for a subtask that has finished.
     """
-    from tools.ckpt.describe import record_document, state_document
+    from tools.ckpt.describe import Holdings, record_document
 
     checkpoint = session.look(address)
     uid = None if operator is None else operator_uid(checkpoint, operator)
     states = chosen_states(checkpoint, uid, state)
-    handles = checkpoint.handles.select(
-        [
-            "operator",
-            "state",
-            "subtask",
-            "layer",
-            "path",
-            "rows",
-            "segment_rows",
-            "size_bytes",
-            "first_group",
-            "last_group",
-        ]
-    )
     document = record_document(checkpoint.storage.url, checkpoint.record)
     document["selection"] = {"operator": uid, "state": state}
     declared = dict(zip(checkpoint.states, document["states"], strict=True))
-    document["states"] = [state_document(checkpoint.record, chosen, declared[chosen], handles) for chosen in states]
+    holdings = Holdings(checkpoint.record, checkpoint.handles)
+    document["states"] = [holdings.document(chosen, declared[chosen]) for chosen in states]
     if rows is not None:
         for entry, chosen in zip(document["states"], states, strict=True):
             entry["sample"] = _sample(checkpoint, chosen, rows)

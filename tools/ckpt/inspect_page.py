@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
 
 from click import unstyle
@@ -31,6 +32,11 @@ from tools.ckpt.render import (
 Json = Mapping[str, Any]
 SUBTASKS_SHOWN: Final = 40
 """Lines of a table of subtasks on a page; JSON lists all."""
+OPERATORS_SHOWN: Final = 40
+"""Operators of a graph on a page."""
+STATES_SHOWN: Final = 40
+"""States on a page; of more than that it shows the :data:`LARGEST` that take the most bytes."""
+LARGEST: Final = 20
 
 
 def draw(document: Json, look: Look, now_us: int) -> Iterator[str]:
@@ -46,16 +52,30 @@ def draw(document: Json, look: Look, now_us: int) -> Iterator[str]:
     yield ""
     yield heading("Job graph", look, graph.summary(document["operators"]))
     yield ""
-    yield from graph.draw(shown, document["edges"], look)
+    first = graph.in_order(shown, document["edges"])[:OPERATORS_SHOWN]
+    yield from graph.draw(first, document["edges"], look)
+    yield from more(len(shown) - len(first), "operator", look)
     yield ""
-    totals = document["totals"]
+    totals, states = document["totals"], document["states"]
     note = "" if narrow else f"{plural(totals['rows'], 'row')} in {plural(totals['segments'], 'segment')}"
+    if len(states) > STATES_SHOWN:
+        states = sorted(states, key=lambda state: -state["bytes"])[:LARGEST]
+        note = f"the {LARGEST} largest of {count(len(document['states']))}"
     yield heading("States", look, note)
     yield ""
-    if document["states"]:
-        yield from _states(document, look, narrow=narrow)
+    if states:
+        yield from _states(document, states, look, narrow=narrow)
+        yield from more(len(document["states"]) - len(states), "state", look)
     else:
         yield "  none"
+
+
+def more(left: int, noun: str, look: Look) -> Iterator[str]:
+    """That a page leaves something out, and how to see it."""
+    if left > 0:
+        yield ""
+        hint = "--operator UID shows one, --format json all"
+        yield f"  {look['ellipsis']} and {plural(left, f'more {noun}', f'more {noun}s')} ({hint})"
 
 
 def _facts(document: Json, look: Look, now_us: int) -> Iterator[tuple[str, str]]:
@@ -96,8 +116,8 @@ def _rescaled(rescaled_from: Json) -> str:
     return "; ".join([f"from checkpoint {rescaled_from['checkpoint_id']}", *former])
 
 
-def _states(document: Json, look: Look, *, narrow: bool) -> Iterator[str]:
-    """Per operator its states: a line of figures, then what the state is made of."""
+def _states(document: Json, chosen: Sequence[Json], look: Look, *, narrow: bool) -> Iterator[str]:
+    """Per operator its states, those ``chosen``: a line of figures, then what the state is made of."""
     operators = {operator["uid"]: operator for operator in document["operators"]}
     bars_width = 12 + (look.width - 80) // 2
     columns = [
@@ -107,7 +127,8 @@ def _states(document: Json, look: Look, *, narrow: bool) -> Iterator[str]:
         Column("bytes", right=True),
         Column("rows per subtask"),
     ]
-    states = sorted(document["states"], key=lambda state: _place(operators, state["operator"]))
+    place = {uid: i for i, uid in enumerate(operators)}
+    states = sorted(chosen, key=lambda state: place.get(state["operator"], len(place)))
     figures = [
         [
             pad(label(state["name"]), 9),
@@ -136,10 +157,6 @@ def _states(document: Json, look: Look, *, narrow: bool) -> Iterator[str]:
             yield from _rows(state, look)
         if (narrow or "sample" in state) and line is not lines[-1]:
             yield ""
-
-
-def _place(operators: Mapping[str, Json], uid: str) -> int:
-    return list(operators).index(uid) if uid in operators else len(operators)
 
 
 def _per_subtask(state: Json, operator: Json | None) -> list[int | None] | None:
@@ -204,8 +221,8 @@ def type_text(kind: Any) -> str:
 
 def _subtasks(state: Json, operator: Json, look: Look) -> Iterator[str]:
     """What each subtask owns, as a table with bars."""
-    entries: Sequence[Json] = state["subtasks"]
-    if not entries:
+    entries: Collection[Json] = state["subtasks"]
+    if not len(entries):
         return
     yield ""
     top = max(entry["rows"] for entry in entries)
@@ -216,7 +233,7 @@ def _subtasks(state: Json, operator: Json, look: Look) -> Iterator[str]:
     ] * keyed
     columns += [Column("")]
     rows = []
-    for entry in entries[:SUBTASKS_SHOWN]:
+    for entry in islice(entries, SUBTASKS_SHOWN):
         owner = "-" if entry["subtask"] is None else str(entry["subtask"])
         groups = "" if entry["first_group"] is None else f"{entry['first_group']}-{entry['last_group']}"
         row = [owner, count(entry["rows"]), size(entry["bytes"])] + [groups] * keyed

@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import gc
 import importlib
-import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ import click
 
 from tools.ckpt.failures import FINE, PIPE_CLOSED, failure_of, trace_of
 from tools.ckpt.output import show_failure
+from tools.ckpt.watch import Watch
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "history": ("history", "List the checkpoints of a store, newest first."),
@@ -79,10 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gc.set_threshold(100_000)
         atexit.register(gc.freeze)
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    verbose = "--verbose" in arguments
-    _log_to_stderr(verbose=verbose)
+    watch = Watch()
     try:
-        status = ckpt.main(arguments, prog_name="ckpt", standalone_mode=False)
+        status = ckpt.main(arguments, prog_name="ckpt", standalone_mode=False, obj=watch)
         sys.stdout.flush()
     except BrokenPipeError:
         return _reader_left()
@@ -93,9 +92,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         failure = failure_of(error)
         with contextlib.suppress(BrokenPipeError):
             show_failure(failure, as_json=_wants_json(arguments))
-            if verbose and not isinstance(error, click.ClickException):
+            if watch.level and not isinstance(error, click.ClickException):
                 click.echo(trace_of(error), err=True)
         return failure.status
+    finally:
+        watch.end()
     return FINE if status is None else int(status)
 
 
@@ -109,12 +110,3 @@ def _reader_left() -> int:
 def _wants_json(arguments: Sequence[str]) -> bool:
     """Whether JSON was asked for, also where the command line is otherwise wrong."""
     return "--format=json" in arguments or ("--format", "json") in pairwise(arguments)
-
-
-def _log_to_stderr(*, verbose: bool) -> None:
-    """What the library logs: everything with ``--verbose``, else nothing, since commands say what matters."""
-    handler: logging.Handler = logging.StreamHandler() if verbose else logging.NullHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    for name in ("stateformat", "redistribution", "backends", "tools"):
-        logging.getLogger(name).addHandler(handler)
-        logging.getLogger(name).setLevel(logging.DEBUG if verbose else logging.WARNING)

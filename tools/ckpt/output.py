@@ -7,7 +7,6 @@ standard error is a terminal and the command is a long one.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -18,12 +17,14 @@ from typing import Any, TextIO
 import click
 
 from tools.ckpt.failures import Failure
+from tools.ckpt.json_text import pieces
 from tools.ckpt.render import WIDTH_MAX, WIDTH_MIN, Look
 
 Document = dict[str, Any]
 Draw = Callable[[Document, Look], Iterable[str]]
 Step = Callable[[int, int], None]
 """Progress: how much is done, of how much (0 while that is not known)."""
+_WRITE_CHARACTERS = 1 << 20
 
 
 def look_of(stream: TextIO) -> Look:
@@ -43,21 +44,27 @@ def _is_utf8(stream: TextIO) -> bool:
 
 def write_json(document: Mapping[str, Any]) -> None:
     """A document on standard output, indented, in the characters that it takes."""
-    _write(json.dumps(document, indent=2, ensure_ascii=not _is_utf8(sys.stdout)))
+    parts, size = [], 0
+    for part in pieces(document, ensure_ascii=not _is_utf8(sys.stdout)):
+        parts.append(part)
+        size += len(part)
+        if size >= _WRITE_CHARACTERS:
+            _write("".join(parts), end=False)
+            parts, size = [], 0
+    _write("".join(parts))
 
 
-def _write(text: str) -> None:
+def _write(text: str, *, end: bool = True) -> None:
     if not _is_utf8(sys.stdout):
         text = text.encode(sys.stdout.encoding or "ascii", "backslashreplace").decode(sys.stdout.encoding or "ascii")
-    click.echo(text, color=True)
+    click.echo(text, color=True, nl=end)
 
 
 class Output:
-    """What a command writes with. ``as_json`` by ``--format``, ``verbose`` by ``--verbose``."""
+    """What a command writes with; ``as_json`` by ``--format``."""
 
-    def __init__(self, *, as_json: bool = False, verbose: bool = False) -> None:
+    def __init__(self, *, as_json: bool = False) -> None:
         self.as_json = as_json
-        self.verbose = verbose
 
     def show(self, document: Document, draw: Draw) -> None:
         """The command's one result: the document, or the page that ``draw`` makes of it."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from heapq import nlargest
+from typing import Any, Final
 
 from tools.ckpt.render import (
     Column,
@@ -23,6 +24,13 @@ from tools.ckpt.render import (
 )
 
 Json = Mapping[str, Any]
+OPERATORS_SHOWN: Final = 40
+"""Operators on a page; of more than that it shows the :data:`MOST` that are refused or read the most bytes."""
+MOST: Final = 20
+TOLD: Final = 20
+"""Refusals, warnings and names in a row on a page."""
+LOADED: Final = 5
+"""The most loaded subtasks, where not all operators are shown."""
 _WORDS = {
     "start": "starts",
     "new": "starts, new",
@@ -44,28 +52,65 @@ def draw(document: Json, look: Look) -> Iterator[str]:
             ("store", label(document["store"])),
             ("job", label(plan["job_id"])),
             ("restore", verdict),
-            ("not started", ", ".join(map(label, skipped)) + (" (finished)" if skipped else "")),
+            ("not started", _names(skipped, look) + (" (finished)" if skipped else "")),
             ("committed first", before if document["committable_rows"] else ""),
-            ("given up", ", ".join(map(label, plan["drop"]))),
-            ("un-chained", ", ".join(map(label, plan["unchained"]))),
+            ("given up", _names(plan["drop"], look)),
+            ("un-chained", _names(plan["unchained"], look)),
+            ("reads", _sums(document, look)),
         ],
         look,
     )
     yield ""
     yield from _operators(document, look)
-    for refusal in plan["refusals"]:
+    for refusal in plan["refusals"][:TOLD]:
         yield ""
         yield from _refusal(refusal, look)
+    yield from _more(len(plan["refusals"]) - TOLD, "refusal", look)
     if plan["warnings"]:
         yield ""
         yield heading("Worth knowing", look)
-        for warning in plan["warnings"]:
+        for warning in plan["warnings"][:TOLD]:
             yield from paragraph(label(warning["message"]), look, indent="    ", first=f"  {look['dot']} ")
+        yield from _more(len(plan["warnings"]) - TOLD, "warning", look)
+
+
+def _more(left: int, noun: str, look: Look) -> Iterator[str]:
+    """That a page leaves something out, and where it stands."""
+    if left > 0:
+        yield ""
+        yield f"  {look['ellipsis']} and {plural(left, f'more {noun}', f'more {noun}s')} (--format json lists all)"
+
+
+def _names(uids: Sequence[str], look: Look) -> str:
+    left = len(uids) - TOLD
+    rest = f" {look['ellipsis']} and {count(left)} more" if left > 0 else ""
+    return ", ".join(map(label, uids[:TOLD])) + rest
+
+
+def _sums(document: Json, look: Look) -> str:
+    """What all subtasks read together, where the operators are too many to be added up by eye."""
+    loads = document["load"]
+    if len(document["plan"]["operators"]) <= OPERATORS_SHOWN:
+        return ""
+    subtasks = plural(sum(len(entry["subtasks"]) for entry in loads), "subtask")
+    sums = [
+        plural(sum(entry["rows"] for entry in loads), "row"),
+        size(sum(entry["bytes"] for entry in loads)),
+        f"{subtasks} of {plural(len(loads), 'operator')}",
+    ]
+    return f" {look['dot']} ".join(sums)
 
 
 def _operators(document: Json, look: Look) -> Iterator[str]:
-    """Per operator a line of figures, and below it its states."""
-    loads = {entry["operator"]: entry["subtasks"] for entry in document["load"]}
+    """Per operator a line of figures, and below it its states; of very many those that matter most."""
+    loads = {entry["operator"]: entry for entry in document["load"]}
+    refused = {refusal["operator"] for refusal in document["plan"]["refusals"]}
+    operators = document["plan"]["operators"]
+    shown = operators
+    if len(operators) > OPERATORS_SHOWN:
+        order = sorted(operators, key=lambda one: (one["uid"] not in refused, -_bytes(loads.get(one["uid"]))))
+        kept = {operator["uid"] for operator in order[:MOST]}
+        shown = [operator for operator in operators if operator["uid"] in kept]
     bars_width = 16 + (look.width - 80) // 2
     columns = [
         Column("operator", flexible=True),
@@ -74,26 +119,59 @@ def _operators(document: Json, look: Look) -> Iterator[str]:
         Column("bytes", right=True),
         Column("rows per new subtask"),
     ]
-    refused = {refusal["operator"] for refusal in document["plan"]["refusals"]}
     rows = []
-    for operator in document["plan"]["operators"]:
-        load = loads.get(operator["uid"], [])
-        per_subtask = [entry["rows"] for entry in load]
+    for operator in shown:
+        load = loads.get(operator["uid"])
+        per_subtask = [entry["rows"] for entry in load["subtasks"]] if load else []
         rows.append(
             [
                 label(operator["uid"]),
                 _numbers(operator, look),
-                count(sum(per_subtask)) if load else "",
-                size(sum(entry["bytes"] for entry in load)) if load else "",
+                count(load["rows"]) if load else "",
+                size(load["bytes"]) if load else "",
                 _bars(operator, per_subtask, look, bars_width, refused=operator["uid"] in refused),
             ]
         )
     titles, *lines = table(columns, rows, look)
+    states: dict[str, list[Json]] = {}
+    for state in document["states"]:
+        states.setdefault(state["operator"], []).append(state)
     yield titles
-    for operator, line in zip(document["plan"]["operators"], lines, strict=True):
+    for operator, line in zip(shown, lines, strict=True):
         yield line
-        states = [state for state in document["states"] if state["operator"] == operator["uid"]]
-        yield from _states(states, look)
+        yield from _states(states.get(operator["uid"], []), look)
+    if len(shown) < len(operators):
+        yield from _more(len(operators) - len(shown), "operator", look)
+        yield ""
+        yield from _most_loaded(document, look)
+
+
+def _bytes(load: Json | None) -> int:
+    return int(load["bytes"]) if load else 0
+
+
+def _most_loaded(document: Json, look: Look) -> Iterator[str]:
+    """The subtasks that read the most, of all operators."""
+    found = [
+        (one, entry)
+        for entry in document["load"]
+        if len(entry["subtasks"])
+        for one in entry["subtasks"].greatest(LOADED, "bytes")
+    ]
+    found = nlargest(LOADED, found, key=lambda pair: pair[0]["bytes"])
+    columns = [
+        Column("most loaded", flexible=True),
+        Column("subtask", right=True),
+        Column("reads rows", right=True),
+        Column("bytes", right=True),
+        Column("of its operator"),
+    ]
+    rows = []
+    for one, entry in found:
+        ratio = one["rows"] * len(entry["subtasks"]) / entry["rows"] if entry["rows"] else 1.0
+        figures = [str(one["subtask"]), count(one["rows"]), size(one["bytes"]), f"{ratio:.1f} {look['times']} mean"]
+        rows.append([label(entry["operator"]), *figures])
+    yield from table(columns, rows, look)
 
 
 def _numbers(operator: Json, look: Look) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tools.ckpt.output import Document
-from tools.ckpt.render import Look, facts, heading, label, paragraph, plural, size
+from tools.ckpt.render import Look, count, facts, heading, label, paragraph, plural, size
 
 if TYPE_CHECKING:
     from stateformat.model import JobGraph, Record
@@ -44,13 +44,23 @@ def draw_published(document: Document, look: Look) -> Iterator[str]:
                     [plural(totals["rows"], "row"), size(totals["bytes"]), plural(totals["segments"], "segment")]
                 ),
             ),
-            *((("operators" if i == 0 else ""), _change(change, look)) for i, change in enumerate(document["changes"])),
+            *((("operators" if i == 0 else ""), text) for i, text in enumerate(_changes(document["changes"], look))),
         ],
         look,
     )
     for note in document["notes"]:
         yield ""
         yield from paragraph(note[:1].upper() + note[1:] + ("" if note.endswith(".") else "."), look)
+
+
+CHANGES_SHOWN: Final = 20
+"""Operators that changed on a page; JSON lists all."""
+
+
+def _changes(changes: Sequence[Document], look: Look) -> Iterator[str]:
+    yield from (_change(change, look) for change in changes[:CHANGES_SHOWN])
+    if len(changes) > CHANGES_SHOWN:
+        yield f"{look['ellipsis']} and {count(len(changes) - CHANGES_SHOWN)} more (--format json lists all)"
 
 
 def _change(change: Document, look: Look) -> str:

@@ -1,0 +1,212 @@
+"""Restoring from S3 against the fewest requests that could do it: obstore's plain reads of the same objects.
+
+On Ceph RGW, a real server on this machine, so a request costs the processor and next to no waiting; rows that say so have a
+proxy in between that keeps every request for 10 ms. Where the server is not installed, one line says it and there are no
+rows. Times of the processor are those of this process, threads included. Rows without a budget are for orientation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+import stateformat as sf
+from benchmarks.measuring import Row, side_by_side
+from stateformat.storage import open_storage
+
+BUCKET = "bench"
+DELAY_SECONDS = 0.01
+THREADS = 16
+GRAPH_UID, STATE_NAME = "sums", "sum"
+OPTIONS = sf.WriteOptions(inline_bytes_max=0, check_unique=False)
+MANY = (500, 500 * 2_500)
+LARGE = (4, 4 * 2_000_000)
+
+_PROXY = """
+import asyncio, sys
+port, target, delay = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+async def pipe(reader, writer, delay):
+    try:
+        while data := await reader.read(1 << 20):
+            await asyncio.sleep(delay)
+            writer.write(data)
+            await writer.drain()
+    except OSError:
+        pass
+    finally:
+        writer.close()
+async def serve(reader, writer):
+    there = await asyncio.open_connection("127.0.0.1", target)
+    await asyncio.gather(pipe(reader, there[1], delay), pipe(there[0], writer, 0))
+async def main():
+    server = await asyncio.start_server(serve, "127.0.0.1", port)
+    print("ready", flush=True)
+    await server.serve_forever()
+asyncio.run(main())
+"""
+
+
+class Stored(NamedTuple):
+    """A published checkpoint on the server, and how many rows it has."""
+
+    url: str
+    rows: int
+
+
+def write(options: dict[str, Any], url: str, parallelism: int, rows: int) -> Stored:
+    """One keyed state, a segment for each subtask."""
+    graph = sf.JobGraph((sf.Operator(GRAPH_UID, parallelism, 1024),))
+    state = sf.value_state(GRAPH_UID, STATE_NAME, keys={"key": pa.int64()}, values={"sum": pa.int64()})
+    pending = sf.open(url, **options).begin(job_id="bench", graph=graph, states=[state], parent=None, options=OPTIONS)
+    rng = np.random.default_rng(0)
+    table = pa.table({"key": rng.permutation(rows), "sum": rng.integers(0, 1 << 40, rows)})
+    owners = pending.context.owners(GRAPH_UID, STATE_NAME, table)
+    order = np.argsort(owners, kind="stable")
+    bounds = np.searchsorted(owners[order], np.arange(parallelism + 1))
+    table = table.take(pa.array(order))
+    for subtask in range(parallelism):
+        with pending.context.subtask(GRAPH_UID, subtask) as writer:
+            writer.write(STATE_NAME, table.slice(bounds[subtask], bounds[subtask + 1] - bounds[subtask]))
+        pending.add(writer)
+    pending.publish()
+    return Stored(url, rows)
+
+
+def restoring(options: dict[str, Any], stored: Stored, parallelism: int | None = None) -> Callable[[], None]:
+    """Reads all rows: as they were written, or as the subtasks of another parallelism get them."""
+    checkpoint = sf.open(stored.url, **options).open()
+    storage = open_storage(stored.url, **options)
+    if parallelism is None:
+        tasks = [checkpoint.read(GRAPH_UID, STATE_NAME)]
+    else:
+        plan = checkpoint.plan_restore(checkpoint.graph.at(parallelism))
+        tasks = [checkpoint.restore(plan, GRAPH_UID, subtask)[STATE_NAME] for subtask in range(parallelism)]
+
+    def restore() -> None:
+        count = sum(len(batch) for task in tasks for batch in replace(task, storage=storage).batches())
+        assert count == stored.rows
+
+    return restore
+
+
+def fetching(options: dict[str, Any], stored: Stored) -> Callable[[], None]:
+    """Reads the bytes of the same segments with obstore alone, by as many threads as the storage would use, and drops them."""
+    import obstore.store
+
+    store = obstore.store.S3Store(
+        BUCKET,
+        config={
+            "endpoint": options["endpoint_url"],
+            "access_key_id": options["key"],
+            "secret_access_key": options["secret"],
+            "region": options["client_kwargs"]["region_name"],
+        },
+        client_options={"allow_http": True},
+    )
+    prefix = stored.url.removeprefix(f"s3://{BUCKET}/")
+    paths = sf.open(stored.url, **options).open().handles["path"].to_pylist()
+    keys = [f"{prefix}/{path}" for path in paths]
+
+    def fetch() -> None:
+        with ThreadPoolExecutor(THREADS) as pool:
+            assert all(len(found) for found in pool.map(lambda key: store.get(key).bytes(), keys))
+
+    return fetch
+
+
+def processor_seconds(action: Callable[[], None], rounds: int = 5) -> float:
+    """What one call costs this process, all its threads together: the median."""
+    found = []
+    for _ in range(rounds):
+        start = time.process_time()
+        action()
+        found.append(time.process_time() - start)
+    return statistics.median(found)
+
+
+def rows_of(
+    what: str, ours: Callable[[], None], against: Callable[[], None], label: str, budget: str = "–"
+) -> list[Row]:
+    """A row of time and one of the processor's."""
+    mine, theirs = side_by_side(ours, against)
+    rows = [Row(what, f"{mine * 1e3:.0f} ms", f"{label}: {theirs * 1e3:.0f} ms", f"{mine / theirs:.2f} ×", "–")]
+    mine, theirs = processor_seconds(ours), processor_seconds(against)
+    texts = f"{mine * 1e3:.0f} ms", f"{label}: {theirs * 1e3:.0f} ms", f"{mine / theirs:.2f} ×", budget
+    return [*rows, Row(f"{what}: processor time", *texts)]
+
+
+@contextlib.contextmanager
+def delayed(endpoint: str) -> Iterator[str]:
+    """An endpoint behind which every request is kept for a while."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    target = endpoint.rpartition(":")[2]
+    command = [sys.executable, "-c", _PROXY, str(port), target, str(DELAY_SECONDS)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as proxy:
+        try:
+            assert proxy.stdout is not None
+            assert proxy.stdout.readline() == "ready\n"
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            proxy.kill()
+
+
+def measure() -> list[Row]:
+    """All of them, or none where there is no server."""
+    from tests.servers.rgw import available, running_rgw
+
+    if why := available():
+        print(f"S3 is left out: {why}")
+        return []
+    with running_rgw() as server:
+        server.client.create_bucket(Bucket=BUCKET)
+        options = server.options()
+        by_s3fs = {**options, "client": "s3fs"}
+        many, large = write(options, f"s3://{BUCKET}/many", *MANY), write(options, f"s3://{BUCKET}/large", *LARGE)
+        # Before anybody else imports obstore: the storage reads with it only where it has imported it itself.
+        restoring(options, many)()
+        raw = fetching(options, many)
+        found = [
+            *rows_of("restore 500 segments of 20 KB from S3", restoring(options, many), raw, "obstore, bytes alone"),
+            *rows_of(
+                "the same with obstore and with s3fs",
+                restoring(options, many),
+                restoring(by_s3fs, many),
+                "s3fs",
+                "≤ 0.5 ×",
+            ),
+            *rows_of(
+                "restore 4 segments of 16 MB from S3",
+                restoring(options, large),
+                fetching(options, large),
+                "obstore, bytes alone",
+            ),
+            *rows_of("restore them at 4 → 6", restoring(options, large, 6), restoring(options, large), "4 → 4"),
+        ]
+        with delayed(server.endpoint) as endpoint:
+            slow = {**options, "endpoint_url": endpoint}
+            waits = MANY[0] * DELAY_SECONDS
+            restore = restoring(slow, many)
+            mine, theirs = side_by_side(restore, fetching(slow, many), rounds=3)
+            found += [
+                Row(
+                    "restore 500 segments from S3, 10 ms more for each request",
+                    f"{mine * 1e3:.0f} ms",
+                    f"obstore, bytes alone, {THREADS} threads: {theirs * 1e3:.0f} ms; 500 waits: {waits * 1e3:.0f} ms",
+                    f"{mine / theirs:.2f} ×",
+                    "–",
+                )
+            ]
+    return found

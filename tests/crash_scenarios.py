@@ -1,0 +1,333 @@
+"""What is done to a local store while it crashes, and what must hold of whatever the crash leaves.
+
+A scenario prepares a base directory, then acts on a store in it while its system calls are recorded, and says by marks
+what it was told: the path of every object, once its writing has returned. :class:`Judge` looks at a tree that a crash may have
+left of that: nothing torn under a final name, every checkpoint whole, what was told still there, leftovers found and
+removed, and a fresh run goes on.
+
+Run as a module (``python -m tests.crash_scenarios <name> <base>``) it acts once, for a recorder that looks from outside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.storage import local
+from backends.storage.local import LocalStorage
+from stateformat import WriteOptions, copying, layout, segment_writer, validate
+from stateformat.checkpoint import load_manifest, load_record
+from stateformat.history import record_ids
+from stateformat.model import CheckpointId
+from stateformat.publication import CommitPermit
+from stateformat.store import CheckpointStore
+from tests.crash_disk import Call, Disk, Tree, put
+from tests.stores import Job, counts_job
+
+Mark = Callable[[str], None]
+
+STORE = "run/a/store"
+"""The store that is acted on, below the base. Its directory and the one above it are missing at first."""
+JOB = "counts"
+BUFFER_BYTES = 250
+"""Small, so that a segment is several write calls."""
+TEMPORARY = re.compile(r"(?:segments/(\d{20})/|manifests/|checkpoints/)\.tmp-[0-9a-f]{16}-(?:(\d{20})[.-])?[^/]*")
+
+
+def job() -> Job:
+    """Two small segments in each checkpoint."""
+    return counts_job(parallelism=2, keys=40)
+
+
+def storage_at(place: Path, *, durable: bool = True) -> LocalStorage:
+    """The store below a base directory."""
+    return LocalStorage(place, durable=durable)
+
+
+def publish(storage: LocalStorage, permit: CommitPermit | None, mark: Mark = str) -> CommitPermit:
+    """One checkpoint on the permit held, every segment an object of its own."""
+    store = CheckpointStore(storage, sleep=lambda seconds: None)
+    permit = job().publish(store, permit, options=WriteOptions(inline_bytes_max=0))
+    mark(layout.record_path(permit.ref.checkpoint_id))
+    return permit
+
+
+@contextlib.contextmanager
+def in_small_steps(mark: Mark) -> Iterator[None]:
+    """Within the block a segment is several write calls, and every object is marked when it is closed."""
+
+    def close_and_mark(output: Any) -> None:
+        close(output)
+        mark(output._path)
+
+    close = local._LocalOutput._publish
+    with pytest.MonkeyPatch.context() as patch:
+        # They are looked up where a file is opened; smaller ones make more system calls and nothing else.
+        patch.setattr(local, "_WRITE_BUFFER_BYTES", BUFFER_BYTES)
+        patch.setattr(segment_writer, "_SINK_BUFFER_BYTES", BUFFER_BYTES)
+        # One after the other, so that every run makes the same calls.
+        patch.setattr(copying, "STREAMS", 1)
+        patch.setattr(local._LocalOutput, "_publish", close_and_mark)
+        yield
+
+
+def restart(storage: LocalStorage, mark: Mark = str) -> CommitPermit | None:
+    """What a run begins with. From the permit on it may commit, so the checkpoint may not vanish any more."""
+    permit = CheckpointStore(storage).start(JOB)
+    if permit is not None:
+        mark(layout.record_path(permit.ref.checkpoint_id))
+    return permit
+
+
+def go_on(storage: LocalStorage, mark: Mark = str) -> None:
+    """A run from the newest that publishes once."""
+    publish(storage, restart(storage, mark), mark)
+
+
+def _prepare_nothing(base: Path) -> None:
+    (base / "run").mkdir()
+
+
+def _prepare(base: Path, checkpoints: int = 1) -> None:
+    storage = storage_at(base / STORE, durable=False)
+    permit = None
+    for _ in range(checkpoints):
+        permit = publish(storage, permit)
+
+
+def _prepare_garbage(base: Path) -> None:
+    _prepare(base, 2)
+    storage = storage_at(base / STORE, durable=False)
+    for number in (1, 2):
+        for path in (f"segments/{number:020}/dead-1.parquet", f"manifests/{number:020}-dead.parquet"):
+            with storage.open_output(path) as output:
+                output.write(b"dead" * 100)
+            # And what a writer that died left half-written.
+            directory, _, name = path.rpartition("/")
+            (base / STORE / directory / f".tmp-{number:016x}-{name}").write_bytes(b"half")
+        (base / STORE / f"checkpoints/.tmp-{number:016x}-{number:020}.json").write_bytes(b"")
+
+
+def _prepare_source(base: Path) -> None:
+    _prepare_nothing(base)
+    publish(storage_at(base / "source", durable=False), None)
+
+
+def _copy(base: Path, storage: LocalStorage, mark: Mark) -> None:
+    source = CheckpointStore(storage_at(base / "source", durable=False))
+    record = source.copy(source.open(), CheckpointStore(storage))
+    mark(layout.record_path(record.checkpoint_id))
+
+
+def _rollback(base: Path, storage: LocalStorage, mark: Mark) -> None:
+    permit = CheckpointStore(storage).rollback(1)
+    mark(layout.record_path(permit.ref.checkpoint_id))
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """``prepare(base)``, then what is recorded: ``act(base, storage, mark)``; ``again`` is what is done after a crash.
+
+    Both are called :func:`in_small_steps`.
+    """
+
+    prepare: Callable[[Path], None]
+    act: Callable[[Path, LocalStorage, Mark], Any]
+    again: Callable[[Path, LocalStorage, Mark], Any] = lambda base, storage, mark: go_on(storage, mark)
+
+
+SCENARIOS = {
+    "first publish": Scenario(_prepare_nothing, lambda base, storage, mark: publish(storage, None, mark)),
+    "second publish": Scenario(_prepare, lambda base, storage, mark: go_on(storage, mark)),
+    "expire": Scenario(lambda base: _prepare(base, 3), lambda base, storage, mark: CheckpointStore(storage).expire(1)),
+    "gc": Scenario(_prepare_garbage, lambda base, storage, mark: CheckpointStore(storage).collect_garbage(delete=True)),
+    "copy": Scenario(_prepare_source, _copy, _copy),
+    "rollback": Scenario(lambda base: _prepare(base, 2), _rollback),
+}
+
+
+def promised(disk_look: Tree) -> set[str]:
+    """What must stand whatever happens: the newest record of the store as it is."""
+    records = sorted(path for path in disk_look if path.startswith(f"{STORE}/checkpoints/0"))
+    return {records[-1].removeprefix(f"{STORE}/")} if records else set()
+
+
+class Judge:
+    """Looks at what crashes have left. Trees that it has seen are not judged again."""
+
+    def __init__(self, workspace: Path, scenario: Scenario) -> None:
+        self._place = workspace / "left"
+        self.scenario = scenario
+        self._known: dict[tuple[Any, ...], str] = {}
+        self.final: dict[str, bytes] = {}
+        """By path, the bytes of every object that was ever given its final name."""
+
+    @property
+    def judged(self) -> int:
+        """How many different trees were looked at."""
+        return len(self._known)
+
+    def learn(self, look: Tree) -> None:
+        """Take the bytes of the objects as they are seen now, whole, for what they have to be."""
+        for path, data in _objects(look):
+            assert self.final.setdefault(path, data) == data, f"{path} has changed"
+
+    def problem(self, tree: Tree, promises: Collection[str], *, closely: bool = True) -> str:
+        """What is wrong with it; empty if nothing is. Unless ``closely``, only its files are looked at, which is quick."""
+        for path, data in _objects(tree):
+            if self.final.get(path) != data:
+                return f"{path} is torn: {len(data)} bytes"
+        gone = [path for path in promises if f"{STORE}/{path}" not in tree]
+        if gone:
+            return f"{gone[0]} was told to be there and is gone"
+        if not closely:
+            return ""
+        key = tuple(sorted(tree.items()))
+        if key not in self._known:
+            self._known[key] = self._look_closely(tree)
+        return self._known[key]
+
+    def _look_closely(self, tree: Tree) -> str:
+        shutil.rmtree(self._place, ignore_errors=True)
+        self._place.mkdir()
+        put(tree, self._place)
+        storage = storage_at(self._place / STORE, durable=False)
+        return (
+            whole(storage)
+            or _broken_off(storage)
+            or (self._tidy(storage) if record_ids(storage) else "")
+            or self._again(storage)
+            or self._tidy(storage)
+        )
+
+    def _again(self, storage: LocalStorage) -> str:
+        before = record_ids(storage)
+        (self._place / "run").mkdir(exist_ok=True)
+        self.scenario.again(self._place, storage, str)
+        after = record_ids(storage)
+        return "" if after[-1:] > before[-1:] or after == before == [1] else f"nothing was published after {before}"
+
+    def _tidy(self, storage: LocalStorage) -> str:
+        """Collect garbage: what is left are the checkpoints, and what lies above the newest."""
+        store = CheckpointStore(storage)
+        newest = record_ids(storage)[-1]
+        hidden = sorted(path for path, id_ in temporary_files(storage) if id_ is None or id_ <= newest)
+        found = store.collect_garbage(delete=True)
+        if sorted(item.name for item in found.leftovers) != hidden:
+            return f"gc found {found.leftovers} of the temporary files {hidden}"
+        left = [path for path, id_ in temporary_files(storage) if id_ is None or id_ <= newest]
+        objects = {item.path for item in storage.list("") if (layout.owner_id(item.path) or 0) <= newest}
+        wrong = [*left, *(objects ^ needed(storage))]
+        return f"gc left, or removed, {wrong}" if wrong else whole(storage)
+
+
+def _objects(tree: Tree) -> Iterator[tuple[str, bytes]]:
+    for path, data in tree.items():
+        if data is not None and path.startswith(f"{STORE}/") and not path.rpartition("/")[2].startswith("."):
+            yield path, data
+
+
+def whole(storage: LocalStorage) -> str:
+    """What is wrong with the checkpoints of a store, each validated in full; empty if nothing is."""
+    for number in record_ids(storage):
+        report = validate(storage, number, level="full")
+        if report.findings:
+            return f"checkpoint {number}: {report.findings[0].message}"
+    return ""
+
+
+def _broken_off(storage: LocalStorage) -> str:
+    """Which records the newest does not reach. With one publisher there are none: a parent goes before its children."""
+    strays = CheckpointStore(storage).strays()
+    return f"{strays} are strays" if strays else ""
+
+
+def temporary_files(storage: LocalStorage) -> list[tuple[str, int | None]]:
+    """Temporary files below the store, with the id in their path, found without the library."""
+    root = Path(storage._tree.root)
+    found = []
+    for path in root.rglob(".tmp-*"):
+        match = TEMPORARY.fullmatch(str(path.relative_to(root)))
+        assert match, path
+        number = match[1] or match[2]
+        found.append((str(path.relative_to(root)), int(number) if number else None))
+    return found
+
+
+def needed(storage: LocalStorage) -> set[str]:
+    """The objects that the records of a store need, the records too, row by row."""
+    found = set()
+    for number in record_ids(storage):
+        record = load_record(storage, CheckpointId(number))
+        found |= {layout.record_path(CheckpointId(number)), record.manifest.path}
+        rows = load_manifest(storage, record).full().to_pylist()
+        found |= {row["path"] for row in rows if row["path"] is not None and row["inline"] is None}
+    return found
+
+
+@dataclass
+class Replay:
+    """Judges every state that a crash may leave at every prefix of a recording."""
+
+    judge: Judge
+    disk: Disk
+    promises: set[str]
+    closely: bool = True
+    states: int = 0
+    problems: list[str] = field(default_factory=list)
+    """One for each prefix and kind of crash at most."""
+    useless: set[int] = field(default_factory=set)
+    """Numbers of the syncs that had nothing to do."""
+
+    def run(
+        self, calls: list[Call], draw: Any, *, stop: bool = False, only_marks: bool = False, closely: bool = True
+    ) -> Replay:
+        """``stop`` at the first problem; ``only_marks`` looks just where something was promised."""
+        self.closely = closely
+        offset = self.disk.number
+        if not only_marks:
+            self._look("before anything", draw)
+        for number, call in enumerate(calls):
+            useful = self.disk.apply(call._replace(covers=call.covers + offset))
+            if call.verb == "sync" and not useful:
+                self.useless.add(number)
+            if call.verb == "mark" and call.path:
+                self.promises.add(call.path)
+            if call.verb == "mark" or not only_marks:
+                self._look(f"after call {number} ({call.verb} {call.path})", draw)
+            if stop and self.problems:
+                break
+        return self
+
+    def _look(self, where: str, draw: Any) -> None:
+        reported = set()
+        for kind, tree in self.disk.crashes(draw):
+            self.states += 1
+            problem = self.judge.problem(tree, self.promises, closely=self.closely)
+            if problem and kind not in reported:
+                reported.add(kind)
+                self.problems.append(f"{kind} {where}: {problem}")
+
+
+def main(name: str, base: str) -> None:
+    """Act once, and write marks to the file beside the store."""
+    marks = os.open(f"{base}/marks", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+
+    def mark(text: str) -> None:
+        os.write(marks, f"{text}\n".encode())
+
+    with in_small_steps(mark):
+        SCENARIOS[name].act(Path(base), storage_at(Path(base) / STORE), mark)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,46 @@
+"""What tests know of an S3 server: where it is, who may write there, and a client that shares nothing with the library."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+BUCKET = "checkpoints-bucket"
+"""The bucket that the fixtures ``moto`` and ``rgw`` have made."""
+
+
+SMALL_PART_BYTES = 1 << 16
+"""The servers of the tests take parts from this size on, real ones from 5 MiB: so tests of large objects need not be large."""
+
+
+class S3Server(NamedTuple):
+    """Where an S3 server of the tests is, and who may write there."""
+
+    endpoint: str
+    key: str
+    secret: str
+    region: str
+
+    def options(self, endpoint: str = "", **more: Any) -> dict[str, Any]:
+        """The options of ``open_storage``; ``endpoint`` where a proxy stands in front, ``more`` to add or replace."""
+        region = {"region_name": self.region}
+        basic = {"endpoint_url": endpoint or self.endpoint, "key": self.key, "secret": self.secret}
+        return {**basic, "client_kwargs": region, **more}
+
+    @property
+    def client(self) -> Any:
+        """An S3 client that talks to the server itself: the oracle of tests that put something in between."""
+        return _client(self)
+
+
+@functools.cache
+def _client(server: S3Server) -> Any:
+    import botocore.session
+
+    return botocore.session.Session().create_client(
+        "s3",
+        endpoint_url=server.endpoint,
+        aws_access_key_id=server.key,
+        aws_secret_access_key=server.secret,
+        region_name=server.region,
+    )

@@ -1,0 +1,72 @@
+"""Small stores that would grow beyond all measure are refused, and what is merely odd is read (SPEC.md section 7.4)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.bombs import BOMBS, HARMLESS, MIB, SECONDS_MAX
+
+ROOT = Path(__file__).resolve().parent.parent
+GROWTH_BYTES_MAX = 640 * MIB
+"""Four pieces of 128 MiB at a time and what lies around them; a manifest takes at most 256 MiB."""
+QUICK = (
+    "record_nested_100_000_deep",
+    "manifest_of_structs_in_structs",
+    "segment_whose_page_claims_2_gib",
+    "segment_of_2_40_rows",
+)
+
+
+class Attacked(NamedTuple):
+    """What became of one bomb."""
+
+    name: str
+    noticed: bool
+    faults: list[str]
+    grown_bytes: int
+    slowest_seconds: float
+
+    @property
+    def wrong(self) -> bool:
+        """Whether it went as no bomb may go."""
+        expected = BOMBS[self.name] not in HARMLESS
+        return bool(
+            self.faults
+            or self.noticed is not expected
+            or self.grown_bytes > GROWTH_BYTES_MAX
+            or self.slowest_seconds > SECONDS_MAX
+        )
+
+
+def begin(names: tuple[str, ...]) -> subprocess.Popen[str]:
+    """Attack with these bombs, in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.bombs", *names],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+    )
+
+
+def results(process: subprocess.Popen[str]) -> list[Attacked]:
+    """What it says at its end."""
+    out, err = process.communicate(timeout=280)
+    assert process.returncode == 0, err
+    return [Attacked(*json.loads(line)) for line in out.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def attacked() -> dict[str, Attacked]:
+    return {found.name: found for found in results(begin(QUICK))}
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_bomb_is_refused_in_a_sentence_in_little_memory_and_at_once(name: str, attacked: dict[str, Attacked]) -> None:
+    assert not attacked[name].wrong, attacked[name]

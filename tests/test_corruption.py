@@ -1,0 +1,282 @@
+"""Damaged checkpoints: always noticed, and never read as rows that are not there. A small part of what ``make test-truth`` tries."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Mapping
+from itertools import combinations
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from backends.storage.memory import MemoryStorage
+from stateformat.errors import DamagedCheckpoint
+from stateformat.model import Handle, Kind, Mode, Status
+from stateformat.retention import reachable
+from stateformat.segment_reader import SegmentReader
+from stateformat.storage import Storage
+from stateformat.store import CheckpointStore
+from stateformat.validation import validate
+from stateformat.validation_segments import segments_of
+from tests import corruption, corruption_runs, corruption_stores
+from tests.ckpt_runs import run
+from tests.corruption import Case, Objects, Stores
+from tests.forgery import Forger, get, put
+from tests.tally import Tally
+from tools.ckpt.main import main as ckpt
+
+
+@pytest.fixture(scope="module")
+def stores() -> Stores:
+    return corruption_stores.stores()
+
+
+def test_the_stores_together_have_everything_that_can_be_damaged(stores: Stores) -> None:
+    checkpoints = [
+        store.open(record.checkpoint_id)
+        for store in (CheckpointStore(cast("Storage", Objects(objects))) for objects in stores.values())
+        for record in store.history()
+    ]
+    states = [state for checkpoint in checkpoints for state in checkpoint.states]
+    assert {state.mode for state in states} == set(Mode)
+    assert {state.kind for state in states if state.kind} == set(Kind)
+    features = {feature for checkpoint in checkpoints for feature in checkpoint.record.required_features}
+    assert features == {"finished_operators", "layers", "in_flight", "committables", "rescaled"}
+    assert {operator.status for checkpoint in checkpoints for operator in checkpoint.graph.operators} == set(Status)
+    assert any(operator.finishing for checkpoint in checkpoints for operator in checkpoint.graph.operators)
+    assert any(checkpoint.record.parent for checkpoint in checkpoints)
+    inline = {
+        (state.mode, checkpoint.manifest.inline(path) is not None)
+        for checkpoint in checkpoints
+        for state in checkpoint.states
+        for path in checkpoint.read(state.operator, state.name).handles["path"].to_pylist()
+    }
+    assert inline == {(mode, held) for mode in Mode for held in (True, False)}
+    columns = [
+        metadata.row_group(0).column(metadata.num_columns - 2)
+        for codec in corruption_stores.CODECS
+        for path, data in stores[codec].items()
+        if path.startswith("segments/")
+        for metadata in [pq.read_metadata(pa.BufferReader(data))]
+    ]
+    stored = {(column.compression, "BYTE_STREAM_SPLIT" in column.encodings) for column in columns}
+    assert stored >= {(codec, fast) for codec in ("UNCOMPRESSED", "LZ4", "ZSTD", "SNAPPY") for fast in (True, False)}, (
+        stored
+    )
+
+
+def test_validation_looks_at_exactly_the_segments_that_retention_keeps(stores: Stores) -> None:
+    for objects in stores.values():
+        store = CheckpointStore(cast("Storage", Objects(objects)))
+        for record in store.history():
+            manifest = store.open(record.checkpoint_id).manifest
+            count, segments = segments_of(record, manifest, np.ones(manifest.handles.num_rows, bool))
+            found = [(segment.path, segment.facts["size_bytes"], segment.inline is not None) for segment in segments]
+            kept = reachable(manifest.full()).to_pylist()
+            assert found == [(row["path"], row["size_bytes"], row["inline"]) for row in kept]
+            assert count == len(found)
+
+
+def test_a_damaged_object_is_noticed_and_gives_right_rows_or_an_error(stores: Stores) -> None:
+    found = corruption_runs.try_here(stores, stride=1199)
+    assert not found.wrong, "\n".join(text for _, text in found.wrong[:10])
+    assert len(found.lines) > 10
+    for line in found.lines:
+        assert found.of(line, "noticed") == found.of(line, "tried") > 0, line
+    assert sum(found.of(line, "error") for line in found.lines) > 300
+
+
+def test_without_its_newest_record_a_store_is_what_it_was_before(stores: Stores) -> None:
+    """By design (SPEC.md section 2.3): a checkpoint exists exactly when its record does. See also ``ckpt history``."""
+    newest = max(path for path in stores["keyed"] if path.startswith("checkpoints/"))
+    found = corruption.Bench(stores["keyed"]).judge(Case("keyed", corruption.REMOVE, newest))
+    assert found.lines == [corruption.NEWEST]
+    assert not found.wrong
+
+
+# ---- page headers: no checksum covers them ---------------------------------------------------------------------------
+
+
+class Segment:
+    """The state ``v`` of an operator, in one segment without compression, which is read in ranges."""
+
+    def __init__(self, objects: Mapping[str, bytes], operator: str) -> None:
+        self._objects = objects
+        self._checkpoint = CheckpointStore(cast("Storage", Objects(objects))).open()
+        self._state = self._checkpoint.record.state(operator, "v")
+        self._handle = Handle(**self._checkpoint.read(operator, "v").handles.to_pylist()[0])
+        self.data = objects[str(self._handle.path)]
+        self.rows = self.read(self.data)
+
+    def read(self, data: bytes) -> pa.Table:
+        """All rows, if the segment's bytes were these."""
+        storage = cast("Storage", Objects({**self._objects, str(self._handle.path): data}))
+        reader = SegmentReader(storage, self._checkpoint.record, self._state, self._handle)
+        return pa.concat_tables(reader.tables(self._handle.row_start, self._handle.rows))
+
+    def header(self, row_group: int, column: str) -> int:
+        """Where the header of the only page of a column chunk begins."""
+        metadata = pq.read_metadata(pa.BufferReader(self.data))
+        chunks = [metadata.row_group(row_group).column(i) for i in range(metadata.num_columns)]
+        return int(next(chunk.data_page_offset for chunk in chunks if chunk.path_in_schema == column))
+
+
+@pytest.mark.parametrize(
+    ("operator", "found", "other"), [("e", b"\x15\x12", b"\x15\x00"), ("p", b"\x15\x00", b"\x15\x12")]
+)
+def test_a_page_of_another_encoding_than_the_footer_says_is_refused(
+    stores: Stores, operator: str, found: bytes, other: bytes
+) -> None:
+    """Two flipped bits between BYTE_STREAM_SPLIT and PLAIN; the checksum of the page stays right."""
+    segment = Segment(stores["none"], operator)
+    at = segment.data.index(b"\x15\x04" + found + b"\x15\x06\x15\x06", segment.header(0, "n")) + 2
+    with pytest.raises(DamagedCheckpoint, match="column n: a page says an encoding"):
+        segment.read(segment.data[:at] + other + segment.data[at + 2 :])
+
+
+def test_a_page_of_another_number_of_values_than_the_footer_says_is_refused(stores: Stores) -> None:
+    """One flipped bit: two values, one of them null, become three, and Arrow still finds as many rows as it needs."""
+    segment = Segment(stores["none"], "e")
+    at = segment.data.index(b"\x1c\x15\x04\x15\x12", segment.header(1, "n")) + 2
+    with pytest.raises(DamagedCheckpoint, match=r"column n: .*its pages have 3 values|column n has 3 values"):
+        segment.read(segment.data[:at] + b"\x06" + segment.data[at + 1 :])
+
+
+def _rewritten(objects: Mapping[str, bytes], name: str, **options: Any) -> dict[str, bytes]:
+    """The same store, its segment of operator ``e`` written by another program, with other options of Parquet."""
+    storage = MemoryStorage(name)
+    for path, data in objects.items():
+        put(storage, path, data)
+    forger = Forger(storage, 1)
+    at = forger.find("e", "v")
+    forger.set_rows(at, forger.table_of(at), **options)
+    forger.seal()
+    found = {item.path: get(storage, item.path) for item in storage.list("")}
+    MemoryStorage.reset(name)
+    return found
+
+
+def test_data_pages_of_version_2_are_believed_by_the_digest_of_the_whole(stores: Stores) -> None:
+    """Their headers say how long levels are: one flipped bit there gives other rows, and no footer knows better."""
+    rewritten = _rewritten(stores["none"], "pages-2", data_page_version="2.0", use_dictionary=False)
+    segment = Segment(rewritten, "e")
+    assert segment.rows.equals(Segment(stores["none"], "e").rows)
+    assert validate(cast("Storage", Objects(rewritten)), level="full").ok
+    for column in ("n", "s"):
+        start = 8 * segment.header(0, column)
+        for bit in range(start, start + 8 * 30):
+            with pytest.raises(DamagedCheckpoint):
+                segment.read(corruption.flipped(segment.data, bit))
+
+
+def test_a_page_without_a_checksum_is_a_problem_and_no_slice_of_it_is_read(stores: Stores) -> None:
+    rewritten = _rewritten(stores["none"], "no-checksum", write_page_checksum=False)
+    storage = cast("Storage", Objects(rewritten))
+    assert validate(storage).ok
+    (problem,) = validate(storage, level="full").problems
+    assert (problem.clause, problem.operator, problem.state, problem.subtask) == ("SPEC 5.5", "e", "v", 0)
+    assert "row group 0: column _key_group: a page has no checksum" in problem.message
+    with pytest.raises(DamagedCheckpoint, match="column _key_group: a page has no checksum"):
+        Segment(rewritten, "e")
+    # As a whole it is vouched for by its digest.
+    whole = CheckpointStore(storage).open().read("e", "v").table()
+    assert whole.equals(CheckpointStore(cast("Storage", Objects(stores["none"]))).open().read("e", "v").table())
+
+
+@pytest.mark.parametrize(
+    ("store", "columns", "stride"),
+    [
+        ("none", ("n",), 29),
+        pytest.param("none", ("_key_group", "k", "n", "d", "s"), 3, marks=pytest.mark.truth),
+        *(pytest.param(codec, ("n", "s"), 5, marks=pytest.mark.truth) for codec in ("lz4", "zstd", "snappy")),
+    ],
+)
+def test_no_two_flipped_bits_of_a_page_header_make_other_rows(
+    stores: Stores, tally: Tally, store: str, columns: tuple[str, ...], stride: int
+) -> None:
+    tried = errors = wrong = 0
+    for operator in "ep":
+        segment = Segment(stores[store], operator)
+        for column in columns:
+            # Arrow's headers of data pages are of this length here; of a shorter one the page is hit too.
+            start = 8 * segment.header(0, column)
+            for bits in list(combinations(range(start, start + 8 * 22), 2))[::stride]:
+                changed = bytearray(segment.data)
+                for bit in bits:
+                    changed[bit // 8] ^= 1 << bit % 8
+                tried += 1
+                try:
+                    wrong += not segment.read(bytes(changed)).equals(segment.rows)
+                except DamagedCheckpoint:
+                    errors += 1
+    note = "read by slice; the rest gives right rows"
+    tally.add("two bits of a page header flipped", tried=tried, noticed=errors, wrong=wrong, note=note)
+    assert wrong == 0
+    assert errors > tried * 3 // 4
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def _sample(stores: Stores, count: int) -> list[Case]:
+    """Cases of all kinds in turn, chosen by a seed."""
+    rng = random.Random(7)
+    by_line: dict[str, list[Case]] = {}
+    for name, objects in stores.items():
+        for case in corruption.cases(name, objects):
+            by_line.setdefault(case.line, []).append(case)
+    for group in by_line.values():
+        rng.shuffle(group)
+    in_turn = (
+        case for together in zip(*(group[:count] for group in by_line.values()), strict=False) for case in together
+    )
+    return [*in_turn][:count]
+
+
+def _said(text: str) -> bool:
+    """Whether a page or message is made of sentences, without a stack trace or a confession."""
+    return bool(text.strip()) and "Traceback" not in text and "bug" not in text
+
+
+@pytest.mark.parametrize(("count", "processes"), [(12, 0), pytest.param(50, 4, marks=pytest.mark.truth)])
+def test_the_command_notices_damage_in_text_and_in_json(
+    stores: Stores,
+    tally: Tally,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    count: int,
+    processes: int,
+) -> None:
+    chosen, wrong = _sample(stores, count), []
+    fed = {name: corruption.Bench(objects).fed for name, objects in stores.items()}
+    assert len(chosen) == count
+    for number, case in enumerate(chosen):
+        root = tmp_path / str(number)
+        for path, data in corruption.damaged(stores[case.store], case).items():
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_bytes(data)
+        arguments = ["validate", f"{root}@{fed[case.store][case.path]}", "--level", "full"]
+        status, told = ckpt([*arguments, "--format", "json"]), capsys.readouterr()
+        document = json.loads(told.out)
+        messages = [problem["message"] for problem in document.get("problems", ())]
+        messages += [document["error"]["message"]] if "error" in document else []
+        again, page = ckpt(arguments), capsys.readouterr()
+        # Status 3 is for a checkpoint that is not there, as when its record is gone.
+        allowed = (1, 3) if case.path.startswith("checkpoints/") else (1,)
+        said = _said("".join(messages)) and _said(page.out + page.err) and messages
+        if status not in allowed or again != status or not said:
+            wrong.append(f"{case}: {status}, {again}: {told} {page}")
+        if number < processes:
+            apart = run(*arguments)
+            if apart.status != status or apart.out.splitlines()[1:] != page.out.splitlines()[1:]:
+                wrong.append(f"{case}: a process says {apart}, not {page}")
+        shutil.rmtree(root)
+    note = f"{processes} of them also in a process of its own"
+    tally.add("sample of all, by ckpt validate", tried=count, noticed=count - len(wrong), wrong=len(wrong), note=note)
+    assert not wrong, "\n".join(wrong[:5])

@@ -1,0 +1,296 @@
+"""Crashes of a local store, enumerated: after every system call, with everything that was not synced kept or lost.
+
+The calls are recorded inside the process here, which is quick; ``truth/test_truth_crashes`` has the kernel's word for them.
+Then: a second run after a first that died, and calls that fail.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.storage.local import LocalStorage
+from stateformat import layout
+from stateformat.errors import CheckpointError, OutcomeUnknown, PublishConflict, StorageError
+from stateformat.history import record_ids
+from stateformat.storage import CreateOutcome
+from stateformat.store import CheckpointStore
+from tests.crash_calls import SystemCalls
+from tests.crash_disk import Call
+from tests.crash_recording import Recording, second_run
+from tests.crash_scenarios import (
+    SCENARIOS,
+    STORE,
+    go_on,
+    in_small_steps,
+    publish,
+    restart,
+    storage_at,
+    temporary_files,
+    whole,
+)
+from tests.tally import Tally
+
+# --- one run, and a crash after each of its calls -----------------------------------------------------------------------
+
+
+def test_a_crash_after_any_call_leaves_only_whole_checkpoints_and_all_that_were_told(
+    tmp_path: Path, tally: Tally
+) -> None:
+    recording = Recording(tmp_path, "first publish")
+    found = recording.replay()
+    tally.add(
+        "crash after each call: first publish",
+        tried=found.states,
+        wrong=len(found.problems),
+        note=f"{len(recording.calls)} calls, {recording.judge.judged} different states",
+    )
+    assert found.problems == []
+    assert found.states > 5 * len(recording.calls)
+
+
+def test_each_sync_of_a_first_publish_is_needed(tmp_path: Path, tally: Tally) -> None:
+    recording = Recording(tmp_path, "first publish")
+    useless = recording.replay(closely=False).useless
+    # The one of the directory in which the first missing one is made: it stood before us.
+    assert [recording.calls[number].path for number in useless] == [""]
+    needed = [number for number in recording.syncs() if number not in useless]
+    missed = [recording.calls[number] for number in needed if recording.missed_without(number)]
+    tally.add("a sync left out: first publish", tried=len(needed), noticed=len(needed) - len(missed), wrong=len(missed))
+    assert missed == []
+    assert len(needed) == 14
+
+
+def test_a_store_that_never_syncs_is_torn_by_a_power_failure_but_not_by_death(tmp_path: Path) -> None:
+    recording = Recording(tmp_path, "first publish", durable=False)
+    assert recording.syncs() == []
+    problems = recording.replay(only_marks=True, closely=False).problems
+    assert {problem.partition(" ")[0] for problem in problems} == {"power"}
+    assert "was told to be there and is gone" in problems[0]
+    assert "is torn" in recording.replay(stop=True, closely=False).problems[0]
+
+
+# --- a second run after a first that died --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["first publish", "copy"])
+def test_what_a_run_relies_on_survives_though_its_writer_died_before_it_was_durable(
+    tmp_path: Path, name: str, tally: Tally
+) -> None:
+    recording = Recording(tmp_path, name)
+    moments = recording.after("link") + recording.after("mkdir")
+    problems = []
+    states = 0
+    for moment in moments:
+        found = second_run(recording, tmp_path, moment, closely=False)
+        problems += found.problems
+        states += found.states
+    tally.add(f"death, restart, power failure: {name}", tried=states, wrong=len(problems))
+    assert problems == []
+
+
+def test_a_restart_that_trusts_what_it_sees_would_be_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recording = Recording(tmp_path, "first publish")
+    monkeypatch.setattr(LocalStorage, "make_durable", lambda self, paths: None)
+    record_linked = recording.after("link")[-1]
+    found = second_run(recording, tmp_path, record_linked, closely=False)
+    assert "was told to be there and is gone" in found.problems[0]
+
+
+# --- calls that fail ------------------------------------------------------------------------------------------------------
+
+
+class Fails:
+    """Raises at the call of a number, counted from 0, of those with these verbs."""
+
+    def __init__(self, number: int, verbs: tuple[str, ...], code: int, *, under: str = "") -> None:
+        self.left, self.verbs, self.code, self.under = number, verbs, code, under
+        self.hit: Call | None = None
+
+    def __call__(self, call: Call) -> None:
+        if self.hit is None and call.verb in self.verbs and call.path.startswith(self.under):
+            if not self.left:
+                self.hit = call
+                raise OSError(self.code, os.strerror(self.code), call.path)
+            self.left -= 1
+
+
+FAULTS = [
+    pytest.param(("sync",), errno.EIO, id="EIO at a sync"),
+    pytest.param(("create", "mkdir", "write", "link"), errno.ENOSPC, id="ENOSPC at a write"),
+    pytest.param(("open", "create"), errno.EMFILE, id="EMFILE at an open"),
+    pytest.param(("unlink",), errno.EIO, id="EIO at an unlink"),
+]
+
+
+def descriptors() -> set[str]:
+    return {path.name for path in Path("/proc/self/fd").iterdir()}
+
+
+@pytest.mark.parametrize(("verbs", "code"), FAULTS)
+def test_a_publish_of_which_a_call_fails_tells_the_truth(
+    tmp_path: Path, verbs: tuple[str, ...], code: int, tally: Tally
+) -> None:
+    tried = 0
+    for number in range(1000):
+        base = tmp_path / str(number)
+        base.mkdir()
+        SCENARIOS["first publish"].prepare(base)
+        storage, fails = storage_at(base / STORE), Fails(number, verbs, code)
+        before = descriptors()
+        told = published = None
+        with SystemCalls(base, fails), in_small_steps(str):
+            try:
+                published = publish(storage, None)
+            except CheckpointError as error:
+                told = error
+        if fails.hit is None:
+            assert published is not None
+            break
+        tried += 1
+        where = f"{code} at {fails.hit.verb} {fails.hit.path}: {told!r}"
+        assert descriptors() == before, where
+        ids = record_ids(LocalStorage(base / STORE)) if (base / STORE).exists() else []
+        # Published: it stands. Not known: either. Another error: it does not stand.
+        assert published is None or ids == [1], where
+        assert published is not None or isinstance(told, OutcomeUnknown) or ids == [], where
+        assert whole(storage) == "", where
+        if "unlink" not in verbs:
+            assert temporary_files(storage) == [], where
+        go_on(storage)
+        CheckpointStore(storage).collect_garbage(delete=True)
+        assert whole(storage) == "", where
+        assert temporary_files(storage) == [], where
+    tally.add(f"a call of a publish fails: {os.strerror(code)}", tried=tried, wrong=0)
+    assert tried >= len(verbs) * 4
+
+
+@pytest.mark.parametrize(("verbs", "code"), FAULTS[:3])
+def test_the_outcome_of_a_create_of_which_a_call_fails_is_the_truth(
+    tmp_path: Path, verbs: tuple[str, ...], code: int
+) -> None:
+    record = layout.record_path(1)  # type: ignore[arg-type]
+    for number in range(100):
+        base = tmp_path / str(number)
+        base.mkdir()
+        storage, fails = LocalStorage(base / "store"), Fails(number, verbs, code)
+        outcome = None
+        visible = False
+        with SystemCalls(base, fails):
+            try:
+                outcome = storage.create(record, b"first")
+            except StorageError as error:
+                visible = bool(error.details.get("visible"))
+        stands = (base / "store" / record).exists()
+        assert stands is (visible or outcome is CreateOutcome.CREATED)
+        if fails.hit is None:
+            break
+        assert outcome is None
+        # It may be tried again, and then it is there.
+        assert storage.create(record, b"first") is (CreateOutcome.CONFLICT if stands else CreateOutcome.CREATED)
+        assert storage.leftovers() == []
+    assert number > 1
+
+
+@pytest.mark.parametrize("code", [errno.EEXIST, errno.EIO], ids=["EEXIST", "EIO"])
+def test_a_link_whose_answer_was_lost_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """As on NFS, where the client repeats a request and meets the link that its first try made."""
+    real = os.link
+
+    def link_and_fail(*arguments: Any, **more: Any) -> None:
+        real(*arguments, **more)
+        raise OSError(code, os.strerror(code))
+
+    storage = LocalStorage(tmp_path)
+    monkeypatch.setattr(os, "link", link_and_fail)
+    permit = publish(storage, None)
+    assert permit.ref.checkpoint_id == 1
+    assert storage.create(layout.record_path(permit.ref.checkpoint_id), b"rival") is CreateOutcome.CONFLICT
+    assert storage.leftovers() == []
+    assert whole(storage) == ""
+
+
+def test_a_conflict_is_told_when_what_stands_there_is_durable(tmp_path: Path) -> None:
+    """The answer leads to reading back, and what is read may be our own of a copy that died: it gets a permit."""
+    storage = LocalStorage(tmp_path / "store")
+    storage.create("checkpoints/x", b"first")
+    with SystemCalls(tmp_path) as calls:
+        assert storage.create("checkpoints/x", b"second") is CreateOutcome.CONFLICT
+    assert [call.path for call in calls.calls if call.verb == "sync"][-1] == "store/checkpoints"
+
+
+# --- attempts that have lost ------------------------------------------------------------------------------------------------
+
+
+def after_link(calls: SystemCalls, do: Callable[[], Any], *, at: str) -> Callable[[Call], None]:
+    """A hook that does something just before the first link of a name that begins so."""
+    done = []
+
+    def hook(call: Call) -> None:
+        if call.verb == "link" and call.target.startswith(at) and not done:
+            done.append(call)
+            do()
+
+    calls._before = hook
+    return hook
+
+
+def test_a_publisher_whose_temporary_record_was_collected_has_lost_and_says_so(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path / "store")
+    first = publish(storage, None)
+
+    def rival_wins_and_gc_runs() -> None:
+        publish(LocalStorage(tmp_path / "store"), first)
+        found = CheckpointStore(LocalStorage(tmp_path / "store")).collect_garbage(delete=True)
+        assert [item.path for item in found.leftovers] == ["checkpoints/00000000000000000002.json"]
+
+    calls = SystemCalls(tmp_path)
+    after_link(calls, rival_wins_and_gc_runs, at="store/checkpoints/")
+    with calls, pytest.raises(PublishConflict, match="was lost to another run"):
+        publish(storage, first)
+    assert record_ids(storage) == [1, 2]
+    assert whole(storage) == ""
+
+
+def test_a_worker_whose_temporary_segment_was_collected_is_told_to_restart(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    permit = publish(storage, None)
+    slow = storage.open_output("segments/00000000000000000002/slow-1.parquet")
+    slow.write(b"half")
+    living = storage.open_output("segments/00000000000000000003/next-1.parquet")
+    publish(storage, permit)
+    found = CheckpointStore(storage).collect_garbage(delete=True)
+    assert [item.path for item in found.leftovers] == ["segments/00000000000000000002/slow-1.parquet"]
+    assert [item.path for item in found.unfinished] == ["segments/00000000000000000003/next-1.parquet"]
+    before = descriptors()
+    with pytest.raises(StorageError, match=r"slow-1\.parquet does not stand .* gc does so .*Restart"):
+        slow.close()
+    assert len(descriptors()) == len(before) - 2
+    living.close()
+    assert [item.path for item in storage.list("segments/00000000000000000003/")] == [
+        "segments/00000000000000000003/next-1.parquet"
+    ]
+    assert whole(storage) == ""
+
+
+def test_a_record_keeps_standing_when_gc_takes_its_other_name(tmp_path: Path) -> None:
+    """Between the link and the unlink of its writer: the writer finds its temporary name gone, and goes on."""
+    storage = LocalStorage(tmp_path / "store")
+
+    def collect(call: Call) -> None:
+        if call.verb == "unlink" and call.path.startswith("store/checkpoints/") and not collecting:
+            collecting.append(call)
+            found = CheckpointStore(LocalStorage(tmp_path / "store")).collect_garbage(delete=True)
+            assert [item.path for item in found.leftovers] == ["checkpoints/00000000000000000001.json"]
+
+    collecting: list[Call] = []
+    with SystemCalls(tmp_path, collect):
+        permit = publish(storage, None)
+    assert collecting
+    assert restart(storage) == permit
+    assert whole(storage) == ""

@@ -1,0 +1,537 @@
+"""What a store counts of its own work: the same as a storage that keeps a list of what it was asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import pickle
+import re
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from backends.storage.local import LocalStorage
+from backends.storage.memory import MemoryStorage
+from stateformat import validate, validation_segments
+from stateformat.errors import NotFound, OutcomeUnknown, PublishConflict, StorageError
+from stateformat.observed import Observed, observed
+from stateformat.publication import RETRIES
+from stateformat.stats import EVENTS, OPERATIONS, Counts, Stats, retried, stats_of
+from stateformat.storage import CreateOutcome, MakesDurable, ObjectInfo, Storage, TellsLeftovers
+from stateformat.store import CheckpointStore
+from tests.stores import counts_job, flights_job, flights_store, rescale_newest
+
+NAME = "stats"
+PATH = "segments/00000000000000000001/one"
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    yield
+    for name in (NAME, f"{NAME}-target"):
+        MemoryStorage.reset(name)
+
+
+class Witness:
+    """The memory storage, with a list of what it was asked: operation, objects and bytes of each call."""
+
+    def __init__(self, name: str = NAME) -> None:
+        self.inner = MemoryStorage(name)
+        self.seen: list[tuple[str, int, int]] = []
+
+    @property
+    def url(self) -> str:
+        return self.inner.url
+
+    def exists(self) -> bool:
+        self.seen.append(("exists", 0, 0))
+        return self.inner.exists()
+
+    def read(self, path: str) -> pa.Buffer:
+        return self._content("read", lambda: self.inner.read(path))
+
+    def read_range(self, path: str, offset: int, length: int) -> pa.Buffer:
+        return self._content("read_range", lambda: self.inner.read_range(path, offset, length))
+
+    def open_input(self, path: str) -> pa.NativeFile:
+        # Whoever opens a file here reads all of it, once.
+        self.seen.append(("open_input", 1, len(self.inner.read(path))))
+        return self.inner.open_input(path)
+
+    def size(self, path: str) -> int:
+        self.seen.append(("size", 0, 0))
+        size_bytes = self.inner.size(path)
+        self.seen[-1] = ("size", 1, 0)
+        return size_bytes
+
+    def open_output(self, path: str) -> Any:
+        output, sizes = self.inner.open_output(path), []
+        write, close = output.write, output.close
+        output.write = lambda data: sizes.append(write(data)) or sizes[-1]  # type: ignore[method-assign]
+
+        def closing() -> None:
+            close()
+            self.seen.append(("open_output", 1, sum(sizes)))
+
+        output.close = closing  # type: ignore[method-assign]
+        return output
+
+    def create(self, path: str, data: bytes) -> CreateOutcome:
+        outcome = self.inner.create(path, data)
+        self.seen.append(("create", 1 if outcome.name == "CREATED" else 0, len(data)))
+        return outcome
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        found = self.inner.list(prefix)
+        self.seen.append(("list", len(found), 0))
+        return found
+
+    def delete(self, paths: Iterable[str]) -> None:
+        paths = list(paths)
+        self.seen.append(("delete", len(paths), 0))
+        self.inner.delete(paths)
+
+    def _content(self, operation: str, read: Callable[[], pa.Buffer]) -> pa.Buffer:
+        self.seen.append((operation, 0, 0))
+        data = read()
+        self.seen[-1] = (operation, 1, data.size)
+        return data
+
+    def sums(self) -> dict[str, tuple[int, int, int]]:
+        """Calls, objects and bytes of each operation that was asked."""
+        found: dict[str, tuple[int, int, int]] = defaultdict(lambda: (0, 0, 0))
+        for operation, objects, size_bytes in self.seen:
+            was = found[operation]
+            found[operation] = (was[0] + 1, was[1] + objects, was[2] + size_bytes)
+        return dict(found)
+
+
+def told(stats: Stats) -> dict[str, tuple[int, int, int]]:
+    """The same as :meth:`Witness.sums`, as the library tells it."""
+    return {name: counts[:3] for name, counts in stats.operations.items() if counts.calls}
+
+
+def publish(store: CheckpointStore) -> None:
+    flights_job().publish(store, store.start("flights-job"))
+
+
+def restore(store: CheckpointStore) -> None:
+    checkpoint = store.open()
+    plan = checkpoint.plan_restore(checkpoint.graph.at(parallelism=6))
+    rows = 0
+    for subtask in range(6):
+        for task in checkpoint.restore(plan, "delays", subtask).values():
+            rows += len(task.table())
+    assert rows > 60
+
+
+def copy(store: CheckpointStore) -> None:
+    target = Witness(f"{NAME}-target")
+    there = CheckpointStore(target)
+    for _ in range(2):  # The second finds everything there, and reads it.
+        store.copy(store.open(), there)
+    assert told(there.stats) == target.sums()
+    assert there.stats["open_input"].size_bytes == there.stats["open_output"].size_bytes > 0
+
+
+def check(store: CheckpointStore) -> None:
+    assert validate(store, level="full").ok
+
+
+def miss(store: CheckpointStore) -> None:
+    with pytest.raises(NotFound):
+        store.open(7)
+
+
+ACTIONS: dict[str, Callable[[CheckpointStore], Any]] = {
+    "publish": publish,
+    "restore": restore,
+    "plan": lambda store: store.open().plan_restore(store.open().graph.at(parallelism=3)),
+    "rescale": lambda store: rescale_newest(store, 3),
+    "history": lambda store: store.history(),
+    "open one that is not there": miss,
+    "expire": lambda store: store.expire(1),
+    "gc": lambda store: store.collect_garbage(delete=True),
+    "rollback": lambda store: store.rollback(1),
+    "copy": copy,
+    "validate": check,
+}
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_the_counts_are_those_of_a_storage_that_writes_down_what_it_is_asked(
+    action: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Segments of a few bytes as if they were large: read by the file, not at once.
+    monkeypatch.setattr(validation_segments, "WHOLE_BYTES_MAX", 0)
+    flights_store(f"memory://{NAME}")
+    job = flights_job()
+    first = CheckpointStore(MemoryStorage(NAME))
+    job.publish(first, first.start(job.job_id), options=_objects_not_inline())
+    witness = Witness()
+    store = CheckpointStore(witness)
+    assert told(store.stats) == {}
+    ACTIONS[action](store)
+    assert told(store.stats) == witness.sums()
+    assert store.stats.total.calls == len(witness.seen) > 0
+    assert store.stats.total.failures == 0
+    assert all(0 < store.stats[name].seconds < 60 for name in witness.sums())
+    assert store.stats.as_dict()["retries"] == store.stats.waits == store.stats.unknown_outcomes == 0
+
+
+def _objects_not_inline() -> Any:
+    from stateformat import WriteOptions
+
+    return WriteOptions(inline_bytes_max=0)
+
+
+def test_each_action_asks_for_what_it_is_known_to_ask() -> None:
+    """Publishing creates once and lists twice; planning reads the record and the manifest and no more."""
+    store = CheckpointStore(Witness())
+    counts_job().publish(store, None)
+    assert store.stats["create"][:2] == (1, 1)
+    assert store.stats["list"].calls == 2
+    assert store.stats["open_output"].objects == 1, "the manifest; the states are small enough to stand in it"
+    before = store.stats.copy()
+    checkpoint = store.open()
+    checkpoint.plan_restore(checkpoint.graph.at(parallelism=5)).check()
+    phase = store.stats.since(before)
+    assert told(phase).keys() <= {"read", "read_range", "list"}
+    assert phase["read"].calls + phase["read_range"].calls == 2
+    assert before["create"].calls == 1, "a copy stands still"
+
+
+# --- what does not go at once ----------------------------------------------------------------------------------------
+
+
+class Forgetful(MemoryStorage):
+    """Does what it is asked, and fails to answer the first so many requests of each kind."""
+
+    def __init__(self, *, creates: int = 0, lists: int = 0) -> None:
+        super().__init__(NAME)
+        self.creates, self.lists = creates, lists
+
+    def create(self, path: str, data: bytes) -> CreateOutcome:
+        outcome = super().create(path, data)
+        self.creates -= 1
+        return CreateOutcome.UNKNOWN if self.creates >= 0 else outcome
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        self.lists -= 1
+        if self.lists >= 0:
+            raise StorageError("no answer")
+        return super().list(prefix)
+
+
+def test_answers_that_are_lost_are_counted_as_tries_waits_and_unknown_outcomes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    slept: list[float] = []
+    store = CheckpointStore(Forgetful(creates=1, lists=3), sleep=slept.append)
+    with caplog.at_level(logging.INFO):
+        counts_job().publish(store, None)
+    stats = store.stats
+    assert len(slept) == 3
+    assert (stats.retries, stats.waits, stats.wait_seconds) == (3, 3, pytest.approx(sum(slept)))
+    assert (stats.unknown_outcomes, stats.conflicts) == (1, 0)
+    assert stats["create"] == Counts(1, 0, stats["create"].size_bytes, stats["create"].seconds, 0)
+    assert (stats["list"].calls, stats["list"].failures) == (5, 3)
+    warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len([line for line in warned if "whether it was created is unknown" in line]) == 1
+    assert [line for line in warned if "retry" in line] == [
+        f"checkpoint 1 of memory://{NAME}: retry {n} of {RETRIES} (list) in {pause:.2f} s"
+        for n, pause in enumerate(slept, 1)
+    ]
+    assert next(record.getMessage() for record in caplog.records if record.levelno == logging.INFO).startswith(
+        f"published checkpoint 1 of memory://{NAME}: 20 rows, 2 segments, "
+    )
+
+
+class Stuttering(MemoryStorage):
+    """Sends every request again, once, on an event loop in another thread, as clients of S3 do."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(NAME)
+        self.loop = loop
+
+    def read(self, path: str) -> pa.Buffer:
+        async def send() -> pa.Buffer:
+            await asyncio.sleep(0)
+            retried(0.25)
+            return super(Stuttering, self).read(path)
+
+        return asyncio.run_coroutine_threadsafe(send(), self.loop).result(20)
+
+
+def test_a_request_that_a_storage_sends_again_counts_for_the_store_that_asked() -> None:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        inner = Stuttering(loop)
+        inner.create(PATH, b"1")
+        one, two = observed(inner), observed(inner)
+        with ThreadPoolExecutor(4) as pool:
+            assert len([*pool.map(one.read, [PATH] * 20), two.read(PATH), inner.read(PATH)]) == 22
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(20)
+        loop.close()
+    assert (one.stats.retries, one.stats.waits, one.stats.wait_seconds) == (20, 20, 5.0)
+    assert (two.stats.retries, two.stats.waits, two.stats.wait_seconds) == (1, 1, 0.25)
+
+
+def test_a_publication_that_nobody_answers_has_waited_before_every_try_but_the_first() -> None:
+    slept: list[float] = []
+    store = CheckpointStore(Forgetful(lists=1000), sleep=slept.append)
+    with pytest.raises(OutcomeUnknown):
+        counts_job().publish(store, None)
+    assert store.stats.retries == store.stats.waits == len(slept) == RETRIES
+    assert store.stats["list"].failures == RETRIES + 1
+    assert store.stats.wait_seconds == pytest.approx(sum(slept))
+
+
+def test_a_rivals_record_is_a_conflict_and_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    ours, theirs = (CheckpointStore(MemoryStorage(NAME)) for _ in range(2))
+    counts_job().publish(theirs, None)
+    with pytest.raises(PublishConflict):
+        counts_job().publish(ours, None)
+    assert (ours.stats.conflicts, theirs.stats.conflicts) == (1, 0)
+    assert ours.stats["create"][:2] == (1, 0)
+    assert any(f"checkpoint 1 of memory://{NAME}: lost" in record.getMessage() for record in caplog.records)
+
+
+class Late(MemoryStorage):
+    """Shows the newest record only from the second listing on: as if it were published just then."""
+
+    late = True
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        found = super().list(prefix)
+        self.late, hidden = False, self.late
+        return found[:-1] if hidden else found
+
+
+def test_a_reading_of_the_history_that_starts_over_is_counted() -> None:
+    store = CheckpointStore(MemoryStorage(NAME))
+    permit = counts_job().publish(store, None)
+    counts_job().publish(store, permit)
+    assert store.stats.history_restarts == 0
+    late = CheckpointStore(Late(NAME))
+    assert late.open().id == 2
+    assert late.stats.history_restarts == 1
+
+
+# --- one storage in front of another ---------------------------------------------------------------------------------
+
+
+def test_an_observed_storage_is_taken_for_the_storage_itself(tmp_path: Path) -> None:
+    local = LocalStorage(tmp_path, durable=False)
+    storage = CheckpointStore(local).storage
+    assert isinstance(storage, LocalStorage)
+    assert isinstance(storage, Storage)
+    assert isinstance(storage, Observed)
+    assert not isinstance(storage, MemoryStorage)
+    assert repr(storage) == repr(local)
+    assert storage.url == local.url
+    assert observed(storage) is storage, "and is not observed twice"
+    assert CheckpointStore(storage).stats is stats_of(storage)
+    other = Stats()
+    assert stats_of(observed(storage, other)) is other
+
+
+@pytest.mark.parametrize("ability", [TellsLeftovers, MakesDurable])
+def test_it_can_do_what_the_storage_can_and_nothing_else(ability: type, tmp_path: Path) -> None:
+    local, memory = observed(LocalStorage(tmp_path)), observed(MemoryStorage(NAME))
+    assert isinstance(local, ability)
+    assert not isinstance(memory, ability)
+    with pytest.raises(AttributeError, match="leftovers"):
+        memory.leftovers()
+
+
+def test_what_only_some_storages_do_is_counted_too(tmp_path: Path) -> None:
+    storage = observed(LocalStorage(tmp_path, durable=False))
+    dropped = storage.open_output(PATH)
+    dropped.write(b"abc")
+    (left,) = storage.leftovers()
+    assert left.path == PATH
+    storage.discard(iter([left]))
+    storage.create(PATH, b"x")
+    storage.make_durable([PATH])
+    assert [storage.stats[name][:2] for name in ("leftovers", "discard", "make_durable")] == [(1, 1)] * 3
+    dropped.abort()
+
+
+def test_a_file_of_a_local_store_stays_one_that_pyarrow_reads_by_itself(tmp_path: Path) -> None:
+    storage = observed(LocalStorage(tmp_path, durable=False))
+    storage.create(PATH, b"content")
+    with storage.open_input(PATH) as file:
+        assert type(file) is pa.OSFile
+        assert file.read() == b"content"
+    assert storage.stats["open_input"][:3] == (1, 1, 0), "its bytes are told by who reads them"
+
+
+def test_an_object_that_is_not_there_is_an_answer_and_no_failure() -> None:
+    storage = observed(MemoryStorage(NAME))
+    asked: list[Callable[[str], Any]] = [storage.read, storage.open_input, storage.size]
+    for ask in asked:
+        with pytest.raises(FileNotFoundError):
+            ask(PATH)
+    assert storage.stats.total[:3] == (3, 0, 0)
+    assert storage.stats.total.failures == 0
+
+
+def test_a_storage_that_raises_has_failed_and_the_error_is_its_own() -> None:
+    storage = observed(Forgetful(lists=1))
+    with pytest.raises(StorageError, match=r"^no answer$"):
+        storage.list("segments/")
+    assert storage.list("segments/") == []
+    assert storage.stats["list"][:2] + storage.stats["list"][4:] == (2, 0, 1)
+
+
+def test_an_output_counts_once_whichever_way_it_ends() -> None:
+    storage = observed(MemoryStorage(NAME))
+    with storage.open_output(PATH) as output:
+        output.write(b"abc")
+        output.write(memoryview(b"de"))
+        output.close()
+    output.close()
+    assert storage.stats["open_output"][:3] == (1, 1, 5)
+    dropped = storage.open_output(PATH + "2")
+    dropped.write(b"1234567")
+    dropped.abort()
+    dropped.abort()
+    assert storage.stats["open_output"][:3] == (2, 1, 12)
+    with pytest.raises(TypeError), storage.open_output(PATH + "3") as output:
+        output.write(b"123" + 4)  # type: ignore[operator]
+    assert storage.stats["open_output"][:3] == (3, 1, 12)
+    assert storage.stats["open_output"].failures == 0
+    with pytest.raises(StorageError, match="exists already"), storage.open_output(PATH) as output:
+        output.write(b"abc")
+    assert storage.stats["open_output"][:3] + storage.stats["open_output"][4:] == (4, 1, 15, 1)
+
+
+def test_a_pickled_copy_counts_for_itself() -> None:
+    store = CheckpointStore(MemoryStorage(NAME))
+    store.storage.create(PATH, b"12345")
+    copied: CheckpointStore = pickle.loads(pickle.dumps(store))
+    assert type(copied.storage) is Observed
+    assert told(copied.stats) == {}
+    assert copied.storage.read(PATH).size == 5
+    assert told(copied.stats) == {"read": (1, 1, 5)}
+    assert told(store.stats) == {"create": (1, 1, 5)}
+    store.stats.include(pickle.loads(pickle.dumps(copied.stats)))
+    assert told(store.stats) == {"read": (1, 1, 5), "create": (1, 1, 5)}
+
+
+def test_the_context_that_goes_to_workers_counts_where_it_is_used() -> None:
+    job, store = counts_job(), CheckpointStore(MemoryStorage(NAME))
+    pending = store.begin(
+        job_id=job.job_id, graph=job.graph, states=job.states, parent=None, options=_objects_not_inline()
+    )
+    context = pickle.loads(pickle.dumps(pending.context))
+    before = told(store.stats)
+    with context.subtask("counter", 0) as writer:
+        writer.write("counts", job.rows["counter", "counts"](0))
+    assert stats_of(context.storage)["open_output"].objects == 1
+    assert told(store.stats) == before
+
+
+def test_no_count_is_lost_between_threads() -> None:
+    storage = observed(MemoryStorage(NAME))
+    storage.create(PATH, b"1234567")
+
+    def work(_: int) -> None:
+        for _ in range(2000):
+            storage.read(PATH)
+            storage.stats.event(waits=1, wait_seconds=0.5)
+
+    with ThreadPoolExecutor(8) as pool:
+        for _ in pool.map(work, range(8)):
+            stats = storage.stats.copy()
+            # Calls, objects and bytes of one operation are replaced together, so a look in between shows them agree.
+            assert stats["read"].size_bytes == 7 * stats["read"].calls == 7 * stats["read"].objects
+    assert storage.stats["read"][:3] == (16_000, 16_000, 112_000)
+    assert (storage.stats.waits, storage.stats.wait_seconds) == (16_000, 8000.0)
+
+
+# --- the object itself -----------------------------------------------------------------------------------------------
+
+
+def test_the_operations_are_the_methods_of_the_protocols() -> None:
+    methods = {
+        name
+        for protocol in (Storage, TellsLeftovers, MakesDurable)
+        for name, member in vars(protocol).items()
+        if callable(member) and not name.startswith("_")
+    }
+    assert set(OPERATIONS) == methods
+
+
+def test_the_numbers_are_plain_and_always_all_there() -> None:
+    found = json.loads(json.dumps(Stats().as_dict()))
+    assert set(found) == {"operations", *EVENTS}
+    assert set(found["operations"]) == set(OPERATIONS)
+    assert all(set(counts) == set(Counts._fields) for counts in found["operations"].values())
+    with pytest.raises(KeyError, match="no operation"):
+        _ = Stats()["reed"]
+
+
+def test_the_example_of_the_docs_exports_every_number_once(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).resolve().parent.parent / "docs" / "observability.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    namespace: dict[str, Any] = {}
+    exec(code, namespace)
+    printed = capsys.readouterr().out.splitlines()
+    MemoryStorage.reset("example")
+    exported = dict(line.rsplit(" ", 1) for line in printed)
+    assert len(exported) == len(printed) == len(OPERATIONS) * len(Counts._fields) + len(EVENTS)
+    stats = namespace["store"].stats
+    assert exported['checkpoint_store_calls_total{operation="list"}'] == str(stats["list"].calls) != "0"
+    assert all(f"`{name}`" in page for name in (*OPERATIONS, *EVENTS, *Counts._fields))
+
+
+def test_the_table_fits_eighty_columns_and_names_what_was_asked() -> None:
+    stats = Stats()
+    assert str(stats) == "no storage was asked for anything"
+    for operation in OPERATIONS:
+        stats.count(operation, calls=10**6, objects=10**8, size_bytes=10**12, seconds=12345.678, failures=10**5)
+    stats.event(retries=8, waits=8, wait_seconds=12.75, conflicts=1, unknown_outcomes=2, history_restarts=3)
+    lines = str(stats).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines] == ["operation", *OPERATIONS, "all", "retries"]
+    assert lines[1].split() == ["exists", "1,000,000", "100,000,000", "1,000,000,000,000", "12345.6780", "100,000"]
+    assert lines[-1] == "retries 8, waits 8 (12.75 s), conflicts 1, unknown 2, restarts 3"
+
+
+def test_every_operation_is_a_line_of_the_log_at_debug(caplog: pytest.LogCaptureFixture) -> None:
+    storage = observed(Forgetful(lists=1))
+    with caplog.at_level(logging.INFO):
+        storage.exists()
+    assert not caplog.records
+    with caplog.at_level(logging.DEBUG, "stateformat.observed"):
+        with pytest.raises(StorageError):
+            storage.list("segments/")
+        with storage.open_output(PATH) as output:
+            output.write(b"123")
+        storage.create(PATH, b"123")
+        storage.read(PATH)
+        storage.delete([PATH, PATH + "2"])
+        storage.exists()
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.rpartition(" ")[0].rpartition(" ")[0] for line in lines] == [
+        f"list segments/ of memory://{NAME}: raised StorageError,",
+        f"open_output {PATH} of memory://{NAME}: 3 bytes,",
+        f"create {PATH} of memory://{NAME}: nothing was created,",
+        f"read {PATH} of memory://{NAME}: 3 bytes,",
+        f"delete {PATH} and 1 more of memory://{NAME}: 2 objects,",
+        f"exists of memory://{NAME}:",
+    ]
+    assert all(line.endswith(" ms") for line in lines)

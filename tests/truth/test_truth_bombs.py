@@ -1,0 +1,42 @@
+"""Every bomb: a sentence or the right rows, in bounded memory and time, whatever a hostile writer has sealed."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.bombs import BOMBS, HARMLESS, MANIFESTS, RECORDS, SEGMENTS
+from tests.tally import Tally
+from tests.test_bombs import begin, results
+
+KINDS = {"record": RECORDS, "manifest": MANIFESTS, "segment": SEGMENTS}
+
+
+@pytest.mark.truth
+@pytest.mark.timeout(300)
+def test_no_bomb_ends_a_process_fills_memory_or_hangs(tally: Tally) -> None:
+    workers = min(2, os.cpu_count() or 1)
+    processes = [begin(tuple(BOMBS)[number::workers]) for number in range(workers)]
+    try:
+        found = [each for process in processes for each in results(process)]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert len(found) == len(BOMBS)
+    for kind, bombs in KINDS.items():
+        mine = [each for each in found if BOMBS[each.name] in bombs and BOMBS[each.name] not in HARMLESS]
+        most = max(each.grown_bytes for each in mine) >> 20
+        slowest = max(each.slowest_seconds for each in mine)
+        tally.add(
+            f"bomb: {kind}",
+            tried=len(mine),
+            noticed=sum(each.noticed for each in mine),
+            wrong=sum(each.wrong for each in mine),
+            note=f"10 actions each; memory grew by at most {most} MiB, the slowest took {slowest:.1f} s of CPU",
+        )
+    harmless = [each for each in found if BOMBS[each.name] in HARMLESS]
+    wrong = sum(each.wrong for each in harmless)
+    tally.add("large, odd and legal", tried=len(harmless), wrong=wrong, note="read right")
+    assert not [each for each in found if each.wrong]

@@ -1,0 +1,391 @@
+"""Faults between a run and its S3 server: what the run is told is what the server has, at each request, for each fault.
+
+A proxy spoils requests; the truth is asked of the server itself, past the proxy. A publication is undisturbed once, so
+that its requests are counted; then each of them is spoilt in each way. The same for what a restart reads. One spoilt
+request is nothing: a permit is got in spite of it, or the right rows. Where every request is spoilt, what comes is an
+error with a sentence, of which it is checked that it is true.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from backends.storage import s3, s3_client, s3_files
+from stateformat import declare, layout
+from stateformat.errors import (
+    ErrorKind,
+    OutcomeUnknown,
+    PublishConflict,
+    StorageError,
+)
+from stateformat.model import CheckpointId, JobGraph, Partitioner
+from stateformat.storage import Storage, open_storage
+from stateformat.store import CheckpointStore
+from stateformat.validation import validate
+from tests.servers.fault_proxy import SINGLE, Fault, FaultProxy, Plan, Request
+from tests.servers.server import BUCKET, S3Server
+from tests.stores import Job, edge, operator, owned
+from tests.tally import Tally
+
+pytestmark = pytest.mark.s3
+
+CLIENT = {"connect_timeout": 2, "read_timeout": 0.6}
+"""Longer than a slow answer, so that a slow answer is no fault, and short enough to wait for."""
+CALM = {"read_timeout": 30}
+"""For counting what is sent where nothing is spoilt, on a machine that may be busy."""
+HASTY = {"retries": {"total_max_attempts": 2}}
+"""For faults that last."""
+BLOB_BYTES = 1024
+
+
+class Site(NamedTuple):
+    """A server, and the proxy in front of it."""
+
+    name: str
+    server: S3Server
+    proxy: FaultProxy
+    prefix: str
+
+    def storage(self, prefix: str, **config: Any) -> Storage:
+        """A store as the run sees it, through the proxy. What reads it is s3fs alone, or what is used by default."""
+        reader = {"client": "s3fs"} if self.name == "moto" else {}
+        options = self.server.options(self.proxy.endpoint, config_kwargs={**CLIENT, **config}, **reader)
+        return open_storage(f"s3://{BUCKET}/{prefix}", **options)
+
+    def directly(self, prefix: str) -> Storage:
+        """The same store without the proxy."""
+        return open_storage(f"s3://{BUCKET}/{prefix}", **self.server.options())
+
+    def published(self) -> str:
+        """The prefix of a store with one checkpoint, to be read and left as it is."""
+        storage = self.directly(self.prefix)
+        if not storage.exists():
+            told = publish(storage, READ_ROWS)
+            assert told.error is None
+        return self.prefix
+
+    def attempt_of(self, prefix: str, checkpoint_id: int) -> str | None:
+        """Whose record the server has under an id, by a request that nothing of the library has touched."""
+        key = f"{prefix}/{layout.record_path(CheckpointId(checkpoint_id))}"
+        listed = self.server.client.list_objects_v2(Bucket=BUCKET, Prefix=key)
+        if not listed.get("Contents"):
+            return None
+        body = self.server.client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
+        return str(json.loads(body)["attempt_id"])
+
+
+@pytest.fixture(scope="module")
+def _moto_site(moto: S3Server) -> Iterator[Site]:
+    with FaultProxy(moto) as proxy:
+        yield Site("moto", moto, proxy, f"read-{uuid.uuid4().hex}")
+
+
+@pytest.fixture(scope="module")
+def _rgw_site(rgw: S3Server) -> Iterator[Site]:
+    with FaultProxy(rgw) as proxy:
+        yield Site("rgw", rgw, proxy, f"read-{uuid.uuid4().hex}")
+
+
+@pytest.fixture
+def site(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """The server that the parameter names. Objects have small parts, pieces are small, and pauses short."""
+    found: Site = request.getfixturevalue(f"_{request.param}_site")
+    monkeypatch.setattr(s3_files, "PART_BYTES", 1 << 18)
+    monkeypatch.setattr(s3, "_READ_BYTES", 1 << 16)
+    monkeypatch.setattr(s3_client, "_PAUSE_SECONDS", 0.01)
+    yield found
+    found.proxy.reset()
+
+
+on_both = pytest.mark.parametrize("site", ["moto", "rgw"], indirect=True)
+
+RECORD_PUT, PROBE_PUT = "PUT checkpoints if none match", "PUT .probe if none match"
+READ_KINDS = {"GET ?encoding-type&list-type&max-keys&prefix", "HEAD checkpoints", "HEAD segments"} | {
+    f"GET {folder}" for folder in ("checkpoints", "manifests", "segments")
+}
+READ_FAULTS = [("rgw", fault) for fault in SINGLE if fault not in (Fault.ERROR_500_AFTER, Fault.LATE)] + [
+    ("moto", fault) for fault in (Fault.CUT_BEFORE, Fault.CONFLICT, Fault.STALLED, Fault.CUT_BODY)
+]
+"""To a reader, the other two are like one of these. The mock server is slow, and the faults are the proxy's."""
+LASTING = (Fault.LOST_ANSWER, Fault.CUT_BEFORE, Fault.ERROR_500_AFTER, Fault.CONFLICT)
+READ_LASTING = [("rgw", Fault.CUT_BEFORE), ("rgw", Fault.SLOW_DOWN), ("rgw", Fault.CUT_BODY), ("moto", Fault.CUT_BODY)]
+
+
+def _name(value: Fault | str) -> str:
+    return value if isinstance(value, str) else value.name.lower()
+
+
+# The job: an object of several parts, one of one, and what stands in the manifest
+
+
+def _blobs() -> pa.Table:
+    count = 1200
+    data = np.random.default_rng(7).integers(0, 256, count * BLOB_BYTES, np.uint8).tobytes()
+    return pa.table(
+        {
+            "word": [f"w{number}" for number in range(count)],
+            "raw": pa.array([data[at : at + BLOB_BYTES] for at in range(0, len(data), BLOB_BYTES)], pa.binary()),
+        }
+    )
+
+
+COUNTER = operator("counter", 2)
+BLOBS = _blobs()
+JOB = Job(
+    "faults",
+    JobGraph((operator("lines", 2), COUNTER), (edge("lines", "counter", Partitioner.HASH, "word"),)),
+    (
+        declare.value_state("counter", "blobs", keys={"word": pa.string()}, values={"raw": pa.binary()}),
+        declare.even_split_state("counter", "seen", columns={"path": pa.string(), "position": pa.int64()}),
+    ),
+)
+READ_ROWS = 160
+"""Of subtask 0 in the store that is read, in a few requests."""
+
+
+def blobs_of(subtask: int, rows: int) -> pa.Table:
+    """Subtask 0 has all of its rows, some 600 KiB in three parts, or as many as asked for; subtask 1 a few."""
+    return owned(BLOBS, ["word"], COUNTER, subtask).slice(0, 9 if subtask else rows)
+
+
+def seen_by(subtask: int) -> pa.Table:
+    """What stands in the manifest."""
+    return pa.table({"path": [f"in-{subtask}.csv"], "position": [subtask]})
+
+
+WRITTEN = pa.concat_tables(blobs_of(subtask, READ_ROWS) for subtask in (0, 1)).sort_by("word")
+
+
+class Told(NamedTuple):
+    """What a publication said: the attempt that it was, and the error if there is no permit."""
+
+    attempt: str
+    error: BaseException | None
+
+
+def publish(storage: Storage, rows: int = 1 << 30) -> Told:
+    """One attempt at the first checkpoint, with pauses that are short, and whatever comes of it."""
+    store = CheckpointStore(storage, sleep=lambda seconds: time.sleep(min(seconds, 0.02)))
+    pending = store.begin(job_id=JOB.job_id, graph=JOB.graph, states=JOB.states, parent=None)
+    try:
+        for subtask in (0, 1):
+            for uid in ("lines", "counter"):
+                with pending.context.subtask(uid, subtask) as writer:
+                    if uid == "counter":
+                        writer.write("blobs", blobs_of(subtask, rows))
+                        writer.write("seen", seen_by(subtask))
+                pending.add(writer)
+        permit = pending.publish()
+    except Exception as error:
+        return Told(pending.attempt_id, error)
+    assert permit.ref == pending.ref
+    return Told(pending.attempt_id, None)
+
+
+def lies(site: Site, prefix: str, told: Told) -> str:
+    """What of it is not so, empty if it is the truth. Nobody else has published here."""
+    there = site.attempt_of(prefix, 1)
+    if isinstance(told.error, PublishConflict):
+        return "a conflict, and nobody else was there"
+    if told.error is not None and not isinstance(told.error, (OutcomeUnknown, StorageError)):
+        return f"no error of the storage but {told.error!r}"
+    if there not in (None, told.attempt):
+        return f"the record is {there}'s"
+    if told.error is None and there is None:
+        return "a permit, and no record"
+    if isinstance(told.error, StorageError) and there is not None:
+        return f"nothing was published, and the record is there ({told.error})"
+    if there is not None:
+        report = validate(site.directly(prefix), level="full")
+        if not report.ok:
+            return f"published, and torn: {report.problems}"
+    return ""
+
+
+def restore(storage: Storage) -> BaseException | str | None:
+    """Restore the job, as it was and at another parallelism; None if all rows are right, else what is wrong."""
+    try:
+        permit = CheckpointStore(storage).start(JOB.job_id)
+        assert permit is not None
+        for parallelism in (2, 3):
+            checkpoint = permit.checkpoint()
+            plan = checkpoint.plan_restore(checkpoint.graph.at(parallelism))
+            tasks = [checkpoint.restore(plan, "counter", subtask) for subtask in range(parallelism)]
+            blobs = pa.concat_tables(task["blobs"].table() for task in tasks).select(["word", "raw"])
+            seen = pa.concat_tables(task["seen"].table() for task in tasks if "seen" in task)
+            if not blobs.sort_by("word").equals(WRITTEN) or sorted(seen["position"].to_pylist()) != [0, 1]:
+                return f"wrong rows at parallelism {parallelism}"
+    except Exception as error:
+        return error
+    return None
+
+
+def requests_of(site: Site, work: Callable[[], object]) -> list[Request]:
+    """The requests of undisturbed work."""
+    site.proxy.reset()
+    work()
+    site.proxy.settle()
+    return list(site.proxy.requests)
+
+
+# One fault
+
+
+@pytest.mark.truth
+@pytest.mark.parametrize("fault", SINGLE, ids=_name)
+@on_both
+def test_one_fault_anywhere_in_a_publication_is_overcome(site: Site, fault: Fault, tally: Tally) -> None:
+    _publications_with_one_fault(site, fault, tally, lambda _: True)
+
+
+@pytest.mark.parametrize("fault", SINGLE, ids=_name)
+@pytest.mark.parametrize("site", ["moto"], indirect=True)
+def test_one_fault_at_the_record_is_overcome(site: Site, fault: Fault, tally: Tally) -> None:
+    _publications_with_one_fault(site, fault, tally, lambda seen: seen.kind == RECORD_PUT)
+
+
+def _publications_with_one_fault(site: Site, fault: Fault, tally: Tally, chosen: Callable[[Request], bool]) -> None:
+    expected = requests_of(site, lambda: publish(site.storage(f"counted-{uuid.uuid4().hex}", **CALM)))
+    kinds = [seen.kind for seen in expected]
+    assert kinds.count("PUT segments?partNumber&uploadId") == 3
+    assert [kind for kind in kinds if "if none match" in kind] == [PROBE_PUT, PROBE_PUT, RECORD_PUT]
+    wrong, tried = [], 0
+    for number in (seen.number for seen in expected if chosen(seen)):
+        prefix = uuid.uuid4().hex
+        site.proxy.spoil(number, fault)
+        told = publish(site.storage(prefix))
+        site.proxy.settle()
+        (spoilt, _), tried = site.proxy.spoilt[0], tried + 1
+        lie = lies(site, prefix, told) or (told.error and f"no permit: {told.error!r}")
+        if lie:
+            wrong.append(f"{fault.value} at {number}, {spoilt.kind}: {lie}")
+    tally.add(f"S3 publication, one fault: {fault.value}", tried=tried, wrong=len(wrong))
+    assert tried
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.truth
+@pytest.mark.parametrize(("site", "fault"), READ_FAULTS, indirect=["site"], ids=_name)
+def test_one_fault_anywhere_in_a_restore_is_overcome(site: Site, fault: Fault, tally: Tally) -> None:
+    prefix = site.published()
+    expected = requests_of(site, lambda: restore(site.storage(prefix, **CALM)))
+    assert {seen.kind for seen in expected} == READ_KINDS
+    wrong = []
+    for number in range(len(expected)):
+        site.proxy.spoil(number, fault)
+        found = restore(site.storage(prefix))
+        site.proxy.settle()
+        if found is not None:
+            wrong.append(f"{fault.value} at {number}, {site.proxy.spoilt[0][0].kind}: {found!r}")
+    tally.add("S3 restore, one fault", tried=len(expected), wrong=len(wrong))
+    assert not wrong, "\n".join(wrong)
+
+
+# Faults that last
+
+
+def from_number(number: int, fault: Fault, count: int = 1 << 30) -> Plan:
+    """Spoil so many requests from one on."""
+    return lambda request: fault if number <= request.number < number + count else None
+
+
+@pytest.mark.truth
+@pytest.mark.parametrize("fault", LASTING, ids=_name)
+@on_both
+def test_a_publication_without_answers_ends_in_an_error_that_is_true(site: Site, fault: Fault, tally: Tally) -> None:
+    expected = requests_of(site, lambda: publish(site.storage(f"counted-{uuid.uuid4().hex}", **CALM)))
+    wrong = []
+    for number in range(len(expected)):
+        prefix = uuid.uuid4().hex
+        site.proxy.reset(from_number(number, fault))
+        begun = time.monotonic()
+        told = publish(site.storage(prefix, **HASTY))
+        seconds = time.monotonic() - begun
+        site.proxy.reset()
+        lie = lies(site, prefix, told) or (told.error is None and "a permit without an answer")
+        if not lie and prefix not in str(told.error):
+            lie = f"no sentence: {told.error!r}"
+        if not lie and isinstance(told.error, StorageError) and RECORD_PUT in [seen.kind for seen in expected[:number]]:
+            lie = f"{told.error!r} after the record was sent"
+        held = CheckpointStore(site.storage(prefix)).start(JOB.job_id)
+        if (held.ref.attempt_id if held else None) != site.attempt_of(prefix, 1):
+            lie = f"a restart sees {held}"
+        if lie or seconds > 60:
+            wrong.append(f"{fault.value} from {number}, {expected[number].kind}, {seconds:.0f} s: {lie}")
+    tally.add(
+        "S3 publication, no answer from one request on",
+        tried=len(expected),
+        noticed=len(expected) - len(wrong),
+        wrong=len(wrong),
+    )
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.truth
+@pytest.mark.parametrize("fault", LASTING, ids=_name)
+@on_both
+def test_three_faults_in_a_row_anywhere_in_a_publication_are_overcome(site: Site, fault: Fault, tally: Tally) -> None:
+    expected = requests_of(site, lambda: publish(site.storage(f"counted-{uuid.uuid4().hex}", **CALM)))
+    wrong = []
+    for number in range(len(expected)):
+        prefix = uuid.uuid4().hex
+        site.proxy.reset(from_number(number, fault, 3))
+        told = publish(site.storage(prefix))
+        site.proxy.settle()
+        lie = lies(site, prefix, told) or (told.error and f"no permit: {told.error!r}")
+        if lie:
+            wrong.append(f"{fault.value} from {number}, {expected[number].kind}: {lie}")
+    tally.add("S3 publication, three faults in a row", tried=len(expected), wrong=len(wrong))
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.truth
+@pytest.mark.parametrize(("site", "fault"), READ_LASTING, indirect=["site"], ids=_name)
+def test_a_restore_without_answers_ends_in_a_storage_error(site: Site, fault: Fault, tally: Tally) -> None:
+    prefix = site.published()
+    expected = requests_of(site, lambda: restore(site.storage(prefix, **CALM)))
+    wrong = []
+    for number in range(len(expected)):
+        site.proxy.reset(from_number(number, fault))
+        begun = time.monotonic()
+        found = restore(site.storage(prefix, **HASTY))
+        seconds = time.monotonic() - begun
+        if not isinstance(found, StorageError) or prefix not in str(found) or seconds > 60:
+            wrong.append(f"{fault.value} from {number}, {expected[number].kind}, {seconds:.0f} s: {found!r}")
+    tally.add(
+        "S3 restore, no answer from one request on",
+        tried=len(expected),
+        noticed=len(expected) - len(wrong),
+        wrong=len(wrong),
+    )
+    assert not wrong, "\n".join(wrong)
+
+
+# Servers that cannot be had
+
+
+@pytest.mark.parametrize("site", ["moto", pytest.param("rgw", marks=pytest.mark.truth)], indirect=True)
+def test_a_server_that_ignores_the_condition_is_refused_at_first_use(site: Site, tally: Tally) -> None:
+    prefix = uuid.uuid4().hex
+    site.proxy.reset(lambda request: Fault.CONDITION_IGNORED if request.conditional else None)
+    told = publish(site.storage(prefix))
+    refused = isinstance(told.error, StorageError) and told.error.kind is ErrorKind.STORAGE_UNSUITABLE
+    there = site.attempt_of(prefix, 1)
+    tally.add(
+        "S3 server that ignores If-None-Match",
+        tried=1,
+        noticed=int(refused),
+        wrong=int(not refused),
+    )
+    assert refused
+    assert "ignores If-None-Match" in str(told.error)
+    assert there is None
+    assert [seen.kind for seen, _ in site.proxy.spoilt] == [PROBE_PUT] * 2

@@ -1,0 +1,85 @@
+"""A checkpoint of one million handles, 1,000 operators of 1,000 subtasks, through every command, with what each took."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import stateformat as sf
+from tests.scale_commands import Took, call
+from tests.tally import Tally
+
+OPERATORS = SUBTASKS = 1000
+HANDLES = OPERATORS * SUBTASKS
+SECONDS_MAX = 30.0
+"""Five are the aim on a quiet machine; a test must not fail because others work too."""
+PEAK_BYTES_MAX = 1_500_000_000
+"""Twice that for a rescale, which makes more than two million handles of the million: nearly each is cut in two."""
+PAGE_LINES_MAX = 250
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store. Made in a process of its own: the peak of a command's memory begins with that of whoever starts it."""
+    folder = tmp_path_factory.mktemp("million") / "store"
+    make = "import sys, pathlib, benchmarks.scale_stores as s; s.many_handles(pathlib.Path(sys.argv[1]), *map(int, sys.argv[2:]))"
+    subprocess.run([sys.executable, "-c", make, folder, str(OPERATORS), str(SUBTASKS)], check=True)
+    assert sf.open(str(folder)).open().record.totals.handles == HANDLES
+    return folder
+
+
+def _judge(tally: Tally, name: str, took: Took, *, is_page: bool, peak_bytes_max: int = PEAK_BYTES_MAX) -> None:
+    wrong = [
+        what
+        for what, broken in (
+            (f"exit status {took.status}: {took.err}", took.status != 0),
+            (f"{took.seconds:.1f} s", took.seconds > SECONDS_MAX),
+            (f"{took.peak_bytes:,} bytes of memory", took.peak_bytes > peak_bytes_max),
+            ("a page without end", is_page and len(took.out.splitlines()) > PAGE_LINES_MAX),
+        )
+        if broken
+    ]
+    tally.add(f"one million handles: {name}", tried=1, wrong=len(wrong), note=took.note)
+    assert not wrong, wrong
+
+
+@pytest.mark.truth
+@pytest.mark.parametrize(
+    "options",
+    [
+        "inspect",
+        "inspect --operator operator-0500",
+        "inspect --operator operator-0500 --state state --rows 5",
+        "explain-restore --parallelism 1200",
+        "validate --level quick",
+        "rescale --parallelism 1200 --dry-run",
+        "gc --keep 1",
+        "history",
+    ],
+)
+def test_every_command_answers_with_a_page(options: str, store: Path, tmp_path: Path, tally: Tally) -> None:
+    command, *rest = options.split()
+    _judge(tally, options, call(tmp_path, command, store, *rest), is_page=True)
+
+
+@pytest.mark.truth
+def test_json_is_whole(store: Path, tmp_path: Path, tally: Tally) -> None:
+    inspected = call(tmp_path, "inspect", store, "--format", "json")
+    _judge(tally, "inspect --format json", inspected, is_page=False)
+    assert sum(len(state["subtasks"]) for state in inspected.document["states"]) == HANDLES
+    del inspected
+    planned = call(tmp_path, "explain-restore", store, "--parallelism", "1200", "--format", "json")
+    _judge(tally, "explain-restore --format json", planned, is_page=False)
+    assert sum(len(load["subtasks"]) for load in planned.document["load"]) == 1200 * OPERATORS
+
+
+@pytest.mark.truth
+def test_it_is_rescaled_and_the_result_is_right(store: Path, tmp_path: Path, tally: Tally) -> None:
+    target = tmp_path / "rescaled"
+    took = call(tmp_path, "rescale", store, "--parallelism", "1200", "--to", target)
+    _judge(tally, "rescale --to another store", took, is_page=True, peak_bytes_max=2 * PEAK_BYTES_MAX)
+    took = call(tmp_path, "validate", target)
+    _judge(tally, "validate --level quick, rescaled", took, is_page=True, peak_bytes_max=2 * PEAK_BYTES_MAX)

@@ -1,0 +1,225 @@
+"""Storages under races, and the suite of every storage on a real S3 server.
+
+Sixteen at a time create one name, or publish on one parent, round after round: each round has exactly one winner, whose
+bytes stay, and the others are told so. The mock S3 server looks and stores in two steps, so only the order of one after the
+other is asked of it (in the suite); real concurrency is asked of the real server.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import pytest
+
+from backends.storage.conformance import StorageConformance
+from backends.storage.memory import MemoryStorage
+from stateformat.errors import PublishConflict
+from stateformat.history import find_record
+from stateformat.model import CheckpointId, JobGraph
+from stateformat.publication import CommitPermit
+from stateformat.storage import CreateOutcome, Storage, open_storage
+from stateformat.store import CheckpointStore
+from stateformat.validation import validate
+from tests.servers.server import BUCKET, S3Server
+from tests.stores import operator
+from tests.tally import Tally
+
+PUBLISHERS = 16
+TIMEOUT_SECONDS = 300
+
+
+@pytest.mark.truth
+@pytest.mark.s3
+class TestS3StorageOnARealServer(StorageConformance):
+    @pytest.fixture
+    def options(self, rgw: S3Server) -> dict[str, Any]:
+        return rgw.options()
+
+    @pytest.fixture
+    def storage(self, options: dict[str, Any]) -> Storage:
+        return open_storage(f"s3://{BUCKET}/{uuid.uuid4().hex}/store", **options)
+
+    @pytest.fixture
+    def unicode_url(self) -> str:
+        return f"s3://{BUCKET}/{uuid.uuid4().hex}/prüfung eins+zwei"
+
+
+# Races
+
+Reopen = Callable[[], Storage]
+"""Opens the storage of the race anew, as each run does for itself."""
+
+
+@pytest.fixture
+def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reopen]:
+    """What the parameter names: memory, local or rgw."""
+    if request.param == "memory":
+        name = f"race-{uuid.uuid4().hex}"
+        yield lambda: MemoryStorage(name)
+        MemoryStorage.reset(name)
+    elif request.param == "local":
+        yield lambda: open_storage(str(tmp_path / "store"))
+    else:
+        server: S3Server = request.getfixturevalue("rgw")
+        url = f"s3://{BUCKET}/{uuid.uuid4().hex}"
+        yield lambda: open_storage(url, **server.options())
+
+
+SMALL = [pytest.param("memory", 5, id="memory-5"), pytest.param("local", 5, id="local-5")]
+FULL = [pytest.param(name, 200, id=f"{name}-200", marks=pytest.mark.truth) for name in ("memory", "local", "rgw")]
+on_all = pytest.mark.parametrize(("reopen", "rounds"), [*SMALL, *FULL], indirect=["reopen"])
+
+
+def create_each(storage: Storage, barrier: Any, runner: int, rounds: int) -> list[str]:
+    """What a runner is told of each round's name, which all create at once."""
+    told = []
+    for number in range(rounds):
+        barrier.wait(TIMEOUT_SECONDS)
+        told.append(storage.create(name_of(number), body_of(runner)).value)
+    return told
+
+
+def name_of(number: int) -> str:
+    return f"checkpoints/{number + 1:020}.json"
+
+
+def body_of(runner: int) -> bytes:
+    return b"%d\n" % runner * 200
+
+
+def publish_each(
+    storage: Storage, barrier: Any, runner: int, rounds: int, held: dict[int, CommitPermit] | None = None
+) -> list[str]:
+    """The attempts that a runner has got a permit for, by round; a dash where it was told of a conflict.
+
+    All start from the same newest and then publish at once. ``held``: the newest of each round where runners can hand it
+    to one another; otherwise each reads it.
+    """
+    store, graph = CheckpointStore(storage), JobGraph((operator("lines", 1),))
+    told = []
+    for number in range(rounds):
+        barrier.wait(TIMEOUT_SECONDS)
+        parent = store.start("race") if held is None else held.get(number)
+        pending = store.begin(job_id="race", graph=graph, states=(), parent=parent, job_name=f"of {runner}")
+        barrier.wait(TIMEOUT_SECONDS)
+        try:
+            permit = pending.publish()
+        except PublishConflict:
+            told.append("-")
+        else:
+            told.append(permit.ref.attempt_id)
+            if held is not None:
+                held[number + 1] = permit
+    return told
+
+
+def in_threads(race: Callable[..., list[str]], reopen: Reopen, rounds: int, *shared: Any) -> list[list[str]]:
+    """What each of the runners was told, in threads of this process."""
+    barrier = Barrier(PUBLISHERS)
+    with ThreadPoolExecutor(PUBLISHERS) as pool:
+        running = [pool.submit(race, reopen(), barrier, runner, rounds, *shared) for runner in range(PUBLISHERS)]
+        return [each.result() for each in running]
+
+
+def in_a_process(
+    race: Callable[..., list[str]], url: str, barrier: Any, runner: int, rounds: int, results: Any
+) -> None:
+    results.put((runner, race(open_storage(url), barrier, runner, rounds)))
+
+
+def in_processes(race: Callable[..., list[str]], url: str, rounds: int) -> list[list[str]]:
+    """The same, each in a process of its own."""
+    forking = multiprocessing.get_context("fork")
+    barrier, results = forking.Barrier(PUBLISHERS), forking.Queue()
+    processes = [
+        forking.Process(target=in_a_process, args=(race, url, barrier, runner, rounds, results))
+        for runner in range(PUBLISHERS)
+    ]
+    try:
+        for process in processes:
+            process.start()
+        told = dict(results.get(timeout=TIMEOUT_SECONDS) for _ in processes)
+        for process in processes:
+            process.join(TIMEOUT_SECONDS)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    return [told[runner] for runner in range(PUBLISHERS)]
+
+
+def wrong_creates(storage: Storage, told: list[list[str]], rounds: int) -> list[int]:
+    """The rounds without exactly one winner whose body stands."""
+    wrong = []
+    for number in range(rounds):
+        outcomes = [each[number] for each in told]
+        winners = [runner for runner, outcome in enumerate(outcomes) if outcome == CreateOutcome.CREATED.value]
+        body = storage.read(name_of(number)).to_pybytes()
+        conflicts = outcomes.count(CreateOutcome.CONFLICT.value)
+        if len(winners) != 1 or conflicts != PUBLISHERS - 1 or body != body_of(winners[0]):
+            wrong.append(number)
+    return wrong
+
+
+def wrong_publications(storage: Storage, told: list[list[str]], rounds: int) -> list[int]:
+    """The rounds without exactly one permit, for the checkpoint that stands."""
+    wrong = []
+    for number in range(rounds):
+        permits = [each[number] for each in told if each[number] != "-"]
+        record = find_record(storage, CheckpointId(number + 1))
+        if record is None or permits != [record.attempt_id]:
+            wrong.append(number)
+    return wrong
+
+
+@on_all
+def test_exactly_one_of_many_threads_creates(reopen: Reopen, rounds: int, request: Any, tally: Tally) -> None:
+    told = in_threads(create_each, reopen, rounds)
+    wrong = wrong_creates(reopen(), told, rounds)
+    where = request.node.callspec.id.split("-")[0]
+    tally.add(f"race: {PUBLISHERS} threads create one name, {where}", tried=rounds, wrong=len(wrong))
+    assert wrong == []
+
+
+@on_all
+def test_exactly_one_of_many_runs_publishes(reopen: Reopen, rounds: int, request: Any, tally: Tally) -> None:
+    told = in_threads(publish_each, reopen, rounds, {})
+    wrong = wrong_publications(reopen(), told, rounds)
+    where = request.node.callspec.id.split("-")[0]
+    tally.add(f"race: {PUBLISHERS} runs publish on one parent, {where}", tried=rounds, wrong=len(wrong))
+    assert wrong == []
+    check_history(reopen(), rounds)
+
+
+@pytest.mark.parametrize("rounds", [5, pytest.param(200, marks=pytest.mark.truth)])
+def test_exactly_one_of_many_processes_creates(tmp_path: Path, rounds: int, tally: Tally) -> None:
+    url = str(tmp_path / "store")
+    told = in_processes(create_each, url, rounds)
+    wrong = wrong_creates(open_storage(url), told, rounds)
+    tally.add(f"race: {PUBLISHERS} processes create one name, local", tried=rounds, wrong=len(wrong))
+    assert wrong == []
+
+
+@pytest.mark.parametrize("rounds", [5, pytest.param(200, marks=pytest.mark.truth)])
+def test_exactly_one_of_many_processes_publishes(tmp_path: Path, rounds: int, tally: Tally) -> None:
+    url = str(tmp_path / "store")
+    told = in_processes(publish_each, url, rounds)
+    wrong = wrong_publications(open_storage(url), told, rounds)
+    tally.add(f"race: {PUBLISHERS} processes publish on one parent, local", tried=rounds, wrong=len(wrong))
+    assert wrong == []
+    check_history(open_storage(url), rounds)
+
+
+def check_history(storage: Storage, rounds: int) -> None:
+    """One chain of all rounds, nothing beside it, and the newest is whole."""
+    store = CheckpointStore(storage)
+    assert [record.checkpoint_id for record in store.history()] == list(range(rounds, 0, -1))
+    assert store.strays() == []
+    report = validate(store, level="full")
+    assert report.ok, report.problems

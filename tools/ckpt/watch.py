@@ -1,0 +1,94 @@
+"""What ``--verbose`` tells on standard error: what happens as it happens, and at the end what it took.
+
+One :class:`Watch` goes with one call of ``ckpt``. It is made before the command line is read and ended when everything
+else has been said, so the table also stands below the sentence of a command that failed. Nothing is counted, and nothing
+imported for it, where nobody asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import time
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from tools.ckpt.render import size
+
+if TYPE_CHECKING:
+    from stateformat.stats import Stats
+
+LOGGERS: Final = ("stateformat", "redistribution", "backends", "tools")
+
+
+class Watch:
+    """``level`` 0 tells nothing, 1 what happens and a table, 2 each request to a storage too."""
+
+    def __init__(self) -> None:
+        self.level = 0
+        self.stats: Stats | None = None
+        self._start = time.perf_counter()
+        self._command = ""
+        # Without any handler Python would print warnings; commands say what matters themselves.
+        self._handler: logging.Handler = logging.NullHandler()
+        self._levels = [logging.getLogger(name).level for name in LOGGERS]
+        self._listen(logging.WARNING)
+
+    def begin(self, level: int, command: str) -> None:
+        """Called once the command line is read: how much is to be told, of which command."""
+        if level < 1:
+            return
+        from stateformat.stats import Stats
+
+        self.level, self._command, self.stats = level, command, Stats()
+        self._ignore()
+        self._handler = _OnStandardError()
+        self._handler.setFormatter(logging.Formatter("%(asctime)s.%(msecs)03d %(levelname)-7s %(message)s", "%H:%M:%S"))
+        self._listen(logging.INFO if level == 1 else logging.DEBUG)
+
+    def end(self) -> None:
+        """Print the table, if it was asked for. To be called at the very end, however the command has ended."""
+        self._ignore()
+        for name, level in zip(LOGGERS, self._levels, strict=True):
+            logging.getLogger(name).setLevel(level)
+        if self.stats is None:
+            return
+        wall_seconds, cpu_seconds = time.perf_counter() - self._start, time.process_time()
+        took = f"{self._command}: {wall_seconds:.2f} s, {cpu_seconds:.2f} s of CPU time"
+        with contextlib.suppress(BrokenPipeError):
+            click.echo(f"\n{took}, at most {size(peak_memory_bytes())} of memory\n{self.stats}", err=True)
+
+    def _listen(self, level: int) -> None:
+        for name in LOGGERS:
+            logging.getLogger(name).addHandler(self._handler)
+            logging.getLogger(name).setLevel(level)
+
+    def _ignore(self) -> None:
+        for name in LOGGERS:
+            logging.getLogger(name).removeHandler(self._handler)
+
+
+class _OnStandardError(logging.Handler):
+    """Writes where standard error is at that moment: above a progress bar, while one is shown."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            click.echo(self.format(record), err=True)
+
+
+def peak_memory_bytes() -> int:
+    """The most memory that this process has held at a time."""
+    import resource
+    from pathlib import Path
+
+    # Linux hands ru_maxrss on to what a process starts: it would tell the size of whoever started us.
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+        return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return used if sys.platform == "darwin" else used * 1024
+
+
+__all__ = ["Watch", "peak_memory_bytes"]
