@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import matplotlib
 
@@ -21,8 +21,9 @@ _COLOURS: Final = {
     "rescale": "#D55E00",
     "restore": "#CC79A7",
     "validate full": "#5B3A00",
+    "reading": "#000000",
 }
-_MARKS: Final = dict(zip(_COLOURS, "osD^vPX", strict=True))
+_MARKS: Final = dict(zip(_COLOURS, "osD^vPX.", strict=True))
 
 
 class Measured(Protocol):
@@ -39,6 +40,14 @@ class Measured(Protocol):
     @property
     def seconds(self) -> float:
         """How long it took."""
+
+
+class Beside(Measured, Protocol):
+    """A point with what was measured beside it."""
+
+    @property
+    def reading(self) -> float:
+        """How long it took to read the manifest's planning columns, without any check."""
 
 
 def magnitude(number: float) -> str:
@@ -94,10 +103,22 @@ def _panel(axes: Any, points: Sequence[Measured], title: str, unit: str) -> None
     axes.legend(frameon=False, fontsize=9, loc="upper left")
 
 
-def draw(by_handles: Sequence[Measured], by_bytes: Sequence[Measured], path: Path) -> None:
+class _Reading(NamedTuple):
+    action: str
+    size: int
+    seconds: float
+
+
+def _reading(points: Sequence[Beside]) -> list[_Reading]:
+    """What all else is compared with, at each size the least of what was measured beside it."""
+    sizes = dict.fromkeys(point.size for point in points)
+    return [_Reading("reading", size, min(p.reading for p in points if p.size == size)) for size in sizes]
+
+
+def draw(by_handles: Sequence[Beside], by_bytes: Sequence[Measured], path: Path) -> None:
     """Write the picture: at the left the cost by the number of handles, at the right by the bytes of the state."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.8), dpi=120, layout="constrained")
-    _panel(left, by_handles, "By handles", "handles in the checkpoint")
+    _panel(left, [*by_handles, *_reading(by_handles)], "By handles", "handles in the checkpoint")
     _panel(right, by_bytes, "By bytes", "bytes of state, as stored")
     figure.savefig(path, metadata={"Software": None})
     plt.close(figure)

@@ -2,8 +2,10 @@
 
 Theory of operation. A plan for a million handles must not loop over them. So the manifest is turned into columns once
 (:func:`read_handles`), every rule is a function from :class:`Handles` and :class:`States` to :class:`Slices`, and the
-slices of all rules become one Arrow table at the end (:func:`assemble`). Handles stand in manifest order (SPEC.md section
-4.2), states in byte order of (operator, name), so a state's number is also its rank and sorting is by integers.
+slices of all rules become an Arrow table at the end (:func:`assemble`). Handles stand in manifest order (SPEC.md section
+4.2), states in byte order of (operator, name), so a state's number is also its rank and sorting is by integers. No rule
+looks beyond one operator, so rules work on some operators at a time (:func:`blocks`): what lies between their columns
+and the table then fits the processor's cache and is never much, and the cost is linear.
 
 Null is -1 in every integer array here: a handle without subtask, a handle without groups. In slices the subtask -1 means
 :data:`EVERY`: for the modes ``union`` and ``progress`` each new subtask reads the slice, for ``coordinator`` and
@@ -21,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateformat.errors import DamagedCheckpoint, ErrorKind
+from stateformat.manifest_rules import state_runs
 from stateformat.model import Mode, State
 from stateformat.schema import SLICE_SCHEMA
 
@@ -33,6 +36,7 @@ Flags: TypeAlias = "npt.NDArray[np.bool_]"
 EVERY: Final = -1
 """The subtask of a slice that is not one subtask's."""
 _NONE = np.empty(0, dtype=np.int64)
+_BLOCK_ROWS: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,13 @@ class GroupRows:
             found[these] = held[at if step > 0 else at - 1] + base
         return found
 
+    def between(self, start: int, stop: int) -> GroupRows:
+        """The groups at these positions alone, at the same positions."""
+        cut = np.clip(self.bases, start, stop)
+        first, last = (cut - self.bases)[:-1].tolist(), (cut[1:] - self.bases[:-1]).tolist()
+        chunks = tuple(values[i:j] for values, i, j in zip(self.chunks, first, last, strict=True))
+        return GroupRows(chunks, cut)
+
     def _by_chunk(self, position: Ints) -> Iterator[tuple[Ints, int, slice]]:
         borders = np.searchsorted(position, self.bases).tolist()
         for values, base, first, last in zip(self.chunks, self.bases.tolist(), borders, borders[1:], strict=False):
@@ -128,6 +139,16 @@ class Handles:
         return Handles(
             **{name: column if name == "group_rows" else column[mask] for name, column in columns.items()},
         )
+
+    def part(self, start: int, stop: int) -> Handles:
+        """Handles ``start`` … ``stop - 1`` of all that the manifest has, with their groups: a view."""
+        columns = {
+            item.name: getattr(self, item.name)[start:stop] for item in fields(self) if item.name != "group_rows"
+        }
+        first, last = (
+            int(self.group_start[at] if at < len(self) else self.group_rows.bases[-1]) for at in (start, stop)
+        )
+        return Handles(**columns, group_rows=self.group_rows.between(first, last))
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +211,7 @@ class Slices:
         return replace(self, subtask=subtask)
 
     def take(self, order: npt.NDArray[Any]) -> Slices:
-        """The slices at these positions."""
+        """The slices at these positions, or those that a mask selects."""
         return Slices(*(getattr(self, item.name)[order] for item in fields(self)))
 
     def ordered(self) -> Slices:
@@ -290,20 +311,11 @@ def _groups(table: pa.Table, first_group: Ints, last_group: Ints) -> tuple[Ints,
 
 def _state_numbers(table: pa.Table, states: Sequence[State]) -> Ints:
     """The number of each handle's state. Handles are sorted, so states are runs and strings are compared twice each."""
-    count = table.num_rows
-    if not count:
-        return _NONE
-    names = [table[column].combine_chunks() for column in ("operator", "state")]
-    names = [pa.concat_arrays(part.chunks) if isinstance(part, pa.ChunkedArray) else part for part in names]
-    changes = np.zeros(count, dtype=np.bool_)
-    changes[0] = True
-    for part in names:
-        changes[1:] |= pc.not_equal(part.slice(1), part.slice(0, count - 1)).to_numpy(zero_copy_only=False)
-    starts = np.flatnonzero(changes)
-    runs = zip(*(part.take(pa.array(starts)).to_pylist() for part in names), strict=True)
-    ranks = {(state.operator, state.name): rank for rank, state in enumerate(states)}
+    runs = list(state_runs(table))
+    sizes = np.array([stop - start for _, start, stop in runs], dtype=np.int64)
+    ranks: dict[tuple[str, str], int] = {(state.operator, state.name): rank for rank, state in enumerate(states)}
     numbers: list[int] = []
-    for operator, state in runs:
+    for (operator, state), _, _ in runs:
         rank = ranks.get((operator, state), -1)
         if rank < 0 or (numbers and rank <= numbers[-1]):
             raise DamagedCheckpoint(
@@ -315,7 +327,21 @@ def _state_numbers(table: pa.Table, states: Sequence[State]) -> Ints:
                 state=state,
             )
         numbers.append(rank)
-    return np.repeat(np.array(numbers, dtype=np.int64), np.diff(np.append(starts, count)))
+    return np.repeat(np.array(numbers, dtype=np.int64), sizes)
+
+
+def blocks(handles: Handles, states: Sequence[State]) -> Iterator[tuple[range, Handles]]:
+    """All handles of a manifest, some whole operators at a time: the numbers of their states, and the handles.
+
+    Every state is in one block, also one without handles. ``states`` are those of :func:`read_handles`.
+    """
+    bounds = np.searchsorted(handles.state, np.arange(len(states) + 1)).tolist()
+    first = 0
+    for number in range(1, len(states)):
+        if bounds[number] - bounds[first] >= _BLOCK_ROWS and states[number].operator != states[number - 1].operator:
+            yield range(first, number), handles.part(bounds[first], bounds[number])
+            first = number
+    yield range(first, len(states)), handles.part(bounds[first], bounds[-1])
 
 
 def assemble(slices: Slices, table: pa.Table, states: Sequence[State]) -> pa.Table:
@@ -323,9 +349,13 @@ def assemble(slices: Slices, table: pa.Table, states: Sequence[State]) -> pa.Tab
 
     ``bytes`` of a slice is the size of its segment times its share of the segment's rows, rounded down.
     """
+    if not len(slices):
+        return SLICE_SCHEMA.empty_table()
     slices = slices.ordered()
-    sizes = _integers(table, "size_bytes")[slices.handle]
-    segment_rows = np.maximum(_integers(table, "segment_rows")[slices.handle], 1)
+    low = int(slices.handle.min())
+    table = table.slice(low, int(slices.handle.max()) - low + 1)
+    sizes = _integers(table, "size_bytes")[slices.handle - low]
+    segment_rows = np.maximum(_integers(table, "segment_rows")[slices.handle - low], 1)
     number = pa.array(slices.state.astype(np.int32))
 
     def text(values: list[str]) -> pa.Array:

@@ -112,25 +112,27 @@ def _handle_refusals(record: Record, states: Sequence[State], handles: Handles) 
     parallelism = np.array([operator.parallelism for operator in operators], dtype=np.int64)
     start = np.array([starts[operator.uid] for operator in operators], dtype=np.int64)
     per_subtask = np.array([state.mode in PER_SUBTASK_MODES for state in states], dtype=np.bool_)
-    subtasks = handles.where(per_subtask[handles.state])
-    inside = (subtasks.subtask >= 0) & (subtasks.subtask < parallelism[subtasks.state])
-    yield from _unwanted(states, operators, subtasks.where(~inside), "are not subtasks of it")
-    subtasks = subtasks.where(inside)
-    ended = done[start[subtasks.state] + subtasks.subtask]
-    yield from _unwanted(states, operators, subtasks.where(ended), "are finished or finishing")
+    # Masks, not copies of every column: nearly all handles are right.
+    mine = per_subtask[handles.state]
+    inside = mine & (handles.subtask >= 0) & (handles.subtask < parallelism[handles.state])
+    yield from _unwanted(states, operators, handles.where(mine & ~inside), "are not subtasks of it")
+    ended = inside.copy()
+    ended[inside] = done[(start[handles.state] + handles.subtask)[inside]]
+    yield from _unwanted(states, operators, handles.where(ended), "are finished or finishing")
 
-    reports = subtasks.where(~ended & (subtasks.layer == 0))
-    new = np.ones(len(reports), dtype=np.bool_)
-    new[1:] = (reports.state[1:] != reports.state[:-1]) | (reports.subtask[1:] != reports.subtask[:-1])
-    found = np.bincount(reports.state[new], minlength=len(states))
+    reporting = inside & ~ended & (handles.layer == 0)
+    of_state, subtasks = handles.state[reporting], handles.subtask[reporting]
+    new = np.ones(len(subtasks), dtype=np.bool_)
+    new[1:] = (of_state[1:] != of_state[:-1]) | (subtasks[1:] != subtasks[:-1])
+    found = np.bincount(of_state[new], minlength=len(states))
     ends = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(done)])
     running = parallelism - (ends[start + parallelism] - ends[start])
     for number in np.flatnonzero(per_subtask & (found < running)).tolist():
         operator = operators[number]
-        reporting = np.zeros(operator.parallelism, dtype=np.bool_)
-        reporting[reports.subtask[reports.state == number]] = True
+        has = np.zeros(operator.parallelism, dtype=np.bool_)
+        has[subtasks[of_state == number]] = True
         own = done[start[number] : start[number] + operator.parallelism]
-        yield _absent(states[number], np.flatnonzero(~reporting & ~own))
+        yield _absent(states[number], np.flatnonzero(~has & ~own))
     yield from _coordinator_refusals(states, operators, handles)
 
 

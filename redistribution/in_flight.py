@@ -56,7 +56,10 @@ def in_segment_order(slices: Slices, table: pa.Table) -> Slices:
     """
     if not len(slices):
         return slices
-    used = np.flatnonzero(np.bincount(slices.handle))
+    low = int(slices.handle.min())
+    handle = slices.handle - low
+    named = np.bincount(handle)
+    used, table = np.flatnonzero(named), table.slice(low, len(named))
     # Who has a whole segment shares it with nobody: the usual case, in which no path is looked at.
     if bool((table["rows"].to_numpy()[used] == table["segment_rows"].to_numpy()[used]).all()):
         return slices
@@ -65,7 +68,7 @@ def in_segment_order(slices: Slices, table: pa.Table) -> Slices:
         return slices
     segment = np.empty(table.num_rows, dtype=np.int64)
     segment[used] = segments.indices.to_numpy()
-    return slices.take(np.lexsort((slices.row_start, segment[slices.handle], slices.subtask, slices.state)))
+    return slices.take(np.lexsort((slices.row_start, segment[handle], slices.subtask, slices.state)))
 
 
 def _deal_channels(handles: Handles, states: States) -> Slices:

@@ -16,6 +16,7 @@ from redistribution.arrays import EVERY, Flags, Ints, spread
 from redistribution.operator_plan import OperatorPlan
 from redistribution.refusals import PlanWarning, Refusal
 from stateformat.errors import RestoreRefused
+from stateformat.manifest_rules import state_runs
 from stateformat.model import JobGraph, Mode, ParentRef
 from stateformat.schema import SLICE_SCHEMA
 
@@ -174,19 +175,7 @@ class RestorePlan:
     @cached_property
     def _blocks(self) -> dict[tuple[str, str], tuple[int, int]]:
         """First row and end of each state's slices, in order."""
-        count = self.assigned.num_rows
-        if not count:
-            return {}
-        changes = np.zeros(count, dtype=np.bool_)
-        changes[0] = True
-        columns = [pa.concat_arrays(self.assigned[name].chunks) for name in ("operator", "state")]
-        for column in columns:
-            changes[1:] |= pc.not_equal(column.slice(1), column.slice(0, count - 1)).to_numpy(zero_copy_only=False)
-        starts = np.flatnonzero(changes)
-        stops = np.append(starts[1:], count)
-        names = [column.take(pa.array(starts)).to_pylist() for column in columns]
-        ranges = zip(starts.tolist(), stops.tolist(), strict=True)
-        return dict(zip(zip(*names, strict=True), ranges, strict=True))
+        return {names: (start, stop) for names, start, stop in state_runs(self.assigned)}
 
     @cached_property
     def _states_of(self) -> dict[str, list[str]]:

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from redistribution.arrays import EVERY, Flags, Handles, Ints, Slices, assemble, read_handles, spread
+from redistribution.arrays import EVERY, Handles, Ints, Slices, assemble, blocks, read_handles, spread
 from redistribution.in_flight import in_segment_order
 from redistribution.operator_plan import Action
 from redistribution.plan import RestorePlan
@@ -79,25 +79,34 @@ def rescale(checkpoint: Plannable, plan: RestorePlan) -> Rescaled:
         [graph.by_uid[state.operator].parallelism if keep else 0 for state, keep in zip(ordered, kept, strict=True)],
         dtype=np.int64,
     )
-    whole = handles.where((kept & np.isin(modes, _DEALT_WHOLE))[handles.state])
-    committables = handles.where((kept & (modes == Mode.COMMITTABLES))[handles.state])
-    in_flight = _planned(plan.assigned, handles, (kept & (modes == Mode.IN_FLIGHT))[handles.state])
-    dealt = Slices.concat(
-        [
-            _planned(plan.assigned, handles, (kept & np.isin(modes, _AS_PLANNED))[handles.state]),
-            in_segment_order(in_flight, checkpoint.handles),
-            Slices.whole(whole, _new_owner(whole, parallelism)),
-            Slices.whole(committables, committables.subtask),
-        ]
-    )
+    as_planned, dealt_whole = (kept & np.isin(modes, chosen) for chosen in (_AS_PLANNED, _DEALT_WHOLE))
+    in_flight, committables = (kept & (modes == mode) for mode in (Mode.IN_FLIGHT, Mode.COMMITTABLES))
     running = np.array(
         [graph.by_uid.get(state.operator, _GONE).status is Status.RUNNING for state in ordered], dtype=np.bool_
     )
-    empties = _empties(ordered, handles, dealt, np.where(running & kept, parallelism, 0))
+    reporting = np.where(running & kept, parallelism, 0)
+    # The plan is in the order of states as well, so each block of handles has a piece of it.
+    planned_state = handles.state[plan.assigned["handle"].to_numpy()]
+    tables = []
+    for numbers, some in blocks(handles, ordered):
+        first, last = np.searchsorted(planned_state, [numbers.start, numbers.stop]).tolist()
+        planned = _planned(plan.assigned.slice(first, last - first), handles)
+        whole = some.where(dealt_whole[some.state])
+        stay = some.where(committables[some.state])
+        dealt = Slices.concat(
+            [
+                planned.take(as_planned[planned.state]),
+                in_segment_order(planned.take(in_flight[planned.state]), checkpoint.handles),
+                Slices.whole(whole, _new_owner(whole, parallelism)),
+                Slices.whole(stay, stay.subtask),
+            ]
+        )
+        empties = _empties(ordered, some, dealt, np.where(np.isin(np.arange(len(ordered)), numbers), reporting, 0))
+        tables.append(assemble(Slices.concat([dealt, empties]), checkpoint.handles, ordered))
     return Rescaled(
         graph=graph,
         states=tuple(state for state in record.states if _is_kept(state, plan)),
-        slices=assemble(Slices.concat([dealt, empties]), checkpoint.handles, ordered),
+        slices=pa.concat_tables(tables),
         rescaled_from=RescaledFrom(record.ref, _former(record, graph)),
     )
 
@@ -140,20 +149,15 @@ def _former(record: Record, graph: JobGraph) -> tuple[FormerStatus, ...]:
     return tuple(found)
 
 
-def _planned(assigned: pa.Table, handles: Handles, takes_part: Flags) -> Slices:
-    """The slices of a plan as arrays, those whose handles take part."""
-    handle = assigned["handle"].to_numpy()
-    chosen = takes_part[handle]
+def _planned(assigned: pa.Table, handles: Handles) -> Slices:
+    """Slices of a plan as arrays; ``handles`` are all of the manifest."""
 
     def column(name: str) -> Ints:
-        values: Ints = pc.fill_null(assigned[name], -1).to_numpy().astype(np.int64)[chosen]
+        values: Ints = pc.fill_null(assigned[name], -1).to_numpy().astype(np.int64, copy=False)
         return values
 
-    return Slices(
-        handle=handle[chosen],
-        state=handles.state[handle[chosen]],
-        **{name: column(name) for name in ("subtask", "layer", "row_start", "rows", "first_group", "last_group")},
-    )
+    columns = {name: column(name) for name in Slices.__dataclass_fields__ if name != "state"}
+    return Slices(state=handles.state[columns["handle"]], **columns)
 
 
 def _new_owner(handles: Handles, parallelism: Ints) -> Ints:

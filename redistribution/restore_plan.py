@@ -2,7 +2,7 @@
 
 Theory of operation. A plan is metadata: it is made from the record and the planning columns of the manifest and opens no
 segment, so it costs the same for a megabyte and a terabyte. Handles become arrays once, the rule of each mode turns all
-handles of that mode, of every operator, into slices in one pass, and every rule that refuses is asked, so a plan names all
+handles of that mode, of many operators, into slices in one pass, and every rule that refuses is asked, so a plan names all
 reasons at once. A plan that refuses still shows the slices of those operators whose numbers make sense; ``RestorePlan.check``
 is what stands between it and a restore.
 
@@ -12,13 +12,14 @@ of any other operator is started, also those that had finished: what the running
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from redistribution.arrays import EVERY, Flags, Handles, Ints, Slices, States, assemble, read_handles
+from redistribution.arrays import EVERY, Handles, Ints, Slices, States, assemble, blocks, read_handles
 from redistribution.broadcast import copy_broadcast
 from redistribution.checkpoint_rules import check_groups, checkpoint_refusals
 from redistribution.compatibility import (
@@ -48,6 +49,8 @@ from redistribution.union import share_union
 from stateformat.key_groups import MAX_PARALLELISM_LIMIT
 from stateformat.model import JobGraph, Mode, OperatorId, Partitioner, Record, State, Status
 
+_THREADS: Final = 2
+
 
 class Plannable(Protocol):
     """What a plan is made from: a ``stateformat`` Checkpoint, or anything with its record and planning columns."""
@@ -74,7 +77,8 @@ def plan_restore(
     record = checkpoint.record
     ordered = sorted(record.states, key=lambda state: (state.operator, state.name))
     handles = read_handles(checkpoint.handles, ordered)
-    check_groups(record, ordered, handles)
+    for _, some in blocks(handles, ordered):
+        check_groups(record, ordered, some)
     rows = np.zeros(len(ordered), dtype=np.int64)
     np.add.at(rows, handles.state, handles.rows)
     match = Match(
@@ -98,13 +102,16 @@ def plan_restore(
         *pinned,
     ]
     operators = operator_plans(match, resolved)
-    slices = _slices(match, ordered, handles, _state_arrays(match, ordered, operators), checkpoint.handles)
+    rules = _Rules(match, ordered, _state_arrays(match, ordered, operators))
+    dealt = _in_threads(
+        lambda some: rules.slices(some, checkpoint.handles), [some for _, some in blocks(handles, ordered)]
+    )
     return RestorePlan(
         source=record.ref,
         job_id=record.job_id,
         topology=resolved,
         operators=operators,
-        assigned=assemble(slices, checkpoint.handles, ordered),
+        assigned=pa.concat_tables(dealt),
         refusals=tuple(refusals),
         warnings=(*broken, *_warnings(match)),
         unchained=unchained,
@@ -170,27 +177,38 @@ def _state_arrays(match: Match, ordered: Sequence[State], operators: Sequence[Op
     )
 
 
-def _slices(match: Match, ordered: Sequence[State], handles: Handles, states: States, table: pa.Table) -> Slices:
-    """The rule of each mode on all handles of that mode; ``table`` is the manifest."""
-    modes = np.array([state.mode for state in ordered], dtype=object)
-    in_plan = states.parallelism > 0
+def _in_threads(rule: Callable[[Handles], pa.Table], parts: Sequence[Handles]) -> list[pa.Table]:
+    """A rule on every part, in order; on several at a time where there are several: numpy and Arrow let go of the lock."""
+    if len(parts) == 1:
+        return [rule(parts[0])]
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="stateformat-plan") as pool:
+        return list(pool.map(rule, parts))
 
-    def of(mode: Mode, takes_part: Flags = in_plan) -> Handles:
-        chosen = takes_part & (modes == mode)
-        return handles.where(chosen[handles.state])
 
-    committed = np.array(
-        [not match.dropped(state) and state.operator in match.topology.by_uid for state in ordered], dtype=np.bool_
-    )
-    partitioners = np.array([_partitioner(match.record, state) for state in ordered], dtype=object)
-    in_flight = deal_in_flight(
-        of(Mode.IN_FLIGHT),
-        states,
-        by_key=partitioners == Partitioner.HASH,
-        stays=partitioners == Partitioner.BROADCAST,
-    )
-    return Slices.concat(
-        [
+class _Rules:
+    """The rule of each mode, for handles of whole operators; ``ordered`` are the states in byte order."""
+
+    def __init__(self, match: Match, ordered: Sequence[State], states: States) -> None:
+        self._ordered = ordered
+        self._states = states
+        modes = np.array([state.mode for state in ordered], dtype=object)
+        known = np.array(
+            [not match.dropped(state) and state.operator in match.topology.by_uid for state in ordered], dtype=np.bool_
+        )
+        in_plan = states.parallelism > 0
+        self._takes_part = {mode: (modes == mode) & (known if mode is Mode.COMMITTABLES else in_plan) for mode in Mode}
+        partitioners = np.array([_partitioner(match.record, state) for state in ordered], dtype=object)
+        self._by_key, self._stays = partitioners == Partitioner.HASH, partitioners == Partitioner.BROADCAST
+
+    def slices(self, handles: Handles, table: pa.Table) -> pa.Table:
+        """Who reads what of these handles; ``table`` is the manifest."""
+        states = self._states
+
+        def of(mode: Mode) -> Handles:
+            return handles.where(self._takes_part[mode][handles.state])
+
+        in_flight = deal_in_flight(of(Mode.IN_FLIGHT), states, by_key=self._by_key, stays=self._stays)
+        found = [
             cut_keyed(of(Mode.KEYED), states),
             split_evenly(of(Mode.EVEN_SPLIT), states),
             share_union(of(Mode.UNION)),
@@ -198,9 +216,9 @@ def _slices(match: Match, ordered: Sequence[State], handles: Handles, states: St
             share_progress(of(Mode.PROGRESS), states),
             in_segment_order(in_flight, table),
             Slices.whole(of(Mode.COORDINATOR), EVERY),
-            Slices.whole(of(Mode.COMMITTABLES, committed), EVERY),
+            Slices.whole(of(Mode.COMMITTABLES), EVERY),
         ]
-    )
+        return assemble(Slices.concat(found), table, self._ordered)
 
 
 def _partitioner(record: Record, state: State) -> Partitioner | None:

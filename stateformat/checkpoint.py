@@ -178,6 +178,14 @@ class Checkpoint:
                 self._manifest = load_manifest(self.storage, self.record, held=self.held)
             return self._manifest
 
+    def lend_manifest(self, other: Checkpoint) -> None:
+        """Give the same checkpoint, opened once more, the manifest that was read here, if any was: it is not read twice."""
+        with self._reading:
+            manifest = self._manifest
+        if manifest is not None and other.record.manifest == self.record.manifest:
+            with other._reading:
+                other._manifest = manifest
+
     @property
     def handles(self) -> pa.Table:
         """The planning columns of the manifest (``schema.MANIFEST_SCHEMA`` without ``inline``), in its order."""

@@ -71,7 +71,7 @@ def copy(
 
     May be called again after any failure, and on a target that is complete. Raises ``InvalidInput`` (kind
     ``STORE_NOT_EMPTY``) for a target that holds another checkpoint, ``JobMismatch`` for one of another job,
-    ``CheckpointExpired`` or ``DamagedCheckpoint`` where the source cannot be read, and ``OutcomeUnknown``.
+    ``CheckpointExpired`` or ``DamagedCheckpoint`` where the source cannot be read, ``StorageError`` and ``OutcomeUnknown``.
     """
     start = time.perf_counter()
     record = checkpoint.record

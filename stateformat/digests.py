@@ -90,9 +90,13 @@ class SegmentSink:
         """Say that all rows were handed to the writer: what it has not passed on yet, and the footer, are kept too."""
         self._tail = []
 
+    def tail(self) -> pa.Buffer:
+        """What was written since :meth:`expect_footer`: it ends in the footer."""
+        return pa.py_buffer(b"".join(self._tail or []))
+
     def finish(self) -> SinkResult:
         """Make the object visible (or keep it inline) and say what was written. The file ends in a Parquet footer."""
-        tail = b"".join(self._tail or [])
+        tail = self.tail().to_pybytes()
         footer_bytes = int.from_bytes(tail[-8:-4], "little") + 8
         footer = tail[-footer_bytes:]
         inline = None

@@ -72,6 +72,7 @@ class ErrorKind(StrEnum):
     STORAGE_FAILED = "storage_failed"
     STORAGE_UNSUITABLE = "storage_unsuitable"
     HISTORY_UNSTABLE = "history_unstable"
+    STORAGE_REFUSED = "storage_refused"
 
 
 class CheckpointError(Exception):

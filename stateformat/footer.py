@@ -155,7 +155,7 @@ def _file(data: bytes) -> Footer:
             raise FooterFault(f"field {field} of its footer stands twice")
         seen.add(field)
         if field == 2:
-            leaves, at = _schema(data, *list_header(data, at, kind, STRUCT, COLUMNS_MAX, "schema elements"))
+            leaves, at = _known_schema(data, at, kind)
         elif field == 3:
             rows, at = integer(data, at, kind, I64)
         elif field == 4:
@@ -173,6 +173,22 @@ def _file(data: bytes) -> Footer:
     if leaves is None or groups is None:
         raise FooterFault("its footer has no schema or no list of row groups")
     return Footer(leaves, groups, rows, _NAME in keys)
+
+
+# The schema that was read last, and its bytes: segments of a state are read one after another, and have the same.
+_last_schema: tuple[bytes, list[Leaf]] | None = None
+
+
+def _known_schema(data: bytes, at: int, kind: int) -> tuple[list[Leaf], int]:
+    """The leaves of the schema that begins here, walked unless it is the one that was read last."""
+    global _last_schema
+    last = _last_schema
+    if last is not None and kind == LISTS[0] and data.startswith(last[0], at):
+        return last[1], at + len(last[0])
+    leaves, end = _schema(data, *list_header(data, at, kind, STRUCT, COLUMNS_MAX, "schema elements"))
+    if end <= len(data):
+        _last_schema = data[at:end], leaves
+    return leaves, end
 
 
 def _schema(data: bytes, count: int, at: int) -> tuple[list[Leaf], int]:

@@ -1,19 +1,20 @@
 """Cut handles for new owners: the rows of a manifest that slices name, trimmed to the slices (SPEC.md section 4.3).
 
 What rescale, rollback and carried layers share. A handle is cut, never copied: the segment stays what it was, only rows,
-groups and owner of the handle change. Pure and vectorised: it costs the same for 1 MB and 1 TB of state.
+groups and owner of the handle change. Pure and vectorised: it costs the same for 1 MB and 1 TB of state. Some slices are
+cut at a time, beside the handles that they name, so that what lies between is never much.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateformat.errors import InvalidInput
-from stateformat.manifest_rules import integers, lists, take_rows
+from stateformat.manifest_rules import integers, lists, one_chunk, take_rows
 from stateformat.model import Mode
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ _Mask: TypeAlias = "npt.NDArray[np.bool_]"
 
 _ZERO_WITHOUT_ROWS = ("segment_rows", "size_bytes", "uncompressed_bytes", "footer_bytes")
 _NULL_WITHOUT_ROWS = ("path", "digest", "footer_digest", "inline")
+_TOGETHER: Final = 131_072
 _OF_SEGMENT = (*_ZERO_WITHOUT_ROWS, *_NULL_WITHOUT_ROWS)
 
 
@@ -41,11 +43,22 @@ def cut_handles(handles: pa.Table, slices: pa.Table) -> pa.Table:
     chosen = integers(slices["handle"])
     if len(chosen) and (chosen.min() < 0 or chosen.max() >= handles.num_rows):
         raise InvalidInput(f"slices name handle {chosen.max()} of a manifest with {handles.num_rows}")
+    tables = []
+    for start in range(0, len(chosen), _TOGETHER):
+        numbers = chosen[start : start + _TOGETHER]
+        low = int(numbers.min())
+        near = handles.slice(low, int(numbers.max()) - low + 1)
+        tables.append(_cut(near, slices.slice(start, _TOGETHER), numbers - low, start))
+    return pa.concat_tables(tables or [handles.slice(0, 0)])
+
+
+def _cut(handles: pa.Table, slices: pa.Table, chosen: _Ints, start: int) -> pa.Table:
+    """Slices from ``start`` on of all, of which each cuts the handle at its place in ``chosen``."""
     rows = integers(slices["rows"])
     empty = rows == 0
     row_start = np.where(empty, 0, integers(slices["row_start"]))
-    _check_rows(handles, chosen, row_start, rows, empty)
-    first, last, counts = _cut_groups(handles, slices, chosen, row_start, empty)
+    _check_rows(handles, chosen, row_start, rows, empty, start)
+    first, last, counts = _cut_groups(handles, slices, chosen, row_start, empty, start)
     columns: dict[str, Any] = {
         "operator": slices["operator"],
         "state": slices["state"],
@@ -70,7 +83,7 @@ def cut_handles(handles: pa.Table, slices: pa.Table) -> pa.Table:
     return pa.table([columns[name] for name in handles.column_names], schema=handles.schema)
 
 
-def _check_rows(handles: pa.Table, chosen: _Ints, row_start: _Ints, rows: _Ints, empty: _Mask) -> None:
+def _check_rows(handles: pa.Table, chosen: _Ints, row_start: _Ints, rows: _Ints, empty: _Mask, offset: int) -> None:
     """Rows of a slice lie within the rows of its handle."""
     start = integers(handles["row_start"])[chosen]
     end = start + integers(handles["rows"])[chosen]
@@ -79,16 +92,16 @@ def _check_rows(handles: pa.Table, chosen: _Ints, row_start: _Ints, rows: _Ints,
         at = int(wrong.argmax())
         path = handles["path"][int(chosen[at])].as_py()
         raise InvalidInput(
-            f"slice {at} is rows {row_start[at]} to {row_start[at] + rows[at] - 1} of {path}, but the "
+            f"slice {offset + at} is rows {row_start[at]} to {row_start[at] + rows[at] - 1} of {path}, but the "
             f"handle that it cuts holds rows {start[at]} to {end[at] - 1}"
         )
 
 
 def _cut_groups(
-    handles: pa.Table, slices: pa.Table, chosen: _Ints, row_start: _Ints, empty: _Mask
+    handles: pa.Table, slices: pa.Table, chosen: _Ints, row_start: _Ints, empty: _Mask, offset: int
 ) -> tuple[pa.Array, pa.Array, pa.Array]:
     """``first_group``, ``last_group`` and ``rows_per_group`` of the new handles."""
-    starts, ends, counts = lists(handles["rows_per_group"].combine_chunks())
+    starts, ends, counts = lists(one_chunk(handles["rows_per_group"]))
     grouped = ~empty & (ends > starts)[chosen]
     before = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     base = integers(handles["first_group"])[chosen]
@@ -110,7 +123,7 @@ def _cut_groups(
     if wrong.any():
         at = int(wrong.argmax())
         raise InvalidInput(
-            f"slice {at} is {rows[at]} rows from {row_start[at]}, but its groups are {held[at]} rows from {expected[at]}"
+            f"slice {offset + at} is {rows[at]} rows from {row_start[at]}, but its groups are {held[at]} rows from {expected[at]}"
         )
     begin = np.where(grouped, filled[np.where(grouped, inner_first, 0)] if len(filled) else 0, 0)
     end = np.where(grouped, filled[np.where(grouped, inner_last, 0)] + 1 if len(filled) else 0, 0)

@@ -23,10 +23,11 @@ import pyarrow.parquet as pq
 import xxhash
 
 from stateformat.codec_v1 import MANIFEST_BYTES_MAX
-from stateformat.errors import DamagedCheckpoint, ErrorKind
+from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidState
 from stateformat.footer import read_footer, without_arrow_schema
 from stateformat.handle_cut import cut_handles
-from stateformat.manifest_rules import HandleFault, first_unsorted, handle_faults, inline_faults, integers, take_rows
+from stateformat.handle_sharing import codes_of, inline_faults
+from stateformat.manifest_rules import HandleFault, first_unsorted, handle_faults, integers, take_rows
 from stateformat.model import Handle, ManifestRef, Totals
 from stateformat.pages import LimitFault, Span, check_columns, check_pages
 from stateformat.schema import MANIFEST_SCHEMA, PLANNING_COLUMNS
@@ -100,6 +101,9 @@ class Manifest:
         """Some rows with every column, in the order of ``indices``."""
         with self._lock:
             column = self._column()
+            if self.handles["rows"].num_chunks > 1:
+                # To be taken from again and again, by everybody who restores from what was just published.
+                self.handles = self.handles.combine_chunks()
         return _with_inline(take_rows(self.handles, indices), column.take(indices))
 
     def inline_faults(self) -> tuple[int, list[HandleFault]]:
@@ -195,9 +199,8 @@ def _ranks(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 def totals(table: pa.Table) -> Totals:
     """Handles and rows; distinct segments, inline ones among them, and their sizes (SPEC.md section 3.2)."""
-    paths = pc.dictionary_encode(table["path"].combine_chunks())
-    codes = integers(paths.indices)
-    sizes = np.zeros(len(paths.dictionary), np.int64)
+    codes, count = codes_of(table["path"])
+    sizes = np.zeros(count, np.int64)
     sizes[codes[codes >= 0]] = integers(table["size_bytes"])[codes >= 0]
     return Totals(
         handles=table.num_rows,
@@ -237,7 +240,8 @@ def spill_inline(table: pa.Table, limit: int = INLINE_BYTES_MAX) -> list[str]:
 def encode_manifest(table: pa.Table) -> pa.Buffer:
     """The Parquet file of a table of handles (``schema.MANIFEST_SCHEMA``, sorted) by SPEC.md section 4.5.
 
-    ``AssertionError`` for an unsorted table, which no caller of the library hands over.
+    ``InvalidState`` of kind LIMIT_EXCEEDED where readers would refuse it (section 7.4); ``AssertionError`` for an unsorted
+    table, which no caller of the library hands over.
     """
     assert first_unsorted(table) is None, "handles are sorted before they are encoded"
     sink = pa.BufferOutputStream()
@@ -254,7 +258,15 @@ def encode_manifest(table: pa.Table) -> pa.Buffer:
         row_group_size=ROW_GROUP_ROWS_MAX,
         store_schema=False,
     )
-    return sink.getvalue()
+    data = sink.getvalue()
+    try:
+        open_manifest(data).close()
+    except FooterFault as fault:
+        raise InvalidState(
+            f"{table.num_rows:,} handles would be a manifest that no reader may read: {fault}; write fewer and larger segments",
+            kind=ErrorKind.LIMIT_EXCEEDED,
+        ) from fault
+    return data
 
 
 def _repeat(lists: pa.ChunkedArray) -> bool:

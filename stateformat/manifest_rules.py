@@ -2,7 +2,7 @@
 
 Theory of operation. One set of rules serves three: whoever opens a checkpoint (``manifest.decode_manifest`` raises at the
 first fault), whoever publishes one and whoever validates one (``validation`` collects them all). It knows no record:
-whether an operator exists is said elsewhere. A million handles are checked in a fraction of the time that it takes to
+whether an operator exists is said elsewhere, and ``handle_sharing`` what handles of one segment agree in. A million handles are checked in a fraction of the time that it takes to
 read them, so there is no loop over rows; a batch of rows at a time stays in the processor's cache.
 
 A rule is a mask of the rows that break it. Only when one is broken does anybody look at single rows.
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import xxhash
 
 from stateformat.errors import ErrorKind
 from stateformat.layout import SEGMENTS
@@ -38,7 +37,6 @@ GROUPS_MAX: Final = 32_768
 _REQUIRED: Final = tuple(field.name for field in MANIFEST_SCHEMA if not field.nullable)
 _SIZES: Final = ("row_start", "rows", "segment_rows", "size_bytes", "uncompressed_bytes", "footer_bytes")
 _NULL_WITHOUT_ROWS: Final = ("path", "digest", "footer_digest", "first_group", "last_group", "rows_per_group")
-_OF_SEGMENT: Final = ("segment_rows", "size_bytes", "uncompressed_bytes", "footer_bytes", "digest", "footer_digest")
 _SIZE_MAX: Final = 2**53 - 1
 # A count above this cannot be part of a legal sum; below it, 32,768 of them never overflow int64.
 _COUNT_MAX: Final = 2**47
@@ -85,12 +83,16 @@ def _text(value: pa.Scalar) -> str | None:
 
 def runs(column: pa.ChunkedArray) -> tuple[pa.Array, _Ints]:
     """Runs of equal strings: their values, and the row at which each begins, with the number of rows at the end."""
-    whole = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
-    if len(whole) == 0:
-        return pa.array([], whole.type), np.zeros(1, np.int64)
-    encoded = pc.run_end_encode(whole, run_end_type=pa.int64())
-    ends = encoded.run_ends.to_numpy()
-    return encoded.values, np.concatenate([np.zeros(1, np.int64), ends])
+    if len(column) == 0:
+        return pa.array([], column.type), np.zeros(1, np.int64)
+    encoded = [pc.run_end_encode(chunk, run_end_type=pa.int64()) for chunk in column.chunks if len(chunk)]
+    values = pa.concat_arrays([part.values for part in encoded])
+    starts = np.concatenate([np.zeros(1, np.int64), *(np.diff(part.run_ends, prepend=0) for part in encoded)]).cumsum()
+    if len(encoded) > 1:
+        # A run may go on in the next chunk.
+        again = pc.run_end_encode(values, run_end_type=pa.int64())
+        values, starts = again.values, starts[np.append(0, again.run_ends)]
+    return values, starts
 
 
 def state_runs(handles: pa.Table) -> Iterator[tuple[tuple[str, str], int, int]]:
@@ -123,28 +125,26 @@ def integers(column: pa.ChunkedArray | pa.Array, *, null: int = -1) -> _Ints:
 
 def take_rows(table: pa.Table, indices: pa.Array) -> pa.Table:
     """The rows at these positions; null gives a row of nulls. Its columns are taken ten times as fast as a table is."""
-    columns = [(column if column.num_chunks == 1 else _whole(column)).take(indices) for column in table.columns]
+    columns = [one_chunk(column).take(indices) for column in table.columns]
     return pa.table(columns, schema=table.schema)
 
 
-def _whole(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    found = column.combine_chunks()
-    return found if isinstance(found, pa.ChunkedArray) else pa.chunked_array([found])
-
-
-def first_uses(codes: _Ints) -> _Ints:
-    """Where each code of a fresh dictionary stands first: they are given out in order of appearance, −1 for null."""
-    if not len(codes):
-        return codes
-    highest = np.maximum.accumulate(codes)
-    found: _Ints = np.flatnonzero(np.append(codes[0] >= 0, highest[1:] > highest[:-1]))
-    return found
+def one_chunk(column: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """A column as one array, which ``combine_chunks`` copies even where it is; still in chunks above 2 GiB of strings."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def first_unsorted(handles: pa.Table) -> int | None:
     """The first row that sorts before the one above it by SPEC.md section 4.2; None for a sorted table."""
-    if handles.num_rows < 2:
-        return None
+    for start in range(0, max(handles.num_rows - 1, 0), BATCH_ROWS):
+        # Each batch begins with the last row of the one before it.
+        row = _first_unsorted(handles.slice(start, BATCH_ROWS + 1))
+        if row is not None:
+            return start + row
+    return None
+
+
+def _first_unsorted(handles: pa.Table) -> int | None:
     operators, operator_starts = runs(handles["operator"])
     states, state_starts = runs(handles["state"])
     new_operator = np.zeros(handles.num_rows, bool)
@@ -366,60 +366,6 @@ def _illegal(path: bytes) -> bool:
         return True
     bad = any(ord(char) < 32 or ord(char) == 127 or char == "\\" for char in text)
     return bad or any(not part or part.startswith(".") for part in text.split("/") if text)
-
-
-def sharing_faults(handles: pa.Table) -> list[HandleFault]:
-    """Whether handles that name the same segment say the same of it (SPEC.md sections 4.1, 4.4 and 5.6).
-
-    Sizes and digests, operator, state and schema; and, where the table has the column, the inline bytes.
-    """
-    encoded = pc.dictionary_encode(handles["path"].combine_chunks())
-    codes = integers(encoded.indices)
-    named = np.flatnonzero(codes >= 0)
-    if len(encoded.dictionary) == len(named):
-        return []
-    order = named[np.argsort(codes[named], kind="stable")]
-    again = np.flatnonzero(codes[order][1:] == codes[order][:-1])
-    before, after = pa.array(order[again]), pa.array(order[again + 1])
-    faults = []
-    columns = [
-        "operator",
-        "state",
-        "schema_id",
-        *_OF_SEGMENT,
-        *(["inline"] if "inline" in handles.column_names else []),
-    ]
-    for name in columns:
-        column = handles[name].combine_chunks()
-        one, other = column.take(before), column.take(after)
-        same = pc.or_kleene(pc.equal(one, other), pc.and_(pc.is_null(one), pc.is_null(other)))
-        differs = ~_numpy(pc.fill_null(same, False))
-        if differs.any():
-            clause = "SPEC 4.4" if name == "inline" else "SPEC 5.6" if name in columns[:3] else "SPEC 4.1"
-            row = int(order[again + 1][differs.argmax()])
-            message = f"handles of one segment agree in {name}"
-            faults.append(HandleFault(clause, message, row, int(differs.sum())))
-    return faults
-
-
-def inline_faults(handles: pa.Table, codes: _Ints, values: pa.Array) -> list[HandleFault]:
-    """Inline bytes beside paths (SPEC.md section 4.4); ``codes`` are each handle's position in ``values``, −1 for none."""
-    inline = codes >= 0
-    faults = []
-    named = _numpy(pc.is_valid(handles["path"]))
-    if (inline & ~named).any():
-        row, count = int((inline & ~named).argmax()), int((inline & ~named).sum())
-        faults.append(HandleFault("SPEC 4.1", "inline is null where path is", row, count))
-    # Equal bytes may stand twice in a dictionary that somebody else wrote: compare digests, of 4 MiB at most.
-    digests = pa.array([xxhash.xxh3_128_digest(value.as_buffer()) for value in values], pa.binary())
-    same = np.append(integers(pc.dictionary_encode(digests).indices), -1)[codes]
-    paths = integers(pc.dictionary_encode(handles["path"].combine_chunks()).indices)
-    order = np.lexsort((same, paths))
-    differs = (paths[order][1:] == paths[order][:-1]) & (same[order][1:] != same[order][:-1]) & named[order][1:]
-    if differs.any():
-        row = int(order[1:][differs.argmax()])
-        faults.append(HandleFault("SPEC 4.4", "handles of one segment agree in inline", row, int(differs.sum())))
-    return faults
 
 
 def _first_null(column: pa.ChunkedArray) -> int:

@@ -1,118 +1,92 @@
-"""The headers of pages, which no checksum covers (SPEC.md section 7.2), against the footer, which a digest does.
+"""The headers of the pages of a Parquet file, parsed without Arrow: for :mod:`stateformat.pages`, which judges them.
 
-Theory of operation. Whoever reads a few row groups cannot verify the digest of the segment. The footer has a digest of its
-own and every page a checksum; but Parquet's checksum is of what follows the header of a page. One flipped bit in a header
-gives a page another number of values, two turn BYTE_STREAM_SPLIT into PLAIN, and Arrow reads other rows from bytes whose
-checksum is right. So everything in a header that says how its bytes are to be read must be what the footer says of the
-column chunk: encoding, values in all, sizes, and that pages fill the chunk. And the checksum must be there: Arrow passes
-over pages without one.
-
-Data pages 2.0 say in their header how long their levels are, where the footer has nothing to compare with. Segments that
-have them (this library writes none) can only be verified whole.
+Theory of operation. A header says what kind of page follows, how many bytes it has stored and decompressed, how many values
+and in which encoding. Nearly all are data pages as Arrow writes them, and one regular expression reads those at the speed of
+C. Any other form is walked, field by field; what a second reader might read in another way is refused.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from stateformat.footer import Chunk, Footer
-from stateformat.pages import Span
 from stateformat.thrift import I32, NUMBER, SMALL, STRUCT, FooterFault, integer, next_field, number, short_string, skip
 
+DATA: Final = 0
+DICTIONARY: Final = 2
+DATA_V2: Final = 3
+"""Kinds of pages."""
 _HEADER_BYTES_MAX: Final = 64 << 10
-_UNCOMPRESSED: Final = 0
-# Fields of a page header; kinds of pages; and by kind the field of its own header, and in that the one of its encoding.
+# Fields of a page header; and of each kind of page the field of its own header, and in that the one of its encoding.
 _KIND, _SIZE, _STORED, _CHECKSUM = 1, 2, 3, 4
-_DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3
-_OWN: Final = {_DATA: (5, 2), _DICTIONARY: (7, 2), _DATA_V2: (8, 4)}
+_OWN: Final = {DATA: (5, 2), DICTIONARY: (7, 2), DATA_V2: (8, 4)}
 
 
-class _Header(NamedTuple):
-    """What is compared. ``coded``: the number of the encoding as Thrift stores it. ``end``: where the header ends."""
+class Page(NamedTuple):
+    """A page by its header.
+
+    ``size_bytes``: decompressed; ``encoding``: Parquet's number of it; ``start``: where the header ends and its bytes begin.
+    """
 
     kind: int
     size_bytes: int
     stored_bytes: int
     values: int
-    coded: int
-    end: int
+    encoding: int
+    has_checksum: bool
+    start: int
 
 
-def check_headers(footer: Footer, first: int, last: int, held: Sequence[Span]) -> bool:
-    """Compare the headers of all pages of row groups first … last with the footer. Raises ``FooterFault``.
-
-    True: with checksums that fit, rows are those that were written. False where nothing but the digest can say so.
-    ``held``: the bytes in which the row groups lie, by where they begin. Costs a few microseconds for each page.
-    """
-    sure = True
-    for group in footer.row_groups[first : last + 1]:
-        for leaf, chunk in zip(footer.leaves, group.chunks, strict=True):
-            try:
-                sure &= _check_chunk(chunk, held)
-            except IndexError:
-                raise FooterFault(f"a page header of column {leaf.path} is cut short") from None
-            except FooterFault as fault:
-                raise FooterFault(f"column {leaf.path}: {fault}") from None
-    return sure
-
-
-def _check_chunk(chunk: Chunk, held: Sequence[Span]) -> bool:
-    span = held[max(0, bisect_right(held, chunk.start, key=lambda item: item.start) - 1)]
-    at, end = chunk.start - span.start, chunk.start - span.start + chunk.size_bytes
-    if at < 0 or end > span.data.size:
-        raise FooterFault("it lies beyond the file, or in its footer")
-    values, sure = 0, True
+def pages(data: Any, at: int, end: int) -> Iterator[Page]:
+    """The pages that fill the bytes between two places, by their headers. Raises ``FooterFault``."""
+    usual = _usual_page()
     while at < end:
-        header = _header(span.data, at, end)
-        if header.coded not in chunk.encodings:
-            raise FooterFault(f"a page says an encoding (number {header.coded >> 1}) that its footer does not list")
-        if chunk.codec == _UNCOMPRESSED and header.size_bytes != header.stored_bytes:
-            raise FooterFault(
-                f"a page has {header.stored_bytes:,} bytes, is not compressed, and says {header.size_bytes:,}"
+        found = usual.match(data, at, end)
+        if found is None:
+            page = _walked(data, at, end)
+        else:
+            size_bytes, stored, checksum, values, encoding = found.groups()
+            page = Page(
+                DATA,
+                number(size_bytes),
+                number(stored),
+                number(values),
+                number(encoding),
+                checksum is not None,
+                found.end(),
             )
-        values += header.values
-        sure &= header.kind != _DATA_V2
-        at = header.end + header.stored_bytes
-    if (at, values) != (end, chunk.values):
-        raise FooterFault(
-            f"its pages have {values:,} values and {at - end:+,} bytes more than its footer says, {chunk.values:,} values"
-        )
-    return sure
-
-
-def _header(data: Any, at: int, end: int) -> _Header:
-    usual = _usual_page().match(data, at, end)
-    if usual is not None:
-        size_bytes, stored_bytes, values, coded = usual.groups()
-        return _Header(_DATA, number(size_bytes), number(stored_bytes), number(values), coded[0], usual.end())
-    window = bytes(memoryview(data)[at : min(end, at + _HEADER_BYTES_MAX)])
-    numbers, own, length = _structure(window, 0)
-    field, encoding = _OWN.get(numbers.get(_KIND, -1), (0, 0))
-    found = own.get(field, {})
-    if not {_SIZE, _STORED} <= numbers.keys() or not {1, encoding} <= found.keys() or len(own) != 1:
-        raise FooterFault("a page header is none of a data page or a dictionary, or lacks a number")
-    if _CHECKSUM not in numbers:
-        raise FooterFault("a page has no checksum, which section 5.5 of SPEC.md asks for")
-    if min(numbers[_SIZE], numbers[_STORED], found[1], found[encoding]) < 0:
-        raise FooterFault("a page header has less than no bytes or values")
-    values = 0 if numbers[_KIND] == _DICTIONARY else found[1]
-    return _Header(numbers[_KIND], numbers[_SIZE], numbers[_STORED], values, found[encoding] << 1, at + length)
+        if min(page.size_bytes, page.stored_bytes, page.values) < 0 or page.stored_bytes > end - page.start:
+            raise FooterFault("a page is larger than the column chunk in which it lies, or less than nothing")
+        yield page
+        at = page.start + page.stored_bytes
 
 
 @functools.cache
 def _usual_page() -> re.Pattern[bytes]:
-    """The header of a data page as Arrow writes it, with checksum, and with statistics or without."""
-    numbers = b"\\x15(%b)\\x15(%b)\\x15%b\\x1c\\x15(%b)" % (NUMBER, NUMBER, NUMBER, NUMBER)
-    # Levels by RLE, its number being 3.
+    """The header of a data page as Arrow writes it, with checksum and statistics or without; levels by RLE, number 3."""
+    numbers = b"\\x15(%b)\\x15(%b)(?:\\x15(%b)\\x1c|\\x2c)\\x15(%b)" % (NUMBER, NUMBER, NUMBER, NUMBER)
     encodings = b"\\x15(%b)\\x15\\x06\\x15\\x06" % SMALL
     statistics = (
         rb"(?:\x1c(?:[\x18\x28]" + short_string() + rb"|[\x16\x26]" + NUMBER + rb"|[\x11\x12\x21\x22])*+\x00)?+"
     )
     return re.compile(rb"\x15\x00" + numbers + encodings + statistics + rb"\x00\x00", re.DOTALL)
+
+
+def _walked(data: Any, at: int, end: int) -> Page:
+    """A page header of any form."""
+    window = bytes(memoryview(data)[at : min(end, at + _HEADER_BYTES_MAX)])
+    try:
+        numbers, own, length = _structure(window, 0)
+    except IndexError:
+        raise FooterFault("a page header is cut short, or too long") from None
+    kind = numbers.get(_KIND, -1)
+    field, encoding = _OWN.get(kind, (0, 0))
+    if not {_SIZE, _STORED} <= numbers.keys() or set(own) != {field} or not {1, encoding} <= own[field].keys():
+        raise FooterFault("a page header is none of a data page or a dictionary, or lacks a number")
+    found = own[field]
+    return Page(kind, numbers[_SIZE], numbers[_STORED], found[1], found[encoding], _CHECKSUM in numbers, at + length)
 
 
 def _structure(data: bytes, at: int, *, deeper: bool = True) -> tuple[dict[int, int], dict[int, dict[int, int]], int]:
@@ -134,4 +108,4 @@ def _structure(data: bytes, at: int, *, deeper: bool = True) -> tuple[dict[int, 
     return numbers, own, at + 1
 
 
-__all__ = ["check_headers"]
+__all__ = ["DATA", "DATA_V2", "DICTIONARY", "Page", "pages"]

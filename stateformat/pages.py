@@ -1,26 +1,33 @@
-"""How much memory the pages of a Parquet file take, found out before they are decoded (SPEC.md section 7.4).
+"""Whether the pages of a Parquet file may be decoded: judged by their headers before Arrow sees them (SPEC.md 7.2, 7.4).
 
 Theory of operation. A page says in its header how large it becomes and how many values it has, and the footer says it too;
-Arrow believes the one and never compares it with the other. A few bytes can so become gigabytes: by a codec, by run lengths,
-by a dictionary with one long value that every row names. So the headers of the pages that are wanted are walked first, from
-the places that the footer gives, and what they say is added up: against what the footer (and so the manifest) declared, and
-against what a reader takes at most. Nothing is decompressed for it, but a dictionary that could make the difference.
+Arrow believes the one and never compares it with the other. So the headers of the pages that are wanted are walked first, from
+the places that the footer gives, once, and two questions are asked of each.
 
-Small chunks of plain numbers are left alone. What they can become follows from their bytes, and it is little.
+*How much memory?* A few bytes can become gigabytes: by a codec, by run lengths, by a dictionary with one long value that
+every row names. What headers say is added up, against what the footer (and so the manifest) declared, and against what a
+reader takes at most. Nothing is decompressed for it, but a dictionary that could make the difference.
+
+*Is it what was written?* Whoever reads a few row groups cannot verify the digest of the whole. The footer has a digest of its
+own and every page a checksum; but Parquet's checksum is of what follows the header of a page. One flipped bit in a header
+gives a page another number of values, two turn BYTE_STREAM_SPLIT into PLAIN, and Arrow reads other rows from bytes whose
+checksum is right. So everything in a header that says how its bytes are to be read must be what the footer says of the
+column chunk; and the checksum must be there: Arrow passes over pages without one. Data pages 2.0 say in their header how
+long their levels are, where the footer has nothing to compare with: segments that have them (this library writes none) can
+only be verified whole.
 """
 
 from __future__ import annotations
 
-import functools
-import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from stateformat.footer import Chunk, Footer, Leaf
-from stateformat.thrift import I32, NUMBER, SMALL, STRUCT, FooterFault, integer, number, short_string, skip
+from stateformat.footer import Chunk, Footer, Leaf, RowGroup
+from stateformat.page_headers import DATA_V2, DICTIONARY, Page, pages
+from stateformat.thrift import FooterFault
 
 DECODED_BYTES_MAX: Final = 128 << 20
 """What pieces that are decoded at a time may take in memory, whatever they are stored in."""
@@ -58,14 +65,13 @@ ENCODING_NAMES: Final = {
     8: "RLE_DICTIONARY",
     9: "BYTE_STREAM_SPLIT",
 }
+# The encodings by a dictionary, as Thrift codes their numbers.
+_REPEATING: Final = frozenset({2 << 1, 8 << 1})
 _ZSTD: Final = 6
 # LZ4 never expands a byte to more than 255, and Snappy to fewer.
 _EXPANSION_MAX: Final = 255
 _SMALL_CHUNK_BYTES: Final = (96 << 20) // _EXPANSION_MAX
 _HOLE_BYTES_MAX: Final = 64 << 10
-_DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3
-# Of each kind of page: the field of its header, and in it that of the encoding.
-_HEADERS: Final = {_DATA: (5, 2), _DICTIONARY: (7, 2), _DATA_V2: (8, 4)}
 
 
 class Span(NamedTuple):
@@ -121,6 +127,21 @@ def decoded_bytes(footer: Footer) -> list[int]:
     ]
 
 
+def repeated_strings(footer: Footer) -> list[bool]:
+    """Of each row group whether it has strings in a dictionary: then they can take more than it declares."""
+    texts = [number for number, leaf in enumerate(footer.leaves) if leaf.type == _BYTE_ARRAY]
+    return [any(_REPEATING.intersection(group.chunks[at].encodings) for at in texts) for group in footer.row_groups]
+
+
+def text_bytes(footer: Footer, group: Any) -> int:
+    """What strings take beside: at most the pages of their columns. ``group``: its metadata, as pyarrow has it."""
+    return sum(
+        group.column(number).total_uncompressed_size
+        for number, leaf in enumerate(footer.leaves)
+        if leaf.type == _BYTE_ARRAY
+    )
+
+
 def check_columns(
     footer: Footer, codecs: frozenset[str], encodings: frozenset[str], *, clause: str = "SPEC.md section 5.5"
 ) -> None:
@@ -171,35 +192,35 @@ def check_pages(
     *,
     limit: int | None = None,
     kept_encoded: frozenset[str] = frozenset(),
-) -> int:
-    """Walk the pages of row groups first … last; the bytes that they will take in memory, at most.
+    is_verified: bool = True,
+) -> bool:
+    """Judge the pages of row groups first … last; whether their rows are those that were written, if checksums fit.
 
-    ``held``: the bytes in which they lie, by where they begin. ``limit``: of these bytes, where it does not follow from what
-    the row groups declare. ``kept_encoded``: columns that are read as dictionaries.
+    False where only the digest of the whole can say so. ``held``: the bytes in which they lie, by where they begin.
+    ``limit``: of the bytes in memory, where it does not follow from what the row groups declare. ``kept_encoded``: columns
+    that are read as dictionaries. ``is_verified``: a digest vouches for the bytes; then only memory is in question, and
+    small chunks of plain numbers are left alone: what they can become follows from their bytes, and it is little.
     Raises ``FooterFault`` where pages and footer disagree, and ``LimitFault`` where they would take too much.
     """
     groups = footer.row_groups[first : last + 1]
-    declared = sum(group.uncompressed_bytes for group in groups)
-    stored = sum(chunk.size_bytes for group in groups for chunk in group.chunks)
-    if limit is None:
-        limit = max(DECODED_BYTES_MAX, min(DECODED_RATIO_MAX * declared, STORED_RATIO_MAX * stored))
+    limit = _limit(groups) if limit is None else limit
     widths = _leaf_widths(footer)
-    taken = 0
+    # Which leaves need no look at their pages, where a digest vouches for them and they are small.
+    plain = [is_verified and leaf.flat and leaf.type != _BYTE_ARRAY for leaf in footer.leaves]
+    taken, sure = 0, True
     for group in groups:
         pages_bytes = 0
-        for leaf, width, chunk in zip(footer.leaves, widths, group.chunks, strict=True):
+        for leaf, width, is_plain, chunk in zip(footer.leaves, widths, plain, group.chunks, strict=True):
             taken += width * chunk.values
             if not chunk.values:
                 continue  # Nothing of it is read, and what its footer says of its place need not be true.
-            if (
-                leaf.flat
-                and leaf.type != _BYTE_ARRAY
-                and chunk.size_bytes <= _SMALL_CHUNK_BYTES
-                and chunk.codec != _ZSTD
-            ):
+            if is_plain and chunk.size_bytes <= _SMALL_CHUNK_BYTES and chunk.codec != _ZSTD:
                 continue
-            size_bytes, more = _walk(leaf, chunk, held, keep=leaf.path in kept_encoded)
-            pages_bytes, taken = pages_bytes + size_bytes, taken + more
+            try:
+                found = _walk(leaf, chunk, held, is_kept=leaf.path in kept_encoded, is_verified=is_verified)
+            except FooterFault as fault:
+                raise FooterFault(f"column {leaf.path}: {fault}") from None
+            pages_bytes, taken, sure = pages_bytes + found[0], taken + found[1], sure and found[2]
             if pages_bytes > group.uncompressed_bytes:
                 raise LimitFault(
                     f"the pages of a row group have {pages_bytes:,} uncompressed bytes and more by their headers, its "
@@ -207,12 +228,31 @@ def check_pages(
                 )
             if taken > limit:
                 break
+    _check_taken(groups, taken, limit)
+    return sure
+
+
+def check_group(group: RowGroup, taken: int) -> None:
+    """Refuse a row group that readers refuse. ``taken``: the bytes of memory that it takes."""
+    _check_taken([group], taken, _limit([group]))
+
+
+def _limit(groups: Sequence[RowGroup]) -> int:
+    declared = sum(group.uncompressed_bytes for group in groups)
+    return max(DECODED_BYTES_MAX, min(DECODED_RATIO_MAX * declared, STORED_RATIO_MAX * _stored(groups)))
+
+
+def _stored(groups: Sequence[RowGroup]) -> int:
+    return sum(chunk.size_bytes for group in groups for chunk in group.chunks)
+
+
+def _check_taken(groups: Sequence[RowGroup], taken: int, limit: int) -> None:
     if taken > limit:
         raise LimitFault(
             f"{sum(group.rows for group in groups):,} of its rows would take {taken:,} bytes of memory and more; at most "
-            f"{limit:,} are taken for {declared:,} encoded and {stored:,} stored bytes"
+            f"{limit:,} are taken for {sum(group.uncompressed_bytes for group in groups):,} encoded and "
+            f"{_stored(groups):,} stored bytes"
         )
-    return taken
 
 
 def enumerated(coded: int) -> int:
@@ -233,29 +273,46 @@ def _leaf_widths(footer: Footer) -> list[int]:
     return [_WIDTHS.get(leaf.type, max(leaf.length, 16)) for leaf in footer.leaves]
 
 
-def _walk(leaf: Leaf, chunk: Chunk, held: Sequence[Span], *, keep: bool) -> tuple[int, int]:
-    """(uncompressed bytes of all pages, bytes in memory beside the fixed width) of a chunk."""
+def _walk(leaf: Leaf, chunk: Chunk, held: Sequence[Span], *, is_kept: bool, is_verified: bool) -> tuple[int, int, bool]:
+    """Of a chunk: the uncompressed bytes of all pages, bytes in memory beside the fixed width, and whether it is sure."""
     base, data = _within(chunk, held)
-    at, end = chunk.start - base, chunk.start - base + chunk.size_bytes
+    at = chunk.start - base
     values = pages_bytes = longest = 0
-    is_text = leaf.type == _BYTE_ARRAY
-    for page in _pages(data, at, end):
-        pages_bytes += page.size_bytes
-        if page.kind == _DICTIONARY:
+    is_text, sure = leaf.type == _BYTE_ARRAY, True
+    for page in pages(data, at, at + chunk.size_bytes):
+        if page.encoding not in ENCODING_NAMES:
+            raise FooterFault("a page has an encoding that nobody knows")
+        if not is_verified:
+            _compare(chunk, page)
+            sure &= page.kind != DATA_V2
+        size_bytes = page.size_bytes or page.stored_bytes
+        pages_bytes += size_bytes
+        if page.kind == DICTIONARY:
             width = 4 if is_text else max(leaf.length, 1) if leaf.type == _FIXED else max(_WIDTHS.get(leaf.type, 1), 1)
-            if values or longest or page.values * width > page.size_bytes:
-                raise FooterFault(f"column {leaf.path} has a dictionary in the wrong place, or of too many values")
-            longest = page.size_bytes
-            if is_text and not keep and longest * chunk.values > DECODED_BYTES_MAX // 4:
+            if values or longest or page.values * width > size_bytes:
+                raise FooterFault("it has a dictionary in the wrong place, or of too many values")
+            longest = size_bytes
+            if is_text and not is_kept and longest * chunk.values > DECODED_BYTES_MAX // 4:
                 longest = _longest(chunk, page, data)
-        values += page.values if page.kind != _DICTIONARY else 0
-        if values >= chunk.values:
+            continue
+        values += page.values
+        if is_verified and values >= chunk.values:
             break
     if values != chunk.values:
-        raise FooterFault(f"the pages of column {leaf.path} have {values:,} values, its footer says {chunk.values:,}")
+        raise FooterFault(f"its pages have {values:,} values, its footer says {chunk.values:,}")
     if not is_text:
-        return pages_bytes, 0
-    return pages_bytes, pages_bytes + (0 if keep else longest * chunk.values)
+        return pages_bytes, 0, sure
+    return pages_bytes, pages_bytes + (0 if is_kept else longest * chunk.values), sure
+
+
+def _compare(chunk: Chunk, page: Page) -> None:
+    """A page of which nothing is known but its checksum, with the chunk that the footer describes."""
+    if not page.has_checksum:
+        raise FooterFault("a page has no checksum, which section 5.5 of SPEC.md asks for")
+    if page.encoding << 1 not in chunk.encodings:
+        raise FooterFault(f"a page says an encoding, {ENCODING_NAMES[page.encoding]}, that its footer does not list")
+    if not chunk.codec and page.size_bytes != page.stored_bytes:
+        raise FooterFault(f"a page has {page.stored_bytes:,} bytes, is not compressed, and says {page.size_bytes:,}")
 
 
 def _within(chunk: Chunk, held: Sequence[Span]) -> tuple[int, Any]:
@@ -265,86 +322,7 @@ def _within(chunk: Chunk, held: Sequence[Span]) -> tuple[int, Any]:
     return held[at].start, held[at].data
 
 
-class _Page(NamedTuple):
-    kind: int
-    size_bytes: int
-    stored_bytes: int
-    values: int
-    encoding: int
-    start: int
-    """Where its header ends."""
-
-
-def _pages(data: Any, at: int, end: int) -> Iterator[_Page]:
-    """The pages between two places, by their headers."""
-    usual = _usual_page()
-    while at < end:
-        found = usual.match(data, at, end)
-        if found is not None:
-            size_bytes, stored, values, encoding = found.groups()
-            page = _Page(
-                _DATA, number(size_bytes), number(stored), number(values), enumerated(encoding[0]), found.end()
-            )
-        else:
-            page = _header(data, at, end)
-        if min(page.size_bytes, page.stored_bytes, page.values) < 0 or page.stored_bytes > end - page.start:
-            raise FooterFault("a page is larger than the column chunk in which it lies, or less than nothing")
-        if page.encoding not in ENCODING_NAMES:
-            raise FooterFault("a page has an encoding that nobody knows")
-        yield page._replace(size_bytes=max(page.size_bytes, page.stored_bytes)) if not page.size_bytes else page
-        at = page.start + page.stored_bytes
-
-
-@functools.cache
-def _usual_page() -> re.Pattern[bytes]:
-    """The header of a data page as Arrow writes it, with or without checksum and statistics."""
-    numbers = b"\\x15(%b)\\x15(%b)(?:\\x15%b\\x1c|\\x2c)\\x15(%b)" % (NUMBER, NUMBER, NUMBER, NUMBER)
-    statistics = (
-        rb"(?:\x1c(?:[\x18\x28]" + short_string() + rb"|[\x16\x26]" + NUMBER + rb"|[\x11\x12\x21\x22])*+\x00)?+"
-    )
-    kinds = b"\\x15(%b)\\x15%b\\x15%b" % (SMALL, SMALL, SMALL)
-    return re.compile(rb"\x15\x00" + numbers + kinds + statistics + rb"\x00\x00", re.DOTALL)
-
-
-_HEADER_BYTES_MAX: Final = 64 << 10
-
-
-def _header(data: Any, at: int, end: int) -> _Page:
-    """A page header of any form, walked."""
-    window = bytes(memoryview(data)[at : min(end, at + _HEADER_BYTES_MAX)])
-    try:
-        numbers, inner, length = _structure(window, 0, {5, 7, 8})
-    except IndexError:
-        raise FooterFault("a page header is cut short, or too long") from None
-    kind = numbers.get(1, -1)
-    field, encoding = _HEADERS.get(kind, (0, 0))
-    if not {2, 3} <= numbers.keys() or set(inner) != {field} or not {1, encoding} <= inner[field].keys():
-        raise FooterFault("a page header is none of a data page or a dictionary, or lacks a number")
-    found = inner[field]
-    return _Page(kind, numbers[2], numbers[3], found[1], found[encoding], at + length)
-
-
-def _structure(data: bytes, at: int, deeper: set[int]) -> tuple[dict[int, int], dict[int, dict[int, int]], int]:
-    """The 32-bit numbers of a structure by field, those of the structures in it that are wanted, and where it ends."""
-    numbers: dict[int, int] = {}
-    inner: dict[int, dict[int, int]] = {}
-    field = 0
-    while head := data[at]:
-        at += 1
-        if head < 16:
-            raise FooterFault("a page header is written in an unusual way")
-        field += head >> 4
-        kind = head & 15
-        if kind == I32:
-            numbers[field], at = integer(data, at, kind, I32)
-        elif kind == STRUCT and field in deeper:
-            inner[field], _, at = _structure(data, at, set())
-        else:
-            at = skip(data, at, kind, 1)
-    return numbers, inner, at + 1
-
-
-def _longest(chunk: Chunk, page: _Page, data: Any) -> int:
+def _longest(chunk: Chunk, page: Page, data: Any) -> int:
     """The length of the longest value of a dictionary of strings."""
     stored = memoryview(data)[page.start : page.start + page.stored_bytes]
     codec = _CODECS.get(chunk.codec)
@@ -360,6 +338,3 @@ def _longest(chunk: Chunk, page: _Page, data: Any) -> int:
         longest = max(longest, length)
         at += 4 + length
     return longest
-
-
-__all__ = ["HeldFile", "LimitFault", "Span", "check_columns", "check_pages", "check_size", "decoded_bytes", "spans"]

@@ -44,6 +44,7 @@ from stateformat.manifest import (
     spill_inline,
     totals,
 )
+from stateformat.manifest_rules import BATCH_ROWS
 from stateformat.model import (
     AttemptId,
     CheckpointId,
@@ -62,7 +63,6 @@ from stateformat.model import (
     new_write_id,
 )
 from stateformat.publication import At, CommitPermit, conflict, create_record, permit
-from stateformat.retention import reachable
 from stateformat.schema import MANIFEST_SCHEMA
 from stateformat.segment import WriteOptions
 from stateformat.snapshot import Snapshot, SnapshotWriter, WriteContext, snapshot_of
@@ -182,8 +182,9 @@ class PendingCheckpoint:
         Nothing is written until the content is right, so ``InvalidState`` (with every problem in ``details``) leaves
         it unpublished and it may be mended. After that it is spent. Raises ``PublishConflict`` where another run has
         published (``details["published"]``: whether ours stays in the history), ``OutcomeUnknown`` where the storage
-        will not say, ``CheckpointExpired`` where the source has gone, ``JobMismatch`` in another job's store. In
-        none of these cases may anything be committed; a restart reads the truth.
+        will not say, ``StorageError`` where it refuses (then nothing is published), ``CheckpointExpired`` where the
+        source has gone, ``JobMismatch`` in another job's store. In none of these cases may anything be
+        committed; a restart reads the truth.
         """
         start = time.perf_counter()
         with self._lock:
@@ -269,14 +270,20 @@ class PendingCheckpoint:
 
     def _check_references(self, handles: pa.Table) -> None:
         """Refuse a path that is neither our own nor the parent's nor the source's: nothing would protect it."""
-        stored = pc.and_(pc.is_valid(handles["path"]), pc.is_null(handles["inline"]))
-        own = pc.fill_null(pc.starts_with(handles["path"], self._own_prefix), False)
-        foreign = handles.select(["path", "size_bytes", "digest", "inline"]).filter(pc.and_(stored, pc.invert(own)))
-        if not foreign.num_rows:
+        own = self._own_prefix
+        foreign = [
+            pc.unique(
+                batch["path"].filter(
+                    pc.and_(pc.is_null(batch["inline"]), pc.invert(pc.starts_with(batch["path"], own)))
+                )
+            )
+            for batch in handles.select(["path", "inline"]).to_batches(max_chunksize=BATCH_ROWS)
+        ]
+        paths = pc.unique(pa.chunked_array(foreign, pa.string()))
+        if not len(paths):
             return
-        paths = reachable(foreign)["path"]
-        known = pa.concat_arrays([table["path"].combine_chunks() for table in self._referable()])
-        unknown = paths.filter(pc.invert(pc.is_in(paths, value_set=known)))
+        known = [chunk for table in self._referable() for chunk in table["path"].chunks]
+        unknown = paths.filter(pc.invert(pc.is_in(paths, value_set=pa.chunked_array(known, pa.string()))))
         if len(unknown):
             raise InvalidState(
                 f"checkpoint {self.checkpoint_id} would refer to {len(unknown)} segments that neither it nor its parent "

@@ -6,10 +6,12 @@ something is a listing *after* it. The greatest id never goes down, because ever
 of a greater one. A create therefore succeeds either as newest + 1, and is in the history for good, or at an id whose
 record had already expired, and is a stray; a listing that shows nothing greater tells the two apart.
 
-1. Create, if absent. Created → 4. Anything else (in the way, or no answer at all) → 2.
+1. Create, if absent. Created → 4. In the way, or no answer at all → 2. Refused: this request has done nothing and none
+   went before it, so nothing is published, and that is told at once.
 2. Read back. Ours → 4, exactly as if the answer had come. Another attempt's → lost. Nothing → 3.
 3. Nothing there: list. A greater id than ours → lost: ours may have stood there and have expired. Our id → 2: a create
-   whose answer was lost may land as late as this. Otherwise → 1, under the same name with the same bytes.
+   whose answer was lost may land as late as this. Otherwise create again, under the same name with the same bytes, as in
+   1 but for one thing: a refusal of this request says nothing of the one before it, which may still land, so → 2.
 4. List, twice. Nothing greater, both times → the permit. Something greater → 5.
 5. Read record id + 1. It names us as parent → our checkpoint is in the history and another run has gone on from it: the
    record stays, and we stop. Otherwise ours is a stray: remove it, and stop.
@@ -44,7 +46,7 @@ from stateformat.history import find_record, newest_record, record_ids
 from stateformat.manifest import Manifest
 from stateformat.model import CheckpointId, ParentRef, Record
 from stateformat.stats import stats_of
-from stateformat.storage import CreateOutcome, Storage
+from stateformat.storage import REFUSALS, CreateOutcome, Storage
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +61,9 @@ class At(Enum):
     """Where a publication stands: a step to be done (each is one request), or an end."""
 
     CREATE = "create"
+    """The first try. No request of ours was ever sent."""
+    CREATE_AGAIN = "create_again"
+    """A further try, under the same name with the same bytes. What became of those before is not known."""
     READ_BACK = "read_back"
     LOOK = "look"
     LIST = "list"
@@ -74,6 +79,10 @@ class At(Enum):
     """Ours is in the history (or nothing proves the contrary), and another run has gone on from it."""
     WITHDRAWN = "withdrawn"
     """Ours was a stray and has been removed."""
+    REFUSED = "refused"
+    """The storage would not create it. Ours was never there and never will be."""
+    UNKNOWN = "unknown"
+    """Nobody knows whether ours was published, or whether it will stay. A restart reads the truth."""
 
 
 class Saw(Enum):
@@ -82,6 +91,8 @@ class Saw(Enum):
     CREATED = "created"
     IN_THE_WAY = "in_the_way"
     NO_ANSWER = "no_answer"
+    REFUSED = "refused"
+    UNSYNCED = "unsynced"
     OURS = "ours"
     ANOTHERS = "anothers"
     NOTHING = "nothing"
@@ -98,13 +109,20 @@ MOVES: dict[tuple[At, Saw], At] = {
     (At.CREATE, Saw.CREATED): At.LIST,
     (At.CREATE, Saw.IN_THE_WAY): At.READ_BACK,
     (At.CREATE, Saw.NO_ANSWER): At.READ_BACK,
+    (At.CREATE, Saw.REFUSED): At.REFUSED,
+    (At.CREATE, Saw.UNSYNCED): At.UNKNOWN,
+    (At.CREATE_AGAIN, Saw.CREATED): At.LIST,
+    (At.CREATE_AGAIN, Saw.IN_THE_WAY): At.READ_BACK,
+    (At.CREATE_AGAIN, Saw.NO_ANSWER): At.READ_BACK,
+    (At.CREATE_AGAIN, Saw.REFUSED): At.READ_BACK,
+    (At.CREATE_AGAIN, Saw.UNSYNCED): At.UNKNOWN,
     (At.READ_BACK, Saw.OURS): At.LIST,
     (At.READ_BACK, Saw.ANOTHERS): At.LOST,
     (At.READ_BACK, Saw.NOTHING): At.LOOK,
     (At.READ_BACK, Saw.NO_ANSWER): At.READ_BACK,
     (At.LOOK, Saw.GREATER): At.LOST,
     (At.LOOK, Saw.SAME): At.READ_BACK,
-    (At.LOOK, Saw.LESS): At.CREATE,
+    (At.LOOK, Saw.LESS): At.CREATE_AGAIN,
     (At.LOOK, Saw.NO_ANSWER): At.LOOK,
     (At.LIST, Saw.NONE_GREATER): At.LIST_AGAIN,
     (At.LIST, Saw.GREATER): At.READ_CHILD,
@@ -118,9 +136,15 @@ MOVES: dict[tuple[At, Saw], At] = {
     (At.WITHDRAW, Saw.REMOVED): At.WITHDRAWN,
     (At.WITHDRAW, Saw.NO_ANSWER): At.WITHDRAW,
 }
-"""Every legal move. A repetition (back to CREATE or READ_BACK, or a step to itself) counts against :data:`RETRIES`."""
+"""Every legal move. A repetition (creating again, back to READ_BACK, a step to itself) counts against :data:`RETRIES`."""
 
-ENDS: Final = frozenset({At.PERMITTED, At.LOST, At.CONTINUED, At.WITHDRAWN})
+_CREATES: Final = frozenset({At.CREATE, At.CREATE_AGAIN})
+
+ENDS: Final = frozenset({At.PERMITTED, At.LOST, At.CONTINUED, At.WITHDRAWN, At.REFUSED, At.UNKNOWN})
+
+GIVEN_UP: Final[Mapping[At, At]] = {At.READ_CHILD: At.CONTINUED, At.WITHDRAW: At.CONTINUED}
+"""Where a step ends that was repeated too often; any other in UNKNOWN. Whoever reads the child or withdraws has been
+overtaken, which is all that the caller needs; what stays behind is at worst a stray."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +160,20 @@ def see_created(outcome: CreateOutcome) -> Saw:
     if outcome is CreateOutcome.CREATED:
         return Saw.CREATED
     return Saw.IN_THE_WAY if outcome is CreateOutcome.CONFLICT else Saw.NO_ANSWER
+
+
+def see_failed(at: At, error: StorageError) -> Saw:
+    """What an error shows. Of steps that can be repeated without end only a create can be refused for good.
+
+    ``details["visible"]`` says that the record stands and may not survive a power failure. A permit would rest on it, so
+    nobody may act on it before a restart has read what did survive.
+    """
+    if at in _CREATES:
+        if error.details.get("visible"):
+            return Saw.UNSYNCED
+        if error.kind in REFUSALS:
+            return Saw.REFUSED
+    return Saw.NO_ANSWER
 
 
 def see_back(found: Record | None, ours: ParentRef) -> Saw:
@@ -158,11 +196,17 @@ class _Steps:
     ours: ParentRef
     data: bytes
     newest: CheckpointId | None = None
-    last_error: Exception | None = None
+    last_error: StorageError | None = None
+
+    @property
+    def subject(self) -> str:
+        """How a line of the log begins."""
+        return f"checkpoint {self.ours.checkpoint_id} of {self.storage.url}"
 
     def take(self, at: At) -> Saw:
         steps: Mapping[At, Callable[[], Saw]] = {
             At.CREATE: self._create,
+            At.CREATE_AGAIN: self._create,
             At.READ_BACK: self._read_back,
             At.LOOK: self._look,
             At.LIST: self._list_greater,
@@ -173,19 +217,10 @@ class _Steps:
         try:
             return steps[at]()
         except StorageError as error:
-            # "Unsuitable" is an answer. "Visible" means that the record stands and may not survive a power failure:
-            # a permit would rest on it, so nobody may act on it before a restart has read what did survive.
-            if error.kind is ErrorKind.STORAGE_UNSUITABLE or error.details.get("visible"):
-                raise
+            saw = see_failed(at, error)
             self.last_error = error
-            logger.warning(
-                "checkpoint %s of %s: %s was not answered: %s",
-                self.ours.checkpoint_id,
-                self.storage.url,
-                at.value,
-                error,
-            )
-            return Saw.NO_ANSWER
+            logger.warning("%s: %s failed: %s", self.subject, at.value, error)
+            return saw
 
     def _create(self) -> Saw:
         return see_created(self.storage.create(layout.record_path(self.ours.checkpoint_id), self.data))
@@ -228,53 +263,42 @@ def create_record(
 ) -> Ending:
     """Carry the protocol out for a record whose manifest is durable, and say how it ended.
 
-    ``data`` are the record's bytes; they are the same in every try. Raises ``OutcomeUnknown`` when the storage stays
-    silent for :data:`RETRIES` repetitions, and lets ``StorageError`` of kind ``STORAGE_UNSUITABLE`` through. Called by
-    ``PendingCheckpoint.publish`` and by ``copying.copy``, once each per record.
+    ``data`` are the record's bytes; they are the same in every try. Raises ``StorageError`` where the storage refuses the
+    record (a kind of ``storage.REFUSALS``), of which nothing was created then; and ``OutcomeUnknown`` when it stays silent
+    for :data:`RETRIES` repetitions. Called by ``PendingCheckpoint.publish`` and by ``copying.copy``, once each per record.
     """
     steps = _Steps(storage, ours, data)
     at, repeats = At.CREATE, 0
     while at not in ENDS:
-        try:
-            saw = steps.take(at)
-        except StorageError as error:
-            if error.kind is ErrorKind.STORAGE_UNSUITABLE:
-                raise
-            raise _unknown(storage, ours, error) from error
+        saw = steps.take(at)
         after = MOVES[at, saw]
-        if (saw is Saw.NO_ANSWER and at is not At.CREATE) or after is At.CREATE or saw is Saw.SAME:
+        repeated = after is At.CREATE_AGAIN or saw is Saw.SAME or (saw is Saw.NO_ANSWER and at not in _CREATES)
+        if repeated and repeats == RETRIES:
+            after = GIVEN_UP.get(at, At.UNKNOWN)
+        elif repeated:
             repeats += 1
-            if repeats > RETRIES:
-                if at in (At.READ_CHILD, At.WITHDRAW):
-                    # We have been overtaken, which is all that the caller needs. What stays behind is at worst a stray.
-                    logger.warning(
-                        "checkpoint %s of %s: overtaken; its record may stay behind as a stray",
-                        ours.checkpoint_id,
-                        storage.url,
-                    )
-                    return Ending(At.CONTINUED, steps.newest)
-                raise _unknown(storage, ours, steps.last_error) from steps.last_error
             pause = min(PAUSE_S * 2 ** (repeats - 1), PAUSE_MAX_S)
             stats_of(storage).event(retries=1, waits=1, wait_seconds=pause)
-            where = (ours.checkpoint_id, storage.url)
-            logger.warning(
-                "checkpoint %s of %s: retry %d of %d (%s) in %.2f s", *where, repeats, RETRIES, after.value, pause
-            )
+            logger.warning("%s: retry %d of %d (%s) in %.2f s", steps.subject, repeats, RETRIES, after.value, pause)
             sleep(pause)
         at = after
+    if at is At.REFUSED or at is At.UNKNOWN:
+        raise _error(steps, at) from steps.last_error
     if at is not At.PERMITTED:
-        logger.warning(
-            "checkpoint %s of %s: %s; the newest is %s", ours.checkpoint_id, storage.url, at.value, steps.newest
-        )
+        logger.warning("%s: %s; the newest is %s", steps.subject, at.value, steps.newest)
     return Ending(at, steps.newest)
 
 
-def _unknown(storage: Storage, ours: ParentRef, error: Exception | None) -> OutcomeUnknown:
+def _error(steps: _Steps, at: At) -> StorageError | OutcomeUnknown:
+    """The error for the two ends that the storage itself has brought about."""
+    (checkpoint_id, attempt_id), error = steps.ours, steps.last_error
+    if at is At.REFUSED and error is not None:
+        return StorageError(f"checkpoint {checkpoint_id} was not published: {error}", kind=error.kind, **error.details)
     return OutcomeUnknown(
-        f"{storage.url} does not say whether checkpoint {ours.checkpoint_id} (attempt {ours.attempt_id}) was published"
+        f"{steps.storage.url} does not say whether checkpoint {checkpoint_id} (attempt {attempt_id}) was published"
         f"{f': {error}' if error else ''}. Commit nothing; start again, and the run goes on from the newest that is there",
-        checkpoint_id=ours.checkpoint_id,
-        attempt_id=ours.attempt_id,
+        checkpoint_id=checkpoint_id,
+        attempt_id=attempt_id,
     )
 
 

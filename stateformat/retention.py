@@ -38,9 +38,10 @@ from stateformat.errors import (
     StorageError,
     UnsupportedFormat,
 )
+from stateformat.handle_sharing import codes_of, first_uses
 from stateformat.history import Ids, Moved, find_record, settled
 from stateformat.manifest import read_unpublished
-from stateformat.manifest_rules import first_uses, integers, take_rows
+from stateformat.manifest_rules import take_rows
 from stateformat.model import AttemptId, CheckpointId, Record
 from stateformat.storage import Leftover, ObjectInfo, Storage, TellsLeftovers
 
@@ -66,8 +67,7 @@ def reachable(handles: pa.Table) -> pa.Table:
     """
     columns = [name for name in REACHABLE_SCHEMA.names if name in handles.column_names]
     named = handles.select(columns).filter(pc.is_valid(handles["path"]))
-    paths = pc.dictionary_encode(named["path"].combine_chunks())
-    first = first_uses(integers(paths.indices))
+    first = first_uses(codes_of(named["path"])[0])
     chosen = take_rows(named, pa.array(first))
     inline = pc.is_valid(chosen["inline"]) if "inline" in columns else pa.repeat(False, len(first))
     return pa.table([chosen["path"], chosen["size_bytes"], chosen["digest"], inline], schema=REACHABLE_SCHEMA)

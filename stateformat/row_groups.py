@@ -2,7 +2,8 @@
 
 A row group holds whole groups up to a number of rows, or a part of one larger group, so that a range of groups is read as
 a range of row groups. There are at most 1,024 in a file, because readers parse the footer whole: a table whose size is
-known gets larger row groups from the start, a stream gets larger ones the longer it grows.
+known gets larger row groups from the start, a stream gets larger ones the longer it grows. A row group is the least that a
+reader decodes, so one whose rows turn out to take much more memory than others is cut once more (section 7.4).
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stateformat.errors import ErrorKind, InvalidState
+from stateformat.schema import KEY_GROUP
 
 ROW_GROUPS_MAX: Final = 1024
 # Strings and blobs: fewer rows, so that one row group is read in little memory.
 ROW_GROUP_BYTES_MAX: Final = 64 << 20
+SPLIT_BYTES: Final = 96 << 20
+"""A row group that takes more is cut once more: below what readers take in any case (SPEC.md section 7.4)."""
 CODECS: Final = frozenset({"UNCOMPRESSED", "LZ4", "LZ4_RAW", "ZSTD", "SNAPPY"})
 """What readers accept, as pyarrow names it."""
 ENCODINGS: Final = frozenset(
@@ -83,6 +87,37 @@ def split_table(counts: npt.NDArray[Any], limit: int) -> list[int]:
     return stops
 
 
+def decoded_bytes_of(rows: pa.Table) -> int:
+    """What rows take in memory as a reader counts it: Parquet has no values of fixed width below 4 bytes, but booleans."""
+    size_bytes = rows.nbytes
+    for field in rows.schema:
+        kind = field.type
+        if pa.types.is_boolean(kind):
+            size_bytes += len(rows)
+        elif pa.types.is_primitive(kind) and kind.bit_width < 32:
+            size_bytes += len(rows) * (4 - kind.bit_width // 8)
+    return int(size_bytes)
+
+
+def split_large(rows: pa.Table, limit: int) -> Iterator[tuple[pa.Table, int]]:
+    """A row group and what its rows take in memory; halved, and again, as long as they take more than ``limit`` and are many.
+
+    Row limits follow from the average row. Between key groups if there are several, so that none shares a row group.
+    """
+    size_bytes = decoded_bytes_of(rows)
+    if size_bytes <= limit or len(rows) < 2:
+        yield rows, size_bytes
+        return
+    middle = len(rows) // 2
+    if KEY_GROUP.name in rows.column_names:
+        groups = rows[KEY_GROUP.name].combine_chunks().to_numpy()
+        ends = np.flatnonzero(np.diff(groups)) + 1
+        if len(ends):
+            middle = int(ends[np.abs(ends - middle).argmin()])
+    yield from split_large(rows.slice(0, middle), limit)
+    yield from split_large(rows.slice(middle), limit)
+
+
 def spans(stops: Sequence[int], row_count: int) -> Iterator[Sequence[int]]:
     """``stops`` in pieces of at least ``row_count`` rows, but the last; each begins where the one before it ends."""
     first = 0
@@ -93,10 +128,10 @@ def spans(stops: Sequence[int], row_count: int) -> Iterator[Sequence[int]]:
 
 
 def check_row_groups(written: int, where: str) -> None:
-    """Refuse a row group that would be one too many in a stream; ``InvalidState`` of kind LIMIT_EXCEEDED."""
+    """Refuse a row group that would be one too many; ``InvalidState`` of kind LIMIT_EXCEEDED."""
     if written >= ROW_GROUPS_MAX:
         raise InvalidState(
-            f"{where}: the stream fills more than {ROW_GROUPS_MAX} row groups, which is all that a segment may have; "
+            f"{where}: its rows fill more than {ROW_GROUPS_MAX} row groups, which is all that a segment may have; "
             "raise row_group_rows, or the parallelism of the operator",
             kind=ErrorKind.LIMIT_EXCEEDED,
         )

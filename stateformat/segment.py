@@ -24,7 +24,7 @@ from stateformat.ahead import ahead
 from stateformat.clustering import Groups, clustered, group_counts, in_order, one_array
 from stateformat.errors import InvalidState
 from stateformat.model import Handle, Mode
-from stateformat.row_groups import check_row_groups, grown_limit, row_limit, spans, split_groups, split_table
+from stateformat.row_groups import decoded_bytes_of, grown_limit, row_limit, spans, split_groups, split_table
 from stateformat.row_keys import RowKeyCheck
 from stateformat.rows import cluster, conform, key_groups_of, senders_of
 from stateformat.schema import KEY_GROUP, has_key_groups, segment_schema
@@ -100,7 +100,7 @@ def _write_table(writer: SegmentWriter, place: SegmentPlace, data: pa.Table, opt
     table = _conform(place, data)
     groups = _groups(place, table, options)
     row_bytes = 1 + table.nbytes // len(table)
-    limit = row_limit(options.row_group_rows, len(table), table.nbytes)
+    limit = row_limit(options.row_group_rows, len(table), decoded_bytes_of(table))
     if groups is None:
         ordered, stops = table, split_table(np.array([len(table)]), limit)
     else:
@@ -158,16 +158,16 @@ def _write_stream(
         if check is not None:
             check.add(rows)
         pending.append(rows)
-        count, size_bytes = count + len(rows), size_bytes + rows.nbytes
+        count, size_bytes = count + len(rows), size_bytes + decoded_bytes_of(rows)
         limit = row_limit(options.row_group_rows, count, size_bytes)
         while count >= 2 * grown_limit(limit, writer.row_groups):
             rest, begun = _flush(writer, pa.concat_tables(pending).combine_chunks(), limit, begun, keyed=keyed)
-            pending, count, size_bytes = [rest], len(rest), rest.nbytes
+            pending, count, size_bytes = [rest], len(rest), decoded_bytes_of(rest)
     while count:
         limit = row_limit(options.row_group_rows, count, size_bytes)
         table = pa.concat_tables(pending).combine_chunks()
         rest, begun = _flush(writer, table, limit, begun, keyed=keyed, all_rows=True)
-        pending, count, size_bytes = [rest], len(rest), rest.nbytes
+        pending, count, size_bytes = [rest], len(rest), decoded_bytes_of(rest)
     if check is not None:
         check.finish()
 
@@ -184,7 +184,6 @@ def _flush(
     counts = np.array([len(pending)]) if groups is None else group_counts(groups)
     stops = split_groups(counts, limit, begun=groups is not None and int(groups[0]) == begun)
     for start, stop in zip([0, *stops], stops[:64] if all_rows else stops[:-1][:64], strict=False):
-        check_row_groups(writer.row_groups, str(writer.place))
         writer.write(pending.slice(start, stop - start))
         writer.add_counts(None if groups is None else groups[start:stop])
         begun = -1 if groups is None else int(groups[stop - 1])

@@ -4,7 +4,7 @@ Theory of operation. There are two ways in. *Whole*: the bytes are fetched at on
 and digest are compared with the handle before anything is parsed; that is the cheap way when all rows are wanted. *In
 ranges*: the footer is fetched and its digest compared; from it follows where the wanted row groups lie, and only these
 bytes are fetched, a few megabytes at a time; the checksums of their pages are verified by Arrow as they are decoded, and
-the headers of pages, which no checksum covers, are compared with the footer before (``page_headers``).
+the headers of pages, which no checksum covers, are compared with the footer before (``pages``).
 
 Either way the footer must agree with the handle and with the place (section 5.6): rows, uncompressed size, schema, job,
 operator, state. Codecs and encodings must be on the list of section 5.5 before anything is decompressed. Rows of groups
@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
@@ -29,8 +30,17 @@ from stateformat.digests import digest
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, StorageError
 from stateformat.footer import Footer, read_footer
 from stateformat.model import Handle, Mode, Record, State
-from stateformat.page_headers import check_headers
-from stateformat.pages import HeldFile, LimitFault, Span, check_columns, check_pages, check_size, decoded_bytes, spans
+from stateformat.pages import (
+    HeldFile,
+    LimitFault,
+    Span,
+    check_columns,
+    check_pages,
+    check_size,
+    decoded_bytes,
+    repeated_strings,
+    spans,
+)
 from stateformat.row_groups import CODECS, ENCODINGS, PARQUET_ERRORS, ROW_GROUPS_MAX
 from stateformat.schema import KEY_GROUP, has_key_groups, segment_schema
 from stateformat.storage import Storage
@@ -78,8 +88,12 @@ class SegmentReader:
             self._group_column = KEY_GROUP.name
         elif state.mode is Mode.IN_FLIGHT:
             self._group_column = "_sender"
-        counts = np.asarray(handle.rows_per_group if handle.rows_per_group is not None else [], np.int64)
-        self._group_ends = np.concatenate([[0], np.cumsum(counts)])
+        counts: npt.NDArray[Any] = np.asarray(
+            handle.rows_per_group if handle.rows_per_group is not None else [], np.int64
+        )
+        self._counts = counts
+        self._group_ends = np.zeros(len(counts) + 1, np.int64)
+        counts.cumsum(out=self._group_ends[1:])
 
     @property
     def handle(self) -> Handle:
@@ -196,8 +210,10 @@ class SegmentReader:
         check_columns(footer, CODECS, ENCODINGS)
         decoded = decoded_bytes(footer)
         check_size(handle.size_bytes, handle.segment_rows, sum(decoded))
-        self._starts = np.cumsum([0, *(group.rows for group in groups)])
-        self._sizes = np.cumsum([0, *map(max, declared, decoded)])
+        self._starts = np.array([*accumulate((group.rows for group in groups), initial=0)])
+        # What a dictionary of strings makes of its row group stands in neither: that one is decoded alone.
+        alone = (PIECE_BYTES_MAX * repeats for repeats in repeated_strings(footer))
+        self._sizes = np.array([*accumulate(map(max, declared, decoded, alone), initial=0)])
 
     def _check_footer(self, metadata: Any, schema: pa.Schema) -> None:
         """What the footer says of the segment's place against what the handle says of it. Nothing was decompressed yet."""
@@ -227,11 +243,11 @@ class SegmentReader:
 
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """First and last row groups, both inclusive, of pieces that hold all of rows start … stop − 1."""
-        first = int(np.searchsorted(self._starts, start, "right")) - 1
-        end = int(np.searchsorted(self._starts, stop, "left"))
+        first = int(self._starts.searchsorted(start, "right")) - 1
+        end = int(self._starts.searchsorted(stop, "left"))
         while first < end:
-            by_size = np.searchsorted(self._sizes, self._sizes[first] + PIECE_BYTES_MAX, "right")
-            by_rows = np.searchsorted(self._starts, self._starts[first] + PIECE_ROWS_MAX, "right")
+            by_size = self._sizes.searchsorted(self._sizes[first] + PIECE_BYTES_MAX, "right")
+            by_rows = self._starts.searchsorted(self._starts[first] + PIECE_ROWS_MAX, "right")
             last = max(first, min(int(by_size), int(by_rows), end + 1) - 2)
             yield first, last
             first = last + 1
@@ -240,9 +256,8 @@ class SegmentReader:
         large = self._sizes[last + 1] - self._sizes[first] > _THREADS_BYTES_MIN
         with self._translated():
             held = self._held or self._fetched(first, last)
-            check_pages(self._footer, first, last, held)
             # Where no digest vouches for these bytes: page checksums leave the headers out.
-            if not self._held and not check_headers(self._footer, first, last, held):
+            if not check_pages(self._footer, first, last, held, is_verified=bool(self._held)):
                 held = self._verified_whole()
             file = self._file or self._parquet(pa.PythonFile(HeldFile(held, self._handle.size_bytes), "r"))
             table = file.read_row_groups(range(first, last + 1), use_threads=bool(large))
@@ -287,13 +302,14 @@ class SegmentReader:
             return
         if handle.first_group is None or int(self._group_ends[-1]) != handle.rows:
             raise self._damaged("its handle does not say how many rows each group has", ErrorKind.DAMAGED_MANIFEST)
-        low = start - handle.row_start
-        counts = np.diff(np.clip(self._group_ends, low, low + len(table)))
+        low, counts = start - handle.row_start, self._counts
+        if len(table) < handle.rows:
+            counts = np.diff(np.clip(self._group_ends, low, low + len(table)))
         groups = np.repeat(np.arange(len(counts), dtype=np.int32) + np.int32(handle.first_group), counts)
         row = 0
         for chunk in table[self._group_column].chunks:
             due: npt.NDArray[np.int32] = groups[row : row + len(chunk)]
-            if not np.array_equal(chunk.to_numpy(), due):
+            if (chunk.to_numpy() != due).any():
                 at = int(np.argmax(chunk.to_numpy() != due))
                 raise self._damaged(
                     f"row {start + row + at} has {self._group_column} {chunk[at].as_py()}, the manifest says {due[at]}"

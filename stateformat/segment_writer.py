@@ -2,7 +2,7 @@
 
 What the encoder gives passes the sink once (``digests``), which takes the digest, keeps a small segment in memory, and
 begins an object for any other. Whatever fails aborts the object, so nothing is visible under a name that no manifest will
-ever hold. What the rows are and in which order is the business of ``segment`` and ``rows``.
+ever hold; so does what a reader would refuse for the memory that it takes. What the rows are and in which order is the business of ``segment`` and ``rows``.
 """
 
 from __future__ import annotations
@@ -19,12 +19,26 @@ import pyarrow.parquet as pq
 from stateformat import layout
 from stateformat.clustering import group_counts
 from stateformat.digests import SegmentSink
-from stateformat.errors import InvalidInput
+from stateformat.errors import ErrorKind, InvalidInput, InvalidState
+from stateformat.footer import read_footer
 from stateformat.model import AttemptId, CheckpointId, Handle, JobId, Operator, State, new_write_id
+from stateformat.pages import (
+    DECODED_BYTES_MAX,
+    SEGMENT_BYTES_MAX,
+    check_group,
+    check_size,
+    decoded_bytes,
+    text_bytes,
+)
+from stateformat.row_groups import SPLIT_BYTES, check_row_groups, grown_limit, split_large
 from stateformat.schema import KEY_GROUP, segment_schema
 from stateformat.storage import Storage
+from stateformat.thrift import FooterFault
 
 _SINK_BUFFER_BYTES: Final = 1 << 20
+# Rows that Arrow holds in fewer bytes reach no limit: Parquet counts at most 16 times as many, for values of a byte.
+_SMALL_GROUP_BYTES: Final = DECODED_BYTES_MAX // 32
+_SMALL_SEGMENT_BYTES: Final = SEGMENT_BYTES_MAX // 32
 _BATCH_BYTES: Final = 1 << 20
 _BATCH_ROWS_MAX: Final = 8192
 _CODECS: Final[dict[str, dict[str, Any]]] = {
@@ -99,6 +113,8 @@ class SegmentWriter:
         self.counts: npt.NDArray[np.int64] | None = None
         self._options = options
         self._rows = 0
+        self._largest_bytes = 0
+        self._decoded_bytes = 0
         self._write_id = new_write_id()
         label = f"{place.operator.uid}-{place.state.name}-{'c' if place.subtask is None else place.subtask}"
         self._path = layout.segment_path(place.checkpoint_id, self._write_id, label=label)
@@ -118,13 +134,17 @@ class SegmentWriter:
             raise self._sink.error from error
 
     def write(self, rows: pa.Table) -> None:
-        """Write a row group."""
-        if self._parquet is None:
-            self._open(rows)
-        assert self._parquet is not None
-        self._parquet.write_table(rows, row_group_size=len(rows))
-        self.row_groups += 1
-        self._rows += len(rows)
+        """Write a row group; several where it would take a reader too much memory. ``InvalidState`` for one too many."""
+        for part, taken in split_large(rows, grown_limit(SPLIT_BYTES, self.row_groups)):
+            check_row_groups(self.row_groups, str(self.place))
+            if self._parquet is None:
+                self._open(part)
+            assert self._parquet is not None
+            self._parquet.write_table(part, row_group_size=len(part))
+            self.row_groups += 1
+            self._rows += len(part)
+            self._largest_bytes = max(self._largest_bytes, taken)
+            self._decoded_bytes += taken
 
     def add_counts(self, groups: npt.NDArray[np.int32] | None) -> None:
         """Count the rows of groups in what was just written."""
@@ -153,6 +173,7 @@ class SegmentWriter:
         self._parquet.close()
         self._output.close()
         metadata = self._metadata[0]
+        self._check_limits(metadata)
         uncompressed = sum(metadata.row_group(index).total_byte_size for index in range(metadata.num_row_groups))
         result = self._sink.finish()
         handle = handle._replace(
@@ -173,6 +194,25 @@ class SegmentWriter:
         return handle._replace(
             first_group=first, last_group=last, rows_per_group=self.counts[first : last + 1].tolist()
         )
+
+    def _check_limits(self, metadata: Any) -> None:
+        """Refuse what readers would refuse (SPEC.md section 7.4): ``InvalidState`` of kind LIMIT_EXCEEDED."""
+        if self._largest_bytes <= _SMALL_GROUP_BYTES and self._decoded_bytes <= _SMALL_SEGMENT_BYTES:
+            return
+        try:
+            footer = read_footer(self._sink.tail())
+            decoded = decoded_bytes(footer)
+            check_size(self._sink.tell(), self._rows, sum(decoded))
+            for number, (group, fixed) in enumerate(zip(footer.row_groups, decoded, strict=True)):
+                check_group(group, fixed + text_bytes(footer, metadata.row_group(number)))
+        except FooterFault as fault:
+            codec = self._options.codec
+            other = f", or choose codec 'none' rather than {codec!r}, for readers trust what is stored at length"
+            raise InvalidState(
+                f"{self.place} would be stored as no reader may read it (SPEC.md section 7.4): {fault}. Split its largest "
+                f"values, raise the parallelism of the operator{'' if codec == 'none' else other}",
+                kind=ErrorKind.LIMIT_EXCEEDED,
+            ) from fault
 
     def _open(self, rows: pa.Table) -> None:
         place, options = self.place, self._options

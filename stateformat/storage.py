@@ -24,8 +24,15 @@ import pyarrow as pa
 
 from stateformat.errors import ErrorKind, InvalidInput
 
-# No character of a path: control characters and the backslash.
-_FORBIDDEN: Final = re.compile(r"[\x00-\x1f\x7f\\]")
+TOP_LEVEL: Final = ("checkpoints", "manifests", "requests", "segments")
+"""With what the paths of objects begin. Whatever else lies beside these is none of the store's business."""
+
+# Control characters, the backslash, and what is no character but stands for a byte that is none.
+_FORBIDDEN: Final = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
+
+REFUSALS: Final = frozenset({ErrorKind.STORAGE_REFUSED, ErrorKind.STORAGE_UNSUITABLE, ErrorKind.INVALID_PATH})
+"""Kinds of ``StorageError`` with which a request was refused: it has certainly done nothing, and would again do nothing
+until somebody changes something (rights, room on the disk, the bucket). No other kind says what was done."""
 
 
 class CreateOutcome(Enum):
@@ -117,9 +124,11 @@ class Storage(Protocol):
         ...
 
     def create(self, path: str, data: bytes) -> CreateOutcome:
-        """Create-if-absent of a small object (< 5 MB), atomic and whole. One attempt: the caller decides on retries.
+        """Create-if-absent of a small object (< 5 MiB), atomic and whole. One attempt: the caller decides on retries.
 
-        Raises ``StorageError`` (kind ``STORAGE_UNSUITABLE``) where the storage is known to ignore the condition.
+        Raises ``StorageError``: of a kind of :data:`REFUSALS` where it is certain that nothing was created by this request
+        (``STORAGE_UNSUITABLE`` where the storage is known to ignore the condition), of another kind where it is not.
+        ``details["visible"]`` says that the object stands, and that it may not survive a power failure.
         """
         ...
 
@@ -181,19 +190,24 @@ def make_durable(storage: Storage, paths: Iterable[str]) -> None:
         storage.make_durable(paths)
 
 
-def check_path(path: str) -> str:
-    """Return ``path`` if it is a legal object path (SPEC.md section 2.2), else raise ``InvalidInput``.
+def is_object_name(name: str) -> bool:
+    """Whether one part of a path is legal below the first: not empty, not hidden, no character that is forbidden."""
+    return bool(name) and not name.startswith(".") and _FORBIDDEN.search(name) is None
 
-    Legal: relative, ``/``-separated, first part ``checkpoints``, ``segments``, ``manifests`` or ``requests``, at least
-    one more part, no part empty or beginning with a dot, no backslash, no control character.
+
+def is_object_path(path: str) -> bool:
+    """Whether a path is one that an object can have (SPEC.md section 2.2).
+
+    Legal: relative, ``/``-separated, first part of :data:`TOP_LEVEL`, at least one more part, no part empty or beginning
+    with a dot, no backslash, no control character, no lone surrogate.
     """
-    parts = path.split("/")
-    if (
-        len(parts) < 2
-        or parts[0] not in ("checkpoints", "segments", "manifests", "requests")
-        or any(not part or part.startswith(".") for part in parts)
-        or _FORBIDDEN.search(path)
-    ):
+    first, *others = path.split("/")
+    return first in TOP_LEVEL and bool(others) and all(is_object_name(part) for part in others)
+
+
+def check_path(path: str) -> str:
+    """Return ``path`` if an object can have it (:func:`is_object_path`), else raise ``InvalidInput``."""
+    if not is_object_path(path):
         raise InvalidInput(
             f"path {path!r} leaves the store or is not one of its objects; legal paths are relative, lie under "
             "checkpoints/, manifests/, segments/ or requests/, and have no empty or dotted part",

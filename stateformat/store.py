@@ -135,6 +135,7 @@ class CheckpointStore:
                 kind=ErrorKind.OVERTAKEN,
                 checkpoint_id=checkpoint.id,
             )
+        checkpoint.lend_manifest(newest.checkpoint())
         return newest
 
     def begin(

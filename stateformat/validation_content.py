@@ -14,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from stateformat.errors import ErrorKind
+from stateformat.handle_sharing import sharing_faults
 from stateformat.key_groups import check_parallelism, range_bounds
 from stateformat.manifest import sort_handles
-from stateformat.manifest_rules import handle_faults, integers, runs, sharing_faults, state_runs, texts
+from stateformat.manifest_rules import handle_faults, integers, runs, state_runs, texts
 from stateformat.model import (
     PER_SUBTASK_MODES,
     JobGraph,

@@ -24,7 +24,6 @@ from stateformat.handle_rows import handle_rows, row_group_faults
 from stateformat.manifest import Manifest
 from stateformat.manifest_rules import integers, take_rows
 from stateformat.model import Mode, Operator, Record, State, SubtaskSet
-from stateformat.page_headers import check_headers
 from stateformat.pages import HeldFile, LimitFault, Span, check_columns, check_pages, check_size, decoded_bytes, spans
 from stateformat.problems import ADVICE_RESTORE, ADVICE_WRITER, Problem
 from stateformat.row_groups import CODECS, ENCODINGS, PARQUET_ERRORS, ROW_GROUPS_MAX
@@ -312,8 +311,7 @@ class _SegmentCheck:
             check_columns(self._pages, CODECS, ENCODINGS)
             for number in range(len(self._pages.row_groups)):
                 held = self._bytes_of(number)
-                check_pages(self._pages, number, number, held)
-                self._headers(number, held)
+                self._check_pages(number, held)
                 with pq.ParquetFile(
                     pa.PythonFile(HeldFile(held, facts["size_bytes"]), "r")
                     if self._whole is None
@@ -337,11 +335,13 @@ class _SegmentCheck:
             self.result.rows += rows.rows
         rows.finish(facts["segment_rows"], handle_rows(segment.handles))
 
-    def _headers(self, number: int, held: tuple[Span, ...]) -> None:
-        """What nothing but a digest of the whole protects: readers of slices refuse pages that fail this."""
+    def _check_pages(self, number: int, held: tuple[Span, ...]) -> None:
+        """The pages of a row group. Raises ``FooterFault`` for what nobody may decode; a digest vouches for the rest."""
         try:
-            check_headers(self._pages, number, number, held)
+            check_pages(self._pages, number, number, held, is_verified=False)
         except FooterFault as fault:
+            # Readers of slices refuse pages that fail this. Nothing but a digest of the whole protects them.
+            check_pages(self._pages, number, number, held)
             if not self._headers_told:
                 self._headers_told = True
                 self.tell(_DAMAGED, "SPEC 5.5", f"cannot be read by slice: row group {number}: {fault}")

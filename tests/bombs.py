@@ -543,6 +543,7 @@ HARMLESS = [
     record_with_a_name_of_7_mb,
     record_of_empty_arrays,
     record_of_400_000_members,
+    record_of_a_state_with_5_000_schemas,
 ]
 """Large or odd, and yet nothing is wrong: these are read right."""
 

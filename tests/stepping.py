@@ -27,7 +27,7 @@ from backends.storage.memory import MemoryStorage
 from stateformat import layout
 from stateformat.checkpoint import Checkpoint
 from stateformat.declare import committables_state, even_split_state, value_state
-from stateformat.errors import CheckpointExpired, StorageError
+from stateformat.errors import CheckpointExpired, ErrorKind, StorageError
 from stateformat.model import Handle, JobGraph, Mode, Operator, OperatorId, ParentRef, Record, new_write_id
 from stateformat.publication import CommitPermit
 from stateformat.snapshot import ON_TOP, Snapshot
@@ -46,6 +46,7 @@ class Do(Enum):
     DROP = "lose the request"
     LATE = "lose the answer; the request lands when the test says so"
     REFUSE = "answer a create with a conflict that is none"
+    FORBID = "refuse a create for want of rights"
     KILL = "the driver dies here; nothing is carried out"
     KILL_AFTER = "carry it out, and the driver dies before it hears of it"
 
@@ -129,11 +130,13 @@ class Driver:
                 raise Killed
             if do is Do.LATE:
                 self._late.append(carry_out)
-            answer = None if do in (Do.DROP, Do.LATE, Do.REFUSE) else carry_out()
+            answer = None if do in (Do.DROP, Do.LATE, Do.REFUSE, Do.FORBID) else carry_out()
             if do is Do.KILL_AFTER:
                 raise Killed
             if do is Do.REFUSE:
                 return CreateOutcome.CONFLICT
+            if do is Do.FORBID:
+                raise StorageError(f"not permitted to {request}", kind=ErrorKind.STORAGE_REFUSED)
             if do is not Do.IT:
                 if request.verb == "create":
                     return CreateOutcome.UNKNOWN

@@ -40,7 +40,7 @@ def test_a_store_goes_to_s3_and_back(endpoint: str, tmp_path: Path) -> None:
 def test_a_bucket_or_server_that_is_not_there_is_told(endpoint: str) -> None:
     assert failure("history", "s3://no-such-bucket/x", "--endpoint-url", endpoint, status=3)["kind"] in (
         "store_not_found",
-        "storage_failed",
+        "storage_refused",
     )
     assert failure("history", f"s3://{BUCKET}/nothing", "--endpoint-url", endpoint, status=3)["kind"] in (
         "store_not_found",

@@ -183,6 +183,40 @@ def test_a_storage_that_stays_silent_ends_in_unknown_and_a_restart_reads_the_tru
         world.check()
 
 
+def test_a_refusal_of_the_first_create_is_told_at_once_and_nothing_is_published() -> None:
+    with World() as world:
+        a = world.publisher("A").until("create").step(Do.FORBID)
+        assert a.done, "no request follows"
+        assert isinstance(a.error, StorageError)
+        assert a.error.kind is ErrorKind.STORAGE_REFUSED
+        assert str(a.error).startswith("checkpoint 1 was not published: not permitted")
+        assert (world.ids(), world.sink.outputs) == ([], [])
+        world.restarter("B", publish=1).finish()
+        world.check()
+
+
+@pytest.mark.parametrize("before", [Do.DROP, Do.REFUSE, Do.LATE])
+def test_a_refusal_after_a_try_whose_answer_was_lost_says_nothing_of_that_try(before: Do) -> None:
+    with World() as world:
+        a = world.publisher("A").until("create").step(before).until("create").step(Do.FORBID)
+        while not a.done:
+            a.step(Do.FORBID if a.stands_at("create") else Do.IT)
+        assert isinstance(a.error, OutcomeUnknown)
+        assert "not permitted" in str(a.error)
+        a.land()
+        assert world.ids() == ([1] if before is Do.LATE else [])
+        world.restarter("B", publish=1).finish()
+        world.check()
+
+
+def test_a_try_that_lands_after_a_later_one_was_refused_has_published() -> None:
+    with World() as world:
+        a = world.publisher("A").until("create").step(Do.LATE).until("create").step(Do.FORBID)
+        a.land()
+        assert a.finish().permit.ref.checkpoint_id == 1
+        world.check()
+
+
 def test_every_create_of_a_publication_has_the_same_bytes() -> None:
     with World() as world:
         written = []
@@ -692,7 +726,7 @@ def faulty(world: World, taken: list[Step]) -> list[Step]:
     found = any_order(world, taken)
     if any(step.do is not Do.IT for step in taken):
         return found
-    faults = (Do.LOSE, Do.DROP, Do.REFUSE, Do.KILL_AFTER)
+    faults = (Do.LOSE, Do.DROP, Do.REFUSE, Do.FORBID, Do.KILL_AFTER)
     return found + [replace(step, do=do) for step in found if step.request.verb == "create" for do in faults]
 
 
@@ -830,7 +864,7 @@ def test_three_runs_expire_and_gc_in_a_random_order_with_faults(seed: int) -> No
                     break
                 do = Do.IT
                 if driver.request.verb == "create" and dice.random() < 0.3:
-                    do = dice.choice((Do.LOSE, Do.DROP, Do.REFUSE, Do.KILL, Do.KILL_AFTER))
+                    do = dice.choice((Do.LOSE, Do.DROP, Do.REFUSE, Do.FORBID, Do.KILL, Do.KILL_AFTER))
                 elif dice.random() < 0.01:
                     do = Do.KILL
                 driver.step(do)
@@ -929,7 +963,7 @@ def test_f5_at_every_step() -> None:
             id="F8-overtaken",
         ),
         pytest.param(
-            without(At.LOOK, Saw.GREATER, At.CREATE),
+            without(At.LOOK, Saw.GREATER, At.CREATE_AGAIN),
             test_f12_absence_after_expiry_is_not_a_reason_to_try_again,
             id="F12-absent",
         ),
@@ -937,6 +971,16 @@ def test_f5_at_every_step() -> None:
             without(At.LOOK, Saw.SAME, At.LOST),
             test_a_create_that_lands_between_reading_back_and_listing_is_no_rivals,
             id="F12-late",
+        ),
+        pytest.param(
+            without(At.CREATE_AGAIN, Saw.REFUSED, At.REFUSED),
+            test_a_try_that_lands_after_a_later_one_was_refused_has_published,
+            id="refused-again",
+        ),
+        pytest.param(
+            without(At.CREATE, Saw.REFUSED, At.READ_BACK),
+            test_a_refusal_of_the_first_create_is_told_at_once_and_nothing_is_published,
+            id="refused-first",
         ),
         pytest.param(never_start_over, test_f3_a_restart_lists_again_after_it_has_read, id="F3-newest"),
         pytest.param(never_start_over, test_f3b_a_restart_beside_a_rescale_lists_again_too, id="F3b-newest"),

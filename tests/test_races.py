@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from backends.storage.memory import MemoryStorage
-from stateformat.errors import CheckpointExpired, NotFound, PublishConflict
+from stateformat.errors import CheckpointExpired, NotFound, PublishConflict, StorageError
 from stateformat.publication import CommitPermit
 from stateformat.storage import Storage, open_storage
 from stateformat.store import CheckpointStore
@@ -102,6 +102,11 @@ def meet(storage: Storage, *actors: Callable[[Arena], list[CommitPermit | None]]
         try:
             return actor(arena)
         except LOST:
+            return []
+        except StorageError as error:
+            # gc has taken the temporary file of one that had been overtaken already.
+            if not error.details.get("removed"):
+                raise
             return []
 
     with ThreadPoolExecutor(len(actors)) as pool:

@@ -15,11 +15,16 @@ from hypothesis import strategies as st
 
 from backends.storage.local import LocalStorage
 from benchmarks.scale_stores import many_handles
+from redistribution import plan_restore, rescale
 from stateformat.checkpoint import Checkpoint, load_record
+from stateformat.handle_cut import cut_handles
 from stateformat.handle_rows import group_faults, handle_rows, row_group_faults
+from stateformat.handle_sharing import codes_of, first_uses, sharing_faults
 from stateformat.manifest import handles_table
-from stateformat.manifest_rules import first_uses, state_runs, take_rows
+from stateformat.manifest_rules import handle_faults, runs, state_runs, take_rows
 from stateformat.model import CheckpointId, Handle
+from stateformat.store import CheckpointStore
+from stateformat.store import open as sf_open
 from stateformat.validation import validate
 from tests.ckpt_runs import document, page
 from tools.ckpt.json_text import LONG, Column, Rows, pieces
@@ -158,6 +163,17 @@ def test_requests_to_the_storage_do_not_grow_with_handles(tmp_path: Path) -> Non
     assert few["validate quick"]["size"] == 0
 
 
+def test_a_permit_for_a_checkpoint_that_was_planned_does_not_read_its_manifest_again(tmp_path: Path) -> None:
+    many_handles(tmp_path, 3, 5)
+    storage = Requests(str(tmp_path))
+    storage.asked = Counter()
+    store = CheckpointStore(storage)
+    checkpoint = store.open()
+    handles = checkpoint.handles
+    assert store.permit_of(checkpoint).checkpoint().handles is handles
+    assert storage.asked["read manifests"] == 1
+
+
 # ---- what handles say of their segments ------------------------------------------------------------------------------
 
 
@@ -258,6 +274,57 @@ def test_first_uses_are_where_each_code_stands_first(values: list[int | None]) -
     assert found == [column.index(code) for code in range(len(codes))]
 
 
+def test_runs_and_codes_are_the_same_in_one_chunk_or_many() -> None:
+    values = ["a", "a", None, None, "b", "a", "a", "a", None]
+    for size in range(1, 10):
+        column = pa.chunked_array([pa.array(values[i : i + size], pa.string()) for i in range(0, 9, size)])
+        found, starts = runs(column)
+        assert found.to_pylist() == ["a", None, "b", "a", None]
+        assert starts.tolist() == [0, 2, 4, 5, 8, 9]
+        codes, count = codes_of(column)
+        assert codes.tolist() == [0, 0, -1, -1, 1, 0, 0, 0, -1]
+        assert count == 2
+
+
+@pytest.mark.parametrize("rows", [1, 3, 7, 100])
+def test_plans_cuts_and_rules_are_the_same_in_blocks_of_any_size(
+    rows: int, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = sf_open(str(store)).open()
+    topology = checkpoint.graph.at(27)
+
+    def derived() -> tuple[pa.Table, pa.Table]:
+        plan = plan_restore(checkpoint, topology)
+        slices = rescale(checkpoint, plan).slices
+        cut = cut_handles(checkpoint.manifest.full(), slices)
+        assert handle_faults(cut) == sharing_faults(cut) == []
+        return plan.assigned, cut
+
+    whole = derived()
+    monkeypatch.setattr("redistribution.arrays._BLOCK_ROWS", rows)
+    monkeypatch.setattr("stateformat.handle_cut._TOGETHER", rows)
+    monkeypatch.setattr("stateformat.manifest_rules.BATCH_ROWS", rows)
+    monkeypatch.setattr("stateformat.handle_sharing.BATCH_ROWS", rows)
+    for before, after in zip(whole, derived(), strict=True):
+        assert after.equals(before)
+
+
+def test_handles_of_one_segment_that_disagree_are_found_far_apart() -> None:
+    handle = Handle("o", "s", "even_split", 0, 0, None, 1, path="segments/p", segment_rows=5)
+    table = handles_table(
+        [
+            handle,
+            handle._replace(path="segments/q"),
+            handle._replace(path=None),
+            handle._replace(segment_rows=6),
+            handle,
+        ]
+    )
+    (fault,) = sharing_faults(table)
+    assert (fault.row, fault.row_count) == (3, 1)
+    assert "segment_rows" in fault.message
+
+
 def test_runs_of_states_break_where_operator_or_state_changes() -> None:
     names = [("a", "x"), ("a", "x"), ("a", "y"), ("b", "y"), ("b", "y"), ("a", "y")]
     table = handles_table(Handle(operator, state, "keyed", 0, 0, None, 1) for operator, state in names)
@@ -272,9 +339,14 @@ def test_runs_of_states_break_where_operator_or_state_changes() -> None:
 
 # ---- JSON in pieces --------------------------------------------------------------------------------------------------
 
+
+def _nested(inner: Any) -> Any:
+    return st.one_of(st.lists(inner), st.dictionaries(st.text(), inner))
+
+
 VALUES = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.text()),
-    lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.text(), inner)),
+    _nested,
 )
 
 

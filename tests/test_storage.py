@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import pickle
@@ -20,7 +21,7 @@ from backends.storage.conformance import RECORD, SEGMENT, StorageConformance, pa
 from backends.storage.local import LocalStorage
 from backends.storage.memory import MemoryStorage
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
-from stateformat.storage import CreateOutcome, Storage, open_storage
+from stateformat.storage import REFUSALS, CreateOutcome, Storage, open_storage
 
 
 class TestMemoryStorage(StorageConformance):
@@ -453,6 +454,22 @@ def test_a_failed_last_sync_says_that_the_object_is_visible(tmp_path: Path, monk
     assert raised.value.details["visible"] is True
     assert paths(storage, "checkpoints/") == [RECORD, "checkpoints/2"]
     assert storage.leftovers() == []
+
+
+@pytest.mark.parametrize("call", ["open", "link", "fsync"])
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO], ids=os.strerror)
+def test_of_what_fails_before_the_link_it_is_told_whether_it_would_fail_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
+) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.create(RECORD, b"first of its directory")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, failing(code))
+        with pytest.raises(StorageError, match=os.strerror(code)) as raised:
+            storage.create("checkpoints/2", b"x")
+    assert (raised.value.kind in REFUSALS) is (code != errno.EIO)
+    assert "visible" not in raised.value.details
+    assert paths(storage, "") == [RECORD]
 
 
 def test_a_permission_error_of_the_system_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,7 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -23,19 +22,11 @@ from backends.storage.conformance import RECORD, SEGMENT, StorageConformance, pa
 from backends.storage.s3 import S3Storage
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 from stateformat.observed import observed
-from stateformat.storage import CreateOutcome, Storage, open_storage
+from stateformat.storage import REFUSALS, CreateOutcome, Storage, open_storage
+from tests.servers.fake_s3 import IMPATIENT, KEY, SECRET, Fake, options_for
 from tests.servers.server import BUCKET, S3Server
 
 pytestmark = pytest.mark.s3
-
-KEY, SECRET = "AKIDFORTESTS", "not-a-real-secret/+x"
-# One attempt, so that the tests of failures do not wait for retries.
-IMPATIENT = {"retries": {"total_max_attempts": 1}, "connect_timeout": 2, "read_timeout": 2}
-
-
-def options_for(endpoint: str, **more: Any) -> dict[str, Any]:
-    region = {"region_name": "us-east-1"}
-    return {"endpoint_url": endpoint, "key": KEY, "secret": SECRET, "client_kwargs": region, **more}
 
 
 class TestS3Storage(StorageConformance):
@@ -91,6 +82,11 @@ def keys(moto: S3Server, prefix: str) -> list[str]:
 def test_a_prefix_exists_when_something_lies_under_it(moto: S3Server, prefix: str, storage: S3Storage) -> None:
     moto.client.put_object(Bucket=BUCKET, Key=prefix + "-longer/segments/x", Body=b"x")
     assert not storage.exists()
+    assert storage.create(RECORD, b"x") is CreateOutcome.CREATED
+    assert storage.exists()
+    storage.delete([RECORD])
+    assert keys(moto, prefix) == [f"{prefix}/.probe"]
+    assert not storage.exists(), "a probe is no store"
     put(storage, SEGMENT, b"x")
     assert storage.exists()
 
@@ -256,111 +252,6 @@ def test_a_used_storage_shows_no_credentials(moto: S3Server, prefix: str) -> Non
 # Against servers that fail in every way
 
 
-class Fake:
-    """An S3 server of a few lines that honours If-None-Match, keeps a log, and fails as told.
-
-    ``script`` maps the last part of a key to what to do with the first request of a method; what is done is one of
-    an HTTP status, "drop" (close without an answer), "drop applied", "hang", or an (HTTP status, S3 code) pair.
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.released = threading.Event()
-        self.reset()
-        fake = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def answer(self) -> None:
-                fake.answer(self)
-
-            do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = answer  # noqa: N815
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-        self.thread.start()
-        self.endpoint = f"http://127.0.0.1:{self.server.server_address[1]}"
-
-    def reset(self) -> None:
-        """Forget everything; the server and its address stay, and with them the clients of the tests before."""
-        self.released.set()
-        self.released = threading.Event()
-        self.honours_condition = True
-        self.objects: dict[str, bytes] = {}
-        self.log: list[tuple[str, str, Mapping[str, str]]] = []
-        self.script: dict[tuple[str, str], Any] = {}
-        self.everything: Any = None
-        self.ignore_ranges = False
-        self.shift = 0
-        """By how much an answer to a range says to begin too late."""
-        self.shorten = 0
-        """How many bytes lack at the end of an answer whose length says so."""
-
-    def stop(self) -> None:
-        self.released.set()
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join()
-
-    def sent(self, method: str, name: str) -> int:
-        """How many requests of a method came for keys that end so."""
-        return sum(1 for logged, path, _ in self.log if logged == method and path.endswith(name))
-
-    def answer(self, request: BaseHTTPRequestHandler) -> None:
-        body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
-        path = request.path.partition("?")[0]
-        method = request.command
-        with self.lock:
-            self.log.append((method, path, dict(request.headers)))
-            action = self.script.pop((method, path.rpartition("/")[2]), self.everything)
-            taken = path in self.objects and request.headers.get("If-None-Match") == "*" and self.honours_condition
-            if method == "PUT" and not taken and action in (None, "drop applied"):
-                self.objects[path] = body
-            if method == "DELETE":
-                self.objects.pop(path, None)
-        if action == "hang":
-            self.released.wait(30)
-        if action in ("drop", "drop applied", "hang"):
-            request.close_connection = True
-            request.connection.shutdown(socket.SHUT_RDWR)
-        elif action is not None:
-            status, code = action if isinstance(action, tuple) else (action, "Fault")
-            self.reply(request, status, f"<Error><Code>{code}</Code><Message>{KEY} {SECRET}</Message></Error>".encode())
-        elif method == "PUT":
-            self.reply(
-                request, 412 if taken else 200, b"<Error><Code>PreconditionFailed</Code></Error>" if taken else b""
-            )
-        elif method == "GET" and path in self.objects:
-            body = self.objects[path]
-            if self.ignore_ranges:
-                self.reply(request, 200, body)
-                return
-            first, last = (int(number) for number in request.headers["Range"].removeprefix("bytes=").split("-"))
-            piece = body[first : last + 1]
-            span = f"bytes {first + self.shift}-{first + self.shift + len(piece) - 1}/{len(body)}"
-            self.reply(request, 206, piece[: len(piece) - self.shorten], {"Content-Range": span})
-        else:
-            self.reply(request, 204 if method == "DELETE" else 404, b"")
-
-    def reply(
-        self, request: BaseHTTPRequestHandler, status: int, body: bytes, headers: Mapping[str, str] | None = None
-    ) -> None:
-        request.send_response(status)
-        for name, value in (headers or {}).items():
-            request.send_header(name, value)
-        request.send_header("ETag", '"0"')
-        if status != 204:
-            request.send_header("Content-Length", str(len(body)))
-        request.end_headers()
-        if request.command != "HEAD" and status != 204:
-            request.wfile.write(body)
-
-
 @pytest.fixture(scope="module")
 def fake_server() -> Iterator[Fake]:
     server = Fake()
@@ -409,6 +300,16 @@ def test_only_a_refused_condition_proves_that_the_server_heeds_it(fake: Fake, fi
     assert fake.sent("PUT", "/2") == 0
 
 
+def test_a_probe_that_was_copied_here_proves_nothing(fake: Fake) -> None:
+    fake.objects["/bucket/job/.probe"] = b"probe\n"
+    assert opened(fake).create(RECORD, b"x") is CreateOutcome.CREATED
+    assert fake.sent("PUT", ".probe") == 1
+    fake.honours_condition = False
+    with pytest.raises(StorageError, match="ignores If-None-Match"):
+        opened(fake).create("checkpoints/2", b"x")
+    assert fake.sent("PUT", "/2") == 0
+
+
 def test_a_store_is_probed_once_and_each_further_storage_asks_once(fake: Fake) -> None:
     for number, probes in ((0, 2), (2, 1), (4, 1)):
         storage, before = opened(fake), len(fake.log)
@@ -439,6 +340,7 @@ def test_the_one_request_carries_the_condition_and_the_whole_body(fake: Fake) ->
         ((504, "GatewayTimeout"), CreateOutcome.UNKNOWN),
         ((429, "TooManyRequests"), CreateOutcome.UNKNOWN),
         ((400, "RequestTimeout"), CreateOutcome.UNKNOWN),
+        ((400, "KMS.ThrottlingException"), CreateOutcome.UNKNOWN),
         ("drop", CreateOutcome.UNKNOWN),
         ("drop applied", CreateOutcome.UNKNOWN),
         ("hang", CreateOutcome.UNKNOWN),
@@ -468,9 +370,12 @@ def test_no_option_turns_retries_of_the_one_request_on(fake: Fake, config: dict[
 @pytest.mark.parametrize(
     ("action", "sentence"),
     [
-        ((403, "AccessDenied"), r"credentials were refused \(AccessDenied\); check key, secret"),
-        ((403, "SignatureDoesNotMatch"), r"credentials were refused \(SignatureDoesNotMatch\)"),
-        ((403, "InvalidAccessKeyId"), r"credentials were refused \(InvalidAccessKeyId\)"),
+        ((403, "AccessDenied"), r"not permitted \(AccessDenied\); check that the key has the right s3:"),
+        ((403, "SignatureDoesNotMatch"), r"credentials were refused \(SignatureDoesNotMatch\); check key, secret"),
+        ((400, "ExpiredToken"), r"credentials were refused \(ExpiredToken\)"),
+        ((403, "RequestTimeTooSkewed"), r"clocks .* differ too much .*set the clock"),
+        ((400, "AuthorizationHeaderMalformed"), r"in another region .*AWS_DEFAULT_REGION"),
+        ((301, "Moved"), r"request was redirected .*; check endpoint_url"),
         ((404, "NoSuchBucket"), "there is no bucket 'bucket'"),
         ((400, "InvalidArgument"), "InvalidArgument"),
     ],
@@ -490,9 +395,32 @@ def test_a_refusal_is_an_error_with_a_sentence_and_no_secret(fake: Fake, action:
     for call in calls:
         with pytest.raises(StorageError, match=sentence) as raised:
             call()
+        assert raised.value.kind is ErrorKind.STORAGE_REFUSED
         assert fake.endpoint in str(raised.value)
         assert KEY not in str(raised.value)
         assert SECRET not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("operation", "right"),
+    [("list", "s3:ListBucket"), ("read", "s3:GetObject"), ("create", "s3:PutObject"), ("delete", "s3:DeleteObject")],
+)
+def test_the_right_that_is_missing_is_named(fake: Fake, operation: str, right: str) -> None:
+    storage = opened(fake)
+    fake.everything = (403, "AccessDenied")
+    given: dict[str, Any] = {"list": ("",), "read": (RECORD,), "create": (RECORD, b"x"), "delete": ([RECORD],)}
+    with pytest.raises(StorageError, match=f"check that the key has the right {right} on 'bucket'"):
+        getattr(storage, operation)(*given[operation])
+
+
+def test_what_did_nothing_and_may_pass_is_no_refusal(fake: Fake) -> None:
+    storage = opened(fake)
+    assert storage.create("checkpoints/0", b"x") is CreateOutcome.CREATED
+    fake.script[("PUT", RECORD[12:])] = (400, "BadDigest")
+    with pytest.raises(StorageError, match="BadDigest") as raised:
+        storage.create(RECORD, b"x")
+    assert raised.value.kind not in REFUSALS
+    assert storage.create(RECORD, b"x") is CreateOutcome.CREATED
 
 
 def test_a_server_that_is_not_there_is_told() -> None:

@@ -20,9 +20,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NoReturn
 
-from backends.storage.shared import TOP_LEVEL, is_object_name
 from stateformat.errors import ErrorKind, StorageError
-from stateformat.storage import ObjectInfo
+from stateformat.storage import TOP_LEVEL, ObjectInfo, is_object_name
 
 TEMPORARY: Final = ".tmp-"
 """How the names of temporary files begin. No object's name begins with a dot, so no reader ever sees one."""
@@ -215,7 +214,8 @@ class DirectoryTree:
         return sorted(found)
 
     def _fail(self, operation: str, path: str, error: OSError) -> NoReturn:
-        kind = ErrorKind.STORAGE_FAILED
+        # Of all but the last of these it is certain that nothing was done, and that it would not be done a second time.
+        kind = ErrorKind.STORAGE_REFUSED
         link = self._link_on(path) or (self._link_on(error.filename) if isinstance(error.filename, str) else None)
         if link:
             kind = ErrorKind.INVALID_PATH
@@ -230,6 +230,7 @@ class DirectoryTree:
         elif error.errno in (errno.ENOSPC, errno.EDQUOT):
             why = f"no room is left ({error.strerror}); free some, or let retention keep fewer checkpoints"
         else:
+            kind = ErrorKind.STORAGE_FAILED
             why = f"{error.strerror or error}; check the disk and the mount"
         message = f"cannot {operation} {path or 'objects'} in the store {self.root}: {why}"
         raise StorageError(message, kind=kind, path=path) from error

@@ -33,11 +33,10 @@ from backends.storage.shared import (
     check_options,
     check_prefix,
     check_range,
-    is_object_path,
     missing,
 )
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
-from stateformat.storage import CreateOutcome, Leftover, ObjectInfo, check_path
+from stateformat.storage import CreateOutcome, Leftover, ObjectInfo, check_path, is_object_path
 
 logger = logging.getLogger(__name__)
 
@@ -133,8 +132,9 @@ class LocalStorage:
     def create(self, path: str, data: bytes) -> CreateOutcome:
         """Create-if-absent. The outcome is never ``UNKNOWN``, but see below.
 
-        A ``StorageError`` whose ``details["visible"]`` is true came from the last sync: the object stands under its
-        name, and only whether it survives a power failure is unknown. Nothing that it refers to may be deleted then.
+        What fails for want of rights or room fails before the link, and is refused (``storage.REFUSALS``). An error whose
+        ``details["visible"]`` is true came from the last sync: the object stands under its name, and only whether it
+        survives a power failure is unknown. Nothing that it refers to may be deleted then.
         """
         check_created(path, data)
         with self._tree.translated("create", path):
@@ -282,6 +282,7 @@ class _LocalOutput(NewObject):
                 f"{self._path} does not stand in {self._tree.root}, for its temporary file {self._temporary} was removed "
                 "while it was written: gc does so when another attempt has published. Restart from the newest checkpoint",
                 path=self._path,
+                removed=True,
             ) from error
         raise error
 

@@ -8,8 +8,8 @@ clients drop it for an empty body.
 
 There are servers that ignore the condition altogether, and on these two runs could publish the same checkpoint. So the
 first ``create`` of every storage probes: it creates ``.probe`` beside the store's folders, which is no object of the store.
-There the condition has to hold: an answer of 412 is the proof, two creates that succeed are the refutation. The probe
-stays, so that the next storage needs one request and no permission to delete.
+There the condition has to hold: an answer of 412 is the proof, two creates that succeed are the refutation, whoever has
+made a ``.probe`` before. It stays, so that the next storage needs one request and no permission to delete.
 
 Clients belong to the process that made them: they are made on first use, again after a fork, and never pickled. The
 options, which may hold credentials, travel in pickles and stand in no URL, ``repr`` or message.
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import http.client
 import logging
 import os
 import re
@@ -31,13 +30,15 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from backends.storage.s3_client import S3Client, client_of
+from backends.storage.s3_client import S3Client, check_endpoint, client_of
 from backends.storage.s3_errors import (
     RangesIgnored,
     answer_of,
+    client_errors,
     endpoint_name,
     is_missing_object,
     outcome_of,
+    secrets_of,
     storage_error,
 )
 from backends.storage.s3_files import MultipartOutput, RangeFile, abort_upload, begun_uploads
@@ -48,11 +49,10 @@ from backends.storage.shared import (
     check_options,
     check_prefix,
     check_range,
-    is_object_path,
     missing,
 )
-from stateformat.errors import ErrorKind, InvalidInput, StorageError
-from stateformat.storage import CreateOutcome, Leftover, ObjectInfo, check_path
+from stateformat.errors import CheckpointError, ErrorKind, InvalidInput, StorageError
+from stateformat.storage import CreateOutcome, Leftover, ObjectInfo, check_path, is_object_path
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ _SMALL_READS_AT_ONCE: Final = 16
 _DELETED_AT_ONCE: Final = 1000
 _LISTED_AT_ONCE: Final = 1000
 _PROBE: Final = ".probe"
-_PROBES_MAX: Final = 6
+_PROBES_MAX: Final = 3
 
 
 def from_url(url: str, options: Mapping[str, Any]) -> S3Storage:
@@ -100,9 +100,7 @@ def from_url(url: str, options: Mapping[str, Any]) -> S3Storage:
     parts = prefix.rstrip("/").split("/") if prefix.rstrip("/") else []
     if not _BUCKET.fullmatch(bucket) or any(part in ("", ".", "..") or not part.isprintable() for part in parts):
         raise InvalidInput(f"{url!r} is no address of a store; write s3://bucket/prefix", kind=ErrorKind.INVALID_URL)
-    endpoint = options.get("endpoint_url")
-    if endpoint is not None and not str(endpoint).startswith(("http://", "https://")):
-        raise InvalidInput(f"endpoint_url {endpoint!r} is no URL; it begins with http:// or https://")
+    check_endpoint(options)
     if find_spec("s3fs") is None:
         raise InvalidInput(
             f"s3fs is needed for {url} and is not installed: pip install 'stateformat[s3]'",
@@ -137,15 +135,15 @@ class S3Storage:
         return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
 
     def exists(self) -> bool:
-        """Whether the bucket is there and, unless the store is the whole bucket, anything lies under the prefix."""
+        """Whether the bucket is there and, unless it is all the store's, anything but the probe lies under the prefix."""
         try:
             with self._translated("look for", ""):
-                page = self._client.call("list_objects_v2", Bucket=self._bucket, Prefix=self._key(""), MaxKeys=1)
+                page = self._client.call("list_objects_v2", Bucket=self._bucket, Prefix=self._key(""), MaxKeys=2)
         except StorageError as error:
             if error.details.get("code") == "NoSuchBucket":
                 return False
             raise
-        return not self._prefix or bool(page.get("Contents"))
+        return not self._prefix or any(item["Key"] != self._key(_PROBE) for item in page.get("Contents", ()))
 
     def read(self, path: str) -> pa.Buffer:
         """The whole object; one request up to 8 MiB, several at once for the rest of a larger one."""
@@ -230,14 +228,9 @@ class S3Storage:
         """
         checked = [check_path(path) for path in paths]
         for is_record, group in groupby(checked, key=lambda path: path.startswith("checkpoints/")):
-            names = list(group)
-            if is_record or len(names) == 1:
-                for path in names:
-                    with self._translated("delete", path):
-                        self._client.call("delete_object", Bucket=self._bucket, Key=self._key(path))
-                continue
-            for start in range(0, len(names), _DELETED_AT_ONCE):
-                self._delete_many(names[start : start + _DELETED_AT_ONCE])
+            names, at_once = list(group), 1 if is_record else _DELETED_AT_ONCE
+            for start in range(0, len(names), at_once):
+                self._delete(names[start : start + at_once])
 
     def leftovers(self) -> builtins.list[Leftover]:
         """Multipart uploads that were begun and not ended, sorted: of writers that crashed, and of those that write now."""
@@ -312,12 +305,9 @@ class S3Storage:
 
     def _put_if_absent(self, path: str, data: bytes) -> tuple[CreateOutcome, BaseException | None]:
         """Send the one request. Raises ``StorageError`` if it certainly did nothing; else the outcome and its error."""
-        from botocore.exceptions import BotoCoreError, ClientError
-        from botocore.parsers import ResponseParserError
-
         try:
             self._client.put_if_absent(self._bucket, self._key(path), data)
-        except (BotoCoreError, ClientError, ResponseParserError, OSError, http.client.HTTPException) as error:
+        except client_errors() as error:
             outcome = outcome_of(error)
             if outcome is None:
                 raise self._storage_error(error, "create", path) from error
@@ -346,44 +336,40 @@ class S3Storage:
             raise self._storage_error(error, "create", "objects") from error
         raise StorageError(f"{self._where} gives no clear answer to a conditional write; try again")
 
-    def _delete_many(self, paths: Iterable[str]) -> None:
+    def _delete(self, paths: Sequence[str]) -> None:
+        """By one request."""
+        if len(paths) == 1:
+            with self._translated("delete", paths[0]):
+                self._client.call("delete_object", Bucket=self._bucket, Key=self._key(paths[0]))
+            return
         objects = [{"Key": self._key(path)} for path in dict.fromkeys(paths)]
         with self._translated("delete", "objects"):
             answer = self._client.call(
                 "delete_objects", Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True}
             )
-        for failed in answer.get("Errors", ()):
-            if failed.get("Code") not in ("NoSuchKey", "NoSuchVersion"):
-                raise StorageError(
-                    f"cannot delete {failed.get('Key')} in {self._where}: {failed.get('Code')}; check what the "
-                    "credentials may do",
-                    code=failed.get("Code"),
-                )
+        failed = [one for one in answer.get("Errors", ()) if one.get("Code") not in ("NoSuchKey", "NoSuchVersion")]
+        if failed:
+            key, code = failed[0].get("Key"), failed[0].get("Code")
+            raise StorageError(
+                f"cannot delete {key} in {self._where}: {code}; check the right s3:DeleteObject", code=code
+            )
 
     @property
     def _where(self) -> str:
         return f"{self.url} at {endpoint_name(self._options)}"
 
     def _storage_error(self, error: BaseException, operation: str, path: str) -> StorageError:
-        client_kwargs = self._options.get("client_kwargs") or {}
-        hidden = [self._options.get(name) for name in ("key", "secret", "token")]
-        hidden += [value for name, value in client_kwargs.items() if name.startswith("aws_")]
         where = f"{path} in {self._where}" if path else self._where
-        secret_texts = [str(text) for text in hidden if text]
-        return storage_error(error, operation, where=where, bucket=self._bucket, secrets=secret_texts)
+        return storage_error(error, operation, where=where, bucket=self._bucket, secrets=secrets_of(self._options))
 
     @contextlib.contextmanager
     def _translated(self, operation: str, path: str) -> Iterator[None]:
         """Turn what the client says into a ``StorageError`` with a sentence."""
-        from aiohttp import ClientError as HttpError
-        from botocore.exceptions import BotoCoreError, ClientError
-        from botocore.parsers import ResponseParserError
-
         try:
             yield
-        except StorageError:
+        except CheckpointError:
             raise
-        except (OSError, BotoCoreError, ClientError, HttpError, ResponseParserError) as error:
+        except client_errors() as error:
             raise self._storage_error(error, operation, path) from error
 
     @contextlib.contextmanager

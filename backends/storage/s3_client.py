@@ -21,21 +21,34 @@ from functools import partial
 from threading import Lock
 from typing import Any, Final
 
-from backends.storage.s3_errors import BrokenAnswer, RangesIgnored, is_passing
+from backends.storage.s3_errors import BrokenAnswer, RangesIgnored, endpoint_of, is_passing
 from backends.storage.s3_obstore import Reader
+from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.stats import retried
 
 logger = logging.getLogger(__name__)
 
-_CONNECT_TIMEOUT_SECONDS: Final = 5
-_READ_TIMEOUT_SECONDS: Final = 15
+_TIMEOUTS: Final = {"connect_timeout": 4, "read_timeout": 15}
+"""In seconds, of one try. A server that cannot be reached is given up within 30 s, all tries and pauses together."""
 TRIES_MAX: Final = 6
 """How often a request is sent, unless ``config_kwargs={"retries": {"total_max_attempts": …}}`` says otherwise."""
 _PAUSE_SECONDS: Final = 0.1
 _PAUSE_SECONDS_MAX: Final = 5.0
+_ENDPOINT = re.compile(r"https?://[^/?#]")
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 _CLIENTS: dict[tuple[Any, ...], S3Client] = {}
+
+
+def check_endpoint(options: Mapping[str, Any]) -> None:
+    """Refuse an endpoint that is no URL: botocore would say so at the first request, and not whose fault it is."""
+    endpoint = endpoint_of(options)
+    if endpoint and not _ENDPOINT.match(endpoint):
+        raise InvalidInput(
+            f"endpoint_url {endpoint.rpartition('@')[2]!r} is no URL; write http:// or https:// and the name of a host (it "
+            "is an option, or AWS_ENDPOINT_URL)",
+            kind=ErrorKind.INVALID_URL,
+        )
 
 
 def client_of(options: Mapping[str, Any]) -> S3Client:
@@ -60,7 +73,7 @@ class S3Client:
         self._options = options
         self._reader = Reader(options, self.prepare)
         of_s3fs = {name: value for name, value in options.items() if name != "client"}
-        config = dict(options.get("config_kwargs") or {})
+        config = {**_TIMEOUTS, **(options.get("config_kwargs") or {})}
         retries = config.pop("retries", None) or {}
         config["retries"] = {"total_max_attempts": 1, "mode": "standard"}
         self._tries = int(retries.get("total_max_attempts") or retries.get("max_attempts", TRIES_MAX - 1) + 1)
@@ -156,8 +169,7 @@ class S3Client:
 
         options = self._options
         config = {
-            "connect_timeout": _CONNECT_TIMEOUT_SECONDS,
-            "read_timeout": _READ_TIMEOUT_SECONDS,
+            **_TIMEOUTS,
             **(options.get("config_kwargs") or {}),
             "retries": {"total_max_attempts": 1, "mode": "standard"},
         }

@@ -15,28 +15,38 @@ from urllib.parse import urlsplit
 from stateformat.errors import ErrorKind, StorageError
 from stateformat.storage import CreateOutcome
 
-_REFUSED: Final = frozenset(
+# A 400 or 403 of these is about who asks; any other 403 about what they may do.
+_CREDENTIALS: Final = frozenset(
     [
-        "AccessDenied",
-        "AllAccessDisabled",
+        "AccountProblem",
         "ExpiredToken",
         "InvalidAccessKeyId",
         "InvalidSecurity",
         "InvalidToken",
+        "NotSignedUp",
         "SignatureDoesNotMatch",
         "TokenRefreshRequired",
-        "Forbidden",
-        "Unauthorized",
-        "AccountProblem",
-        "NotSignedUp",
     ]
 )
+_CLOCK: Final = frozenset(("RequestTimeTooSkewed", "RequestExpired"))
+_REGION: Final = frozenset(("AuthorizationHeaderMalformed", "PermanentRedirect", "TemporaryRedirect"))
+_RIGHTS: Final = {
+    "look for": "s3:ListBucket",
+    "list": "s3:ListBucket",
+    "read": "s3:GetObject",
+    "look at": "s3:GetObject",
+    "write": "s3:PutObject",
+    "create": "s3:PutObject",
+    "delete": "s3:DeleteObject",
+    "list the uploads of": "s3:ListBucketMultipartUploads",
+    "abort the upload of": "s3:AbortMultipartUpload",
+}
+"""The right that an operation needs."""
+
 # How a 404 names an object that is not there. The answer to a HEAD has no body, so the client makes a code up.
 _NO_OBJECT: Final = frozenset(("NoSuchKey", "NotFound", "404", ""))
 # A 400 with one of these was cut short on its way; whether it was applied is not said.
 _CUT_SHORT: Final = frozenset(("RequestTimeout", "IncompleteBody"))
-
-
 # A 400 of these means that the body was changed on its way, and not applied.
 _CHANGED: Final = frozenset(("BadDigest", "XAmzContentSHA256Mismatch"))
 _BROKEN: Final = frozenset(
@@ -64,6 +74,18 @@ class Answer(NamedTuple):
     exception: str
 
 
+def client_errors() -> tuple[type[Exception], ...]:
+    """What s3fs, botocore and what they are made of raise when a request, or making a client, fails."""
+    from http.client import HTTPException
+
+    from aiohttp import ClientError as HttpError
+    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.parsers import ResponseParserError
+
+    parsing = (ResponseParserError, ValueError, RecursionError)
+    return (OSError, BotoCoreError, ClientError, HttpError, HTTPException, *parsing)
+
+
 def answer_of(error: BaseException) -> Answer:
     """Read an error of botocore, or of s3fs, which keeps botocore's as the cause."""
     for link in (error, error.__cause__):
@@ -83,23 +105,14 @@ def outcome_of(error: BaseException) -> CreateOutcome | None:
     answer = answer_of(error)
     if answer.status in (409, 412):
         return CreateOutcome.CONFLICT
-    if answer.status in (408, 429) or answer.code in _CUT_SHORT:
+    if answer.status in (408, 429) or answer.code in _CUT_SHORT or "Throttl" in answer.code:
         return CreateOutcome.UNKNOWN
     if answer.status >= 500 and answer.status != 501:
         return CreateOutcome.UNKNOWN
     if 300 <= answer.status < 500 or answer.status == 501:
         return None
-    from botocore import exceptions
-
-    # No answer, or one that cannot be parsed. These are the client's own refusals; nothing was sent.
-    unsent = (
-        exceptions.ParamValidationError,
-        exceptions.NoCredentialsError,
-        exceptions.PartialCredentialsError,
-        exceptions.CredentialRetrievalError,
-        exceptions.NoRegionError,
-    )
-    return None if isinstance(error, unsent) else CreateOutcome.UNKNOWN
+    # No answer, or one that cannot be parsed, if it is not the client's own refusal; then nothing was sent.
+    return None if _is_unsent(error) else CreateOutcome.UNKNOWN
 
 
 def is_passing(error: BaseException) -> bool:
@@ -107,9 +120,9 @@ def is_passing(error: BaseException) -> bool:
     answer = answer_of(error)
     if answer.status:
         if answer.status < 500:
-            return answer.status in (408, 409, 429) or answer.code in _CUT_SHORT | _CHANGED
+            return answer.status in (408, 409, 429) or answer.code in _CUT_SHORT | _CHANGED or "Throttl" in answer.code
         return answer.status != 501
-    return answer.exception in _BROKEN or _is_connection_lost(error)
+    return answer.exception in _BROKEN | {"CredentialRetrievalError"} or _is_connection_lost(error)
 
 
 def storage_error(
@@ -117,12 +130,25 @@ def storage_error(
 ) -> StorageError:
     """The error to raise: what was to be done, where, what is wrong, what to check."""
     answer = answer_of(error)
-    kind = ErrorKind.STORAGE_FAILED
     name = answer.code or (str(answer.status) if answer.status else answer.exception)
+    # Refused means that it is certain to have done nothing, and that the same request would do nothing again.
+    refused = outcome_of(error) is None and not is_passing(error)
+    kind = ErrorKind.STORAGE_REFUSED if refused else ErrorKind.STORAGE_FAILED
     if answer.code == "NoSuchBucket":
         why = f"there is no bucket {bucket!r}; create it, or check the URL and the endpoint"
-    elif answer.code in _REFUSED or answer.status in (401, 403):
-        why = f"the credentials were refused ({name}); check key, secret, token or profile, and what they may do in {bucket!r}"
+    elif answer.code in _CLOCK:
+        why = f"the clocks of this machine and of the server differ too much ({name}); set the clock here, by NTP"
+    elif answer.code in _CREDENTIALS or answer.status == 401:
+        why = f"the credentials were refused ({name}); check key, secret, token or profile"
+    elif answer.code in _REGION:
+        why = (
+            f"the bucket {bucket!r} is in another region ({name}); set AWS_DEFAULT_REGION, or pass "
+            "client_kwargs={'region_name': ...}"
+        )
+    elif 300 <= answer.status < 400 or isinstance(error, RecursionError):
+        why = f"the request was redirected ({name}); check endpoint_url, whether it has to be https:// perhaps"
+    elif answer.status == 403:
+        why = f"not permitted ({name}); check that the key has the right {_RIGHTS[operation]} on {bucket!r}"
     elif "Credential" in answer.exception or answer.exception in ("ProfileNotFound", "TokenRetrievalError"):
         why = (
             f"there are no usable credentials ({name}); pass key and secret, profile or anon=True, or set "
@@ -135,11 +161,19 @@ def storage_error(
         why = f"the answer broke off ({name}); try again, and look at what stands between here and the server"
     elif not answer.status and _is_connection_lost(error):
         why = f"no connection ({name}); check endpoint_url, and that the server runs and can be reached from here"
-    elif answer.status in (301, 307, 308) or answer.code == "AuthorizationHeaderMalformed":
-        why = f"the bucket {bucket!r} is in another region ({name}); pass client_kwargs={{'region_name': ...}}"
+    elif answer.status == 404 and answer.code in _NO_OBJECT:
+        why = f"what answers there is no S3 server ({name}); check endpoint_url"
     else:
         why = f"{name}: {_without(str(error), secrets)}"
+        why += "" if answer.status else "; check the options, the variables AWS_... and the AWS configuration"
     return StorageError(f"cannot {operation} {where}: {why}", kind=kind, status=answer.status, code=answer.code)
+
+
+def secrets_of(options: Mapping[str, Any]) -> list[str]:
+    """What no message may show, whatever a server or client has put into its own."""
+    hidden = [options.get(name) for name in ("key", "secret", "token")]
+    hidden += [value for name, value in (options.get("client_kwargs") or {}).items() if name.startswith("aws_")]
+    return [str(text) for text in hidden if text]
 
 
 def is_missing_object(error: StorageError) -> bool:
@@ -149,13 +183,39 @@ def is_missing_object(error: StorageError) -> bool:
 
 def endpoint_name(options: Mapping[str, Any]) -> str:
     """How messages name the server: the endpoint without user and password, or ``AWS``."""
-    from_client = (options.get("client_kwargs") or {}).get("endpoint_url")
-    from_environment = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    url = options.get("endpoint_url") or from_client or from_environment
+    url = endpoint_of(options)
     if not url:
         return "AWS"
-    parsed = urlsplit(str(url))
+    parsed = urlsplit(url)
     return f"{parsed.scheme}://{parsed.netloc.rpartition('@')[2]}"
+
+
+def endpoint_of(options: Mapping[str, Any]) -> str:
+    """The endpoint of options and environment; empty where they name none, and it is AWS or in a configuration file."""
+    from_client = (options.get("client_kwargs") or {}).get("endpoint_url")
+    from_environment = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    return str(options.get("endpoint_url") or from_client or from_environment or "")
+
+
+def _is_unsent(error: BaseException) -> bool:
+    """Whether an error without an answer is one of the client's own: what it was to send was not sent, or not taken."""
+    from botocore import exceptions
+
+    unsent = (
+        exceptions.ConfigNotFound,
+        exceptions.ConfigParseError,
+        exceptions.CredentialRetrievalError,
+        exceptions.NoCredentialsError,
+        exceptions.NoRegionError,
+        exceptions.ParamValidationError,
+        exceptions.PartialCredentialsError,
+        exceptions.ProfileNotFound,
+        exceptions.ValidationError,
+    )
+    # botocore recurses where a server redirects whatever it is asked, the question for the bucket's region included; and
+    # it has no class for an endpoint that is no URL.
+    no_endpoint = isinstance(error, ValueError) and str(error).startswith("Invalid endpoint")
+    return no_endpoint or isinstance(error, (*unsent, RecursionError))
 
 
 def _is_connection_lost(error: BaseException) -> bool:
@@ -166,6 +226,5 @@ def _is_connection_lost(error: BaseException) -> bool:
 
 def _without(text: str, secrets: Iterable[str]) -> str:
     for secret in secrets:
-        if secret:
-            text = text.replace(secret, "***")
+        text = text.replace(secret, "***")
     return re.sub(r"//[^/@\s]+@", "//***@", text)

@@ -8,32 +8,15 @@ on the memory storage runs on all of them.
 from __future__ import annotations
 
 import errno
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from typing import Any, Final, Self
 
 from stateformat.errors import ErrorKind, InvalidInput
-from stateformat.storage import check_path
+from stateformat.storage import TOP_LEVEL, check_path, is_object_name
 
 CREATE_LIMIT_BYTES: Final = 5 * 2**20
 """``create`` takes less than this. From 5 MiB on, clients of S3 may split a body, and a split body has no condition."""
-
-TOP_LEVEL: Final = ("checkpoints", "manifests", "requests", "segments")
-"""With what the paths of objects begin. Whatever else lies beside these is none of the store's business."""
-
-_ILLEGAL_CHARACTER = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
-
-
-def is_object_name(name: str) -> bool:
-    """Whether one part of a path may stand in a listing: not empty, not hidden, no character that SPEC.md forbids."""
-    return bool(name) and not name.startswith(".") and _ILLEGAL_CHARACTER.search(name) is None
-
-
-def is_object_path(path: str) -> bool:
-    """Whether a path found in a storage can be one of the store's objects (the lenient twin of ``check_path``)."""
-    first, *others = path.split("/")
-    return first in TOP_LEVEL and bool(others) and all(is_object_name(part) for part in others)
 
 
 def check_prefix(prefix: str) -> str:

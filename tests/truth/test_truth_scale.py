@@ -15,9 +15,10 @@ from tests.tally import Tally
 OPERATORS = SUBTASKS = 1000
 HANDLES = OPERATORS * SUBTASKS
 SECONDS_MAX = 30.0
-"""Five are the aim on a quiet machine; a test must not fail because others work too."""
-PEAK_BYTES_MAX = 1_500_000_000
-"""Twice that for a rescale, which makes more than two million handles of the million: nearly each is cut in two."""
+"""Ten at most on a quiet machine of two cores; a slower one, or one that others use, is given three times as long."""
+PEAK_BYTES_MAX = 1_000_000_000
+"""Twice that for a rescale, which makes more than two million handles of the million: nearly each is cut in two. Memory is no
+matter of speed, so this is tight everywhere."""
 PAGE_LINES_MAX = 250
 
 

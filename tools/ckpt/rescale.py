@@ -49,6 +49,7 @@ def rescale(
     record = checkpoint.record
     parent = checkpoint if target is not None else store.permit_of(checkpoint)
     dealt = deal_out(checkpoint, plan)
+    del plan  # Of a million handles plan and slices are some hundred megabytes each.
     pending = destination.begin(
         job_id=record.job_id,
         job_name=record.job_name,
@@ -65,6 +66,7 @@ def rescale(
         with session.output.progress(f"Copying checkpoint {checkpoint.id}", unit="bytes") as step:
             destination.adopt_objects(checkpoint, lambda now: step(now.bytes_done, now.bytes_total))
     pending.add_handles(cut_handles(checkpoint.manifest.full(), dealt.slices))
+    del dealt
     permit = pending.publish()
     reference = {"store": store.url, **record.ref._asdict()}
     document = published(destination.url, permit.record, reference, checkpoint.graph, permit.notes)

@@ -1,0 +1,123 @@
+"""An S3 server of a few lines, for what servers do that no real one does when a test asks for it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+KEY, SECRET = "AKIDFORTESTS", "not-a-real-secret/+x"
+# One attempt, so that the tests of failures do not wait for retries.
+IMPATIENT = {"retries": {"total_max_attempts": 1}, "connect_timeout": 2, "read_timeout": 2}
+
+
+def options_for(endpoint: str, **more: Any) -> dict[str, Any]:
+    region = {"region_name": "us-east-1"}
+    return {"endpoint_url": endpoint, "key": KEY, "secret": SECRET, "client_kwargs": region, **more}
+
+
+class Fake:
+    """An S3 server of a few lines that honours If-None-Match, keeps a log, and fails as told.
+
+    ``script`` maps the last part of a key to what to do with the first request of a method; what is done is one of
+    an HTTP status, "drop" (close without an answer), "drop applied", "hang", or an (HTTP status, S3 code) pair.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.released = threading.Event()
+        self.reset()
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def answer(self) -> None:
+                fake.answer(self)
+
+            do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = answer  # noqa: N815
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        self.thread.start()
+        self.endpoint = f"http://127.0.0.1:{self.server.server_address[1]}"
+
+    def reset(self) -> None:
+        """Forget everything; the server and its address stay, and with them the clients of the tests before."""
+        self.released.set()
+        self.released = threading.Event()
+        self.honours_condition = True
+        self.objects: dict[str, bytes] = {}
+        self.log: list[tuple[str, str, Mapping[str, str]]] = []
+        self.script: dict[tuple[str, str], Any] = {}
+        self.everything: Any = None
+        self.ignore_ranges = False
+        self.shift = 0
+        """By how much an answer to a range says to begin too late."""
+        self.shorten = 0
+        """How many bytes lack at the end of an answer whose length says so."""
+
+    def stop(self) -> None:
+        self.released.set()
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+    def sent(self, method: str, name: str) -> int:
+        """How many requests of a method came for keys that end so."""
+        return sum(1 for logged, path, _ in self.log if logged == method and path.endswith(name))
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
+        path = request.path.partition("?")[0]
+        method = request.command
+        with self.lock:
+            self.log.append((method, path, dict(request.headers)))
+            action = self.script.pop((method, path.rpartition("/")[2]), self.everything)
+            taken = path in self.objects and request.headers.get("If-None-Match") == "*" and self.honours_condition
+            if method == "PUT" and not taken and action in (None, "drop applied"):
+                self.objects[path] = body
+            if method == "DELETE":
+                self.objects.pop(path, None)
+        if action == "hang":
+            self.released.wait(30)
+        if action in ("drop", "drop applied", "hang"):
+            request.close_connection = True
+            request.connection.shutdown(socket.SHUT_RDWR)
+        elif action is not None:
+            status, code = action if isinstance(action, tuple) else (action, "Fault")
+            self.reply(request, status, f"<Error><Code>{code}</Code><Message>{KEY} {SECRET}</Message></Error>".encode())
+        elif method == "PUT":
+            self.reply(
+                request, 412 if taken else 200, b"<Error><Code>PreconditionFailed</Code></Error>" if taken else b""
+            )
+        elif method == "GET" and path in self.objects:
+            body = self.objects[path]
+            if self.ignore_ranges:
+                self.reply(request, 200, body)
+                return
+            first, last = (int(number) for number in request.headers["Range"].removeprefix("bytes=").split("-"))
+            piece = body[first : last + 1]
+            span = f"bytes {first + self.shift}-{first + self.shift + len(piece) - 1}/{len(body)}"
+            self.reply(request, 206, piece[: len(piece) - self.shorten], {"Content-Range": span})
+        else:
+            self.reply(request, 204 if method == "DELETE" else 404, b"")
+
+    def reply(
+        self, request: BaseHTTPRequestHandler, status: int, body: bytes, headers: Mapping[str, str] | None = None
+    ) -> None:
+        request.send_response(status)
+        for name, value in (headers or {}).items():
+            request.send_header(name, value)
+        request.send_header("ETag", '"0"')
+        if status != 204:
+            request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        if request.command != "HEAD" and status != 204:
+            request.wfile.write(body)

@@ -1,0 +1,184 @@
+"""What writers make of extreme and honest state: segments that readers take, or a refusal at once (SPEC.md section 7.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import xxhash
+
+from backends.storage.memory import MemoryStorage
+from stateformat import declare
+from stateformat.errors import ErrorKind, InvalidState
+from stateformat.handle_rows import handle_rows, row_group_faults
+from stateformat.manifest import encode_manifest, handles_table
+from stateformat.model import Handle, State
+from stateformat.pages import DECODED_BYTES_MAX
+from stateformat.segment import WriteOptions
+from stateformat.segment_reader import SegmentReader
+from tests.segments import CountingStorage, record, table, write
+
+MIB = 1 << 20
+
+
+def state(kind: Any) -> State:
+    return declare.value_state("op", "s", keys={"k": pa.int64()}, values={"v": kind})
+
+
+def rows(values: pa.Array) -> pa.Table:
+    return pa.table({"k": np.arange(len(values)), "v": values})
+
+
+def repeated(value: Any, kind: Any, count: int) -> pa.Array:
+    return pa.array([value], kind).take(pa.array(np.zeros(count, np.int32)))
+
+
+def options(codec: Any, **more: Any) -> WriteOptions:
+    return WriteOptions(codec=codec, check_unique=False, inline_bytes_max=0, **more)
+
+
+@pytest.fixture
+def storage() -> Iterator[CountingStorage]:
+    yield CountingStorage("limits")
+    MemoryStorage.reset("limits")
+
+
+def read_both_ways(storage: CountingStorage, declared: State, handle: Handle) -> Iterator[list[pa.Table]]:
+    """The pieces that are decoded at a time: of the object whole, and by row groups."""
+    for whole in (True, False):
+        yield list(SegmentReader(storage, record(declared), declared, handle, whole=whole).tables(0, handle.rows))
+
+
+EXTREMES = {
+    "one_number_in_every_row": (pa.int64(), lambda: repeated(7, pa.int64(), 1_000_000)),
+    "nothing_in_any_row": (pa.int64(), lambda: pa.nulls(1_000_000, pa.int64())),
+    "one_long_string_in_every_row": (pa.string(), lambda: repeated("x" * 65_536, pa.string(), 4_000)),
+    "a_long_list_of_nothing_in_every_row": (
+        pa.list_(pa.int64()),
+        lambda: pa.ListArray.from_arrays(
+            pa.array(np.arange(41, dtype=np.int32) * 1_000_000), pa.nulls(40_000_000, pa.int64())
+        ),
+    ),
+    "large_ones_among_many_small": (
+        pa.binary(),
+        lambda: pa.array([b"x"] * 20_000 + [bytes(MIB)] * 200 + [b"y"] * 20_000, pa.binary()),
+    ),
+}
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd", "snappy", "none"])
+@pytest.mark.parametrize("case", EXTREMES)
+def test_what_is_extreme_and_honest_is_written_so_that_it_is_read(
+    storage: CountingStorage, case: str, codec: str
+) -> None:
+    kind, make = EXTREMES[case]
+    values = make()
+    handle = write(storage, state(kind), rows(values), options(codec))
+    for pieces in read_both_ways(storage, state(kind), handle):
+        assert max(piece.nbytes for piece in pieces) <= DECODED_BYTES_MAX
+        found = pa.concat_tables(pieces)
+        assert found["v"].combine_chunks().equals(values.take(found["k"].combine_chunks()))
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_row_groups_that_are_cut_by_bytes_still_hold_whole_key_groups(storage: CountingStorage, streamed: bool) -> None:
+    values = pa.array([b"x"] * 5_000 + [bytes(MIB)] * 300 + [b"y"] * 5_000, pa.binary())
+    data: Any = rows(values)
+    if streamed:
+        first = write(storage, state(pa.binary()), data, options("zstd"))
+        reader = SegmentReader(storage, record(state(pa.binary())), state(pa.binary()), first)
+        data = iter(pa.concat_tables(reader.tables(0, first.rows)).to_batches())
+    handle = write(storage, state(pa.binary()), data, options("zstd"))
+    metadata = pq.read_metadata(pa.BufferReader(storage.read(handle.path or "")))
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    assert len(groups) > 3
+    assert max(group.total_byte_size for group in groups) < 100 * MIB
+    assert not list(row_group_faults([group.num_rows for group in groups], handle_rows(handles_table([handle]))))
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_a_value_that_no_reader_may_decode_is_refused_when_it_is_written(storage: CountingStorage, codec: str) -> None:
+    with pytest.raises(InvalidState, match=r"at most 134,217,728 are taken .* choose codec 'none'") as refused:
+        write(storage, state(pa.binary()), rows(pa.array([bytes(160 * MIB)])), options(codec))
+    assert refused.value.kind is ErrorKind.LIMIT_EXCEEDED
+    assert [found.path for found in storage.list("")] == []
+
+
+@pytest.mark.parametrize("codec", ["snappy", "none"])
+def test_a_huge_value_that_does_not_shrink_too_far_is_read(storage: CountingStorage, codec: str) -> None:
+    value = bytes(160 * MIB)
+    handle = write(storage, state(pa.binary()), rows(pa.array([value])), options(codec))
+    for pieces in read_both_ways(storage, state(pa.binary()), handle):
+        assert [len(piece) for piece in pieces] == [1]
+        assert pieces[0]["v"][0].as_buffer().equals(pa.py_buffer(value))
+
+
+def test_a_list_of_nothing_that_would_fill_memory_is_refused_when_it_is_written(storage: CountingStorage) -> None:
+    kind = pa.list_(pa.int64())
+    values = pa.ListArray.from_arrays(pa.array([0, 20_000_000], pa.int32()), pa.nulls(20_000_000, pa.int64()))
+    with pytest.raises(InvalidState, match="1 of its rows would take 160,000,"):
+        write(storage, state(kind), rows(values), options("none"))
+
+
+def test_row_groups_beyond_what_a_file_may_have_are_refused(
+    storage: CountingStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stateformat.segment_writer.SPLIT_BYTES", 1)
+    monkeypatch.setattr("stateformat.segment_writer.grown_limit", lambda limit, written: limit)
+    with pytest.raises(InvalidState, match="more than 1024 row groups"):
+        write(storage, state(pa.int64()), rows(pa.array(range(1100))), options("lz4"))
+
+
+def test_row_groups_of_others_with_one_long_string_in_every_row_are_read_one_at_a_time(
+    storage: CountingStorage,
+) -> None:
+    declared = state(pa.string())
+    handle = write(storage, declared, rows(repeated("x" * 4096, pa.string(), 60_000)), options("zstd"))
+    data = pa.BufferReader(storage.read(handle.path or ""))
+    kept = pq.read_metadata(data).metadata
+    sink = pa.BufferOutputStream()
+    found = pq.read_table(data)
+    counts = np.asarray(handle.rows_per_group)
+    with pq.ParquetWriter(
+        sink,
+        found.schema,
+        use_dictionary=["v"],
+        write_page_checksum=True,
+        write_statistics=False,
+        store_schema=False,
+    ) as writer:
+        writer.add_key_value_metadata(kept)
+        for stop, count in zip(np.cumsum(counts).tolist(), counts.tolist(), strict=True):
+            writer.write_table(found.slice(stop - count, count), row_group_size=count)
+    whole = sink.getvalue().to_pybytes()
+    metadata = pq.read_metadata(pa.BufferReader(whole))
+    footer_bytes = int.from_bytes(whole[-8:-4], "little") + 8
+    storage.changed[handle.path or ""] = whole
+    theirs = handle._replace(
+        size_bytes=len(whole),
+        digest=xxhash.xxh3_128_digest(whole),
+        footer_bytes=footer_bytes,
+        footer_digest=xxhash.xxh3_128_digest(whole[-footer_bytes:]),
+        uncompressed_bytes=sum(metadata.row_group(at).total_byte_size for at in range(metadata.num_row_groups)),
+    )
+    assert theirs.uncompressed_bytes < 4 * MIB
+    for pieces in read_both_ways(storage, declared, theirs):
+        assert sum(piece.nbytes for piece in pieces) > 200 * MIB
+        assert max(piece.nbytes for piece in pieces) < 16 * MIB
+        assert sum(map(len, pieces)) == handle.rows
+
+
+def test_a_manifest_that_readers_would_refuse_is_not_encoded(
+    storage: CountingStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handles = handles_table([write(storage, state(pa.int64()), table(state(pa.int64()), [{"k": 1, "v": 1}]))])
+    assert encode_manifest(handles).size
+    monkeypatch.setattr("stateformat.manifest.DECODED_BYTES_MAX", 100)
+    monkeypatch.setattr("stateformat.manifest.EXPANSION_MAX", 0)
+    with pytest.raises(InvalidState, match="1 handles would be a manifest that no reader may read") as refused:
+        encode_manifest(handles)
+    assert refused.value.kind is ErrorKind.LIMIT_EXCEEDED
