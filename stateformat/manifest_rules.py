@@ -2,8 +2,9 @@
 
 Theory of operation. One set of rules serves three: whoever opens a checkpoint (``manifest.decode_manifest`` raises at the
 first fault), whoever publishes one and whoever validates one (``validation`` collects them all). It knows no record:
-whether an operator exists is said elsewhere, and ``handle_sharing`` what handles of one segment agree in. A million handles are checked in a fraction of the time that it takes to
-read them, so there is no loop over rows; a batch of rows at a time stays in the processor's cache.
+whether an operator exists is said elsewhere, and ``handle_sharing`` what handles of one segment agree in. A million
+handles are checked in a fraction of the time that it takes to read them, so there is no loop over rows; a batch of rows at
+a time stays in the processor's cache.
 
 A rule is a mask of the rows that break it. Only when one is broken does anybody look at single rows.
 """
