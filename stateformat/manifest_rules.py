@@ -88,11 +88,13 @@ def runs(column: pa.ChunkedArray) -> tuple[pa.Array, _Ints]:
         return pa.array([], column.type), np.zeros(1, np.int64)
     encoded = [pc.run_end_encode(chunk, run_end_type=pa.int64()) for chunk in column.chunks if len(chunk)]
     values = pa.concat_arrays([part.values for part in encoded])
-    starts = np.concatenate([np.zeros(1, np.int64), *(np.diff(part.run_ends, prepend=0) for part in encoded)]).cumsum()
+    starts = np.concatenate(
+        [np.zeros(1, np.int64), *(np.diff(part.run_ends.to_numpy(), prepend=0) for part in encoded)]
+    ).cumsum()
     if len(encoded) > 1:
         # A run may go on in the next chunk.
         again = pc.run_end_encode(values, run_end_type=pa.int64())
-        values, starts = again.values, starts[np.append(0, again.run_ends)]
+        values, starts = again.values, starts[np.append(0, again.run_ends.to_numpy())]
     return values, starts
 
 
