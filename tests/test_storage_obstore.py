@@ -19,11 +19,12 @@ import botocore.session
 import pytest
 
 from backends.storage import s3_client, s3_obstore
-from backends.storage.conformance import MISSING, SEGMENT, StorageConformance, put
+from backends.storage.conformance import MISSING, SEGMENT, put
 from backends.storage.s3_obstore import FAILURES_MAX, Unsuitable, open_store
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 from stateformat.storage import Storage, open_storage
 from tests.servers.server import BUCKET, S3Server
+from tests.servers.suite import MockConformance, S3Conformance
 
 pytestmark = pytest.mark.s3
 
@@ -38,33 +39,18 @@ def _imported_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3_obstore, "_imported_by", os.getpid())
 
 
-class ReadWithObstore(StorageConformance):
+class ReadWithObstore:
     @pytest.fixture
     def options(self, server: S3Server) -> dict[str, Any]:
         return server.options(client="obstore")
 
-    @pytest.fixture
-    def storage(self, options: dict[str, Any]) -> Storage:
-        return open_storage(f"s3://{BUCKET}/{uuid.uuid4().hex}/store", **options)
 
-    @pytest.fixture
-    def unicode_url(self) -> str:
-        return f"s3://{BUCKET}/{uuid.uuid4().hex}/prüfung eins+zwei"
-
-
-class TestReadWithObstore(ReadWithObstore):
-    # The mock looks for the object and stores it in two steps, without a lock.
-    atomic_create = False
-    race_rounds = 5
+class TestReadWithObstore(ReadWithObstore, MockConformance):
     listing_rounds = 10
-
-    @pytest.fixture
-    def server(self, moto: S3Server) -> S3Server:
-        return moto
 
 
 @pytest.mark.truth
-class TestReadWithObstoreOnARealServer(ReadWithObstore):
+class TestReadWithObstoreOnARealServer(ReadWithObstore, S3Conformance):
     @pytest.fixture
     def server(self, rgw: S3Server) -> S3Server:
         return rgw

@@ -18,33 +18,20 @@ from typing import Any
 import pytest
 
 from backends.storage import s3, s3_client, s3_files
-from backends.storage.conformance import RECORD, SEGMENT, StorageConformance, paths, put
+from backends.storage.conformance import RECORD, SEGMENT, paths, put
 from backends.storage.s3 import S3Storage
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 from stateformat.observed import observed
 from stateformat.storage import REFUSALS, CreateOutcome, Storage, open_storage
 from tests.servers.fake_s3 import IMPATIENT, KEY, SECRET, Fake, options_for
 from tests.servers.server import BUCKET, S3Server
+from tests.servers.suite import MockConformance
 
 pytestmark = pytest.mark.s3
 
 
-class TestS3Storage(StorageConformance):
-    # The mock looks for the object and stores it in two steps, without a lock.
-    atomic_create = False
-    race_rounds = 5
-
-    @pytest.fixture
-    def options(self, moto: S3Server) -> dict[str, Any]:
-        return moto.options()
-
-    @pytest.fixture
-    def storage(self, options: dict[str, Any]) -> Storage:
-        return open_storage(f"s3://{BUCKET}/{uuid.uuid4().hex}/store", **options)
-
-    @pytest.fixture
-    def unicode_url(self) -> str:
-        return f"s3://{BUCKET}/{uuid.uuid4().hex}/prüfung eins+zwei"
+class TestS3Storage(MockConformance):
+    pass
 
 
 class TestS3StorageOfAWholeBucket:

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from backends.storage.conformance import StorageConformance
 from backends.storage.memory import MemoryStorage
 from stateformat.errors import PublishConflict
 from stateformat.history import find_record
@@ -27,6 +26,7 @@ from stateformat.storage import CreateOutcome, Storage, open_storage
 from stateformat.store import CheckpointStore
 from stateformat.validation import validate
 from tests.servers.server import BUCKET, S3Server
+from tests.servers.suite import S3Conformance
 from tests.stores import operator
 from tests.tally import Tally
 
@@ -36,18 +36,10 @@ TIMEOUT_SECONDS = 300
 
 @pytest.mark.truth
 @pytest.mark.s3
-class TestS3StorageOnARealServer(StorageConformance):
+class TestS3StorageOnARealServer(S3Conformance):
     @pytest.fixture
-    def options(self, rgw: S3Server) -> dict[str, Any]:
-        return rgw.options()
-
-    @pytest.fixture
-    def storage(self, options: dict[str, Any]) -> Storage:
-        return open_storage(f"s3://{BUCKET}/{uuid.uuid4().hex}/store", **options)
-
-    @pytest.fixture
-    def unicode_url(self) -> str:
-        return f"s3://{BUCKET}/{uuid.uuid4().hex}/prüfung eins+zwei"
+    def server(self, rgw: S3Server) -> S3Server:
+        return rgw
 
 
 # Races
