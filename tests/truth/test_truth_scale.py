@@ -17,8 +17,7 @@ HANDLES = OPERATORS * SUBTASKS
 SECONDS_MAX = 30.0
 """Ten at most on a quiet machine of two cores; a slower one, or one that others use, is given three times as long."""
 PEAK_BYTES_MAX = 1_500_000_000
-"""As the system counts it for a child, which is no less than the tests themselves have taken before it. The JSON of a plan
-takes most: 1.2 GB."""
+"""The JSON of a plan and a plan that is executed take most: 0.8 GB."""
 PEAK_BYTES_MAX_RESCALED = 2_000_000_000
 """A rescale makes more than two million handles of the million: nearly each is cut in two."""
 PAGE_LINES_MAX = 250
