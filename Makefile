@@ -47,6 +47,7 @@ format: $(READY) ## rewrite the code in the house's format
 
 docs: $(READY) ## regenerate what docs/ takes from the code
 	@$(BIN)/python -m tools.ckpt.docs
+	@$(BIN)/python -m backends.dataflow.life > docs/task-life.md
 
 bench: java $(READY) ## the budgets as ratios, and the table for the README
 	@$(BIN)/python -m benchmarks

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
         StopMode,
         SubtaskSet,
     )
+    from stateformat.requests import StopAnswer, StopOutcome, StopRequest
     from stateformat.segment import WriteOptions
     from stateformat.snapshot import Snapshot, SnapshotWriter, WriteContext
     from stateformat.stats import Stats
@@ -119,6 +120,7 @@ _HOMES = {
         "StopMode",
         "SubtaskSet",
     ),
+    "stateformat.requests": ("StopAnswer", "StopOutcome", "StopRequest"),
     "stateformat.segment": ("WriteOptions",),
     "stateformat.snapshot": ("Snapshot", "SnapshotWriter", "WriteContext"),
     "stateformat.stats": ("Stats",),
@@ -158,7 +160,10 @@ __all__ = [
     "Stats",
     "Status",
     "Stop",
+    "StopAnswer",
     "StopMode",
+    "StopOutcome",
+    "StopRequest",
     "StorageError",
     "SubtaskSet",
     "UnsupportedFormat",

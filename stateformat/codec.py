@@ -1,5 +1,7 @@
 """The publication record as bytes (SPEC.md section 3): framing, strictness, digest, and one codec per version.
 
+Requests of users (``requests``) are framed alike, by :func:`sealed` and :func:`unsealed`.
+
 Theory of operation. What is read here was written by somebody else, perhaps by somebody hostile. So the steps are in
 this order, and each bounds the next:
 
@@ -20,7 +22,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -65,9 +67,7 @@ def encode_record(record: Record) -> bytes:
     """
     members = {"format": FORMAT, "version": VERSION, **codec_v1.members_of(record)}
     try:
-        text = json.dumps(members, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        body = text[:-1].encode("utf-8")
-        data = body + _DIGEST_MEMBER + xxhash.xxh3_128_hexdigest(body).encode() + b'"}\n'
+        data = sealed(members)
         _decode(data)
     except (RecordFault, UnsupportedFormat, TypeError, ValueError, RecursionError) as error:
         kind = error.kind if isinstance(error, RecordFault | CheckpointError) else ErrorKind.INVALID_ARGUMENT
@@ -122,21 +122,46 @@ def required_features(
 
 def _decode(data: bytes) -> Record:
     """The record, or ``RecordFault`` or ``UnsupportedFormat`` with the rest of a sentence that begins with the record."""
-    if len(data) > RECORD_BYTES_MAX:
-        raise RecordFault("", f"it has {len(data):,} bytes; at most {RECORD_BYTES_MAX:,} are allowed", _LIMIT)
+    members, tokens = unsealed(
+        data, format_name=FORMAT, versions=_MEMBERS, bytes_max=RECORD_BYTES_MAX, noun="record of a checkpoint"
+    )
+    _check_features(members)
+    record = _MEMBERS[members["version"]](members)
+    refuse_null(tokens)
+    return record
+
+
+def sealed(members: Mapping[str, Any]) -> bytes:
+    """One object of SPEC.md section 3.1: the members in their order, and the digest behind them.
+
+    Checks nothing; raises ``TypeError`` and ``ValueError`` for what JSON or UTF-8 cannot hold.
+    """
+    text = json.dumps(members, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    body = text[:-1].encode("utf-8")
+    return body + _DIGEST_MEMBER + xxhash.xxh3_128_hexdigest(body).encode() + b'"}\n'
+
+
+def unsealed(
+    data: bytes, *, format_name: str, versions: Collection[int], bytes_max: int, noun: str
+) -> tuple[dict[str, Any], bytes]:
+    """The members of what :func:`sealed` made, with the digest verified; and the bytes outside of strings.
+
+    Steps 1 to 4 above. Raises ``RecordFault``, and ``UnsupportedFormat`` for a version that is none of ``versions``, with the
+    rest of a sentence. Which members there are is for the caller to say, and then for :func:`refuse_null`.
+    """
+    if len(data) > bytes_max:
+        raise RecordFault("", f"it has {len(data):,} bytes; at most {bytes_max:,} are allowed", _LIMIT)
     tokens = _STRING.sub(b"", data)
     _check_depth(tokens)
     members, faults = _parse(data)
-    if members.get("format") != FORMAT:
-        raise RecordFault(
-            "format", f"is {members.get('format')!r:.80}, not {FORMAT!r}: this is no record of a checkpoint"
-        )
+    if members.get("format") != format_name:
+        raise RecordFault("format", f"is {members.get('format')!r:.80}, not {format_name!r}: this is no {noun}")
     version = members.get("version")
     if type(version) is not int or version < 1:
         raise RecordFault("version", f"is {version!r:.80}; versions are integers from 1")
-    if version not in _MEMBERS:
+    if version not in versions:
         raise UnsupportedFormat(
-            f"is of format version {version}; this reader knows {', '.join(map(str, _MEMBERS))}. Upgrade stateformat",
+            f"is of format version {version}; this reader knows {', '.join(map(str, versions))}. Upgrade stateformat",
             kind=ErrorKind.UNSUPPORTED_VERSION,
             version=version,
         )
@@ -144,11 +169,13 @@ def _decode(data: bytes) -> Record:
         raise RecordFault("", faults[0])
     _check_tokens(data, tokens, members)
     _check_digest(data)
-    _check_features(members)
-    record = _MEMBERS[version](members)
+    return members, tokens
+
+
+def refuse_null(tokens: bytes) -> None:
+    """Refuse a null in a member that was not looked at, from what stands outside strings."""
     if b"null" in tokens:
         raise RecordFault("", "a member that this reader does not know is null; absent members are left out")
-    return record
 
 
 _LIMIT: Final = ErrorKind.LIMIT_EXCEEDED

@@ -33,7 +33,7 @@ def map_state(
     operator: str, name: str, *, keys: Columns, map_key: pa.DataType, values: Columns, **evolution: Any
 ) -> State:
     """Keyed state with one row per key and ``_map_key``, which is of the type ``map_key``."""
-    columns = pa.schema([pa.field("_map_key", map_key), *_schema(values)])
+    columns = pa.schema([pa.field("_map_key", map_key), *as_schema(values)])
     return _declare(operator, name, Mode.KEYED, columns, keys=keys, kind=Kind.MAP, **evolution)
 
 
@@ -87,7 +87,8 @@ def in_flight_state(
     return _declare(operator, name, Mode.IN_FLIGHT, columns, keys=keys, edge=edge, **evolution)
 
 
-def _schema(columns: Columns) -> pa.Schema:
+def as_schema(columns: Columns) -> pa.Schema:
+    """Columns, however they were given, as a schema."""
     if isinstance(columns, pa.Schema):
         return columns
     if isinstance(columns, Mapping):
@@ -108,7 +109,7 @@ def _declare(
     previous: State | None = None,
     renames: Mapping[str, str] | None = None,
 ) -> State:
-    key_schema, value_schema = _schema(keys), _schema(columns)
+    key_schema, value_schema = as_schema(keys), as_schema(columns)
     schema = pa.schema([*key_schema, *value_schema])
     _check_names(operator, name, schema)
     if mode is Mode.KEYED and not len(key_schema):

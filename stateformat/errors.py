@@ -73,6 +73,8 @@ class ErrorKind(StrEnum):
     STORAGE_UNSUITABLE = "storage_unsuitable"
     HISTORY_UNSTABLE = "history_unstable"
     STORAGE_REFUSED = "storage_refused"
+    OPERATOR_FAILED = "operator_failed"
+    ILLEGAL_EVENT = "illegal_event"
 
 
 class CheckpointError(Exception):

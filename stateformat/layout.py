@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import re
 
+from stateformat.errors import InvalidInput
 from stateformat.model import AttemptId, CheckpointId, WriteId
 
 RECORDS = "checkpoints/"
 MANIFESTS = "manifests/"
 SEGMENTS = "segments/"
+REQUESTS = "requests/"
+SAVEPOINTS = "savepoints/"
+"""Where savepoints lie by default: below the store, and no part of it."""
 
 _RECORD_NAME = re.compile(r"checkpoints/(\d{20})\.json")
 _OWNED_NAME = re.compile(r"(?:checkpoints/(\d{20})\.|manifests/(\d{20})-|segments/(\d{20})/).+")
+_REQUEST_NAME = re.compile(r"requests/(\d{20})-stop-([0-9a-f]{32})\.json")
+_ANSWER_NAME = re.compile(r"requests/(\d{20})-answer-([0-9a-f]{32})\.json")
+_ASKED_NAME = re.compile(r"requests/(\d{20})-.*")
+_SAVEPOINT_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
 
@@ -41,3 +49,44 @@ def owner_id(path: str) -> CheckpointId | None:
     """The id under which a record, manifest or segment lies, or was to lie; None for any other name."""
     match = _OWNED_NAME.fullmatch(path)
     return CheckpointId(int(match[match.lastindex or 0])) if match else None
+
+
+def request_path(newest: int, request_id: str) -> str:
+    """Where a request to stop lies that was made while ``newest`` was the newest id (0: none was there)."""
+    return f"{REQUESTS}{newest:020d}-stop-{request_id}.json"
+
+
+def answer_path(newest: int, request_id: str) -> str:
+    """Where the answer to that request lies."""
+    return f"{REQUESTS}{newest:020d}-answer-{request_id}.json"
+
+
+def request_of(path: str) -> tuple[int, str] | None:
+    """The newest id and the request id in the name of a request to stop; None for any other name."""
+    return _named(_REQUEST_NAME, path)
+
+
+def answer_of(path: str) -> tuple[int, str] | None:
+    """The same of an answer."""
+    return _named(_ANSWER_NAME, path)
+
+
+def asked_under(path: str) -> int | None:
+    """The newest id in the name, perhaps cut short, of anything below ``requests/``; None where there is none."""
+    match = _ASKED_NAME.fullmatch(path)
+    return int(match[1]) if match else None
+
+
+def savepoint_url(store_url: str, name: str) -> str:
+    """Where a savepoint of a store lies by default: a store of its own, below the other and no part of it.
+
+    ``name`` has letters, digits, ``.``, ``_`` and ``-``, and does not begin with a dot. Raises ``InvalidInput`` for others.
+    """
+    if not _SAVEPOINT_NAME.fullmatch(name):
+        raise InvalidInput(f"{name!r} is no name of a savepoint; take letters, digits, '.', '_' and '-'", name=name)
+    return f"{store_url}{'' if store_url.endswith('/') else '/'}{SAVEPOINTS}{name}"
+
+
+def _named(pattern: re.Pattern[str], path: str) -> tuple[int, str] | None:
+    match = pattern.fullmatch(path)
+    return (int(match[1]), match[2]) if match else None

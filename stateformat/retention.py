@@ -161,7 +161,7 @@ def _find(storage: Storage, doomed: Collection[CheckpointId]) -> Garbage:
     if needed is None:
         why = f"{storage.url} has no checkpoint, so nothing says what is needed"
         return Garbage(unfinished=tuple(leftovers), stopped=why)
-    ended = [_is_below(item.path, needed.newest) for item in leftovers]
+    ended = [_has_ended(item.path, needed.newest) for item in leftovers]
     segments = _below(storage.list(layout.SEGMENTS), needed.newest)
     unnamed = pc.invert(pc.is_in(pa.array([item.path for item in segments], pa.string()), value_set=needed.segments))
     manifests = _below(storage.list(layout.MANIFESTS), needed.newest)
@@ -193,6 +193,15 @@ def _below(items: Iterable[ObjectInfo], newest: CheckpointId) -> list[ObjectInfo
 def _is_below(path: str, newest: CheckpointId) -> bool:
     owner = layout.owner_id(path)
     return owner is not None and owner <= newest
+
+
+def _has_ended(path: str, newest: CheckpointId) -> bool:
+    """Whether a leftover may go: of an attempt that has lost, or of a request that was made before the newest checkpoint.
+
+    Whoever still writes such a request, or the answer to it, writes it again (``requests``).
+    """
+    asked = layout.asked_under(path)
+    return _is_below(path, newest) or (asked is not None and asked < newest)
 
 
 def _sweep(plan: Garbage, storage: Storage, *, delete: bool) -> Garbage:

@@ -130,10 +130,12 @@ class WriteContext:
             )
         return SnapshotWriter(self, operator, subtask, finishing=finishing)
 
-    def coordinator(self, operator: str) -> SnapshotWriter:
-        """A writer for what the operator's coordinator keeps, and for committables that it owns."""
+    def coordinator(self, operator: str, *, finished: bool = False) -> SnapshotWriter:
+        """A writer for what the operator's coordinator keeps, and for committables that it owns; of those alone where the operator
+        is fully ``finished``, for then nobody keeps anything.
+        """
         self.graph.operator(operator)
-        return SnapshotWriter(self, operator, None, finishing=False)
+        return SnapshotWriter(self, operator, None, finishing=finished)
 
 
 class SnapshotWriter:
@@ -172,7 +174,7 @@ class SnapshotWriter:
                 kind=ErrorKind.UNKNOWN_STATE,
             )
         allowed = {Mode.COMMITTABLES} if self._finishing else {Mode.COMMITTABLES, *PER_SUBTASK_MODES}
-        if self._subtask is None:
+        if self._subtask is None and not self._finishing:
             allowed = {Mode.COORDINATOR, Mode.COMMITTABLES}
         if state.mode not in allowed:
             why = "is finishing and contributes committables only" if self._finishing else f"writes no {state.mode}"
@@ -258,10 +260,10 @@ class SnapshotWriter:
 
     def snapshot(self) -> Snapshot:
         """What to send to the driver. Raises ``InvalidState`` where a declared state was left out."""
-        if self._subtask is None:
-            due = {state.name for state in self._states.values() if state.mode is Mode.COORDINATOR}
-        elif self._finishing:
+        if self._finishing:
             due = set()
+        elif self._subtask is None:
+            due = {state.name for state in self._states.values() if state.mode is Mode.COORDINATOR}
         else:
             due = {state.name for state in self._states.values() if state.mode in PER_SUBTASK_MODES}
         missing = sorted(due - self._written)
@@ -271,9 +273,8 @@ class SnapshotWriter:
                 kind=ErrorKind.STATE_MISSING,
                 states=missing,
             )
-        return Snapshot(
-            self._operator, self._subtask, tuple(self._handles), tuple(self._carried), finishing=self._finishing
-        )
+        finishing = self._finishing and self._subtask is not None
+        return Snapshot(self._operator, self._subtask, tuple(self._handles), tuple(self._carried), finishing=finishing)
 
 
 def _checked(rows: RowData, where: str) -> pa.Table | Iterator[pa.RecordBatch]:

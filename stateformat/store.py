@@ -5,7 +5,7 @@ The permit that one step returns is what the next one takes: it names the checkp
 other way to say on what a checkpoint is to be built. ``start`` reads the history; ``begin`` never does. Everything else
 (``open``, ``history``, ``expire``, ``copy`` …) is for whoever looks at a store from outside.
 
-The work is done in ``history``, ``publication``, ``pending``, ``retention`` and ``copying``; this is their shell.
+The work is done in ``history``, ``publication``, ``pending``, ``retention``, ``copying`` and ``requests``; this is their shell.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from stateformat import layout
+from stateformat import layout, requests
 from stateformat.checkpoint import Checkpoint
 from stateformat.copying import Progress, copy, copy_objects, rollback
 from stateformat.errors import ErrorKind, InvalidInput, JobMismatch, PublishConflict
@@ -37,10 +37,12 @@ from stateformat.model import (
     RescaledFrom,
     State,
     Stop,
+    StopMode,
 )
 from stateformat.observed import observed
 from stateformat.pending import Draft, PendingCheckpoint
 from stateformat.publication import CommitPermit, permit
+from stateformat.requests import StopAnswer, StopRequest
 from stateformat.retention import Garbage, collect_garbage, expire
 from stateformat.segment import WriteOptions
 from stateformat.stats import Stats, stats_of
@@ -58,7 +60,7 @@ def open(url: str, **options: Any) -> CheckpointStore:  # noqa: A001 - stateform
 
 
 class CheckpointStore:
-    """The checkpoints of one job. Thread-safe; holds no state but its storage.
+    """The checkpoints of one job. Thread-safe; holds no state but its storage (and of what it has warned).
 
     ``storage`` is the one given, ``observed``: what is done through it is counted in :attr:`stats`. ``sleep`` is called with
     seconds between tries at publishing; tests and simulations pass their own.
@@ -67,6 +69,7 @@ class CheckpointStore:
     def __init__(self, storage: Storage, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self.storage: Storage = observed(storage)
         self._sleep = sleep
+        self._told_requests: set[str] = set()
 
     def __repr__(self) -> str:
         return f"CheckpointStore({self.url!r})"
@@ -210,6 +213,33 @@ class CheckpointStore:
     def rollback(self, checkpoint_id: int) -> CommitPermit:
         """Make an older checkpoint the newest again (``copying.rollback``); ``notes`` name those left behind."""
         return rollback(self.storage, CheckpointId(checkpoint_id), sleep=self._sleep)
+
+    def request_stop(self, mode: StopMode, savepoint: str | None = None) -> StopRequest:
+        """Ask the running job to stop with a savepoint, at this URL or by default below the store (``requests``).
+
+        Whoever asks waits for :meth:`stop_answer`, and then, or when it gives up, calls :meth:`withdraw_stop`. Raises
+        ``NotFound`` where there is no store, ``InvalidInput``, ``StorageError``.
+        """
+        return requests.request_stop(self.storage, mode, savepoint, sleep=self._sleep)
+
+    def stop_requests(self) -> list[StopRequest]:
+        """The requests to stop that nobody has answered, the least ``newest`` first. One listing where there is none.
+
+        Not all of them count for every run (``requests.counts_for``). For runs, to be asked between two checkpoints.
+        """
+        return requests.stop_requests(self.storage, told=self._told_requests)
+
+    def answer_stop(self, answer: StopAnswer) -> bool:
+        """Say what became of a request; False where nobody waits for it. For runs, after the last step of the stop."""
+        return requests.answer_stop(self.storage, answer, sleep=self._sleep)
+
+    def stop_answer(self, request_id: str) -> StopAnswer | None:
+        """The answer to a request; None as long as there is none."""
+        return requests.stop_answer(self.storage, request_id, told=self._told_requests)
+
+    def withdraw_stop(self, request_id: str) -> None:
+        """Remove a request and its answer. A run that has begun to stop by it may still do so."""
+        requests.withdraw_stop(self.storage, request_id)
 
     def _check_job(self, job_id: str, record: Record) -> None:
         if record.job_id != job_id:

@@ -79,6 +79,21 @@ def test_redistribution_opens_no_file() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_the_runtime_core_reaches_no_storage_no_executor_and_no_clock() -> None:
+    forbidden = (
+        *("backends.storage", "backends.local", "backends.spark", "backends.connectors", "stateformat.store"),
+        *("pyspark", "fsspec", "time", "random", "threading", "os", "pathlib"),
+    )
+    wrong = [
+        f"{name(path)}:{line} imports {module}"
+        for path in SOURCES
+        if path.relative_to(ROOT).parts[:2] == ("backends", "dataflow")
+        for line, module in imports(path)
+        if module.startswith(tuple(f"{top}." for top in forbidden)) or module in forbidden
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_what_runs_on_executors_never_lives_in_tools() -> None:
     wrong = [
         f"{name(path)}:{line} imports {module}"

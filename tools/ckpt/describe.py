@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from stateformat.codec_v1 import members_of
 from stateformat.manifest_rules import integers, state_runs
-from stateformat.model import PER_SUBTASK_MODES, ParentRef, Record, State, Status, Totals
+from stateformat.model import PER_SUBTASK_MODES, Kind, Mode, ParentRef, Record, State, Status, Totals
 from tools.ckpt.json_text import Rows
 from tools.ckpt.render import moment, skew
 
@@ -88,6 +88,11 @@ class Holdings:
         self._columns["bytes"] = _stored_bytes(handles, self._path, self._columns["rows"])
         self._runs = {key: (start, stop) for key, start, stop in state_runs(handles)}
 
+    def rows(self, state: State) -> int:
+        """The rows of a state, of all its layers."""
+        start, stop = self._runs.get((state.operator, state.name), (0, 0))
+        return int(self._columns["rows"][start:stop].sum())
+
     def document(self, state: State, declared: Document) -> Document:
         """A state's declaration (SPEC.md section 3.6), and its rows and bytes by layer and by subtask.
 
@@ -123,6 +128,20 @@ class Holdings:
             "subtasks": subtasks,
             "skew": skew(shown.tolist()),
         }
+
+
+def holds_document(record: Record, holdings: Holdings) -> Document:
+    """What only a run uses up: timers and committables by rows (of all layers), records in flight by edge."""
+    rows = [(state, holdings.rows(state)) for state in record.states]
+    return {
+        "timers": sum(count for state, count in rows if state.kind is Kind.TIMERS),
+        "in_flight": [
+            {"edge": state.edge, "operator": state.operator, "rows": count}
+            for state, count in rows
+            if state.mode is Mode.IN_FLIGHT
+        ],
+        "committables": sum(count for state, count in rows if state.mode is Mode.COMMITTABLES),
+    }
 
 
 def _distinct(codes: Ints) -> int:

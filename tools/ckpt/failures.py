@@ -4,9 +4,9 @@
 status    meaning
 ========  ==========================================================================================
 0         fine
-1         the checkpoint has problems, or a restore or a publication was refused (or a bug in ckpt)
+1         the checkpoint has problems, or a restore, a publication or a stop was refused (or a bug in ckpt)
 2         misuse: the command line asks for something that cannot be
-3         the store or checkpoint is not there, or the storage failed
+3         the store, checkpoint or running job is not there, or the storage failed
 130, 141  interrupted; the reader of standard output went away
 ========  ==========================================================================================
 

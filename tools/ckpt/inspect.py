@@ -1,4 +1,7 @@
-"""``ckpt inspect``: one page about a checkpoint, from its record and manifest; segments are opened only for ``--rows``."""
+"""``ckpt inspect``: one page about a checkpoint, from its record and manifest.
+
+Segments are opened only for ``--rows``, and for what the states of a runtime hold where a page is narrowed to some.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,10 @@ def inspect(session: Session, address: Address, *, operator: str | None, state: 
     """Show what is in a checkpoint: graph, states, skew, rows.
 
     The job graph stands in topological order, each operator with what has finished of it. Bytes are stored bytes; the bars
-    are the rows of each subtask beside those of the greatest, with a dash for a subtask that has finished.
+    are the rows of each subtask beside those of the greatest, with a dash for a subtask that has finished. With --operator or
+    --state the rows of timers, progress, committables and records in flight are looked at: when, from whom, since when.
     """
-    from tools.ckpt.describe import Holdings, record_document
+    from tools.ckpt.describe import Holdings, holds_document, record_document
 
     checkpoint = session.look(address)
     uid = None if operator is None else operator_uid(checkpoint, operator)
@@ -36,7 +40,13 @@ def inspect(session: Session, address: Address, *, operator: str | None, state: 
     document["selection"] = {"operator": uid, "state": state}
     declared = dict(zip(checkpoint.states, document["states"], strict=True))
     holdings = Holdings(checkpoint.record, checkpoint.handles)
+    document["holds"] = holds_document(checkpoint.record, holdings)
     document["states"] = [holdings.document(chosen, declared[chosen]) for chosen in states]
+    if uid is not None or state is not None:
+        from tools.ckpt.contents import contents
+
+        for entry, chosen in zip(document["states"], states, strict=True):
+            entry["contents"] = contents(checkpoint, chosen, entry["rows"])
     if rows is not None:
         for entry, chosen in zip(document["states"], states, strict=True):
             entry["sample"] = _sample(checkpoint, chosen, rows)

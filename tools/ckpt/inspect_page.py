@@ -9,6 +9,7 @@ from typing import Any, Final
 from click import unstyle
 
 from tools.ckpt import graph
+from tools.ckpt.contents_page import contents_facts, contents_table, holds_line
 from tools.ckpt.render import (
     Column,
     Look,
@@ -97,6 +98,7 @@ def _facts(document: Json, look: Look, now_us: int) -> Iterator[tuple[str, str]]
         f"manifest {size(document['manifest']['size_bytes'])}",
     ]
     yield "size", f" {look['dot']} ".join(sizes)
+    yield "holds", holds_line(document["holds"], look)
     yield "features", ", ".join([*document["required_features"], *document["optional_features"]])
     if document["stop"]:
         mode, request = document["stop"]["mode"], label(document["stop"]["request"])
@@ -151,6 +153,7 @@ def _states(document: Json, chosen: Sequence[Json], look: Look, *, narrow: bool)
             yield "  " + look.paint(graph.title(operator) if operator else label(before), "name")
         yield line
         yield from facts(_shape(state, look), look, indent="      ", name_width=names_width)
+        yield from contents_table(state.get("contents") or {}, look)
         if narrow and operator is not None and state["mode"] != "coordinator":
             yield from _subtasks(state, operator, look)
         if "sample" in state:
@@ -200,6 +203,7 @@ def _shape(state: Json, look: Look) -> Iterator[tuple[str, str]]:
             for layer in state["layers"]
         ]
         yield "layers", f" {look['dot']} ".join(parts)
+    yield from contents_facts(state.get("contents") or {}, look)
 
 
 def _field(item: Json) -> str:

@@ -34,6 +34,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "copy": ("copy", "Copy a checkpoint into a store of its own: a savepoint."),
     "rollback": ("rollback", "Make an older checkpoint the newest again; metadata only."),
     "gc": ("gc", "Show, or with --delete remove, what retention would free."),
+    "stop": ("stop", "Ask a running job to stop with a savepoint, and wait."),
 }
 """Every command: the module below ``tools.ckpt``, in which it has the module's name, and its line in ``ckpt --help``."""
 
@@ -66,8 +67,8 @@ def ckpt() -> None:
 
     STORE is a path or URL (/data/store, s3://bucket/store); STORE@ID is one checkpoint in it, and without an id the newest.
 
-    Exit status: 0 fine; 1 the checkpoint has problems, or a restore or publication was refused; 2 misuse; 3 not found, or
-    the storage failed.
+    Exit status: 0 fine; 1 the checkpoint has problems, or a restore, publication or stop was refused; 2 misuse; 3 not
+    found, or the storage failed.
     """
 
 

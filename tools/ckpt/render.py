@@ -123,6 +123,15 @@ def moment(epoch_us: int) -> str:
     return _instant(epoch_us).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def precise_moment(epoch_us: int) -> str:
+    """An event time as ISO 8601 in UTC, with as much of a second as there is; a number of µs beyond the calendar."""
+    try:
+        found = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(microseconds=epoch_us)
+    except OverflowError:
+        return f"{epoch_us} us"
+    return found.isoformat().removesuffix("+00:00") + "Z"
+
+
 def clock(epoch_us: int, *, seconds: bool = True) -> str:
     """The same for people."""
     return _instant(epoch_us).strftime("%Y-%m-%d %H:%M:%S" if seconds else "%Y-%m-%d %H:%M")

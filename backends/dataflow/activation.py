@@ -1,0 +1,226 @@
+"""One chain of operators, running in one subtask: what every executor carries the commands of a task out with.
+
+Theory of operation. An activation serves one subtask from :meth:`Activation.open` to :meth:`Activation.close`. It decides nothing
+and opens nothing: states are read through the tasks of a restore plan and written through the context of a checkpoint, both of
+which it is handed, and what leaves the chain goes to ``Outside``. Within the chain a batch is a call: what an operator emits is
+processed by the next ones, and so on to the leaves, before the operator is asked for more. So between two calls of an
+activation nothing is under way in it, and a snapshot is of one moment.
+
+Time and ends go down the chain in its order: an operator fires its timers, and ends, before the ones behind it do, whose
+``end_input`` and ``finish`` follow what it emitted last.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+import pyarrow as pa
+
+from backends.dataflow import events
+from backends.dataflow.api import NoSplit, Prepared, Source, Split
+from backends.dataflow.compile import Job, Vertex
+from backends.dataflow.flow_states import SPLITS
+from backends.dataflow.in_flight import in_flight_batches
+from backends.dataflow.member import Emitter, Member
+from backends.dataflow.open_snapshot import OpenSnapshot
+from backends.dataflow.reading import Reading, SourceReader
+from stateformat.errors import ErrorKind, InvalidInput
+
+if TYPE_CHECKING:
+    from stateformat.checkpoint import ReadTask
+    from stateformat.snapshot import SnapshotWriter, WriteContext
+
+_PROGRESS_SCHEMA = pa.schema([("_edge", pa.string()), ("_watermark", pa.int64()), ("_ended", pa.bool_())])
+
+
+class Outside(Protocol):
+    """What an activation reaches of the executor that it runs in."""
+
+    def emit(self, edge_id: str, batch: pa.RecordBatch) -> None:
+        """Send a batch, in the schema of the edge and not empty, along an edge that leaves the chain."""
+
+    def send(self, uid: str, message: bytes) -> None:
+        """Send to an operator's coordinator."""
+
+    def now_us(self) -> int:
+        """The executor's clock, µs."""
+
+
+class Activation:
+    """The operators of one vertex in one subtask. Not thread-safe.
+
+    What user code raises comes out as ``OperatorError`` with its cause; an operator that breaks the rules of ``api.Operator``
+    (other columns than declared, rows after ``finish``, timers without end) as ``InvalidState`` that names it. Either way the
+    activation is lost: close it, and begin another from a checkpoint.
+    """
+
+    def __init__(self, job: Job, vertex: Vertex, subtask: int, outside: Outside) -> None:
+        self._job = job
+        self._vertex = vertex
+        self._subtask = subtask
+        self._taken: set[int] = set()
+        uids = vertex.operators[1:] if vertex.is_source else vertex.operators
+        self._members = {uid: Member(job, uid, subtask, outside.send) for uid in uids}
+        self._reader: SourceReader | None = None
+        self._head: Member | None = None
+        emitters = {uid: member.emitter for uid, member in self._members.items()}
+        if vertex.is_source:
+            self._reader = self._make_reader(emitters, outside)
+        else:
+            self._head = self._members[vertex.id]
+        self._input_of = {edge.id: edge.input for edge in (*vertex.inputs, *vertex.feedback)}
+        leaving = {edge.id for edge in vertex.outputs}
+        for edge in job.graph.edges:
+            if edge.id in leaving:
+                emitters[edge.source].targets.append(partial(outside.emit, edge.id))
+            elif edge.source in emitters:
+                emitters[edge.source].targets.append(self._members[edge.target].process)
+
+    def _make_reader(self, emitters: dict[str, Emitter], outside: Outside) -> SourceReader:
+        uid = self._vertex.id
+        step, source = self._job.step(uid), copy.copy(self._job.logic(uid))
+        assert isinstance(source, Source)
+        emitters[uid] = Emitter(uid, step.schema)
+        return SourceReader(uid, source, step.event_time, self._subtask, outside.now_us, emitters[uid].emit)
+
+    @property
+    def _first(self) -> Member:
+        if self._head is None:
+            raise InvalidInput(f"vertex {self._vertex.id!r} begins with a source, which has no inputs")
+        return self._head
+
+    @property
+    def _source(self) -> SourceReader:
+        if self._reader is None:
+            raise InvalidInput(f"vertex {self._vertex.id!r} begins with an operator and reads no source")
+        return self._reader
+
+    def open(self, restored: Mapping[str, Mapping[str, ReadTask]] | None) -> None:
+        """Restore states and begin. ``restored``: by uid and state, what ``Checkpoint.restore`` gives; None on a first run.
+
+        States of the runtime's other parts may be among them. An operator that is missing from it is new.
+        """
+        restored = restored or {}
+        splits = restored.get(self._vertex.id, {}).get(SPLITS)
+        if self._reader is not None and splits is not None:
+            self._reader.restore(splits.table())
+        for uid, member in self._members.items():
+            member.open(restored.get(uid, {}))
+
+    # Data, time, ends ----------------------------------------------------------------------------------------------------
+
+    def process(self, edge_id: str, batch: pa.RecordBatch) -> None:
+        """Process a batch of an edge into the chain, of feedback too."""
+        self._first.process(batch, self._input_of[edge_id])
+
+    def advance_watermark(self, timestamp: int) -> None:
+        """Time has come to ``timestamp`` (µs): fire the timers up to it, operator by operator."""
+        for member in self._members.values():
+            member.advance_watermark(timestamp)
+
+    def end_input(self, input: int) -> None:
+        """An input of the first operator has ended."""
+        self._first.end_input(input)
+
+    def finish(self) -> None:
+        """End every operator, first to last; the inner ones' input ends when the one before has finished."""
+        for member in self._members.values():
+            if member is not self._head:
+                member.end_input(0)
+            member.finish()
+
+    def receive(self, uid: str, message: bytes) -> None:
+        """Give an operator a message of its coordinator."""
+        if uid not in self._members:
+            raise InvalidInput(
+                f"vertex {self._vertex.id!r} runs no operator {uid!r} that takes messages; it runs "
+                f"{', '.join(self._members) or 'none'}",
+                kind=ErrorKind.UNKNOWN_OPERATOR,
+            )
+        self._members[uid].receive(message)
+
+    # Sources -------------------------------------------------------------------------------------------------------------
+
+    def read(self) -> Reading:
+        """Read one chunk of one split that is held, and let the chain process it."""
+        return self._source.read()
+
+    def give(self, split: Split | NoSplit) -> None:
+        """Take what the enumerator answered."""
+        self._source.give(split)
+
+    # Snapshots -----------------------------------------------------------------------------------------------------------
+
+    def snapshot(self, command: events.Snapshot, context: WriteContext) -> OpenSnapshot:
+        """Write the states of every operator, as of now; what is then logged into it, and :meth:`OpenSnapshot.close`, end it.
+
+        Whatever is raised, the activation goes on as it was: what sinks have prepared is part of the next snapshot.
+        """
+        number, finishing = command.barrier.number, command.finishing
+        prepared = Prepared(context.checkpoint_id, context.attempt_id)
+        writers = {uid: context.subtask(uid, self._subtask, finishing=finishing) for uid in self._vertex.operators}
+        if self._reader is not None and not finishing:
+            self._write_splits(self._reader, writers[self._vertex.id])
+        for uid, member in self._members.items():
+            progress = None if finishing else self._progress(member, command)
+            member.snapshot(writers[uid], number, prepared, progress)
+        self._taken.add(number)
+        edges = () if finishing else (*self._vertex.inputs, *self._vertex.feedback)
+        return OpenSnapshot(list(writers.values()), [edge for edge in edges if self._job.logged(edge)])
+
+    def _write_splits(self, reader: SourceReader, writer: SnapshotWriter) -> None:
+        rows = reader.rows()
+        if rows.num_rows:
+            writer.write(SPLITS, rows)
+        else:
+            writer.empty(SPLITS)
+
+    def _progress(self, member: Member, command: events.Snapshot) -> pa.Table:
+        """Per input: how far event time has come, and whether it has ended; for inner members as for the whole chain."""
+        if member is self._head:
+            rows = [
+                (edge.id, command.watermarks.get(edge.id, events.MIN_WATERMARK), command.ended.get(edge.id, False))
+                for edge in self._vertex.inputs
+            ]
+        else:
+            # A source that has ended takes no snapshot but a finishing one.
+            ended = self._head is not None and all(command.ended.get(edge.id, False) for edge in self._vertex.inputs)
+            rows = [(edge.id, member.watermark, ended) for edge in self._job.graph.inputs(member.uid)]
+        columns = zip(*rows, strict=True)
+        return pa.table(
+            [pa.array(list(column), field.type) for column, field in zip(columns, _PROGRESS_SCHEMA, strict=True)],
+            schema=_PROGRESS_SCHEMA,
+        )
+
+    def notify_complete(self, number: int) -> None:
+        """The checkpoint of a barrier is published and its sinks have committed. Nothing for a barrier without a snapshot."""
+        if number not in self._taken:
+            return
+        newest = number == max(self._taken)
+        self._taken = {taken for taken in self._taken if taken > number}
+        for member in self._members.values():
+            member.complete(number, newest=newest)
+
+    def notify_aborted(self, number: int) -> None:
+        """The checkpoints of barriers up to this one will never be. What sinks prepared for them waits for the next."""
+        self._taken = {taken for taken in self._taken if taken > number}
+
+    def close(self) -> None:
+        """Release what operators and readers hold, of all of them; raises the first failure."""
+        closes = [member.close for member in self._members.values()]
+        if self._reader is not None:
+            closes.insert(0, self._reader.close)
+        failures = []
+        for close in closes:
+            try:
+                close()
+            except Exception as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+
+__all__ = ["Activation", "OpenSnapshot", "Outside", "Reading", "in_flight_batches"]

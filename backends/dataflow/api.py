@@ -1,0 +1,278 @@
+"""What users write: dataflows of sources, operators and sinks.
+
+A job reads like its description::
+
+    flow = Dataflow("flights")
+    planes = flow.source(ParquetSource("planes/"), uid="planes")
+    flights = flow.source(ParquetSource("flights/"), uid="flights", event_time="departed_at")
+    delays = flights.key_by("tailnum").apply(Aggregate(...), uid="delays")
+    delays.apply(FileSink("out/"), uid="out")
+
+Operators see Arrow record batches. An object given to a dataflow is a prototype: every subtask works on its own shallow copy,
+made before :meth:`Operator.open`, so whatever changes is made in ``open``. A hook that emits returns batches: None, one batch, or
+an iterable (a generator is usual). ``docs/dataflow.md`` tells what may be lost of a finished subtask, and where to keep what
+must not be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+
+from backends.dataflow.operator_api import (
+    Operator,
+    OperatorContext,
+    OperatorCoordinator,
+    Output,
+    Prepared,
+    Sender,
+    TwoPhaseCommitSink,
+)
+from backends.dataflow.source_api import (
+    Chunk,
+    NoSplit,
+    ReaderContext,
+    Source,
+    Split,
+    SplitEnumerator,
+)
+from stateformat.declare import Columns, as_schema
+from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.model import Partitioner
+
+
+@dataclass(frozen=True)
+class EventTime:
+    """The column (timestamp[us] or int64 µs) with the event time, and by how much records may be out of order."""
+
+    column: str
+    out_of_order_us: int = 0
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input of a step: where it comes from and how records choose their channel; no partitioner: forward where the
+    parallelism is the same, else rebalance.
+    """
+
+    source: str | Loop
+    schema: pa.Schema
+    partitioner: Partitioner | None = None
+    key_columns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """A source or operator with its place in a dataflow."""
+
+    uid: str
+    logic: Source | Operator
+    inputs: tuple[Input, ...]
+    schema: pa.Schema
+    name: str = ""
+    parallelism: int | None = None
+    max_parallelism: int | None = None
+    chain: bool = True
+    event_time: EventTime | None = None
+
+
+class Loop:
+    """The end of a feedback edge that is known before its begin. :meth:`close` says where it begins.
+
+    As an input it is the last of the step that it enters, the head of the loop. Watermarks and ends do not travel on it.
+    """
+
+    def __init__(self, flow: Dataflow, schema: pa.Schema) -> None:
+        self._flow = flow
+        self.schema = schema
+        self.tail: str | None = None
+
+    def _stream(self, partitioner: Partitioner | None = None, key_columns: tuple[str, ...] = ()) -> Stream:
+        return Stream(self._flow, Input(self, self.schema, partitioner, key_columns))
+
+    def stream(self) -> Stream:
+        """The records that are fed back, as an input of the head."""
+        return self._stream()
+
+    def key_by(self, *columns: str) -> Stream:
+        """The same, by key."""
+        return self.stream().key_by(*columns)
+
+    def rebalance(self) -> Stream:
+        """The same, in turn."""
+        return self.stream().rebalance()
+
+    def close(self, tail: Stream) -> None:
+        """What ``tail`` emits is fed back."""
+        if self.tail is not None:
+            raise InvalidInput(f"the loop is closed by {self.tail!r} already; make a loop of its own for each tail")
+        if isinstance(tail.input.source, Loop):
+            raise InvalidInput("a loop cannot be closed by a loop; give the output of an operator")
+        if tail.input.schema != self.schema:
+            raise InvalidInput(
+                f"the loop was opened with columns {self.schema.names} and {tail.input.source!r} emits "
+                f"{tail.input.schema.names}, or of other types; they must be the same",
+                kind=ErrorKind.SCHEMA_MISMATCH,
+            )
+        self.tail = tail.input.source
+
+
+class Dataflow:
+    """A job: steps, and how records go between them. ``parallelism`` is that of every step that says no other."""
+
+    def __init__(self, job_id: str, *, parallelism: int = 1, name: str = "") -> None:
+        if not job_id:
+            raise InvalidInput("the job id is empty; a store belongs to one job, by its id")
+        self.job_id = job_id
+        self.name = name
+        self.parallelism = parallelism
+        self.steps: dict[str, Step] = {}
+
+    def source(
+        self,
+        source: Source,
+        *,
+        uid: str,
+        name: str = "",
+        parallelism: int | None = None,
+        event_time: EventTime | str | None = None,
+    ) -> Stream:
+        """Read a source. With ``event_time``, its readers emit watermarks."""
+        timed = EventTime(event_time) if isinstance(event_time, str) else event_time
+        if timed is not None and timed.column not in source.schema.names:
+            raise InvalidInput(
+                f"source {uid!r} has no column {timed.column!r}; it has {', '.join(source.schema.names)}"
+            )
+        step = Step(uid, source, (), source.schema, name=name, parallelism=parallelism, event_time=timed)
+        return self._add(step)
+
+    def apply(
+        self,
+        operator: Operator,
+        *inputs: Stream,
+        uid: str,
+        name: str = "",
+        parallelism: int | None = None,
+        max_parallelism: int | None = None,
+        chain: bool = True,
+    ) -> Stream:
+        """Apply an operator to its inputs, in order. ``chain`` False: it runs in a task of its own, or as the first of one."""
+        if not inputs:
+            raise InvalidInput(f"operator {uid!r} has no input; give at least one stream")
+        for stream in inputs:
+            if stream.flow is not self:
+                raise InvalidInput(
+                    f"an input of {uid!r} belongs to dataflow {stream.flow.job_id!r}, not to {self.job_id!r}"
+                )
+        schema = operator.output_schema(*(stream.schema for stream in inputs))
+        return self._add(
+            Step(
+                uid,
+                operator,
+                tuple(stream.input for stream in inputs),
+                schema,
+                name=name,
+                parallelism=parallelism,
+                max_parallelism=max_parallelism,
+                chain=chain,
+            )
+        )
+
+    def loop(self, schema: Columns) -> Loop:
+        """Open a loop through which records of this schema are fed back."""
+        return Loop(self, as_schema(schema))
+
+    def _add(self, step: Step) -> Stream:
+        if not step.uid:
+            raise InvalidInput("the uid of a step is empty; it names its state for ever, so choose it with care")
+        if step.uid in self.steps:
+            raise InvalidInput(f"two steps have the uid {step.uid!r}; each needs its own, for its state is found by it")
+        self.steps[step.uid] = step
+        return Stream(self, Input(step.uid, step.schema))
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What a step emits, and how it reaches the next one. Immutable: every method gives another stream."""
+
+    flow: Dataflow = field(repr=False)
+    input: Input
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the records."""
+        return self.input.schema
+
+    def key_by(self, *columns: str) -> Stream:
+        """Records of one key go to one subtask: the one that owns its key group."""
+        missing = [column for column in columns if column not in self.schema.names]
+        if missing or not columns:
+            raise InvalidInput(
+                f"cannot key {self.input.source!r} by {list(columns)}; its columns are {', '.join(self.schema.names)}"
+            )
+        return self._with(Partitioner.HASH, columns)
+
+    def rebalance(self) -> Stream:
+        """Batches go to all subtasks in turn."""
+        return self._with(Partitioner.REBALANCE)
+
+    def rescale(self) -> Stream:
+        """Batches go in turn to the few subtasks that are near."""
+        return self._with(Partitioner.RESCALE)
+
+    def forward(self) -> Stream:
+        """Records stay in their subtask; both sides have the same parallelism."""
+        return self._with(Partitioner.FORWARD)
+
+    def broadcast(self) -> Stream:
+        """Every record goes to every subtask."""
+        return self._with(Partitioner.BROADCAST)
+
+    def apply(
+        self,
+        operator: Operator,
+        *others: Stream,
+        uid: str,
+        name: str = "",
+        parallelism: int | None = None,
+        max_parallelism: int | None = None,
+        chain: bool = True,
+    ) -> Stream:
+        """Apply an operator to this stream, its input 0, and others."""
+        return self.flow.apply(
+            operator,
+            self,
+            *others,
+            uid=uid,
+            name=name,
+            parallelism=parallelism,
+            max_parallelism=max_parallelism,
+            chain=chain,
+        )
+
+    def _with(self, partitioner: Partitioner, key_columns: tuple[str, ...] = ()) -> Stream:
+        return Stream(self.flow, replace(self.input, partitioner=partitioner, key_columns=key_columns))
+
+
+__all__ = [
+    "Chunk",
+    "Dataflow",
+    "EventTime",
+    "Input",
+    "Loop",
+    "NoSplit",
+    "Operator",
+    "OperatorContext",
+    "OperatorCoordinator",
+    "Output",
+    "Prepared",
+    "ReaderContext",
+    "Sender",
+    "Source",
+    "Split",
+    "SplitEnumerator",
+    "Step",
+    "Stream",
+    "TwoPhaseCommitSink",
+]

@@ -1,0 +1,60 @@
+"""What a two-phase-commit sink has prepared and nobody has said to be committed, in one subtask.
+
+Every snapshot holds all of it, each row under the checkpoint and attempt that it was prepared under: whichever checkpoint is
+published, it carries whatever no earlier one did. Completion of a snapshot lets go of what that snapshot held.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from backends.dataflow.api import Prepared
+from stateformat.declare import Columns, as_schema
+from stateformat.errors import InvalidState
+
+
+class Committables:
+    """The outstanding committables of one subtask of a sink, oldest first."""
+
+    def __init__(self, uid: str, columns: Columns) -> None:
+        self._uid = uid
+        self._schema = as_schema(columns)
+        self._outstanding: list[tuple[int, pa.Table]] = []
+
+    def add(self, number: int, prepared: Prepared, rows: pa.Table | pa.RecordBatch | None) -> None:
+        """Keep what ``prepare_commit`` returned in the snapshot of a barrier. ``InvalidState`` for columns not declared."""
+        if rows is None:
+            return
+        if not isinstance(rows, pa.Table | pa.RecordBatch):
+            raise InvalidState(
+                f"prepare_commit of {self._uid!r} returned {type(rows).__name__}; it returns a table, a record batch or None"
+            )
+        table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+        if sorted(table.column_names) != sorted(self._schema.names):
+            raise InvalidState(
+                f"prepare_commit of {self._uid!r} returned columns {table.column_names}; its committable_columns are "
+                f"{self._schema.names}"
+            )
+        try:
+            table = table.select(self._schema.names).cast(self._schema)
+        except (pa.ArrowException, ValueError) as error:
+            raise InvalidState(
+                f"prepare_commit of {self._uid!r} returned other types than declared: {error}"
+            ) from error
+        if table.num_rows:
+            ids = pa.repeat(pa.scalar(prepared.checkpoint_id, pa.int64()), table.num_rows)
+            attempts = pa.repeat(pa.scalar(prepared.attempt_id, pa.string()), table.num_rows)
+            table = table.append_column("_checkpoint_id", ids).append_column("_attempt_id", attempts)
+            self._outstanding.append((number, table))
+
+    def rows(self) -> pa.Table | None:
+        """All of it, with ``_checkpoint_id`` and ``_attempt_id`` behind the declared columns; None where there is nothing."""
+        tables = [table for _, table in self._outstanding]
+        return pa.concat_tables(tables) if tables else None
+
+    def complete(self, number: int) -> None:
+        """The snapshot of a barrier has been published and committed: forget what it held."""
+        self._outstanding = [(when, table) for when, table in self._outstanding if when > number]
+
+
+__all__ = ["Committables"]

@@ -1,0 +1,201 @@
+"""Which states the operators of a dataflow have: what users declare, and what the runtime keeps of its own.
+
+======================  ============  =====================================================================================
+of                      name          what
+======================  ============  =====================================================================================
+source                  `splits`      even split: ``split_id`` utf8, ``payload`` binary, ``position`` int64, ``watermark`` int64 (nullable)
+source                  `enumerator`  coordinator: the enumerator's columns
+operator with inputs    `progress`    progress, one row per edge
+with a coordinator      `coordinator` its columns, then ``message_from`` int32 and ``message`` binary, which are null in rows of its own
+two-phase-commit sink   `committables` its ``committable_columns``
+edge                    `in-flight …` the edge's columns, those of its key first: feedback edges, and hash and rebalance when unaligned
+======================  ============  =====================================================================================
+
+A program declares its states anew each time it is started, and field ids follow names (SPEC.md section 5.7). So whoever
+restores gives the record of the checkpoint as ``previous``: without it a column that was put before another would be taken for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+import pyarrow as pa
+
+import stateformat as sf
+from backends.dataflow.api import Dataflow, Operator, Source, Step, TwoPhaseCommitSink
+from stateformat.declare import as_schema
+from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.evolution import evolve
+from stateformat.model import Edge, Field, FieldType, JobGraph, Mode, Partitioner, Record, State
+from stateformat.schema import arrow_type, children, make_fields
+
+SPLITS: Final = "splits"
+ENUMERATOR: Final = "enumerator"
+PROGRESS: Final = "progress"
+COORDINATOR: Final = "coordinator"
+COMMITTABLES: Final = "committables"
+IN_FLIGHT: Final = "in-flight "
+"""What the name of an edge's in-flight state begins with; the id of the edge follows."""
+
+SPLITS_SCHEMA: Final = pa.schema(
+    [
+        pa.field("split_id", pa.string(), nullable=False),
+        pa.field("payload", pa.binary(), nullable=False),
+        pa.field("position", pa.int64(), nullable=False),
+        pa.field("watermark", pa.int64()),
+    ]
+)
+"""The splits that a reader holds, each with where it is read next and the event time (µs) that it has come to."""
+
+MESSAGE_SCHEMA: Final = pa.schema([pa.field("message_from", pa.int32()), pa.field("message", pa.binary())])
+"""Behind a coordinator's own columns: messages of subtasks that were under way, one a row."""
+
+_RESERVED: Final = (SPLITS, ENUMERATOR, PROGRESS, COORDINATOR, COMMITTABLES)
+
+
+def in_flight_name(edge_id: str) -> str:
+    """The name of the in-flight state of an edge."""
+    return IN_FLIGHT + edge_id
+
+
+def may_overtake(edge: Edge, *, unaligned: bool) -> bool:
+    """Whether barriers overtake the records of an edge."""
+    return unaligned and not edge.feedback and edge.partitioner in (Partitioner.HASH, Partitioner.REBALANCE)
+
+
+def states_of(flow: Dataflow, graph: JobGraph, *, unaligned: bool, previous: Record | None = None) -> tuple[State, ...]:
+    """Every state of a dataflow, in order of its steps. ``graph`` is that of ``graph_of``, or a plan's topology.
+
+    ``previous``: the record of the checkpoint that is restored; a state that it has goes on from there, its fields matched
+    by name. Raises ``InvalidInput`` for states that contradict each other or their edges, ``InvalidState`` for
+    one that cannot evolve.
+    """
+    saved = previous.by_state if previous is not None else {}
+    found: dict[tuple[str, str], State] = {}
+    for step in flow.steps.values():
+        edges = [edge for edge in graph.edges if edge.target == step.uid]
+        for state in _declared(step, edges, unaligned=unaligned):
+            key = (state.operator, state.name)
+            if key in found:
+                raise InvalidInput(f"operator {step.uid!r} declares two states named {state.name!r}; rename one")
+            found[key] = _evolved(state, saved.get(key))
+    return tuple(found.values())
+
+
+def _declared(step: Step, edges: list[Edge], *, unaligned: bool) -> Iterator[State]:
+    uid, logic = step.uid, step.logic
+    if isinstance(logic, Source):
+        yield sf.even_split_state(uid, SPLITS, columns=SPLITS_SCHEMA)
+        yield sf.coordinator_state(uid, ENUMERATOR, columns=logic.enumerator().columns)
+        return
+    for state in _own(step, logic):
+        if state.mode is Mode.KEYED:
+            _check_keys(state, step, edges)
+        yield state
+    yield sf.progress_state(uid, PROGRESS)
+    coordinator = logic.coordinator()
+    if coordinator is not None:
+        yield sf.coordinator_state(uid, COORDINATOR, columns=_with_messages(uid, as_schema(coordinator.columns)))
+    if isinstance(logic, TwoPhaseCommitSink):
+        yield sf.committables_state(uid, COMMITTABLES, columns=logic.committable_columns)
+    for edge in edges:
+        if edge.feedback or may_overtake(edge, unaligned=unaligned):
+            yield _in_flight(edge, step.inputs[edge.input].schema)
+
+
+def _own(step: Step, logic: Operator) -> Iterator[State]:
+    for descriptor in logic.states(*(item.schema for item in step.inputs)):
+        if descriptor.name in _RESERVED or descriptor.name.startswith(IN_FLIGHT):
+            raise InvalidInput(
+                f"state {descriptor.name!r} of operator {step.uid!r} has a name of the runtime's own ({', '.join(_RESERVED)}, "
+                f"and those that begin with {IN_FLIGHT!r}); rename it"
+            )
+        yield descriptor.declare(step.uid)
+
+
+def _with_messages(uid: str, columns: pa.Schema) -> pa.Schema:
+    taken = sorted({*columns.names} & {*MESSAGE_SCHEMA.names})
+    if taken:
+        raise InvalidInput(f"the coordinator of {uid!r} has columns {taken}, in which messages are kept; rename them")
+    # Rows with a message hold null in the coordinator's own columns.
+    return pa.schema([*(item.with_nullable(True) for item in columns), *MESSAGE_SCHEMA])
+
+
+def _in_flight(edge: Edge, schema: pa.Schema) -> State:
+    wrong = [name for name in schema.names if name.startswith("_")]
+    why = "is a feedback edge" if edge.feedback else f"is a {edge.partitioner} edge of an unaligned job"
+    what = f"records of edge {edge.id!r}, which {why}, may become part of a checkpoint"
+    if wrong:
+        raise InvalidInput(f"{what}; their columns {wrong} begin with '_', as the format's own do: rename them")
+    keys = pa.schema([schema.field(name) for name in edge.key_columns])
+    rest = pa.schema([item for item in schema if item.name not in edge.key_columns])
+    try:
+        return sf.in_flight_state(edge.target, in_flight_name(edge.id), edge=edge.id, columns=rest, keys=keys)
+    except InvalidInput as error:
+        raise InvalidInput(f"{what}: {error}", kind=error.kind, edge=edge.id) from error
+
+
+def _check_keys(state: State, step: Step, edges: Iterable[Edge]) -> None:
+    """Keyed state must be keyed as the records come: by columns of the same types in the same order."""
+    hashed = [edge for edge in edges if edge.partitioner is Partitioner.HASH]
+    if not hashed:
+        raise InvalidInput(
+            f"operator {step.uid!r} declares keyed state {state.name!r}, but none of its inputs is keyed, so the records of a "
+            "key may be in any subtask; call key_by on the stream before it",
+            operator=step.uid,
+        )
+    own = [item.type for item in state.current.fields if item.name in state.key_columns]
+    for edge in hashed:
+        schema = step.inputs[edge.input].schema
+        keys = pa.schema([schema.field(name) for name in edge.key_columns])
+        if _key_types(keys) != own:
+            wanted = [str(arrow_type(kind)) for kind in own]
+            raise InvalidInput(
+                f"keyed state {state.name!r} of operator {step.uid!r} has keys {list(state.key_columns)} of types {wanted}, and "
+                f"input {edge.input} is keyed by {keys.names} of types {[str(item.type) for item in keys]}; they hash apart, so "
+                "declare the state with the types of the input, or cast the columns of the input",
+                kind=ErrorKind.SCHEMA_MISMATCH,
+                operator=step.uid,
+            )
+
+
+def _key_types(keys: pa.Schema) -> list[FieldType]:
+    # Under other names than in the state; ids are given alike, since keys come first there.
+    return [item.type for item in make_fields(keys, defaults={})[0]]
+
+
+def _evolved(state: State, saved: State | None) -> State:
+    """The state as what has become of the saved one. Where it is another sort of state, planning refuses it."""
+    if saved is None:
+        return state
+    shape = (state.mode, state.kind, state.key_columns, state.edge)
+    if (saved.mode, saved.kind, saved.key_columns, saved.edge) != shape:
+        return state
+    return evolve(saved, pa.schema([_arrow(item) for item in state.current.fields]))
+
+
+def _arrow(item: Field) -> pa.Field:
+    """The field as it was declared, nullable or not, nested ones too."""
+    inner = [_arrow(child) for child in children(item)]
+    kind: Mapping[str, pa.DataType | None] = {
+        "struct": pa.struct(inner) if inner else None,
+        "list": pa.list_(inner[0]) if inner else None,
+        "map": pa.map_(*inner) if len(inner) == 2 else None,
+    }
+    dtype = arrow_type(item.type) if isinstance(item.type, str) else kind[item.type[0]]
+    return pa.field(item.name, dtype, nullable=item.nullable)
+
+
+__all__ = [
+    "COMMITTABLES",
+    "COORDINATOR",
+    "ENUMERATOR",
+    "MESSAGE_SCHEMA",
+    "PROGRESS",
+    "SPLITS",
+    "SPLITS_SCHEMA",
+    "in_flight_name",
+    "may_overtake",
+    "states_of",
+]

@@ -1,0 +1,110 @@
+"""The loop buffer of a head: what is fed back between a checkpoint's barrier and its return.
+
+Theory of operation. A feedback channel is no input for alignment, watermarks or ends. What is on its way round when a head takes
+its snapshot would be in nobody's state, so the head logs each feedback channel from its own snapshot until *that channel's*
+barrier. Records are processed as ever while they are logged. Four rules:
+
+1. A channel may bring the barrier *before* the head has taken its snapshot, where another head of the loop was faster. What
+   follows it belongs behind the snapshot, so the channel is blocked until then. That cannot last: nothing that leads to the
+   snapshot goes over a feedback channel.
+2. *Quiet*: nothing was logged for this barrier, and nothing was forwarded from feedback since the barrier before (replayed
+   records count as forwarded). All heads of a loop quiet at one aligned barrier: nothing is left to turn.
+3. While a stop without drain is pending, records are logged and *held*: processed if the stop is aborted, else they are in the log.
+4. Channels that have ended are not waited for. A head whose logic has ended logs nothing and blocks nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+from backends.dataflow.events import Barrier, Channel, LogRecords, Process, Purpose, TaskCommand
+
+
+class LoopBuffer:
+    """The feedback channels of one head. Without any, it is always whole and always quiet."""
+
+    def __init__(self, channels: Iterable[Channel], *, replayed: bool) -> None:
+        self._open = dict.fromkeys(channels)
+        self._ahead: dict[Channel, int] = {}
+        self._logging: set[Channel] = set()
+        self._held: list[TaskCommand] = []
+        self._number = -1
+        self._writes = False
+        self._forwarded = replayed
+        self._logged = False
+        self._was_forwarded = False
+        self._over = False
+
+    @property
+    def blocked(self) -> Iterable[Channel]:
+        """Channels that have brought a barrier before the head's own snapshot."""
+        return self._ahead.keys()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every channel has brought the barrier back, or ended."""
+        return not self._logging
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the loop did nothing from the barrier before to the return of this one."""
+        return not self._logged and not self._was_forwarded
+
+    def expects_barrier(self, channel: Channel) -> bool:
+        """Whether the barrier has still to come back on this channel."""
+        return channel in self._logging
+
+    def begin(self, barrier: Barrier) -> None:
+        """The head takes its snapshot (or, in a round, passes the barrier on)."""
+        self._number = barrier.number
+        self._writes = barrier.purpose is not Purpose.ROUND
+        self._was_forwarded, self._forwarded, self._logged = self._forwarded, False, False
+        self._logging = {channel for channel in self._open if self._ahead.get(channel) != barrier.number}
+        self._release(barrier.number)
+
+    def receive(self, channel: Channel, batch: pa.RecordBatch, *, hold: bool) -> list[TaskCommand]:
+        """Records were fed back. ``hold``: log them only."""
+        commands: list[TaskCommand] = []
+        if channel in self._logging:
+            self._logged = True
+            if self._writes:
+                commands.append(LogRecords(channel, batch))
+        if hold:
+            self._held.append(Process(channel, batch))
+        else:
+            self._forwarded = True
+            commands.append(Process(channel, batch))
+        return commands
+
+    def barrier(self, channel: Channel, number: int, *, passed: int) -> None:
+        """A barrier came back. ``passed``: numbers up to this one mean nothing any more."""
+        if number == self._number:
+            self._logging.discard(channel)
+        elif number > max(self._number, passed) and not self._over:
+            self._ahead[channel] = number
+
+    def end(self, channel: Channel) -> None:
+        """A channel has ended."""
+        self._open.pop(channel, None)
+        self._logging.discard(channel)
+
+    def abort(self, number: int) -> list[TaskCommand]:
+        """Numbers up to this one are void. Returns what was held, to be processed now."""
+        self._release(number)
+        if self._number > number:
+            return []
+        self._logging.clear()
+        held, self._held = self._held, []
+        self._forwarded = self._forwarded or bool(held)
+        return held
+
+    def close(self) -> None:
+        """The logic of the head has ended."""
+        self._over = True
+        self._ahead.clear()
+        self._logging.clear()
+
+    def _release(self, number: int) -> None:
+        self._ahead = {channel: ahead for channel, ahead in self._ahead.items() if ahead > number}

@@ -1,0 +1,264 @@
+"""One operator of a chain, in one subtask: calls its hooks, fires its timers, keeps its states, sends on what it emits."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from backends.dataflow.api import Operator, Prepared, TwoPhaseCommitSink
+from backends.dataflow.committables import Committables
+from backends.dataflow.compile import Job
+from backends.dataflow.events import MAX_WATERMARK, MIN_WATERMARK
+from backends.dataflow.failures import Guard
+from backends.dataflow.flow_states import COMMITTABLES, PROGRESS
+from backends.state import Entries, KeyedList, KeyedMap, KeyedValue, SubtaskStates, TimerSet
+from stateformat import model
+from stateformat.errors import ErrorKind, InvalidInput, InvalidState
+from stateformat.model import Kind
+from stateformat.snapshot import SnapshotWriter
+
+if TYPE_CHECKING:
+    from stateformat.checkpoint import ReadTask
+
+TIMER_ROUNDS_MAX: Final = 1000
+"""Rounds of timers that set timers that are due. Before the end of time those that let time go on are not counted."""
+
+_END: Final = object()
+
+Target = Callable[[pa.RecordBatch], None]
+
+
+class Emitter:
+    """Where the batches of one source or operator go: to inner members and into edges, in order of the graph's edges."""
+
+    def __init__(self, uid: str, schema: pa.Schema) -> None:
+        self.targets: list[Target] = []
+        self.ended = False
+        self._uid = uid
+        self._schema = schema
+
+    def emit(self, batch: pa.RecordBatch) -> None:
+        """Send a batch on. Empty ones are dropped. ``InvalidState``, the operator's fault: it is no batch of the declared schema,
+        or comes after ``finish``.
+        """
+        if not isinstance(batch, pa.RecordBatch):
+            raise InvalidState(f"{self._uid!r} emitted {type(batch).__name__}; it emits record batches")
+        if not batch.num_rows:
+            return
+        if self.ended:
+            raise InvalidState(
+                f"operator {self._uid!r} emitted {batch.num_rows} rows after finish; emit what is left in finish",
+                kind=ErrorKind.STATUS_CONTRADICTION,
+            )
+        if not batch.schema.equals(self._schema):
+            batch = self._declared(batch)
+        for target in self.targets:
+            target(batch)
+
+    def _declared(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        # Whether a column may be null is often said in the declaration alone.
+        schema = batch.schema
+        if (schema.names, schema.types) != (self._schema.names, self._schema.types):
+            raise InvalidState(
+                f"{self._uid!r} emitted columns {_told(schema)}; it declares {_told(self._schema)}",
+                kind=ErrorKind.SCHEMA_MISMATCH,
+            )
+        return pa.RecordBatch.from_arrays(batch.columns, schema=self._schema)
+
+
+def _told(schema: pa.Schema) -> str:
+    return ", ".join(f"{item.name} {item.type}" for item in schema) or "none"
+
+
+class _Context:
+    """What an operator may ask (``api.OperatorContext``)."""
+
+    def __init__(
+        self, member: Member, operator: model.Operator, subtask: int, send: Callable[[str, bytes], None]
+    ) -> None:
+        self._member = member
+        self._operator = operator
+        self._send = send
+        self.subtask = subtask
+        self.uid: str = operator.uid
+        self.parallelism = operator.parallelism
+        self.max_parallelism: int = operator.max_parallelism or 0
+
+    @property
+    def restored(self) -> bool:
+        return self._member.restored
+
+    @property
+    def watermark(self) -> int:
+        return self._member.watermark
+
+    def value_state(self, name: str) -> KeyedValue:
+        return self._member.states.value(name)
+
+    def map_state(self, name: str) -> KeyedMap:
+        return self._member.states.map(name)
+
+    def list_state(self, name: str) -> KeyedList:
+        return self._member.states.list(name)
+
+    def timers(self, name: str) -> TimerSet:
+        return self._member.states.timers(name)
+
+    def entries(self, name: str) -> Entries:
+        return self._member.states.entries(name)
+
+    def send_to_coordinator(self, message: bytes) -> None:
+        if not self._operator.coordinator:
+            raise InvalidInput(
+                f"operator {self.uid!r} has no coordinator to send to; give it one (Operator.coordinator)"
+            )
+        self._send(self.uid, message)
+
+
+class Member:
+    """An operator's copy and all that belongs to it. ``watermark`` is how far event time has come for it."""
+
+    def __init__(self, job: Job, uid: str, subtask: int, send: Callable[[str, bytes], None]) -> None:
+        prototype = job.logic(uid)
+        assert isinstance(prototype, Operator)
+        operator = job.graph.operator(uid)
+        self.uid = uid
+        self.logic: Operator = copy.copy(prototype)
+        self.watermark = MIN_WATERMARK
+        self.restored = False
+        self.emitter = Emitter(uid, job.step(uid).schema)
+        self.states = SubtaskStates(operator, subtask, job.states_of(uid))
+        self._inputs = tuple(edge.id for edge in job.graph.inputs(uid))
+        self._fed_back = any(edge.feedback and edge.target == uid for edge in job.graph.edges)
+        self._context = _Context(self, operator, subtask, send)
+        self._guard = Guard(uid, subtask)
+        self._timers = [
+            (state.name, self.states.timers(state.name)) for state in job.states_of(uid) if state.kind is Kind.TIMERS
+        ]
+        self._committables: Committables | None = None
+        if isinstance(self.logic, TwoPhaseCommitSink):
+            self._committables = Committables(uid, self.logic.committable_columns)
+
+    def open(self, tasks: Mapping[str, ReadTask]) -> None:
+        """Restore states, and let the operator begin."""
+        self.restored = bool(tasks)
+        self.states.restore(tasks)
+        if PROGRESS in tasks:
+            self.watermark = self._restored_watermark(tasks[PROGRESS].table())
+        self._call("open", self._context)
+
+    def _restored_watermark(self, rows: pa.Table) -> int:
+        found = dict(zip(rows["_edge"].to_pylist(), rows["_watermark"].to_pylist(), strict=True))
+        watermark = min(found.get(edge, MIN_WATERMARK) for edge in self._inputs)
+        # A loop head holds the end of time back while its loop turns.
+        return MIN_WATERMARK if self._fed_back and watermark == MAX_WATERMARK else watermark
+
+    # What comes in -------------------------------------------------------------------------------------------------------
+
+    def process(self, batch: pa.RecordBatch, input: int = 0) -> None:
+        """Let it process a batch."""
+        self._run("process", batch, input)
+
+    def receive(self, message: bytes) -> None:
+        """Give it a message of its coordinator."""
+        self._run("receive", message)
+
+    def end_input(self, input: int) -> None:
+        """Tell it that an input has ended."""
+        self._run("end_input", input)
+
+    def finish(self) -> None:
+        """Let it end; nothing may be emitted afterwards."""
+        self._deliver("finish", self._call("finish"))
+        self.emitter.ended = True
+
+    def advance_watermark(self, timestamp: int) -> None:
+        """Time has come to ``timestamp``: fire what is due, and what that sets and is due. Time never goes back."""
+        self.watermark = max(self.watermark, timestamp)
+        self._fire()
+
+    def _run(self, hook: str, *arguments: Any) -> None:
+        self._deliver(hook, self._call(hook, *arguments))
+        if self.watermark == MAX_WATERMARK and not self.emitter.ended:
+            # No watermark comes behind the end of time, so what is set now would never fire.
+            self._fire()
+
+    def _fire(self) -> None:
+        rounds, earliest = 0, MIN_WATERMARK - 1
+        while self._timers:
+            first = None
+            for name, timers in self._timers:
+                batch = timers.due(self.watermark)
+                if batch is not None:
+                    time = batch.column("_timestamp")[0].as_py()
+                    first = time if first is None else min(first, time)
+                    self._deliver("on_timer", self._call("on_timer", batch, name))
+            if first is None:
+                return
+            rounds = 1 if first > earliest and self.watermark != MAX_WATERMARK else rounds + 1
+            earliest = max(first, earliest)
+            if rounds > TIMER_ROUNDS_MAX:
+                raise InvalidState(
+                    f"timers of operator {self.uid!r} have set timers that were due for {TIMER_ROUNDS_MAX} rounds, at watermark "
+                    f"{self.watermark}; a timer that is set again and again never lets time end: stop at context.watermark",
+                    kind=ErrorKind.LIMIT_EXCEEDED,
+                    operator=self.uid,
+                )
+
+    def _call(self, hook: str, *arguments: Any) -> Any:
+        with self._guard(hook):
+            return getattr(self.logic, hook)(*arguments)
+
+    def _deliver(self, hook: str, output: Any) -> None:
+        """Send on what a hook returned, each batch before the next one is asked for."""
+        if output is None:
+            return
+        if isinstance(output, pa.RecordBatch):
+            self.emitter.emit(output)
+            return
+        if not isinstance(output, Iterable) or isinstance(output, pa.Table | str | bytes):
+            raise InvalidState(
+                f"{hook} of operator {self.uid!r} returned {type(output).__name__}; hooks return None, a record batch, or an "
+                "iterable of record batches (table.to_batches() makes some)"
+            )
+        batches = iter(output)
+        while True:
+            with self._guard(hook):
+                batch = next(batches, _END)
+            if batch is _END:
+                return
+            self.emitter.emit(batch)
+
+    # Snapshots -----------------------------------------------------------------------------------------------------------
+
+    def snapshot(self, writer: SnapshotWriter, number: int, prepared: Prepared, progress: pa.Table | None) -> None:
+        """Write its states; with ``progress`` None, when its logic has ended, committables only."""
+        if progress is not None:
+            self._call("snapshot")
+        if self._committables is not None:
+            self._committables.add(number, prepared, self._call("prepare_commit", prepared))
+            rows = self._committables.rows()
+            if rows is None:
+                writer.empty(COMMITTABLES)
+            else:
+                writer.write(COMMITTABLES, rows)
+        if progress is not None:
+            self.states.snapshot(writer)
+            writer.write(PROGRESS, progress)
+
+    def complete(self, number: int, *, newest: bool) -> None:
+        """The snapshot of a barrier is published and committed; ``newest``: it is the last that was taken."""
+        if self._committables is not None:
+            self._committables.complete(number)
+        if newest:
+            self._call("checkpoint_complete")
+
+    def close(self) -> None:
+        """Let it release what it holds."""
+        self._call("close")
+
+
+__all__ = ["TIMER_ROUNDS_MAX", "Emitter", "Member", "Target"]

@@ -1,0 +1,198 @@
+"""What authors of operators and sinks write; a part of ``api``."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+
+import pyarrow as pa
+
+from backends.dataflow.descriptors import Descriptor
+from stateformat.declare import Columns
+
+if TYPE_CHECKING:
+    from backends.state import Entries, KeyedList, KeyedMap, KeyedValue, TimerSet
+    from stateformat.publication import CommitPermit
+
+Output: TypeAlias = "pa.RecordBatch | Iterable[pa.RecordBatch] | None"
+"""What a hook emits, in order."""
+
+
+class OperatorContext(Protocol):
+    """What an operator may ask of the subtask that it runs in. Valid from ``open`` to ``close``."""
+
+    @property
+    def uid(self) -> str:
+        """The operator's uid."""
+
+    @property
+    def subtask(self) -> int:
+        """Which of the ``parallelism`` subtasks this is."""
+
+    @property
+    def parallelism(self) -> int:
+        """How many there are."""
+
+    @property
+    def max_parallelism(self) -> int:
+        """How many key groups there are."""
+
+    @property
+    def restored(self) -> bool:
+        """Whether states were restored from a checkpoint."""
+
+    @property
+    def watermark(self) -> int:
+        """How far event time has come, µs; ``events.MIN_WATERMARK`` where nothing is known."""
+
+    def value_state(self, name: str) -> KeyedValue:
+        """A declared :class:`~backends.dataflow.descriptors.ValueState`."""
+
+    def map_state(self, name: str) -> KeyedMap:
+        """A declared ``MapState``."""
+
+    def list_state(self, name: str) -> KeyedList:
+        """A declared ``ListState``."""
+
+    def timers(self, name: str) -> TimerSet:
+        """A declared ``Timers``."""
+
+    def entries(self, name: str) -> Entries:
+        """A declared ``SplitList``, ``UnionList`` or ``BroadcastState``."""
+
+    def send_to_coordinator(self, message: bytes) -> None:
+        """Send to the operator's coordinator. Exactly once, with checkpoints as with states."""
+
+
+class Operator:
+    """A step of a dataflow. Override what is needed; every hook but :meth:`process` may stay away.
+
+    Order of calls in a subtask: ``open``; ``process``, ``on_timer``, ``receive`` in any order; ``end_input`` once for each input;
+    ``finish`` when every input has ended, after which nothing is emitted; ``close``. ``snapshot`` comes between any two of
+    them before ``finish``. An activation may end after any snapshot and another begin from it with ``open``, so ``close`` says
+    nothing about the end of the job: ``finish`` does. A subtask whose logic has ended contributes nothing to later
+    checkpoints and is not run again once all of its operator have ended.
+    """
+
+    context: OperatorContext
+
+    def states(self, *inputs: pa.Schema) -> Sequence[Descriptor]:
+        """The states that it keeps. ``inputs``: the schema of each input."""
+        return ()
+
+    def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
+        """The schema of what it emits. The first input's, unless overridden."""
+        return inputs[0]
+
+    def coordinator(self) -> OperatorCoordinator | None:
+        """A new coordinator for all subtasks together, where there is to be one."""
+        return None
+
+    def open(self, context: OperatorContext) -> None:
+        """Begin an activation; states are restored already. An override calls this first."""
+        self.context = context
+
+    @abstractmethod
+    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+        """Process a batch of an input."""
+
+    def on_timer(self, timers: pa.RecordBatch, name: str) -> Output:
+        """Timers of one declared set are due, in order of ``_timestamp``: key columns, ``_timestamp``, ``_tag``, and the columns of
+        the user's. They have been removed. Timers that this sets and that are due already fire next.
+        """
+        return None
+
+    def receive(self, message: bytes) -> Output:
+        """A message of the operator's coordinator."""
+        return None
+
+    def end_input(self, input: int) -> Output:
+        """No batch of this input follows. Once per input in any history that is published."""
+        return None
+
+    def finish(self) -> Output:
+        """Every input has ended: emit what is held back. Nothing may be emitted afterwards."""
+        return None
+
+    def snapshot(self) -> None:
+        """A checkpoint is about to be taken: put into states what lies elsewhere."""
+
+    def checkpoint_complete(self) -> None:
+        """The last snapshot is part of a published checkpoint. May be missed after a failure."""
+
+    def close(self) -> None:
+        """End an activation: release files and connections. Never relied upon; a lost process closes nothing."""
+
+
+class OperatorCoordinator(ABC):
+    """One per operator, in the process of the driver: for what must outlive a finished subtask, and for what only one may decide.
+
+    Its state is gone when its operator is fully finished.
+    """
+
+    columns: Columns
+    """The columns of what :meth:`snapshot` returns."""
+
+    def open(self, send: Sender) -> None:
+        """Begin. ``send(subtask, message)`` reaches that subtask's ``receive``, behind the barrier of a pending checkpoint."""
+
+    def restore(self, rows: pa.Table) -> None:
+        """Take back what :meth:`snapshot` gave, whatever the parallelism is now."""
+
+    @abstractmethod
+    def receive(self, subtask: int, message: bytes) -> None:
+        """A message of a subtask."""
+
+    @abstractmethod
+    def snapshot(self) -> pa.Table:
+        """All that it keeps, in its columns."""
+
+    def checkpoint_complete(self) -> None:
+        """The last snapshot is part of a published checkpoint."""
+
+
+class Sender(Protocol):
+    """How a coordinator reaches a subtask."""
+
+    def __call__(self, subtask: int, message: bytes) -> None:
+        """Send."""
+
+
+class Prepared(NamedTuple):
+    """Under what a sink prepares its output."""
+
+    checkpoint_id: int
+    attempt_id: str
+
+
+class TwoPhaseCommitSink(Operator):
+    """A sink of which nothing is visible before its checkpoint is published.
+
+    ``prepare_commit`` is called in every snapshot and in that of a finished subtask too. What it returns (rows of
+    ``committable_columns``) becomes part of the checkpoint. When that is published, ``commit`` is called on the prototype, in the
+    driver, with all subtasks' rows and ``_checkpoint_id`` and ``_attempt_id``, under which each was prepared. It must do nothing
+    where it has been done: after a failure it is called again with the same rows, and it may come late.
+    """
+
+    committable_columns: Columns
+
+    def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
+        """Nothing is emitted."""
+        return pa.schema([])
+
+    @abstractmethod
+    def prepare_commit(self, prepared: Prepared) -> pa.Table | pa.RecordBatch | None:
+        """End what was written since the last call such that a commit cannot fail for any reason that lies in it."""
+
+    @abstractmethod
+    def commit(self, permit: CommitPermit, committables: pa.Table) -> pa.Table | None:
+        """Make it visible. Returns rows to try again at the next checkpoint; raises for a failure of the job."""
+
+    def clean(self, uid: str, newest_id: int, carried: pa.Table | None) -> object:
+        """A run of the sink ``uid`` begins, and nothing of it has opened: remove what runs before it prepared and no checkpoint holds.
+
+        Only what was prepared under checkpoint ids up to ``newest_id`` (0: there is no checkpoint) and is not ``carried`` by the newest may
+        go: under greater ids another run may be about to publish. Called on the prototype, in the driver, after ``commit``.
+        """
+        return None

@@ -1,0 +1,106 @@
+"""Keyed running aggregates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import pyarrow as pa
+
+from backends.dataflow.api import Operator
+from backends.dataflow.descriptors import ValueState
+from backends.dataflow.operators.aggregation import Aggregation, in_batches
+from backends.dataflow.operators.stateless import check_columns
+from stateformat.errors import InvalidInput
+
+
+class Aggregate(Operator):
+    """Counts, sums, minima, maxima and means by key, over all that has come.
+
+    Example::
+
+        delays = flights.key_by("tailnum").apply(
+            Aggregate("tailnum", {"flights": ("*", "count"), "delay": ("dep_delay", "mean")}, emit="end"), uid="delays"
+        )
+
+    ``keys`` are the columns that its input is keyed by, in that order. ``aggregates``: a new column → (column, ``"sum"``,
+    ``"count"``, ``"min"``, ``"max"`` or ``"mean"``); ``("*", "count")`` counts rows. What each is of null and of types:
+    ``operators.aggregation``. Emits the key columns, then the new columns:
+
+    - ``emit="updates"``: after every batch, of each key that is in it, the totals up to now; the last row of a key holds;
+    - ``emit="end"``: once the input has ended, of every key, once. A stream that does not end emits nothing.
+
+    Keeps the state ``totals``. Raises ``InvalidInput`` for what cannot be aggregated, when the dataflow is built.
+    """
+
+    def __init__(
+        self, keys: str | Sequence[str], aggregates: Mapping[str, tuple[str, str]], *, emit: str = "updates"
+    ) -> None:
+        self._keys = key_names(keys)
+        self._aggregation = Aggregation(aggregates)
+        if emit not in ("updates", "end"):
+            raise InvalidInput(f"emit is {emit!r}; it is 'updates' or 'end'")
+        taken = sorted(set(self._keys) & set(aggregates))
+        if taken:
+            raise InvalidInput(f"{taken} are key columns and new columns; give the new ones other names")
+        self._updates = emit == "updates"
+        self._accumulators = pa.schema([])
+        self._output = pa.schema([])
+
+    def states(self, *inputs: pa.Schema) -> list[ValueState]:
+        """``totals``: the accumulators of each key."""
+        self._learn(inputs[0])
+        return [ValueState("totals", [plain(inputs[0].field(name)) for name in self._keys], self._accumulators)]
+
+    def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
+        """The keys, and the new columns."""
+        self._learn(inputs[0])
+        return self._output
+
+    def _learn(self, schema: pa.Schema) -> None:
+        check_columns(schema, self._keys, "an aggregate")
+        self._accumulators = self._aggregation.accumulators(schema)
+        keys = [plain(schema.field(name)) for name in self._keys]
+        self._output = pa.schema([*keys, *self._aggregation.results(self._accumulators)])
+
+    def process(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch | None:  # noqa: ARG002 - there is one
+        """Merge a batch into the totals."""
+        if not batch.num_rows:
+            return None
+        aggregation = self._aggregation
+        columns, new = aggregation.group([batch.column(name) for name in self._keys], batch, self._accumulators)
+        totals = new
+
+        def merged(old: pa.RecordBatch, found: object) -> pa.RecordBatch:  # noqa: ARG001 - null where there is none
+            nonlocal totals
+            totals = aggregation.merge(old, new)
+            return totals
+
+        self.context.value_state("totals").update(pa.RecordBatch.from_arrays(columns, self._keys), merged)
+        if not self._updates:
+            return None
+        return pa.RecordBatch.from_arrays([*columns, *aggregation.finish(totals.columns)], schema=self._output)
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """All totals, where they are emitted at the end."""
+        if self._updates:
+            return
+        for batch in in_batches(self.context.value_state("totals").rows()):
+            values = self._aggregation.finish([batch.column(name) for name in self._accumulators.names])
+            keys = [batch.column(name) for name in self._keys]
+            yield pa.RecordBatch.from_arrays([*keys, *values], schema=self._output)
+
+
+def key_names(keys: str | Sequence[str]) -> list[str]:
+    """The names of key columns. ``InvalidInput`` for none."""
+    names = [keys] if isinstance(keys, str) else list(keys)
+    if not names:
+        raise InvalidInput("no key column is given; name those that the input is keyed by")
+    return names
+
+
+def plain(field: pa.Field) -> pa.Field:
+    """A column as an operator emits it: nullable, without metadata."""
+    return pa.field(field.name, field.type)
+
+
+__all__ = ["Aggregate", "key_names", "plain"]

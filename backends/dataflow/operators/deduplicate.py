@@ -1,0 +1,55 @@
+"""The first row of every key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from backends.dataflow.api import Operator
+from backends.dataflow.descriptors import ValueState
+from backends.dataflow.operators.aggregate import key_names, plain
+from backends.dataflow.operators.stateless import check_columns
+from stateformat.row_keys import row_key_codes
+
+
+class Deduplicate(Operator):
+    """Lets the first row of each key pass, and drops every other one for ever.
+
+    Example::
+
+        once = orders.key_by("order_id").apply(Deduplicate("order_id"), uid="once")
+
+    ``keys`` are the columns that its input is keyed by, in that order. Rows pass unchanged and in their order. Keeps the
+    state ``seen``, a row for each key that ever came; it never shrinks.
+    """
+
+    def __init__(self, keys: str | Sequence[str]) -> None:
+        self._keys = key_names(keys)
+
+    def states(self, *inputs: pa.Schema) -> list[ValueState]:
+        """``seen``: the keys, each with the column ``seen``, which is true."""
+        check_columns(inputs[0], self._keys, "removing duplicates")
+        return [ValueState("seen", [plain(inputs[0].field(name)) for name in self._keys], {"seen": pa.bool_()})]
+
+    def process(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch | None:  # noqa: ARG002 - there is one
+        """Drop what was seen before, in this batch too."""
+        if not batch.num_rows:
+            return None
+        keys = batch.select(self._keys)
+        _, first = np.unique(row_key_codes(keys.columns), return_index=True)
+        rows = pa.array(np.sort(first))
+        keys, batch = keys.take(rows), batch.take(rows)
+        seen = self.context.value_state("seen")
+        _, found = seen.get(keys)
+        if found.all():
+            return None
+        if found.any():
+            new = pa.array(~found)
+            keys, batch = keys.filter(new), batch.filter(new)
+        seen.put(keys, pa.record_batch({"seen": pa.repeat(True, keys.num_rows)}))
+        return batch
+
+
+__all__ = ["Deduplicate"]

@@ -1,0 +1,193 @@
+"""Joining a stream with a small table that every subtask has.
+
+Theory of operation. The table arrives on input 1, by broadcast, so every subtask holds all of it, in broadcast state, with an
+index over its keys beside it. Where the operator waits, stream rows that come before the table has ended are held back in a list that is dealt out at another
+parallelism. That the table has ended is broadcast state too: ``end_input`` is called once in a history, and after a restore
+this is how a subtask knows. All subtasks take their snapshots at the same place of the broadcast channels, so they agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from backends.dataflow.api import Operator, OperatorContext, Output
+from backends.dataflow.descriptors import BroadcastState, Descriptor, SplitList
+from backends.dataflow.operators.aggregate import plain
+from backends.dataflow.operators.aggregation import in_batches
+from backends.dataflow.operators.stateless import check_columns
+from backends.state import KeyedValue
+from stateformat.clustering import one_array
+from stateformat.declare import value_state
+from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.hashing import normalise_key_column
+from stateformat.model import Operator as Place
+from stateformat.model import OperatorId
+
+_SMALL_ROWS: Final = 32_768
+
+
+class BroadcastJoin(Operator):
+    """Adds to each row of a stream the columns of the row with the same key in a small table.
+
+    Example::
+
+        named = flights.apply(BroadcastJoin("carrier", columns=["name"]), airlines.broadcast(), uid="airlines")
+
+    ``on``: the key columns, one name or several, or a mapping stream column → table column. ``columns``: the columns of the
+    table to add; all but its key columns, unless given. ``how``: ``"inner"`` drops stream rows without a partner, ``"left"``
+    keeps them with nulls. A null key has no partner. Of table rows with equal keys the last one counts; where they come
+    over several channels nobody knows which is the last, so let the keys be unique then.
+
+    ``wait`` True: a stream row is joined once the table has ended, so the answer depends on nobody's speed; until then it is
+    held back, in the state ``held``. False: it is joined with what is known of the table when it comes.
+
+    Further states: ``table``, and ``table_ended``, which has a row once it has. Raises ``InvalidInput`` when the dataflow is
+    built for columns that are missing, of different types, or there twice.
+    """
+
+    def __init__(
+        self,
+        on: str | Sequence[str] | Mapping[str, str],
+        *,
+        columns: Sequence[str] | None = None,
+        how: str = "inner",
+        wait: bool = True,
+    ) -> None:
+        names = [on] if isinstance(on, str) else on
+        self._on = dict(names) if isinstance(names, Mapping) else {name: name for name in names}
+        if not self._on or how not in ("inner", "left"):
+            raise InvalidInput(f"a join on {on!r}, {how!r}; it needs a key column, and is 'inner' or 'left'")
+        self._columns = None if columns is None else list(columns)
+        self._inner = how == "inner"
+        self._wait = wait
+        self._output = pa.schema([])
+        self._added: list[str] = []
+        self._kept: list[pa.Field] = []
+        self._ended = False
+        self._index: KeyedValue
+        self._small: dict[str, pa.Array] | None = None
+
+    def states(self, *inputs: pa.Schema) -> list[Descriptor]:
+        """``table``, and where rows are held back ``table_ended`` and ``held``."""
+        self._learn(*inputs)
+        states: list[Descriptor] = [BroadcastState("table", self._kept)]
+        if self._wait:
+            held = [plain(field) for field in inputs[0]]
+            states += [BroadcastState("table_ended", {"ended": pa.bool_()}), SplitList("held", held)]
+        return states
+
+    def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
+        """The columns of the stream, then those added."""
+        self._learn(*inputs)
+        return self._output
+
+    def _learn(self, *inputs: pa.Schema) -> None:
+        if len(inputs) != 2:
+            raise InvalidInput(f"a broadcast join has two inputs, a stream and a table, and is given {len(inputs)}")
+        stream, table = inputs
+        check_columns(stream, self._on, "the stream of a join")
+        check_columns(table, [*self._on.values(), *(self._columns or ())], "the table of a join")
+        for left, right in self._on.items():
+            if stream.field(left).type != table.field(right).type:
+                raise InvalidInput(
+                    f"a join of {left!r}, which is {stream.field(left).type}, with {right!r}, which is "
+                    f"{table.field(right).type}; cast one before",
+                    kind=ErrorKind.SCHEMA_MISMATCH,
+                )
+        keys = set(self._on.values())
+        self._added = [name for name in table.names if name not in keys] if self._columns is None else self._columns
+        twice = sorted(set(self._added) & set(stream.names))
+        if twice:
+            raise InvalidInput(
+                f"stream and table both have {twice}; rename one with Select, or name the columns to add"
+            )
+        self._kept = [plain(table.field(name)) for name in dict.fromkeys([*self._on.values(), *self._added])]
+        self._output = pa.schema(
+            [*(plain(field) for field in stream), *(plain(table.field(name)) for name in self._added)]
+        )
+
+    def open(self, context: OperatorContext) -> None:
+        """Build the table's index, and learn whether the table has ended."""
+        super().open(context)
+        fields = {field.name: field for field in self._kept}
+        keys, added = ([fields[name] for name in names] for names in (self._on.values(), self._added))
+        declared = value_state("join", "table", keys=keys, values=added)
+        self._index = KeyedValue(Place(OperatorId("join"), 1, 1), declared)
+        self._small = None
+        for batch in context.entries("table").rows().to_batches():
+            self._take(batch)
+        self._ended = self._wait and len(context.entries("table_ended")) > 0
+
+    def _take(self, batch: pa.RecordBatch) -> None:
+        """Put rows of the table into the index, but for those with a null key, which no row of a stream can find."""
+        keys = batch.select(list(self._on.values()))
+        if any(column.null_count for column in keys.columns):
+            known = reduce(pc.and_, (column.is_valid() for column in keys.columns))
+            batch, keys = batch.filter(known), keys.filter(known)
+        self._index.put(keys, batch.select(self._added) if self._added else _no_columns(batch.num_rows))
+        self._small = None
+
+    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+        """Join rows of the stream, or hold them back; take rows of the table."""
+        if input == 1:
+            kept = batch.select([field.name for field in self._kept])
+            self.context.entries("table").append(kept)
+            self._take(kept)
+            return None
+        if self._wait and not self._ended:
+            self.context.entries("held").append(batch)
+            return None
+        return self._joined(batch)
+
+    def _joined(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if len(self._on) == 1 and len(self._index) <= _SMALL_ROWS and not pa.types.is_nested(self._kept[0].type):
+            return self._joined_with_few(batch)
+        added, found = self._index.get(batch.select(list(self._on)).rename_columns(list(self._on.values())))
+        columns = added.columns
+        if self._inner and not found.all():
+            partners = pa.array(found)
+            batch, columns = batch.filter(partners), [column.filter(partners) for column in columns]
+        return pa.RecordBatch.from_arrays([*batch.columns, *columns], schema=self._output)
+
+    def _joined_with_few(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The same, where Arrow builds an index for each batch quicker than the other is searched."""
+        if self._small is None:
+            rows = self._index.rows()
+            self._small = {name: one_array(rows[name]) for name in rows.column_names}
+        [(stream, table)] = self._on.items()
+        places = pc.index_in(normalise_key_column(batch.column(stream)), value_set=self._small[table], skip_nulls=True)
+        if self._inner and places.null_count:
+            batch, places = batch.filter(places.is_valid()), places.drop_null()
+        added = [self._small[name].take(places) for name in self._added]
+        return pa.RecordBatch.from_arrays([*batch.columns, *added], schema=self._output)
+
+    def end_input(self, input: int) -> Iterator[pa.RecordBatch]:
+        """The table has ended: join what was held back."""
+        if input != 1 or not self._wait:
+            return
+        self._ended = True
+        self.context.entries("table_ended").replace(pa.record_batch({"ended": pa.array([True])}))
+        entries = self.context.entries("held")
+        held = entries.rows()
+        entries.clear()
+        for batch in in_batches(held):
+            yield self._joined(batch)
+
+    def snapshot(self) -> None:
+        """Leave out rows of the table that others have replaced."""
+        entries = self.context.entries("table")
+        if len(entries) > len(self._index):
+            entries.replace(self._index.rows())
+
+
+def _no_columns(rows: int) -> pa.RecordBatch:
+    """A batch that has rows and no columns."""
+    return pa.RecordBatch.from_struct_array(pa.StructArray.from_buffers(pa.struct([]), rows, [None]))
+
+
+__all__ = ["BroadcastJoin"]

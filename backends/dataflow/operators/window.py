@@ -1,0 +1,167 @@
+"""Tumbling windows of event time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from backends.dataflow.api import Operator, OperatorContext
+from backends.dataflow.descriptors import Descriptor, MapState, SplitList, Timers
+from backends.dataflow.operators.aggregate import key_names, plain
+from backends.dataflow.operators.aggregation import Aggregation
+from backends.dataflow.operators.stateless import check_columns
+from stateformat.errors import ErrorKind, InvalidInput
+
+_START, _END = "window_start", "window_end"
+
+
+class TumblingWindow(Operator):
+    """Aggregates by key and window of event time; windows lie side by side, and begin at multiples of their size.
+
+    Example::
+
+        hourly = flights.key_by("origin").apply(
+            TumblingWindow("origin", 3_600_000_000, "departed_at", {"flights": ("*", "count")}), uid="hourly"
+        )
+
+    ``keys`` are the columns that its input is keyed by, in that order; ``time`` the column with the event time
+    (timestamp[us] or int64 µs); ``aggregates`` as for ``Aggregate``. Emits the key columns, ``window_start`` and
+    ``window_end`` (of the type of ``time``; the end is not part of the window), then the new columns: once for every key
+    and window with records, when the watermark has come to the end of the window plus ``lateness_us``; a watermark says
+    that no record below it follows. What comes for a window that was emitted is late, and dropped.
+
+    States: ``windows``; ``ends``, its timers; ``dropped``, a row for each subtask with ``late_records`` and
+    ``untimed_records`` (whose event time is null): how many records were dropped since the job began, in
+    all subtasks that have not finished together. Raises ``InvalidInput`` for what cannot be aggregated.
+    """
+
+    def __init__(
+        self,
+        keys: str | Sequence[str],
+        size_us: int,
+        time: str,
+        aggregates: Mapping[str, tuple[str, str]],
+        *,
+        lateness_us: int = 0,
+    ) -> None:
+        self._keys = key_names(keys)
+        if size_us < 1 or lateness_us < 0:
+            raise InvalidInput(
+                f"a window of {size_us} µs that waits {lateness_us} µs; the size is at least 1, the lateness at least 0"
+            )
+        self._aggregation = Aggregation(aggregates)
+        taken = sorted({*self._keys, _START, _END} & set(aggregates))
+        if taken:
+            raise InvalidInput(f"{taken} are columns of every window; give the new ones other names")
+        self._size_us = size_us
+        self._lateness_us = lateness_us
+        self._time = time
+        self._accumulators = pa.schema([])
+        self._output = pa.schema([])
+        self.late_records = 0
+        self.untimed_records = 0
+
+    def states(self, *inputs: pa.Schema) -> list[Descriptor]:
+        """``windows`` by key and begin (µs), ``ends``, ``dropped``."""
+        self._learn(inputs[0])
+        keys = [plain(inputs[0].field(name)) for name in self._keys]
+        dropped = {"late_records": pa.int64(), "untimed_records": pa.int64()}
+        return [
+            MapState("windows", keys, pa.int64(), self._accumulators),
+            Timers("ends", keys),
+            SplitList("dropped", dropped),
+        ]
+
+    def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
+        """The keys, the window, the new columns."""
+        self._learn(inputs[0])
+        return self._output
+
+    def _learn(self, schema: pa.Schema) -> None:
+        check_columns(schema, [*self._keys, self._time], "a window")
+        kind = schema.field(self._time).type
+        if kind != pa.int64() and not (pa.types.is_timestamp(kind) and kind.unit == "us"):
+            raise InvalidInput(
+                f"the event time {self._time!r} is {kind}; it is timestamp[us] or int64 (µs). Cast it before",
+                kind=ErrorKind.UNSUPPORTED_TYPE,
+            )
+        self._accumulators = self._aggregation.accumulators(schema)
+        keys = [plain(schema.field(name)) for name in self._keys]
+        window = [pa.field(_START, kind), pa.field(_END, kind)]
+        self._output = pa.schema([*keys, *window, *self._aggregation.results(self._accumulators)])
+
+    def open(self, context: OperatorContext) -> None:
+        """Take back what was counted; after a change of parallelism a subtask may get the counts of several, or none."""
+        super().open(context)
+        counted = context.entries("dropped").rows()
+        self.late_records = pc.sum(counted["late_records"]).as_py() or 0
+        self.untimed_records = pc.sum(counted["untimed_records"]).as_py() or 0
+
+    def process(self, batch: pa.RecordBatch, input: int) -> None:  # noqa: ARG002 - there is one
+        """Merge a batch into its windows, without the records that are late."""
+        batch, starts = self._in_time(batch)
+        if not batch.num_rows:
+            return
+        aggregation = self._aggregation
+        keys = [pa.array(starts), *(batch.column(name) for name in self._keys)]
+        (start, *columns), new = aggregation.group(keys, batch, self._accumulators)
+        rows = pa.RecordBatch.from_arrays([*columns, start], [*self._keys, "_map_key"])
+        windows = self.context.map_state("windows")
+        old, found = windows.find(rows)
+        merged = aggregation.merge(old, new)
+        windows.put(
+            pa.RecordBatch.from_arrays([*rows.columns, *merged.columns], [*rows.schema.names, *new.schema.names])
+        )
+        if not found.all():
+            # A window has a timer from its first record on.
+            fresh = rows.filter(pa.array(~found))
+            self.context.timers("ends").set(
+                pa.RecordBatch.from_arrays(
+                    [*fresh.columns[:-1], self._moved(fresh.column("_map_key"), self._size_us + self._lateness_us)],
+                    [*self._keys, "_timestamp"],
+                )
+            )
+
+    def _in_time(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
+        """The records that are not late, and where their windows begin. Counts the others."""
+        times = batch.column(self._time).view(pa.int64())
+        if times.null_count:
+            batch = batch.filter(times.is_valid())
+            self.untimed_records += times.null_count
+            times = times.drop_null()
+        values = times.to_numpy()
+        starts = values - values % self._size_us
+        in_time = starts + (self._size_us + self._lateness_us) > self.context.watermark
+        if in_time.all():
+            return batch, starts
+        self.late_records += int(len(starts) - in_time.sum())
+        return batch.filter(pa.array(in_time)), starts[in_time]
+
+    def on_timer(self, timers: pa.RecordBatch, name: str) -> pa.RecordBatch:  # noqa: ARG002 - there is one set
+        """Emit windows that have ended, by their end, and forget them."""
+        start = self._moved(timers.column("_timestamp"), -self._size_us - self._lateness_us)
+        keys = [timers.column(name) for name in self._keys]
+        rows = pa.RecordBatch.from_arrays([*keys, start], [*self._keys, "_map_key"])
+        windows = self.context.map_state("windows")
+        accumulated, _ = windows.find(rows)
+        windows.delete(rows)
+        end = self._moved(start, self._size_us)
+        kind = self._output.field(_START).type
+        values = self._aggregation.finish(accumulated.columns)
+        return pa.RecordBatch.from_arrays([*keys, start.view(kind), end.view(kind), *values], schema=self._output)
+
+    @staticmethod
+    def _moved(times: pa.Array, by_us: int) -> pa.Array:
+        return pa.array(times.to_numpy() + by_us)
+
+    def snapshot(self) -> None:
+        """Put the counts where they are kept."""
+        counts = {"late_records": [self.late_records], "untimed_records": [self.untimed_records]}
+        self.context.entries("dropped").replace(pa.record_batch(counts))
+
+
+__all__ = ["TumblingWindow"]

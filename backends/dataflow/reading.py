@@ -1,0 +1,186 @@
+"""The reader of a source in one subtask: the splits that it holds, read in turn, and how far event time has come.
+
+The watermark of a split is the greatest event time read of it, less by how much records may be out of order; that of the reader
+is the least of those it holds, once every one has some, and never goes back. A split that ends no longer counts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from backends.dataflow.api import Chunk, EventTime, NoSplit, Source, Split
+from backends.dataflow.failures import Guard
+from backends.dataflow.flow_states import SPLITS_SCHEMA
+from stateformat.errors import InvalidState
+
+
+class Reading(NamedTuple):
+    """What came of one look at a source."""
+
+    rows: int
+    """How many were read and processed."""
+    wants_split: bool
+    """There is room for another split, and there may be one."""
+    idle: bool
+    """Nothing is there now: no split, or none of those held has anything."""
+    ended: bool
+    """Every split is read and there will be no other."""
+    watermark: int | None
+    """How far event time has come, µs; None where that is not known, or the source has no event time."""
+
+
+class _Held:
+    """A split under way."""
+
+    def __init__(self, split: Split, watermark: int | None) -> None:
+        self.split = split
+        self.position = split.position
+        self.watermark = watermark
+        self.chunks: Iterator[Chunk] | None = None
+
+
+class _ReaderContext:
+    """What reading may ask (``api.ReaderContext``)."""
+
+    def __init__(self, subtask: int, clock: Callable[[], int]) -> None:
+        self._subtask = subtask
+        self._clock = clock
+
+    @property
+    def subtask(self) -> int:
+        return self._subtask
+
+    @property
+    def now_us(self) -> int:
+        return self._clock()
+
+
+class SourceReader:
+    """Reads the splits of one subtask, one chunk at a time. ``emit`` takes each batch to the chain."""
+
+    def __init__(
+        self,
+        uid: str,
+        source: Source,
+        event_time: EventTime | None,
+        subtask: int,
+        clock: Callable[[], int],
+        emit: Callable[[pa.RecordBatch], None],
+    ) -> None:
+        self._guard = Guard(uid, subtask)
+        self._uid = uid
+        self._source = source
+        self._event_time = event_time
+        self._context = _ReaderContext(subtask, clock)
+        self._emit = emit
+        self._held: deque[_Held] = deque()
+        self._no_more = False
+        self._nothing_in_a_row = 0
+        self._watermark: int | None = None
+
+    def give(self, split: Split | NoSplit) -> None:
+        """Take the enumerator's answer. ``InvalidState`` for a split that is held already."""
+        if isinstance(split, NoSplit):
+            self._no_more = self._no_more or split is NoSplit.NEVER
+            return
+        self._hold(split, None)
+
+    def _hold(self, split: Split, watermark: int | None) -> None:
+        if any(held.split.id == split.id for held in self._held):
+            raise InvalidState(
+                f"the enumerator of source {self._uid!r} gave split {split.id!r} to a reader that holds one of that id; ids of "
+                "splits are unique"
+            )
+        self._held.append(_Held(split, watermark))
+        self._nothing_in_a_row = 0
+
+    def read(self) -> Reading:
+        """Read one chunk of the split whose turn it is. ``OperatorError`` for what the source raises."""
+        rows = 0
+        if self._held:
+            held = self._held[0]
+            chunk = self._next(held)
+            self._held.popleft()
+            if chunk is not None:
+                self._held.append(held)
+                rows = self._take(held, chunk)
+                self._nothing_in_a_row = 0 if rows else self._nothing_in_a_row + 1
+        room = self._source.splits_per_reader
+        return Reading(
+            rows=rows,
+            wants_split=not self._no_more and (room is None or len(self._held) < room),
+            idle=bool(not rows and self._nothing_in_a_row >= len(self._held) and not self._ended),
+            ended=self._ended,
+            watermark=self._advanced(),
+        )
+
+    @property
+    def _ended(self) -> bool:
+        return self._no_more and not self._held
+
+    def _next(self, held: _Held) -> Chunk | None:
+        """The next chunk; None where the split has ended."""
+        with self._guard("read"):
+            if held.chunks is None:
+                held.chunks = iter(self._source.read(held.split._replace(position=held.position), self._context))
+            return next(held.chunks, None)
+
+    def _take(self, held: _Held, chunk: Chunk) -> int:
+        batch = chunk.batch
+        rows = 0 if batch is None else batch.num_rows
+        if rows:
+            self._emit(batch)
+            self._observe(held, batch)
+        # Behind the rows: what is snapshotted is what has been emitted.
+        held.position = chunk.position
+        return rows
+
+    def _observe(self, held: _Held, batch: pa.RecordBatch) -> None:
+        if self._event_time is None:
+            return
+        newest = pc.max(batch.column(self._event_time.column)).cast(pa.int64()).as_py()
+        if newest is not None:
+            time = newest - self._event_time.out_of_order_us
+            held.watermark = time if held.watermark is None else max(held.watermark, time)
+
+    def _advanced(self) -> int | None:
+        known = [held.watermark for held in self._held if held.watermark is not None]
+        if known and len(known) == len(self._held):
+            self._watermark = max(min(known), self._watermark if self._watermark is not None else min(known))
+        return self._watermark
+
+    def rows(self) -> pa.Table:
+        """The splits held, in the columns of ``SPLITS_SCHEMA``."""
+        return pa.Table.from_pylist(
+            [
+                {
+                    "split_id": held.split.id,
+                    "payload": held.split.payload,
+                    "position": held.position,
+                    "watermark": held.watermark,
+                }
+                for held in self._held
+            ],
+            schema=SPLITS_SCHEMA,
+        )
+
+    def restore(self, rows: pa.Table) -> None:
+        """Hold what :meth:`rows` gave, of this reader or of others."""
+        for row in rows.to_pylist():
+            self._hold(Split(row["split_id"], row["payload"], row["position"]), row["watermark"])
+
+    def close(self) -> None:
+        """Let go of what is being read: the generators of ``read`` are closed."""
+        while self._held:
+            end = getattr(self._held.popleft().chunks, "close", None)
+            if end is not None:
+                with self._guard("read"):
+                    end()
+
+
+__all__ = ["Reading", "SourceReader"]

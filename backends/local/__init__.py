@@ -1,0 +1,28 @@
+"""The in-process executor: the whole protocol with real channels, one thread, an order drawn from a seed.
+
+The default for small jobs, and the simulator's subject::
+
+    outcome = LocalRuntime(stateformat.open("/path/to/store")).run(flow)
+"""
+
+from __future__ import annotations
+
+from backends.local.clock import Clock, SystemClock, VirtualClock
+from backends.local.outcome import JobFailed, JobOutcome, RunDiscarded
+from backends.local.progress import Progress, ProgressLine
+from backends.local.run import LocalRun
+from backends.local.runtime import LocalRuntime, Options
+
+__all__ = [
+    "Clock",
+    "JobFailed",
+    "JobOutcome",
+    "LocalRun",
+    "LocalRuntime",
+    "Options",
+    "Progress",
+    "ProgressLine",
+    "RunDiscarded",
+    "SystemClock",
+    "VirtualClock",
+]

@@ -1,0 +1,347 @@
+"""The driver of the in-process executor: carries out what the coordinator commands, and speaks with the store.
+
+Everything that touches the storage during a run happens here: beginning and publishing checkpoints, letting sinks commit (with
+the permit), copying savepoints, requests of users. The coordinators of operators and the enumerators of sources live here too.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from backends.dataflow import events as ev
+from backends.dataflow.api import NoSplit, OperatorCoordinator, Sender, Source, SplitEnumerator, TwoPhaseCommitSink
+from backends.dataflow.compile import Job
+from backends.dataflow.coordinator import Coordinator
+from backends.dataflow.flow_states import COMMITTABLES
+from backends.local.outcome import RunDiscarded
+from backends.local.pending import InFlight
+from backends.local.worker import Give, Mail, Message
+from stateformat.errors import (
+    CheckpointExpired,
+    ErrorKind,
+    InvalidState,
+    JobMismatch,
+    OutcomeUnknown,
+    PublishConflict,
+    StorageError,
+)
+from stateformat.model import Mode, Stop
+from stateformat.publication import CommitPermit
+from stateformat.schema import segment_schema
+from stateformat.store import CheckpointStore
+
+logger = logging.getLogger(__name__)
+
+FATAL = (PublishConflict, JobMismatch, CheckpointExpired)
+"""Another run has the job: this one stops, and says by what."""
+
+
+@dataclass(frozen=True)
+class ToCoordinator:
+    """A subtask writes to its operator's coordinator, having taken its snapshot for ``snapshot_taken`` last."""
+
+    uid: str
+    subtask: int
+    message: bytes
+    snapshot_taken: int
+
+
+@dataclass(frozen=True)
+class SplitWanted:
+    """A reader asks for a split."""
+
+    task: ev.TaskId
+
+
+class Post(Protocol):
+    """How the driver reaches tasks."""
+
+    def mail(self, task: ev.TaskId, mail: Mail) -> None:
+        """Put mail into a task's box; nothing for a task that is gone."""
+
+    def drop_in_flight(self) -> None:
+        """Nothing is logged in any channel any more."""
+
+
+class Driver:
+    """Coordinator, operators' coordinators, and the store, of one run."""
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        job: Job,
+        permit: CommitPermit | None,
+        coordinator: Coordinator,
+        post: Post,
+        clock: Callable[[], int],
+        *,
+        keep: int | None,
+        retries: Mapping[str, pa.Table],
+    ) -> None:
+        self.inbox: deque[ev.CoordinatorEvent | ToCoordinator | SplitWanted] = deque()
+        self.permit = permit
+        self.in_flight: InFlight | None = None
+        self.ended: ev.JobEnded | None = None
+        self.warnings: list[str] = []
+        self.failed_stops: list[ev.StopFailed] = []
+        self.properties: dict[str, dict[str, str]] = {}
+        self._store = store
+        self._job = job
+        self._coordinator = coordinator
+        self._post = post
+        self._clock = clock
+        self._keep = keep
+        self._retries: Mapping[str, pa.Table] = retries
+        self.enumerators: dict[str, SplitEnumerator] = {}
+        self.coordinators: dict[str, OperatorCoordinator] = {}
+        self.sinks = {
+            uid: step.logic for uid, step in job.flow.steps.items() if isinstance(step.logic, TwoPhaseCommitSink)
+        }
+        self._carry: Mapping[type, Callable[[Any], None]] = {
+            ev.Begin: self._begin,
+            ev.Publish: self._publish,
+            ev.Commit: self._commit,
+            ev.Notify: self._notify,
+            ev.Abort: self._abort,
+            ev.EndSources: self._end_sources,
+            ev.Restart: self._restart,
+            ev.StopFailed: self.failed_stops.append,
+            ev.JobEnded: lambda command: setattr(self, "ended", command),
+            ev.Warn: lambda command: self.warn(command.sentence),
+        }
+
+    def open_coordinators(self, restored: Mapping[str, pa.Table]) -> None:
+        """Make the coordinators of the operators that run; ``restored``: what each kept, by uid. Messages that were on their
+        way are delivered first.
+        """
+        for vertex in self._job.vertices:
+            for uid in vertex.operators:
+                logic = self._job.logic(uid)
+                rows = restored.get(uid)
+                if isinstance(logic, Source):
+                    enumerator = logic.enumerator()
+                    if rows is not None:
+                        enumerator.restore(rows)
+                    self.enumerators[uid] = enumerator
+                    continue
+                coordinator = logic.coordinator()
+                if coordinator is None:
+                    continue
+                self.coordinators[uid] = coordinator
+                coordinator.open(self._sender(uid, vertex.id))
+                if rows is not None:
+                    self._give_back(coordinator, rows)
+
+    def _give_back(self, coordinator: OperatorCoordinator, rows: pa.Table) -> None:
+        own = rows.filter(rows["message"].is_null())
+        coordinator.restore(own.drop_columns(["message_from", "message"]))
+        for row in rows.filter(rows["message"].is_valid()).select(["message_from", "message"]).to_pylist():
+            coordinator.receive(row["message_from"], row["message"])
+
+    def _sender(self, uid: str, vertex: str) -> Sender:
+        def send(subtask: int, message: bytes) -> None:
+            self._post.mail(ev.TaskId(vertex, subtask), Message(uid, message))
+
+        return send
+
+    def warn(self, sentence: str) -> None:
+        """A sentence for the user."""
+        logger.warning("%s", sentence)
+        self.warnings.append(sentence)
+
+    def step(self) -> None:
+        """Deal with the oldest thing in the inbox."""
+        self._handle(self.inbox.popleft())
+
+    def _handle(self, item: ev.CoordinatorEvent | ToCoordinator | SplitWanted) -> None:
+        if isinstance(item, SplitWanted):
+            self._deal_split(item.task)
+        elif isinstance(item, ToCoordinator):
+            self._receive(item)
+        else:
+            self.carry_out(self._coordinator.handle(item))
+
+    def carry_out(self, commands: Iterable[ev.CoordinatorCommand]) -> None:
+        """Do what the coordinator commands, in order."""
+        for command in commands:
+            self._carry[type(command)](command)
+
+    # Coordinators of operators -----------------------------------------------------------------------------------------
+
+    def _deal_split(self, task: ev.TaskId) -> None:
+        vertex = self._job.vertex(task.vertex)
+        try:
+            split = self.enumerators[vertex.id].next_split(task.subtask, vertex.parallelism)
+        except Exception as error:
+            self._failed(f"the enumerator of source {vertex.id!r} failed: {error}", error)
+            split = NoSplit.LATER
+        self._post.mail(task, Give(split))
+
+    def _receive(self, item: ToCoordinator) -> None:
+        current = self.in_flight
+        if current is not None and current.checkpoint is not None and item.snapshot_taken < current.barrier.number:
+            current.messages[item.uid].append((item.subtask, item.message))
+        try:
+            self.coordinators[item.uid].receive(item.subtask, item.message)
+        except Exception as error:
+            self._failed(f"the coordinator of operator {item.uid!r} failed: {error}", error)
+
+    def _failed(self, reason: str, error: Exception) -> None:
+        logger.debug("%s", reason, exc_info=error)
+        self.inbox.append(ev.TaskFailed(None, reason))
+
+    # Checkpoints -------------------------------------------------------------------------------------------------------
+
+    def _begin(self, command: ev.Begin) -> None:
+        # What tasks sent before they could know of this checkpoint is not on its way any more when it begins.
+        for item in [item for item in self.inbox if isinstance(item, ToCoordinator)]:
+            self.inbox.remove(item)
+            self._receive(item)
+        number = command.barrier.number
+        current = InFlight(command.barrier, command.plan, self._clock(), command.stop)
+        self.in_flight = current
+        if command.barrier.purpose is not ev.Purpose.ROUND:
+            current.checkpoint = self._store.begin(
+                job_id=self._job.flow.job_id,
+                job_name=self._job.flow.name,
+                graph=self._job.graph,
+                states=self._job.states,
+                parent=self.permit,
+                stop=Stop(command.stop.mode, command.stop.request) if command.stop else None,
+                properties=self.properties.get(command.stop.request, {}) if command.stop else {},
+            )
+            try:
+                owners: dict[str, SplitEnumerator | OperatorCoordinator] = {**self.enumerators, **self.coordinators}
+                for uid, owner in owners.items():
+                    current.coordinators[uid] = owner.snapshot()
+            except Exception as error:
+                logger.debug("the snapshot of the coordinator of %s failed", uid, exc_info=error)
+                reason = f"that of operator {uid!r}: {error}"
+                self.inbox.append(ev.SnapshotFailed(None, number, reason))
+                return
+        for task in command.plan.trigger:
+            self._post.mail(task, ev.Triggered(command.barrier))
+
+    def _publish(self, command: ev.Publish) -> None:
+        current = self.in_flight
+        assert current is not None
+        assert current.checkpoint is not None
+        number = command.number
+        try:
+            finished = self._mark(current, command)
+            self._add_coordinators(current, finished)
+            self.permit = current.checkpoint.publish()
+        except FATAL:
+            raise
+        except InvalidState as error:
+            counted = error.kind is not ErrorKind.UNION_PARTIALLY_FINISHED
+            self.inbox.append(ev.PublishRefused(number, str(error), counted))
+        except OutcomeUnknown as error:
+            self.inbox.append(ev.PublishFailed(number, str(error), unknown=True))
+        except (StorageError, OSError) as error:
+            self.inbox.append(ev.PublishFailed(number, str(error), unknown=False))
+        else:
+            self._retries = {}
+            self.inbox.append(ev.Published(number))
+
+    def _mark(self, current: InFlight, command: ev.Publish) -> frozenset[str]:
+        """Say which subtasks had ended before; returns the operators of which every subtask has ended."""
+        assert current.checkpoint is not None
+        done: set[str] = set()
+        for vertex in self._job.vertices:
+            finished = {task.subtask for task in current.plan.finished if task.vertex == vertex.id}
+            finishing = {task.subtask for task in command.finishing if task.vertex == vertex.id}
+            for uid in vertex.operators:
+                current.checkpoint.mark_finished(uid, finished)
+            if len(finished | finishing) == vertex.parallelism:
+                done.update(vertex.operators)
+        return frozenset(done)
+
+    def _add_coordinators(self, current: InFlight, done: frozenset[str]) -> None:
+        """Write what the operators' coordinators kept, and what sinks are still to commit; nothing of the former for an operator
+        that is fully finished.
+        """
+        checkpoint = current.checkpoint
+        assert checkpoint is not None
+        for uid in self._job.graph.by_uid:
+            kept = uid in current.coordinators and uid not in done
+            if not kept and uid not in self._retries:
+                continue
+            writer = checkpoint.context.coordinator(uid, finished=uid in done)
+            for state in self._job.states:
+                if kept and state.operator == uid and state.mode is Mode.COORDINATOR:
+                    writer.write(state.name, current.coordinator_rows(uid, segment_schema(state)))
+            if uid in self._retries:
+                writer.write(COMMITTABLES, self._retries[uid])
+            checkpoint.add(writer)
+
+    def _commit(self, command: ev.Commit) -> None:
+        assert self.permit is not None
+        try:
+            self._retries = commit(self.permit, self.sinks)
+        except Exception as error:
+            logger.debug("commit of checkpoint %d failed", self.permit.ref.checkpoint_id, exc_info=error)
+            self.inbox.append(ev.CommitFailed(command.number, str(error)))
+        else:
+            self.inbox.append(ev.Committed(command.number))
+
+    def _notify(self, command: ev.Notify) -> None:
+        current, self.in_flight = self.in_flight, None
+        for task, loop in command.tasks.items():
+            self._post.mail(task, ev.Completed(command.number, loop))
+        if current is None or current.checkpoint is None:
+            return
+        for coordinator in self.coordinators.values():
+            coordinator.checkpoint_complete()
+        if self._keep is not None:
+            try:
+                self._store.expire(self._keep)
+            except (StorageError, OSError) as error:
+                logger.warning("old checkpoints could not be removed, the next one will try again: %s", error)
+
+    def _abort(self, command: ev.Abort) -> None:
+        self.in_flight = None
+        logger.info("gave up checkpoint of barrier %d: %s", command.number, command.reason)
+        self._post.drop_in_flight()
+        for task in command.tasks:
+            self._post.mail(task, ev.Aborted(command.number))
+
+    def _end_sources(self, command: ev.EndSources) -> None:
+        for task in sorted(command.tasks):
+            self._post.mail(task, ev.EndSource())
+
+    def _restart(self, command: ev.Restart) -> None:
+        raise RunDiscarded(command.reason, counted=command.counted)
+
+
+def commit(permit: CommitPermit, sinks: Mapping[str, TwoPhaseCommitSink]) -> dict[str, pa.Table]:
+    """Let the sinks commit what a checkpoint holds; returns what they want to try again, by uid.
+
+    Called after publishing, and before anything starts from a checkpoint; the same rows may come twice.
+    """
+    again: dict[str, pa.Table] = {}
+    for uid, sink in sinks.items():
+        rows = committables(permit, uid)
+        left = sink.commit(permit, rows) if rows is not None else None
+        if left is not None and left.num_rows:
+            again[uid] = left
+    return again
+
+
+def committables(permit: CommitPermit | None, uid: str) -> pa.Table | None:
+    """What a checkpoint holds of a sink, to be committed; None for nothing."""
+    if permit is None or (uid, COMMITTABLES) not in permit.record.by_state:
+        return None
+    if "committables" not in permit.record.required_features:
+        return None
+    rows = permit.checkpoint().read(uid, COMMITTABLES).table()
+    return rows if rows.num_rows else None
+
+
+__all__ = ["FATAL", "Driver", "SplitWanted", "ToCoordinator", "commit", "committables"]

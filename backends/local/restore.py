@@ -1,0 +1,117 @@
+"""What a run begins with: the job laid out, and what its tasks take from the checkpoint they go on from."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+from backends.dataflow.api import Dataflow
+from backends.dataflow.compile import Job, Vertex, graph_of, lay_out, states_of
+from stateformat.checkpoint import ReadTask
+from stateformat.model import Mode
+from stateformat.publication import CommitPermit
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A job laid out for a run, and what it goes on from (``permit`` None: a first run).
+
+    ``finished``: the vertices of which every subtask has ended; they are not started.
+    """
+
+    job: Job
+    permit: CommitPermit | None = None
+    plan: Any = None
+    finished: frozenset[str] = frozenset()
+    _cache: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def states(self, vertex: Vertex, subtask: int) -> Mapping[str, Mapping[str, ReadTask]] | None:
+        """What a task's operators read, by uid and state; None on a first run."""
+        if self.permit is None:
+            return None
+        checkpoint = self.permit.checkpoint()
+        return {uid: checkpoint.restore(self.plan, uid, subtask) for uid in vertex.operators if self._knows(uid)}
+
+    def progress(self, vertex: Vertex, subtask: int) -> tuple[dict[str, int], frozenset[str]]:
+        """Per edge into the vertex: how far event time had come, and which had ended."""
+        task = self._task(vertex.id, subtask, Mode.PROGRESS)
+        if task is None:
+            return {}, frozenset()
+        watermarks: dict[str, int] = {}
+        running: set[str] = set()
+        seen: set[str] = set()
+        # After a rescale several rows may stand for one edge: the least watermark, and ended only if ended everywhere.
+        for row in task.table().to_pylist():
+            edge = row["_edge"]
+            watermarks[edge] = min(watermarks.get(edge, row["_watermark"]), row["_watermark"])
+            seen.add(edge)
+            if not row["_ended"]:
+                running.add(edge)
+        return watermarks, frozenset(seen - running)
+
+    def in_flight(self, vertex: Vertex, subtask: int) -> Mapping[str, ReadTask]:
+        """By edge: the records that were on their way to a task."""
+        if self.permit is None or not self._knows(vertex.id):
+            return {}
+        tasks = self.permit.checkpoint().restore(self.plan, vertex.id, subtask)
+        return {
+            task.state.edge: task
+            for task in tasks.values()
+            if task.state.mode is Mode.IN_FLIGHT and task.state.edge is not None and task.slices.num_rows
+        }
+
+    @cached_property
+    def coordinators(self) -> Mapping[str, pa.Table]:
+        """What the coordinators of operators kept, by uid."""
+        if self.permit is None:
+            return {}
+        found = {}
+        for state in self.permit.record.states:
+            if state.mode is Mode.COORDINATOR and state.operator in self.job.graph.by_uid:
+                tasks = self.permit.checkpoint().restore(self.plan, state.operator, None)
+                if state.name in tasks:
+                    found[str(state.operator)] = tasks[state.name].table()
+        return found
+
+    def _knows(self, uid: str) -> bool:
+        assert self.permit is not None
+        return uid in self.permit.record.graph.by_uid
+
+    def _task(self, uid: str, subtask: int, mode: Mode) -> ReadTask | None:
+        if self.permit is None or not self._knows(uid):
+            return None
+        tasks = self.permit.checkpoint().restore(self.plan, uid, subtask)
+        return next((task for task in tasks.values() if task.state.mode is mode), None)
+
+
+def restore(
+    flow: Dataflow,
+    permit: CommitPermit | None,
+    *,
+    parallelism: int | None = None,
+    per_operator: Mapping[str, int] | None = None,
+    unaligned: bool = False,
+    drop: Collection[str] = (),
+) -> Restored:
+    """Lay out a dataflow for a run that goes on from ``permit``.
+
+    Raises ``RestoreRefused`` with every reason where the checkpoint does not fit, ``InvalidInput`` for a dataflow that cannot be.
+    """
+    graph = graph_of(flow, parallelism=parallelism, per_operator=per_operator or {}, unaligned=unaligned)
+    if permit is None:
+        return Restored(lay_out(flow, graph, unaligned=unaligned))
+    checkpoint = permit.checkpoint()
+    states = states_of(flow, graph, unaligned=unaligned, previous=permit.record)
+    plan = checkpoint.plan_restore(graph, states=states, drop=drop)
+    plan.check()
+    job = lay_out(flow, plan.topology, unaligned=unaligned, previous=permit.record)
+    skipped = {operator.uid for operator in plan.operators if operator.action == "skip_finished"}
+    finished = frozenset(vertex.id for vertex in job.vertices if vertex.id in skipped)
+    return Restored(job, permit, plan, finished)
+
+
+__all__ = ["Restored", "restore"]

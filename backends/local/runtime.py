@@ -1,0 +1,159 @@
+"""Running a dataflow in this process to its end: runs, restarts, stops."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+
+from backends.dataflow.api import Dataflow, TwoPhaseCommitSink
+from backends.local.clock import Clock, SystemClock
+from backends.local.driver import FATAL, commit, committables
+from backends.local.outcome import JobFailed, JobOutcome, RunDiscarded
+from backends.local.progress import Progress
+from backends.local.restore import Restored, restore
+from backends.local.run import LocalRun, Schedule
+from backends.local.stopping import end_finished, end_stopped
+from stateformat.errors import CheckpointError, InvalidInput, RestoreRefused
+from stateformat.model import StopMode
+from stateformat.publication import CommitPermit
+from stateformat.store import CheckpointStore
+
+logger = logging.getLogger(__name__)
+
+PROGRESS_EVERY_US = 500_000
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a job runs here.
+
+    ``parallelism`` replaces that of the dataflow, ``per_operator`` goes before both. ``unaligned``: barriers overtake records on
+    hash and rebalance edges. ``resume``: go on after a stop without drain. ``drop``: state that is given up, as ``plan_restore``
+    takes it. ``max_restarts``: after so many failures the job fails. ``seed``: of the order in which things happen.
+    """
+
+    parallelism: int | None = None
+    per_operator: Mapping[str, int] = field(default_factory=dict)
+    unaligned: bool = False
+    resume: bool = False
+    drop: Collection[str] = ()
+    max_restarts: int = 3
+    seed: int = 0
+    schedule: Schedule = field(default_factory=Schedule)
+
+
+class LocalRuntime:
+    """Runs dataflows on a store. One thread; several runtimes on one store fence each other as any two runs do.
+
+    Keyword arguments are the fields of :class:`Options` and of :class:`~backends.local.run.Schedule`.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        *,
+        clock: Clock | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        **options: object,
+    ) -> None:
+        of_schedule = {name: options.pop(name) for name in tuple(options) if name in Schedule.__dataclass_fields__}
+        unknown = set(options) - set(Options.__dataclass_fields__)
+        if unknown:
+            known = sorted({*Options.__dataclass_fields__, *Schedule.__dataclass_fields__} - {"schedule"})
+            raise InvalidInput(f"there is no option {min(unknown)!r}; there are {', '.join(known)}")
+        schedule = options.pop("schedule", Schedule())
+        assert isinstance(schedule, Schedule)
+        self.store = store
+        self.options = Options(**options, schedule=replace(schedule, **of_schedule))  # type: ignore[arg-type]
+        self._clock = clock or SystemClock()
+        self._progress = progress
+        self._runs = 0
+
+    def run(self, flow: Dataflow) -> JobOutcome:
+        """Run a dataflow to its end, or until it is stopped, starting again from the newest checkpoint after failures.
+
+        Raises ``JobFailed`` after too many, with the last as its cause; ``RestoreRefused`` where the newest checkpoint does not
+        fit the dataflow; ``PublishConflict`` where another run has the job, and then nothing of this run was committed.
+        """
+        restarts = 0
+        while True:
+            try:
+                return replace(self._once(flow), restarts=restarts)
+            except (InvalidInput, RestoreRefused, *FATAL):
+                raise
+            except (CheckpointError, OSError) as error:
+                if not isinstance(error, RunDiscarded) or error.counted:
+                    restarts += 1
+                if restarts > self.options.max_restarts:
+                    raise JobFailed(
+                        f"job {flow.job_id!r} failed {restarts} times, and {self.options.max_restarts} restarts are allowed; the "
+                        f"last time: {error}. Its newest checkpoint stands: mend the cause and run it again"
+                    ) from error
+                logger.warning("job %r starts again from its newest checkpoint: %s", flow.job_id, error)
+
+    def _once(self, flow: Dataflow) -> JobOutcome:
+        begun = self.begin(flow)
+        if isinstance(begun, JobOutcome):
+            return begun
+        shown_us = self._clock.now_us()
+        while begun.step():
+            if self._progress is not None and self._clock.now_us() - shown_us >= PROGRESS_EVERY_US:
+                shown_us = self._clock.now_us()
+                self._progress(begun.progress())
+        if self._progress is not None:
+            self._progress(begun.progress())
+        assert begun.outcome is not None
+        return begun.outcome
+
+    def begin(self, flow: Dataflow) -> LocalRun | JobOutcome:
+        """Begin one run: restore from the newest checkpoint, commit what it holds, make the tasks. To be stepped by the caller.
+
+        An outcome at once: the newest checkpoint is that of a stop, or everything had finished. Raises as :meth:`run` does,
+        without starting again.
+        """
+        options = self.options
+        permit = self.store.start(flow.job_id)
+        restored = restore(
+            flow,
+            permit,
+            parallelism=options.parallelism,
+            per_operator=options.per_operator,
+            unaligned=options.unaligned,
+            drop=options.drop,
+        )
+        retries = self._commit_before_start(permit, flow)
+        outcome = self._ended_before(permit, restored)
+        if outcome is not None:
+            return outcome
+        self._runs += 1
+        seed = options.seed + 1_000_003 * (self._runs - 1)
+        return LocalRun(self.store, restored, options.schedule, retries, seed=seed, clock=self._clock)
+
+    def _commit_before_start(self, permit: CommitPermit | None, flow: Dataflow) -> Mapping[str, pa.Table]:
+        """Commit what the newest checkpoint holds, then let sinks remove what no checkpoint does."""
+        sinks = {uid: step.logic for uid, step in flow.steps.items() if isinstance(step.logic, TwoPhaseCommitSink)}
+        retries = {} if permit is None else commit(permit, sinks)
+        for uid, sink in sinks.items():
+            sink.clean(uid, permit.ref.checkpoint_id if permit else 0, committables(permit, uid))
+        return retries
+
+    def _ended_before(self, permit: CommitPermit | None, restored: Restored) -> JobOutcome | None:
+        if permit is None:
+            return None
+        stop = permit.record.stop
+        if stop is not None:
+            if stop.mode is StopMode.DRAIN or not self.options.resume:
+                outcome = end_stopped(self.store, permit, stop, self.options.schedule.savepoint_options)
+                if stop.mode is StopMode.DRAIN:
+                    return outcome
+                return replace(outcome, sentence=outcome.sentence + ". Run it with resume=True to go on")
+            logger.info("job goes on after its stop at checkpoint %s", permit.ref.checkpoint_id)
+        if len(restored.finished) == len(restored.job.vertices):
+            return end_finished(self.store, permit)
+        return None
+
+
+__all__ = ["LocalRuntime", "Options"]

@@ -1,0 +1,352 @@
+"""One task in the in-process executor: delivers events to its :class:`Task`, carries out the commands, decides nothing."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import pyarrow as pa
+
+from backends.dataflow import events as ev
+from backends.dataflow.activation import Activation, OpenSnapshot
+from backends.dataflow.api import NoSplit, Split
+from backends.dataflow.compile import Vertex
+from backends.dataflow.life import State
+from backends.dataflow.routing import Router
+from backends.dataflow.task import Task
+from backends.local.channels import Queue
+from stateformat.snapshot import Snapshot, WriteContext
+
+logger = logging.getLogger(__name__)
+
+IDLE_US = 5_000
+"""How long a reader that found nothing waits before it looks again."""
+
+
+class Give(NamedTuple):
+    """The enumerator answers a reader."""
+
+    split: Split | NoSplit
+
+
+class Message(NamedTuple):
+    """An operator's coordinator writes to a subtask."""
+
+    uid: str
+    message: bytes
+
+
+Mail = ev.TaskEvent | Give | Message
+
+
+class Link(Protocol):
+    """What a worker reaches of the run that it belongs to."""
+
+    def tell(self, event: ev.CoordinatorEvent) -> None:
+        """Send an event to the coordinator."""
+
+    def message(self, uid: str, subtask: int, message: bytes, snapshot_taken: int) -> None:
+        """Send to an operator's coordinator; ``snapshot_taken`` is the last barrier of which the sender took a snapshot."""
+
+    def want_split(self, task: ev.TaskId) -> None:
+        """Ask the source's enumerator for a split."""
+
+    def context(self, number: int) -> WriteContext:
+        """What writers of the checkpoint of a barrier need."""
+
+    def add(self, number: int, snapshots: Sequence[Snapshot]) -> None:
+        """Take the snapshots of a task."""
+
+    def awaits_snapshot(self, task: ev.TaskId) -> bool:
+        """Whether the checkpoint in flight has begun and this task has not come to it."""
+
+    def confirm(self, channel: ev.Channel) -> None:
+        """Tell the sender of a channel that its data has been processed."""
+
+    def announce(self, channel: ev.Channel, barrier: ev.Barrier) -> None:
+        """Tell the receiver of a channel that a barrier overtakes."""
+
+    def log_arrival(self, channel: ev.Channel, batch: pa.RecordBatch) -> None:
+        """Let the receiver of a channel log what came in."""
+
+    def ended(self, task: ev.TaskId) -> None:
+        """A task is gone."""
+
+    def now_us(self) -> int:
+        """The clock."""
+
+
+class Worker:
+    """One task: its decisions (``task``), its operators (``operators``), its channels."""
+
+    def __init__(
+        self,
+        task_id: ev.TaskId,
+        vertex: Vertex,
+        task: Task,
+        inputs: Sequence[Queue],
+        outputs: Mapping[str, Sequence[Queue]],
+        overtaken: frozenset[str],
+        link: Link,
+    ) -> None:
+        self.id = task_id
+        self.vertex = vertex
+        self.task = task
+        self.operators: Activation
+        self.routers: Mapping[str, Router] = {}
+        self.inputs = {queue.channel: queue for queue in inputs}
+        self.mail: deque[Mail] = deque()
+        self.rows = 0
+        self.gone = False
+        self._outputs = outputs
+        self._out_queues = [queue for queues in outputs.values() for queue in queues]
+        self._by_receiver = {
+            edge: {queue.channel.receiver: queue for queue in queues} for edge, queues in outputs.items()
+        }
+        self._overtaken = overtaken
+        self._link = link
+        self._snapshot: OpenSnapshot | None = None
+        self._number = 0
+        self._held = False
+        self._late_messages: deque[Message] = deque()
+        self._asked = False
+        self._ask_at_us = 0
+        self._splits_may_come = vertex.is_source
+        self._idle_until_us = 0
+
+    @property
+    def snapshot_taken(self) -> int:
+        """The number of the last barrier for which it took a snapshot."""
+        return self._number
+
+    @property
+    def watermark(self) -> int:
+        """How far event time has come here, µs."""
+        return self.task.watermark
+
+    @property
+    def idle_until_us(self) -> int | None:
+        """When its reader looks again; None where it waits for nothing but events."""
+        waits = self.vertex.is_source and not self.gone and not self._held and self.task.may_read
+        return self._idle_until_us if waits else None
+
+    # What the schedule asks --------------------------------------------------------------------------------------------
+
+    def ready(self, now_us: int) -> bool:
+        """Whether there is anything that it can do now."""
+        if self.gone:
+            return False
+        if self.mail:
+            return True
+        if any(queue.full for queue in self._out_queues):
+            return False
+        if self.vertex.is_source:
+            return not self._held and self.task.may_read and now_us >= self._idle_until_us
+        return any(queue.elements and not self.task.is_blocked(channel) for channel, queue in self.inputs.items())
+
+    def step(self, choose: random.Random) -> None:
+        """Do one thing: mail first, since control goes before data. What user code raises is told to the coordinator."""
+        try:
+            if self.mail:
+                self._open_mail(self.mail.popleft())
+            elif self.vertex.is_source:
+                self._read()
+            else:
+                open_now = [
+                    queue
+                    for channel, queue in self.inputs.items()
+                    if queue.elements and not self.task.is_blocked(channel)
+                ]
+                queue = open_now[choose.randrange(len(open_now))] if len(open_now) > 1 else open_now[0]
+                self.deliver(ev.Received(queue.channel, queue.get()))
+        except Exception as error:
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """The task is lost, and with it the run."""
+        logger.debug("task %s failed", self.id, exc_info=error)
+        self.gone = True
+        self._link.tell(ev.TaskFailed(self.id, str(error)))
+
+    def start(self) -> None:
+        """Begin: states are restored and what was in flight has been processed."""
+        try:
+            self._carry_out(self.task.start())
+        except Exception as error:
+            self.fail(error)
+
+    def deliver(self, event: ev.TaskEvent) -> None:
+        """Deliver an event and carry out what follows."""
+        self._carry_out(self.task.handle(event))
+
+    def log(self, channel: ev.Channel, batch: pa.RecordBatch) -> None:
+        """Put records into the in-flight state of the snapshot that is being taken."""
+        if self._snapshot is not None:
+            self._snapshot.log(channel, batch)
+
+    # What operators reach (activation.Outside) ---------------------------------------------------------------------------
+
+    def emit(self, edge_id: str, batch: pa.RecordBatch) -> None:
+        """Send a batch along an edge that leaves the chain."""
+        queues = self._by_receiver[edge_id]
+        for receiver, part in self.routers[edge_id].route(batch):
+            queue = queues[receiver]
+            queue.put(ev.Records(part))
+            if queue.arriving:
+                self._link.log_arrival(queue.channel, part)
+
+    def send(self, uid: str, message: bytes) -> None:
+        """Send to an operator's coordinator."""
+        self._link.message(uid, self.id.subtask, message, self._number)
+
+    def now_us(self) -> int:
+        """The clock."""
+        return self._link.now_us()
+
+    # Commands ------------------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, commands: Sequence[ev.TaskCommand]) -> None:
+        for command in commands:
+            self._carry(command)
+
+    def _carry(self, command: ev.TaskCommand) -> None:
+        operators = self.operators
+        match command:
+            case ev.Process(channel, batch):
+                self.rows += batch.num_rows
+                operators.process(channel.edge, batch)
+            case ev.Emit(element):
+                self._emit(element)
+            case ev.AdvanceWatermark(timestamp):
+                operators.advance_watermark(timestamp)
+            case ev.EndInput(number):
+                operators.end_input(number)
+            case ev.Finish():
+                operators.finish()
+            case ev.Snapshot():
+                self._take_snapshot(command)
+            case ev.Acknowledge():
+                self._acknowledge(command)
+            case ev.NotifyComplete(number):
+                operators.notify_complete(number)
+            case ev.NotifyAborted(number):
+                self._forget(number)
+            case ev.Close():
+                operators.close()
+            case ev.Ended():
+                self.gone = True
+                self._link.ended(self.id)
+            case ev.HoldSource(hold):
+                self._held = hold
+            case ev.LogQueued() | ev.LogRecords() | ev.StopLog():
+                self._log(command)
+            case _:
+                self._tell(command)
+
+    def _tell(self, command: ev.Decline | ev.ConfirmProcessed | ev.TellLogicEnded | ev.TellInputsEnded) -> None:
+        match command:
+            case ev.Decline(number, reason):
+                self._link.tell(ev.Declined(self.id, number, reason))
+            case ev.ConfirmProcessed(channel):
+                self._link.confirm(channel)
+            case ev.TellLogicEnded():
+                self._link.tell(ev.LogicEnded(self.id))
+            case ev.TellInputsEnded():
+                self._link.tell(ev.InputsEnded(self.id))
+
+    def _open_mail(self, mail: Mail) -> None:
+        if isinstance(mail, Give):
+            self._asked = False
+            if mail.split is NoSplit.LATER:
+                self._ask_at_us = self.now_us() + IDLE_US
+            else:
+                self._splits_may_come = mail.split is not NoSplit.NEVER
+                self._idle_until_us = 0
+                self.operators.give(mail.split)
+        elif not isinstance(mail, Message):
+            self.deliver(mail)
+        elif self._link.awaits_snapshot(self.id) or self.task.state is State.HELD:
+            self._late_messages.append(mail)
+        elif self.task.state in (State.RUNNING, State.DRAINING):
+            # Later nothing may be emitted any more; what a finished subtask is told is lost, as the contract says.
+            self.operators.receive(mail.uid, mail.message)
+
+    def _release_messages(self) -> None:
+        # What coordinators sent while the checkpoint was pending comes behind the barrier.
+        self.mail.extendleft(reversed(self._late_messages))
+        self._late_messages.clear()
+
+    def _read(self) -> None:
+        reading = self.operators.read()
+        self.rows += reading.rows
+        if reading.watermark is not None:
+            self.deliver(ev.SourceAdvanced(reading.watermark))
+        if reading.wants_split and self._splits_may_come and not self._asked and self.now_us() >= self._ask_at_us:
+            self._asked = True
+            self._link.want_split(self.id)
+        if reading.ended:
+            self.deliver(ev.SourceEnded())
+        elif reading.idle or not reading.rows:
+            self._idle_until_us = self.now_us() + IDLE_US
+
+    def _emit(self, element: ev.Element) -> None:
+        for edge, queues in self._outputs.items():
+            overtakes = isinstance(element, ev.Barrier) and element.unaligned and edge in self._overtaken
+            for queue in queues:
+                queue.put(element)
+                if isinstance(element, ev.Barrier):
+                    # Whatever is put behind it is no part of the epoch before.
+                    queue.arriving = False
+                    if overtakes:
+                        self._link.announce(queue.channel, element)
+
+    def _take_snapshot(self, command: ev.Snapshot) -> None:
+        self._number = command.barrier.number
+        try:
+            self._snapshot = self.operators.snapshot(command, self._link.context(self._number))
+        except Exception as error:
+            self._snapshot_failed(error)
+        self._release_messages()
+
+    def _snapshot_failed(self, error: Exception) -> None:
+        logger.debug("snapshot %d of task %s failed", self._number, self.id, exc_info=error)
+        self._snapshot = None
+        self._link.tell(ev.SnapshotFailed(self.id, self._number, str(error)))
+
+    def _log(self, command: ev.LogQueued | ev.LogRecords | ev.StopLog) -> None:
+        queue = self.inputs[command.channel]
+        match command:
+            case ev.LogRecords(channel, batch):
+                self.log(channel, batch)
+            case ev.StopLog():
+                queue.arriving = False
+            case ev.LogQueued(channel, arriving):
+                for batch in queue.records_before(self._number):
+                    self.log(channel, batch)
+                queue.arriving = arriving and not queue.holds_barrier(self._number)
+
+    def _acknowledge(self, command: ev.Acknowledge) -> None:
+        snapshot, self._snapshot = self._snapshot, None
+        if snapshot is not None:
+            try:
+                self._link.add(command.number, snapshot.close())
+            except Exception as error:
+                self._snapshot_failed(error)
+                return
+        elif self._number == command.number:
+            return  # Its snapshot failed, and the coordinator knows.
+        self._number = command.number
+        self._link.tell(ev.Acknowledged(self.id, command))
+
+    def _forget(self, number: int) -> None:
+        self._snapshot = None
+        for queue in self.inputs.values():
+            queue.arriving = False
+        self.operators.notify_aborted(number)
+        self._release_messages()
+
+
+__all__ = ["Give", "Link", "Mail", "Message", "Worker"]

@@ -1,0 +1,21 @@
+"""The running state of a subtask: keyed value, map and list, timers, and entries, in Arrow and numpy, a batch at a time.
+
+Pure memory: what is stored and how is said by ``stateformat``, of which this reads and writes whole states. Which keys come
+to a subtask is the business of whoever sends it batches; the writer of a snapshot refuses keys of others.
+
+==================  ===============================================  ==============================================
+``parts``           columns taken apart, addressed by slot            numpy arrays, arenas of bytes, Arrow arrays
+``index``           from keys to slots                                a hash table, searched a batch at a time
+``store``           rows in slots, fitted, found by key               holes are closed when they are more than half
+``chains``          which elements belong to which key                for maps and lists
+``value`` …         the states themselves, and ``subtask``: all of them
+==================  ===============================================  ==============================================
+"""
+
+from backends.state.collections import KeyedList, KeyedMap
+from backends.state.entries import Entries
+from backends.state.subtask import SubtaskStates
+from backends.state.timers import TimerSet
+from backends.state.value import KeyedValue
+
+__all__ = ["Entries", "KeyedList", "KeyedMap", "KeyedValue", "SubtaskStates", "TimerSet"]

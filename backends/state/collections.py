@@ -1,0 +1,263 @@
+"""Keyed map and keyed list state: several rows per key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from backends.state.chains import Chains
+from backends.state.parts import Slots, take_apart
+from backends.state.store import Fitter, KeyedRows, Rows, as_table, key_grouping, record_batch, with_groups, without
+from backends.state.value import one_row, one_values, segment_table
+from stateformat.errors import ErrorKind, InvalidInput, InvalidState
+from stateformat.model import Operator, State
+from stateformat.schema import segment_schema
+
+_INDEX_MAX: Final = 2**63 - 1
+
+
+class _Collection:
+    """What maps and lists have in common: keys, elements, and the chains between them."""
+
+    def __init__(self, operator: Operator, state: State, elements: Rows) -> None:
+        self._where = f"state {state.name!r} of {state.operator!r}"
+        self._key_names = list(state.key_columns)
+        names = segment_schema(state).names[1:]
+        self._keys = Fitter(state, self._key_names, only=False)
+        self._schema = Fitter(state, names, only=False).schema
+        self._key_rows = KeyedRows(
+            self._keys.fields, len(self._key_names), key_grouping(operator, len(self._key_names))
+        )
+        self._elements = elements
+        self._chains = Chains(self._key_rows, elements)
+
+    def __len__(self) -> int:
+        return self._elements.count
+
+    @property
+    def key_count(self) -> int:
+        """Keys that have elements."""
+        return self._key_rows.count
+
+    def get(self, keys: pa.RecordBatch) -> pa.RecordBatch:
+        """All rows of these keys, each once: by the first place of its key in ``keys``, then in their order within the key.
+
+        Columns as :meth:`rows` has them.
+        """
+        return self.lookup(keys, distinct=True)[0]
+
+    def lookup(self, keys: pa.RecordBatch, *, distinct: bool = False) -> tuple[pa.RecordBatch, Slots]:
+        """All rows of the key of each row of ``keys``, and the number of that row (int64, ascending): a join.
+
+        A key that stands twice in ``keys`` gives its rows twice, unless they should be ``distinct``.
+        """
+        slots = self._key_rows.find(self._keys.fit(keys))
+        requests = np.flatnonzero(slots >= 0)
+        owners, place = np.unique(slots[requests], return_inverse=True)
+        elements = self._chains.of(owners)
+        elements = elements[self._order(elements)]
+        # Elements by owner, then in order; a request takes those of its owner.
+        of_owner = np.searchsorted(owners, self._elements.array("owner")[elements])
+        by_owner = np.argsort(of_owner, kind="stable")
+        begins = np.searchsorted(of_owner[by_owner], np.arange(len(owners) + 1))
+        if distinct:
+            _, first = np.unique(place, return_index=True)
+            keep = np.sort(first)
+            requests, place = requests[keep], place[keep]
+        counts = (begins[1:] - begins[:-1])[place]
+        offsets = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        chosen = elements[by_owner[np.repeat(begins[:-1][place], counts) + offsets]]
+        return pa.RecordBatch.from_arrays(self._columns(chosen), schema=self._schema), np.repeat(requests, counts)
+
+    def _order(self, elements: Slots) -> Slots:
+        """What sorts elements of a key into their order."""
+        return np.argsort(elements)
+
+    def _columns(self, slots: Slots | slice) -> list[pa.Array]:
+        raise AssertionError(f"{slots} of no kind of collection")
+
+    def clear(self, keys: pa.RecordBatch) -> None:
+        """Forget all rows of these keys; those without rows are passed over."""
+        slots = self._key_rows.find(self._keys.fit(keys))
+        self._chains.kill(self._chains.of(np.unique(slots[slots >= 0])))
+
+    def clear_one(self, *key: Any) -> None:
+        """Forget all rows of one key."""
+        self.clear(one_row(self._keys, key))
+
+    def rows(self) -> pa.Table:
+        """All rows: the format's own columns and those of the declaration, in the order in which the rows came."""
+        return as_table(self._schema, self._columns, self._elements.live_slots())
+
+
+class KeyedMap(_Collection):
+    """Rows of values by key and ``_map_key`` (SPEC.md section 3.6, kind ``map``). Order within a key: as they came.
+
+    Batches have columns by name: key columns, ``_map_key``, values; nullable values may be missing. What is said of
+    keys, types and errors at :class:`~backends.state.value.KeyedValue` holds here, for ``_map_key`` too.
+    """
+
+    def __init__(self, operator: Operator, state: State) -> None:
+        row_key = [*state.key_columns, "_map_key"]
+        declared = [item.name for item in state.current.fields]
+        self._value_names = [name for name in declared if name not in row_key]
+        self._row_keys = Fitter(state, row_key, only=False)
+        self._values = Fitter(state, self._value_names, only=True)
+        fields = [*self._row_keys.fields, *self._values.fields]
+        stored = [field.name for field in fields]
+        self._positions = [stored.index(name) for name in declared]
+        self._entries = KeyedRows(fields, len(row_key), key_grouping(operator, len(state.key_columns)))
+        super().__init__(operator, state, self._entries)
+
+    def find(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, np.ndarray[Any, np.dtype[np.bool_]]]:
+        """The values at each key and ``_map_key``, in the order of ``rows``, null where there are none; and whether there are."""
+        slots = self._entries.find(self._row_keys.fit(rows))
+        found = slots >= 0
+        columns = self._entries.get(slots, self._entries.key_count, found=None if found.all() else found)
+        return record_batch(columns, self._values.schema, len(slots)), found
+
+    def put(self, rows: pa.RecordBatch) -> None:
+        """Set rows; of rows with the same key and ``_map_key`` the last one counts."""
+        self._put(rows, None)
+
+    def _put(self, rows: pa.RecordBatch, groups: Any) -> None:
+        fitted = self._row_keys.fit(rows)
+        values = self._values.fit(without(rows, self._row_keys.schema.names))
+        slots, new = self._entries.ensure(fitted, groups)
+        if len(new):
+            keys = [column.take(pa.array(new)) for column in fitted[:-1]]
+            owners, first = self._key_rows.ensure(keys, None if groups is None else groups[new])
+            self._chains.start(owners[first])
+            self._chains.link(slots[new], owners)
+        self._entries.put_rows(slots, values)
+
+    def delete(self, rows: pa.RecordBatch) -> None:
+        """Forget entries by key and ``_map_key``; those that are not there are passed over."""
+        slots = self._entries.find(self._row_keys.fit(rows))
+        self._chains.kill(slots[slots >= 0])
+
+    def _columns(self, slots: Slots | slice) -> list[pa.Array]:
+        columns = self._entries.get(slots)
+        return [columns[position] for position in self._positions]
+
+    def get_one(self, *key: Any) -> dict[Any, dict[str, Any]]:
+        """What one key has: values by ``_map_key``. A map key that is a struct stands as its items, sorted as declared."""
+        rows = self.get(one_row(self._keys, key)).to_pylist()
+        return {_hashable(row["_map_key"]): {name: row[name] for name in self._value_names} for row in rows}
+
+    def put_one(self, key: Sequence[Any], map_key: Any, **values: Any) -> None:
+        """Set one entry of one key."""
+        row = one_row(self._row_keys, [*key, map_key])
+        columns = one_values(self._values, values)
+        self.put(
+            pa.RecordBatch.from_arrays([*row.columns, *columns.columns], [*row.schema.names, *columns.schema.names])
+        )
+
+    def delete_one(self, key: Sequence[Any], map_key: Any) -> None:
+        """Forget one entry of one key."""
+        self.delete(one_row(self._row_keys, [*key, map_key]))
+
+    def restore(self, rows: pa.RecordBatch, groups: Any = None) -> None:
+        """Take rows of a checkpoint, all of other row keys; ``groups`` are their key groups, if known to be right."""
+        self._put(rows, groups)
+
+    def segment_rows(self) -> pa.Table | None:
+        """The rows as a segment has them, with ``_key_group``, None if there are none. Good until the next change."""
+        return segment_table(self._entries, self._schema, self._columns)
+
+
+class KeyedList(_Collection):
+    """A list of rows per key (SPEC.md section 3.6, kind ``list``), in the order of ``_index``, which is given here.
+
+    What is said of keys, types and errors at :class:`~backends.state.value.KeyedValue` holds here.
+    """
+
+    def __init__(self, operator: Operator, state: State) -> None:
+        declared = [item.name for item in state.current.fields]
+        self._value_names = [name for name in declared if name not in state.key_columns]
+        self._values = Fitter(state, self._value_names, only=True)
+        self._index = Fitter(state, ["_index"], only=False)
+        super().__init__(operator, state, Rows([*self._index.fields, *self._values.fields]))
+        stored = [*self._index.schema.names, *self._value_names, *self._key_names]
+        self._positions = [stored.index(name) for name in self._schema.names]
+        self._key_rows.add_array("next", np.int64)
+
+    def append(self, keys: pa.RecordBatch, values: pa.RecordBatch) -> None:
+        """Put a row of values at the end of the list of each key, row by row; a key may stand several times."""
+        if len(keys) != len(values):
+            raise InvalidInput(f"{len(keys)} rows of keys and {len(values)} of values; there must be as many")
+        fitted, columns = self._keys.fit(keys), self._values.fit(values)
+        if not len(keys):
+            return
+        owners = self._owners(fitted, None)
+        order = np.argsort(owners, kind="stable")
+        ordered = owners[order]
+        begins = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+        counts = np.diff(begins, append=len(ordered))
+        following = self._key_rows.array("next")
+        indexes = np.empty(len(ordered), np.int64)
+        indexes[order] = np.arange(len(ordered)) - np.repeat(begins - following[ordered[begins]], counts)
+        following[ordered[begins]] += counts
+        self._add(owners, [pa.array(indexes), *columns])
+
+    def _owners(self, keys: Sequence[pa.Array], groups: Any) -> Slots:
+        owners, new = self._key_rows.ensure(keys, groups)
+        self._chains.start(owners[new])
+        self._key_rows.array("next")[owners[new]] = 0
+        return owners
+
+    def _add(self, owners: Slots, columns: Sequence[pa.Array]) -> None:
+        new = self._elements.add(len(owners))
+        self._elements.put(new, [take_apart(column) for column in columns])
+        self._chains.link(np.arange(new.start, new.stop), owners)
+
+    def _order(self, elements: Slots) -> Slots:
+        [index] = self._elements.get(elements, 0, 1)
+        return np.lexsort([elements, index.to_numpy()])
+
+    def _columns(self, slots: Slots | slice) -> list[pa.Array]:
+        columns = [*self._elements.get(slots), *self._key_rows.get(self._elements.array("owner")[slots])]
+        return [columns[position] for position in self._positions]
+
+    def get_one(self, *key: Any) -> list[dict[str, Any]]:
+        """The values of one key, in order."""
+        rows = self.get(one_row(self._keys, key)).to_pylist()
+        return [{name: row[name] for name in self._value_names} for row in rows]
+
+    def append_one(self, key: Sequence[Any], **values: Any) -> None:
+        """Put one row of values at the end of the list of one key."""
+        self.append(one_row(self._keys, key), one_values(self._values, values))
+
+    def restore(self, rows: pa.RecordBatch, groups: Any = None) -> None:
+        """Take rows of a checkpoint, all of other row keys; ``groups`` are their key groups, if known to be right."""
+        if not len(rows):
+            return
+        owners = self._owners(self._keys.fit(rows), groups)
+        [indexes] = self._index.fit(rows)
+        if indexes.to_numpy().max() == _INDEX_MAX:
+            raise InvalidState(
+                f"a list of {self._where} has an element with _index {_INDEX_MAX}, after which nothing can be appended; "
+                "rewrite the state with lower ones",
+                kind=ErrorKind.LIMIT_EXCEEDED,
+            )
+        # What follows is one above the greatest, and 0 where all are negative.
+        np.maximum.at(self._key_rows.array("next"), owners, indexes.to_numpy() + 1)
+        values = self._values.fit(without(rows, [*self._key_names, "_index"]))
+        self._add(owners, [indexes, *values])
+
+    def segment_rows(self) -> pa.Table | None:
+        """The rows as a segment has them, with ``_key_group``, None if there are none. Good until the next change."""
+        owner, group = self._elements.array("owner"), self._key_rows.array("group")
+
+        def columns(some: Slots | slice) -> list[pa.Array]:
+            return [pa.array(group[owner[some]].astype(np.int32)), *self._columns(some)]
+
+        slots = self._elements.live_slots()
+        return as_table(with_groups(self._schema), columns, slots, view=True) if len(slots) else None
+
+
+def _hashable(value: Any) -> Any:
+    return tuple((name, _hashable(part)) for name, part in value.items()) if isinstance(value, Mapping) else value

@@ -1,0 +1,365 @@
+"""Columns taken apart: what a row of state is in memory, and how it becomes Arrow again.
+
+Theory of operation. A column of any type of SPEC.md section 3.7 is one or more *parts*, each addressed by slot, the number
+of a row: validity (a bool; the part holds nothing at all until the first null comes), a fixed-width value (a numpy array),
+bytes (an arena), anything nested in lists or maps (Arrow arrays). A struct is its validity and the parts of its fields. The
+*raw* form of a batch of rows is the list of what its parts hold: a numpy array, None for "all valid", or an Arrow array.
+
+Values under a null are zero or empty, so two values are equal exactly when their raw forms are; that is how keys are
+compared, after ``normalise_key_column`` has given equal floats equal bits (SPEC.md section 5.3).
+
+Fixed-width parts are overwritten in place. Bytes and nested values are appended and pointed at; what nobody points at any
+more is squeezed out when it is more than half. Capacity doubles. An array of slots may hold −1, *no row*: it gets whatever the
+part has there, and validity False.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Slots: TypeAlias = npt.NDArray[np.int64]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+Raw: TypeAlias = Any
+"""What one part holds of a batch: a numpy array, None (validity: all valid), or an Arrow array."""
+
+_DTYPES: Final = {
+    pa.bool_(): np.bool_,
+    pa.int8(): np.int8,
+    pa.int16(): np.int16,
+    pa.int32(): np.int32,
+    pa.date32(): np.int32,
+    pa.int64(): np.int64,
+    pa.float32(): np.float32,
+    pa.float64(): np.float64,
+}
+_WORDS: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_BYTES: Final = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
+_LARGE: Final = pa.large_binary()
+_SQUEEZE_ROWS_MIN: Final = 1024
+# So many arrays of nested values are put together into one: each costs a gather of its own.
+_ARRAYS_MAX: Final = 8
+
+
+def dtype_of(kind: pa.DataType) -> Any:
+    """The numpy type of a fixed-width Arrow type; None for the others. 128-bit decimals are moved as complex numbers."""
+    if pa.types.is_decimal128(kind):
+        return np.complex128
+    return np.int64 if pa.types.is_timestamp(kind) else _DTYPES.get(kind)
+
+
+def grown(old: npt.NDArray[Any], capacity: int, used: int) -> npt.NDArray[Any]:
+    """The first ``used`` values in an array with room for ``capacity``; zero behind them."""
+    new = np.zeros(capacity, old.dtype)
+    new[:used] = old[:used]
+    return new
+
+
+class Part(Protocol):
+    """One part of all rows, addressed by slot."""
+
+    def reserve(self, capacity: int, used: int) -> None:
+        """Make room for slots below ``capacity``; those below ``used`` keep what they have."""
+
+    def put(self, slots: Slots | slice, raw: Raw) -> None:
+        """Set the slots, none of which stands twice, to the rows of ``raw``."""
+
+    def get(self, slots: Slots | slice) -> Raw:
+        """The rows of the slots. A slice of fixed-width values is a view, good until the next change."""
+
+    def same(self, slots: Slots, raw: Raw) -> Any:
+        """For each row of ``raw`` whether the slot beside it holds the same; True alone where all do."""
+
+    def keep(self, slots: Slots) -> None:
+        """Renumber: what was in ``slots[i]`` is in slot i from now on, and nothing else is kept."""
+
+
+class FixedPart:
+    """Values of a fixed width."""
+
+    def __init__(self, dtype: Any) -> None:
+        self.values: npt.NDArray[Any] = np.zeros(0, dtype)
+
+    def reserve(self, capacity: int, used: int) -> None:
+        """See :class:`Part`."""
+        self.values = grown(self.values, capacity, used)
+
+    def put(self, slots: Slots | slice, raw: Raw) -> None:
+        """See :class:`Part`."""
+        self.values[slots] = raw
+
+    def get(self, slots: Slots | slice) -> Raw:
+        """See :class:`Part`."""
+        return self.values[slots]
+
+    def same(self, slots: Slots, raw: Raw) -> Any:
+        """See :class:`Part`."""
+        return _equal(self.values[slots], raw)
+
+    def keep(self, slots: Slots) -> None:
+        """See :class:`Part`."""
+        self.values[: len(slots)] = self.values[slots]
+
+
+class ValidPart:
+    """Whether a value is not null. Takes memory only once something is."""
+
+    def __init__(self) -> None:
+        self.values: Mask | None = None
+        self._capacity = 0
+
+    def reserve(self, capacity: int, used: int) -> None:
+        """See :class:`Part`."""
+        self._capacity = capacity
+        if self.values is not None:
+            self.values = grown(self.values, capacity, used)
+
+    def put(self, slots: Slots | slice, raw: Raw) -> None:
+        """See :class:`Part`."""
+        if self.values is None:
+            if raw is None:
+                return
+            self.values = np.ones(self._capacity, np.bool_)
+        self.values[slots] = True if raw is None else raw
+
+    def get(self, slots: Slots | slice) -> Raw:
+        """See :class:`Part`."""
+        return None if self.values is None else self.values[slots]
+
+    def same(self, slots: Slots, raw: Raw) -> Any:
+        """See :class:`Part`."""
+        if self.values is None:
+            return True if raw is None else raw
+        return self.values[slots] if raw is None else self.values[slots] == raw
+
+    def keep(self, slots: Slots) -> None:
+        """See :class:`Part`."""
+        if self.values is not None:
+            kept = self.values[slots]
+            self.values[: len(slots)] = kept
+            if kept.all():
+                self.values = None
+
+
+class BytesPart:
+    """Strings and binary: an arena to which values are appended, and where in it the value of each slot is."""
+
+    def __init__(self) -> None:
+        self._where: Slots = np.zeros(0, np.int64)
+        self._offsets: Slots = np.zeros(1, np.int64)
+        self._data: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
+        self._rows = 0
+        self._used = 0
+        """Slots that were ever set since the last squeeze: at most so many values are pointed at."""
+
+    def reserve(self, capacity: int, used: int) -> None:
+        """See :class:`Part`."""
+        self._where = grown(self._where, capacity, used)
+
+    def put(self, slots: Slots | slice, raw: Raw) -> None:
+        """See :class:`Part`."""
+        count = len(raw)
+        if not count:
+            return
+        stop = slots.stop if isinstance(slots, slice) else int(slots.max()) + 1
+        self._used = max(self._used, stop)
+        if self._rows + count > 2 * self._used + _SQUEEZE_ROWS_MIN:
+            self._squeeze()
+        self._where[slots] = np.arange(self._rows, self._rows + count)
+        self._append(raw)
+
+    def _append(self, raw: Raw) -> None:
+        _, offset_buffer, data_buffer = raw.buffers()
+        offsets = np.frombuffer(offset_buffer, np.int64, len(raw) + 1, 8 * raw.offset)
+        first, size = int(offsets[0]), int(offsets[-1] - offsets[0])
+        begin, rows = int(self._offsets[self._rows]), self._rows + len(raw)
+        if rows >= len(self._offsets):
+            self._offsets = grown(self._offsets, 2 * rows + 1, self._rows + 1)
+        if begin + size > len(self._data):
+            self._data = grown(self._data, 2 * (begin + size), begin)
+        if size:
+            self._data[begin : begin + size] = np.frombuffer(data_buffer, np.uint8, size, first)
+        np.add(offsets[1:], begin - first, out=self._offsets[self._rows + 1 : rows + 1])
+        self._rows = rows
+
+    def _values(self) -> pa.Array:
+        return pa.Array.from_buffers(_LARGE, self._rows, [None, pa.py_buffer(self._offsets), pa.py_buffer(self._data)])
+
+    def get(self, slots: Slots | slice) -> Raw:
+        """See :class:`Part`."""
+        where = self._where[slots]
+        if not self._rows:
+            return pa.repeat(pa.scalar(b"", _LARGE), len(where))
+        return pc.take(self._values(), pa.array(where), boundscheck=False)
+
+    def same(self, slots: Slots, raw: Raw) -> Any:
+        """See :class:`Part`."""
+        return _equal(self.get(slots), raw)
+
+    def keep(self, slots: Slots) -> None:
+        """See :class:`Part`."""
+        self._where[: len(slots)] = self._where[slots]
+        self._where[len(slots) :] = 0
+        self._used = len(slots)
+        self._squeeze()
+
+    def _squeeze(self) -> None:
+        values = self.get(slice(0, self._used))
+        self._offsets, self._data, self._rows = np.zeros(1, np.int64), np.zeros(0, np.uint8), 0
+        self._where[: self._used] = np.arange(self._used)
+        self._append(values)
+
+
+class NestedPart:
+    """Lists and maps, with their own nulls: Arrow arrays to which others are appended, and where each slot's value is."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self._kind = kind
+        self._where: Slots = np.zeros(0, np.int64)
+        self._arrays: list[pa.Array] = []
+        self._rows = 0
+        self._used = 0
+
+    def reserve(self, capacity: int, used: int) -> None:
+        """See :class:`Part`."""
+        self._where = grown(self._where, capacity, used)
+
+    def put(self, slots: Slots | slice, raw: Raw) -> None:
+        """See :class:`Part`."""
+        if not len(raw):
+            return
+        stop = slots.stop if isinstance(slots, slice) else int(slots.max()) + 1
+        self._used = max(self._used, stop)
+        if self._rows + len(raw) > 2 * self._used + _SQUEEZE_ROWS_MIN:
+            self._squeeze()
+        self._where[slots] = np.arange(self._rows, self._rows + len(raw))
+        self._arrays.append(raw)
+        self._rows += len(raw)
+        # Neighbours of like size are put together, so a value is copied once for every doubling.
+        while len(self._arrays) > _ARRAYS_MAX and len(self._arrays[-2]) <= 2 * len(self._arrays[-1]):
+            self._arrays[-2:] = [pa.concat_arrays(self._arrays[-2:])]
+
+    def get(self, slots: Slots | slice) -> Raw:
+        """See :class:`Part`."""
+        where = self._where[slots]
+        if not self._rows:
+            return pa.nulls(len(where), self._kind)
+        if len(self._arrays) == 1:
+            return self._arrays[0].take(pa.array(where))
+        starts = np.cumsum([0, *(len(array) for array in self._arrays)])
+        place = np.searchsorted(starts, where, "right") - 1
+        order = np.argsort(place, kind="stable")
+        cuts = np.searchsorted(place[order], np.arange(len(self._arrays) + 1))
+        gathered = [
+            array.take(pa.array(where[order[cuts[number] : cuts[number + 1]]] - starts[number]))
+            for number, array in enumerate(self._arrays)
+            if cuts[number] < cuts[number + 1]
+        ]
+        back = np.empty(len(order), np.int64)
+        back[order] = np.arange(len(order))
+        return pa.concat_arrays(gathered).take(pa.array(back)) if gathered else pa.nulls(0, self._kind)
+
+    def same(self, slots: Slots, raw: Raw) -> Any:
+        """Lists and maps are no keys (SPEC.md section 3.7)."""
+        raise AssertionError(f"{self._kind} is compared as a key with {len(raw)} rows at {len(slots)} slots")
+
+    def keep(self, slots: Slots) -> None:
+        """See :class:`Part`."""
+        self._where[: len(slots)] = self._where[slots]
+        self._where[len(slots) :] = 0
+        self._used = len(slots)
+        self._squeeze()
+
+    def _squeeze(self) -> None:
+        self._arrays = [self.get(slice(0, self._used))]
+        self._rows = self._used
+        self._where[: self._used] = np.arange(self._used)
+
+
+def make_parts(kind: pa.DataType) -> list[Part]:
+    """Empty parts for a column of this type."""
+    if pa.types.is_struct(kind):
+        return [ValidPart(), *(part for field in kind for part in make_parts(field.type))]
+    if kind in _BYTES:
+        return [ValidPart(), BytesPart()]
+    dtype = dtype_of(kind)
+    return [NestedPart(kind)] if dtype is None else [ValidPart(), FixedPart(dtype)]
+
+
+def take_apart(array: pa.Array) -> list[Raw]:
+    """The raw form of a column, part by part as :func:`make_parts` has them."""
+    kind = array.type
+    valid = None if not array.null_count else array.is_valid().to_numpy(zero_copy_only=False)
+    if pa.types.is_struct(kind):
+        # Flattening makes the fields of a null struct null.
+        return [valid, *(raw for field in array.flatten() for raw in take_apart(field))]
+    if kind in _BYTES:
+        filled = array if valid is None else pc.fill_null(array, pa.scalar(b"", kind))
+        return [valid, filled.cast(_LARGE)]
+    dtype = dtype_of(kind)
+    if dtype is None:
+        return [array]
+    if dtype is np.bool_:
+        filled = array if valid is None else array.fill_null(False)
+        return [valid, filled.to_numpy(zero_copy_only=False)]
+    buffer = array.buffers()[1]
+    if not len(array) or buffer is None:
+        return [valid, np.zeros(len(array), dtype)]
+    values = np.frombuffer(buffer, dtype, len(array), array.offset * np.dtype(dtype).itemsize)
+    if valid is not None:
+        values = values.copy()
+        values[~valid] = 0
+    return [valid, values]
+
+
+def put_together(kind: pa.DataType, raws: Iterator[Raw], found: Mask | None = None) -> pa.Array:
+    """The column of a raw form; takes as many of ``raws`` as it needs. Null too where ``found`` is False."""
+    if not (pa.types.is_struct(kind) or kind in _BYTES or dtype_of(kind) is not None):
+        array = next(raws)
+        return array if found is None else pc.if_else(pa.array(found), array, pa.scalar(None, kind))
+    valid = next(raws)
+    if found is not None:
+        valid = found if valid is None else valid & found
+    bitmap = None if valid is None or valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    if pa.types.is_struct(kind):
+        fields = [put_together(field.type, raws) for field in kind]
+        return pa.Array.from_buffers(kind, len(fields[0]), [bitmap], children=fields)
+    raw = next(raws)
+    if kind in _BYTES:
+        narrow = raw.view(_BYTES[kind]).cast(kind)
+        return narrow if bitmap is None else pa.Array.from_buffers(kind, len(raw), [bitmap, *narrow.buffers()[1:]])
+    data = np.packbits(raw, bitorder="little") if raw.dtype == np.bool_ else np.ascontiguousarray(raw)
+    return pa.Array.from_buffers(kind, len(raw), [bitmap, pa.py_buffer(data)])
+
+
+def pick(raw: Raw, rows: Slots) -> Raw:
+    """Some rows of a raw form."""
+    if raw is None or isinstance(raw, np.ndarray):
+        return raw if raw is None else raw[rows]
+    return pc.take(raw, pa.array(rows), boundscheck=False)
+
+
+def same_rows(raws: Sequence[Raw], left: Slots, right: Slots) -> Mask:
+    """Whether two rows of one batch are equal, pair by pair."""
+    equal = np.ones(len(left), np.bool_)
+    for raw in raws:
+        if raw is not None:
+            equal &= _equal(pick(raw, left), pick(raw, right))
+    return equal
+
+
+def _equal(left: Raw, right: Raw) -> Mask:
+    if not isinstance(left, np.ndarray):
+        equal: Mask = pc.equal(left, right).to_numpy(zero_copy_only=False)
+        return equal
+    width = left.dtype.itemsize
+    if width == 16:
+        pairs: Mask = (left.view(np.uint64).reshape(-1, 2) == right.view(np.uint64).reshape(-1, 2)).all(axis=1)
+        return pairs
+    bits: Mask = left.view(_WORDS[width]) == right.view(_WORDS[width])
+    return bits

@@ -1,0 +1,395 @@
+"""Rows of one state in slots: the columns of a batch fitted to the declaration, their storage, and the index over keys.
+
+Theory of operation. A slot is a number from 0 up; rows get slots in the order in which they come and keep them. A row that
+is given up leaves a hole; once holes are more than half of a store, those that live move together and keep their order. So the
+order of rows is that in which their keys came, whatever happened between, and a history of calls gives one order.
+
+:class:`Rows` stores columns; :class:`KeyedRows` finds them by the first columns, its row key, and knows the key group of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from backends.state.index import SlotIndex, hash_raws
+from backends.state.parts import (
+    FixedPart,
+    Mask,
+    Part,
+    Raw,
+    Slots,
+    make_parts,
+    pick,
+    put_together,
+    same_rows,
+    take_apart,
+)
+from stateformat.clustering import groups_of_keys
+from stateformat.errors import ErrorKind, InvalidState
+from stateformat.hashing import DEFAULT_KEY_HASH, key_hash, normalise_key_column
+from stateformat.key_groups import default_max_parallelism
+from stateformat.model import Mode, Operator, SchemaVersion, State
+from stateformat.rows import conform
+from stateformat.schema import KEY_GROUP, segment_schema
+
+GroupOf = Callable[[Sequence[pa.Array]], npt.NDArray[np.int32]]
+
+HOLES_MIN: Final = 1024
+_CAPACITY_MIN: Final = 1024
+_TABLE_ROWS: Final = 1 << 20
+
+
+class Fitter:
+    """Gives batches the columns of a declaration: by name, types as they are stored, equal floats with equal bits in keys.
+
+    ``names``: the columns that are taken, of those of the segment. ``only``: refuse any other column of a batch.
+    """
+
+    def __init__(self, state: State, names: Sequence[str], *, only: bool) -> None:
+        schema = segment_schema(state)
+        self.fields: list[pa.Field] = [schema.field(name) for name in names]
+        self.schema = pa.schema(self.fields)
+        self._only = only
+        self._where = f"state {state.name!r} of {state.operator!r}"
+        self._keys = {*state.key_columns, "_map_key"}
+        # The format's own part of a row key is never null (SPEC.md section 5.1), nor is a column declared so.
+        self._strict = {name for name in names if name.startswith("_") and name != "_map_key"}
+        self._strict |= {item.name for item in state.current.fields if not item.nullable}
+        # Fitted columns are conformed as those of a state without keys that has them as plain fields.
+        fields = tuple(item for item in state.current.fields if item.name in names)
+        self._plain = replace(
+            state, mode=Mode.EVEN_SPLIT, kind=None, key_columns=(), edge=None, schemas=(SchemaVersion(1, fields),)
+        )
+        self._own = {"_index": pa.int64(), "_timestamp": pa.int64(), "_tag": pa.string()}
+
+    def fit(self, rows: pa.RecordBatch | pa.Table, fill: dict[str, pa.Scalar] | None = None) -> list[pa.Array]:
+        """One array a column. ``InvalidState``, the caller's fault: a column that is missing, unknown, null or of another type.
+
+        ``fill``: columns that may be missing, and what they are then. Nullable columns that are no key may be missing.
+        """
+        if isinstance(rows, pa.Table):
+            rows = rows.combine_chunks()
+        for name, value in (fill or {}).items():
+            if name not in rows.schema.names:
+                rows = rows.append_column(name, pa.repeat(value, len(rows)))
+        columns = [column for field in self.fields if (column := self._column(rows, field)) is not None]
+        if len(columns) != len(self.fields) or (self._only and rows.num_columns != len(columns)):
+            columns = self._conformed(rows)
+        for field, column in zip(self.fields, columns, strict=True):
+            if column.null_count and field.name in self._strict:
+                raise InvalidState(
+                    f"{self._where}: column {field.name!r} holds no nulls and {column.null_count} are given; fill them, or "
+                    "declare it nullable",
+                    kind=ErrorKind.NULL_NOT_ALLOWED,
+                    column=field.name,
+                )
+        return [
+            normalise_key_column(column) if field.name in self._keys else column
+            for field, column in zip(self.fields, columns, strict=True)
+        ]
+
+    def _column(self, rows: pa.RecordBatch | pa.Table, field: pa.Field) -> pa.Array | None:
+        """The column where it needs no work; it is there, once, with its type."""
+        index = rows.schema.get_field_index(field.name)
+        if index < 0 or rows.schema.field(index).type != field.type:
+            return None
+        return _one_array(rows.column(index))
+
+    def _conformed(self, rows: pa.RecordBatch | pa.Table) -> list[pa.Array]:
+        names = self.schema.names
+        given = rows.schema.names
+        missing = [name for name in names if name not in given and (name in self._keys or name.startswith("_"))]
+        wrong = [name for name in given if given.count(name) > 1 or (self._only and name not in names)]
+        if missing or wrong:
+            raise InvalidState(
+                f"{self._where}: the columns given are {given}; {missing or 'none'} of {names} are missing, and "
+                f"{sorted(set(wrong)) or 'none'} unknown or there twice"
+            )
+        table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
+        own = [name for name in names if name in self._own]
+        fields = [name for name in names if name not in self._own]
+        plain = conform(
+            table.select([name for name in fields if name in given]),
+            self._plain,
+            schema_id=1,
+            delta=False,
+            where=self._where,
+        )
+        columns = {name: _one_array(plain[name]) for name in fields}
+        for name in own:
+            given_type = table[name].type
+            try:
+                column = _one_array(table[name])
+                if pa.types.is_timestamp(given_type):
+                    # As a number a timestamp is what its unit makes of it; here it is microseconds.
+                    column = column.cast(pa.timestamp("us", given_type.tz))
+                columns[name] = column.cast(self._own[name])
+            except pa.ArrowException as error:
+                raise InvalidState(
+                    f"{self._where}: column {name!r} is {given_type} and should be {self._own[name]}: {error}"
+                ) from error
+        return [columns[name] for name in names]
+
+
+def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    if isinstance(column, pa.ChunkedArray):
+        return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    return column
+
+
+def key_grouping(operator: Operator, key_count: int) -> GroupOf:
+    """A function from columns, of which the first ``key_count`` are the key, to the key group of each row."""
+    ceiling = operator.max_parallelism or default_max_parallelism(operator.parallelism)
+    name = operator.key_hash or DEFAULT_KEY_HASH
+    # A name that nobody registered is refused now, and not in the middle of a change.
+    key_hash(name)
+
+    def groups_of(columns: Sequence[pa.Array]) -> npt.NDArray[np.int32]:
+        return groups_of_keys([pa.chunked_array([column]) for column in columns[:key_count]], ceiling, name)
+
+    return groups_of
+
+
+class Rows:
+    """Columns in slots, without keys. ``fields``: their names and types; further arrays belong to subclasses."""
+
+    def __init__(self, fields: Sequence[pa.Field]) -> None:
+        self.fields = list(fields)
+        self.kinds = [field.type for field in fields]
+        self.parts: list[list[Part]] = [make_parts(kind) for kind in self.kinds]
+        self.arrays: dict[str, FixedPart] = {"live": FixedPart(np.bool_)}
+        self.used = 0
+        """Slots given out so far, from 0 on."""
+        self.capacity = 0
+        self.count = 0
+        """Slots that live."""
+        self.reserve(_CAPACITY_MIN)
+
+    def array(self, name: str) -> npt.NDArray[Any]:
+        """An array by slot, to be read and changed in place until the next row is added."""
+        return self.arrays[name].values
+
+    def add_array(self, name: str, dtype: Any) -> None:
+        """Keep another array by slot, that moves with the rows; zero until it is set."""
+        self.arrays[name] = FixedPart(dtype)
+        self.arrays[name].reserve(self.capacity, 0)
+
+    @property
+    def _all_parts(self) -> list[Part]:
+        return [*(part for parts in self.parts for part in parts), *self.arrays.values()]
+
+    def reserve(self, more: int) -> None:
+        """Make room for ``more`` rows."""
+        if self.used + more <= self.capacity:
+            return
+        self.capacity = max(_CAPACITY_MIN, 2 * self.capacity, self.used + more)
+        for part in self._all_parts:
+            part.reserve(self.capacity, self.used)
+
+    def add(self, count: int) -> slice:
+        """New slots, that live. What is in them is set by the caller."""
+        self.reserve(count)
+        new = slice(self.used, self.used + count)
+        self.array("live")[new] = True
+        self.used += count
+        self.count += count
+        return new
+
+    def put(self, slots: Slots | slice, raws: Sequence[Sequence[Raw]], first: int = 0) -> None:
+        """Set columns from ``first`` on."""
+        for parts, column in zip(self.parts[first:], raws, strict=True):
+            for part, raw in zip(parts, column, strict=True):
+                part.put(slots, raw)
+
+    def get(
+        self, slots: Slots | slice, first: int = 0, stop: int | None = None, found: Mask | None = None
+    ) -> list[pa.Array]:
+        """Columns ``first`` … ``stop`` − 1; null where ``found`` is False, whatever the slot."""
+        return [
+            put_together(kind, iter([part.get(slots) for part in parts]), found)
+            for kind, parts in zip(self.kinds[first:stop], self.parts[first:stop], strict=True)
+        ]
+
+    def live_slots(self) -> Slots:
+        """The slots that live, ascending."""
+        if self.count == self.used:
+            return np.arange(self.used)
+        return np.flatnonzero(self.array("live")[: self.used])
+
+    def kill(self, slots: Slots) -> Slots:
+        """Give up slots; those that lived, each once, ascending."""
+        live = self.array("live")
+        gone: Slots = slots[live[slots]]
+        if len(gone) > 1 and not (gone[1:] > gone[:-1]).all():
+            gone = np.unique(gone)
+        live[gone] = False
+        self.count -= len(gone)
+        return gone
+
+    @property
+    def wasteful(self) -> bool:
+        """Whether more slots are holes than live."""
+        return self.used - self.count > max(HOLES_MIN, self.count)
+
+    def compact(self) -> Slots:
+        """Close the holes; what was in slot ``result[i]`` is in slot i now."""
+        kept = self.live_slots()
+        for part in self._all_parts:
+            part.keep(kept)
+        self.used = len(kept)
+        return kept
+
+    def clear(self) -> None:
+        """Give up everything, and its memory."""
+        self.parts = [make_parts(kind) for kind in self.kinds]
+        self.arrays = {name: FixedPart(part.values.dtype) for name, part in self.arrays.items()}
+        self.used = self.count = self.capacity = 0
+        self.reserve(_CAPACITY_MIN)
+
+
+class KeyedRows(Rows):
+    """Rows found by their first ``key_count`` columns. Key arrays that are given went through a :class:`Fitter`."""
+
+    def __init__(self, fields: Sequence[pa.Field], key_count: int, group_of: GroupOf) -> None:
+        super().__init__(fields)
+        self.key_count = key_count
+        self._group_of = group_of
+        self._index = SlotIndex()
+        for name, dtype in (("hash", np.uint64), ("group", np.int16), ("stamp", np.int32)):
+            self.add_array(name, dtype)
+
+    def _same(self, raws: Sequence[Raw]) -> Callable[[Slots, Slots | None], Any]:
+        parts = [part for column in self.parts[: self.key_count] for part in column]
+
+        def same(slots: Slots, rows: Slots | None) -> Any:
+            equal: Any = True
+            for part, raw in zip(parts, raws, strict=True):
+                found = part.same(slots, raw if rows is None else pick(raw, rows))
+                if found is not True:
+                    equal = found if equal is True else equal & found
+            return equal
+
+        return same
+
+    def find(self, keys: Sequence[pa.Array]) -> Slots:
+        """The slot of each row key, −1 where there is none."""
+        raws = [raw for column in keys for raw in take_apart(column)]
+        return self._index.find(hash_raws(raws, len(keys[0])), self._same(raws))
+
+    def ensure(self, keys: Sequence[pa.Array], groups: npt.NDArray[Any] | None = None) -> tuple[Slots, Slots]:
+        """The slot of each row key, which is added where it is missing; and the rows that were the first of a new key.
+
+        The new slots are the last ones, in the order of these rows. ``groups``: the key groups of the rows, if known.
+        """
+        raws = [raw for column in keys for raw in take_apart(column)]
+        hashes = hash_raws(raws, len(keys[0]))
+        slots = self._index.find(hashes, self._same(raws))
+        missing = np.flatnonzero(slots < 0)
+        if not len(missing):
+            return slots, missing
+        if self._index.is_full(len(missing)):
+            live = self.live_slots()
+            self._index.build(self.array("hash")[live], live, more=len(missing))
+        absent = hashes[missing]
+        chosen, given = self._index.enter(
+            absent, self.used, lambda left, right: same_rows(raws, missing[left], missing[right])
+        )
+        slots[missing] = given
+        rows = missing[chosen]
+        new = self.add(len(rows))
+        position = 0
+        for column in self.parts[: self.key_count]:
+            for part in column:
+                part.put(new, pick(raws[position], rows))
+                position += 1
+        self.array("hash")[new] = hashes[rows]
+        if groups is None:
+            everything = len(rows) == len(slots)
+            groups = self._group_of(keys if everything else [column.take(pa.array(rows)) for column in keys])
+        else:
+            groups = groups[rows]
+        self.array("group")[new] = groups
+        return slots, rows
+
+    def last_of_each(self, slots: Slots) -> Slots | None:
+        """The rows whose slot no later row has, ascending; None where no slot stands twice."""
+        stamp, numbers = self.array("stamp"), np.arange(len(slots), dtype=np.int32)
+        stamp[slots] = numbers
+        kept = stamp[slots]
+        if (kept == numbers).all():
+            return None
+        # Of several numbers for one slot numpy may keep any; what is later than the one kept is tried again.
+        while len(later := np.flatnonzero(numbers > kept)):
+            stamp[slots[later]] = numbers[later]
+            kept = stamp[slots]
+        return np.flatnonzero(kept == numbers)
+
+    def put_rows(self, slots: Slots, values: Sequence[pa.Array]) -> None:
+        """Set the columns that are no key; of rows with the same slot the last one counts."""
+        rows = self.last_of_each(slots)
+        raws = [take_apart(column) for column in values]
+        if rows is not None:
+            slots = slots[rows]
+            raws = [[pick(raw, rows) for raw in column] for column in raws]
+        self.put(slots, raws, self.key_count)
+
+    def kill(self, slots: Slots) -> Slots:
+        """See :class:`Rows`."""
+        gone = super().kill(slots)
+        if not self.count:
+            self._index.build(np.zeros(0, np.uint64), gone[:0])
+        else:
+            self._index.remove(self.array("hash")[gone], gone)
+        return gone
+
+    def compact(self) -> Slots:
+        """See :class:`Rows`."""
+        kept = super().compact()
+        self._index.build(self.array("hash")[: self.used], np.arange(self.used))
+        return kept
+
+    def clear(self) -> None:
+        """See :class:`Rows`."""
+        super().clear()
+        self._index = SlotIndex()
+
+
+def as_table(
+    schema: pa.Schema, columns: Callable[[Slots | slice], list[pa.Array]], slots: Slots, *, view: bool = False
+) -> pa.Table:
+    """A table of ascending slots, made a million rows at a time, so that no string array grows beyond its offsets.
+
+    ``view``: fixed-width columns may lie where the store has them, so the table is good until the next change only.
+    """
+    batches = []
+    for start in range(0, len(slots), _TABLE_ROWS):
+        some: Slots | slice = slots[start : start + _TABLE_ROWS]
+        first, count = int(slots[start]), len(slots[start : start + _TABLE_ROWS])
+        if view and slots[start + count - 1] == first + count - 1:
+            some = slice(first, first + count)
+        batches.append(pa.RecordBatch.from_arrays(columns(some), schema=schema))
+    return pa.Table.from_batches(batches, schema=schema)
+
+
+def with_groups(schema: pa.Schema) -> pa.Schema:
+    """The schema with ``_key_group`` in front, as a segment has it."""
+    return pa.schema([KEY_GROUP, *schema])
+
+
+def record_batch(columns: list[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBatch:
+    """A batch of the columns; without any, one that knows how many rows it has nevertheless."""
+    if columns:
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+    return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
+
+
+def without(rows: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
+    """The other columns."""
+    left = [name for name in rows.schema.names if name not in names]
+    return record_batch([rows.column(name) for name in left], rows.select(left).schema, len(rows))

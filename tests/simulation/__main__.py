@@ -1,0 +1,45 @@
+"""``python -m tests.simulation --seeds N --first F``: run seeds, print those that fail, and what all of them did."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from collections import Counter
+
+from tests.simulation.run import Failed, simulate
+
+
+def main() -> int:
+    """Exit status 1 where a seed has failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1000, help="how many")
+    parser.add_argument("--first", type=int, default=0, help="the first one")
+    parser.add_argument("--stop-after", type=int, default=20, help="failures after which to stop")
+    parser.add_argument("--story", action="store_true", help="print what happened in each seed")
+    options = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    counts: Counter[str] = Counter()
+    failed: list[int] = []
+    begun = time.perf_counter()
+    for seed in range(options.first, options.first + options.seeds):
+        try:
+            tally = simulate(seed)
+        except Failed as error:
+            failed.append(seed)
+            print(f"{error}\n", flush=True)
+            if len(failed) >= options.stop_after:
+                break
+            continue
+        counts.update(tally.counts)
+        counts.update(seeds=1, attempts=tally.attempts, steps=tally.steps, checkpoints=tally.checkpoints)
+        if options.story:
+            print(f"seed {seed}", *tally.story, sep="\n  ")
+    print(f"{time.perf_counter() - begun:.1f} s: " + ", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
+    print(f"failing seeds: {failed or 'none'}; each replays with `make simulate FIRST=<seed> SEEDS=1`")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,405 @@
+"""The oracle: what any checkpoint and the output up to it must say, computed from the graph alone.
+
+Theory of operation. A checkpoint is a cut. At a cut each record that a source has read is in exactly one place for each path
+that it takes: in output that was prepared (in this checkpoint or one before it), in a state that holds it, or on its way. From
+its place a record's remaining fate is known (:meth:`Model.fate`), and so the fates of all records at all places, added
+up, must be the fates of the records read: a record lost, repeated or gone astray shows at the first checkpoint after it.
+
+Beside this: counters and the counts written into records, windows and their timers, broadcast copies, coordinators, who
+has finished, and how far each split was read. Nothing here uses the runtime; checkpoints are read through ``stateformat``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from backends.storage.memory import MemoryStorage
+from stateformat.checkpoint import Checkpoint
+from stateformat.model import CheckpointKind, Mode, ParentRef, Record, Status, StopMode
+from stateformat.validation import validate
+from tests.simulation.graphs import Graph, Row, passed_on
+from tests.simulation.witness import Facts, Violation
+from tests.simulation.work import held_rows, window_end
+
+Fate = tuple[str, int, str]
+"""A sink, a record's id, and the path on which it came there."""
+Stored = list[dict[str, Any]]
+
+
+@dataclass
+class Cut:
+    """What one checkpoint says, as far as later ones depend on it."""
+
+    record: Record
+    output: dict[tuple[Any, ...], tuple[str, ...]]
+    """All output prepared up to here."""
+    positions: dict[tuple[str, int], int]
+    """How far each split was read: records of (source, split) below it."""
+    facts: Facts
+    disturbed: frozenset[str]
+    """Operators that partially finished at some time up to here: their subtasks share what remained."""
+    rows: dict[str, Stored] = field(default_factory=dict, repr=False)
+
+
+class Model:
+    """The fates of records in one graph, and the judgement of checkpoints."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.inputs = {op.uid: len(op.inputs) for op in graph.ops}
+        self.kinds = {op.uid: op.kind for op in graph.ops}
+        self._targets: dict[str, list[tuple[str, int]]] = defaultdict(list)
+        for op in graph.ops:
+            for number, edge in enumerate(op.inputs):
+                self._targets[edge.source].append((op.uid, number))
+            if op.feedback:
+                self._targets[op.feedback.source].append((op.uid, len(op.inputs)))
+        self._fates: dict[tuple[Row, str], tuple[Fate, ...]] = {}
+        self.key_at: dict[tuple[int, str], int] = {}
+        """The key with which a record came to an operator, by id and path up to and with it."""
+        self._read: dict[tuple[str, int, int], tuple[Fate, ...]] = {}
+
+    # Fates -------------------------------------------------------------------------------------------------------------
+
+    def fate(self, row: Row, uid: str, number: int = 0) -> tuple[Fate, ...]:
+        """Where a record that has come to an operator ends up."""
+        if self.kinds[uid] == "sink":
+            return ((uid, row.id, row.path),)
+        if self.kinds[uid] == "join" and number == 1:
+            return ()
+        known = self._fates.get((row, uid))
+        if known is None:
+            out = passed_on(self.kinds[uid], uid, row)
+            found: list[Fate] = []
+            if out is not None:
+                self.key_at[out.id, out.path] = row.key
+                for target, target_input in self._targets[uid]:
+                    found += self.fate(out, target, target_input)
+            known = self._fates[row, uid] = tuple(found)
+        return known
+
+    def fate_of_read(self, source: str, split: int, position: int) -> tuple[Fate, ...]:
+        """Where the record at a position of a split ends up."""
+        place = (source, split, position)
+        if place not in self._read:
+            spec = next(item for item in self.graph.sources if item.uid == source)
+            row = spec.row(split, position)
+            found: list[Fate] = []
+            for target, number in self._targets[source]:
+                found += self.fate(row, target, number)
+            self._read[place] = tuple(found)
+        return self._read[place]
+
+    def everything(self) -> dict[tuple[str, int], int]:
+        """All splits read to their ends."""
+        return {
+            (source.uid, split): length for source in self.graph.sources for split, length in enumerate(source.splits)
+        }
+
+    def fates_of(self, positions: dict[tuple[str, int], int]) -> Counter[Fate]:
+        """The fates of all records below positions."""
+        found: Counter[Fate] = Counter()
+        for (source, split), end in positions.items():
+            for position in range(end):
+                found.update(self.fate_of_read(source, split, position))
+        return found
+
+    def facts_at(self, facts: Facts, placed: dict[str, int]) -> Facts:
+        """The same, for a run at this parallelism."""
+        moved = {uid for uid, parallelism in placed.items() if facts.settled.get(uid) != parallelism}
+        moved -= facts.fully_finished
+        for op in self.graph.ops:
+            if any(edge.source in moved and not edge.partitioner.all_to_all for edge in op.inputs):
+                moved.add(op.uid)
+        return replace(facts, steady=frozenset(placed) - moved - facts.fully_finished)
+
+    # Output ------------------------------------------------------------------------------------------------------------
+
+    def check_output(self, output: dict[tuple[Any, ...], tuple[str, ...]], positions: dict[tuple[str, int], int]) -> None:
+        """Output is that of all records below positions, each exactly once."""
+        self._same("the output", Counter(place for place, _ in outputs(output)), self.fates_of(positions))
+
+    def drained(self, found: Iterable[Fate], least: dict[tuple[str, int], int]) -> dict[tuple[str, int], int]:
+        """How far each split was read, from what came of it: sources that are drained end anywhere."""
+        furthest = dict(least)
+        for _, number, _ in found:
+            source, rest = divmod(number, 1_000_000)
+            split, position = divmod(rest, 1_000)
+            place = (self.graph.sources[source].uid, split)
+            furthest[place] = max(furthest.get(place, 0), position + 1)
+        return furthest
+
+    # Checkpoints -------------------------------------------------------------------------------------------------------
+
+    def judge(self, storage: MemoryStorage, record: Record, parent: Cut | None, *, full: bool = True) -> Cut:
+        """Read a checkpoint, and stop with a :class:`Violation` where it says anything wrong."""
+        report = validate(storage, record.checkpoint_id, level="full" if full else "quick")
+        if report.problems:
+            raise Violation(f"checkpoint {record.checkpoint_id} has problems: {[str(found) for found in report.problems]}")
+        reading = _Reading(self, Checkpoint(storage, record), parent)
+        reading.statuses()
+        cut = reading.cut()
+        drained = record.stop is not None and record.stop.mode is StopMode.DRAIN
+        if record.kind is CheckpointKind.CHECKPOINT or record.kind is CheckpointKind.SAVEPOINT:
+            places = Counter(reading.fates())
+            places.update(place for place, _ in outputs(cut.output))
+            if drained:
+                cut.positions = self.drained(places, cut.positions)
+            self._same(f"checkpoint {record.checkpoint_id}", places, self.fates_of(cut.positions))
+            reading.counters(cut)
+            reading.windows()
+            reading.copies(cut)
+            reading.coordinators(cut)
+        return cut
+
+    def _same(self, what: str, found: Counter[Fate], expected: Counter[Fate]) -> None:
+        if found != expected:
+            raise Violation(
+                f"{what}: {sum((expected - found).values())} are missing: {sorted((expected - found).elements())[:4]}; "
+                f"{sum((found - expected).values())} too many: {sorted((found - expected).elements())[:4]}"
+            )
+
+
+def outputs(output: dict[tuple[Any, ...], tuple[str, ...]]) -> Iterator[tuple[Fate, dict[str, Any]]]:
+    """The rows of prepared output with where they came."""
+    for key, lines in output.items():
+        for line in lines:
+            row = json.loads(line)
+            yield (key[0], row["id"], row["path"]), row
+
+
+class _Reading:
+    """One checkpoint being read."""
+
+    def __init__(self, model: Model, checkpoint: Checkpoint, parent: Cut | None) -> None:
+        self.model, self.checkpoint, self.parent = model, checkpoint, parent
+        self.record = checkpoint.record
+        self.graph = self.record.graph
+        self._states: dict[tuple[str, str], list[tuple[int | None, Stored]]] = defaultdict(list)
+        columns = ["operator", "state", "subtask", "row_start", "rows", "path", "inline"]
+        for handle in checkpoint.manifest.full().select(columns).to_pylist():
+            if handle["rows"]:
+                self._states[handle["operator"], handle["state"]].append((handle["subtask"], self._read(handle)))
+
+    def _read(self, handle: dict[str, Any]) -> Stored:
+        """The rows of a handle, by Arrow alone. The runtime writes no layers."""
+        data = handle["inline"] or self.checkpoint.storage.read(handle["path"])
+        found: Stored = pq.ParquetFile(pa.BufferReader(data)).read().slice(handle["row_start"], handle["rows"]).to_pylist()
+        return found
+
+    def rows(self, operator: str, state: str) -> Stored:
+        """Everything stored of a state, subtask by subtask."""
+        return [row for _, rows in self._states[operator, state] for row in rows]
+
+    def fail(self, what: str) -> None:
+        raise Violation(f"checkpoint {self.record.checkpoint_id}: {what}")
+
+    # The cut -----------------------------------------------------------------------------------------------------------
+
+    def cut(self) -> Cut:
+        """What later checkpoints depend on."""
+        disturbed = {op.uid for op in self.graph.operators if op.status is Status.PARTIALLY_FINISHED}
+        if self.parent is not None:
+            disturbed |= self.parent.disturbed
+        return Cut(self.record, self._output(), self._positions(), self._facts(), frozenset(disturbed))
+
+    def _output(self) -> dict[tuple[Any, ...], tuple[str, ...]]:
+        output = dict(self.parent.output) if self.parent else {}
+        for state in self.record.states:
+            if state.mode is Mode.COMMITTABLES:
+                for row in self.rows(state.operator, state.name):
+                    key = (str(state.operator), row["_checkpoint_id"], row["_attempt_id"], row["name"])
+                    content = tuple(row["content"].splitlines())
+                    if output.setdefault(key, content) != content:
+                        self.fail(f"committable {key} was another before")
+        return output
+
+    def _positions(self) -> dict[tuple[str, int], int]:
+        """Splits that a reader holds, that are still to be dealt, and the others, which were read to their ends."""
+        found = {}
+        drained = self.record.stop is not None and self.record.stop.mode is StopMode.DRAIN
+        for source in self.model.graph.sources:
+            operator = self.graph.by_uid[source.uid]  # type: ignore[index]
+            least = self.parent.positions if self.parent else {}
+            for split, length in enumerate(source.splits):
+                before = least.get((source.uid, split), 0)
+                found[source.uid, split] = before if drained else length
+            if operator.status is Status.FULLY_FINISHED:
+                continue
+            held = [(row["split_id"], row["position"]) for row in self.rows(source.uid, "splits")]
+            left = [(f"{source.uid}/{row['split']}", 0) for row in self._coordinator(source.uid) if row["split"] is not None]
+            seen = Counter(name for name, _ in held + left)
+            if any(count > 1 for count in seen.values()):
+                self.fail(f"a split of {source.uid} stands twice: held {held}, left {left}")
+            for name, position in held + left:
+                split = int(name.split("/")[1])
+                found[source.uid, split] = position
+                if position < least.get((source.uid, split), 0):
+                    self.fail(f"split {name} goes back to {position} from {least[source.uid, split]}")
+            if not source.bounded and not drained and len(seen) != len(source.splits):
+                self.fail(f"splits of the unbounded {source.uid} are gone: held {held}, left {left}")
+        return found
+
+    def _coordinator(self, uid: str) -> Stored:
+        for state in self.record.states:
+            if state.operator == uid and state.mode is Mode.COORDINATOR:
+                return self.rows(uid, state.name)
+        return []
+
+    def _facts(self) -> Facts:
+        settled: dict[str, int] = {}
+        life: dict[tuple[str, int], dict[str, int]] = defaultdict(dict)
+        everywhere: dict[str, frozenset[str]] = {}
+        for operator in self.graph.operators:
+            if self.record.rescaled_from is None and operator.status is Status.RUNNING:
+                settled[operator.uid] = operator.parallelism
+            if (operator.uid, "life") not in self.record.by_state or operator.status is not Status.RUNNING:
+                continue
+            ended: dict[int, set[str]] = {subtask: set() for subtask in range(operator.parallelism)}
+            for row in self.rows(operator.uid, "life"):
+                life[operator.uid, row["subtask"]][row["what"]] = row["value"]
+                if row["what"].startswith("end_input"):
+                    ended.setdefault(row["subtask"], set()).add(row["what"])
+            if self.record.rescaled_from is None:
+                everywhere[operator.uid] = frozenset(set.intersection(*ended.values()))
+        fully = frozenset(str(op.uid) for op in self.graph.operators if op.status is Status.FULLY_FINISHED)
+        return Facts(fully, settled, frozenset(), life, everywhere)
+
+    # What must hold ------------------------------------------------------------------------------------------------------
+
+    def statuses(self) -> None:
+        """Who has finished stays so; union state and partial finishing exclude each other."""
+        if self.parent is not None and self.record.kind is not CheckpointKind.ROLLBACK:
+            lost = self.parent.facts.fully_finished - {
+                op.uid for op in self.graph.operators if op.status is Status.FULLY_FINISHED
+            }
+            if lost:
+                self.fail(f"{sorted(lost)} had fully finished and have not any more")
+        for state in self.record.states:
+            partly = self.graph.operator(state.operator).status is Status.PARTIALLY_FINISHED
+            if state.mode is Mode.UNION and partly:
+                self.fail(f"{state.operator} has union state and is partially finished")
+
+    def fates(self) -> Iterator[Fate]:
+        """Of all records that a state holds or that are on their way."""
+        for state in self.record.states:
+            uid = str(state.operator)
+            if state.mode is Mode.IN_FLIGHT:
+                edge = next(edge for edge in self.graph.edges if edge.id == state.edge)
+                for row in self.rows(uid, state.name):
+                    yield from self.model.fate(_row(row), str(edge.target), edge.input)
+            elif uid in self.model.kinds:
+                for row in held_rows(self.model.kinds[uid], state.name, self.rows(uid, state.name)):
+                    yield from self.model.fate(_row(row), uid)
+
+    def everywhere(self, cut: Cut) -> Iterator[dict[str, Any]]:
+        """All records at all places, whole."""
+        for _, row in outputs(cut.output):
+            yield row
+        for state in self.record.states:
+            uid = str(state.operator)
+            if state.mode is Mode.IN_FLIGHT:
+                yield from self.rows(uid, state.name)
+            elif uid in self.model.kinds:
+                yield from held_rows(self.model.kinds[uid], state.name, self.rows(uid, state.name))
+
+    def counters(self, cut: Cut) -> None:
+        """Each counter says how many records have passed it, and no two records have the same count of a key."""
+        counts: dict[str, dict[tuple[int, str], int]] = defaultdict(dict)
+        for row in self.everywhere(cut):
+            marks = [mark.split("#") for mark in row["marks"].split(";") if mark]
+            path = ""
+            for uid in row["path"].split(".")[1:]:
+                path += f".{uid}"
+                if self.model.kinds.get(uid) != "count":
+                    continue
+                n = next(number for number, mark in enumerate(marks) if mark[0] == uid)
+                value = int(marks.pop(n)[1])
+                if counts[uid].setdefault((row["id"], path), value) != value:
+                    self.fail(f"record {row['id']} was counted twice by {uid}, as {value} and as another")
+        for uid, kind in self.model.kinds.items():
+            if kind == "count":
+                self._counter(uid, counts[uid], cut)
+
+    def _counter(self, uid: str, counts: dict[tuple[int, str], int], cut: Cut) -> None:
+        by_key: dict[int, list[int]] = defaultdict(list)
+        for (number, path), value in counts.items():
+            by_key[self.model.key_at[number, path]].append(value)
+        for key, values in by_key.items():
+            if sorted(values) != list(range(1, len(values) + 1)):
+                self.fail(f"{uid} has counted key {key} as {sorted(values)}")
+        operator = self.graph.by_uid[uid]  # type: ignore[index]
+        if operator.status is Status.FULLY_FINISHED:
+            return
+        stored = {row["key"]: row["n"] for row in self.rows(uid, "count")}
+        expected = {key: len(values) for key, values in by_key.items()}
+        if uid in cut.disturbed:
+            expected = {key: count for key, count in expected.items() if key in stored}
+        if stored != expected:
+            self.fail(f"counter {uid} says {stored}, and {expected} have passed")
+
+    def windows(self) -> None:
+        """Every record that is held has a timer, every timer a record."""
+        for uid, kind in self.model.kinds.items():
+            if kind == "window" and self.graph.by_uid[uid].status is not Status.FULLY_FINISHED:  # type: ignore[index]
+                held = {(row["key"], window_end(row["ts"])) for row in self.rows(uid, "window")}
+                timers = {(row["key"], row["_timestamp"]) for row in self.rows(uid, "over")}
+                if held != timers:
+                    self.fail(f"{uid} holds windows {sorted(held)} and timers {sorted(timers)}")
+
+    def copies(self, cut: Cut) -> None:
+        """Every copy of a broadcast state is the same: all that its source has sent, each once."""
+        for op in self.model.graph.ops:
+            operator = self.graph.by_uid[op.uid]  # type: ignore[index]
+            if op.kind != "join" or operator.status is Status.FULLY_FINISHED:
+                continue
+            source = next(item for item in self.model.graph.sources if item.uid == op.inputs[1].source)
+            expected = sorted(
+                source.row(split, position).id
+                for split in range(len(source.splits))
+                for position in range(cut.positions[source.uid, split])
+            )
+            done = operator.done
+            for subtask in range(operator.parallelism):
+                if subtask not in done:
+                    copy = [row["id"] for owner, rows in self._states[op.uid, "table"] if owner == subtask for row in rows]
+                    if sorted(copy) != expected:
+                        self.fail(f"copy {subtask} of {op.uid} has {sorted(copy)}, and {expected} were sent")
+
+    def coordinators(self, cut: Cut) -> None:
+        """A coordinator knows, or will be told again, of every record that has come to its operator; each once."""
+        arrived: dict[str, set[str]] = defaultdict(set)
+        for row in self.everywhere(cut):
+            path = ""
+            for uid in row["path"].split(".")[1:]:
+                if self.model.kinds.get(uid) == "ask":
+                    arrived[uid].add(f"{row['id']}{path}")
+                path += f".{uid}"
+        for uid, kind in self.model.kinds.items():
+            if kind != "ask" or self.graph.by_uid[uid].status is Status.FULLY_FINISHED:  # type: ignore[index]
+                continue
+            arrived[uid] |= {f"{row['id']}{row['path']}" for row in held_rows("ask", "waiting", self.rows(uid, "waiting"))}
+            rows = self._coordinator(uid)
+            known = [row["name"] for row in rows if row["message"] is None]
+            told = [row["message"].decode() for row in rows if row["message"] is not None]
+            if Counter(known + told) != Counter(arrived[uid]):
+                missing, surplus = arrived[uid] - {*known, *told}, Counter(known + told) - Counter(arrived[uid])
+                self.fail(f"the coordinator of {uid} lacks {sorted(missing)[:4]} and has {sorted(surplus)[:4]} too many")
+
+
+def _row(row: dict[str, Any]) -> Row:
+    return Row(row["id"], row["key"], row["ts"], row["hops"], row["path"])
+
+
+def chain_parent(cuts: dict[ParentRef, Cut], record: Record) -> Cut | None:
+    """The cut whose content a checkpoint goes on from: that of its source for a rollback, else of its parent."""
+    if record.kind is CheckpointKind.ROLLBACK and record.source is not None:
+        return cuts[record.source]
+    return cuts[record.parent] if record.parent is not None else None

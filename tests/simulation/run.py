@@ -1,0 +1,486 @@
+"""One seed: draw a dataflow and a history of runs, let it happen, and check it against the model at every checkpoint.
+
+A history is several *attempts* at running the job to its end on one store: each at its own parallelism, with its own
+faults, and each ended by what its seed says or by what its faults bring about. A run can be left alone half-way and go on
+beside the next one, as a zombie. The last attempt has no faults and must come to an end. Everything follows from the
+seed: there is one thread, a virtual clock, and ids are drawn too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+from backends.dataflow.api import Dataflow, EventTime, Stream
+from backends.local.clock import VirtualClock
+from backends.local.outcome import JobOutcome
+from backends.local.run import LocalRun
+from backends.local.runtime import LocalRuntime
+from backends.storage.memory import _STORES, MemoryStorage
+from redistribution import rescale
+from stateformat.errors import CheckpointError, InvalidInput, RestoreRefused
+from stateformat.manifest import cut_handles
+from stateformat.model import CheckpointKind, JobGraph, Operator, OperatorId, ParentRef, Partitioner, StopMode
+from stateformat.store import CheckpointStore
+from tests.simulation import graphs
+from tests.simulation.graphs import GROUPS_MAX, EdgeSpec, Graph
+from tests.simulation.model import Cut, Model
+from tests.simulation.storage import NO_FAULTS, Crash, Disk, Faults, FaultyStorage
+from tests.simulation.witness import HOOKS, Facts, Ledger, UserError, Violation, Witness
+from tests.simulation.work import KINDS, RECORD, Reader
+
+JOB = "simulated"
+STEPS_MAX = 12_000
+"""A run of a few hundred records that takes more steps hangs."""
+ATTEMPTS_MAX = 40
+LEGAL = (CheckpointError, OSError, UserError)
+"""With what a run may end that is given up; anything else is a fault of the product."""
+
+
+class Failed(AssertionError):
+    """A seed found something. The message is its story."""
+
+
+@dataclass
+class Tally:
+    """What happened in a seed, to show that seeds do what they should."""
+
+    seed: int
+    attempts: int = 0
+    steps: int = 0
+    checkpoints: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    story: list[str] = field(default_factory=list)
+
+
+def build(graph: Graph, witness: Witness, parallelism: list[int]) -> tuple[Dataflow, dict[str, int]]:
+    """The dataflow of a graph, and the parallelism of every operator."""
+    flow = Dataflow(JOB)
+    streams: dict[str, Stream] = {}
+    placed: dict[str, int] = {}
+    loops: dict[str, Any] = {}
+    for source in graph.sources:
+        placed[source.uid] = parallelism[source.group]
+        timed = EventTime("ts", source.disorder_us) if source.timed else None
+        streams[source.uid] = flow.source(
+            Reader(source, witness), uid=source.uid, parallelism=placed[source.uid], event_time=timed
+        )
+    for op in graph.ops:
+        placed[op.uid] = parallelism[op.group]
+        inputs = [routed(streams[edge.source], edge) for edge in op.inputs]
+        if op.feedback:
+            loop = loops[op.feedback.source] = flow.loop(RECORD)
+            inputs.append(routed(loop.stream(), op.feedback))
+        operator = KINDS[op.kind](op, witness, placed[op.uid])
+        stream = inputs[0].apply(
+            operator,
+            *inputs[1:],
+            uid=op.uid,
+            parallelism=placed[op.uid],
+            max_parallelism=GROUPS_MAX,
+            chain=op.chain,
+        )
+        streams[op.uid] = stream
+        if op.uid in loops:
+            loops[op.uid].close(stream)
+    return flow, placed
+
+
+def routed(stream: Stream, edge: EdgeSpec) -> Stream:
+    """A stream by the partitioner of an edge."""
+    match edge.partitioner:
+        case Partitioner.HASH:
+            return stream.key_by("key")
+        case Partitioner.REBALANCE:
+            return stream.rebalance()
+        case Partitioner.RESCALE:
+            return stream.rescale()
+        case Partitioner.BROADCAST:
+            return stream.broadcast()
+        case _:
+            return stream.forward()
+
+
+class Simulation:
+    """One seed under way."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.rng = random.Random(f"history {seed}")
+        self.tally = Tally(seed)
+        self.story = self.tally.story
+        self.graph = graphs.draw(random.Random(f"graph {seed}"))
+        self.model = Model(self.graph)
+        self.disk = Disk(f"simulated-{seed}")
+        self.ledger = Ledger(self.absorb)
+        self.cuts: dict[ParentRef, Cut] = {}
+        self.rolled_back_to: dict[ParentRef, ParentRef] = {}
+        self.left_behind: set[tuple[Any, ...]] = set()
+        self.parallelism = [self._some() for _ in range(self.graph.groups)]
+        self.zombies: list[LocalRun] = []
+        self.absorbed = 0
+        self.witness: Witness | None = None
+        self.keeps = self.rng.choice((None, None, None, 1, 2))
+        self.runs = 0
+
+    def _some(self) -> int:
+        return self.rng.choice((1, 1, 2, 2, 3, 4))
+
+    # History -----------------------------------------------------------------------------------------------------------
+
+    def run(self) -> Tally:
+        """Let it all happen."""
+        try:
+            with drawn_ids(self.seed):
+                self._history()
+        except Violation as error:
+            raise Failed(self._told(str(error))) from error
+        except (Crash, *LEGAL) as error:
+            raise Failed(self._told(f"{type(error).__name__}: {error}\n{traceback.format_exc()}")) from error
+        finally:
+            for name in [name for name in _STORES if name == self.disk.name or name.startswith(f"{self.disk.name}/")]:
+                MemoryStorage.reset(name)
+        return self.tally
+
+    def _told(self, what: str) -> str:
+        return f"seed {self.seed}: {what}\n{self.graph.describe()}\n" + "\n".join(self.story[-60:])
+
+    def say(self, what: str) -> None:
+        self.story.append(what)
+
+    def _history(self) -> None:
+        unkind = self.rng.choice((0, 1, 1, 2, 2, 3, 4, 5))
+        resume = False
+        while True:
+            self.tally.attempts += 1
+            if self.tally.attempts > ATTEMPTS_MAX:
+                raise Violation("the job does not come to an end")
+            kind = self.tally.attempts > unkind
+            outcome = self._attempt(kind=kind, resume=resume)
+            if outcome is None:
+                resume = self._newest_is_suspended()
+                self._between()
+                continue
+            if outcome.stop is not None and outcome.stop.mode is StopMode.NO_DRAIN and self.rng.random() < 0.8:
+                self._check_suspended()
+                resume = True
+                self._between()
+                continue
+            self._check_end(outcome)
+            return
+
+    def _newest_is_suspended(self) -> bool:
+        newest = self.newest()
+        return newest is not None and newest.record.stop is not None
+
+    def newest(self) -> Cut | None:
+        """What the chain ends with."""
+        return self.cuts[self.disk.chain[-1].ref] if self.disk.chain else None
+
+    # One attempt -------------------------------------------------------------------------------------------------------
+
+    def _attempt(self, *, kind: bool, resume: bool) -> JobOutcome | None:
+        rng = self.rng
+        self.runs += 1
+        if self.runs > 1:
+            self.parallelism = [p if rng.random() < 0.6 else self._some() for p in self.parallelism]
+        faults, hooks = (NO_FAULTS, {}) if kind else self._faults()
+        self.storage = FaultyStorage(self.disk, faults, random.Random(f"storage {self.seed} {self.runs}"))
+        self.witness = Witness(self.runs, self.ledger, hooks, random.Random(f"witness {self.seed} {self.runs}"))
+        if kind:
+            self.witness.retries = False
+        newest = self.newest()
+        flow, placed = build(self.graph, self.witness, self.parallelism)
+        self.witness.facts = self.model.facts_at(newest.facts, placed) if newest else Facts()
+        options = dict(
+            seed=rng.getrandbits(32),
+            per_operator=placed,
+            unaligned=rng.random() < 0.5,
+            resume=resume,
+            checkpoint_interval_us=rng.choice((20_000, 50_000, 100_000, 200_000, 400_000)),
+            checkpoint_rows=rng.choice((None, None, None, 10)),
+            timeout_us=600_000_000 if kind or rng.random() < 0.8 else 60_000,
+            requests_every_us=rng.choice((None, 50_000)),
+            tolerable_failures=rng.choice((0, 0, 1, 5)),
+            keep=self.keeps,
+        )
+        shown = {name: value for name, value in options.items() if name not in ("seed", "per_operator")}
+        self.say(f"run {self.runs} at {self.parallelism} from {newest.record.ref if newest else 'nothing'}: {shown}, {hooks}, {faults}")
+        runtime = LocalRuntime(CheckpointStore(self.storage, sleep=lambda seconds: None), clock=VirtualClock(), **options)
+        try:
+            begun = runtime.begin(flow)
+            if isinstance(begun, JobOutcome):
+                self.absorb()
+                self.say(f"ended at once: {begun.sentence}")
+                return begun
+            return self._steps(begun, kind=kind)
+        except Crash:
+            self.say(f"crashed: {self.storage.trace[-1:]}")
+            self.tally.counts["crashed"] += 1
+        except (RestoreRefused, InvalidInput) as error:
+            raise Violation(f"refused: {error}") from error
+        except LEGAL as error:
+            self.say(f"given up: {type(error).__name__}: {error}")
+            self.tally.counts[f"given up: {type(error).__name__}"] += 1
+        except (Violation, Failed):
+            raise
+        except Exception as error:
+            raise Violation(f"{type(error).__name__}: {error}\n{traceback.format_exc()}") from error
+        self.absorb()
+        return None
+
+    def _faults(self) -> tuple[Faults, dict[str, int]]:
+        rng = self.rng
+        faults = NO_FAULTS
+        if rng.random() < 0.5:
+            share = rng.choice((5, 20, 60))
+            faults = Faults(
+                fail=rng.choice((0, share)),
+                lose=rng.choice((0, share)),
+                late=rng.choice((0, share)),
+                refuse=rng.choice((0, share)),
+                die=rng.choice((0, 0, 5, 15)),
+                budget=rng.randint(1, 4),
+            )
+        hooks: dict[str, int] = {}
+        if rng.random() < 0.5:
+            hook = rng.choice(HOOKS)
+            hooks[hook] = 1 if hook in ("finish", "close", "open") and rng.random() < 0.5 else rng.randint(1, 25)
+        return faults, hooks
+
+    def _steps(self, run: LocalRun, *, kind: bool) -> JobOutcome | None:
+        rng = self.rng
+        plan = self._plan(kind=kind)
+        steps = 0
+        asked_at = 0
+        while True:
+            steps += 1
+            self.tally.steps += 1
+            for what in plan.get(steps, ()):
+                if what == "kill":
+                    self.say(f"killed at step {steps}")
+                    return None
+                if what == "zombie":
+                    self.say(f"left alone at step {steps}")
+                    self.zombies.append(run)
+                    return None
+                self._interfere(run, what, steps)
+            if kind and not self.graph.bounded and steps > 250 and steps - asked_at > 1000:
+                asked_at = steps
+                self._interfere(run, "drain", steps)
+            if self.zombies and rng.random() < 0.3:
+                self._step_zombie()
+            goes_on = run.step()
+            self.absorb()
+            if not goes_on:
+                assert run.outcome is not None
+                self.say(f"outcome at step {steps}: {run.outcome.sentence}")
+                self._check_stopped(run.outcome)
+                return run.outcome
+            if steps > STEPS_MAX:
+                if kind or self.graph.bounded:
+                    raise Violation(f"no end after {steps} steps: {run.story()}")
+                self.say(f"left after {steps} steps")
+                return None
+
+    def _plan(self, *, kind: bool) -> dict[int, list[str]]:
+        """What happens to a run, by step."""
+        rng = self.rng
+        plan: dict[int, list[str]] = {}
+
+        def at(first: int, last: int, what: str) -> None:
+            plan.setdefault(rng.randint(first, last), []).append(what)
+
+        if rng.random() < (0.25 if kind else 0.4):
+            at(1, 400, rng.choice(("drain", "suspend", "suspend")))
+            if rng.random() < 0.2:
+                at(1, 400, rng.choice(("drain", "suspend")))
+        if rng.random() < 0.2:
+            at(1, 500, "expire")
+        if kind:
+            return plan
+        if rng.random() < 0.5:
+            at(1, rng.choice((60, 300, 900)), rng.choice(("kill", "kill", "zombie")))
+        if rng.random() < 0.2:
+            at(1, 500, "fail")
+        if not self.graph.bounded:
+            at(100, 400, rng.choice(("kill", "drain", "suspend", "zombie")))
+            at(400, 1200, "kill")
+        return plan
+
+    def _interfere(self, run: LocalRun, what: str, step: int) -> None:
+        rng = self.rng
+        self.tally.counts[what] += 1
+        if what == "fail":
+            task = rng.choice(list(run.tasks))
+            self.say(f"task {task} is killed at step {step}")
+            if not run.tasks[task].gone:
+                run.fail_task(task)
+        elif what == "expire":
+            with contextlib.suppress(CheckpointError, OSError):
+                self.plain_store().expire(rng.randint(1, 3))
+        else:
+            mode = StopMode.DRAIN if what == "drain" else StopMode.NO_DRAIN
+            # A copy to where another store is fails; the stop stands.
+            elsewhere = f"memory://{self.disk.name}" if rng.random() < 0.15 else None
+            self.say(f"asked to stop ({mode}) at step {step}")
+            if rng.random() < 0.3 and self.disk.chain:
+                self.plain_store().request_stop(mode, elsewhere)
+            else:
+                run.request_stop(mode, elsewhere)
+
+    def _step_zombie(self) -> None:
+        zombie = self.rng.choice(self.zombies)
+        try:
+            goes_on = zombie.step()
+        except Crash:
+            goes_on = False
+        except LEGAL as error:
+            self.say(f"a zombie has ended: {type(error).__name__}: {error}")
+            goes_on = False
+        self.absorb()
+        self.tally.counts["zombie steps"] += 1
+        if not goes_on:
+            self.zombies.remove(zombie)
+
+    # Between runs --------------------------------------------------------------------------------------------------------
+
+    def plain_store(self) -> CheckpointStore:
+        """The store without faults, for those who look after it."""
+        return CheckpointStore(FaultyStorage(self.disk, NO_FAULTS, self.rng), sleep=lambda seconds: None)
+
+    def _between(self) -> None:
+        rng = self.rng
+        newest = self.newest()
+        if newest is None or newest.record.stop is not None or rng.random() > 0.15:
+            return
+        store = self.plain_store()
+        if rng.random() < 0.6:
+            self._rescale(store)
+        else:
+            history = store.history()
+            if len(history) > 1:
+                source = rng.choice(history[1:]).ref
+                permit = store.rollback(source.checkpoint_id)
+                self.rolled_back_to[permit.ref] = source
+                self.say(f"rolled back to {source}")
+                self.tally.counts["rollback"] += 1
+                self.left_behind |= set(self.ledger.published)
+        self.absorb()
+
+    def _rescale(self, store: CheckpointStore) -> None:
+        source = store.open()
+        parallelism = [self._some() for _ in self.parallelism]
+        group_of = {step.uid: step.group for step in (*self.graph.sources, *self.graph.ops)}
+        topology = JobGraph(
+            tuple(
+                Operator(OperatorId(op.uid), parallelism[group_of[op.uid]], op.max_parallelism, coordinator=op.coordinator)
+                for op in source.graph.operators
+            ),
+            source.graph.edges,
+        )
+        plan = source.plan_restore(topology)
+        plan.check()
+        dealt, record = rescale(source, plan), source.record
+        pending = store.begin(
+            job_id=record.job_id,
+            graph=dealt.graph,
+            states=dealt.states,
+            parent=store.permit_of(source),
+            kind=CheckpointKind.RESCALE,
+            rescaled_from=dealt.rescaled_from,
+            properties=record.properties,
+        )
+        pending.add_handles(cut_handles(source.manifest.full(), dealt.slices))
+        pending.publish()
+        self.parallelism = parallelism
+        self.say(f"rescaled to {parallelism}")
+        self.tally.counts["rescale"] += 1
+
+    # Checks --------------------------------------------------------------------------------------------------------------
+
+    def absorb(self) -> None:
+        """Judge every checkpoint that has come to be."""
+        while self.absorbed < len(self.disk.chain):
+            record = self.disk.chain[self.absorbed]
+            self.absorbed += 1
+            if record.kind is CheckpointKind.ROLLBACK and record.ref not in self.rolled_back_to:
+                self.absorbed -= 1
+                return
+            source = self.rolled_back_to.get(record.ref) or record.parent
+            parent = self.cuts[source] if source is not None else None
+            self.say(
+                f"checkpoint {record.checkpoint_id} {record.kind}{f' {record.stop.mode}' if record.stop else ''}: "
+                + ", ".join(f"{op.uid} {op.status}" for op in record.graph.operators if op.done)
+            )
+            cut = self.cuts[record.ref] = self.model.judge(self.disk.storage, record, parent)
+            self.ledger.permitted.add(tuple(record.ref))
+            self.ledger.published.update(cut.output)
+            self.tally.checkpoints += 1
+
+    def _check_stopped(self, outcome: JobOutcome) -> None:
+        """Behind the barrier of a stop without drain nothing happens, and nothing is read on."""
+        cut, witness = self.newest(), self.witness
+        assert witness is not None
+        if outcome.stop is None or outcome.stop.mode is not StopMode.NO_DRAIN or cut is None:
+            return
+        for split, position in witness.read_to.items():
+            uid, number = split.split("/")
+            if position > cut.positions[uid, int(number)]:
+                raise Violation(f"{split} was read to {position}, behind the stop at {cut.positions[uid, int(number)]}")
+        late = {who: seen.since_snapshot for who, seen in witness.active.items() if seen.since_snapshot and not seen.finished}
+        if late:
+            raise Violation(f"these did something behind the barrier of the stop: {late}")
+
+    def _check_suspended(self) -> None:
+        cut = self.newest()
+        assert cut is not None
+        self._check_committed(cut)
+
+    def _check_committed(self, cut: Cut) -> None:
+        missing = cut.output.keys() - self.ledger.committed.keys()
+        if missing:
+            raise Violation(f"published and not committed: {sorted(missing)[:4]}")
+        surplus = self.ledger.committed.keys() - cut.output.keys() - self.left_behind
+        if surplus:
+            raise Violation(f"committed, and no part of the newest checkpoint's history: {sorted(surplus)[:4]}")
+
+    def _check_end(self, outcome: JobOutcome) -> None:
+        cut = self.newest()
+        if cut is None:
+            raise Violation("the job has finished without a checkpoint")
+        if outcome.stop is None or outcome.stop.mode is StopMode.DRAIN:
+            if cut.facts.fully_finished != {op.uid for op in cut.record.graph.operators}:
+                raise Violation(f"the job has finished, and its last checkpoint says {cut.facts}")
+            positions = self.model.everything() if outcome.stop is None else cut.positions
+            self.model.check_output(cut.output, positions)
+            again = self._attempt(kind=True, resume=False)
+            if again is None or again.checkpoint_id != outcome.checkpoint_id:
+                raise Violation(f"a finished job was run again: {again}")
+        self._check_committed(cut)
+        while self.zombies:
+            self._step_zombie()
+            if self.tally.counts["zombie steps"] > 3 * STEPS_MAX:
+                break
+        if self.newest() is not cut:
+            raise Violation(f"a zombie has gone on from {cut.record.ref}")
+        self._check_committed(cut)
+
+
+@contextlib.contextmanager
+def drawn_ids(seed: int) -> Iterator[None]:
+    """Attempt ids and write ids follow from the seed too."""
+    with mock.patch.object(os, "urandom", random.Random(f"ids {seed}").randbytes):
+        yield
+
+
+def simulate(seed: int) -> Tally:
+    """Run one seed. Raises :class:`Failed` with its story."""
+    return Simulation(seed).run()

@@ -1,0 +1,337 @@
+"""A legal world around one task: its senders, its consumers and a coordinator, of which a caller picks the next step.
+
+The oracle is written the other way round than the task: it knows where in each channel the barrier of a checkpoint was *put*, and
+what the task has processed and logged when it acknowledges; the two together must be exactly what was put before the barrier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from backends.dataflow import events
+from backends.dataflow.events import (
+    MAX_WATERMARK,
+    MIN_WATERMARK,
+    Barrier,
+    Channel,
+    LoopStep,
+    Purpose,
+    TaskId,
+    Watermark,
+)
+from backends.dataflow.inputs import InputEdge
+from backends.dataflow.life import State
+from backends.dataflow.task import Task
+from tests.task_cases import DRAIN, END, OUT, STOP, Told, on
+
+
+@dataclass
+class Sender:
+    """One end of a channel. ``ended``: what it said of its data; ``final``: the first barrier that it put behind it."""
+
+    channel: Channel
+    feedback: bool
+    overtakable: bool
+    queue: list[Any] = field(default_factory=list)
+    put: int = 0
+    time: int = MIN_WATERMARK
+    heard: int = MIN_WATERMARK
+    ended: Any = None
+    final: int | None = None
+    left: bool = False
+    barriers: dict[int, int] = field(default_factory=dict)
+    """How many records were put before each barrier."""
+
+
+class World:
+    """``steps`` tells what may happen next. Everything that a task must never do is asserted as it happens."""
+
+    def __init__(self, edges: list[InputEdge], *, unaligned: bool) -> None:
+        self.task = Task(TaskId("task", 0), edges, (OUT,))
+        self.senders = {
+            channel: Sender(channel, edge.feedback, edge.overtakable) for edge in edges for channel in edge.channels
+        }
+        self.unaligned = unaligned
+        self.inputs = {edge.input for edge in edges}
+        self.pending: Barrier | None = None
+        self.acknowledged: events.Acknowledge | None = None
+        self.number = 0
+        self.completed = 0
+        self.stopped = False
+        self.processed: dict[Channel, list[str]] = {channel: [] for channel in self.senders}
+        self.at_snapshot: dict[Channel, list[str]] = {}
+        self.logged: dict[Channel, list[str]] = {}
+        self.arriving: set[Channel] = set()
+        self.told = Told()
+        self.watermark = MIN_WATERMARK
+        self.steps_told: set[LoopStep] = set()
+        self.data_processed = False
+        self.carry_out(self.task.start())
+
+    @property
+    def normal(self) -> list[Sender]:
+        return [sender for sender in self.senders.values() if not sender.feedback]
+
+    # What may happen ----------------------------------------------------------------------------------------------------
+
+    def steps(self) -> list[Callable[[], None]]:
+        found: list[Callable[[], None]] = []
+        if self.task.state is State.ENDED:
+            return found
+        for sender in self.senders.values():
+            if sender.queue and not self.task.is_blocked(sender.channel):
+                found.append(lambda sender=sender: self.deliver(sender))  # type: ignore[misc]
+            if not sender.left:
+                found += self.of_sender(sender)
+        if self.pending is None and not self.stopped:
+            found.append(self.begin)
+        elif self.pending is not None:
+            found.append(self.abort)
+            if self.may_complete:
+                found.append(self.complete)
+        if events.Emit(DRAIN) in self.told or events.Emit(STOP) in self.told:
+            found.append(self.process_data)
+        return found
+
+    def of_sender(self, sender: Sender) -> list[Callable[[], None]]:
+        found: list[Callable[[], None]] = []
+        at = self.pending.number if self.pending else None
+        due = at is not None and at not in sender.barriers
+        if due:
+            found.append(lambda: self.put_barrier(sender))
+        held = self.pending is not None and self.pending.purpose is Purpose.STOP_NO_DRAIN and not due
+        if sender.ended is None and not held and not self.stopped:
+            if not (sender.feedback and (self.steps_told or self.task.state is State.WAITING)):
+                found.append(lambda: self.put_record(sender))
+            if not sender.feedback:
+                found.append(lambda: self.put_watermark(sender))
+                found.append(lambda: self.end_data(sender))
+        if sender.ended is None and self.may_end_by_itself(sender):
+            found.append(lambda: self.end_data(sender))
+        if sender.ended is not None and self.may_leave(sender) and not due:
+            found.append(lambda: self.leave(sender))
+        return found
+
+    def may_end_by_itself(self, sender: Sender) -> bool:
+        return self.stopped or (sender.feedback and events.Emit(DRAIN) in self.told)
+
+    def may_leave(self, sender: Sender) -> bool:
+        return self.stopped or sender.feedback or (sender.final is not None and sender.final <= self.completed)
+
+    @property
+    def may_complete(self) -> bool:
+        assert self.pending is not None
+        number = self.pending.number
+        return self.acknowledged is not None and all(
+            sender.left or number in sender.barriers for sender in self.senders.values()
+        )
+
+    # Steps --------------------------------------------------------------------------------------------------------------
+
+    def put(self, sender: Sender, element: Any) -> None:
+        sender.queue.append(element)
+
+    def put_record(self, sender: Sender) -> None:
+        record = f"{sender.put}"
+        sender.put += 1
+        self.put(sender, record)
+        if sender.channel in self.arriving:
+            self.logged[sender.channel].append(record)
+
+    def put_watermark(self, sender: Sender) -> None:
+        sender.time = max(sender.time, 0) + 3
+        self.put(sender, Watermark(sender.time))
+
+    def end_data(self, sender: Sender) -> None:
+        sender.ended = STOP if self.stopped else DRAIN
+        self.put(sender, sender.ended)
+
+    def leave(self, sender: Sender) -> None:
+        sender.left = True
+        self.put(sender, END)
+
+    def put_barrier(self, sender: Sender) -> None:
+        barrier = self.pending
+        assert barrier is not None
+        sender.barriers[barrier.number] = sender.put
+        if sender.ended is not None and sender.final is None and barrier.purpose is not Purpose.ROUND:
+            sender.final = barrier.number
+        self.put(sender, barrier)
+        if barrier.unaligned and sender.overtakable:
+            self.tell(events.Announced(sender.channel, barrier))
+
+    def begin(self) -> None:
+        self.number += 1
+        purposes = [Purpose.CHECKPOINT, Purpose.CHECKPOINT, Purpose.ROUND, Purpose.CHECKPOINT, Purpose.STOP_NO_DRAIN]
+        purpose = purposes[self.number % len(purposes)]
+        self.pending = Barrier(self.number, purpose, self.unaligned and purpose is Purpose.CHECKPOINT)
+        self.acknowledged, self.at_snapshot, self.logged, self.arriving = None, {}, {}, set()
+        if all(sender.left for sender in self.normal):
+            self.tell(events.Triggered(self.pending))
+
+    def abort(self) -> None:
+        assert self.pending is not None
+        number, self.pending = self.pending.number, None
+        self.arriving.clear()
+        self.tell(events.Aborted(number))
+
+    def complete(self) -> None:
+        barrier, said = self.pending, self.acknowledged
+        assert barrier is not None
+        assert said is not None
+        self.pending = None
+        if barrier.purpose is not Purpose.ROUND:
+            self.completed = barrier.number
+        self.stopped = barrier.purpose is Purpose.STOP_NO_DRAIN
+        step = None
+        if self.task.is_loop_head and self.task.state is State.DRAINING and said.inputs_ended and said.quiet:
+            lies = any(isinstance(element, str) for sender in self.senders.values() for element in sender.queue)
+            step = None if lies else LoopStep.END if said.max_watermark_sent else LoopStep.MAX_WATERMARK
+        if step is not None:
+            self.steps_told.add(step)
+        self.tell(events.Completed(barrier.number, step))
+
+    def process_data(self) -> None:
+        self.data_processed = True
+        self.tell(events.DataProcessed(OUT))
+
+    def deliver(self, sender: Sender) -> None:
+        element = sender.queue.pop(0)
+        if isinstance(element, Watermark):
+            sender.heard = element.timestamp
+        elif isinstance(element, events.EndOfData) and element.drain and not sender.feedback:
+            sender.heard = MAX_WATERMARK
+        self.tell(on(sender.channel, element))
+
+    # What the task does -------------------------------------------------------------------------------------------------
+
+    def tell(self, event: Any) -> None:
+        if self.task.state is State.ENDED:
+            return
+        before = self.task.state
+        self.carry_out(self.task.handle(event))
+        if before is not State.HELD or self.task.state in (State.RUNNING, State.DRAINING):
+            self.check_time()
+
+    def check_time(self) -> None:
+        time = min((sender.heard for sender in self.normal), default=MIN_WATERMARK)
+        if self.task.state in (State.HELD, State.STOPPING):
+            return
+        if not (self.task.is_loop_head and time == MAX_WATERMARK and LoopStep.MAX_WATERMARK not in self.steps_told):
+            self.watermark = max(self.watermark, time)
+        assert self.task.watermark == self.watermark
+
+    def carry_out(self, commands: list[Any]) -> None:
+        for command in commands:
+            self.check_order(command)
+            self.told.append(command)
+            match command:
+                case events.Process(channel, batch):
+                    assert batch == str(len(self.processed[channel])), "every record, once, in order"
+                    self.processed[channel].append(batch)  # type: ignore[arg-type]
+                case events.Snapshot():
+                    self.snapshot()
+                case events.Emit(Barrier(_, Purpose.ROUND)):
+                    self.snapshot()
+                case events.LogQueued(channel, arriving):
+                    self.log_queued(channel, arriving=arriving)
+                case events.StopLog(channel):
+                    self.arriving.remove(channel)
+                case events.LogRecords(channel, batch):
+                    self.logged[channel].append(batch)  # type: ignore[arg-type]
+                case events.Acknowledge():
+                    self.acknowledge(command)
+
+    def snapshot(self) -> None:
+        self.at_snapshot = {channel: list(records) for channel, records in self.processed.items()}
+        self.logged = {channel: [] for channel in self.senders}
+
+    def log_queued(self, channel: Channel, *, arriving: bool) -> None:
+        queue = self.senders[channel].queue
+        end = queue.index(self.pending) if self.pending in queue else len(queue)
+        self.logged[channel] += [element for element in queue[:end] if isinstance(element, str)]
+        if arriving:
+            assert self.pending not in queue
+            self.arriving.add(channel)
+
+    def acknowledge(self, command: events.Acknowledge) -> None:
+        assert self.pending is not None
+        assert command.number == self.pending.number
+        assert not self.arriving
+        self.acknowledged = command
+        if command.finishing:
+            assert not any(self.logged.values())
+            return
+        if self.pending.purpose is Purpose.ROUND and self.task.is_loop_head:
+            return  # What is on its way in a loop is counted and not written.
+        for channel, sender in self.senders.items():
+            if command.number not in sender.barriers:
+                assert sender.ended is not None, f"{channel} was not waited for"
+            before = sender.barriers.get(command.number, sender.put)
+            found = self.at_snapshot[channel] + self.logged[channel]
+            assert found == [str(number) for number in range(before)], channel
+
+    def check_order(self, command: Any) -> None:
+        kinds = [type(told) for told in self.told]
+        if isinstance(command, events.Process | events.AdvanceWatermark | events.EndInput | events.Finish):
+            assert events.Finish not in kinds, "nothing happens behind finish"
+            assert events.Emit(STOP) not in self.told
+            assert self.task.state is not State.HELD
+        if isinstance(command, events.EndInput):
+            assert command not in self.told, "an input ends once"
+        if isinstance(command, events.Finish):
+            ended = {told.input for told in self.told if isinstance(told, events.EndInput)}
+            assert ended == self.inputs
+        if isinstance(command, events.AdvanceWatermark):
+            assert all(
+                told.timestamp < command.timestamp for told in self.told if isinstance(told, events.AdvanceWatermark)
+            )
+        if isinstance(command, events.Snapshot):
+            numbers = [told.barrier.number for told in self.told if isinstance(told, events.Snapshot)]
+            assert max(numbers, default=0) < command.barrier.number
+        if isinstance(command, events.Acknowledge):
+            assert events.Emit(self.pending) in self.told
+        if isinstance(command, events.Emit) and isinstance(command.element, events.EndOfData):
+            assert events.Emit(DRAIN) not in self.told
+            assert events.Emit(STOP) not in self.told
+        if isinstance(command, events.Ended):
+            assert self.completed > 0
+            assert self.data_processed
+            assert self.pending is None or self.acknowledged is not None or not self.has_begun
+        assert events.Ended not in kinds
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the task has seen the pending barrier."""
+        return self.pending is not None and any(
+            self.pending.number in sender.barriers and self.pending not in sender.queue for sender in self.normal
+        )
+
+    # To the end ---------------------------------------------------------------------------------------------------------
+
+    def run_out(self) -> None:
+        """Everything that is due happens, until the task has ended."""
+        for _ in range(400):
+            if self.task.state is State.ENDED:
+                return
+            for sender in self.senders.values():
+                while sender.queue and not self.task.is_blocked(sender.channel):
+                    self.deliver(sender)
+                if sender.left:
+                    continue
+                if self.pending is not None and self.pending.number not in sender.barriers:
+                    self.put_barrier(sender)
+                elif sender.ended is None and (not sender.feedback or self.may_end_by_itself(sender)):
+                    if self.pending is None:
+                        self.end_data(sender)
+                elif sender.ended is not None and self.may_leave(sender):
+                    self.leave(sender)
+            if self.pending is None and not self.stopped:
+                self.begin()
+            elif self.pending is not None and self.may_complete:
+                self.complete()
+            if events.Emit(DRAIN) in self.told or events.Emit(STOP) in self.told:
+                self.process_data()
+        raise AssertionError(f"the task never ends: {self.task.state}, {self.told[-20:]}")

@@ -1,0 +1,280 @@
+"""The checkpoint plan, against the rule taken literally: pairs of tasks, no arrays, no shortcuts."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backends.dataflow.checkpoint_plan import CheckpointPlan, Mask, TaskSet, make_plan, pointwise_producers
+from backends.dataflow.events import TaskId
+from backends.dataflow.loops import loops_of
+from stateformat.errors import InvalidInput
+from stateformat.model import Partitioner
+from tests.tiny_jobs import TinyJob, tiny_job
+
+EVERY = {"forward", "rescale", "rebalance", "hash", "broadcast"}
+
+
+def tasks(*names: str) -> set[TaskId]:
+    """``"a0"`` is subtask 0 of a."""
+    return {TaskId(name[0], int(name[1:])) for name in names}
+
+
+def plan_of(job: TinyJob, *ended: str) -> CheckpointPlan:
+    running = {vertex.id: np.ones(vertex.parallelism, np.bool_) for vertex in job.vertices}
+    for task in tasks(*ended):
+        running[task.vertex][task.subtask] = False
+    return make_plan(job, running)
+
+
+def connected(partitioner: Partitioner, producer: int, upstream: int, consumer: int, downstream: int) -> bool:
+    """Whether two subtasks are joined, by the two rules of POINTWISE as they are written down, one from each side."""
+    if partitioner.all_to_all:
+        return True
+    if upstream >= downstream:
+        return consumer * upstream // downstream <= producer < (consumer + 1) * upstream // downstream
+    return -(-producer * downstream // upstream) <= consumer < -(-(producer + 1) * downstream // upstream)
+
+
+def literal_plan(job: TinyJob, running: set[TaskId]) -> tuple[set[TaskId], set[TaskId], set[str]]:
+    """Trigger, finished and fully finished."""
+    parallelism = {vertex.id: vertex.parallelism for vertex in job.vertices}
+    fed = {
+        TaskId(vertex.id, consumer)
+        for vertex in job.vertices
+        for edge in vertex.inputs
+        for consumer in range(vertex.parallelism)
+        for source, producer in running
+        if source == edge.source
+        and connected(edge.partitioner, producer, parallelism[source], consumer, vertex.parallelism)
+    }
+    return running - fed, set(job.tasks) - running, set(parallelism) - {task.vertex for task in running}
+
+
+def test_when_all_run_the_sources_are_triggered_and_all_are_waited_for() -> None:
+    job = tiny_job({"a": 2, "b": 3, "c": 3}, "a hash b", "b forward c")
+    plan = plan_of(job)
+    assert plan.trigger == tasks("a0", "a1")
+    assert plan.wait == set(job.tasks)
+    assert plan.finished == set()
+    assert plan.fully_finished == frozenset()
+
+
+def test_tasks_behind_ended_sources_are_new_roots() -> None:
+    plan = plan_of(tiny_job({"a": 2, "b": 3}, "a hash b"), "a0", "a1")
+    assert plan.trigger == tasks("b0", "b1", "b2")
+    assert plan.finished == tasks("a0", "a1")
+    assert plan.fully_finished == {"a"}
+
+
+def test_one_running_task_in_front_of_an_all_to_all_edge_is_enough() -> None:
+    plan = plan_of(tiny_job({"a": 2, "b": 3}, "a hash b"), "a0")
+    assert plan.trigger == tasks("a1")
+    assert plan.fully_finished == frozenset()
+
+
+def test_over_a_pointwise_edge_each_task_is_looked_at() -> None:
+    job = tiny_job({"a": 3, "b": 3}, "a forward b")
+    assert plan_of(job, "a1").trigger == tasks("a0", "a2", "b1")
+    assert plan_of(job, "a1", "b1").trigger == tasks("a0", "a2")
+
+
+def test_every_input_counts() -> None:
+    job = tiny_job({"a": 2, "b": 2, "c": 2}, "a forward c", "b forward c")
+    assert plan_of(job, "a0", "b1").trigger == tasks("a1", "b0")
+    assert plan_of(job, "a0", "b0").trigger == tasks("a1", "b1", "c0")
+    mixed = tiny_job({"a": 2, "b": 2, "c": 2}, "a forward c", "b broadcast c")
+    assert plan_of(mixed, "a0", "b0").trigger == tasks("a1", "b1")
+    assert plan_of(mixed, "a0", "b0", "b1").trigger == tasks("a1", "c0")
+
+
+def test_an_ended_task_between_hides_what_runs_further_up() -> None:
+    # Reports come in any order: c says that it has ended before a does.
+    job = tiny_job({"a": 1, "b": 1, "c": 1}, "a forward b", "b forward c")
+    assert plan_of(job, "b0").trigger == tasks("a0", "c0")
+
+
+def test_feedback_edges_do_not_count() -> None:
+    job = tiny_job({"a": 1, "h": 2, "t": 2}, "a hash h", "h forward t", "t feedback h")
+    assert plan_of(job).trigger == tasks("a0")
+    assert plan_of(job, "a0").trigger == tasks("h0", "h1")
+
+
+def test_edges_between_chains_are_named_by_their_operators() -> None:
+    job = tiny_job({"a+x": 2, "b+y": 2, "c": 2}, "x forward b", "y forward c")
+    assert plan_of(job).trigger == tasks("a0", "a1")
+    assert plan_of(job, "a0").trigger == tasks("a1", "b0")
+
+
+def test_nothing_runs() -> None:
+    plan = plan_of(tiny_job({"a": 1, "b": 2}, "a hash b"), "a0", "b0", "b1")
+    assert plan.trigger == set()
+    assert plan.wait == set()
+    assert plan.fully_finished == {"a", "b"}
+
+
+def test_a_fully_finished_vertex_may_keep_a_parallelism_that_no_longer_fits() -> None:
+    job = tiny_job({"a": 2, "b": 5}, "a forward b")
+    assert plan_of(job, "a0", "a1").trigger == tasks("b0", "b1", "b2", "b3", "b4")
+
+
+@pytest.mark.parametrize(
+    ("upstream", "downstream", "producers"),
+    [
+        (2, 4, [(0, 0), (0, 0), (1, 1), (1, 1)]),
+        (4, 2, [(0, 1), (2, 3)]),
+        (3, 5, [(0, 0), (0, 0), (1, 1), (1, 1), (2, 2)]),
+        (5, 3, [(0, 0), (1, 2), (3, 4)]),
+        (3, 4, [(0, 0), (0, 0), (1, 1), (2, 2)]),
+        (5, 2, [(0, 1), (2, 4)]),
+        (3, 3, [(0, 0), (1, 1), (2, 2)]),
+    ],
+    ids=["W1", "W2", "W3", "W4", "W5", "W6", "W7"],
+)
+def test_pointwise_producers(upstream: int, downstream: int, producers: list[tuple[int, int]]) -> None:
+    first, end = pointwise_producers(upstream, downstream)
+    assert list(zip(first.tolist(), (end - 1).tolist(), strict=True)) == producers
+
+
+def test_pointwise_producers_are_those_of_both_written_rules() -> None:
+    for upstream in range(1, 14):
+        for downstream in range(1, 14):
+            first, end = pointwise_producers(upstream, downstream)
+            for consumer in range(downstream):
+                literal = [
+                    producer
+                    for producer in range(upstream)
+                    if connected(Partitioner.RESCALE, producer, upstream, consumer, downstream)
+                ]
+                assert list(range(first[consumer], end[consumer])) == literal
+
+
+@st.composite
+def jobs_and_running(draw: st.DrawFn) -> tuple[TinyJob, set[TaskId]]:
+    names = "abcde"[: draw(st.integers(1, 5))]
+    parallelism = {name: draw(st.integers(1, 5)) for name in names}
+    pairs = [(source, target) for source in names for target in names if source < target]
+    chosen = draw(st.lists(st.sampled_from(pairs), max_size=6)) if pairs else []
+    edges = [f"{source} {draw(st.sampled_from(sorted(EVERY - {'forward'})))} {target}" for source, target in chosen]
+    job = tiny_job(parallelism, *edges)
+    return job, {task for task in job.tasks if draw(st.booleans())}
+
+
+@settings(max_examples=200, deadline=None)
+@given(jobs_and_running())
+def test_the_plan_is_the_rule_taken_literally(case: tuple[TinyJob, set[TaskId]]) -> None:
+    job, running = case
+    plan = plan_of(job, *(f"{task.vertex}{task.subtask}" for task in set(job.tasks) - running))
+    trigger, finished, fully_finished = literal_plan(job, running)
+    assert set(plan.trigger) == trigger
+    assert set(plan.wait) == running
+    assert set(plan.finished) == finished
+    assert plan.fully_finished == fully_finished
+
+
+def test_a_plan_does_not_change_when_tasks_end_later() -> None:
+    job = tiny_job({"a": 2})
+    running: dict[str, Mask] = {"a": np.ones(2, np.bool_)}
+    plan = make_plan(job, running)
+    running["a"][0] = False
+    assert plan.trigger == tasks("a0", "a1")
+    assert plan.wait == tasks("a0", "a1")
+    with pytest.raises(ValueError, match="read-only"):
+        plan.wait.masks["a"][0] = False
+
+
+def test_a_task_set_is_a_set() -> None:
+    some = TaskSet({"a": np.array([True, False]), "b": np.array([False, True, True])})
+    assert list(some) == [TaskId("a", 0), TaskId("b", 1), TaskId("b", 2)]
+    assert len(some) == 3
+    assert TaskId("a", 0) in some
+    assert TaskId("a", 1) not in some
+    assert TaskId("a", -1) not in some
+    assert TaskId("a", 2) not in some
+    assert TaskId("z", 0) not in some
+    assert "a" not in some
+    assert some.subtasks("b").tolist() == [1, 2]
+    assert some.subtasks("z").tolist() == []
+    assert some == tasks("a0", "b1", "b2")
+    assert some != tasks("a0", "b1")
+    assert hash(some) == hash(frozenset(tasks("a0", "b1", "b2")))
+    assert some - tasks("a0") == tasks("b1", "b2")
+    assert repr(some) == "TaskSet({a[0], b[1], b[2]})"
+
+
+def test_all_to_all_pairs_are_never_enumerated() -> None:
+    # 250,000 by 250,000 pairs would take hours.
+    job = tiny_job({"a": 250_000, "b": 250_000, "c": 250_000, "d": 250_000}, "a hash b", "b hash c", "c rescale d")
+    running = {vertex.id: np.arange(250_000) % 2 == 0 for vertex in job.vertices}
+    running["a"][:] = False
+    start = time.perf_counter()
+    plan = make_plan(job, running)
+    assert time.perf_counter() - start < 5
+    assert len(plan.trigger) == 125_000
+    assert len(plan.wait) == 375_000
+
+
+# Loops -------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_loop_is_all_that_records_can_go_round() -> None:
+    job = tiny_job(
+        {"a": 1, "h": 2, "m": 1, "t": 2, "z": 1}, "a hash h", "h hash m", "m hash t", "t feedback h", "t hash z"
+    )
+    assert loops_of(job.vertices) == [{"h", "m", "t"}]
+
+
+def test_a_loop_of_one_vertex() -> None:
+    job = tiny_job({"a": 1, "h+t": 2}, "a hash h", "t feedback h")
+    assert loops_of(job.vertices) == [{"h"}]
+
+
+def test_loops_in_a_row_are_two_and_loops_in_loops_are_one() -> None:
+    row = tiny_job({"h": 1, "g": 1}, "h feedback h", "h hash g", "g feedback g")
+    assert loops_of(row.vertices) == [{"h"}, {"g"}]
+    nested = tiny_job({"h": 1, "g": 1, "t": 1}, "h hash g", "g feedback g", "g hash t", "t feedback h")
+    assert loops_of(nested.vertices) == [{"h", "g", "t"}]
+    shared = tiny_job({"h": 1, "s": 1, "t": 1}, "h hash s", "s hash t", "s feedback h", "t feedback s")
+    assert loops_of(shared.vertices) == [{"h", "s", "t"}]
+
+
+def test_a_job_without_feedback_has_no_loop() -> None:
+    assert loops_of(tiny_job({"a": 1, "b": 1}, "a hash b").vertices) == []
+
+
+def test_a_feedback_edge_that_closes_no_loop_is_refused() -> None:
+    job = tiny_job({"a": 1, "b": 1, "h": 1}, "a hash h", "b feedback h")
+    with pytest.raises(InvalidInput, match="'b feedback h' closes no loop: 'b' does not come behind 'h'"):
+        loops_of(job.vertices)
+
+
+def test_long_chains_do_not_exhaust_the_stack() -> None:
+    names = [f"v{number:05}" for number in range(1500)]
+    edges = [f"{one} hash {two}" for one, two in pairwise(names)]
+    assert loops_of(tiny_job(dict.fromkeys(names, 1), *edges, "v00001 feedback v00000").vertices) == [
+        {"v00000", "v00001"}
+    ]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_loops_are_those_of_reachability_taken_literally(data: st.DataObject) -> None:
+    names = "abcdef"[: data.draw(st.integers(1, 6))]
+    forward = [f"{x} hash {y}" for x in names for y in names if x < y and data.draw(st.booleans())]
+    reach = {(x, x) for x in names} | {(text[0], text[-1]) for text in forward}
+    for middle in names:
+        reach |= {(x, y) for x in names for y in names if (x, middle) in reach and (middle, y) in reach}
+    back = [f"{x} feedback {y}" for x in names for y in names if (y, x) in reach and data.draw(st.booleans())]
+    job = tiny_job(dict.fromkeys(names, 1), *forward, *back)
+    both = reach | {(text[0], text[-1]) for text in back}
+    for middle in names:
+        both |= {(x, y) for x in names for y in names if (x, middle) in both and (middle, y) in both}
+    literal = {frozenset(y for y in names if (x[-1], y) in both and (y, x[-1]) in both) for x in back}
+    found = loops_of(job.vertices)
+    assert set(found) == literal
+    assert len(found) == len(literal)

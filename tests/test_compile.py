@@ -1,0 +1,535 @@
+"""From dataflows to jobs: chains, edges, states, who sends to whom, and what is refused with which words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from backends.dataflow.api import Dataflow, Input, Operator, Step, Stream
+from backends.dataflow.compile import Job, graph_of, in_flight_name, lay_out, states_of
+from backends.dataflow.descriptors import BroadcastState, MapState, SplitList, Timers, UnionList, ValueState
+from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.model import Mode, Partitioner, Record
+from stateformat.validation_graph import check_graph, check_states
+from tests.dataflow_fakes import ROWS, Bucket, Chunks, Coordinated, Pass, Stateful
+
+KEY = {"key": pa.int64()}
+COUNT = ValueState("count", KEY, {"n": pa.int64()})
+
+
+def job_of(flow: Dataflow, *, unaligned: bool = False, **sizes: int) -> Job:
+    return lay_out(flow, graph_of(flow, per_operator=sizes, unaligned=unaligned), unaligned=unaligned)
+
+
+def chains(job: Job) -> dict[str, tuple[str, ...]]:
+    return {vertex.id: vertex.operators for vertex in job.vertices}
+
+
+# Chains ------------------------------------------------------------------------------------------------------------------
+
+
+def tree() -> Dataflow:
+    """A source with two chained consumers, one of which has two again, and a keyed one."""
+    flow = Dataflow("tree", parallelism=2)
+    source = flow.source(Chunks(), uid="source")
+    left = source.apply(Pass(), uid="left")
+    source.apply(Pass(), uid="right")
+    left.apply(Pass(), uid="one")
+    two = left.apply(Pass(), uid="two")
+    two.key_by("key").apply(Stateful(COUNT), uid="keyed").apply(Bucket(), uid="sink")
+    return flow
+
+
+def test_forward_steps_join_the_chain_of_their_only_input_and_make_a_tree() -> None:
+    job = job_of(tree())
+    found = chains(job)
+    assert {head: sorted(uids) for head, uids in found.items()} == {
+        "source": ["left", "one", "right", "source", "two"],
+        "keyed": ["keyed", "sink"],
+    }
+    assert found["source"].index("left") < found["source"].index("two")
+    assert [edge.id for edge in job.vertex("source").outputs] == ["two->keyed.0"]
+    assert job.vertex("source").is_source
+    assert not job.vertex("keyed").is_source
+    assert job.vertex_of("sink") is job.vertex("keyed")
+    assert [edge.id for edge in job.vertex("keyed").inputs] == ["two->keyed.0"]
+    assert {uid: job.graph.operator(uid).chain for uid in ("source", "right", "keyed", "sink")} == {
+        "source": "source",
+        "right": "source",
+        "keyed": "keyed",
+        "sink": "keyed",
+    }
+
+
+@pytest.mark.parametrize(
+    ("connect", "alone"),
+    [
+        (lambda s: s.apply(Pass(), uid="x"), False),
+        (lambda s: s.forward().apply(Pass(), uid="x"), False),
+        (lambda s: s.apply(Pass(), uid="x", chain=False), True),
+        (lambda s: s.apply(Pass(), uid="x", max_parallelism=128), False),
+        (lambda s: s.apply(Pass(), uid="x", max_parallelism=256), True),
+        (lambda s: s.rebalance().apply(Pass(), uid="x"), True),
+        (lambda s: s.rescale().apply(Pass(), uid="x"), True),
+        (lambda s: s.broadcast().apply(Pass(), uid="x"), True),
+        (lambda s: s.key_by("key").apply(Pass(), uid="x"), True),
+        (lambda s: s.apply(Pass(), uid="x", parallelism=3), True),
+        (lambda s: s.apply(Pass(), s, uid="x"), True),
+    ],
+    ids=[
+        "default",
+        "forward",
+        "alone",
+        "same-max",
+        "other-max",
+        "rebalance",
+        "rescale",
+        "broadcast",
+        "hash",
+        "size",
+        "two",
+    ],
+)
+def test_a_step_is_chained_where_nothing_speaks_against_it(connect: Callable[[Stream], Stream], alone: bool) -> None:
+    flow = Dataflow("job", parallelism=2)
+    connect(flow.source(Chunks(), uid="source"))
+    assert chains(job_of(flow)) == ({"source": ("source",), "x": ("x",)} if alone else {"source": ("source", "x")})
+
+
+def test_a_step_that_is_in_no_chain_names_none() -> None:
+    flow = Dataflow("job")
+    flow.source(Chunks(), uid="source").apply(Pass(), uid="x", chain=False)
+    assert [operator.chain for operator in graph_of(flow).operators] == [None, None]
+
+
+def test_a_chain_that_a_plan_has_broken_up_is_laid_out_broken_up() -> None:
+    flow = tree()
+    graph = graph_of(flow)
+    # Both of a status bear one name, as a plan leaves them, though what joined them is not among them.
+    names = {"left": "source/fully_finished", "source": "source/fully_finished"}
+    names |= dict.fromkeys(("right", "one", "two"), "source/running")
+    graph = graph.with_operators({uid: replace(graph.operator(uid), chain=name) for uid, name in names.items()})
+    assert chains(lay_out(flow, graph, unaligned=False)) == {
+        "source": ("source", "left"),
+        "right": ("right",),
+        "one": ("one",),
+        "two": ("two",),
+        "keyed": ("keyed", "sink"),
+    }
+
+
+def test_every_vertex_comes_behind_those_that_it_hears() -> None:
+    flow = Dataflow("job", parallelism=2)
+    late = flow.source(Chunks(), uid="z").apply(Pass(), uid="y", chain=False)
+    flow.source(Chunks(), uid="a").rebalance().apply(Pass(), late.rebalance(), uid="b")
+    order = [vertex.id for vertex in job_of(flow).vertices]
+    assert order.index("z") < order.index("y") < order.index("b") > order.index("a")
+
+
+# Loops -------------------------------------------------------------------------------------------------------------------
+
+
+def looping(*, partition: Callable[..., Stream] = lambda loop: loop.stream()) -> Dataflow:
+    flow = Dataflow("loop", parallelism=2)
+    loop = flow.loop(ROWS)
+    head = flow.source(Chunks(), uid="source").apply(Pass(), partition(loop), uid="head")
+    body = head.apply(Pass(), uid="body")
+    loop.close(body)
+    body.apply(Bucket(), uid="sink")
+    return flow
+
+
+def test_the_head_of_a_loop_begins_a_chain_to_which_the_feedback_edge_returns() -> None:
+    job = job_of(looping())
+    assert chains(job) == {"source": ("source",), "head": ("head", "body", "sink")}
+    head = job.vertex("head")
+    assert [edge.id for edge in head.inputs] == ["source->head.0"]
+    assert [(edge.id, edge.partitioner, edge.input) for edge in head.feedback] == [
+        ("body->head.1", Partitioner.FORWARD, 1)
+    ]
+    assert head.outputs == head.feedback
+    assert [state.name for state in job.states_of("head")] == ["progress", "in-flight body->head.1"]
+
+
+def test_feedback_goes_as_the_loop_says() -> None:
+    found = [
+        job_of(looping(partition=lambda loop: loop.rebalance())),
+        job_of(looping(partition=lambda loop: loop.key_by("key"))),
+    ]
+    assert [job.vertex("head").feedback[0].partitioner for job in found] == [Partitioner.REBALANCE, Partitioner.HASH]
+    assert [job.states_of("head")[-1].key_columns for job in found] == [(), ("key",)]
+    edge = found[1].vertex("head").feedback[0]
+    assert not replace(found[1], unaligned=True).overtakable(edge)
+    assert found[1].logged(edge)
+
+
+def test_a_loop_that_the_head_closes_itself() -> None:
+    flow = Dataflow("job")
+    loop = flow.loop(ROWS)
+    loop.close(flow.source(Chunks(), uid="s").apply(Pass(), loop.stream(), uid="head"))
+    assert [edge.id for edge in job_of(flow).vertex("head").outputs] == ["head->head.1"]
+
+
+# Numbers -----------------------------------------------------------------------------------------------------------------
+
+
+def test_parallelism_is_the_dataflows_unless_something_nearer_says_other() -> None:
+    flow = Dataflow("job", parallelism=2)
+    source = flow.source(Chunks(), uid="source")
+    source.apply(Pass(), uid="own", parallelism=3, max_parallelism=5)
+    source.apply(Pass(), uid="plain")
+
+    def sizes(**choices: int | Mapping[str, int]) -> dict[str, int]:
+        return {operator.uid: operator.parallelism for operator in graph_of(flow, **choices).operators}
+
+    assert sizes() == {"source": 2, "own": 3, "plain": 2}
+    assert sizes(parallelism=4) == {"source": 4, "own": 3, "plain": 4}
+    assert sizes(parallelism=4, per_operator={"own": 1, "source": 2}) == {"source": 2, "own": 1, "plain": 4}
+    graph = graph_of(flow)
+    assert [operator.max_parallelism for operator in graph.operators] == [None, 5, None]
+    assert [operator.max_parallelism for operator in lay_out(flow, graph, unaligned=False).graph.operators] == [
+        128,
+        5,
+        128,
+    ]
+    assert {operator.key_hash for operator in lay_out(flow, graph, unaligned=False).graph.operators} == {
+        "spark-murmur3-seed42"
+    }
+
+
+def test_a_stream_rebalances_where_parallelisms_differ_and_nothing_is_said() -> None:
+    flow = Dataflow("job", parallelism=2)
+    flow.source(Chunks(), uid="source").apply(Pass(), uid="x", parallelism=3)
+    assert [edge.partitioner for edge in graph_of(flow).edges] == [Partitioner.REBALANCE]
+    assert [edge.partitioner for edge in graph_of(flow, per_operator={"x": 2}).edges] == [Partitioner.FORWARD]
+
+
+W = [
+    (2, 4, [[0], [0], [1], [1]]),
+    (4, 2, [[0, 1], [2, 3]]),
+    (3, 5, [[0], [0], [1], [1], [2]]),
+    (5, 3, [[0], [1, 2], [3, 4]]),
+    (3, 4, [[0], [0], [1], [2]]),
+    (5, 2, [[0, 1], [2, 3, 4]]),
+    (3, 3, [[0], [1], [2]]),
+]
+"""flink-rules 2.1: senders, receivers, which senders each receiver hears."""
+
+
+def between(senders: int, receivers: int, connect: Callable[[Stream], Stream]) -> Job:
+    flow = Dataflow("job", parallelism=senders)
+    connect(flow.source(Chunks(), uid="s")).apply(Pass(), uid="t", parallelism=receivers, chain=False)
+    return job_of(flow)
+
+
+@pytest.mark.parametrize(("senders", "receivers", "heard"), W, ids=[f"W{number}" for number in range(1, 8)])
+def test_rescale_joins_near_subtasks(senders: int, receivers: int, heard: list[list[int]]) -> None:
+    job = between(senders, receivers, Stream.rescale)
+    assert [[*job.senders("s->t.0", receiver)] for receiver in range(receivers)] == heard
+
+
+def test_senders_and_receivers_are_two_sides_of_the_same_channels() -> None:
+    for senders in range(1, 9):
+        for receivers in range(1, 9):
+            for connect in (Stream.rescale, Stream.broadcast, Stream.rebalance):
+                job = between(senders, receivers, connect)
+                one = {(s, r) for r in range(receivers) for s in job.senders("s->t.0", r)}
+                assert one == {(s, r) for s in range(senders) for r in job.receivers("s->t.0", s)}
+                assert {s for s, _ in one} == {*range(senders)}
+                assert {r for _, r in one} == {*range(receivers)}
+                assert connect is Stream.rescale or len(one) == senders * receivers
+    forward = between(4, 4, Stream.forward)
+    assert [[*forward.receivers("s->t.0", sender)] for sender in range(4)] == [[0], [1], [2], [3]]
+
+
+# States ------------------------------------------------------------------------------------------------------------------
+
+
+def test_states_are_those_declared_and_the_runtimes_own() -> None:
+    flow = Dataflow("job", parallelism=2)
+    source = flow.source(Chunks(), uid="source")
+    keyed = source.key_by("key").apply(
+        Stateful(COUNT, MapState("seen", KEY, pa.string(), {"n": pa.int64()}), Timers("ends", KEY)), uid="keyed"
+    )
+    keyed.rebalance().apply(Coordinated(), source.broadcast(), uid="led").apply(Bucket(), uid="sink")
+
+    def found(unaligned: bool) -> dict[str, dict[str, Mode]]:
+        job = job_of(flow, unaligned=unaligned)
+        assert not check_graph(job.graph)
+        assert not check_states(job.graph, job.states)
+        return {uid: {state.name: state.mode for state in job.states_of(uid)} for uid in flow.steps}
+
+    plain = {
+        "source": {"splits": Mode.EVEN_SPLIT, "enumerator": Mode.COORDINATOR},
+        "keyed": {"count": Mode.KEYED, "seen": Mode.KEYED, "ends": Mode.KEYED, "progress": Mode.PROGRESS},
+        "led": {"progress": Mode.PROGRESS, "coordinator": Mode.COORDINATOR},
+        "sink": {"progress": Mode.PROGRESS, "committables": Mode.COMMITTABLES},
+    }
+    assert found(False) == plain
+    plain["keyed"]["in-flight source->keyed.0"] = plain["led"]["in-flight keyed->led.0"] = Mode.IN_FLIGHT
+    assert found(True) == plain
+
+
+def test_the_columns_of_the_runtimes_own_states() -> None:
+    flow = Dataflow("job", parallelism=2)
+    wide = pa.schema([("value", pa.int64()), ("key", pa.large_string()), ("at", pa.timestamp("us"))])
+    flow.source(Chunks(wide), uid="s").key_by("key").apply(Coordinated(), uid="led")
+    by_name = {state.name: state for state in job_of(flow, unaligned=True).states}
+
+    def columns(name: str) -> list[tuple[str, object, bool]]:
+        return [(item.name, item.type, item.nullable) for item in by_name[name].current.fields]
+
+    assert columns("coordinator") == [
+        ("what", "utf8", True),
+        ("message_from", "int32", True),
+        ("message", "binary", True),
+    ]
+    assert columns("splits") == [
+        ("split_id", "utf8", False),
+        ("payload", "binary", False),
+        ("position", "int64", False),
+        ("watermark", "int64", True),
+    ]
+    logged = in_flight_name("s->led.0")
+    assert by_name[logged].key_columns == ("key",)
+    assert columns(logged) == [("key", "utf8", True), ("value", "int64", True), ("at", "timestamp_us", True)]
+
+
+def test_the_coordinator_flag_stands_where_there_is_a_coordinator() -> None:
+    flow = Dataflow("job")
+    flow.source(Chunks(), uid="s").apply(Coordinated(), uid="led").apply(Pass(), uid="plain")
+    assert [operator.coordinator for operator in graph_of(flow).operators] == [True, True, False]
+
+
+def saved_with(values: pa.Schema) -> tuple[Dataflow, Record]:
+    """A record of a job whose keyed state had these values; only its states and graph mean anything."""
+    flow = Dataflow("job")
+    flow.source(Chunks(), uid="s").key_by("key").apply(Stateful(ValueState("count", KEY, values)), uid="keyed")
+    job = job_of(flow)
+    record = Record.__new__(Record)
+    object.__setattr__(record, "states", job.states)
+    object.__setattr__(record, "graph", job.graph)
+    return flow, record
+
+
+def test_states_go_on_from_the_saved_ones_by_the_names_of_their_fields() -> None:
+    nested = pa.struct([pa.field("x", pa.int64(), nullable=False)])
+    before = pa.schema([("a", pa.int64()), ("b", pa.int64()), ("c", pa.list_(nested))])
+    after = pa.schema([("b", pa.int64()), ("new", pa.int64()), ("a", pa.int64()), ("c", pa.list_(nested))])
+    _, record = saved_with(before)
+    flow, _ = saved_with(after)
+    ids = {item.name: item.id for item in record.by_state["keyed", "count"].current.fields}
+    state = next(s for s in lay_out(flow, graph_of(flow), unaligned=False, previous=record).states if s.name == "count")
+    now = {item.name: item.id for item in state.current.fields}
+    assert [item.name for item in state.current.fields] == ["key", "b", "new", "a", "c"]
+    assert {name: now[name] for name in ids} == ids
+    assert now["new"] not in ids.values()
+    assert state.current.fields[-1].type == record.by_state["keyed", "count"].current.fields[-1].type
+    assert len(state.schemas) == 2
+    same, _ = saved_with(before)
+    assert states_of(same, graph_of(same), unaligned=False, previous=record) == record.states
+
+
+def test_a_state_of_another_sort_is_left_for_planning_to_refuse() -> None:
+    _, record = saved_with(pa.schema([("n", pa.int64())]))
+    flow = Dataflow("job")
+    flow.source(Chunks(), uid="s").key_by("key").apply(Stateful(SplitList("count", KEY)), uid="keyed")
+    state = next(s for s in states_of(flow, graph_of(flow), unaligned=False, previous=record) if s.name == "count")
+    assert (state.mode, len(state.schemas)) == (Mode.EVEN_SPLIT, 1)
+
+
+# What is refused ---------------------------------------------------------------------------------------------------------
+
+
+def refused(flow: Dataflow, message: str, *, unaligned: bool = False, **choices: object) -> InvalidInput:
+    with pytest.raises(InvalidInput, match=message) as caught:
+        graph_of(flow, unaligned=unaligned, **choices)
+    return caught.value
+
+
+def flow_with(
+    operator: Operator, connect: Callable[[Stream], Stream] = lambda s: s, schema: pa.Schema = ROWS
+) -> Dataflow:
+    flow = Dataflow("job", parallelism=2)
+    connect(flow.source(Chunks(schema), uid="s")).apply(operator, uid="op")
+    return flow
+
+
+def test_a_dataflow_without_steps() -> None:
+    refused(Dataflow("job"), "dataflow 'job' has no steps")
+
+
+def test_a_loop_that_is_not_closed() -> None:
+    flow = Dataflow("job")
+    flow.source(Chunks(), uid="s").apply(Pass(), flow.loop(ROWS).stream(), uid="head")
+    refused(flow, "the loop into 'head' is not closed")
+
+
+def test_a_loop_that_is_closed_by_what_does_not_come_from_its_head() -> None:
+    flow = Dataflow("job")
+    loop = flow.loop(ROWS)
+    source = flow.source(Chunks(), uid="s")
+    source.apply(Pass(), loop.stream(), uid="head")
+    loop.close(source.apply(Pass(), uid="beside"))
+    refused(flow, "closed by 'beside', which 'head' does not lead to")
+
+
+def test_a_loop_that_enters_twice() -> None:
+    flow = Dataflow("job")
+    loop = flow.loop(ROWS)
+    head = flow.source(Chunks(), uid="s").apply(Pass(), loop.stream(), uid="head")
+    loop.close(head.apply(Pass(), loop.stream(), uid="again"))
+    refused(flow, "one loop is an input of 'head' and of 'again'")
+
+
+def test_a_loop_that_is_not_the_last_input() -> None:
+    flow = Dataflow("job")
+    loop = flow.loop(ROWS)
+    source = flow.source(Chunks(), uid="s")
+    loop.close(flow.apply(Pass(), loop.stream(), source, uid="head"))
+    refused(flow, "input 1 of 'head' comes behind a loop")
+
+
+def test_a_head_that_has_nothing_but_its_loop() -> None:
+    flow = Dataflow("job")
+    loop = flow.loop(ROWS)
+    loop.close(flow.apply(Pass(), loop.stream(), uid="head"))
+    refused(flow, "operator 'head' has no input but loops")
+
+
+def test_a_cycle_without_a_loop() -> None:
+    flow = Dataflow("job")
+    flow.source(Chunks(), uid="s").apply(Pass(), uid="a").apply(Pass(), uid="b")
+    flow.steps["a"] = Step("a", Pass(), (Input("s", ROWS), Input("b", ROWS)), ROWS)
+    assert refused(flow, "the dataflow has a cycle: .*a.*b.*Dataflow.loop").kind is ErrorKind.INVALID_GRAPH
+
+
+def test_an_input_that_is_no_step() -> None:
+    flow = Dataflow("job")
+    flow.steps["a"] = Step("a", Pass(), (Input("nowhere", ROWS),), ROWS)
+    refused(flow, "comes from 'nowhere', which is no step")
+
+
+@pytest.mark.parametrize("wanted", [0, -1, 40_000, True, 2.0])
+def test_a_parallelism_that_is_none(wanted: object) -> None:
+    found = refused(flow_with(Pass()), "parallelism", per_operator={"op": wanted})
+    assert found.kind is ErrorKind.INVALID_PARALLELISM
+    assert "'op'" in str(found)
+
+
+def test_a_parallelism_for_what_is_not_there() -> None:
+    assert (
+        refused(flow_with(Pass()), r"\['x'\].*it has s, op", per_operator={"x": 1}).kind is ErrorKind.UNKNOWN_OPERATOR
+    )
+
+
+def test_a_parallelism_above_the_max_that_was_given() -> None:
+    flow = Dataflow("job", parallelism=5)
+    flow.source(Chunks(), uid="s").apply(Pass(), uid="op", max_parallelism=4)
+    refused(flow, "parallelism 5 of operator 'op' is above its max parallelism 4")
+
+
+def test_forward_between_different_parallelisms() -> None:
+    flow = Dataflow("job", parallelism=2)
+    flow.source(Chunks(), uid="s").forward().apply(Pass(), uid="op", parallelism=3)
+    refused(flow, "'s' of parallelism 2 sends forward to 'op' of 3")
+
+
+def test_keyed_state_behind_what_is_not_keyed() -> None:
+    refused(flow_with(Stateful(COUNT)), "keyed state 'count', but none of its inputs is keyed")
+    refused(flow_with(Stateful(COUNT), Stream.rebalance), "none of its inputs is keyed")
+    graph_of(flow_with(Stateful(BroadcastState("rules", KEY), UnionList("all", KEY), SplitList("some", KEY))))
+
+
+@pytest.mark.parametrize(
+    ("state", "found"),
+    [
+        ({"key": pa.int32()}, "int32"),
+        ({"a": pa.int64(), "b": pa.int64()}, "int64', 'int64"),
+        ({"k": pa.string()}, "string"),
+    ],
+)
+def test_keyed_state_with_other_keys_than_its_input(state: Mapping[str, pa.DataType], found: str) -> None:
+    flow = flow_with(Stateful(ValueState("count", state, {"n": pa.int64()})), lambda s: s.key_by("key"))
+    assert refused(flow, rf"{found}.*input 0 is keyed by \['key'\].*int64").kind is ErrorKind.SCHEMA_MISMATCH
+
+
+def test_keys_may_have_other_names_and_large_strings_are_strings() -> None:
+    schema = pa.schema([("name", pa.large_string()), ("value", pa.int64())])
+    other = ValueState("count", {"person": pa.string()}, {"n": pa.int64()})
+    graph_of(flow_with(Stateful(other), lambda s: s.key_by("name"), schema))
+
+
+def test_a_key_that_cannot_be_hashed() -> None:
+    schema = pa.schema([("key", pa.list_(pa.int64())), ("value", pa.int64())])
+    found = refused(
+        flow_with(Pass(), lambda s: s.key_by("key"), schema), "input 0 of 'op': key column 'key' of type list"
+    )
+    assert found.kind is ErrorKind.UNSUPPORTED_KEY_TYPE
+
+
+def test_states_of_one_name_or_of_a_name_of_the_runtimes() -> None:
+    refused(flow_with(Stateful(SplitList("a", KEY), UnionList("a", KEY))), "declares two states named 'a'")
+    for name in ("progress", "coordinator", "committables", "splits", "enumerator", "in-flight s->op.0"):
+        refused(
+            flow_with(Stateful(SplitList(name, KEY))),
+            f"state '{name}' of operator 'op' has a name of the runtime's own",
+        )
+
+
+def test_columns_that_cannot_be_in_flight_are_refused_where_they_may_have_to() -> None:
+    odd = pa.schema([("key", pa.int64()), ("_hidden", pa.int64())])
+    flow = flow_with(Pass(), lambda s: s.key_by("key"), odd)
+    refused(
+        flow, r"edge 's->op.0', which is a hash edge of an unaligned job.*\['_hidden'\] begin with '_'", unaligned=True
+    )
+    graph_of(flow)
+    unheld = pa.schema([("key", pa.int64()), ("value", pa.uint64())])
+    flow = flow_with(Pass(), Stream.rebalance, unheld)
+    assert refused(flow, "edge 's->op.0'.*uint64", unaligned=True).kind is ErrorKind.UNSUPPORTED_TYPE
+    graph_of(flow)
+    graph_of(flow_with(Pass(), Stream.broadcast, odd), unaligned=True)
+    loop_flow = Dataflow("job")
+    loop = loop_flow.loop(odd)
+    loop.close(loop_flow.source(Chunks(odd), uid="s").apply(Pass(), loop.stream(), uid="head"))
+    refused(loop_flow, "which is a feedback edge, may become part")
+
+
+def test_a_coordinator_with_columns_in_which_messages_are_kept() -> None:
+    class Taken(Coordinated):
+        def coordinator(self):  # type: ignore[no-untyped-def]
+            found = super().coordinator()
+            found.columns = {"message": pa.string()}
+            return found
+
+    refused(flow_with(Taken()), r"coordinator of 'op' has columns \['message'\]")
+
+
+def test_columns_of_one_name() -> None:
+    twice = pa.schema([("key", pa.int64()), ("key", pa.int64())])
+    refused(flow_with(Pass(), schema=twice), r"'s' emits columns \['key'\] twice")
+
+
+def test_event_time_of_a_type_that_is_no_time() -> None:
+    flow = Dataflow("job")
+    flow.source(Chunks(pa.schema([("at", pa.timestamp("ms"))])), uid="s", event_time="at")
+    refused(flow, r"event time 'at' of source 's' is timestamp\[ms\]")
+    for dtype in (pa.int64(), pa.timestamp("us"), pa.timestamp("us", "UTC")):
+        fine = Dataflow("job")
+        fine.source(Chunks(pa.schema([("at", dtype)])), uid="s", event_time="at")
+        graph_of(fine)
+
+
+def test_a_graph_of_another_dataflow() -> None:
+    with pytest.raises(InvalidInput, match="the graph has operators s, op and dataflow 'tree' has source, left"):
+        lay_out(tree(), graph_of(flow_with(Pass())), unaligned=False)
+
+
+def test_a_vertex_that_is_not_there() -> None:
+    job = job_of(tree())
+    for look in (job.vertex, job.vertex_of):
+        with pytest.raises(InvalidInput, match="no vertex of 'nobody'"):
+            look("nobody")

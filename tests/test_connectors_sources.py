@@ -1,0 +1,374 @@
+"""The ready-made sources: the same rows from every position, whoever reads, and splits that are dealt once."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from backends.connectors import CsvSource, ListEnumerator, MemorySource, ParquetSource, RateSource
+from backends.dataflow.api import Chunk, NoSplit, Source, Split, SplitEnumerator
+from stateformat.errors import InvalidInput, StorageError
+
+ROWS = 257
+
+
+class Clock:
+    """What a reader is told of its place and of time."""
+
+    subtask = 0
+
+    def __init__(self) -> None:
+        self.now_us = 0
+
+
+def table_of(first: int = 0, rows: int = ROWS) -> pa.Table:
+    """Rows with nulls, letters of many bytes, quotes and line breaks."""
+    numbers = range(first, first + rows)
+    return pa.table(
+        {
+            "n": pa.array(numbers, pa.int64()),
+            "text": pa.array(
+                [None if n % 5 == 0 else f'é"日{n},\n' if n % 7 == 0 else f"x{n}" for n in numbers], pa.string()
+            ),
+            "real": pa.array([None if n % 3 == 0 else n / 8 for n in numbers], pa.float64()),
+            "at": pa.array(numbers, pa.int64()).cast(pa.timestamp("us")),
+        }
+    )
+
+
+def dealt(enumerator: SplitEnumerator, subtasks: int = 1) -> list[list[Split]]:
+    """Who gets what when subtasks ask in turn until nothing is left."""
+    given: list[list[Split]] = [[] for _ in range(subtasks)]
+    asking = list(range(subtasks))
+    while asking:
+        for subtask in list(asking):
+            answer = enumerator.next_split(subtask, subtasks)
+            if isinstance(answer, NoSplit):
+                asking.remove(subtask)
+            else:
+                given[subtask].append(answer)
+    return given
+
+
+def read(source: Source, split: Split, position: int = 0) -> list[Chunk]:
+    return list(source.read(split._replace(position=position), Clock()))
+
+
+def joined(source: Source, chunks: Iterable[Chunk]) -> pa.Table:
+    return pa.Table.from_batches([chunk.batch for chunk in chunks if chunk.batch is not None], source.schema)
+
+
+def all_rows(source: Source) -> pa.Table:
+    [splits] = dealt(source.enumerator())
+    return pa.concat_tables([joined(source, read(source, split)) for split in splits] or [source.schema.empty_table()])
+
+
+def check_every_position(source: Source) -> pa.Table:
+    """Read each split from every row on: the rest of it, and positions that say so. Returns all rows."""
+    [splits] = dealt(source.enumerator())
+    tables = []
+    for split in splits:
+        whole = joined(source, read(source, split))
+        for position in range(whole.num_rows + 1):
+            chunks = read(source, split, position)
+            assert joined(source, chunks).equals(whole.slice(position))
+            at = position
+            for chunk in chunks:
+                assert chunk.batch is not None
+                at += chunk.batch.num_rows
+                assert chunk.position == at
+        with pytest.raises(InvalidInput, match="is to be read from row"):
+            read(source, split, whole.num_rows + 1)
+        tables.append(whole)
+    return pa.concat_tables(tables or [source.schema.empty_table()])
+
+
+# Dealing ------------------------------------------------------------------------------------------------------------------
+
+
+def three_splits() -> list[Split]:
+    return [Split(name, name.encode()) for name in "abc"]
+
+
+def test_a_list_is_dealt_in_order_and_once() -> None:
+    enumerator = ListEnumerator(three_splits)
+    assert [[split.id for split in part] for part in dealt(enumerator, 2)] == [["a", "c"], ["b"]]
+    assert enumerator.snapshot().num_rows == 0
+
+
+@pytest.mark.parametrize("shared_out", [False, True])
+@pytest.mark.parametrize("taken", range(4))
+def test_what_was_not_dealt_is_dealt_after_a_restore(shared_out: bool, taken: int) -> None:
+    enumerator = ListEnumerator(three_splits, shared_out=shared_out)
+    first = [enumerator.next_split(number, 3) for number in range(taken)]
+
+    def never() -> list[Split]:
+        raise AssertionError("the list is made again")
+
+    restored = ListEnumerator(never, shared_out=shared_out)
+    snapshot = enumerator.snapshot()
+    assert snapshot.schema == enumerator.columns
+    restored.restore(snapshot)
+    rest = [split for part in dealt(restored, 2) for split in part]
+    assert sorted(split.id for split in (*first, *rest) if isinstance(split, Split)) == ["a", "b", "c"][: max(3, taken)]
+
+
+def test_shared_out_splits_are_each_for_one_subtask() -> None:
+    enumerator = ListEnumerator(three_splits, shared_out=True)
+    assert enumerator.next_split(1, 2) == Split("b", b"b")
+    assert enumerator.next_split(1, 2) is NoSplit.NEVER
+    assert [split.id for split in dealt(enumerator, 2)[0]] == ["a", "c"]
+
+
+def test_two_splits_of_one_id_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="'a'"):
+        ListEnumerator(lambda: [Split("a", b""), Split("a", b"")]).snapshot()
+
+
+# Memory -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("splits", "batch_rows"), [(1, 1000), (1, 10), (4, 7), (300, 2)])
+def test_memory_gives_the_same_rows_from_every_position(splits: int, batch_rows: int) -> None:
+    table = table_of(rows=60)
+    source = MemorySource(table, splits=splits, batch_rows=batch_rows)
+    assert check_every_position(source).equals(table)
+    sizes = {len(joined(source, read(source, split))) for split in dealt(source.enumerator())[0]}
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_memory_takes_batches_and_tables_without_rows() -> None:
+    batches = table_of().to_batches(max_chunksize=100)
+    assert all_rows(MemorySource(iter(batches))).equals(table_of())
+    assert all_rows(MemorySource(batches[0])).equals(table_of(rows=100))
+    empty = MemorySource(table_of(rows=0))
+    assert (all_rows(empty).num_rows, empty.schema) == (0, table_of().schema)
+    with pytest.raises(InvalidInput, match="nobody knows the columns"):
+        MemorySource([])
+
+
+# Rate ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_rate_source_gives_each_shard_its_share_of_a_total() -> None:
+    source = RateSource(rows_per_read=7, total=50, shards=4, start_us=100, step_us=10)
+    table = check_every_position(source)
+    expected = [(shard, n, 100 + 10 * n) for shard, rows in enumerate([13, 13, 12, 12]) for n in range(rows)]
+    times = table["at"].cast(pa.int64()).to_pylist()
+    assert list(zip(table["shard"].to_pylist(), table["n"].to_pylist(), times, strict=True)) == expected
+    assert (source.bounded, source.splits_per_reader) == (True, None)
+
+
+def test_a_rate_source_waits_for_its_clock_and_never_ends_without_a_total() -> None:
+    source = RateSource(rows_per_second=100, shards=2)
+    assert not source.bounded
+    clock, [[split, _]] = Clock(), dealt(source.enumerator())
+    reading = source.read(split, clock)
+    assert next(reading).position == 1
+    assert next(reading) == Chunk(None, 1)
+    clock.now_us = 100_000
+    # 50 rows a second of this shard: five in a tenth of one.
+    chunk = next(reading)
+    assert chunk.position == 6
+    assert chunk.batch is not None
+    assert chunk.batch["at"].cast(pa.int64()).to_pylist() == [20_000 * n for n in range(1, 6)]
+    assert next(reading) == Chunk(None, 6)
+    clock.now_us = 10_000_000
+    assert [next(reading).position - 6 for _ in range(3)] == [50, 100, 150]
+
+
+def test_a_rate_source_goes_on_at_its_rate_from_where_it_was() -> None:
+    source = RateSource(rows_per_second=10)
+    clock, [[split]] = Clock(), dealt(source.enumerator())
+    clock.now_us = 77_000_000
+    reading = source.read(split._replace(position=1000), clock)
+    assert next(reading).position == 1001
+    assert next(reading) == Chunk(None, 1001)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"rows_per_second": 1, "rows_per_read": 1}, {"shards": 0}, {"total": -1}, {"rows_per_second": 0}]
+)
+def test_a_rate_that_is_none_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput):
+        RateSource(**wrong)
+
+
+# Parquet ------------------------------------------------------------------------------------------------------------------
+
+
+def write(directory: Path, name: str, table: pa.Table, **options: Any) -> Path:
+    path = directory / name
+    pq.write_table(table, path, **options)
+    return path
+
+
+@pytest.mark.parametrize("batch_rows", [1, 10, 64, 1000])
+def test_parquet_gives_the_same_rows_from_every_position(tmp_path: Path, batch_rows: int) -> None:
+    table = table_of(rows=50)
+    for number, first in enumerate(range(0, 50, 20)):
+        write(tmp_path, f"part-{number}.parquet", table.slice(first, 20), row_group_size=6)
+    write(tmp_path, "_hidden.parquet", table)
+    write(tmp_path, ".hidden.parquet", table)
+    assert check_every_position(ParquetSource(tmp_path, batch_rows=batch_rows)).equals(table)
+
+
+def test_a_large_parquet_file_is_cut_between_row_groups(tmp_path: Path) -> None:
+    table = table_of()
+    path = write(tmp_path, "large.parquet", table, row_group_size=10)
+    source = ParquetSource(path, split_bytes=path.stat().st_size // 4)
+    [splits] = dealt(source.enumerator())
+    assert 3 <= len(splits) <= 6
+    assert check_every_position(source).equals(table)
+    assert all_rows(ParquetSource(path, split_bytes=1)).equals(table)
+
+
+def test_parquet_columns_are_read_in_the_order_asked_for_and_made_plain(tmp_path: Path) -> None:
+    table = table_of(rows=20)
+    fancy = table.set_column(1, "text", table["text"].dictionary_encode()).set_column(
+        2, "real", table["text"].cast(pa.large_string())
+    )
+    path = write(tmp_path, "fancy.parquet", fancy)
+    source = ParquetSource(str(tmp_path / "f*.parquet"), columns=["real", "text", "n"])
+    assert source.schema == pa.schema([("real", pa.string()), ("text", pa.string()), ("n", pa.int64())])
+    assert all_rows(source)["real"].to_pylist() == all_rows(source)["text"].to_pylist() == table["text"].to_pylist()
+    with pytest.raises(InvalidInput, match="no columns"):
+        ParquetSource(path, columns=["nowhere"])
+
+
+def test_files_that_differ_are_refused_with_a_sentence(tmp_path: Path) -> None:
+    write(tmp_path, "a.parquet", table_of(rows=5))
+    for columns, sentence in (
+        (table_of(rows=5).rename_columns(["m", "o", "p", "q"]), "b.parquet has no column 'n'"),
+        (table_of(rows=5).set_column(0, "n", pa.array(["1"] * 5)), "column 'n' of .*b.parquet is string and int64"),
+    ):
+        write(tmp_path, "b.parquet", columns)
+        with pytest.raises(InvalidInput, match=sentence):
+            all_rows(ParquetSource(tmp_path))
+
+
+def test_a_file_that_changed_or_went_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.parquet", table_of(rows=5))
+    source = ParquetSource(path)
+    [[split]] = dealt(source.enumerator())
+    write(tmp_path, "a.parquet", table_of(rows=50))
+    with pytest.raises(InvalidInput, match="when the job found it"):
+        read(source, split)
+    path.write_bytes(b"x" * 1000)
+    with pytest.raises(InvalidInput, match="is no Parquet file"):
+        ParquetSource(path)
+    path.unlink()
+    with pytest.raises(StorageError, match="No such file"):
+        read(source, split)
+    with pytest.raises(InvalidInput, match="has no file"):
+        ParquetSource(tmp_path)
+
+
+# CSV ----------------------------------------------------------------------------------------------------------------------
+
+
+def write_csv(path: Path, table: pa.Table) -> Path:
+    """As a spreadsheet would; strings quoted, so that the empty field is null."""
+    lines = [",".join(table.column_names)]
+    for row in table.to_pylist():
+        cells = (
+            "" if value is None else '"' + value.replace('"', '""') + '"' if isinstance(value, str) else str(value)
+            for value in row.values()
+        )
+        lines.append(",".join(cells))
+    path.write_text("\n".join(lines) + "\n", newline="")
+    return path
+
+
+@pytest.mark.parametrize("batch_rows", [1, 16, 1000])
+def test_csv_gives_the_same_rows_from_every_position(tmp_path: Path, batch_rows: int) -> None:
+    table = table_of(1, rows=50)
+    write_csv(tmp_path / "a.csv", table.slice(0, 30))
+    write_csv(tmp_path / "b.csv", table.slice(30))
+    schema = table.schema
+    assert check_every_position(CsvSource(tmp_path, schema=schema, batch_rows=batch_rows)).equals(table)
+
+
+def test_csv_over_several_blocks_has_every_row_once(tmp_path: Path) -> None:
+    rows = 60_000
+    table = pa.table({"n": pa.array(range(rows)), "text": [f"a text of some length, number {n}" for n in range(rows)]})
+    source = CsvSource(write_csv(tmp_path / "a.csv", table))
+    assert (tmp_path / "a.csv").stat().st_size > 2**21
+    [[split]] = dealt(source.enumerator())
+    assert joined(source, read(source, split)).equals(table)
+    for position in (1, 29_999, 30_000, rows - 1, rows):
+        assert joined(source, read(source, split, position)).equals(table.slice(position))
+
+
+def test_csv_types_are_inferred_once_and_hold_for_every_file(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("n,when,none,flag\n1,2013-01-01 05:00:00,NA,true\nNA,NA,NA,false\n")
+    (tmp_path / "b.csv").write_text("n,when,none,flag\n2,2013-01-02 05:00:00,text,true\n")
+    source = CsvSource(tmp_path, nulls=["NA"])
+    assert source.schema.types == [pa.int64(), pa.timestamp("us"), pa.string(), pa.bool_()]
+    table = all_rows(source)
+    assert table["n"].to_pylist() == [1, None, 2]
+    assert table["none"].to_pylist() == [None, None, "text"]
+    (tmp_path / "c.csv").write_text("n,when,none,flag\nmany,NA,NA,true\n")
+    with pytest.raises(InvalidInput, match=r"c\.csv cannot be read as CSV: .*many"):
+        all_rows(CsvSource(tmp_path, nulls=["NA"]))
+
+
+def test_csv_without_a_header_compressed_and_with_some_columns(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(gzip.compress("1;ä;x\n2;;y\n".encode()))
+    source = CsvSource(path, column_names=["a", "b", "c"], columns=["c", "b"], delimiter=";")
+    assert all_rows(source).to_pylist() == [{"c": "x", "b": "ä"}, {"c": "y", "b": None}]
+
+
+def test_csv_files_without_rows_give_none_and_without_anything_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,b\n")
+    assert all_rows(CsvSource(tmp_path)).num_rows == 0
+    (tmp_path / "b.csv").write_text("a,c\n1,2\n")
+    with pytest.raises(InvalidInput, match=r"b\.csv.*'b'"):
+        all_rows(CsvSource(tmp_path))
+    (tmp_path / "b.csv").write_text("")
+    with pytest.raises(InvalidInput, match=r"b\.csv cannot be read as CSV"):
+        all_rows(CsvSource(tmp_path))
+
+
+# A directory that grows ---------------------------------------------------------------------------------------------------
+
+
+def test_a_directory_that_grows_gives_every_file_once_in_order_of_names(tmp_path: Path) -> None:
+    source = ParquetSource(tmp_path, schema=table_of().schema, grows=True, until="_END")
+    enumerator = source.enumerator()
+    assert enumerator.next_split(0, 2) is NoSplit.LATER
+    write(tmp_path, "b.parquet", table_of(rows=3))
+    write(tmp_path, "c.parquet", table_of(3, 3))
+    given = [enumerator.next_split(0, 2)]
+    snapshot = enumerator.snapshot()
+    assert snapshot.schema == enumerator.columns
+    restored = source.enumerator()
+    restored.restore(snapshot)
+    write(tmp_path, "a.parquet", table_of(6, 3))
+    write(tmp_path, ".d.parquet", table_of(9, 3))
+    given += [restored.next_split(1, 2), restored.next_split(0, 2)]
+    assert restored.next_split(0, 2) is NoSplit.LATER
+    (tmp_path / ".d.parquet").rename(tmp_path / "d.parquet")
+    (tmp_path / "_END").touch()
+    given.append(restored.next_split(1, 2))
+    assert [restored.next_split(subtask, 2) for subtask in range(2)] == [NoSplit.NEVER] * 2
+    tables = [joined(source, read(source, split)) for split in given if isinstance(split, Split)]
+    assert pa.concat_tables(tables).equals(table_of(rows=12))
+    assert source.bounded
+
+
+def test_a_directory_that_grows_is_there_and_its_columns_are_known(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="give the schema"):
+        CsvSource(tmp_path, grows=True)
+    with pytest.raises(InvalidInput, match="is no directory"):
+        CsvSource(tmp_path / "nowhere", grows=True)
+    with pytest.raises(InvalidInput, match="grows=True"):
+        CsvSource(tmp_path, until="_END")
+    assert not CsvSource(tmp_path, grows=True, schema={"a": pa.int64()}).bounded

@@ -1,0 +1,160 @@
+"""Readers of sources: splits in turn, positions, how far event time has come, and when there is nothing."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from backends.dataflow.activation import Activation, Reading
+from backends.dataflow.api import Chunk, Dataflow, EventTime, NoSplit, ReaderContext, Split
+from backends.dataflow.compile import graph_of, lay_out
+from backends.dataflow.failures import OperatorError
+from stateformat.errors import InvalidState
+from tests.dataflow_fakes import Chunks, Collected, Pass, activate, rows
+
+
+def reader(source: Chunks, event_time: EventTime | str | None = None) -> tuple[Activation, Collected]:
+    flow = Dataflow("job", parallelism=2)
+    flow.source(source, uid="source", event_time=event_time).rebalance().apply(Pass(), uid="far")
+    return activate(lay_out(flow, graph_of(flow), unaligned=False), "source", 1)
+
+
+def read_on(activation: Activation, times: int) -> list[Reading]:
+    return [activation.read() for _ in range(times)]
+
+
+def one_row_each(*values: int) -> list[pa.RecordBatch]:
+    return [rows([value]) for value in values]
+
+
+def test_a_reader_asks_for_splits_until_there_will_be_none_and_ends_when_its_own_have() -> None:
+    activation, outside = reader(Chunks(a=[rows([1, 2]), rows([3])], b=[]))
+    assert activation.read() == Reading(0, wants_split=True, idle=True, ended=False, watermark=None)
+    activation.give(NoSplit.LATER)
+    assert activation.read() == Reading(0, wants_split=True, idle=True, ended=False, watermark=None)
+    activation.give(Split("a", b""))
+    assert read_on(activation, 3) == [
+        Reading(2, wants_split=False, idle=False, ended=False, watermark=None),
+        Reading(1, wants_split=False, idle=False, ended=False, watermark=None),
+        Reading(0, wants_split=True, idle=True, ended=False, watermark=None),
+    ]
+    activation.give(Split("b", b""))
+    activation.give(NoSplit.NEVER)
+    assert read_on(activation, 2) == [Reading(0, wants_split=False, idle=False, ended=True, watermark=None)] * 2
+    assert outside.values("source->far.0") == [1, 2, 3]
+
+
+def test_a_reader_whose_splits_go_on_has_not_ended_when_there_will_be_no_other() -> None:
+    activation, _ = reader(Chunks(a=one_row_each(1)))
+    activation.give(Split("a", b""))
+    activation.give(NoSplit.NEVER)
+    assert [(reading.rows, reading.ended) for reading in read_on(activation, 2)] == [(1, False), (0, True)]
+
+
+def test_splits_are_read_in_turn_from_their_positions() -> None:
+    source = Chunks(splits_per_reader=None, a=one_row_each(1, 2, 3), b=one_row_each(11, 12), c=one_row_each(21, 22, 23))
+    activation, outside = reader(source)
+    for split in (Split("a", b""), Split("b", b"", 1), Split("c", b"", 2)):
+        activation.give(split)
+    assert all(reading.wants_split for reading in read_on(activation, 10))
+    assert outside.values("source->far.0") == [1, 12, 23, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("room", "wanted"), [(1, [True, False, False]), (2, [True, True, False]), (None, [True, True, True])]
+)
+def test_a_reader_wants_as_many_splits_as_its_source_says(room: int | None, wanted: list[bool]) -> None:
+    splits: dict[str, Sequence[pa.RecordBatch | None]] = {name: one_row_each(*range(9)) for name in "ab"}
+    activation, _ = reader(Chunks(splits_per_reader=room, **splits))
+    found = [activation.read().wants_split]
+    for name in "ab":
+        activation.give(Split(name, b""))
+        found.append(activation.read().wants_split)
+    assert found == wanted
+
+
+def test_a_reader_is_idle_when_none_of_its_splits_has_anything() -> None:
+    nothing = None
+    activation, _ = reader(
+        Chunks(splits_per_reader=2, a=[nothing, nothing, rows([1]), nothing], b=[nothing, rows([]), nothing, nothing])
+    )
+    activation.give(Split("a", b""))
+    activation.give(Split("b", b""))
+    assert [reading.idle for reading in read_on(activation, 8)] == [False, True, True, True, False, False, True, True]
+
+
+def test_the_watermark_is_that_of_the_split_that_is_furthest_behind_and_never_goes_back() -> None:
+    source = Chunks(splits_per_reader=2, a=one_row_each(10, 30, 20, 40), b=one_row_each(5, 7), c=one_row_each(1, 99))
+    activation, _ = reader(source, EventTime("value", out_of_order_us=2))
+    activation.give(Split("a", b""))
+    activation.give(Split("b", b""))
+    found = [reading.watermark for reading in read_on(activation, 6)]
+    # a: 8, unknown b; b: 3; a: 28; b: 5; a: still 28; b has ended.
+    assert found == [None, 3, 3, 5, 5, 28]
+    activation.give(Split("c", b""))
+    # a: 38, unknown c; c: -1; a has ended; c: 97; c has ended.
+    assert [reading.watermark for reading in read_on(activation, 5)] == [28, 28, 28, 97, 97]
+
+
+def test_event_time_is_a_timestamp_or_microseconds_and_nulls_say_nothing() -> None:
+    at = datetime.datetime(1970, 1, 1, 0, 0, 1, 5, tzinfo=datetime.UTC)
+    for zone in (None, "UTC", "Europe/Rome"):
+        schema = pa.schema([("at", pa.timestamp("us", zone))])
+        batches = [
+            pa.record_batch([pa.array(some, schema.field(0).type)], schema=schema) for some in ([None], [at, None])
+        ]
+        activation, _ = reader(Chunks(schema, a=batches), "at")
+        activation.give(Split("a", b""))
+        assert [reading.watermark for reading in read_on(activation, 2)] == [None, 1_000_005]
+
+
+def test_a_split_is_given_once() -> None:
+    activation, _ = reader(Chunks(a=[]))
+    activation.give(Split("a", b""))
+    with pytest.raises(InvalidState, match="enumerator of source 'source' gave split 'a' to a reader that holds one"):
+        activation.give(Split("a", b"", 3))
+
+
+def test_what_a_source_raises_is_told_and_what_it_reads_is_checked() -> None:
+    activation, _ = reader(Chunks())
+    activation.give(Split("unknown", b""))
+    with pytest.raises(OperatorError, match="read of 'source', subtask 1, failed: KeyError"):
+        activation.read()
+    activation, _ = reader(Chunks(a=[pa.record_batch({"other": [1]})]))
+    activation.give(Split("a", b""))
+    with pytest.raises(InvalidState, match="'source' emitted columns other int64; it declares key int64"):
+        activation.read()
+
+
+def test_what_is_being_read_is_closed() -> None:
+    source = Chunks(splits_per_reader=2, a=one_row_each(1, 2), b=one_row_each(1))
+    activation, _ = reader(source)
+    activation.give(Split("a", b""))
+    activation.give(Split("b", b""))
+    activation.read()
+    assert source.closed == []
+    activation.close()
+    assert source.closed == ["a"]
+
+
+class Clocked(Chunks):
+    """Reads what it is told by its context."""
+
+    def read(self, split: Split, context: ReaderContext) -> Iterator[Chunk]:
+        while True:
+            yield Chunk(rows([context.subtask, context.now_us]), 0)
+
+
+def test_reading_may_ask_for_its_subtask_and_the_executors_clock() -> None:
+    activation, outside = reader(Clocked())
+    activation.give(Split("a", b""))
+    seen: list[Any] = []
+    for now in (5, 8):
+        outside.clock_us = now
+        activation.read()
+        seen = outside.values("source->far.0")
+    assert seen == [1, 5, 1, 8]
