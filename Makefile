@@ -27,8 +27,9 @@ java:
 	if [ -z "$$version" ]; then echo "Spark needs Java 17 or newer and no java was found; install one (Debian: apt install openjdk-17-jre-headless) or set JAVA_HOME." >&2; exit 1; \
 	elif [ "$$version" -lt 17 ]; then echo "Spark needs Java 17 or newer; the java found is version $$version. Install one or set JAVA_HOME." >&2; exit 1; fi
 
-demo: java $(READY) ## the main job on real data: write, inspect, validate, rescale, rewrite, compare
+demo: java $(READY) ## real data: write, inspect, rescale, rewrite on Spark; a dataflow that is killed and resumed
 	@$(BIN)/python examples/flights_demo.py
+	@$(BIN)/python examples/flights_local.py --kills 2
 
 test: java $(READY) ## every test but those of test-truth
 	@$(BIN)/python -m pytest -m "not truth"

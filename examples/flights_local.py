@@ -88,7 +88,7 @@ def run_job(data: Path, store: Path, out: Path, parallelism: int) -> None:
     """Run the job to its end in this process."""
     progress = ProgressLine(sys.stderr)
     runtime = LocalRuntime(
-        stateformat.open(str(store)), checkpoint_rows=20_000, checkpoint_interval_us=None, keep=5, progress=progress
+        stateformat.open(str(store)), checkpoint_rows=20_000, checkpoint_interval_us=None, progress=progress
     )
     outcome = runtime.run(flights_job(data, out, parallelism, rows_per_batch=2_000))
     progress.end()
@@ -146,6 +146,16 @@ def differing_rows(data: Path, out: Path) -> int:
         print(f"  {name:<8} {rows:>8,} rows committed, {wrong} differ from SQL over the CSV files")
         different += wrong
     return different
+
+
+def while_flights_went_on(store: Path) -> int | None:
+    """The newest checkpoint in which both bounded sources are fully finished and no reader of flights is."""
+    for record in stateformat.open(str(store)).history():
+        graph = record.graph
+        bounded = {graph.operator(uid).status for uid in ("planes", "airlines")}
+        if bounded == {stateformat.Status.FULLY_FINISHED} and not graph.operator("flights").done:
+            return record.checkpoint_id
+    return None
 
 
 # Killing and resuming ----------------------------------------------------------------------------------------------------
@@ -208,7 +218,12 @@ def main() -> int:
     prepare(data)
     run_and_kill(data, store, out, kills=chosen.kills, choose=random.Random(seed))
     ckpt("history", str(store))
-    ckpt("inspect", str(store))
+    middle = while_flights_went_on(store)
+    if middle is None:
+        print("no checkpoint was taken between the end of planes and airlines and that of the flights", file=sys.stderr)
+        return 1
+    print(f"\nIn checkpoint {middle} planes and airlines have ended, and flights go on:")
+    ckpt("inspect", f"{store}@{middle}")
     ckpt("validate", str(store), "--level", "full")
     print()
     different = differing_rows(data, out)

@@ -16,6 +16,7 @@ from backends.dataflow.events import (
     MIN_WATERMARK,
     Barrier,
     Channel,
+    EndOfData,
     LoopStep,
     Purpose,
     TaskId,
@@ -48,13 +49,14 @@ class Sender:
 class World:
     """``steps`` tells what may happen next. Everything that a task must never do is asserted as it happens."""
 
-    def __init__(self, edges: list[InputEdge], *, unaligned: bool) -> None:
+    def __init__(self, edges: list[InputEdge], *, unaligned: bool, first: int = 0) -> None:
         self.task = Task(TaskId("task", 0), edges, (OUT,))
         self.senders = {
             channel: Sender(channel, edge.feedback, edge.overtakable) for edge in edges for channel in edge.channels
         }
         self.unaligned = unaligned
         self.inputs = {edge.input for edge in edges}
+        self.first = first
         self.pending: Barrier | None = None
         self.acknowledged: events.Acknowledge | None = None
         self.number = 0
@@ -65,6 +67,12 @@ class World:
         self.logged: dict[Channel, list[str]] = {}
         self.arriving: set[Channel] = set()
         self.told = Told()
+        self.kinds: set[type] = set()
+        self.times: list[int] = []
+        self.taken: list[int] = []
+        self.emitted: list[Barrier] = []
+        self.ended: set[int] = set()
+        self.said_end: EndOfData | None = None
         self.watermark = MIN_WATERMARK
         self.steps_told: set[LoopStep] = set()
         self.data_processed = False
@@ -91,7 +99,7 @@ class World:
             found.append(self.abort)
             if self.may_complete:
                 found.append(self.complete)
-        if events.Emit(DRAIN) in self.told or events.Emit(STOP) in self.told:
+        if self.said_end is not None:
             found.append(self.process_data)
         return found
 
@@ -107,7 +115,8 @@ class World:
                 found.append(lambda: self.put_record(sender))
             if not sender.feedback:
                 found.append(lambda: self.put_watermark(sender))
-                found.append(lambda: self.end_data(sender))
+                if sender.put % 4 == 3:
+                    found.append(lambda: self.end_data(sender))
         if sender.ended is None and self.may_end_by_itself(sender):
             found.append(lambda: self.end_data(sender))
         if sender.ended is not None and self.may_leave(sender) and not due:
@@ -115,7 +124,7 @@ class World:
         return found
 
     def may_end_by_itself(self, sender: Sender) -> bool:
-        return self.stopped or (sender.feedback and events.Emit(DRAIN) in self.told)
+        return self.stopped or (sender.feedback and self.said_end is not None)
 
     def may_leave(self, sender: Sender) -> bool:
         return self.stopped or sender.feedback or (sender.final is not None and sender.final <= self.completed)
@@ -165,7 +174,7 @@ class World:
     def begin(self) -> None:
         self.number += 1
         purposes = [Purpose.CHECKPOINT, Purpose.CHECKPOINT, Purpose.ROUND, Purpose.CHECKPOINT, Purpose.STOP_NO_DRAIN]
-        purpose = purposes[self.number % len(purposes)]
+        purpose = purposes[(self.number + self.first) % len(purposes)]
         self.pending = Barrier(self.number, purpose, self.unaligned and purpose is Purpose.CHECKPOINT)
         self.acknowledged, self.at_snapshot, self.logged, self.arriving = None, {}, {}, set()
         if all(sender.left for sender in self.normal):
@@ -174,8 +183,8 @@ class World:
     def abort(self) -> None:
         assert self.pending is not None
         number, self.pending = self.pending.number, None
-        self.arriving.clear()
         self.tell(events.Aborted(number))
+        assert not self.arriving
 
     def complete(self) -> None:
         barrier, said = self.pending, self.acknowledged
@@ -274,33 +283,38 @@ class World:
             assert found == [str(number) for number in range(before)], channel
 
     def check_order(self, command: Any) -> None:
-        kinds = [type(told) for told in self.told]
-        if isinstance(command, events.Process | events.AdvanceWatermark | events.EndInput | events.Finish):
-            assert events.Finish not in kinds, "nothing happens behind finish"
-            assert events.Emit(STOP) not in self.told
-            assert self.task.state is not State.HELD
-        if isinstance(command, events.EndInput):
-            assert command not in self.told, "an input ends once"
-        if isinstance(command, events.Finish):
-            ended = {told.input for told in self.told if isinstance(told, events.EndInput)}
-            assert ended == self.inputs
-        if isinstance(command, events.AdvanceWatermark):
-            assert all(
-                told.timestamp < command.timestamp for told in self.told if isinstance(told, events.AdvanceWatermark)
-            )
-        if isinstance(command, events.Snapshot):
-            numbers = [told.barrier.number for told in self.told if isinstance(told, events.Snapshot)]
-            assert max(numbers, default=0) < command.barrier.number
-        if isinstance(command, events.Acknowledge):
-            assert events.Emit(self.pending) in self.told
-        if isinstance(command, events.Emit) and isinstance(command.element, events.EndOfData):
-            assert events.Emit(DRAIN) not in self.told
-            assert events.Emit(STOP) not in self.told
-        if isinstance(command, events.Ended):
-            assert self.completed > 0
-            assert self.data_processed
-            assert self.pending is None or self.acknowledged is not None or not self.has_begun
-        assert events.Ended not in kinds
+        assert events.Ended not in self.kinds
+        match command:
+            case events.Process() | events.AdvanceWatermark() | events.EndInput() | events.Finish():
+                assert events.Finish not in self.kinds, "nothing happens behind finish"
+                assert self.said_end is None
+                assert self.task.state is not State.HELD
+        match command:
+            case events.EndInput(number):
+                assert number not in self.ended, "an input ends once"
+                self.ended.add(number)
+            case events.Finish():
+                assert self.ended == self.inputs
+            case events.AdvanceWatermark(timestamp):
+                assert timestamp > max(self.times, default=MIN_WATERMARK)
+                self.times.append(timestamp)
+            case events.Snapshot(barrier):
+                assert barrier.number > max(self.taken, default=0)
+                self.taken.append(barrier.number)
+            case events.Acknowledge():
+                assert self.pending in self.emitted, "its barrier is on its way"
+            case events.Emit(Barrier() as barrier):
+                assert barrier not in self.emitted
+                self.emitted.append(barrier)
+            case events.Emit(EndOfData() as element):
+                assert self.said_end is None, "the end of data is told once"
+                self.said_end = element
+            case events.Ended():
+                assert self.completed > 0
+                assert self.data_processed
+                assert self.acknowledged is not None or not self.has_begun
+                assert all(END not in sender.queue and sender.left for sender in self.normal)
+        self.kinds.add(type(command))
 
     @property
     def has_begun(self) -> bool:
@@ -332,6 +346,6 @@ class World:
                 self.begin()
             elif self.pending is not None and self.may_complete:
                 self.complete()
-            if events.Emit(DRAIN) in self.told or events.Emit(STOP) in self.told:
+            if self.said_end is not None:
                 self.process_data()
         raise AssertionError(f"the task never ends: {self.task.state}, {self.told[-20:]}")

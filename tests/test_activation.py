@@ -328,9 +328,12 @@ def test_timers_fire_up_to_the_watermark_in_their_order() -> None:
     assert log == [("", "alarms", [10, 20, 30], 30)]
     activation.advance_watermark(20)
     assert len(log) == 1
+    activation.process("source->op0.0", rows([5], [25]))
+    activation.advance_watermark(20)
+    assert log[1:] == [("", "alarms", [25], 30)]
     activation.advance_watermark(MAX_WATERMARK)
-    assert log[1:] == [("", "alarms", [40], MAX_WATERMARK)]
-    assert outside.values(edge) == [10, 20, 30, 40]
+    assert log[2:] == [("", "alarms", [40], MAX_WATERMARK)]
+    assert outside.values(edge) == [10, 20, 30, 25, 40]
 
 
 class Watching(Pass):

@@ -210,6 +210,18 @@ def test_progress_tells_of_each_input_and_for_inner_operators_of_the_chain(store
         ]
 
 
+def test_behind_a_source_that_reads_on_no_input_has_ended(store: CheckpointStore) -> None:
+    flow = Dataflow("job")
+    flow.source(Chunks(), uid="source").apply(Pass(), uid="inner")
+    job = lay_out(flow, graph_of(flow), unaligned=False)
+    tasks = started(job)
+    tasks["source", 0][0].advance_watermark(9)
+    permit = publish(store, job, tasks)
+    assert permit.checkpoint().read("inner", "progress", 0).table().to_pylist() == [
+        {"_edge": "source->inner.0", "_watermark": 9, "_ended": False}
+    ]
+
+
 def test_a_head_whose_loop_turns_does_not_know_the_end_of_time_when_it_comes_back(store: CheckpointStore) -> None:
     flow = Dataflow("job")
     loop = flow.loop(ROWS)
@@ -260,14 +272,20 @@ def test_hooks_of_snapshots_come_once_and_only_for_snapshots(store: CheckpointSt
         activation.notify_complete(number)
     assert log[2:] == [("a", "checkpoint_complete"), ("b", "checkpoint_complete")]
     log.clear()
-    permit = publish(store, job, tasks, permit, number=5)
-    activation.notify_aborted(5)
+    context = store.begin(job_id="job", graph=job.graph, states=job.states, parent=permit).context
+    for number in (5, 6):
+        activation.snapshot(command(number), context)
     activation.notify_complete(5)
+    assert log == [("a", "snapshot"), ("b", "snapshot")] * 2
+    log.clear()
+    permit = publish(store, job, tasks, permit, number=7)
+    activation.notify_aborted(7)
+    activation.notify_complete(7)
     activation.finish()
     log.clear()
-    publish(store, job, tasks, permit, number=6, finishing=["source"])
+    publish(store, job, tasks, permit, number=8, finishing=["source"])
     assert log == []
-    activation.notify_complete(6)
+    activation.notify_complete(8)
     assert log == [("a", "checkpoint_complete"), ("b", "checkpoint_complete")]
 
 
@@ -324,6 +342,21 @@ def test_committables_stay_under_their_own_ids_until_a_snapshot_that_held_them_i
     assert taken(6, finishing=True) == [(7, 1, attempts[3])]
     activation.notify_complete(6)
     assert taken(7, finishing=True, empty=True) == []
+
+
+def test_completion_lets_go_of_what_its_snapshot_held_and_nothing_younger(store: CheckpointStore) -> None:
+    flow = Dataflow("job")
+    flow.source(Chunks(), uid="source").rebalance().apply(Bucket(), uid="sink", chain=False)
+    job = lay_out(flow, graph_of(flow), unaligned=False)
+    activation, _ = activate(job, "sink")
+    context = store.begin(job_id="job", graph=job.graph, states=job.states, parent=None).context
+    for number in (1, 2):
+        activation.process("source->sink.0", rows([0], [number]))
+        activation.snapshot(command(number), context)
+    activation.notify_complete(1)
+    [snapshot] = activation.snapshot(command(3), context).close()
+    [handle] = [handle for handle in snapshot.handles if handle.state == "committables"]
+    assert _rows_of(handle)["total"].to_pylist() == [2]
 
 
 def _rows_of(handle: Any) -> pa.Table:

@@ -194,7 +194,7 @@ def test_a_task_set_is_a_set() -> None:
     assert len(some) == 3
     assert TaskId("a", 0) in some
     assert TaskId("a", 1) not in some
-    assert TaskId("a", -1) not in some
+    assert TaskId("b", -1) not in some
     assert TaskId("a", 2) not in some
     assert TaskId("z", 0) not in some
     assert "a" not in some

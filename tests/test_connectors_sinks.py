@@ -93,9 +93,22 @@ def test_collected_rows_are_there_once_committed_and_once_however_often() -> Non
     for _ in range(2):
         sink.commit(PERMIT, rows)
         assert sink.table().equals(pa.Table.from_batches([batch_of(0, 1, 2)]))
-    first.process(batch_of(3), 0)
-    sink.commit(PERMIT, pa.concat_tables([rows, prepared(first, 2)]))
-    assert sink.table()["n"].to_pylist() == [0, 1, 2, 3]
+    # What was prepared under an attempt that came to nothing stands in the next one, before what came later.
+    tables = [rows]
+    for number, attempt in ((3, "c" * 32), (4, "b" * 32)):
+        first.process(batch_of(number), 0)
+        tables.append(prepared(first, 2, attempt))
+    sink.commit(PERMIT, pa.concat_tables(tables))
+    assert sink.table()["n"].to_pylist() == [0, 1, 2, 3, 4]
+
+
+def test_one_object_in_two_places_collects_the_rows_of_both() -> None:
+    sink = CollectSink()
+    places = [subtask_of(sink, uid=uid) for uid in ("left", "right")]
+    for number, opened in enumerate(places):
+        opened.process(batch_of(number), 0)
+        sink.commit(PERMIT, prepared(opened))
+    assert sink.table()["n"].to_pylist() == [0, 1]
 
 
 def test_a_subtask_that_collected_nothing_prepares_nothing() -> None:
@@ -121,7 +134,7 @@ def test_large_output_is_collected_in_payloads_of_bounded_size() -> None:
     assert rows is not None
     assert rows["number"].to_pylist() == [0, 1]
     assert max(len(payload) for payload in rows["payload"].to_pylist()) < 40 * 2**20
-    sink.commit(PERMIT, rows.take(pa.array([1, 0])))
+    sink.commit(PERMIT, rows)
     assert sink.table().equals(pa.Table.from_batches([batch]))
 
 
@@ -131,9 +144,9 @@ def test_a_committable_that_holds_no_rows_is_named_and_nothing_is_taken() -> Non
     opened.process(batch_of(1), 0)
     rows = prepared(opened)
     assert rows is not None
-    broken = rows.set_column(1, rows.schema.field(1), pa.array([7], pa.int64()))
-    broken = broken.set_column(2, rows.schema.field(2), pa.array([b"no stream"], pa.binary()))
-    with pytest.raises(InvalidState, match="subtask 0, prepared for checkpoint 1"):
+    broken = rows.set_column(2, rows.schema.field(2), pa.array([7], pa.int64()))
+    broken = broken.set_column(3, rows.schema.field(3), pa.array([b"no stream"], pa.binary()))
+    with pytest.raises(InvalidState, match="'out' subtask 0, prepared for checkpoint 1"):
         sink.commit(PERMIT, pa.concat_tables([rows, broken]))
     assert sink.table().num_rows == 0
 

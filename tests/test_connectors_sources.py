@@ -246,6 +246,7 @@ def test_files_that_differ_are_refused_with_a_sentence(tmp_path: Path) -> None:
     write(tmp_path, "a.parquet", table_of(rows=5))
     for columns, sentence in (
         (table_of(rows=5).rename_columns(["m", "o", "p", "q"]), "b.parquet has no column 'n'"),
+        (table_of(rows=0).drop_columns("real"), "b.parquet has no column 'real'"),
         (table_of(rows=5).set_column(0, "n", pa.array(["1"] * 5)), "column 'n' of .*b.parquet is string and int64"),
     ):
         write(tmp_path, "b.parquet", columns)

@@ -180,6 +180,12 @@ def test_a_published_checkpoint_ends_the_row() -> None:
         assert kinds(run.decline(number, "b1")) == ["Abort"]
     run.due()
     assert kinds(run.decline(6, "b1")) == ["Abort", "Warn"]
+    run.complete(begun(run.due()))
+    for number in (8, 9):
+        run.due()
+        assert kinds(run.decline(number, "b1")) == ["Abort"]
+    run.due()
+    assert kinds(run.decline(10, "b1")) == ["Abort", "Warn"]
 
 
 # Failures ----------------------------------------------------------------------------------------------------------------
@@ -402,6 +408,13 @@ def test_no_checkpoint_is_triggered_any_more_when_all_tasks_are_about_to_end() -
     run.complete(begun(run.logic_ends("a0", "b0", "b1")), finishing=["a0", "b0", "b1"])
     assert run.due() == []
     run.end("a0")
+    assert run.due() == []
+
+
+def test_a_task_that_is_gone_waits_for_nothing_whatever_was_known_of_it() -> None:
+    run = Run(two())
+    run.end("a0")
+    run.complete(begun(run.logic_ends("b0", "b1")), finishing=["b0", "b1"])
     assert run.due() == []
 
 

@@ -34,6 +34,13 @@ def test_the_readme_shows_the_library_in_twenty_five_lines_and_what_it_prints(tm
     assert done.stdout == printed
 
 
+def test_the_dataflow_of_the_readme_prints_what_it_shows(tmp_path: Path) -> None:
+    section = (ROOT / "README.md").read_text().partition("## A dataflow")[2]
+    code, printed = re.search(r"```python\n(.*?)```.*?```text\n(.*?)```", section, re.DOTALL).groups()  # type: ignore[union-attr]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert done.stdout == printed
+
+
 def test_links_between_pages_lead_somewhere() -> None:
     broken = [
         f"{page.name}: {target}"

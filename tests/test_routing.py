@@ -174,3 +174,13 @@ def test_a_large_batch_is_dealt_in_pieces_and_the_next_one_goes_on_behind() -> N
     assert [receiver for receiver, _ in one.route(rows([1]))] == [0]
     assert len(one.route(rows([*range(PIECE_ROWS_MIN)]))) == 1
     assert [receiver for receiver, _ in one.route(rows([*range(9 * PIECE_ROWS_MIN)]))] == [2, 3, 0, 1]
+
+
+def test_more_receivers_than_a_byte_can_count() -> None:
+    batch = rows([*range(5000)])
+    job = between(1, 300, lambda s: s.key_by("key"), keys=pa.schema([("key", pa.int64())]))
+    context = sf.open("memory://routing").begin(job_id="j", graph=job.graph, states=job.states, parent=None).context
+    owners = context.owners("t", "count", batch).tolist()
+    assert max(owners) > 255
+    found = {value: receiver for receiver, values in told(router(job).route(batch)) for value in values}
+    assert [found[value] for value in range(5000)] == owners

@@ -30,6 +30,7 @@ from stateformat.model import Operator, OperatorId
 
 OPERATOR = Operator(OperatorId("op"), 1, 128)
 INT = {"k": pa.int64()}
+INT_VALUE = {"n": pa.int64()}
 DAY = datetime.date(2024, 2, 29)
 NOON = datetime.datetime(2024, 2, 29, 12)  # noqa: DTZ001 - the type has no time zone
 
@@ -212,6 +213,35 @@ def test_many_keys_come_and_go_and_the_memory_of_the_dead_is_given_back() -> Non
     assert kept.rows()["k"].to_pylist() == [*range(180_000, 200_000)]
     assert kept.rows()["s"].to_pylist() == [str(key) for key in range(180_000, 200_000)]
     assert kept._store.capacity <= 131_072
+
+
+def test_what_lies_under_a_null_is_no_part_of_a_key() -> None:
+    state = declare.value_state(
+        "op", "v", keys={"a": pa.int64(), "b": pa.struct([("c", pa.int64())])}, values=INT_VALUE
+    )
+    kept = KeyedValue(OPERATOR, state)
+    for number in range(3):
+        garbage = [None, pa.py_buffer(np.array([number, number]))]
+        under = pa.Array.from_buffers(pa.int64(), 2, [pa.py_buffer(b"\0"), garbage[1]])
+        inside = pa.Array.from_buffers(pa.int64(), 2, garbage)
+        struct = pa.Array.from_buffers(pa.struct([("c", pa.int64())]), 2, [pa.py_buffer(b"\0")], children=[inside])
+        kept.put(pa.record_batch({"a": under, "b": struct}), ints(n=[number, number]))
+    assert kept.rows().to_pylist() == [{"a": None, "b": None, "n": 2}]
+
+
+def test_strings_and_lists_that_are_overwritten_do_not_pile_up() -> None:
+    state = declare.value_state("op", "v", keys=INT, values={"s": pa.string(), "l": pa.list_(pa.int64())})
+    kept = KeyedValue(OPERATOR, state)
+    keys = ints(k=[*range(100)])
+    for number in range(100):
+        kept.put(keys, pa.record_batch({"s": [f"{number}-{key}" for key in range(100)], "l": [[number]] * 100}))
+    text, nested = kept._store.parts[1][1], kept._store.parts[2][0]
+    assert isinstance(text, parts_module.BytesPart)
+    assert isinstance(nested, parts_module.NestedPart)
+    # Ten thousand values were put; a hundred are pointed at, and a thousand more may wait to be squeezed out.
+    assert text._rows <= 1300
+    assert nested._rows <= 1300
+    assert kept.rows().to_pylist() == [{"k": key, "s": f"99-{key}", "l": [99]} for key in range(100)]
 
 
 def test_of_rows_with_the_same_key_the_last_one_counts() -> None:
@@ -475,6 +505,17 @@ def test_one_list_at_a_time() -> None:
     kept.clear_one(0)
     kept.append_one((0,), n=9)
     assert (kept.get_one(0), kept.get_one(1), kept.get_one(2)) == ([{"n": 9}], [{"n": 1}, {"n": 3}], [])
+
+
+def test_a_long_list_among_many_elements_is_found_by_a_look_at_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = KeyedList(OPERATOR, declare.list_state("op", "l", keys=INT, values={"n": pa.int64()}))
+    for number in range(100):
+        kept.append(ints(k=[*range(100, 120), 7]), ints(n=[number] * 21))
+    links = kept._key_rows.array("links")[: kept.key_count]
+    assert links.tolist() == [100] * 21
+    # A hundred steps cost more than a look at 2100 elements: what is before whom is not asked.
+    monkeypatch.setitem(kept._elements.arrays, "before", None)
+    assert [row["n"] for row in kept.get_one(7)] == [*range(100)]
 
 
 def timer_rows(timers: TimerSet) -> list[tuple[Any, ...]]:

@@ -33,7 +33,7 @@ from backends.dataflow.events import (
     Triggered,
     Watermark,
 )
-from backends.dataflow.inputs import InputEdge
+from backends.dataflow.inputs import InputEdge, Inputs
 from backends.dataflow.life import State
 from backends.dataflow.task import Task
 from tests.task_cases import (
@@ -42,6 +42,7 @@ from tests.task_cases import (
     GONE,
     MAX,
     OUT,
+    STOP,
     Told,
     barrier,
     channels,
@@ -73,6 +74,21 @@ def test_time_is_the_least_of_all_channels_and_never_falls_back() -> None:
     assert tell(task, (A, Watermark(3)), (A, Watermark(6))) == advance(6)
     assert tell(task, (A, Watermark(9)), (B, Watermark(9))) == [], "the other input is at 6"
     assert task.watermark == 6
+
+
+def test_a_watermark_that_falls_back_on_its_channel_has_no_effect() -> None:
+    task = started(edge("a", 2))
+    assert tell(task, (A, Watermark(9)), (A, Watermark(5)), (B, Watermark(7))) == advance(7)
+
+
+def test_a_channel_that_stopped_stays_where_it_was_and_ends_no_input() -> None:
+    inputs = Inputs([edge("a", 2)])
+    inputs.advance(A, 4)
+    inputs.end_data(A, STOP)
+    inputs.end_data(B, DRAIN)
+    assert inputs.watermark == 4
+    assert inputs.drained_inputs == []
+    assert inputs.all_data_ended
 
 
 def test_a_channel_that_has_drained_is_at_the_end_of_time() -> None:
@@ -222,6 +238,13 @@ def test_z8_after_the_savepoint_of_a_stop_only_that_one_counts() -> None:
     tell(task, SourceEnded(), Triggered(barrier(6)), Completed(6))
     tell(task, Triggered(barrier(7, Purpose.STOP_DRAIN)), DataProcessed(OUT))
     assert task.state is State.WAITING, "the completion of 6 does not end it"
+    leaves(task, Completed(7), with_=[NotifyComplete(7)])
+
+
+def test_z8_a_late_completion_of_an_older_checkpoint_is_not_that_of_the_savepoint() -> None:
+    task = started()
+    tell(task, SourceEnded(), DataProcessed(OUT), Triggered(barrier(6)), Triggered(stop(7)))
+    assert tell(task, Completed(6)) == [NotifyComplete(6)]
     leaves(task, Completed(7), with_=[NotifyComplete(7)])
 
 

@@ -330,6 +330,20 @@ def test_in_loops_within_loops_an_inner_head_waits_for_the_outer_one() -> None:
     ]  # fmt: skip
 
 
+def test_a_log_is_whole_when_the_logic_ends_for_nothing_can_come_round_any_more() -> None:
+    """The end of the outer head's data was overtaken by the barrier that the inner one logs for."""
+    task = started(edge("b", 1, input=2, inside=True, overtakable=True), edge("a", 0), LOOP)
+    over = barrier(2, unaligned=True)
+    tell(task, (B, turn(1)), (P, turn(1)), (Q, turn(1)), Completed(1, LoopStep.MAX_WATERMARK))
+    tell(task, Completed(1, LoopStep.END), Announced(B, over))
+    commands = tell(task, (B, DRAIN))
+    assert only(commands, Finish, Acknowledge) == [
+        Finish(),
+        Acknowledge(2, False, quiet=False, inputs_ended=True, max_watermark_sent=False),
+    ]
+    assert task.state is State.WAITING
+
+
 # Stops -------------------------------------------------------------------------------------------------------------------
 
 

@@ -87,6 +87,13 @@ def test_a_source_without_consumers_leaves_at_once() -> None:
     assert tell(task, Completed(7)) == [NotifyComplete(7), Emit(STOP), *GONE]
 
 
+def test_a_late_completion_of_an_older_checkpoint_stops_nobody() -> None:
+    task = started()
+    tell(task, Triggered(barrier(6)), Triggered(stop(7)))
+    assert tell(task, Completed(6)) == [NotifyComplete(6)]
+    assert task.state is State.HELD
+
+
 def test_an_aborted_stop_lets_the_source_go_on_as_if_nothing_had_been_asked() -> None:
     task = started()
     tell(task, Triggered(stop(7)))

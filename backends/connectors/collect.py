@@ -18,7 +18,7 @@ from stateformat.publication import CommitPermit
 
 _PAYLOAD_BYTES_MAX: Final = 32 * 1024 * 1024
 
-_Place = tuple[int, str, int, int]
+_Place = tuple[int, str, str, int, int]
 
 
 class CollectSink(TwoPhaseCommitSink):
@@ -31,13 +31,14 @@ class CollectSink(TwoPhaseCommitSink):
         runtime.run(flow)
         out.table()
 
-    Use one object for each place in a dataflow. A job that is started again with the same object goes on filling it.
-    Committables: ``subtask`` (int32), ``number`` (int64, within that subtask's snapshot) and ``payload`` (binary, rows as an
-    Arrow IPC stream).
+    A job that is started again with the same object goes on filling it; one that stands in several places of a dataflow has
+    the rows of all, which must have the same columns. Committables: ``uid`` (utf8, the place), ``subtask`` (int32),
+    ``number`` (int64, within that subtask's snapshot) and ``payload`` (binary, rows as an Arrow IPC stream).
     """
 
     committable_columns = pa.schema(
         [
+            pa.field("uid", pa.string(), nullable=False),
             pa.field("subtask", pa.int32(), nullable=False),
             pa.field("number", pa.int64(), nullable=False),
             pa.field("payload", pa.binary(), nullable=False),
@@ -73,6 +74,7 @@ class CollectSink(TwoPhaseCommitSink):
         payloads = list(_payloads(table)) if table.num_rows else []
         return pa.table(
             [
+                pa.array([self.context.uid] * len(payloads), pa.string()),
                 pa.array([self.context.subtask] * len(payloads), pa.int32()),
                 pa.array(range(len(payloads)), pa.int64()),
                 pa.array(payloads, pa.binary()),
@@ -83,26 +85,26 @@ class CollectSink(TwoPhaseCommitSink):
     def commit(self, permit: CommitPermit, committables: pa.Table) -> None:  # noqa: ARG002 - nobody else sees this memory
         """Take what was not taken yet. ``InvalidState`` for a payload that is no Arrow stream: the checkpoint is damaged."""
         taken: dict[_Place, pa.Table] = {}
-        names = ("_checkpoint_id", "_attempt_id", "subtask", "number", "payload")
+        names = ("_checkpoint_id", "_attempt_id", *self.committable_columns.names)
         for *place, payload in zip(*(committables[name].to_pylist() for name in names), strict=True):
-            checkpoint_id, attempt_id, subtask, number = place
-            key = (checkpoint_id, attempt_id, subtask, number)
+            checkpoint_id, attempt_id, uid, subtask, number = place
+            key = (checkpoint_id, attempt_id, uid, subtask, number)
             if key in self._committed:
                 continue
             try:
                 taken[key] = pa.ipc.open_stream(payload).read_all()
             except (pa.ArrowException, OSError) as error:
                 raise InvalidState(
-                    f"the committable of subtask {subtask}, prepared for checkpoint {checkpoint_id} by attempt {attempt_id}, "
+                    f"the committable of {uid!r} subtask {subtask}, prepared for checkpoint {checkpoint_id} by attempt {attempt_id}, "
                     f"holds {len(payload)} bytes that are no rows: {error}; run ckpt validate on the store",
                     kind=ErrorKind.DAMAGED_SEGMENT,
                 ) from error
-        self._committed |= taken
+        # What one subtask prepared under several attempts keeps the order in which the checkpoint holds it.
+        self._committed |= {place: taken[place] for place in sorted(taken, key=lambda place: (place[0], *place[2:4]))}
 
     def table(self) -> pa.Table:
-        """All committed rows, by checkpoint, subtask, and as they came."""
-        tables = [self._committed[place] for place in sorted(self._committed)]
-        return pa.concat_tables(tables) if tables else self._schema.empty_table()
+        """All committed rows: as they were committed, and of one commit by checkpoint, place and subtask."""
+        return pa.concat_tables(self._committed.values()) if self._committed else self._schema.empty_table()
 
 
 def _payloads(table: pa.Table) -> Iterator[bytes]:

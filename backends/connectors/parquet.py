@@ -93,6 +93,8 @@ class ParquetSource(FileSource):
         path = payload["path"]
         with _opened(path) as file:
             metadata = file.metadata
+            # A file that differs is told of whether it has rows or not.
+            self._conformed(empty_batch(file.schema_arrow), path)
             groups = range(payload.get("first_row_group", 0), payload.get("end_row_group", metadata.num_row_groups))
             rows = [metadata.row_group(group).num_rows for group in groups]
             check_position(path, split, sum(rows))
@@ -102,8 +104,6 @@ class ParquetSource(FileSource):
                 skip, at = skip - rows[at], at + 1
             if at == len(rows):
                 return
-            # Asked for a column that is missing, Arrow would leave it out without a word.
-            self._conformed(empty_batch(file.schema_arrow), path)
             names = self._schema.names
             for batch in file.iter_batches(self._batch_rows, row_groups=list(groups[at:]), columns=names):
                 if skip >= batch.num_rows:

@@ -5,7 +5,7 @@ A job reads like its description::
     flow = Dataflow("flights")
     planes = flow.source(ParquetSource("planes/"), uid="planes")
     flights = flow.source(ParquetSource("flights/"), uid="flights", event_time="departed_at")
-    delays = flights.key_by("tailnum").apply(Aggregate(...), uid="delays")
+    delays = flights.key_by("tailnum").aggregate({"delay": ("dep_delay", "mean")}, emit="end", uid="delays")
     delays.apply(FileSink("out/"), uid="out")
 
 Operators see Arrow record batches. An object given to a dataflow is a prototype: every subtask works on its own shallow copy,
@@ -16,7 +16,9 @@ must not be.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -40,6 +42,9 @@ from backends.dataflow.source_api import (
 from stateformat.declare import Columns, as_schema
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.model import Partitioner
+
+if TYPE_CHECKING:
+    from backends.dataflow.operators.stateless import Predicate
 
 
 @dataclass(frozen=True)
@@ -250,6 +255,47 @@ class Stream:
             max_parallelism=max_parallelism,
             chain=chain,
         )
+
+    # Ready-made operators. ``step``: uid and all else that :meth:`apply` takes. Those by key take the columns of ``key_by``.
+
+    def map(self, fn: Callable[[pa.RecordBatch], pa.RecordBatch], schema: Columns | None = None, **step: Any) -> Stream:
+        """See :class:`~backends.dataflow.operators.Map`."""
+        from backends.dataflow.operators import Map
+
+        return self.apply(Map(fn, schema), **step)
+
+    def filter(self, predicate: Predicate, **step: Any) -> Stream:
+        """See :class:`~backends.dataflow.operators.Filter`."""
+        from backends.dataflow.operators import Filter
+
+        return self.apply(Filter(predicate), **step)
+
+    def select(self, *columns: str | Mapping[str, str], **step: Any) -> Stream:
+        """See :class:`~backends.dataflow.operators.Select`."""
+        from backends.dataflow.operators import Select
+
+        return self.apply(Select(*columns), **step)
+
+    def aggregate(self, aggregates: Mapping[str, tuple[str, str]], *, emit: str = "updates", **step: Any) -> Stream:
+        """See :class:`~backends.dataflow.operators.Aggregate`."""
+        from backends.dataflow.operators import Aggregate
+
+        return self.apply(Aggregate(self.input.key_columns, aggregates, emit=emit), **step)
+
+    def window(
+        self, size_us: int, time: str, aggregates: Mapping[str, tuple[str, str]], *, lateness_us: int = 0, **step: Any
+    ) -> Stream:
+        """See :class:`~backends.dataflow.operators.TumblingWindow`."""
+        from backends.dataflow.operators import TumblingWindow
+
+        keys = self.input.key_columns
+        return self.apply(TumblingWindow(keys, size_us, time, aggregates, lateness_us=lateness_us), **step)
+
+    def deduplicate(self, **step: Any) -> Stream:
+        """See :class:`~backends.dataflow.operators.Deduplicate`."""
+        from backends.dataflow.operators import Deduplicate
+
+        return self.apply(Deduplicate(self.input.key_columns), **step)
 
     def _with(self, partitioner: Partitioner, key_columns: tuple[str, ...] = ()) -> Stream:
         return Stream(self.flow, replace(self.input, partitioner=partitioner, key_columns=key_columns))

@@ -294,8 +294,7 @@ class Coordinator:
         self._pending = None
         told = frozenset(task for task in pending.plan.wait if task not in self._roster.ended)
         commands: list[CoordinatorCommand] = [Abort(pending.number, told, reason, counted)]
-        if saving and stop is not None:
-            stop.phase = StopPhase.ASKED
+        if saving:
             return commands + (self._go_on() if again else self._fail_to_stop(reason))
         if not counted:
             commands += self._refuse(reason)

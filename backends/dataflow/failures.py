@@ -6,7 +6,8 @@ from stateformat.errors import CheckpointError, ErrorKind
 
 
 class OperatorError(CheckpointError):
-    """A hook of an operator or source raised. ``__cause__`` is what it raised; ``details`` has ``operator``, ``subtask``, ``hook``.
+    """A hook of an operator or source raised. ``__cause__`` is what it raised; ``details`` has ``operator``, ``subtask`` (None: in the
+    driver), ``hook``.
 
     The user's code is at fault, or what it met. An executor makes it a failure of the task.
     """
@@ -14,11 +15,12 @@ class OperatorError(CheckpointError):
     default_kind = ErrorKind.OPERATOR_FAILED
 
     @classmethod
-    def of(cls, error: BaseException, *, operator: str, subtask: int, hook: str) -> OperatorError:
+    def of(cls, error: BaseException, *, operator: str, subtask: int | None, hook: str) -> OperatorError:
         """The error of a hook. Raise it ``from`` what the hook raised."""
         said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        place = "" if subtask is None else f", subtask {subtask},"
         return cls(
-            f"{hook} of {operator!r}, subtask {subtask}, failed: {said}",
+            f"{hook} of {operator!r}{place} failed: {said}",
             operator=operator,
             subtask=subtask,
             hook=hook,
@@ -38,7 +40,7 @@ class OperatorError(CheckpointError):
 class Guard:
     """Makes whatever user code raises within a ``with`` an :class:`OperatorError`. Used again and again; not thread-safe."""
 
-    def __init__(self, operator: str, subtask: int) -> None:
+    def __init__(self, operator: str, subtask: int | None) -> None:
         self._operator = operator
         self._subtask = subtask
         self._hook = ""

@@ -186,7 +186,7 @@ class Life:
         self.task = task
         self.state = State.OPENING
         self._may: frozenset[State] = frozenset()
-        self._story: deque[str] = deque(maxlen=_STORY_LENGTH)
+        self._story: deque[tuple[State, object]] = deque(maxlen=_STORY_LENGTH)
 
     def check(self, fact: Fact, event: object) -> None:
         """Raise ``InvalidInput`` (the executor's fault) unless the fact may happen in this state. Changes nothing."""
@@ -196,7 +196,9 @@ class Life:
     def admit(self, fact: Fact, event: object) -> None:
         """The fact happens: until the next one, :meth:`move` may go where it leads."""
         self._may = LEGAL[self.state][fact]
-        self._story.append(f"{self.state.value}: {told(event)}")
+        if isinstance(event, events.Received) and isinstance(event.element, events.Records):
+            event = event.channel  # A story keeps no batch alive.
+        self._story.append((self.state, event))
 
     def move(self, to: State) -> None:
         """Go on to a state. An assertion fails where the table does not allow it: that is a mistake in the task itself."""
@@ -216,15 +218,20 @@ class Life:
     @property
     def story(self) -> str:
         """The last events, oldest first, each behind the state in which it came."""
-        return "; ".join(self._story) or "nothing"
+        return "; ".join(f"{state.value}: {told(event)}" for state, event in self._story) or "nothing"
 
 
 def told(event: object) -> str:
-    """An event in short: of records, only that there are some."""
+    """An event in short; a channel alone stands for records on it."""
     if isinstance(event, events.Received):
-        element = "Records" if isinstance(event.element, events.Records) else str(event.element)
-        return f"{element} on {event.channel.edge} {event.channel.sender}->{event.channel.receiver}"
-    return str(event)
+        if isinstance(event.element, events.Records):
+            return told(event.channel)
+        return f"{event.element} on {_place(event.channel)}"
+    return f"Records on {_place(event)}" if isinstance(event, events.Channel) else str(event)
+
+
+def _place(channel: events.Channel) -> str:
+    return f"{channel.edge} {channel.sender}->{channel.receiver}"
 
 
 # The page ----------------------------------------------------------------------------------------------------------------

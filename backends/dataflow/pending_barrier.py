@@ -80,9 +80,8 @@ class PendingBarrier:
         return True
 
     def waits_for(self, task: TaskId) -> bool:
-        """Whether it collects, and this task has a part in it and has not acknowledged."""
-        waits = self.phase is Phase.COLLECTING and task in self.plan.wait
-        return waits and bool(self._missing[task.vertex][task.subtask])
+        """Whether this task has a part in it and has not acknowledged."""
+        return task in self.plan.wait and bool(self._missing[task.vertex][task.subtask])
 
     @property
     def is_whole(self) -> bool:

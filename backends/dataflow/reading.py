@@ -1,7 +1,8 @@
 """The reader of a source in one subtask: the splits that it holds, read in turn, and how far event time has come.
 
 The watermark of a split is the greatest event time read of it, less by how much records may be out of order; that of the reader
-is the least of those it holds, once every one has some, and never goes back. A split that ends no longer counts.
+is the least of those it holds, once every one has some, and never goes back. A split that ends no longer counts. A reader that
+holds as many splits as it is given waits until it has been given all there are now: the next one may begin in the past.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ class SourceReader:
         self._emit = emit
         self._held: deque[_Held] = deque()
         self._no_more = False
+        self._given_all = source.splits_per_reader is not None
         self._nothing_in_a_row = 0
         self._watermark: int | None = None
 
@@ -87,6 +89,7 @@ class SourceReader:
         """Take the enumerator's answer. ``InvalidState`` for a split that is held already."""
         if isinstance(split, NoSplit):
             self._no_more = self._no_more or split is NoSplit.NEVER
+            self._given_all = True
             return
         self._hold(split, None)
 
@@ -150,7 +153,7 @@ class SourceReader:
 
     def _advanced(self) -> int | None:
         known = [held.watermark for held in self._held if held.watermark is not None]
-        if known and len(known) == len(self._held):
+        if known and self._given_all and len(known) == len(self._held):
             self._watermark = max(min(known), self._watermark if self._watermark is not None else min(known))
         return self._watermark
 

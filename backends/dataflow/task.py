@@ -14,7 +14,8 @@ Theory of operation.
    only ``finish`` is left. What a loop emits into itself later cannot be processed any more, and is refused with a sentence.
 5. *Leaving.* A task whose logic has ended leaves when (a) a checkpoint that it took part in since then is complete, or, if the
    last was the savepoint of a stop, that very one; (b) every consumer has processed all of its data; (c) its own producers have
-   left, so that what has ended is always closed upstream; (d) no checkpoint is pending here: it acknowledges first.
+   left, so that what has ended is always closed upstream. By (c) nothing is pending then: a checkpoint that has begun here is
+   complete with the end of the last channel, and was acknowledged first.
 6. *A stop without drain* holds the task at its snapshot. Complete, and all that it hears ended: it says so to its consumers and
    leaves. Aborted: whatever came in the meantime becomes due, and it goes on.
 
@@ -192,7 +193,7 @@ class Task:
                 return [Process(channel, batch)]
             case Watermark(timestamp):
                 self._inputs.advance(channel, timestamp)
-                return self._due()
+                return self._time()
             case Barrier():
                 commands = self._make_way(element) + self._alignment.receive(channel, element)
                 return commands + self._snapshot()
@@ -232,9 +233,7 @@ class Task:
         if self.is_source or self.state not in (State.RUNNING, State.DRAINING):
             return []
         time_may_end, may_end = self._told[LoopStep.MAX_WATERMARK], self._told[LoopStep.END]
-        commands: list[TaskCommand] = []
-        if self._inputs.watermark < MAX_WATERMARK or time_may_end:
-            commands += self._advance(self._inputs.watermark)
+        commands = self._time()
         all_drained = self._inputs.drained(self._inputs.edges)
         if not all_drained or time_may_end:
             # Of the last input the end comes behind the end of time, which a head holds back.
@@ -246,6 +245,13 @@ class Task:
             commands += self._end_inputs(sorted({edge.input for edge in self._inputs.feedback}))
             commands += self._end_logic()
         return commands
+
+    def _time(self) -> list[TaskCommand]:
+        """The watermark that is due. A head holds the end of time back until it is told."""
+        timestamp = self._inputs.watermark
+        if timestamp == MAX_WATERMARK and not self._told[LoopStep.MAX_WATERMARK]:
+            return []
+        return self._advance(timestamp)
 
     @property
     def _nothing_from_outside(self) -> bool:
@@ -264,7 +270,8 @@ class Task:
     def _end_logic(self) -> list[TaskCommand]:
         self._life.move(State.WAITING)
         self._loop.close()
-        return [Finish(), Emit(EndOfData(drain=True)), TellLogicEnded()]
+        ending: list[TaskCommand] = [Finish(), Emit(EndOfData(drain=True)), TellLogicEnded()]
+        return ending + self._acknowledge()  # Nothing more will come round that a log could wait for.
 
     # Snapshots ----------------------------------------------------------------------------------------------------------
 
@@ -377,7 +384,8 @@ class Task:
         if not stopping and self.state is not State.WAITING:
             return []
         may_leave = stopping or (self._may_leave if self._stop is None else self._stop_is_complete)
-        if not may_leave or self._unprocessed or not self._inputs.all_gone or self._alignment.pending is not None:
+        if not may_leave or self._unprocessed or not self._inputs.all_gone:
             return []
+        assert self._alignment.pending is None, "the last channel that ended completed it"
         self._life.move(State.ENDED)
         return [Close(), Emit(EndOfPartition()), Ended()]

@@ -18,6 +18,7 @@ from backends.dataflow import events as ev
 from backends.dataflow.api import NoSplit, OperatorCoordinator, Sender, Source, SplitEnumerator, TwoPhaseCommitSink
 from backends.dataflow.compile import Job
 from backends.dataflow.coordinator import Coordinator
+from backends.dataflow.failures import Guard
 from backends.dataflow.flow_states import COMMITTABLES
 from backends.local.outcome import RunDiscarded
 from backends.local.pending import InFlight
@@ -34,9 +35,13 @@ from stateformat.errors import (
 from stateformat.model import Mode, Stop
 from stateformat.publication import CommitPermit
 from stateformat.schema import segment_schema
+from stateformat.segment import WriteOptions
 from stateformat.store import CheckpointStore
 
 logger = logging.getLogger(__name__)
+
+_OPTIONS = WriteOptions(check_unique=False, trust_key_groups=True)
+"""The running state holds a key once, and computes key groups as the format does."""
 
 FATAL = (PublishConflict, JobMismatch, CheckpointExpired)
 """Another run has the job: this one stops, and says by what."""
@@ -118,25 +123,28 @@ class Driver:
 
     def open_coordinators(self, restored: Mapping[str, pa.Table]) -> None:
         """Make the coordinators of the operators that run; ``restored``: what each kept, by uid. Messages that were on their
-        way are delivered first.
+        way are delivered first. Raises ``OperatorError`` for what they raise.
         """
         for vertex in self._job.vertices:
             for uid in vertex.operators:
-                logic = self._job.logic(uid)
-                rows = restored.get(uid)
-                if isinstance(logic, Source):
-                    enumerator = logic.enumerator()
-                    if rows is not None:
-                        enumerator.restore(rows)
-                    self.enumerators[uid] = enumerator
-                    continue
-                coordinator = logic.coordinator()
-                if coordinator is None:
-                    continue
-                self.coordinators[uid] = coordinator
-                coordinator.open(self._sender(uid, vertex.id))
-                if rows is not None:
-                    self._give_back(coordinator, rows)
+                with Guard(uid, None)("the coordinator"):
+                    self._open_coordinator(uid, vertex.id, restored.get(uid))
+
+    def _open_coordinator(self, uid: str, vertex: str, rows: pa.Table | None) -> None:
+        logic = self._job.logic(uid)
+        if isinstance(logic, Source):
+            enumerator = logic.enumerator()
+            if rows is not None:
+                enumerator.restore(rows)
+            self.enumerators[uid] = enumerator
+            return
+        coordinator = logic.coordinator()
+        if coordinator is None:
+            return
+        self.coordinators[uid] = coordinator
+        coordinator.open(self._sender(uid, vertex))
+        if rows is not None:
+            self._give_back(coordinator, rows)
 
     def _give_back(self, coordinator: OperatorCoordinator, rows: pa.Table) -> None:
         own = rows.filter(rows["message"].is_null())
@@ -214,6 +222,7 @@ class Driver:
                 states=self._job.states,
                 parent=self.permit,
                 stop=Stop(command.stop.mode, command.stop.request) if command.stop else None,
+                options=_OPTIONS,
                 properties=self.properties.get(command.stop.request, {}) if command.stop else {},
             )
             try:
@@ -297,8 +306,11 @@ class Driver:
             self._post.mail(task, ev.Completed(command.number, loop))
         if current is None or current.checkpoint is None:
             return
-        for coordinator in self.coordinators.values():
-            coordinator.checkpoint_complete()
+        for uid, coordinator in self.coordinators.items():
+            try:
+                coordinator.checkpoint_complete()
+            except Exception as error:
+                self._failed(f"the coordinator of operator {uid!r} failed: {error}", error)
         if self._keep is not None:
             try:
                 self._store.expire(self._keep)
@@ -323,12 +335,16 @@ class Driver:
 def commit(permit: CommitPermit, sinks: Mapping[str, TwoPhaseCommitSink]) -> dict[str, pa.Table]:
     """Let the sinks commit what a checkpoint holds; returns what they want to try again, by uid.
 
-    Called after publishing, and before anything starts from a checkpoint; the same rows may come twice.
+    Called after publishing, and before anything starts from a checkpoint; the same rows may come twice. Raises ``OperatorError``
+    for what a sink raises.
     """
     again: dict[str, pa.Table] = {}
     for uid, sink in sinks.items():
         rows = committables(permit, uid)
-        left = sink.commit(permit, rows) if rows is not None else None
+        if rows is None:
+            continue
+        with Guard(uid, None)("commit"):
+            left = sink.commit(permit, rows)
         if left is not None and left.num_rows:
             again[uid] = left
     return again

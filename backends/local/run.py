@@ -19,7 +19,7 @@ import pyarrow as pa
 from backends.dataflow import events as ev
 from backends.dataflow.activation import Activation, in_flight_batches
 from backends.dataflow.compile import Vertex
-from backends.dataflow.coordinator import Coordinator
+from backends.dataflow.coordinator import LOOP_ROUNDS_MAX, Coordinator
 from backends.dataflow.inputs import InputEdge
 from backends.dataflow.loops import loops_of
 from backends.dataflow.routing import Router
@@ -48,6 +48,7 @@ class Schedule:
     A checkpoint begins ``checkpoint_interval_us`` after the last one, or after ``checkpoint_rows`` rows that sources have read,
     whichever comes first; ``timeout_us`` after its begin it is given up. ``tolerable_failures`` in a row are no failure of the job.
     ``keep``: so many checkpoints are kept, None for all. ``savepoint_options``: with what the store of a savepoint is opened.
+    ``loop_rounds_max``: how often a loop whose input has ended is turned before the run fails.
     """
 
     checkpoint_interval_us: int | None = 10_000_000
@@ -57,6 +58,7 @@ class Schedule:
     tolerable_failures: int = 0
     keep: int | None = None
     savepoint_options: Mapping[str, Any] = field(default_factory=dict)
+    loop_rounds_max: int = LOOP_ROUNDS_MAX
 
 
 class LocalRun:
@@ -92,6 +94,7 @@ class LocalRun:
             self.job,
             finished=restored.finished,
             tolerable_failures=schedule.tolerable_failures,
+            loop_rounds_max=schedule.loop_rounds_max,
         )
         self._driver = Driver(
             store, self.job, restored.permit, coordinator, self, clock.now_us, keep=schedule.keep, retries=retries

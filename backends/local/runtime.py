@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from backends.dataflow.api import Dataflow, TwoPhaseCommitSink
+from backends.dataflow.failures import Guard
 from backends.local.clock import Clock, SystemClock
 from backends.local.driver import FATAL, commit, committables
 from backends.local.outcome import JobFailed, JobOutcome, RunDiscarded
@@ -137,7 +138,9 @@ class LocalRuntime:
         sinks = {uid: step.logic for uid, step in flow.steps.items() if isinstance(step.logic, TwoPhaseCommitSink)}
         retries = {} if permit is None else commit(permit, sinks)
         for uid, sink in sinks.items():
-            sink.clean(uid, permit.ref.checkpoint_id if permit else 0, committables(permit, uid))
+            carried = committables(permit, uid)
+            with Guard(uid, None)("clean"):
+                sink.clean(uid, permit.ref.checkpoint_id if permit else 0, carried)
         return retries
 
     def _ended_before(self, permit: CommitPermit | None, restored: Restored) -> JobOutcome | None:
@@ -152,7 +155,7 @@ class LocalRuntime:
                 return replace(outcome, sentence=outcome.sentence + ". Run it with resume=True to go on")
             logger.info("job goes on after its stop at checkpoint %s", permit.ref.checkpoint_id)
         if len(restored.finished) == len(restored.job.vertices):
-            return end_finished(self.store, permit)
+            return end_finished(self.store, permit, before=True)
         return None
 
 

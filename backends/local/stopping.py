@@ -104,11 +104,14 @@ def answer_stop(store: CheckpointStore, answer: StopAnswer) -> None:
         logger.warning("the answer to request %s could not be written: %s", answer.request, error)
 
 
-def end_finished(store: CheckpointStore, permit: CommitPermit | None) -> JobOutcome:
-    """The job has come to its own end. Whoever had asked for a stop is told so."""
+def end_finished(store: CheckpointStore, permit: CommitPermit | None, *, before: bool = False) -> JobOutcome:
+    """The job has come to its own end, now or ``before`` this run. Whoever had asked for a stop is told so."""
     newest = permit.ref.checkpoint_id if permit else None
-    at = f"; its last checkpoint is {newest}" if newest else ""
-    sentence = f"the job has finished: every input has ended{at}"
+    if before:
+        sentence = f"the job had finished: in checkpoint {newest} every operator has ended, and nothing was started"
+    else:
+        at = f"; its last checkpoint is {newest}" if newest else ""
+        sentence = f"the job has finished: every input has ended{at}"
     for request in waiting_requests(store):
         answer_stop(store, StopAnswer(request.id, StopOutcome.FINISHED, sentence, newest))
     return JobOutcome(newest, sentence)

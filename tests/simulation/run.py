@@ -19,13 +19,15 @@ from typing import Any
 from unittest import mock
 
 from backends.dataflow.api import Dataflow, EventTime, Stream
+from backends.dataflow.events import Purpose
+from backends.dataflow.life import State
 from backends.local.clock import VirtualClock
 from backends.local.outcome import JobOutcome
 from backends.local.run import LocalRun
 from backends.local.runtime import LocalRuntime
 from backends.storage.memory import _STORES, MemoryStorage
 from redistribution import rescale
-from stateformat.errors import CheckpointError, InvalidInput, RestoreRefused
+from stateformat.errors import CheckpointError, CheckpointExpired, InvalidInput, PublishConflict, RestoreRefused
 from stateformat.manifest import cut_handles
 from stateformat.model import CheckpointKind, JobGraph, Operator, OperatorId, ParentRef, Partitioner, StopMode
 from stateformat.store import CheckpointStore
@@ -156,7 +158,7 @@ class Simulation:
         self.story.append(what)
 
     def _history(self) -> None:
-        unkind = self.rng.choice((0, 1, 1, 2, 2, 3, 4, 5))
+        unkind = self.rng.choice((0, 1, 1, 2, 2, 3, 4))
         resume = False
         while True:
             self.tally.attempts += 1
@@ -188,9 +190,11 @@ class Simulation:
 
     def _attempt(self, *, kind: bool, resume: bool) -> JobOutcome | None:
         rng = self.rng
+        zombies = len(self.zombies)
         self.runs += 1
         if self.runs > 1:
-            self.parallelism = [p if rng.random() < 0.6 else self._some() for p in self.parallelism]
+            keep = rng.choice((1.0, 1.0, 0.5, 0.0))
+            self.parallelism = [p if rng.random() < keep else self._some() for p in self.parallelism]
         faults, hooks = (NO_FAULTS, {}) if kind else self._faults()
         self.storage = FaultyStorage(self.disk, faults, random.Random(f"storage {self.seed} {self.runs}"))
         self.witness = Witness(self.runs, self.ledger, hooks, random.Random(f"witness {self.seed} {self.runs}"))
@@ -224,9 +228,16 @@ class Simulation:
         except Crash:
             self.say(f"crashed: {self.storage.trace[-1:]}")
             self.tally.counts["crashed"] += 1
+        except (PublishConflict, CheckpointExpired) as error:
+            if kind and not self.zombies and not zombies:
+                raise Violation(f"a run that nobody disturbs ends with {type(error).__name__}: {error}") from error
+            self.say(f"overtaken: {error}")
+            self.tally.counts["overtaken"] += 1
         except (RestoreRefused, InvalidInput) as error:
             raise Violation(f"refused: {error}") from error
         except LEGAL as error:
+            if kind:
+                raise Violation(f"a run that nobody disturbs is given up: {type(error).__name__}: {error}") from error
             self.say(f"given up: {type(error).__name__}: {error}")
             self.tally.counts[f"given up: {type(error).__name__}"] += 1
         except (Violation, Failed):
@@ -258,8 +269,11 @@ class Simulation:
     def _steps(self, run: LocalRun, *, kind: bool) -> JobOutcome | None:
         rng = self.rng
         plan = self._plan(kind=kind)
-        steps = 0
-        asked_at = 0
+        # Most of what can go wrong goes wrong behind a checkpoint.
+        fatal = 0 if kind or rng.random() < 0.3 else len(self.disk.chain) + rng.choice((1, 1, 1, 2, 3))
+        how = rng.choice(("kill", "kill", "kill", "zombie"))
+        steps = asked_at = 0
+        saving: tuple[int, frozenset[Any]] | None = None
         while True:
             steps += 1
             self.tally.steps += 1
@@ -279,11 +293,15 @@ class Simulation:
                 self._step_zombie()
             goes_on = run.step()
             self.absorb()
+            saving = self._check_saving(run, saving)
             if not goes_on:
                 assert run.outcome is not None
                 self.say(f"outcome at step {steps}: {run.outcome.sentence}")
                 self._check_stopped(run.outcome)
                 return run.outcome
+            if fatal and len(self.disk.chain) >= fatal:
+                plan.setdefault(steps + rng.randint(1, 60), []).append(how)
+                fatal = 0
             if steps > STEPS_MAX:
                 if kind or self.graph.bounded:
                     raise Violation(f"no end after {steps} steps: {run.story()}")
@@ -306,8 +324,8 @@ class Simulation:
             at(1, 500, "expire")
         if kind:
             return plan
-        if rng.random() < 0.5:
-            at(1, rng.choice((60, 300, 900)), rng.choice(("kill", "kill", "zombie")))
+        if rng.random() < 0.15:
+            at(1, 400, rng.choice(("kill", "zombie")))
         if rng.random() < 0.2:
             at(1, 500, "fail")
         if not self.graph.bounded:
@@ -424,6 +442,20 @@ class Simulation:
             self.ledger.permitted.add(tuple(record.ref))
             self.ledger.published.update(cut.output)
             self.tally.checkpoints += 1
+
+    def _check_saving(
+        self, run: LocalRun, before: tuple[int, frozenset[Any]] | None
+    ) -> tuple[int, frozenset[Any]] | None:
+        """Whoever takes part in the savepoint of a stop stays until it is complete."""
+        barrier = run.in_flight.barrier if run.in_flight else None
+        if barrier is None or barrier.purpose not in (Purpose.STOP_DRAIN, Purpose.STOP_NO_DRAIN):
+            return None
+        gone = frozenset(task for task, worker in run.tasks.items() if worker.task.state is State.ENDED)
+        if before is not None and before[0] == barrier.number:
+            left = [task for task in gone - before[1] if run.tasks[task].snapshot_taken >= barrier.number]
+            if left:
+                raise Violation(f"{sorted(left)} left before the savepoint was complete that they had taken part in")
+        return barrier.number, gone
 
     def _check_stopped(self, outcome: JobOutcome) -> None:
         """Behind the barrier of a stop without drain nothing happens, and nothing is read on."""

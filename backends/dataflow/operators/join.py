@@ -1,9 +1,10 @@
 """Joining a stream with a small table that every subtask has.
 
-Theory of operation. The table arrives on input 1, by broadcast, so every subtask holds all of it, in broadcast state, with an
-index over its keys beside it. Where the operator waits, stream rows that come before the table has ended are held back in a list that is dealt out at another
-parallelism. That the table has ended is broadcast state too: ``end_input`` is called once in a history, and after a restore
-this is how a subtask knows. All subtasks take their snapshots at the same place of the broadcast channels, so they agree.
+Theory of operation. The table arrives on input 1, by broadcast, so every subtask holds all of it, in broadcast state, with
+an index over its keys beside it. Where the operator waits, stream rows that come before the table has ended are held back in
+a list that is dealt out at another parallelism. That the table has ended is broadcast state too: ``end_input`` is called
+once in a history, and after a restore this is how a subtask knows. All subtasks take their snapshots at the same place of
+the broadcast channels, so they agree.
 """
 
 from __future__ import annotations

@@ -1,0 +1,204 @@
+"""The core broken on purpose, in twelve ways that somebody could break it without noticing. The simulator must.
+
+Each is a context manager that puts a plausible mistake in the place of one rule. :data:`MUTATIONS` names them as issue and
+README do; ``tests/test_simulation.py`` shows that each is found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import redistribution.restore_plan
+from backends.dataflow import roster
+from backends.dataflow.activation import Activation
+from backends.dataflow.alignment import Alignment
+from backends.dataflow.coordinator import Coordinator
+from backends.dataflow.events import LogRecords, Publish, TaskCommand
+from backends.dataflow.iteration import LoopBuffer
+from backends.dataflow.life import State
+from backends.dataflow.pending_barrier import PendingBarrier
+from backends.dataflow.task import Task
+from backends.local.driver import Driver
+from backends.local.restore import Restored
+from redistribution.arrays import Slices
+from stateformat import pending
+from stateformat.model import Mode
+from stateformat.publication import MOVES, At, Saw
+
+Mutation = Callable[[], AbstractContextManager[Any]]
+
+
+def drop_the_ended_channel_mark() -> AbstractContextManager[Any]:
+    """An ended channel does not count as aligned for the checkpoint that is pending."""
+
+    def end(self: Alignment, channel: Any) -> list[TaskCommand]:
+        del self._open[channel]
+        return []
+
+    return patch.object(Alignment, "end", end)
+
+
+def log_all_loop_records() -> AbstractContextManager[Any]:
+    """A head logs what is fed back until every channel's barrier has come, not until that channel's."""
+    right = LoopBuffer.receive
+
+    def receive(self: LoopBuffer, channel: Any, batch: pa.RecordBatch, *, hold: bool) -> list[TaskCommand]:
+        commands = right(self, channel, batch, hold=hold)
+        if self._logging and channel not in self._logging and self._writes:
+            commands.insert(0, LogRecords(channel, batch))
+        return commands
+
+    return patch.object(LoopBuffer, "receive", receive)
+
+
+def commit_before_publish() -> AbstractContextManager[Any]:
+    """Sinks commit what was prepared as soon as all have acknowledged."""
+    right = Driver._publish
+
+    def publish(self: Driver, command: Publish) -> None:
+        assert self.in_flight is not None
+        pending = self.in_flight.checkpoint
+        assert pending is not None
+        for handle in pending._handles().to_pylist():
+            if handle["mode"] == Mode.COMMITTABLES and handle["rows"]:
+                rows = pq.read_table(pa.BufferReader(handle["inline"]))
+                self.sinks[handle["operator"]].commit(SimpleNamespace(ref=pending.ref), rows)  # type: ignore[arg-type]
+        right(self, command)
+
+    return patch.object(Driver, "_publish", publish)
+
+
+def skip_the_read_back() -> AbstractContextManager[Any]:
+    """A create without an answer is taken for one that was done."""
+    return patch.dict(MOVES, {(At.CREATE, Saw.NO_ANSWER): At.LIST, (At.CREATE_AGAIN, Saw.NO_ANSWER): At.LIST})
+
+
+@contextlib.contextmanager
+def deal_out_the_state_of_finishing_subtasks() -> Iterator[None]:
+    """A subtask whose logic has ended writes its states as if it ran, and a restore deals them out."""
+    snapshot, acknowledge = Activation.snapshot, Coordinator._acknowledge
+
+    def as_running(self: Activation, command: Any, context: Any) -> Any:
+        return snapshot(self, command._replace(finishing=False), context)
+
+    def none_finishing(self: Coordinator, pending: Any, event: Any) -> Any:
+        commands = acknowledge(self, pending, event)
+        return [
+            command._replace(finishing=frozenset()) if isinstance(command, Publish) else command for command in commands
+        ]
+
+    with patch.object(Activation, "snapshot", as_running), patch.object(Coordinator, "_acknowledge", none_finishing):
+        yield
+
+
+def end_inputs_again_after_a_restore() -> AbstractContextManager[Any]:
+    """A restore forgets which inputs had ended."""
+    right = Restored.progress
+
+    def progress(self: Restored, vertex: Any, subtask: int) -> tuple[dict[str, int], frozenset[str]]:
+        return right(self, vertex, subtask)[0], frozenset()
+
+    return patch.object(Restored, "progress", progress)
+
+
+def count_feedback_edges_for_roots() -> AbstractContextManager[Any]:
+    """A loop's tail counts as a predecessor of its head: a head whose sources have finished is no root."""
+    right = roster.make_plan
+
+    def make_plan(job: Any, running: Any) -> Any:
+        vertices = [replace(vertex, inputs=(*vertex.inputs, *vertex.feedback)) for vertex in job.vertices]
+        return right(SimpleNamespace(vertices=vertices, states=job.states, unaligned=job.unaligned), running)  # type: ignore[arg-type]
+
+    return patch.object(roster, "make_plan", make_plan)
+
+
+@contextlib.contextmanager
+def forget_the_union_refusal() -> Iterator[None]:
+    """Union state may be in an operator that is partially finished."""
+    def content(*args: Any) -> list[Any]:
+        return [problem for problem in check(*args) if problem.kind != "union_partially_finished"]
+
+    check = pending.check_content
+    with (
+        patch.object(roster.Roster, "partial_union", lambda self: None),
+        patch.object(PendingBarrier, "partial_union", lambda self, union, parallelism: None),
+        patch.object(pending, "check_content", content),
+    ):
+        yield
+
+
+def merge_two_broadcast_copies() -> AbstractContextManager[Any]:
+    """A subtask that has no copy of its own gets two."""
+    right = redistribution.restore_plan.copy_broadcast
+
+    def copy_broadcast(handles: Any, states: Any) -> Slices:
+        slices = right(handles, states)
+        own = {(state, subtask) for state, subtask in zip(handles.state.tolist(), handles.subtask.tolist(), strict=True)}
+        wants = zip(slices.state.tolist(), slices.subtask.tolist(), strict=True)
+        without = np.array([(state, subtask) not in own for state, subtask in wants], dtype=np.bool_)
+        return Slices.concat([slices, slices.take(without)])
+
+    return patch.object(redistribution.restore_plan, "copy_broadcast", copy_broadcast)
+
+
+def end_on_any_checkpoint() -> AbstractContextManager[Any]:
+    """A task that waits for the savepoint of a stop leaves when any checkpoint since its end is complete."""
+    right = Task._leave
+
+    def leave(self: Task) -> list[TaskCommand]:
+        if self.state is State.WAITING and self._may_leave:
+            stop, self._stop = self._stop, None
+            try:
+                return right(self)
+            finally:
+                self._stop = stop
+        return right(self)
+
+    return patch.object(Task, "_leave", leave)
+
+
+def let_a_watermark_fall_back() -> AbstractContextManager[Any]:
+    """A restore forgets how far time had come."""
+    right = Restored.progress
+
+    def progress(self: Restored, vertex: Any, subtask: int) -> tuple[dict[str, int], frozenset[str]]:
+        return {}, right(self, vertex, subtask)[1]
+
+    return patch.object(Restored, "progress", progress)
+
+
+def a_zombie_publishes() -> AbstractContextManager[Any]:
+    """A run begins its checkpoint from the newest that is there, not from the one that it holds."""
+    right = Driver._begin
+
+    def begin(self: Driver, command: Any) -> None:
+        self.permit = self._store.start(self._job.flow.job_id)
+        right(self, command)
+
+    return patch.object(Driver, "_begin", begin)
+
+
+MUTATIONS: dict[str, Mutation] = {
+    "drop the ended-channel mark": drop_the_ended_channel_mark,
+    "log all loop records": log_all_loop_records,
+    "commit before publish": commit_before_publish,
+    "skip the read-back after a lost answer": skip_the_read_back,
+    "deal out the state of finishing subtasks": deal_out_the_state_of_finishing_subtasks,
+    "call end_input twice after a restore": end_inputs_again_after_a_restore,
+    "count feedback edges when finding roots": count_feedback_edges_for_roots,
+    "forget the union refusal": forget_the_union_refusal,
+    "merge two broadcast copies": merge_two_broadcast_copies,
+    "end on any checkpoint instead of the savepoint": end_on_any_checkpoint,
+    "let a watermark fall back": let_a_watermark_fall_back,
+    "a zombie publishes": a_zombie_publishes,
+}
