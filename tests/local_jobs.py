@@ -29,11 +29,11 @@ from backends.dataflow.api import (
 from backends.dataflow.descriptors import Descriptor, ValueState
 from backends.dataflow.events import MAX_WATERMARK, TaskId
 from backends.local import JobOutcome, LocalRun, LocalRuntime, VirtualClock
-from backends.storage.memory import MemoryStorage
+from backends.storage.memory import _STORES, MemoryStorage
+from stateformat.errors import StorageError
 from stateformat.model import Record, StopMode
 from stateformat.publication import CommitPermit
-from stateformat.storage import CreateOutcome
-from stateformat.errors import StorageError
+from stateformat.storage import CreateOutcome, Storage, open_storage
 from stateformat.store import CheckpointStore
 
 ROWS = pa.schema([("key", pa.int64()), ("value", pa.int64()), ("at", pa.int64())])
@@ -104,7 +104,7 @@ class Tap(Source):
 
     def __init__(self, *splits: Sequence[pa.RecordBatch], shut: bool = False, endless: bool = False) -> None:
         self._chunks = splits
-        self._let: dict[int, int | None] = {number: 0 if shut else None for number in range(len(splits))}
+        self._let: dict[int, int | None] = dict.fromkeys(range(len(splits)), 0 if shut else None)
         self.bounded = not endless
 
     def let(self, split: int, chunks: int | None = None) -> None:
@@ -261,9 +261,11 @@ class Bench:
 
     def __init__(self, url: str = "memory://bench", **options: Any) -> None:
         if url.startswith("memory://"):
-            MemoryStorage.reset(url.removeprefix("memory://"))
-            self.storage = Faulty(MemoryStorage(url.removeprefix("memory://")))
-            self.store = CheckpointStore(self.storage, sleep=lambda _: None)
+            name = url.removeprefix("memory://")
+            for stale in [stale for stale in _STORES if stale == name or stale.startswith(f"{name}/")]:
+                MemoryStorage.reset(stale)
+        self.storage = Faulty(open_storage(url))
+        self.store = CheckpointStore(self.storage, sleep=lambda _: None)
         self.clock = VirtualClock()
         self.log = Log()
         self.options: dict[str, Any] = {"checkpoint_interval_us": INTERVAL_US, **options}
@@ -353,7 +355,7 @@ class Faulty:
     request fails until :meth:`mend`.
     """
 
-    def __init__(self, inner: MemoryStorage) -> None:
+    def __init__(self, inner: Storage) -> None:
         self.inner = inner
         self.orders: list[tuple[str, str, str]] = []
         self.down = False

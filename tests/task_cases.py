@@ -115,7 +115,7 @@ def processed(channel: Channel, batch: str) -> TaskCommand:
 def end_of_logic(*inputs: int, confirm: Channel | None = None, time: bool = True) -> list[TaskCommand]:
     """What a task does when the last of its inputs has ended drained."""
     return [
-        *([AdvanceWatermark(MAX_WATERMARK), Emit(MAX)] if time else []),
+        *([AdvanceWatermark(MAX_WATERMARK, ending=True)] if time else []),
         *(EndInput(number) for number in inputs),
         Finish(),
         Emit(DRAIN),

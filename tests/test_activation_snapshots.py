@@ -208,6 +208,12 @@ def test_progress_tells_of_each_input_and_for_inner_operators_of_the_chain(store
         assert read("inner", "progress", 0).table().to_pylist() == [
             {"_edge": "head->inner.0", "_watermark": 7, "_ended": inner}
         ]
+    assert permit is not None
+    _, tasks, _ = restarted(flow, permit, 3)
+    members = [tasks["head", subtask][0]._members for subtask in range(3)]
+    assert [{uid: member.watermark for uid, member in found.items()} for found in members] == [
+        {"head": 7, "inner": 7}
+    ] * 3
 
 
 def test_behind_a_source_that_reads_on_no_input_has_ended(store: CheckpointStore) -> None:

@@ -235,7 +235,9 @@ def test_no_checkpoint_is_taken_of_union_state_that_has_ended_in_part_and_the_th
     assert bench.newest_id == 1
     told = {number: warnings[0] for number, warnings in enumerate(warned, 1) if warnings}
     assert list(told) == [3, 6, 12]
-    assert told[3].startswith("3 checkpoints in a row could not be taken, the last because some subtasks of operator 'union'")
+    assert told[3].startswith(
+        "3 checkpoints in a row could not be taken, the last because some subtasks of operator 'union'"
+    )
     assert state_of(run, "union", 1) == "running"
     tap.let(1)
     to_end(run)
@@ -264,7 +266,9 @@ def test_too_many_failures_fail_the_job_with_the_last_as_the_cause() -> None:
     bench = Bench(max_restarts=2)
     flow, _ = one_sink(bench, Tap([rows(1)]))
     bench.log.failing += ["op/0 process 0: 1"] * 3
-    with pytest.raises(JobFailed, match=r"job 'job' failed 3 times, and 2 restarts are allowed; .*'op'.*Boom") as raised:
+    with pytest.raises(
+        JobFailed, match=r"job 'job' failed 3 times, and 2 restarts are allowed; .*'op'.*Boom"
+    ) as raised:
         bench.run(flow)
     assert isinstance(raised.value.__cause__, RunDiscarded)
 

@@ -90,11 +90,15 @@ def test_a_task_that_ends_fires_its_timers_ends_its_input_finishes_waits_for_a_c
     assert out.seen == [1, 2, 20, 30, 40]
 
 
-def test_committing_stands_between_preparing_and_being_told_and_nothing_is_snapshotted_of_a_logic_that_has_ended() -> None:
+def test_committing_stands_between_preparing_and_being_told_and_nothing_is_snapshotted_of_a_logic_that_has_ended() -> (
+    None
+):
     bench = Bench()
     flow, _ = one_by_one(bench, 1)
     bench.run(flow)
-    about = [call for call in bench.log.calls if call.split()[1] in ("prepare", "commit", "committed", "complete", "close")]
+    about = [
+        call for call in bench.log.calls if call.split()[1] in ("prepare", "commit", "committed", "complete", "close")
+    ]
     assert about == ["sink0/0 prepare 1", "out commit 1", "out committed 1", "sink0/0 complete", "sink0/0 close"]
     assert not bench.log.of("sink0/0", "snapshot")
 
@@ -203,7 +207,9 @@ def test_an_input_is_told_to_have_ended_before_the_time_that_it_held_up_goes_on(
 
 
 def windowed(bench: Bench, stream: Stream, out: CollectSink) -> None:
-    stream.key_by("key").apply(TumblingWindow("key", 10, "at", {"n": ("*", "count")}), uid="window").apply(out, uid="out")
+    stream.key_by("key").apply(TumblingWindow("key", 10, "at", {"n": ("*", "count")}), uid="window").apply(
+        out, uid="out"
+    )
 
 
 def late_records(bench: Bench) -> int:

@@ -39,7 +39,9 @@ class Bounded:
 
     def flow(self) -> Dataflow:
         flow = Dataflow("job", parallelism=self.parallelism)
-        table = flow.source(self.table, uid="table", event_time="at").apply(Told(self.bench.log), uid="names", chain=False)
+        table = flow.source(self.table, uid="table", event_time="at").apply(
+            Told(self.bench.log), uid="names", chain=False
+        )
         stream = flow.source(self.stream, uid="stream", event_time="at").key_by("key")
         stream.apply(Join(self.bench.log), table.broadcast(), uid="join").apply(self.out, uid="out", chain=False)
         return flow
@@ -263,7 +265,10 @@ def test_a_job_of_which_everything_has_finished_returns_at_once_and_starts_nothi
         outcome = bench.runtime().begin(counted_job(bench, tap, out, parallelism))
         assert isinstance(outcome, JobOutcome)
         assert outcome.checkpoint_id == first.checkpoint_id
-        assert outcome.sentence == "the job had finished: in checkpoint 1 every operator has ended, and nothing was started"
+        assert (
+            outcome.sentence
+            == "the job had finished: in checkpoint 1 every operator has ended, and nothing was started"
+        )
         assert not [call for call in bench.log.calls if "/" in call]
         assert out.seen == [0, 1, 2]
 
@@ -385,7 +390,9 @@ def test_every_kind_of_state_goes_along_to_another_parallelism() -> None:
             opened = dict(call.split(": ") for call in bench.log.of(f"op/{subtask}", "union", "broadcast"))
             assert opened["union"] == str(done)
             assert opened["broadcast"] == str([100, 200] if turn else [])
-        dealt = [len(eval(call.split(": ")[1])) for i in range(parallelism) for call in bench.log.of(f"op/{i}", "split")]
+        dealt = [
+            len(eval(call.split(": ")[1])) for i in range(parallelism) for call in bench.log.of(f"op/{i}", "split")
+        ]
         assert sum(dealt) == len(done)
         assert max(dealt) - min(dealt) <= 1
         stream.let(0, (turn + 1) * 10)

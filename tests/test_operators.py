@@ -135,8 +135,11 @@ def test_a_selection_orders_and_renames() -> None:
 # Aggregate ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rows", [1, 7, 1000])
-def test_an_aggregate_emits_at_the_end_what_python_says_of_all_rows(rows: int) -> None:
+@pytest.mark.parametrize(("rows", "gathered"), [(1, 1000), (7, 20), (7, 1), (1000, 1000)])
+def test_an_aggregate_emits_at_the_end_what_python_says_of_all_rows(
+    rows: int, gathered: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backends.dataflow.operators.aggregate._GATHERED_ROWS_MAX", gathered)
     table = some_rows(400, 11, 5)
     driven = Driven(Aggregate("k", AGGREGATES, emit="end"), table.schema)
     for batch in chunks(table, rows):

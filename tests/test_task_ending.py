@@ -123,10 +123,10 @@ def test_l1_drained_channels_end_the_logic_with_the_last_of_them() -> None:
     assert task.state is State.WAITING
 
 
-def test_two_inputs_end_at_different_times_each_once_and_behind_its_watermark() -> None:
+def test_two_inputs_end_at_different_times_each_once_and_before_the_time_that_it_held_up() -> None:
     task = started(edge("a", 2), edge("f", 1, input=1))
     tell(task, (F, Watermark(8)), (A, DRAIN), (F, "r"))
-    assert tell(task, (B, DRAIN)) == [*advance(8), EndInput(0), ConfirmProcessed(B)]
+    assert tell(task, (B, DRAIN)) == [EndInput(0), *advance(8), ConfirmProcessed(B)]
     assert tell(task, (F, "s"), (F, Watermark(9))) == [processed(F, "s"), *advance(9)]
     assert tell(task, (F, DRAIN)) == end_of_logic(1, confirm=F)
 
@@ -349,7 +349,7 @@ def test_without_a_restored_watermark_nothing_is_told() -> None:
 
 def test_a_finished_predecessor_whose_end_was_not_heard_ends_its_input_at_the_start() -> None:
     task, commands = start(edge("a", 0, watermark=3), edge("f", 1, input=1, watermark=4))
-    assert commands == [*advance(4), EndInput(0)]
+    assert commands == [EndInput(0), *advance(4)]
     assert task.restored_watermark == 3, "in-flight records are as late as they were"
     assert tell(task, (F, DRAIN)) == end_of_logic(1, confirm=F)
 

@@ -279,7 +279,7 @@ def test_what_is_fed_back_to_a_loop_that_has_ended_is_refused_and_not_lost() -> 
 def test_an_input_that_is_not_the_last_ends_at_once() -> None:
     task = started(edge("a", 1), edge("b", 1, input=2), LOOP)
     tell(task, (B, Watermark(4)))
-    assert tell(task, (A, DRAIN)) == [AdvanceWatermark(4), Emit(Watermark(4)), EndInput(0), ConfirmProcessed(A)]
+    assert tell(task, (A, DRAIN)) == [EndInput(0), AdvanceWatermark(4), Emit(Watermark(4)), ConfirmProcessed(A)]
     assert tell(task, (B, DRAIN)) == [TellInputsEnded(), ConfirmProcessed(B)]
 
 

@@ -116,19 +116,25 @@ class Activation:
         """Process a batch of an edge into the chain, of feedback too."""
         self._first.process(batch, self._input_of[edge_id])
 
-    def advance_watermark(self, timestamp: int) -> None:
-        """Time has come to ``timestamp`` (µs): fire the timers up to it, operator by operator."""
+    def advance_watermark(self, timestamp: int, *, ending: bool = False) -> None:
+        """Time has come to ``timestamp`` (µs): fire the timers up to it, operator by operator; of the first one alone where the
+        logic is ``ending`` (the others follow in :meth:`finish`).
+        """
         for member in self._members.values():
-            member.advance_watermark(timestamp)
+            if not ending or member is self._head:
+                member.advance_watermark(timestamp)
 
     def end_input(self, input: int) -> None:
         """An input of the first operator has ended."""
         self._first.end_input(input)
 
     def finish(self) -> None:
-        """End every operator, first to last; the inner ones' input ends when the one before has finished."""
+        """End every operator, first to last: for an inner one time and its input end when the one before has finished, so nothing
+        that is emitted at an end comes too late for anybody.
+        """
         for member in self._members.values():
             if member is not self._head:
+                member.advance_watermark(events.MAX_WATERMARK)
                 member.end_input(0)
             member.finish()
 

@@ -151,10 +151,13 @@ class Member:
         self._call("open", self._context)
 
     def _restored_watermark(self, rows: pa.Table) -> int:
-        found = dict(zip(rows["_edge"].to_pylist(), rows["_watermark"].to_pylist(), strict=True))
-        watermark = min(found.get(edge, MIN_WATERMARK) for edge in self._inputs)
+        # At another parallelism there is a row for each of the old subtasks: the least counts.
+        found: dict[str, int] = {}
+        for edge, watermark in zip(rows["_edge"].to_pylist(), rows["_watermark"].to_pylist(), strict=True):
+            found[edge] = min(found.get(edge, watermark), watermark)
+        restored = min(found.get(edge, MIN_WATERMARK) for edge in self._inputs)
         # A loop head holds the end of time back while its loop turns.
-        return MIN_WATERMARK if self._fed_back and watermark == MAX_WATERMARK else watermark
+        return MIN_WATERMARK if self._fed_back and restored == MAX_WATERMARK else restored
 
     # What comes in -------------------------------------------------------------------------------------------------------
 

@@ -5,8 +5,9 @@ Theory of operation.
 1. *Life.* Where a task is, and what may happen to it there, is the table of ``life.py``; it is asked before anything changes, so
    an event that cannot be leaves the task as it was.
 2. *What is due.* Watermarks and ends are handled in one place (:meth:`Task._due`): whatever came, it looks at all that was heard
-   and gives what is due now: the watermark first, then ends of inputs, then the end of the logic. A restore, an end of data and
-   a stop that was aborted all go through it, so an order in which inputs end cannot be forgotten.
+   and gives what is due now. While something goes on: the ends of inputs, then the watermark, so that what an end releases is late
+   for nobody. At the end: the end of time, the ends of inputs, ``finish``, and only then ``EndOfData``, which implies the end of time
+   for the consumers. A restore, an end of data and a stop that was aborted all go through it, so no order of ends is forgotten.
 3. *Snapshots.* ``alignment.py`` says when one is due and what is logged with it, ``iteration.py`` what a loop head logs besides.
    The task acknowledges when both are whole.
 4. *Heads of loops* hold the end of time back, and their own end, until the coordinator has found the loop quiet. Whatever could
@@ -233,11 +234,15 @@ class Task:
         if self.is_source or self.state not in (State.RUNNING, State.DRAINING):
             return []
         time_may_end, may_end = self._told[LoopStep.MAX_WATERMARK], self._told[LoopStep.END]
-        commands = self._time()
         all_drained = self._inputs.drained(self._inputs.edges)
-        if not all_drained or time_may_end:
-            # Of the last input the end comes behind the end of time, which a head holds back.
-            commands += self._end_inputs(self._inputs.drained_inputs)
+        commands: list[TaskCommand] = []
+        if not all_drained:
+            # What the end of an input releases comes before the time that this input held up: it is not late for anybody.
+            commands += self._end_inputs(self._inputs.drained_inputs) + self._time()
+        elif may_end:
+            commands += self._end_of_time() + self._end_inputs(self._inputs.drained_inputs)
+        elif time_may_end:
+            commands += self._time() + self._end_inputs(self._inputs.drained_inputs)
         if self.state is State.RUNNING and self.is_loop_head and self._nothing_from_outside:
             self._life.move(State.DRAINING)
             commands.append(TellInputsEnded())
@@ -253,6 +258,13 @@ class Task:
             return []
         return self._advance(timestamp)
 
+    def _end_of_time(self) -> list[TaskCommand]:
+        """The logic ends with it. The consumers learn of it by ``EndOfData``, behind what ``finish`` has emitted."""
+        if self._watermark == MAX_WATERMARK:
+            return []
+        self._watermark = MAX_WATERMARK
+        return [AdvanceWatermark(MAX_WATERMARK, ending=True)]
+
     @property
     def _nothing_from_outside(self) -> bool:
         return self._inputs.drained([edge for edge in self._inputs.edges if not edge.inside])
@@ -265,7 +277,7 @@ class Task:
     def _end_source(self) -> list[TaskCommand]:
         if self.state is State.WAITING:
             return []  # Asked to end when it had ended.
-        return self._advance(MAX_WATERMARK) + self._end_logic()
+        return self._end_of_time() + self._end_logic()
 
     def _end_logic(self) -> list[TaskCommand]:
         self._life.move(State.WAITING)

@@ -101,9 +101,14 @@ class Process(NamedTuple):
 
 
 class AdvanceWatermark(NamedTuple):
-    """Time has come to ``timestamp`` for the whole task: fire the timers up to it. :class:`Emit` of the watermark comes next."""
+    """Time has come to ``timestamp`` for the task: fire the timers up to it, operator by operator.
+
+    ``ending``: the logic ends with it. Then the first operator alone comes to this time, the others when they :class:`Finish`, behind
+    what the one before has emitted last.
+    """
 
     timestamp: int
+    ending: bool = False
 
 
 class EndInput(NamedTuple):
@@ -113,7 +118,9 @@ class EndInput(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """End the logic of every operator of the chain, first to last: ``end_input`` of the inner ones, ``finish``."""
+    """End the logic of every operator of the chain, first to last: the inner ones come to the end of time, their input ends, and each
+    finishes before the next one does.
+    """
 
 
 class Emit(NamedTuple):

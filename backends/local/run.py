@@ -21,6 +21,7 @@ from backends.dataflow.activation import Activation, in_flight_batches
 from backends.dataflow.compile import Vertex
 from backends.dataflow.coordinator import LOOP_ROUNDS_MAX, Coordinator
 from backends.dataflow.inputs import InputEdge
+from backends.dataflow.life import State
 from backends.dataflow.loops import loops_of
 from backends.dataflow.routing import Router
 from backends.dataflow.task import Task
@@ -39,6 +40,9 @@ from stateformat.snapshot import Snapshot, WriteContext
 from stateformat.store import CheckpointStore
 
 logger = logging.getLogger(__name__)
+
+RETRY_US = 1_000_000
+"""After which time a checkpoint that tasks wait for, and that was given up, is tried again where there is no interval."""
 
 
 @dataclass(frozen=True)
@@ -248,12 +252,22 @@ class LocalRun:
         if self._driver.in_flight is not None and self._schedule.timeout_us is not None:
             waits.append(self._driver.in_flight.begun_us + self._schedule.timeout_us + 1)
         waits.append(self._stopping.next_us)
+        if self._driver.in_flight is None and self._schedule.checkpoint_interval_us is None and self._awaited:
+            # A checkpoint that tasks wait for was given up, and nobody else would ask for the next.
+            self._clock.wait_until(self._clock.now_us() + RETRY_US)
+            self._driver.inbox.append(ev.CheckpointDue())
+            return
         known = [at_us for at_us in waits if at_us is not None]
         if not known:
             raise CheckpointError(
                 f"job {self.job.flow.job_id!r} cannot go on: nobody has anything to do. {self.story()}"
             )
         self._clock.wait_until(min(known))
+
+    @property
+    def _awaited(self) -> bool:
+        states = {worker.task.state for worker in self._workers.values() if not worker.gone}
+        return State.WAITING in states or State.DRAINING in states
 
     def _see_end(self) -> None:
         if self._driver.ended is not None and self.outcome is None:

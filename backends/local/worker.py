@@ -220,8 +220,8 @@ class Worker:
                 operators.process(channel.edge, batch)
             case ev.Emit(element):
                 self._emit(element)
-            case ev.AdvanceWatermark(timestamp):
-                operators.advance_watermark(timestamp)
+            case ev.AdvanceWatermark(timestamp, ending):
+                operators.advance_watermark(timestamp, ending=ending)
             case ev.EndInput(number):
                 operators.end_input(number)
             case ev.Finish():

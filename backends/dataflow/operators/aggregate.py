@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 import pyarrow as pa
 
-from backends.dataflow.api import Operator
+from backends.dataflow.api import Operator, OperatorContext
 from backends.dataflow.descriptors import ValueState
 from backends.dataflow.operators.aggregation import Aggregation, in_batches
 from backends.dataflow.operators.stateless import check_columns
 from stateformat.errors import InvalidInput
+
+_GATHERED_ROWS_MAX: Final = 262_144
 
 
 class Aggregate(Operator):
@@ -43,8 +46,11 @@ class Aggregate(Operator):
         if taken:
             raise InvalidInput(f"{taken} are key columns and new columns; give the new ones other names")
         self._updates = emit == "updates"
+        self._used = list(dict.fromkeys([*self._keys, *self._aggregation.columns]))
         self._accumulators = pa.schema([])
         self._output = pa.schema([])
+        self._gathered: list[pa.RecordBatch] = []
+        self._gathered_rows = 0
 
     def states(self, *inputs: pa.Schema) -> list[ValueState]:
         """``totals``: the accumulators of each key."""
@@ -62,10 +68,30 @@ class Aggregate(Operator):
         keys = [plain(schema.field(name)) for name in self._keys]
         self._output = pa.schema([*keys, *self._aggregation.results(self._accumulators)])
 
+    def open(self, context: OperatorContext) -> None:
+        """Begin with nothing beside the totals."""
+        super().open(context)
+        self._gathered, self._gathered_rows = [], 0
+
     def process(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch | None:  # noqa: ARG002 - there is one
-        """Merge a batch into the totals."""
+        """Merge a batch into the totals; where nobody waits for them, together with others."""
         if not batch.num_rows:
             return None
+        if self._updates:
+            return self._merge(batch)
+        self._gathered.append(batch.select(self._used))
+        self._gathered_rows += batch.num_rows
+        if self._gathered_rows >= _GATHERED_ROWS_MAX:
+            self._merge_gathered()
+        return None
+
+    def _merge_gathered(self) -> None:
+        if self._gathered:
+            self._merge(pa.concat_batches(self._gathered))
+        self._gathered, self._gathered_rows = [], 0
+
+    def _merge(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Merge a batch into the totals; those of its keys."""
         aggregation = self._aggregation
         columns, new = aggregation.group([batch.column(name) for name in self._keys], batch, self._accumulators)
         totals = new
@@ -76,14 +102,17 @@ class Aggregate(Operator):
             return totals
 
         self.context.value_state("totals").update(pa.RecordBatch.from_arrays(columns, self._keys), merged)
-        if not self._updates:
-            return None
         return pa.RecordBatch.from_arrays([*columns, *aggregation.finish(totals.columns)], schema=self._output)
+
+    def snapshot(self) -> None:
+        """Have everything in the totals."""
+        self._merge_gathered()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """All totals, where they are emitted at the end."""
         if self._updates:
             return
+        self._merge_gathered()
         for batch in in_batches(self.context.value_state("totals").rows()):
             values = self._aggregation.finish([batch.column(name) for name in self._accumulators.names])
             keys = [batch.column(name) for name in self._keys]

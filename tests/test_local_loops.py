@@ -1,0 +1,274 @@
+"""Loops: records that go round are neither lost nor repeated, and the loop ends when it is empty."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from backends.dataflow.api import Dataflow, Output
+from backends.dataflow.descriptors import Descriptor, Timers
+from backends.dataflow.events import MAX_WATERMARK
+from backends.dataflow.operators import Filter, Map
+from backends.local import JobFailed, JobOutcome, LocalRun
+from stateformat.model import StopMode
+from tests.local_jobs import KEY, ROWS, Bench, Log, Out, Tap, Told, rows, settle, state_of, to_end, until
+
+
+def laps(*keys: int, left: int) -> pa.RecordBatch:
+    """Rows that have so many laps to go."""
+    count = len(keys)
+    return pa.record_batch(
+        [pa.array(keys, pa.int64()), pa.array([left] * count, pa.int64()), pa.array([0] * count, pa.int64())], ROWS
+    )
+
+
+class Body(Told):
+    """Takes one lap off each row; while ``spins``, takes none off."""
+
+    def __init__(self, log: Log, spins: list[bool]) -> None:
+        super().__init__(log)
+        self.spins = spins
+
+    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+        less = pa.array(batch["value"].to_numpy() - (not self.spins[0]))
+        return pa.record_batch([batch["key"], less, batch["at"]], ROWS)
+
+
+class Head(Told):
+    """The head of the loop: sends everything on."""
+
+
+class Late(Head):
+    """Has a timer at the end of time for its first row, which sends two more rows round."""
+
+    def states(self, *inputs: pa.Schema) -> Sequence[Descriptor]:
+        return [Timers("wake", KEY)]
+
+    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+        if batch["key"][0].as_py() == 0:
+            self.context.timers("wake").set_one((0,), MAX_WATERMARK)
+        return super().process(batch, input)
+
+    def on_timer(self, timers: pa.RecordBatch, name: str) -> Output:
+        super().on_timer(timers, name)
+        return laps(100, 101, left=3)
+
+
+class Job:
+    """in → head → body → (again → head) and (done → out), all by key and of their own parallelism."""
+
+    def __init__(self, bench: Bench, *chunks: pa.RecordBatch, head: type[Head] = Head, spins: bool = False) -> None:
+        self.bench = bench
+        self.spins = [spins]
+        self.tap = Tap(chunks or [laps(n, n + 10, left=1 + n % 5) for n in range(8)])
+        self.out = Out(bench.log)
+        self.head = head
+        self.parallelism = (2, 2)
+
+    def flow(self) -> Dataflow:
+        flow = Dataflow("job", parallelism=self.parallelism[0])
+        loop = flow.loop(ROWS)
+        stream = flow.source(self.tap, uid="in", parallelism=1, event_time="at").key_by("key")
+        head = stream.apply(self.head(self.bench.log), loop.key_by("key"), uid="head")
+        body = head.rebalance().apply(Body(self.bench.log, self.spins), uid="body", parallelism=self.parallelism[1])
+        loop.close(body.apply(Filter(lambda batch: pc.greater(batch["value"], 0)), uid="again"))
+        done = body.apply(Filter(lambda batch: pc.less_equal(batch["value"], 0)), uid="done")
+        named = done.apply(Map(lambda batch: batch.set_column(1, "value", batch["key"])), uid="named")
+        named.apply(self.out, uid="out")
+        return flow
+
+    @property
+    def all(self) -> list[int]:
+        return sorted([*range(8), *range(10, 18)])
+
+
+def in_flight(bench: Bench) -> int:
+    """How many rows of the newest checkpoint were on their way round."""
+    return sum(
+        bench.store.open().read(str(state.operator), state.name).table().num_rows
+        for state in bench.newest.states
+        if state.mode == "in_flight"
+    )
+
+
+@pytest.mark.parametrize("parallelism", [(1, 1), (2, 2), (3, 2), (1, 3)])
+def test_a_loop_turns_until_it_is_empty_and_then_the_job_ends(parallelism: tuple[int, int]) -> None:
+    bench = Bench()
+    job = Job(bench)
+    job.parallelism = parallelism
+    outcome = bench.run(job.flow())
+    assert outcome.restarts == 0
+    assert job.out.seen == job.all
+    for subtask in range(parallelism[0]):
+        ends = bench.log.of(f"head/{subtask}", "end_input", "finish", "close")
+        assert ends == ["end_input 0", "end_input 1", "finish", "close"]
+        calls = bench.log.of(f"head/{subtask}")
+        assert not [call for call in calls[calls.index("end_input 0") :] if call.startswith("process")]
+
+
+def test_checkpoints_go_on_while_the_source_has_ended_and_the_loop_still_turns() -> None:
+    bench = Bench(checkpoint_interval_us=None)
+    job = Job(bench, spins=True)
+    run = bench.begin(job.flow())
+    until(run, lambda: bench.newest_id >= 5)
+    assert bench.status("in") in (([], [0]), ([0], []))
+    assert state_of(run, "head", 0) == state_of(run, "head", 1) == "draining"
+    assert bench.newest.graph.operator("head").status == "running"
+    assert job.out.seen == []
+    assert in_flight(bench) > 0
+    job.spins[0] = False
+    to_end(run)
+    assert job.out.seen == job.all
+
+
+@pytest.mark.parametrize("parallelism", [(2, 2), (3, 1), (1, 4)])
+def test_what_was_on_its_way_round_is_replayed_at_any_parallelism_and_nothing_twice(parallelism: tuple[int, int]) -> None:
+    bench = Bench(checkpoint_interval_us=None)
+    job = Job(bench, spins=True)
+    run = bench.begin(job.flow())
+    until(run, lambda: bench.newest_id >= 3)
+    rows_in_flight = in_flight(bench)
+    assert 0 < rows_in_flight <= 16
+    job.parallelism = parallelism
+    bench.log.clear()
+    again = bench.begin(job.flow())
+    # Replayed before anything else happens.
+    replayed = [call for call in bench.log.calls if call.startswith("head") and " process 1" in call]
+    assert sum(len(call.split(": ")[1].split()) for call in replayed) == rows_in_flight
+    job.spins[0] = False
+    to_end(again)
+    assert job.out.seen == job.all
+
+
+def test_the_end_of_time_goes_round_before_the_end() -> None:
+    bench = Bench()
+    job = Job(bench, head=Late)
+    bench.run(job.flow())
+    assert job.out.seen == [*job.all, 100, 101]
+    calls = [call for call in bench.log.calls if call.startswith("head")]
+    fired = next(index for index, call in enumerate(calls) if "timers: end" in call)
+    assert [call for call in calls[fired:] if " process 1" in call], "what the timer sent round was never processed"
+    assert [call for call in calls if "finish" in call] == [call for call in calls[-10:] if "finish" in call]
+
+
+def test_a_job_is_drained_with_its_loop() -> None:
+    bench = Bench()
+    job = Job(bench, head=Late, spins=True)
+    run = bench.begin(job.flow())
+    settle(run, 100)
+    run.request_stop(StopMode.DRAIN)
+    settle(run, 100)
+    assert bench.newest_id == 0
+    job.spins[0] = False
+    outcome = to_end(run)
+    assert outcome.stop is not None
+    assert outcome.checkpoint_id == 1
+    assert in_flight(bench) == 0
+    assert {operator.status for operator in bench.newest.graph.operators} == {"fully_finished"}
+    assert set(job.out.seen) <= {*job.all, 100, 101}
+    assert {100, 101} <= set(job.out.seen)
+    assert len(job.out.seen) == run.rows_read + 2
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("source_ended", [False, True])
+def test_a_stop_without_drain_keeps_what_is_on_its_way_round(seed: int, source_ended: bool) -> None:
+    bench = Bench(seed=seed)
+    job = Job(bench, spins=True)
+    if not source_ended:
+        job.tap.let(0, 5)
+    run = bench.begin(job.flow())
+    until(run, lambda: run.rows_read == (16 if source_ended else 10))
+    settle(run, 30 + seed)
+    # What turns now turns until it is stopped.
+    run.request_stop(StopMode.NO_DRAIN)
+    outcome = to_end(run)
+    assert outcome.stop is not None
+    assert in_flight(bench) > 0
+    assert job.out.seen == []
+    assert not [call for call in bench.log.calls if "end_input" in call or "finish" in call]
+    job.spins[0] = False
+    job.tap.let(0)
+    job.parallelism = (3, 2)
+    bench.run(job.flow(), resume=True)
+    assert job.out.seen == job.all
+
+
+def test_a_stop_without_drain_that_fails_lets_the_loop_turn_on_with_what_it_held() -> None:
+    bench = Bench()
+    job = Job(bench)
+    job.tap.let(0, 5)
+    run = bench.begin(job.flow())
+    until(run, lambda: run.rows_read == 10)
+    bench.log.failing.append("out/0 prepare")
+    run.request_stop(StopMode.NO_DRAIN)
+    until(run, lambda: any("the stop has failed" in warning for warning in run.progress().warnings))
+    job.tap.let(0)
+    assert to_end(run).stop is None
+    assert job.out.seen == job.all
+
+
+def test_a_loop_that_does_not_come_to_an_end_fails_with_the_name_of_its_head() -> None:
+    bench = Bench(loop_rounds_max=20, max_restarts=0)
+    job = Job(bench, spins=True)
+    with pytest.raises(JobFailed, match="the loop of 'head' was turned 20 times since its inputs had ended, and records still"):
+        bench.run(job.flow())
+
+
+def test_a_loop_that_does_not_come_to_an_end_fails_while_the_job_is_drained_too() -> None:
+    bench = Bench(loop_rounds_max=20, max_restarts=0)
+    job = Job(bench, spins=True)
+    run = bench.begin(job.flow())
+    settle(run, 100)
+    run.request_stop(StopMode.DRAIN)
+    with pytest.raises(Exception, match="the loop of 'head' was turned 20 times"):
+        to_end(run)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("unaligned", [False, True])
+def test_a_loop_that_is_killed_anywhere_and_goes_on_at_other_parallelisms_comes_to_the_same(
+    seed: int, unaligned: bool
+) -> None:
+    bench = Bench(checkpoint_interval_us=15_000, unaligned=unaligned)
+    job = Job(bench, head=Late)
+    for kill in range(8):
+        begun = bench.runtime(seed=seed * 100 + kill).begin(job.flow())
+        if isinstance(begun, JobOutcome):
+            break
+        assert isinstance(begun, LocalRun)
+        settle(begun, 50 + 25 * kill + 7 * seed)
+        job.parallelism = (1 + (kill + seed) % 3, 1 + kill % 2)
+    bench.run(job.flow(), seed=seed)
+    assert job.out.seen == [*job.all, 100, 101]
+
+
+def test_an_operator_may_not_emit_into_its_loop_when_it_has_finished() -> None:
+    class Wrong(Head):
+        def finish(self) -> Output:
+            super().finish()
+            return laps(200, left=5)
+
+    bench = Bench(max_restarts=0)
+    job = Job(bench, laps(1, left=2), head=Wrong)
+    job.parallelism = (1, 1)
+    with pytest.raises(JobFailed, match=r"its loop has ended. An operator of a loop may emit into it when timers fire"):
+        bench.run(job.flow())
+    assert job.out.seen == []
+
+
+def test_rows_that_a_source_lets_in_late_join_a_loop_that_turns() -> None:
+    bench = Bench()
+    job = Job(bench, rows(4, key=1), laps(2, left=2), laps(3, left=9))
+    job.tap.let(0, 0)
+    run = bench.begin(job.flow())
+    for chunk in (1, 2, None):
+        job.tap.let(0, chunk)
+        settle(run, 80)
+        if chunk:
+            bench.checkpoint(run)
+    to_end(run)
+    assert job.out.seen == [1, 2, 3]

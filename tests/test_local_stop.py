@@ -1,0 +1,646 @@
+"""Stop with a savepoint, drained and not: the order of calls, whenever it is asked, and whatever fails on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import stateformat as sf
+from backends.dataflow.api import Dataflow, Output
+from backends.dataflow.descriptors import Descriptor, Timers, ValueState
+from backends.dataflow.events import MAX_WATERMARK
+from backends.local import JobOutcome, LocalRun, RunDiscarded
+from backends.storage.memory import MemoryStorage
+from stateformat.errors import CheckpointError
+from stateformat.model import StopMode
+from stateformat.requests import StopOutcome
+from tests.local_jobs import KEY, Bench, Count, Out, Tap, rows, settle, state_of, to_end, until
+
+DRAIN, SUSPEND = StopMode.DRAIN, StopMode.NO_DRAIN
+MODES = pytest.mark.parametrize("mode", [DRAIN, SUSPEND])
+
+
+class Flushing(Count):
+    """Counts by key; has a timer at the end of time, which emits nothing; passes rows on, and emits the counts at its end."""
+
+    def states(self, *inputs: pa.Schema) -> Sequence[Descriptor]:
+        return [ValueState("count", KEY, {"n": pa.int64()}), Timers("wake", KEY)]
+
+    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+        super().process(batch, input)
+        self.context.timers("wake").set_one((0,), MAX_WATERMARK)
+        return batch
+
+    def finish(self) -> Output:
+        flushed = super().finish()
+        return [rows(1000 * row["key"] + row["value"]) for batch in flushed or () for row in batch.to_pylist()]
+
+
+class Job:
+    """A source of two splits, a counter by key, a sink; each in tasks of its own."""
+
+    def __init__(self, bench: Bench, *splits: Sequence[pa.RecordBatch], parallelism: int = 1, **how: Any) -> None:
+        self.bench = bench
+        self.tap = Tap(*(splits or ([rows(n) for n in range(8)],)), **how)
+        self.out = Out(bench.log)
+        self.parallelism = parallelism
+
+    def flow(self) -> Dataflow:
+        flow = Dataflow("job", parallelism=self.parallelism)
+        stream = flow.source(self.tap, uid="in", event_time="at").key_by("key")
+        stream.apply(Flushing(self.bench.log), uid="op", parallelism=1, chain=False).apply(
+            self.out, uid="out", parallelism=1, chain=False
+        )
+        return flow
+
+    def begin(self, chunks: int = 3, **options: Any) -> LocalRun:
+        """Run until so many chunks of the first split are processed and all is still."""
+        self.tap.let(0, chunks)
+        run = self.bench.begin(self.flow(), **options)
+        until(run, lambda: f"out/0 process 0: {chunks - 1}" in self.bench.log.calls)
+        settle(run, 60)
+        self.bench.log.clear()
+        return run
+
+
+def answer(bench: Bench, request: str) -> tuple[StopOutcome, str]:
+    found = bench.store.stop_answer(request)
+    assert found is not None
+    return found.outcome, found.message
+
+
+# The order of calls ------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_is_drained_flushes_everything_before_its_savepoint_and_ends_finished() -> None:
+    bench = Bench()
+    job = Job(bench)
+    run = job.begin()
+    request = run.request_stop(DRAIN)
+    outcome = to_end(run)
+    assert bench.log.of("op/0") == ["timers: end", "end_input 0", "finish", "complete", "close"]
+    assert bench.log.of("out/0") == [
+        *(f"process 0: {1000 * key + 1}" for key in (0, 1, 2)),
+        "end_input 0",
+        "finish",
+        "prepare 1",
+        "complete",
+        "close",
+    ]
+    assert job.out.seen == [0, 1, 1, 2, 1001, 2001]
+    assert outcome.stop is not None
+    assert (outcome.stop.mode, outcome.stop.request) == (DRAIN, request)
+    assert outcome.checkpoint_id == bench.newest_id == 1
+    assert bench.newest.stop == outcome.stop
+
+
+def test_a_job_that_is_not_drained_takes_its_savepoint_commits_and_ends_finished_with_nothing_flushed() -> None:
+    bench = Bench()
+    job = Job(bench)
+    run = job.begin()
+    request = run.request_stop(SUSPEND)
+    outcome = to_end(run)
+    assert bench.log.of("op/0") == ["snapshot", "complete", "close"]
+    assert bench.log.of("out/0") == ["snapshot", "prepare 1", "complete", "close"]
+    order = [call for call in bench.log.calls if call.split()[1] in ("prepare", "committed", "complete", "close")]
+    assert order.index("out/0 prepare 1") < order.index("out committed 1") < order.index("out/0 complete")
+    assert job.out.seen == [0, 1, 2]
+    assert outcome.stop is not None
+    assert (outcome.stop.mode, outcome.stop.request) == (SUSPEND, request)
+    assert "(no drain) at checkpoint 1, savepoint memory://bench/savepoints/" in outcome.sentence
+
+
+def test_the_savepoint_is_a_store_of_its_own_that_holds_the_checkpoint() -> None:
+    bench = Bench()
+    MemoryStorage.reset("elsewhere/of-mine")
+    job = Job(bench)
+    run = job.begin()
+    run.request_stop(SUSPEND, "memory://elsewhere/of-mine")
+    outcome = to_end(run)
+    assert outcome.savepoint == "memory://elsewhere/of-mine"
+    kept = sf.open(outcome.savepoint).open()
+    assert kept.record.stop == bench.newest.stop
+    assert kept.read("op", "count").table().to_pylist() == bench.state("op", "count")
+
+
+def test_after_a_drain_a_restart_opens_nothing() -> None:
+    bench = Bench()
+    job = Job(bench)
+    run = job.begin()
+    run.request_stop(DRAIN)
+    first = to_end(run)
+    for resume in (False, True):
+        bench.log.clear()
+        job.parallelism = 2
+        outcome = bench.runtime(resume=resume).begin(job.flow())
+        assert isinstance(outcome, JobOutcome)
+        assert (outcome.stop, outcome.checkpoint_id, outcome.savepoint) == (
+            first.stop,
+            first.checkpoint_id,
+            first.savepoint,
+        )
+        assert not [call for call in bench.log.calls if "/" in call]
+
+
+def test_after_a_stop_without_drain_a_job_goes_on_only_if_it_is_said_to() -> None:
+    bench = Bench()
+    job = Job(bench)
+    run = job.begin()
+    run.request_stop(SUSPEND)
+    to_end(run)
+    bench.log.clear()
+    job.tap.let(0)
+    again = bench.runtime().begin(job.flow())
+    assert isinstance(again, JobOutcome)
+    assert again.sentence.endswith("Run it with resume=True to go on")
+    assert not [call for call in bench.log.calls if "/" in call]
+    outcome = bench.run(job.flow(), resume=True)
+    assert outcome.stop is None
+    assert bench.log.of("op/0", "timers", "end_input", "finish") == ["timers: end", "end_input 0", "finish"]
+    assert job.out.seen == sorted([*range(8), 2, 1002, 2002, 3002])
+
+
+@pytest.mark.parametrize("unaligned", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_nothing_happens_behind_the_barrier_of_a_stop_without_drain_and_the_job_goes_on_as_if_undisturbed(
+    seed: int, unaligned: bool
+) -> None:
+    bench = Bench(seed=seed, unaligned=unaligned)
+    splits = [[rows(n) for n in range(0, 40, 2)], [rows(n) for n in range(1, 40, 2)]]
+    job = Job(bench, *splits, parallelism=2)
+    run = bench.begin(job.flow())
+    settle(run, 30 + 20 * seed)
+    run.request_stop(SUSPEND)
+    outcome = to_end(run)
+    assert outcome.stop is not None
+    for who in ("op/0", "out/0"):
+        calls = bench.log.of(who)
+        behind = calls[calls.index("snapshot") + 1 :]
+        assert [call for call in behind if not call.startswith("prepare")] == ["complete", "close"], who
+    read = run.rows_read
+    assert 0 < read < 40
+    assert len(job.out.seen) == read
+    job.parallelism = 3
+    bench.run(job.flow(), resume=True, seed=seed)
+    flushed = [1000 * key + 10 for key in range(4)]
+    assert job.out.seen == sorted([*range(40), *flushed])
+
+
+# Whenever it is asked ----------------------------------------------------------------------------------------------------
+
+
+@MODES
+def test_a_stop_that_is_asked_while_a_checkpoint_is_pending_comes_behind_it(mode: StopMode) -> None:
+    bench = Bench()
+    job = Job(bench)
+    run = job.begin()
+    bench.due(run)
+    run.request_stop(mode)
+    assert run.in_flight is not None
+    outcome = to_end(run)
+    assert outcome.checkpoint_id == 2
+    records = bench.store.history()
+    assert [record.stop is not None for record in records] == [True, False]
+    assert bench.log.of("out/0", "prepare") == ["prepare 1", "prepare 2"]
+    assert job.out.seen == ([0, 1, 1, 2, 1001, 2001] if mode is DRAIN else [0, 1, 2])
+
+
+@MODES
+def test_a_stop_that_is_asked_while_some_tasks_wait_for_their_last_checkpoint_ends_them_with_the_savepoint(
+    mode: StopMode,
+) -> None:
+    bench = Bench()
+    flow, fast, slow = Dataflow("job"), Out(bench.log), Out(bench.log)
+    taps = Tap([rows(1)], shut=True), Tap([rows(2), rows(3)], shut=True)
+    flow.source(taps[0], uid="a").apply(fast, uid="fast", chain=False)
+    flow.source(taps[1], uid="b").apply(slow, uid="slow", chain=False)
+    run = bench.begin(flow)
+    taps[0].let(0)
+    taps[1].let(0, 1)
+    until(run, lambda: state_of(run, "fast") == "waiting" and bench.log.of("slow/0", "process"))
+    bench.log.clear()
+    run.request_stop(mode)
+    outcome = to_end(run)
+    assert outcome.checkpoint_id == 1
+    assert bench.log.of("fast/0") == ["prepare 1", "complete", "close"]
+    ended = ["end_input 0", "finish", "prepare 1"] if mode is DRAIN else ["snapshot", "prepare 1"]
+    assert bench.log.of("slow/0") == [*ended, "complete", "close"]
+    assert (fast.seen, slow.seen) == ([1], [2])
+    assert bench.status("fast") == ([], [0])
+    assert bench.status("slow") == ([], [0] if mode is DRAIN else [])
+
+
+def test_a_stop_that_is_asked_when_the_final_checkpoint_is_under_way_finds_the_job_at_its_own_end() -> None:
+    bench = Bench()
+    job = Job(bench)
+    job.tap.let(0)
+    run = bench.begin(job.flow())
+    until(run, lambda: run.in_flight is not None)
+    run.request_stop(DRAIN)
+    outcome = to_end(run)
+    # The final checkpoint was under way: it ends the job, and the stop has nothing left to stop.
+    assert outcome.checkpoint_id == bench.newest_id == 1
+    assert outcome.stop is None
+    assert job.out.seen == sorted([*range(8), 2, 1002, 2002, 3002])
+
+
+def two_inputs(bench: Bench, first: Tap, second: Tap) -> tuple[Dataflow, Out]:
+    flow, out = Dataflow("job"), Out(bench.log)
+    two = flow.source(second, uid="two", event_time="at").key_by("key")
+    one = flow.source(first, uid="one", event_time="at").key_by("key")
+    one.apply(Flushing(bench.log), two, uid="op").apply(out, uid="out", chain=False)
+    return flow, out
+
+
+@pytest.mark.parametrize("ended", [0, 1])
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_stop_that_comes_last_to_an_input_gate_of_which_the_rest_has_ended_is_not_lost(
+    ended: int, gone: bool
+) -> None:
+    bench = Bench()
+    taps = Tap([rows(1)], shut=True), Tap([rows(2)], shut=True)
+    flow, out = two_inputs(bench, *taps)
+    run = bench.begin(flow)
+    taps[ended].let(0)
+    until(run, lambda: bench.log.of("op/0", "end_input"))
+    if gone:
+        bench.checkpoint(run)
+        settle(run, 60)
+    bench.log.clear()
+    run.request_stop(SUSPEND)
+    outcome = to_end(run)
+    assert outcome.stop is not None
+    assert bench.log.of("op/0") == ["snapshot", "complete", "close"]
+    assert bench.log.of("out/0", "end_input", "finish") == []
+    bench.log.clear()
+    taps[1 - ended].let(0)
+    bench.run(flow, resume=True)
+    other = 1 - ended
+    assert bench.log.of("op/0", "timers", "end_input", "finish") == ["timers: end", f"end_input {other}", "finish"]
+    # One row of each input, and the count of its key.
+    assert out.seen == [1, 2, 1001, 2001]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_stop_that_comes_over_all_inputs_ends_nobody_as_if_it_were_drained(seed: int) -> None:
+    bench = Bench(seed=seed)
+    taps = Tap([rows(1), rows(3)], endless=True), Tap([rows(2)], endless=True)
+    flow, out = two_inputs(bench, *taps)
+    run = bench.begin(flow)
+    settle(run, 20 + seed * 5)
+    run.request_stop(SUSPEND)
+    to_end(run)
+    assert bench.log.of("op/0", "timers", "end_input", "finish") == []
+    assert bench.log.of("op/0")[-2:] == ["complete", "close"]
+    assert len(out.seen) == run.rows_read
+
+
+@MODES
+def test_a_second_request_is_told_that_the_job_stops_already(mode: StopMode) -> None:
+    bench = Bench()
+    job = Job(bench)
+    run = saved_once(bench, job)
+    first = run.request_stop(mode)
+    second = bench.store.request_stop(SUSPEND).id
+    bench.clock.wait_until(bench.clock.now_us() + 2_000_000)
+    outcome = to_end(run)
+    assert outcome.stop is not None
+    assert outcome.stop.request == first
+    told, message = answer(bench, second)
+    # Asked while the job was stopping, or seen only when it had stopped: either way it is told what has happened.
+    assert told in (StopOutcome.FAILED, StopOutcome.STOPPED)
+    assert "the job stops already" in message or "the job has stopped" in message
+
+
+def test_the_same_request_twice_is_one() -> None:
+    bench = Bench()
+    job = Job(bench)
+    run = job.begin()
+    bench.checkpoint(run)
+    request = bench.store.request_stop(SUSPEND)
+    run._stopping.ask(request.id, request.mode, None)
+    run._stopping.ask(request.id, request.mode, None)
+    to_end(run)
+    assert answer(bench, request.id)[0] is StopOutcome.STOPPED
+
+
+# Requests in the store ---------------------------------------------------------------------------------------------------
+
+
+@MODES
+def test_a_request_in_the_store_is_seen_carried_out_and_answered(mode: StopMode) -> None:
+    bench = Bench()
+    job = Job(bench)
+    run = job.begin()
+    bench.checkpoint(run)
+    request = bench.store.request_stop(mode)
+    outcome = to_end(run)
+    assert outcome.stop is not None
+    assert outcome.stop.request == request.id
+    found = bench.store.stop_answer(request.id)
+    assert found is not None
+    assert (found.outcome, found.checkpoint_id, found.savepoint) == (StopOutcome.STOPPED, 2, outcome.savepoint)
+    assert found.message == outcome.sentence
+    assert bench.store.stop_requests() == []
+
+
+def test_a_request_counts_for_the_run_that_restarts_from_what_was_the_newest_when_it_was_made() -> None:
+    bench = Bench()
+    job = Job(bench)
+    run = job.begin()
+    bench.checkpoint(run)
+    request = bench.store.request_stop(SUSPEND)
+    outcome = bench.run(job.flow())
+    assert outcome.stop is not None
+    assert outcome.stop.request == request.id
+
+
+def test_a_request_does_not_count_for_a_run_that_went_on_from_a_later_checkpoint() -> None:
+    bench = Bench(requests_every_us=None)
+    job = Job(bench)
+    run = job.begin()
+    bench.checkpoint(run)
+    request = bench.store.request_stop(SUSPEND)
+    bench.checkpoint(run)
+    job.tap.let(0)
+    outcome = bench.run(job.flow(), requests_every_us=1_000)
+    assert outcome.stop is None
+    assert answer(bench, request.id) == (
+        StopOutcome.MISSED,
+        "the run that was asked when checkpoint 1 was the newest has ended; this one went on from checkpoint 2. Ask again",
+    )
+
+
+def test_who_asks_a_job_to_stop_that_ends_by_itself_is_told_so() -> None:
+    bench = Bench(requests_every_us=None)
+    job = Job(bench)
+    run = job.begin()
+    bench.checkpoint(run)
+    request = bench.store.request_stop(SUSPEND)
+    job.tap.let(0)
+    outcome = to_end(run)
+    assert outcome.stop is None
+    assert answer(bench, request.id) == (StopOutcome.FINISHED, outcome.sentence)
+
+
+def test_requests_that_cannot_be_read_are_looked_for_again() -> None:
+    bench = Bench()
+    job = Job(bench)
+    run = job.begin()
+    bench.checkpoint(run)
+    request = bench.store.request_stop(SUSPEND)
+    for _ in range(3):
+        bench.storage.order("list", "requests/", "refuse")
+    outcome = to_end(run)
+    assert outcome.stop is not None
+    assert outcome.stop.request == request.id
+
+
+# What fails on the way ---------------------------------------------------------------------------------------------------
+
+
+def asked(bench: Bench, run: LocalRun, mode: StopMode) -> str:
+    """Ask in the store, so that there is an answer."""
+    request = bench.store.request_stop(mode)
+    run._stopping.ask(request.id, mode, request.savepoint)
+    return request.id
+
+
+def saved_once(bench: Bench, job: Job) -> LocalRun:
+    """A run with a checkpoint, and rows behind it."""
+    run = job.begin(2)
+    bench.checkpoint(run)
+    job.tap.let(0, 3)
+    until(run, lambda: "out/0 process 0: 2" in bench.log.calls)
+    bench.log.clear()
+    return run
+
+
+def discarded(run: LocalRun) -> RunDiscarded:
+    with pytest.raises(RunDiscarded) as raised:
+        settle(run, 2000)
+    return raised.value
+
+
+def orders(bench: Bench, *orders: tuple[str, str, str]) -> Callable[[], None]:
+    def give() -> None:
+        for order in orders:
+            bench.storage.order(*order)
+
+    return give
+
+
+REFUSED = [("write", "manifests/", "refuse"), ("write", "segments/", "refuse"), ("create", "manifests/", "refuse")]
+
+
+@pytest.mark.parametrize(
+    "what", ["op/0 finish", "op/0 end_input", "op/0 timers:", "out/0 finish", "out/0 prepare", "manifest"]
+)
+def test_what_fails_while_a_job_is_drained_discards_the_run_uncounted_and_the_job_starts_again(what: str) -> None:
+    bench = Bench()
+    job = Job(bench)
+    run = saved_once(bench, job)
+    before = list(job.out.seen)
+    if what == "manifest":
+        orders(bench, *REFUSED)()
+    else:
+        bench.log.failing.append(what)
+    request = asked(bench, run, DRAIN)
+    error = discarded(run)
+    assert not error.counted
+    assert bench.newest_id == 1
+    assert bench.newest.stop is None
+    assert job.out.seen == before == [0, 1]
+    outcome, message = answer(bench, request)
+    assert outcome is StopOutcome.FAILED
+    assert message.startswith("the stop has failed, and the job starts again from its newest checkpoint: ")
+    bench.storage.orders.clear()
+    job.tap.let(0)
+    ended = bench.run(job.flow())
+    assert (ended.stop, ended.restarts) == (None, 0)
+    assert job.out.seen == sorted([*range(8), 2, 1002, 2002, 3002])
+
+
+@pytest.mark.parametrize("what", ["op/0 snapshot", "out/0 prepare", "manifest"])
+def test_what_fails_before_the_savepoint_of_a_stop_without_drain_leaves_the_job_as_if_nothing_had_been_asked(
+    what: str,
+) -> None:
+    bench = Bench(tolerable_failures=0)
+    job = Job(bench)
+    run = saved_once(bench, job)
+    if what == "manifest":
+        orders(bench, *REFUSED)()
+    else:
+        bench.log.failing.append(what)
+    request = asked(bench, run, SUSPEND)
+    until(run, lambda: bench.store.stop_answer(request))
+    bench.storage.orders.clear()
+    outcome, message = answer(bench, request)
+    assert outcome is StopOutcome.FAILED
+    assert message.startswith("the stop has failed, and the job goes on: ")
+    assert run.progress().warnings == (message,)
+    job.tap.let(0)
+    ended = to_end(run)
+    assert ended.stop is None
+    assert job.out.seen == sorted([*range(8), 2, 1002, 2002, 3002])
+    assert bench.log.of("op/0", "open") == []
+    assert bench.log.of("op/0", "end_input", "finish") == ["end_input 0", "finish"]
+
+
+def test_a_stop_without_drain_that_takes_too_long_leaves_the_job_running() -> None:
+    bench = Bench(timeout_us=5_000_000, requests_every_us=None)
+    job = Job(bench)
+    run = saved_once(bench, job)
+    request = asked(bench, run, SUSPEND)
+    until(run, lambda: run.in_flight is not None)
+    bench.clock.wait_until(bench.clock.now_us() + 5_000_001)
+    until(run, lambda: bench.store.stop_answer(request))
+    assert "took longer than allowed" in answer(bench, request)[1]
+    job.tap.let(0)
+    assert to_end(run).stop is None
+    assert job.out.seen == sorted([*range(8), 2, 1002, 2002, 3002])
+
+
+@MODES
+@pytest.mark.parametrize("what", ["op/0 complete", "out/0 complete", "out commit 2", "out committed 2", "op/0 close"])
+def test_what_fails_behind_the_savepoint_leaves_the_stop_standing_and_a_restart_ends_it(
+    mode: StopMode, what: str
+) -> None:
+    bench = Bench()
+    job = Job(bench)
+    run = saved_once(bench, job)
+    request = asked(bench, run, mode)
+    bench.log.failing.append(what)
+    error = discarded(run)
+    assert not error.counted
+    assert bench.newest_id == 2
+    assert bench.newest.stop is not None
+    assert bench.store.stop_answer(request) is None
+    assert job.out.seen == ([0, 1] if what == "out commit 2" else flushed(mode))
+    bench.log.clear()
+    outcome = bench.runtime().begin(job.flow())
+    assert isinstance(outcome, JobOutcome)
+    assert outcome.stop is not None
+    assert outcome.stop.request == request
+    assert bench.log.calls == ["out commit 2", "out committed 2", "out clean 2"]
+    assert job.out.seen == flushed(mode)
+    assert answer(bench, request)[0] is StopOutcome.STOPPED
+
+
+def flushed(mode: StopMode) -> list[int]:
+    return [0, 1, 1, 2, 1001, 2001] if mode is DRAIN else [0, 1, 2]
+
+
+@MODES
+def test_a_run_that_is_killed_between_the_publication_of_a_stop_and_its_commit_is_committed_and_ended_by_a_restart(
+    mode: StopMode,
+) -> None:
+    bench = Bench()
+    job = Job(bench)
+    run = saved_once(bench, job)
+    request = asked(bench, run, mode)
+    until(run, lambda: bench.newest_id == 2)
+    assert job.out.seen == [0, 1]
+    outcome = bench.run(job.flow())
+    assert outcome.stop is not None
+    assert outcome.stop.request == request
+    assert outcome.savepoint is not None
+    assert job.out.seen == flushed(mode)
+    assert answer(bench, request)[0] is StopOutcome.STOPPED
+
+
+@MODES
+def test_a_publication_of_a_stop_whose_answer_is_lost_is_read_back(mode: StopMode) -> None:
+    bench = Bench()
+    job = Job(bench)
+    run = saved_once(bench, job)
+    asked(bench, run, mode)
+    bench.storage.order("create", "checkpoints/", "lose")
+    outcome = to_end(run)
+    assert outcome.checkpoint_id == 2
+    assert outcome.stop is not None
+    assert job.out.seen == flushed(mode)
+
+
+@MODES
+@pytest.mark.parametrize("done", [False, True])
+def test_a_publication_of_which_nobody_knows_is_settled_by_the_restart(mode: StopMode, done: bool) -> None:
+    bench = Bench()
+    job = Job(bench)
+    run = saved_once(bench, job)
+    request = asked(bench, run, mode)
+    bench.storage.order("create", "checkpoints/", "lose" if done else "refuse")
+    for _ in range(200):
+        bench.storage.order("create", "checkpoints/", "refuse")
+        bench.storage.order("read", "checkpoints/", "refuse")
+        bench.storage.order("size", "checkpoints/", "refuse")
+        bench.storage.order("list", "checkpoints/", "refuse")
+    with pytest.raises(CheckpointError):
+        settle(run, 2000)
+    bench.storage.orders.clear()
+    assert job.out.seen == [0, 1]
+    job.tap.let(0)
+    outcome = bench.run(job.flow(), requests_every_us=None)
+    if done:
+        assert outcome.stop is not None
+        assert outcome.stop.request == request
+        assert job.out.seen == flushed(mode)
+    else:
+        assert outcome.stop is None
+        assert job.out.seen == sorted([*range(8), 2, 1002, 2002, 3002])
+
+
+@MODES
+def test_a_copy_that_fails_changes_nothing_of_the_stop_and_says_what_to_do(mode: StopMode) -> None:
+    bench = Bench()
+    job = Job(bench)
+    run = saved_once(bench, job)
+    # A store that holds something is no place for a savepoint.
+    run.request_stop(mode, "memory://bench")
+    outcome = to_end(run)
+    assert outcome.stop is not None
+    assert outcome.savepoint is None
+    assert "its copy to memory://bench failed: " in outcome.sentence
+    assert outcome.sentence.endswith("The stop stands: run `ckpt copy memory://bench@2 memory://bench`")
+    assert job.out.seen == flushed(mode)
+    assert bench.newest.stop is not None
+    again = bench.runtime().begin(job.flow())
+    assert isinstance(again, JobOutcome)
+
+
+def test_a_task_that_fails_while_a_stop_without_drain_is_saved_is_a_failure_of_the_job() -> None:
+    bench = Bench()
+    job = Job(bench)
+    run = saved_once(bench, job)
+    request = asked(bench, run, SUSPEND)
+    until(run, lambda: run.in_flight is not None)
+    run.fail_task(next(iter(run.tasks)))
+    error = discarded(run)
+    assert error.counted
+    assert answer(bench, request)[0] is StopOutcome.FAILED
+    assert bench.newest_id == 1
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_stop_at_any_moment_is_a_stop_or_the_end(seed: int) -> None:
+    bench = Bench(seed=seed, checkpoint_interval_us=30_000)
+    splits = [[rows(n) for n in range(0, 24, 2)], [rows(n) for n in range(1, 24, 2)]]
+    job = Job(bench, *splits, parallelism=2)
+    for turn in range(12):
+        begun = bench.runtime(seed=seed + turn, resume=True).begin(job.flow())
+        if isinstance(begun, JobOutcome):
+            break
+        settled = 10 + 13 * turn + seed
+        for _ in range(settled):
+            if not begun.step():
+                break
+        if begun.outcome is None:
+            begun.request_stop(SUSPEND)
+            to_end(begun)
+        job.parallelism = 1 + (seed + turn) % 3
+    else:
+        raise AssertionError("it does not come to an end")
+    assert job.out.seen == sorted([*range(24), *(1000 * key + 6 for key in range(4))])
