@@ -14,7 +14,7 @@ from backends.dataflow.activation import Activation, in_flight_batches
 from backends.dataflow.api import Dataflow, Operator, Split, Stream
 from backends.dataflow.compile import Job, graph_of, in_flight_name, lay_out, states_of
 from backends.dataflow.descriptors import SplitList, Timers, ValueState
-from backends.dataflow.events import MAX_WATERMARK, MIN_WATERMARK, Barrier, Channel, Snapshot
+from backends.dataflow.events import MAX_WATERMARK, Barrier, Channel, Snapshot
 from backends.dataflow.routing import Router
 from backends.storage.memory import MemoryStorage
 from stateformat.errors import ErrorKind, InvalidState
@@ -228,7 +228,7 @@ def test_behind_a_source_that_reads_on_no_input_has_ended(store: CheckpointStore
     ]
 
 
-def test_a_head_whose_loop_turns_does_not_know_the_end_of_time_when_it_comes_back(store: CheckpointStore) -> None:
+def test_a_head_to_which_the_end_of_time_had_come_knows_it_when_it_comes_back(store: CheckpointStore) -> None:
     flow = Dataflow("job")
     loop = flow.loop(ROWS)
     loop.close(
@@ -242,7 +242,7 @@ def test_a_head_whose_loop_turns_does_not_know_the_end_of_time_when_it_comes_bac
     )
     _, tasks, _ = restarted(flow, permit, 1)
     found = {uid: tasks[uid, 0][0]._members[uid].logic.context.watermark for uid in ("head", "tail")}
-    assert found == {"head": MIN_WATERMARK, "tail": 3}
+    assert found == {"head": MAX_WATERMARK, "tail": 3}
 
 
 def test_an_operator_that_the_checkpoint_does_not_know_begins_anew(store: CheckpointStore) -> None:
@@ -422,6 +422,7 @@ def test_splits_go_on_where_they_were_read_to(store: CheckpointStore, parallelis
     _, tasks, _ = restarted(flow, permit, parallelism)
     reading = None
     for subtask in range(parallelism):
+        assert tasks["source", subtask][0].read().watermark is not None
         for _ in range(20):
             reading = tasks["source", subtask][0].read()
         assert reading is not None

@@ -8,7 +8,7 @@ first operator, which is what a source or whatever has other inputs begins.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 
@@ -29,11 +29,13 @@ def graph_of(
     parallelism: int | None = None,
     per_operator: Mapping[str, int] | None = None,
     unaligned: bool = False,
+    rebalanced: Collection[str] = (),
 ) -> JobGraph:
     """The graph of a dataflow, as a topology to restore into or to start from: max parallelism is derived unless the user gave it.
 
     ``parallelism`` replaces the dataflow's; a step's own goes before it, and ``per_operator`` (by uid) before that. Ids of
-    edges are ``source->target.input``. Raises ``InvalidInput`` for whatever is wrong with the dataflow, its states included.
+    edges are ``source->target.input``. ``rebalanced``: edges that hold records in flight, which cannot become forward edges only
+    because both sides have the same parallelism now. Raises ``InvalidInput`` for whatever is wrong with the dataflow, its states included.
     """
     per_operator = per_operator or {}
     _check_steps(flow, per_operator)
@@ -49,7 +51,7 @@ def graph_of(
             name=step.name,
             coordinator=isinstance(step.logic, Source) or step.logic.coordinator() is not None,
         )
-    edges = tuple(_edges(flow, operators))
+    edges = tuple(_edges(flow, operators, rebalanced))
     graph = JobGraph(tuple(operators.values()), edges)
     order = steps_in_order(graph)
     _check_loops(flow, graph)
@@ -164,12 +166,13 @@ def _check_numbers(uid: str, parallelism: object, max_parallelism: object) -> No
     check_parallelism(parallelism, ceiling, operator=uid)
 
 
-def _edges(flow: Dataflow, operators: Mapping[str, model.Operator]) -> Iterator[Edge]:
+def _edges(flow: Dataflow, operators: Mapping[str, model.Operator], rebalanced: Collection[str]) -> Iterator[Edge]:
     for uid, step in flow.steps.items():
         for index, item in enumerate(step.inputs):
             source = _source(item)
             sizes = operators[source].parallelism, operators[uid].parallelism
-            partitioner = item.partitioner or (Partitioner.FORWARD if sizes[0] == sizes[1] else Partitioner.REBALANCE)
+            forwards = sizes[0] == sizes[1] and f"{source}->{uid}.{index}" not in rebalanced
+            partitioner = item.partitioner or (Partitioner.FORWARD if forwards else Partitioner.REBALANCE)
             if partitioner is Partitioner.FORWARD and sizes[0] != sizes[1]:
                 raise InvalidInput(
                     f"{source!r} of parallelism {sizes[0]} sends forward to {uid!r} of {sizes[1]}; give them one parallelism, "

@@ -132,7 +132,6 @@ class Member:
         self.emitter = Emitter(uid, job.step(uid).schema)
         self.states = SubtaskStates(operator, subtask, job.states_of(uid))
         self._inputs = tuple(edge.id for edge in job.graph.inputs(uid))
-        self._fed_back = any(edge.feedback and edge.target == uid for edge in job.graph.edges)
         self._context = _Context(self, operator, subtask, send)
         self._guard = Guard(uid, subtask)
         self._timers = [
@@ -155,9 +154,8 @@ class Member:
         found: dict[str, int] = {}
         for edge, watermark in zip(rows["_edge"].to_pylist(), rows["_watermark"].to_pylist(), strict=True):
             found[edge] = min(found.get(edge, watermark), watermark)
-        restored = min(found.get(edge, MIN_WATERMARK) for edge in self._inputs)
-        # A loop head holds the end of time back while its loop turns.
-        return MIN_WATERMARK if self._fed_back and restored == MAX_WATERMARK else restored
+        # A loop head holds the end of time back while its loop turns; its task says so in what it writes (``Task._progress``).
+        return min(found.get(edge, MIN_WATERMARK) for edge in self._inputs)
 
     # What comes in -------------------------------------------------------------------------------------------------------
 

@@ -91,6 +91,7 @@ class Driver:
     ) -> None:
         self.inbox: deque[ev.CoordinatorEvent | ToCoordinator | SplitWanted] = deque()
         self.permit = permit
+        self.published = 0
         self.in_flight: InFlight | None = None
         self.ended: ev.JobEnded | None = None
         self.warnings: list[str] = []
@@ -257,6 +258,7 @@ class Driver:
             self.inbox.append(ev.PublishFailed(number, str(error), unknown=False))
         else:
             self._retries = {}
+            self.published += 1
             self.inbox.append(ev.Published(number))
 
     def _mark(self, current: InFlight, command: ev.Publish) -> frozenset[str]:

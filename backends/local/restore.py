@@ -8,11 +8,12 @@ from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from backends.dataflow.api import Dataflow
 from backends.dataflow.compile import Job, Vertex, graph_of, lay_out, states_of
 from stateformat.checkpoint import ReadTask
-from stateformat.model import Mode
+from stateformat.model import Mode, Partitioner
 from stateformat.publication import CommitPermit
 
 
@@ -101,7 +102,13 @@ def restore(
 
     Raises ``RestoreRefused`` with every reason where the checkpoint does not fit, ``InvalidInput`` for a dataflow that cannot be.
     """
-    graph = graph_of(flow, parallelism=parallelism, per_operator=per_operator or {}, unaligned=unaligned)
+    graph = graph_of(
+        flow,
+        parallelism=parallelism,
+        per_operator=per_operator or {},
+        unaligned=unaligned,
+        rebalanced=() if permit is None else _rebalanced(permit),
+    )
     if permit is None:
         return Restored(lay_out(flow, graph, unaligned=unaligned))
     checkpoint = permit.checkpoint()
@@ -112,6 +119,14 @@ def restore(
     skipped = {operator.uid for operator in plan.operators if operator.action == "skip_finished"}
     finished = frozenset(vertex.id for vertex in job.vertices if vertex.id in skipped)
     return Restored(job, permit, plan, finished)
+
+
+def _rebalanced(permit: CommitPermit) -> frozenset[str]:
+    """The rebalance edges on which the checkpoint holds records in flight."""
+    handles = permit.checkpoint().handles
+    holding = pc.and_(pc.equal(handles["mode"], str(Mode.IN_FLIGHT)), pc.greater(handles["rows"], 0))
+    edges = handles["edge"].filter(holding).unique().to_pylist()
+    return frozenset(edge for edge in edges if permit.record.graph.by_edge[edge].partitioner is Partitioner.REBALANCE)
 
 
 __all__ = ["Restored", "restore"]

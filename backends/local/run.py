@@ -292,6 +292,11 @@ class LocalRun:
         return sum(worker.rows for worker in self._workers.values() if worker.vertex.is_source)
 
     @property
+    def published(self) -> int:
+        """How many checkpoints this run has published."""
+        return self._driver.published
+
+    @property
     def tasks(self) -> Mapping[ev.TaskId, Worker]:
         """The tasks that were started."""
         return self._workers

@@ -33,7 +33,8 @@ class Options:
 
     ``parallelism`` replaces that of the dataflow, ``per_operator`` goes before both. ``unaligned``: barriers overtake records on
     hash and rebalance edges. ``resume``: go on after a stop without drain. ``drop``: state that is given up, as ``plan_restore``
-    takes it. ``max_restarts``: after so many failures the job fails. ``seed``: of the order in which things happen.
+    takes it. ``max_restarts``: after more failures without a checkpoint in between the job fails; it starts again after
+    ``restart_delay_us``, and after twice as long each time. ``seed``: of the order in which things happen.
     """
 
     parallelism: int | None = None
@@ -42,6 +43,7 @@ class Options:
     resume: bool = False
     drop: Collection[str] = ()
     max_restarts: int = 3
+    restart_delay_us: int = 100_000
     seed: int = 0
     schedule: Schedule = field(default_factory=Schedule)
 
@@ -72,6 +74,7 @@ class LocalRuntime:
         self._clock = clock or SystemClock()
         self._progress = progress
         self._runs = 0
+        self._published = 0
 
     def run(self, flow: Dataflow) -> JobOutcome:
         """Run a dataflow to its end, or until it is stopped, starting again from the newest checkpoint after failures.
@@ -79,31 +82,41 @@ class LocalRuntime:
         Raises ``JobFailed`` after too many, with the last as its cause; ``RestoreRefused`` where the newest checkpoint does not
         fit the dataflow; ``PublishConflict`` where another run has the job, and then nothing of this run was committed.
         """
-        restarts = 0
+        restarts = failures = 0
         while True:
+            before = self._published
             try:
                 return replace(self._once(flow), restarts=restarts)
             except (InvalidInput, RestoreRefused, *FATAL):
                 raise
             except (CheckpointError, OSError) as error:
+                restarts += 1
+                if self._published != before:
+                    failures = 0
                 if not isinstance(error, RunDiscarded) or error.counted:
-                    restarts += 1
-                if restarts > self.options.max_restarts:
+                    failures += 1
+                if failures > self.options.max_restarts:
                     raise JobFailed(
-                        f"job {flow.job_id!r} failed {restarts} times, and {self.options.max_restarts} restarts are allowed; the "
-                        f"last time: {error}. Its newest checkpoint stands: mend the cause and run it again"
+                        f"job {flow.job_id!r} failed {failures} times without a checkpoint in between, and "
+                        f"{self.options.max_restarts} restarts are allowed; the last time: {error}. Its newest checkpoint stands: mend "
+                        "the cause and run it again"
                     ) from error
                 logger.warning("job %r starts again from its newest checkpoint: %s", flow.job_id, error)
+                delay_us = self.options.restart_delay_us * 2 ** max(failures - 1, 0)
+                self._clock.wait_until(self._clock.now_us() + delay_us)
 
     def _once(self, flow: Dataflow) -> JobOutcome:
         begun = self.begin(flow)
         if isinstance(begun, JobOutcome):
             return begun
         shown_us = self._clock.now_us()
-        while begun.step():
-            if self._progress is not None and self._clock.now_us() - shown_us >= PROGRESS_EVERY_US:
-                shown_us = self._clock.now_us()
-                self._progress(begun.progress())
+        try:
+            while begun.step():
+                if self._progress is not None and self._clock.now_us() - shown_us >= PROGRESS_EVERY_US:
+                    shown_us = self._clock.now_us()
+                    self._progress(begun.progress())
+        finally:
+            self._published += begun.published
         if self._progress is not None:
             self._progress(begun.progress())
         assert begun.outcome is not None

@@ -36,7 +36,10 @@ def main() -> int:
         counts.update(seeds=1, attempts=tally.attempts, steps=tally.steps, checkpoints=tally.checkpoints)
         if options.story:
             print(f"seed {seed}", *tally.story, sep="\n  ")
-    print(f"{time.perf_counter() - begun:.1f} s: " + ", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
+    print(
+        f"{time.perf_counter() - begun:.1f} s: "
+        + ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+    )
     print(f"failing seeds: {failed or 'none'}; each replays with `make simulate FIRST=<seed> SEEDS=1`")
     return 1 if failed else 0
 

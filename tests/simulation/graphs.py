@@ -208,7 +208,11 @@ class _Drawing:
                 inputs.append(other)
         elif kind == "join":
             # The model knows what every copy holds, since a source is read from its begin.
-            side = self.source(bounded=self.rng.random() < 0.8) if self.rng.random() < 0.7 else self.rng.choice(self.sources)
+            side = (
+                self.source(bounded=self.rng.random() < 0.8)
+                if self.rng.random() < 0.7
+                else self.rng.choice(self.sources)
+            )
             inputs.append(EdgeSpec(side.uid, Partitioner.BROADCAST))
         self.add(kind, tuple(inputs), group)
 
@@ -249,6 +253,8 @@ def draw(rng: random.Random) -> Graph:
         drawing.step()
     for uid, group in list(drawing.open):
         if uid not in drawing.consumed or rng.random() < 0.1:
-            partitioner = rng.choice((Partitioner.FORWARD, Partitioner.FORWARD, Partitioner.REBALANCE, Partitioner.HASH))
+            partitioner = rng.choice(
+                (Partitioner.FORWARD, Partitioner.FORWARD, Partitioner.REBALANCE, Partitioner.HASH)
+            )
             drawing.add("sink", (EdgeSpec(uid, partitioner),), group if partitioner is Partitioner.FORWARD else None)
     return Graph(tuple(drawing.sources), tuple(drawing.ops))

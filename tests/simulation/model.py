@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from backends.storage.memory import MemoryStorage
 from stateformat.checkpoint import Checkpoint
-from stateformat.model import CheckpointKind, Mode, ParentRef, Record, Status, StopMode
+from stateformat.model import CheckpointKind, Mode, Partitioner, Record, Status, StopMode
 from stateformat.validation import validate
 from tests.simulation.graphs import Graph, Row, passed_on
 from tests.simulation.witness import Facts, Violation
@@ -53,7 +53,6 @@ class Model:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.inputs = {op.uid: len(op.inputs) for op in graph.ops}
         self.kinds = {op.uid: op.kind for op in graph.ops}
         self._targets: dict[str, list[tuple[str, int]]] = defaultdict(list)
         for op in graph.ops:
@@ -61,10 +60,36 @@ class Model:
                 self._targets[edge.source].append((op.uid, number))
             if op.feedback:
                 self._targets[op.feedback.source].append((op.uid, len(op.inputs)))
+        self._in_order = self._ordered()
         self._fates: dict[tuple[Row, str], tuple[Fate, ...]] = {}
         self.key_at: dict[tuple[int, str], int] = {}
         """The key with which a record came to an operator, by id and path up to and with it."""
         self._read: dict[tuple[str, int, int], tuple[Fate, ...]] = {}
+
+    def _ordered(self) -> frozenset[str]:
+        """Operators to which the records of one split and key come in their order, on one path: nobody before them holds
+        any back, and every edge keeps records of one key together."""
+        ordered = {source.uid for source in self.graph.sources}
+        found = set()
+        for op in self.graph.ops:
+            edges = [edge for edge in op.inputs if edge.partitioner is not Partitioner.BROADCAST]
+            kept = all(edge.partitioner in (Partitioner.FORWARD, Partitioner.HASH) for edge in edges)
+            if kept and op.feedback is None and all(edge.source in ordered for edge in edges):
+                found.add(op.uid)
+                if op.kind in ("pass", "rekey", "even", "odd", "count", "merge", "join"):
+                    ordered.add(op.uid)
+        return frozenset(found)
+
+    def in_order(self, uid: str, counts: dict[tuple[int, str], int]) -> bool:
+        """Whether the counts of a counter ascend along each split, key and path, where that is promised."""
+        lanes: dict[tuple[int, int, str], list[tuple[int, int]]] = defaultdict(list)
+        if uid in self._in_order:
+            for (number, path), value in counts.items():
+                source, rest = divmod(number, 1_000_000)
+                split, position = divmod(rest, 1_000)
+                key = self.graph.sources[source].row(split, position).key
+                lanes[number // 1_000, key, path].append((position, value))
+        return all([n for _, n in sorted(lane)] == sorted(n for _, n in lane) for lane in lanes.values())
 
     # Fates -------------------------------------------------------------------------------------------------------------
 
@@ -122,7 +147,9 @@ class Model:
 
     # Output ------------------------------------------------------------------------------------------------------------
 
-    def check_output(self, output: dict[tuple[Any, ...], tuple[str, ...]], positions: dict[tuple[str, int], int]) -> None:
+    def check_output(
+        self, output: dict[tuple[Any, ...], tuple[str, ...]], positions: dict[tuple[str, int], int]
+    ) -> None:
         """Output is that of all records below positions, each exactly once."""
         self._same("the output", Counter(place for place, _ in outputs(output)), self.fates_of(positions))
 
@@ -139,10 +166,9 @@ class Model:
     # Checkpoints -------------------------------------------------------------------------------------------------------
 
     def judge(self, storage: MemoryStorage, record: Record, parent: Cut | None, *, full: bool = True) -> Cut:
-        """Read a checkpoint, and stop with a :class:`Violation` where it says anything wrong."""
-        report = validate(storage, record.checkpoint_id, level="full" if full else "quick")
-        if report.problems:
-            raise Violation(f"checkpoint {record.checkpoint_id} has problems: {[str(found) for found in report.problems]}")
+        """Read a checkpoint, and stop with a :class:`Violation` where it says anything wrong. ``full``: validate it too."""
+        if full:
+            check_valid(storage, record.checkpoint_id)
         reading = _Reading(self, Checkpoint(storage, record), parent)
         reading.statuses()
         cut = reading.cut()
@@ -165,6 +191,15 @@ class Model:
                 f"{what}: {sum((expected - found).values())} are missing: {sorted((expected - found).elements())[:4]}; "
                 f"{sum((found - expected).values())} too many: {sorted((found - expected).elements())[:4]}"
             )
+
+
+def check_valid(storage: MemoryStorage, checkpoint_id: int | None = None) -> None:
+    """A checkpoint, the newest if none is named, has no problems."""
+    report = validate(storage, checkpoint_id, level="full")
+    if report.problems:
+        raise Violation(
+            f"checkpoint {report.checkpoint_id} of {report.url}: {[str(found) for found in report.problems]}"
+        )
 
 
 def outputs(output: dict[tuple[Any, ...], tuple[str, ...]]) -> Iterator[tuple[Fate, dict[str, Any]]]:
@@ -191,7 +226,9 @@ class _Reading:
     def _read(self, handle: dict[str, Any]) -> Stored:
         """The rows of a handle, by Arrow alone. The runtime writes no layers."""
         data = handle["inline"] or self.checkpoint.storage.read(handle["path"])
-        found: Stored = pq.ParquetFile(pa.BufferReader(data)).read().slice(handle["row_start"], handle["rows"]).to_pylist()
+        found: Stored = (
+            pq.ParquetFile(pa.BufferReader(data)).read().slice(handle["row_start"], handle["rows"]).to_pylist()
+        )
         return found
 
     def rows(self, operator: str, state: str) -> Stored:
@@ -234,7 +271,9 @@ class _Reading:
             if operator.status is Status.FULLY_FINISHED:
                 continue
             held = [(row["split_id"], row["position"]) for row in self.rows(source.uid, "splits")]
-            left = [(f"{source.uid}/{row['split']}", 0) for row in self._coordinator(source.uid) if row["split"] is not None]
+            left = [
+                (f"{source.uid}/{row['split']}", 0) for row in self._coordinator(source.uid) if row["split"] is not None
+            ]
             seen = Counter(name for name, _ in held + left)
             if any(count > 1 for count in seen.values()):
                 self.fail(f"a split of {source.uid} stands twice: held {held}, left {left}")
@@ -267,8 +306,9 @@ class _Reading:
                 life[operator.uid, row["subtask"]][row["what"]] = row["value"]
                 if row["what"].startswith("end_input"):
                     ended.setdefault(row["subtask"], set()).add(row["what"])
-            if self.record.rescaled_from is None:
-                everywhere[operator.uid] = frozenset(set.intersection(*ended.values()))
+            everywhere[operator.uid] = frozenset(set.intersection(*ended.values()))
+        if self.record.rescaled_from is not None and self.parent is not None:
+            everywhere = dict(self.parent.facts.ended_everywhere)
         fully = frozenset(str(op.uid) for op in self.graph.operators if op.status is Status.FULLY_FINISHED)
         return Facts(fully, settled, frozenset(), life, everywhere)
 
@@ -335,6 +375,8 @@ class _Reading:
         for key, values in by_key.items():
             if sorted(values) != list(range(1, len(values) + 1)):
                 self.fail(f"{uid} has counted key {key} as {sorted(values)}")
+        if not self.model.in_order(uid, counts):
+            self.fail(f"{uid} has counted records of one split and key out of order: {sorted(counts.items())}")
         operator = self.graph.by_uid[uid]  # type: ignore[index]
         if operator.status is Status.FULLY_FINISHED:
             return
@@ -369,7 +411,9 @@ class _Reading:
             done = operator.done
             for subtask in range(operator.parallelism):
                 if subtask not in done:
-                    copy = [row["id"] for owner, rows in self._states[op.uid, "table"] if owner == subtask for row in rows]
+                    copy = [
+                        row["id"] for owner, rows in self._states[op.uid, "table"] if owner == subtask for row in rows
+                    ]
                     if sorted(copy) != expected:
                         self.fail(f"copy {subtask} of {op.uid} has {sorted(copy)}, and {expected} were sent")
 
@@ -385,21 +429,18 @@ class _Reading:
         for uid, kind in self.model.kinds.items():
             if kind != "ask" or self.graph.by_uid[uid].status is Status.FULLY_FINISHED:  # type: ignore[index]
                 continue
-            arrived[uid] |= {f"{row['id']}{row['path']}" for row in held_rows("ask", "waiting", self.rows(uid, "waiting"))}
+            arrived[uid] |= {
+                f"{row['id']}{row['path']}" for row in held_rows("ask", "waiting", self.rows(uid, "waiting"))
+            }
             rows = self._coordinator(uid)
             known = [row["name"] for row in rows if row["message"] is None]
             told = [row["message"].decode() for row in rows if row["message"] is not None]
             if Counter(known + told) != Counter(arrived[uid]):
                 missing, surplus = arrived[uid] - {*known, *told}, Counter(known + told) - Counter(arrived[uid])
-                self.fail(f"the coordinator of {uid} lacks {sorted(missing)[:4]} and has {sorted(surplus)[:4]} too many")
+                self.fail(
+                    f"the coordinator of {uid} lacks {sorted(missing)[:4]} and has {sorted(surplus)[:4]} too many"
+                )
 
 
 def _row(row: dict[str, Any]) -> Row:
     return Row(row["id"], row["key"], row["ts"], row["hops"], row["path"])
-
-
-def chain_parent(cuts: dict[ParentRef, Cut], record: Record) -> Cut | None:
-    """The cut whose content a checkpoint goes on from: that of its source for a rollback, else of its parent."""
-    if record.kind is CheckpointKind.ROLLBACK and record.source is not None:
-        return cuts[record.source]
-    return cuts[record.parent] if record.parent is not None else None

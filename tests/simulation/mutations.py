@@ -125,6 +125,7 @@ def count_feedback_edges_for_roots() -> AbstractContextManager[Any]:
 @contextlib.contextmanager
 def forget_the_union_refusal() -> Iterator[None]:
     """Union state may be in an operator that is partially finished."""
+
     def content(*args: Any) -> list[Any]:
         return [problem for problem in check(*args) if problem.kind != "union_partially_finished"]
 
@@ -143,7 +144,9 @@ def merge_two_broadcast_copies() -> AbstractContextManager[Any]:
 
     def copy_broadcast(handles: Any, states: Any) -> Slices:
         slices = right(handles, states)
-        own = {(state, subtask) for state, subtask in zip(handles.state.tolist(), handles.subtask.tolist(), strict=True)}
+        own = {
+            (state, subtask) for state, subtask in zip(handles.state.tolist(), handles.subtask.tolist(), strict=True)
+        }
         wants = zip(slices.state.tolist(), slices.subtask.tolist(), strict=True)
         without = np.array([(state, subtask) not in own for state, subtask in wants], dtype=np.bool_)
         return Slices.concat([slices, slices.take(without)])

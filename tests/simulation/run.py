@@ -29,11 +29,11 @@ from backends.storage.memory import _STORES, MemoryStorage
 from redistribution import rescale
 from stateformat.errors import CheckpointError, CheckpointExpired, InvalidInput, PublishConflict, RestoreRefused
 from stateformat.manifest import cut_handles
-from stateformat.model import CheckpointKind, JobGraph, Operator, OperatorId, ParentRef, Partitioner, StopMode
+from stateformat.model import CheckpointKind, JobGraph, Operator, OperatorId, ParentRef, Partitioner, Status, StopMode
 from stateformat.store import CheckpointStore
 from tests.simulation import graphs
 from tests.simulation.graphs import GROUPS_MAX, EdgeSpec, Graph
-from tests.simulation.model import Cut, Model
+from tests.simulation.model import Cut, Model, check_valid
 from tests.simulation.storage import NO_FAULTS, Crash, Disk, Faults, FaultyStorage
 from tests.simulation.witness import HOOKS, Facts, Ledger, UserError, Violation, Witness
 from tests.simulation.work import KINDS, RECORD, Reader
@@ -113,8 +113,9 @@ def routed(stream: Stream, edge: EdgeSpec) -> Stream:
 class Simulation:
     """One seed under way."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, thorough: bool = True) -> None:
         self.seed = seed
+        self.thorough = thorough
         self.rng = random.Random(f"history {seed}")
         self.tally = Tally(seed)
         self.story = self.tally.story
@@ -171,7 +172,9 @@ class Simulation:
                 self._between()
                 continue
             if outcome.stop is not None and outcome.stop.mode is StopMode.NO_DRAIN and self.rng.random() < 0.8:
-                self._check_suspended()
+                self._check_committed(self.cuts[self.disk.chain[-1].ref])
+                if self.rng.random() < 0.2:
+                    self._check_runs_nothing(outcome)
                 resume = True
                 self._between()
                 continue
@@ -203,21 +206,23 @@ class Simulation:
         newest = self.newest()
         flow, placed = build(self.graph, self.witness, self.parallelism)
         self.witness.facts = self.model.facts_at(newest.facts, placed) if newest else Facts()
-        options = dict(
-            seed=rng.getrandbits(32),
-            per_operator=placed,
-            unaligned=rng.random() < 0.5,
-            resume=resume,
-            checkpoint_interval_us=rng.choice((20_000, 50_000, 100_000, 200_000, 400_000)),
-            checkpoint_rows=rng.choice((None, None, None, 10)),
-            timeout_us=600_000_000 if kind or rng.random() < 0.8 else 60_000,
-            requests_every_us=rng.choice((None, 50_000)),
-            tolerable_failures=rng.choice((0, 0, 1, 5)),
-            keep=self.keeps,
+        options = {
+            "unaligned": rng.random() < 0.5,
+            "resume": resume,
+            "checkpoint_interval_us": rng.choice((20_000, 50_000, 100_000, 200_000, 400_000)),
+            "checkpoint_rows": rng.choice((None, None, None, 10)),
+            "timeout_us": 600_000_000 if kind or rng.random() < 0.8 else 60_000,
+            "requests_every_us": rng.choice((None, 50_000)),
+            "tolerable_failures": rng.choice((0, 0, 1, 5)),
+            "keep": self.keeps,
+        }
+        self.say(
+            f"run {self.runs} at {self.parallelism} from {newest.record.checkpoint_id if newest else 'nothing'}: "
+            f"{options}, {hooks}, {faults}"
         )
-        shown = {name: value for name, value in options.items() if name not in ("seed", "per_operator")}
-        self.say(f"run {self.runs} at {self.parallelism} from {newest.record.ref if newest else 'nothing'}: {shown}, {hooks}, {faults}")
-        runtime = LocalRuntime(CheckpointStore(self.storage, sleep=lambda seconds: None), clock=VirtualClock(), **options)
+        store = CheckpointStore(self.storage, sleep=lambda seconds: None)
+        options |= {"seed": rng.getrandbits(32), "per_operator": placed}
+        runtime = LocalRuntime(store, clock=VirtualClock(), **options)
         try:
             begun = runtime.begin(flow)
             if isinstance(begun, JobOutcome):
@@ -399,7 +404,9 @@ class Simulation:
         group_of = {step.uid: step.group for step in (*self.graph.sources, *self.graph.ops)}
         topology = JobGraph(
             tuple(
-                Operator(OperatorId(op.uid), parallelism[group_of[op.uid]], op.max_parallelism, coordinator=op.coordinator)
+                Operator(
+                    OperatorId(op.uid), parallelism[group_of[op.uid]], op.max_parallelism, coordinator=op.coordinator
+                )
                 for op in source.graph.operators
             ),
             source.graph.edges,
@@ -438,10 +445,21 @@ class Simulation:
                 f"checkpoint {record.checkpoint_id} {record.kind}{f' {record.stop.mode}' if record.stop else ''}: "
                 + ", ".join(f"{op.uid} {op.status}" for op in record.graph.operators if op.done)
             )
-            cut = self.cuts[record.ref] = self.model.judge(self.disk.storage, record, parent)
+            cut = self.cuts[record.ref] = self.model.judge(self.disk.storage, record, parent, full=self.thorough)
             self.ledger.permitted.add(tuple(record.ref))
             self.ledger.published.update(cut.output)
             self.tally.checkpoints += 1
+            self._count(cut)
+
+    def _count(self, cut: Cut) -> None:
+        """What is worth knowing of what seeds have come to."""
+        features = cut.record.required_features
+        counts = self.tally.counts
+        counts["checkpoints with records in flight"] += "in_flight" in features
+        counts["checkpoints with partially finished operators"] += any(
+            op.status is Status.PARTIALLY_FINISHED for op in cut.record.graph.operators
+        )
+        counts["checkpoints of stops"] += cut.record.stop is not None
 
     def _check_saving(
         self, run: LocalRun, before: tuple[int, frozenset[Any]] | None
@@ -461,20 +479,30 @@ class Simulation:
         """Behind the barrier of a stop without drain nothing happens, and nothing is read on."""
         cut, witness = self.newest(), self.witness
         assert witness is not None
+        if not self.thorough:
+            check_valid(self.disk.storage)
+        if outcome.savepoint is not None and self.thorough:
+            check_valid(MemoryStorage(outcome.savepoint.removeprefix("memory://")))
         if outcome.stop is None or outcome.stop.mode is not StopMode.NO_DRAIN or cut is None:
             return
         for split, position in witness.read_to.items():
             uid, number = split.split("/")
             if position > cut.positions[uid, int(number)]:
                 raise Violation(f"{split} was read to {position}, behind the stop at {cut.positions[uid, int(number)]}")
-        late = {who: seen.since_snapshot for who, seen in witness.active.items() if seen.since_snapshot and not seen.finished}
+        late = {
+            who: seen.since_snapshot
+            for who, seen in witness.active.items()
+            if seen.since_snapshot and not seen.finished
+        }
         if late:
             raise Violation(f"these did something behind the barrier of the stop: {late}")
 
-    def _check_suspended(self) -> None:
-        cut = self.newest()
-        assert cut is not None
-        self._check_committed(cut)
+    def _check_runs_nothing(self, outcome: JobOutcome) -> None:
+        """Who runs a job again that has ended, or was stopped and is not told to go on, is told so at once."""
+        again = self._attempt(kind=True, resume=False)
+        assert self.witness is not None
+        if again is None or again.checkpoint_id != outcome.checkpoint_id or self.witness.active:
+            raise Violation(f"a job that had ended was run again: {again}, {sorted(self.witness.active)}")
 
     def _check_committed(self, cut: Cut) -> None:
         missing = cut.output.keys() - self.ledger.committed.keys()
@@ -493,9 +521,7 @@ class Simulation:
                 raise Violation(f"the job has finished, and its last checkpoint says {cut.facts}")
             positions = self.model.everything() if outcome.stop is None else cut.positions
             self.model.check_output(cut.output, positions)
-            again = self._attempt(kind=True, resume=False)
-            if again is None or again.checkpoint_id != outcome.checkpoint_id:
-                raise Violation(f"a finished job was run again: {again}")
+        self._check_runs_nothing(outcome)
         self._check_committed(cut)
         while self.zombies:
             self._step_zombie()
@@ -513,6 +539,6 @@ def drawn_ids(seed: int) -> Iterator[None]:
         yield
 
 
-def simulate(seed: int) -> Tally:
-    """Run one seed. Raises :class:`Failed` with its story."""
-    return Simulation(seed).run()
+def simulate(seed: int, *, thorough: bool = True) -> Tally:
+    """Run one seed. Raises :class:`Failed` with its story. ``thorough``: validate every checkpoint, not the last of each run."""
+    return Simulation(seed, thorough=thorough).run()

@@ -30,7 +30,16 @@ from backends.dataflow.api import (
     SplitEnumerator,
     TwoPhaseCommitSink,
 )
-from backends.dataflow.descriptors import BroadcastState, Descriptor, ListState, MapState, SplitList, Timers, UnionList, ValueState
+from backends.dataflow.descriptors import (
+    BroadcastState,
+    Descriptor,
+    ListState,
+    MapState,
+    SplitList,
+    Timers,
+    UnionList,
+    ValueState,
+)
 from tests.simulation.graphs import WINDOW_US, OpSpec, Row, SourceSpec, passed_on
 from tests.simulation.witness import Seen, Witness
 
@@ -100,7 +109,7 @@ class Watched(Operator):
         if found != dict(facts.life.get((self.uid, self.subtask), {})):
             self.witness._violated(self.uid, self.subtask, f"its own entries are {found}")
 
-    def process(self, batch: pa.RecordBatch, input: int) -> Output:  # noqa: A002
+    def process(self, batch: pa.RecordBatch, input: int) -> Output:
         self.witness.processing(self.uid, self.subtask, input, self.context.watermark)
         return self.emit(self.take(batch.to_pylist(), input))
 
@@ -112,7 +121,7 @@ class Watched(Operator):
         self.witness.called(self.uid, self.subtask, "receive")
         return self.emit(self.told(message))
 
-    def end_input(self, input: int) -> Output:  # noqa: A002
+    def end_input(self, input: int) -> Output:
         self.witness.input_ended(self.uid, self.subtask, input)
         return None
 
@@ -146,7 +155,7 @@ class Watched(Operator):
     def begin(self) -> None:
         """After opening."""
 
-    def take(self, rows: Rows, input: int) -> Rows:  # noqa: A002
+    def take(self, rows: Rows, input: int) -> Rows:
         """Records come in; what is let out now."""
         return rows
 
@@ -181,7 +190,7 @@ class Count(Watched):
 
     holds = (ValueState("count", KEY, {"n": pa.int64()}),)
 
-    def take(self, rows: Rows, input: int) -> Rows:  # noqa: A002
+    def take(self, rows: Rows, input: int) -> Rows:
         state = self.context.value_state("count")
         out = []
         for row in rows:
@@ -197,7 +206,7 @@ class Window(Watched):
 
     holds = (ListState("window", KEY, VALUES), Timers("over", KEY))
 
-    def take(self, rows: Rows, input: int) -> Rows:  # noqa: A002
+    def take(self, rows: Rows, input: int) -> Rows:
         late = []
         for row in rows:
             end = window_end(row["ts"])
@@ -245,7 +254,7 @@ class Latest(Watched):
 
     holds = (MapState("latest", KEY, pa.string(), {"row": pa.string()}),)
 
-    def take(self, rows: Rows, input: int) -> Rows:  # noqa: A002
+    def take(self, rows: Rows, input: int) -> Rows:
         state = self.context.map_state("latest")
         out: Rows = []
         for row in rows:
@@ -264,7 +273,7 @@ class Recent(Watched):
 
     holds = (ListState("recent", KEY, VALUES),)
 
-    def take(self, rows: Rows, input: int) -> Rows:  # noqa: A002
+    def take(self, rows: Rows, input: int) -> Rows:
         state = self.context.list_state("recent")
         out: Rows = []
         for row in rows:
@@ -289,7 +298,7 @@ class Hold(Watched):
     def begin(self) -> None:
         self.held: Rows = self.context.entries("held").rows().to_pylist()
 
-    def take(self, rows: Rows, input: int) -> Rows:  # noqa: A002
+    def take(self, rows: Rows, input: int) -> Rows:
         self.held += [row for row in rows if row["id"] % 3]
         out = [row for row in rows if not row["id"] % 3]
         while len(self.held) > 6:
@@ -318,7 +327,7 @@ class Join(Watched):
 
     holds = (BroadcastState("table", {"id": pa.int64(), "path": pa.string()}),)
 
-    def take(self, rows: Rows, input: int) -> Rows:  # noqa: A002
+    def take(self, rows: Rows, input: int) -> Rows:
         table = self.context.entries("table")
         if input == 1:
             known = table.rows().to_pylist()
@@ -340,7 +349,7 @@ class Ask(Watched):
     def begin(self) -> None:
         self.waiting: Rows = self.context.entries("waiting").rows().to_pylist()
 
-    def take(self, rows: Rows, input: int) -> Rows:  # noqa: A002
+    def take(self, rows: Rows, input: int) -> Rows:
         for row in rows:
             self.waiting.append(row)
             self.context.send_to_coordinator(f"{row['id']}{row['path']}".encode())
@@ -400,7 +409,7 @@ class Recording(TwoPhaseCommitSink, Watched):
         self.rows: Rows = []
         self.parts = 0
 
-    def take(self, rows: Rows, input: int) -> Rows:  # noqa: A002
+    def take(self, rows: Rows, input: int) -> Rows:
         self.rows += rows
         return []
 
@@ -507,6 +516,12 @@ def held_rows(kind: str, state: str, rows: Iterable[dict[str, Any]]) -> Rows:
     """The records that a state of an operator holds, from the rows that a checkpoint stores of it."""
     if (kind, state) == ("latest", "latest"):
         return [json.loads(row["row"]) for row in rows]
-    if (kind, state) in {("window", "window"), ("recent", "recent"), ("hold", "held"), ("union", "held"), ("ask", "waiting")}:
+    if (kind, state) in {
+        ("window", "window"),
+        ("recent", "recent"),
+        ("hold", "held"),
+        ("union", "held"),
+        ("ask", "waiting"),
+    }:
         return [{name: row[name] for name in RECORD.names} for row in rows]
     return []
