@@ -111,8 +111,9 @@ class PendingBarrier:
             said = {head: self._of_heads[head] for head in heads}
             if not all(one.quiet for of_head in said.values() for one in of_head.values()):
                 continue
-            sent = all(one.max_watermark_sent for of_head in said.values() for one in of_head.values())
-            for of_head in said.values():
-                if all(one.inputs_ended for one in of_head.values()):
-                    steps |= dict.fromkeys(of_head, LoopStep.END if sent else LoopStep.MAX_WATERMARK)
+            ready = [of_head for of_head in said.values() if all(one.inputs_ended for one in of_head.values())]
+            # No head ends while another has still to send the end of time round: it might come back as records.
+            sent = all(one.max_watermark_sent for of_head in ready for one in of_head.values())
+            for of_head in ready:
+                steps |= dict.fromkeys(of_head, LoopStep.END if sent else LoopStep.MAX_WATERMARK)
         return steps

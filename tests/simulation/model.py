@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -45,7 +45,8 @@ class Cut:
     facts: Facts
     disturbed: frozenset[str]
     """Operators that partially finished at some time up to here: their subtasks share what remained."""
-    rows: dict[str, Stored] = field(default_factory=dict, repr=False)
+    in_flight: int = 0
+    """Records on their way."""
 
 
 class Model:
@@ -245,7 +246,10 @@ class _Reading:
         disturbed = {op.uid for op in self.graph.operators if op.status is Status.PARTIALLY_FINISHED}
         if self.parent is not None:
             disturbed |= self.parent.disturbed
-        return Cut(self.record, self._output(), self._positions(), self._facts(), frozenset(disturbed))
+        in_flight = sum(
+            len(self.rows(state.operator, state.name)) for state in self.record.states if state.mode is Mode.IN_FLIGHT
+        )
+        return Cut(self.record, self._output(), self._positions(), self._facts(), frozenset(disturbed), in_flight)
 
     def _output(self) -> dict[tuple[Any, ...], tuple[str, ...]]:
         output = dict(self.parent.output) if self.parent else {}
