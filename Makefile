@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java demo test test-truth lint format docs bench golden clean
+.PHONY: help setup java demo test test-truth simulate lint format docs bench golden clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -36,6 +36,11 @@ test: java $(READY) ## every test but those of test-truth
 
 test-truth: java $(READY) ## what takes longer: crashes, races, corruption, a real S3 server; prints what was tried
 	@$(BIN)/python -m pytest -m truth
+
+SEEDS ?= 2000
+FIRST ?= 0
+simulate: $(READY) ## random dataflows under random faults: SEEDS=2000 FIRST=0; prints the seeds that fail
+	@$(BIN)/python -m tests.simulation --seeds $(SEEDS) --first $(FIRST)
 
 lint: $(READY) ## style and types
 	@$(BIN)/ruff check .

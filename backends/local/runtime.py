@@ -18,7 +18,7 @@ from backends.local.restore import Restored, restore
 from backends.local.run import LocalRun, Schedule
 from backends.local.stopping import end_finished, end_stopped
 from stateformat.errors import CheckpointError, InvalidInput, RestoreRefused
-from stateformat.model import StopMode
+from stateformat.model import CheckpointKind, StopMode
 from stateformat.publication import CommitPermit
 from stateformat.store import CheckpointStore
 
@@ -160,7 +160,8 @@ class LocalRuntime:
         if permit is None:
             return None
         stop = permit.record.stop
-        if stop is not None:
+        # Whoever starts a job on a savepoint wants it to go on from there.
+        if stop is not None and permit.record.kind is not CheckpointKind.SAVEPOINT:
             if stop.mode is StopMode.DRAIN or not self.options.resume:
                 outcome = end_stopped(self.store, permit, stop, self.options.schedule.savepoint_options)
                 if stop.mode is StopMode.DRAIN:
