@@ -12,8 +12,6 @@ stands twice, a list of other elements, a number that overflows) is refused, so 
 
 from __future__ import annotations
 
-import functools
-import re
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -27,6 +25,7 @@ from stateformat.thrift import (
     SMALL,
     STRUCT,
     FooterFault,
+    LatePattern,
     integer,
     list_header,
     long_field,
@@ -278,8 +277,7 @@ def _row_groups(data: bytes, count: int, at: int, leaves: int) -> tuple[list[Row
     return groups, at
 
 
-@functools.cache
-def _usual_chunk() -> re.Pattern[bytes]:
+def _usual_chunk() -> bytes:
     """A ColumnChunk as Arrow writes them, with its numbers in groups: most of a footer's bytes, at the speed of C.
 
     It spells out exactly one reading of the bytes; a chunk that it does not match is walked.
@@ -293,28 +291,28 @@ def _usual_chunk() -> re.Pattern[bytes]:
         + b")"
     )
     page_kind = b"\\x15" + small + b"\\x15" + small + b"\\x15" + number + b"\\x00"
-    return re.compile(
-        b"".join(
-            (
-                b"\\x26" + number + b"\\x1c\\x15" + small,
-                b"\\x19(?:\\x15(?P<one>%b)|\\x25(?P<two>%b{2})|\\x35(?P<three>%b{3}))" % (small, small, small),
-                b"\\x19\\x18" + string,
-                rb"\x15(?P<codec>[\x00\x02\x0a\x0c\x0e])",
-                b"\\x16(?P<values>%b)\\x16%b\\x16(?P<size>%b)" % (number, number, number),
-                b"\\x26(?P<start>%b)" % number,
-                b"(?:\\x3c(?:[\\x18\\x28]" + string + b"|[\\x16\\x26]" + number + rb"|[\x11\x12\x21\x22])*+\x00)?+",
-                b"(?:[\\x19\\x49](?:\\x1c%b|\\x2c(?:%b){2}|\\x3c(?:%b){3}))?+" % (page_kind, page_kind, page_kind),
-                b"(?:\\x3c(?:\\x16" + number + b")?+(?:[\\x19\\x29\\x39]" + numbers + b")*+\\x00)?+",
-                rb"\x00\x00",
-            )
-        ),
-        re.DOTALL,
+    return b"".join(
+        (
+            b"\\x26" + number + b"\\x1c\\x15" + small,
+            b"\\x19(?:\\x15(?P<one>%b)|\\x25(?P<two>%b{2})|\\x35(?P<three>%b{3}))" % (small, small, small),
+            b"\\x19\\x18" + string,
+            rb"\x15(?P<codec>[\x00\x02\x0a\x0c\x0e])",
+            b"\\x16(?P<values>%b)\\x16%b\\x16(?P<size>%b)" % (number, number, number),
+            b"\\x26(?P<start>%b)" % number,
+            b"(?:\\x3c(?:[\\x18\\x28]" + string + b"|[\\x16\\x26]" + number + rb"|[\x11\x12\x21\x22])*+\x00)?+",
+            b"(?:[\\x19\\x49](?:\\x1c%b|\\x2c(?:%b){2}|\\x3c(?:%b){3}))?+" % (page_kind, page_kind, page_kind),
+            b"(?:\\x3c(?:\\x16" + number + b")?+(?:[\\x19\\x29\\x39]" + numbers + b")*+\\x00)?+",
+            rb"\x00\x00",
+        )
     )
+
+
+_USUAL_CHUNK: Final = LatePattern(_usual_chunk)
 
 
 def _chunk(data: bytes, at: int) -> tuple[Chunk, int]:
     """A ColumnChunk."""
-    usual = _usual_chunk().match(data, at)
+    usual = _USUAL_CHUNK.match(data, at, len(data))
     if usual is not None:
         one, two, three, codec, values, size_bytes, start = usual.groups()
         chunk = Chunk(codec[0] >> 1, one or two or three, number(values), number(start), number(size_bytes))

@@ -47,8 +47,9 @@ _BLOCK_BYTES: Final = 1 << 18
 
 @functools.cache
 def _modes() -> pa.Array:
-    # Not a constant: pyarrow imports pandas, where it is installed, for the first Python list that it converts.
-    return pa.array([mode.value for mode in Mode])
+    # Not a constant: pyarrow imports pandas, where it is installed, for the first Python list that it converts. And typed:
+    # before it infers a first type it imports dateutil.
+    return pa.array([mode.value for mode in Mode], pa.string())
 
 
 class HandleFault(NamedTuple):
@@ -105,7 +106,10 @@ def state_runs(handles: pa.Table) -> Iterator[tuple[tuple[str, str], int, int]]:
     """
     operators, operator_starts = runs(handles["operator"])
     names, name_starts = runs(handles["state"])
-    starts = np.union1d(operator_starts, name_starts)
+    # Where either begins, in order. (np.union1d would import numpy.ma.)
+    begins = np.zeros(handles.num_rows + 1, bool)
+    begins[operator_starts] = begins[name_starts] = True
+    starts = np.flatnonzero(begins)
     of_operator = (np.searchsorted(operator_starts, starts, side="right") - 1).tolist()
     of_name = (np.searchsorted(name_starts, starts, side="right") - 1).tolist()
     operator_list, name_list = texts(operators), texts(names)

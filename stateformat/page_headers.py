@@ -1,18 +1,28 @@
 """The headers of the pages of a Parquet file, parsed without Arrow: for :mod:`stateformat.pages`, which judges them.
 
 Theory of operation. A header says what kind of page follows, how many bytes it has stored and decompressed, how many values
-and in which encoding. Nearly all are data pages as Arrow writes them, and one regular expression reads those at the speed of
-C. Any other form is walked, field by field; what a second reader might read in another way is refused.
+and in which encoding. Nearly all are data pages as Arrow writes them, and where there are many, one regular expression reads
+those at the speed of C. All others are walked, field by field; what a second reader might read in another way is refused.
 """
 
 from __future__ import annotations
 
-import functools
-import re
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from stateformat.thrift import I32, NUMBER, SMALL, STRUCT, FooterFault, integer, next_field, number, short_string, skip
+from stateformat.thrift import (
+    I32,
+    NUMBER,
+    SMALL,
+    STRUCT,
+    FooterFault,
+    LatePattern,
+    integer,
+    next_field,
+    number,
+    short_string,
+    skip,
+)
 
 DATA: Final = 0
 DICTIONARY: Final = 2
@@ -41,9 +51,8 @@ class Page(NamedTuple):
 
 def pages(data: Any, at: int, end: int) -> Iterator[Page]:
     """The pages that fill the bytes between two places, by their headers. Raises ``FooterFault``."""
-    usual = _usual_page()
     while at < end:
-        found = usual.match(data, at, end)
+        found = _USUAL_PAGE.match(data, at, end)
         if found is None:
             page = _walked(data, at, end)
         else:
@@ -63,15 +72,17 @@ def pages(data: Any, at: int, end: int) -> Iterator[Page]:
         at = page.start + page.stored_bytes
 
 
-@functools.cache
-def _usual_page() -> re.Pattern[bytes]:
+def _usual_page() -> bytes:
     """The header of a data page as Arrow writes it, with checksum and statistics or without; levels by RLE, number 3."""
     numbers = b"\\x15(%b)\\x15(%b)(?:\\x15(%b)\\x1c|\\x2c)\\x15(%b)" % (NUMBER, NUMBER, NUMBER, NUMBER)
     encodings = b"\\x15(%b)\\x15\\x06\\x15\\x06" % SMALL
     statistics = (
         rb"(?:\x1c(?:[\x18\x28]" + short_string() + rb"|[\x16\x26]" + NUMBER + rb"|[\x11\x12\x21\x22])*+\x00)?+"
     )
-    return re.compile(rb"\x15\x00" + numbers + encodings + statistics + rb"\x00\x00", re.DOTALL)
+    return rb"\x15\x00" + numbers + encodings + statistics + rb"\x00\x00"
+
+
+_USUAL_PAGE: Final = LatePattern(_usual_page)
 
 
 def _walked(data: Any, at: int, end: int) -> Page:

@@ -7,7 +7,9 @@ too soon, :class:`FooterFault` for what is none of the protocol, or what another
 from __future__ import annotations
 
 import functools
-from typing import Final
+import re
+from collections.abc import Callable
+from typing import Any, Final
 
 # Types of fields in Thrift's compact protocol.
 _BYTE, _INTEGERS, I32, I64, _DOUBLE, BINARY, LISTS, _MAP, STRUCT = 3, (4, 5, 6), 5, 6, 7, 8, (9, 10), 11, 12
@@ -28,6 +30,29 @@ SMALL: Final = rb"[\x00-\x7f]"
 def short_string() -> bytes:
     """A pattern of strings below 128 bytes, as Thrift stores them. Patterns cannot count."""
     return b"(?:" + b"|".join(b"\\x%02x.{%d}" % (length, length) for length in range(128)) + b")"
+
+
+class LatePattern:
+    """A pattern for what is mostly met, compiled once it pays; what it does not match is walked, with the same result.
+
+    Compiling takes milliseconds, as long as walking some hundred structures: more than a process meets that looks at one
+    small file and ends. The first ``after`` calls therefore match nothing.
+    """
+
+    def __init__(self, source: Callable[[], bytes], after: int = 128) -> None:
+        self._source = source
+        self._left = after
+        self._pattern: re.Pattern[bytes] | None = None
+
+    def match(self, data: Any, at: int, end: int) -> re.Match[bytes] | None:
+        """What stands at a place in bytes, ending before another, if it is of the usual form and it pays to see that."""
+        if self._pattern is None:
+            # Two threads may lose a count, or compile twice; neither changes what is read.
+            if self._left > 0:
+                self._left -= 1
+                return None
+            self._pattern = re.compile(self._source(), re.DOTALL)
+        return self._pattern.match(data, at, end)
 
 
 def number(coded: bytes) -> int:

@@ -328,6 +328,16 @@ def until(run: LocalRun, happened: Callable[[], object], steps: int = STEPS_MAX)
     raise AssertionError(f"it did not happen in {steps} steps: {run.story()}")
 
 
+def until_read(run: LocalRun, count: int) -> None:
+    """Step a run until its sources have read so many rows."""
+    until(run, lambda: run.rows_read == count)
+
+
+def until_told(run: LocalRun, log: Log, *calls: str) -> None:
+    """Step a run until these calls were made."""
+    until(run, lambda: set(calls) <= set(log.calls))
+
+
 def settle(run: LocalRun, steps: int = 300) -> None:
     """Let everything happen that happens without anybody's help."""
     for _ in range(steps):
@@ -434,5 +444,7 @@ __all__ = [
     "time_word",
     "to_end",
     "until",
+    "until_read",
+    "until_told",
     "words",
 ]

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from redistribution import rescale
+from backends.rewrite.rescaling import publish_rescaled
 from stateformat import declare
 from stateformat.hashing import hash_keys
 from stateformat.key_groups import key_groups, subtask_of_key_group
-from stateformat.manifest import cut_handles
-from stateformat.model import CheckpointKind, Edge, JobGraph, Mode, Operator, OperatorId, Partitioner, State
+from stateformat.model import Edge, JobGraph, Mode, Operator, OperatorId, Partitioner, State
 from stateformat.publication import CommitPermit
 from stateformat.store import CheckpointStore
 from stateformat.store import open as open_store
@@ -124,21 +123,7 @@ def counts_store(url: str, checkpoints: int = 1, **job: int) -> CheckpointStore:
 def rescale_newest(store: CheckpointStore, parallelism: int) -> CommitPermit:
     """Publish the newest at another parallelism, by metadata alone, as ``ckpt rescale`` does."""
     source = store.open()
-    plan = source.plan_restore(source.graph.at(parallelism))
-    plan.check()
-    dealt, record = rescale(source, plan), source.record
-    pending = store.begin(
-        job_id=record.job_id,
-        job_name=record.job_name,
-        graph=dealt.graph,
-        states=dealt.states,
-        parent=store.permit_of(source),
-        kind=CheckpointKind.RESCALE,
-        rescaled_from=dealt.rescaled_from,
-        properties=record.properties,
-    )
-    pending.add_handles(cut_handles(source.manifest.full(), dealt.slices))
-    return pending.publish()
+    return publish_rescaled(source, source.graph.at(parallelism), store=store)
 
 
 def flights_graph() -> JobGraph:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from backends.dataflow.api import Dataflow
 from backends.dataflow.descriptors import Descriptor, UnionList
 from backends.dataflow.events import TaskId
 from backends.local import JobFailed, RunDiscarded
-from tests.local_jobs import Bench, Out, Tap, Told, rows, settle, state_of, to_end, until
+from tests.local_jobs import Bench, Out, Tap, Told, rows, settle, state_of, to_end, until, until_told
 
 Caplog = pytest.LogCaptureFixture
 
@@ -80,7 +81,7 @@ def test_whatever_the_order_a_job_whose_tasks_end_while_checkpoints_begin_comes_
 def test_a_snapshot_that_fails_is_a_failure_of_the_job(hook: str) -> None:
     bench = Bench(tolerable_failures=0)
     tap = Tap([rows(1), rows(2)], shut=True)
-    flow, out = one_sink(bench, tap)
+    flow, _out = one_sink(bench, tap)
     run = bench.begin(flow)
     bench.log.failing.append(hook)
     bench.due(run)
@@ -107,8 +108,8 @@ def test_tolerated_failures_are_counted_in_a_row(caplog: Caplog) -> None:
     for _ in range(2):
         bench.due(run)
         until(run, lambda: run.in_flight is None)
+    bench.due(run)
     with pytest.raises(RunDiscarded):
-        bench.due(run)
         settle(run)
     assert len(given_up(caplog)) == 8
 
@@ -120,7 +121,7 @@ def test_what_a_sink_prepared_for_a_checkpoint_that_came_to_nothing_is_committed
     run = bench.begin(flow)
     for number in (1, 2):
         tap.let(0, number)
-        until(run, lambda number=number: f"out/0 process 0: {number}" in bench.log.calls)
+        until_told(run, bench.log, f"out/0 process 0: {number}")
         bench.storage.down = True
         bench.due(run)
         until(run, lambda: run.in_flight is None)
@@ -178,7 +179,7 @@ def test_a_checkpoint_is_due_after_so_many_rows() -> None:
         if run.in_flight is not None and run.in_flight.barrier.number > newest:
             newest = run.in_flight.barrier.number
             read.append(run.rows_read)
-    gaps = [after - before for before, after in zip(read, read[1:], strict=False)]
+    gaps = [after - before for before, after in itertools.pairwise(read)]
     assert len(gaps) >= 3
     assert all(gap >= 10 for gap in gaps[:-1])
     assert out.seen == list(range(50))

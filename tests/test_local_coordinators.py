@@ -21,10 +21,11 @@ class Register(OperatorCoordinator):
     def __init__(self, log: Log, kept: list[list[tuple[int, str]]], says: str | None) -> None:
         self.log, self.says = log, says
         self.entries: list[tuple[int, str]] = []
-        kept.append(self.entries)
+        self.kept = kept
 
     def open(self, send: Sender) -> None:
         self.send = send
+        self.kept.append(self.entries)
         self.log.tell("register", "open")
 
     def restore(self, rows: pa.Table) -> None:
@@ -40,7 +41,8 @@ class Register(OperatorCoordinator):
         if self.says:
             self.send(0, self.says.encode())
         return pa.table(
-            {"subtask": [subtask for subtask, _ in self.entries], "what": [what for _, what in self.entries]}, self.columns
+            {"subtask": [subtask for subtask, _ in self.entries], "what": [what for _, what in self.entries]},
+            self.columns,
         )
 
     def checkpoint_complete(self) -> None:
@@ -90,10 +92,6 @@ class Job:
         return sorted(what for _, what in self.register)
 
 
-def register_of(bench: Bench) -> list[dict[str, Any]]:
-    return bench.state("op", "coordinator")
-
-
 def coordinator_state(bench: Bench) -> list[dict[str, Any]]:
     """The rows that the newest checkpoint holds for the coordinator of ``op``."""
     (state,) = [state for state in bench.newest.states if state.operator == "op" and state.mode == "coordinator"]
@@ -112,9 +110,9 @@ def test_what_subtasks_tell_their_coordinator_is_kept_in_the_checkpoint_and_come
     job.parallelism = 3
     bench.log.clear()
     run = bench.begin(job.flow())
-    assert bench.log.calls[:3] == ["out clean 1", "register open", "register restore 4"] or bench.log.calls[0].startswith(
-        "out commit"
-    )
+    assert bench.log.calls[:3] == ["out clean 1", "register open", "register restore 4"] or bench.log.calls[
+        0
+    ].startswith("out commit")
     job.tap.let(0)
     job.tap.let(1)
     to_end(run)
@@ -122,7 +120,9 @@ def test_what_subtasks_tell_their_coordinator_is_kept_in_the_checkpoint_and_come
     assert job.told() == expected
 
 
-def test_a_message_sent_between_the_trigger_and_the_snapshot_of_its_sender_is_in_the_checkpoint_and_given_again() -> None:
+def test_a_message_sent_between_the_trigger_and_the_snapshot_of_its_sender_is_in_the_checkpoint_and_given_again() -> (
+    None
+):
     found = 0
     for seed in range(8):
         bench = Bench(seed=seed, requests_every_us=None)
@@ -252,9 +252,9 @@ def test_the_snapshot_of_a_coordinator_that_fails_is_a_failed_checkpoint() -> No
     bench.log.failing += ["register snapshot"] * 2
     bench.due(run)
     until(run, lambda: run.in_flight is None)
+    bench.due(run)
     with pytest.raises(RunDiscarded, match="the snapshot of a coordinator failed: that of operator 'op'"):
-        for _ in range(3):
-            bench.due(run)
+        settle(run)
 
 
 def test_an_operator_without_a_coordinator_can_send_it_nothing() -> None:

@@ -125,7 +125,9 @@ def test_checkpoints_go_on_while_the_source_has_ended_and_the_loop_still_turns()
 
 
 @pytest.mark.parametrize("parallelism", [(2, 2), (3, 1), (1, 4)])
-def test_what_was_on_its_way_round_is_replayed_at_any_parallelism_and_nothing_twice(parallelism: tuple[int, int]) -> None:
+def test_what_was_on_its_way_round_is_replayed_at_any_parallelism_and_nothing_twice(
+    parallelism: tuple[int, int],
+) -> None:
     bench = Bench(checkpoint_interval_us=None)
     job = Job(bench, spins=True)
     run = bench.begin(job.flow())
@@ -214,7 +216,9 @@ def test_a_stop_without_drain_that_fails_lets_the_loop_turn_on_with_what_it_held
 def test_a_loop_that_does_not_come_to_an_end_fails_with_the_name_of_its_head() -> None:
     bench = Bench(loop_rounds_max=20, max_restarts=0)
     job = Job(bench, spins=True)
-    with pytest.raises(JobFailed, match="the loop of 'head' was turned 20 times since its inputs had ended, and records still"):
+    with pytest.raises(
+        JobFailed, match="the loop of 'head' was turned 20 times since its inputs had ended, and records still"
+    ):
         bench.run(job.flow())
 
 

@@ -24,7 +24,7 @@ from backends.dataflow.events import MAX_WATERMARK, MIN_WATERMARK
 from backends.dataflow.operators import BroadcastJoin, TumblingWindow
 from backends.local import JobOutcome, LocalRun, RunDiscarded
 from stateformat.errors import RestoreRefused
-from tests.local_jobs import KEY, ROWS, Bench, Count, Out, Tap, Told, rows, settle, state_of, to_end, until
+from tests.local_jobs import KEY, ROWS, Bench, Count, Out, Tap, Told, rows, settle, state_of, to_end, until, until_read
 
 
 class Bounded:
@@ -396,7 +396,7 @@ def test_every_kind_of_state_goes_along_to_another_parallelism() -> None:
         assert sum(dealt) == len(done)
         assert max(dealt) - min(dealt) <= 1
         stream.let(0, (turn + 1) * 10)
-        until(run, lambda turn=turn: run.rows_read == 10 + (0 if turn else 2))
+        until_read(run, 10 + (0 if turn else 2))
         settle(run, 100)
         bench.checkpoint(run)
         assert kept(bench) == told(range((turn + 1) * 10))
@@ -409,6 +409,7 @@ def test_every_kind_of_state_goes_along_to_another_parallelism() -> None:
 
 def test_nothing_is_lost_or_repeated_wherever_the_run_is_killed() -> None:
     expected = None
+    kill_every: int | None
     for kill_every in (None, 37, 61, 103):
         bench = Bench(checkpoint_interval_us=25_000)
         job = Bounded(bench)

@@ -9,7 +9,7 @@ import pytest
 
 from backends.connectors import FileSink
 from backends.dataflow.api import Dataflow
-from backends.local import JobFailed, JobOutcome, LocalRun, RunDiscarded
+from backends.local import JobFailed, JobOutcome, LocalRun, LocalRuntime, RunDiscarded, VirtualClock
 from stateformat.errors import PublishConflict
 from stateformat.model import StopMode
 from tests.local_jobs import Bench, Out, Tap, Told, rows, settle, to_end, until
@@ -136,7 +136,7 @@ def test_a_commit_that_fails_restarts_the_job_which_commits_again_first(when: st
     outcome = bench.run(job(bench, Tap([rows(n) for n in range(10)]), out))
     assert outcome.restarts == 1
     failed = bench.log.calls.index(when)
-    after = [call for call in bench.log.calls[failed + 1 :]]
+    after = list(bench.log.calls[failed + 1 :])
     assert after[:3] == ["out commit 1", "out committed 1", "out clean 1"]
     assert out.seen == list(range(10))
 
@@ -177,26 +177,20 @@ def test_a_runtime_that_was_overtaken_does_not_start_again() -> None:
     out = Out(bench.log)
     flow = job(bench, Tap([rows(n) for n in range(200)]), out)
 
-    class Overtaken(Exception):
-        pass
-
-    calls = {"n": 0}
+    opened: list[LocalRun] = []
 
     def overtake(_: object) -> None:
-        calls["n"] += 1
-        if calls["n"] == 1:
-            other = Bench.runtime(bench)
-            begun = other.begin(flow)
-            assert isinstance(begun, LocalRun)
-            bench.checkpoint(begun)
+        if not opened:
+            opened.append(bench.begin(flow))
+            bench.checkpoint(opened[0])
 
-    runtime = bench.runtime()
-    runtime._progress = overtake
-    runtime._clock = bench.clock
-    bench.clock._us_per_event = 60_000
+    # Its progress is shown every few steps, and at the first sight of it another run takes the job.
+    bench.clock = VirtualClock(60_000)
+    runtime = LocalRuntime(bench.store, clock=bench.clock, progress=overtake, checkpoint_interval_us=5_000_000)
     with pytest.raises(PublishConflict):
         runtime.run(flow)
-    assert calls["n"] == 1
+    assert bench.log.calls.count("op/0 open") == 2
+    assert opened
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -20,6 +20,7 @@ from backends.dataflow.compile import Job
 from backends.dataflow.coordinator import Coordinator
 from backends.dataflow.failures import Guard
 from backends.dataflow.flow_states import COMMITTABLES
+from backends.local.clock import Clock
 from backends.local.outcome import RunDiscarded
 from backends.local.pending import InFlight
 from backends.local.worker import Give, Mail, Message
@@ -42,6 +43,10 @@ logger = logging.getLogger(__name__)
 
 _OPTIONS = WriteOptions(check_unique=False, trust_key_groups=True)
 """The running state holds a key once, and computes key groups as the format does."""
+
+COMMIT_TRIES = 10
+COMMIT_WAIT_US = 1_000_000
+"""How often, and after how long, a sink is asked again for what it has put off when the job ends."""
 
 FATAL = (PublishConflict, JobMismatch, CheckpointExpired)
 """Another run has the job: this one stops, and says by what."""
@@ -302,6 +307,11 @@ class Driver:
         else:
             self.inbox.append(ev.Committed(command.number))
 
+    def commit_rest(self, clock: Clock) -> None:
+        """The job ends: see :func:`commit_rest`."""
+        if self.permit is not None:
+            commit_rest(self.permit, self.sinks, self._retries, clock)
+
     def _notify(self, command: ev.Notify) -> None:
         current, self.in_flight = self.in_flight, None
         for task, loop in command.tasks.items():
@@ -340,13 +350,38 @@ def commit(permit: CommitPermit, sinks: Mapping[str, TwoPhaseCommitSink]) -> dic
     Called after publishing, and before anything starts from a checkpoint; the same rows may come twice. Raises ``OperatorError``
     for what a sink raises.
     """
+    held = {uid: committables(permit, uid) for uid in sinks}
+    return _commit(permit, sinks, {uid: rows for uid, rows in held.items() if rows is not None})
+
+
+def commit_rest(
+    permit: CommitPermit, sinks: Mapping[str, TwoPhaseCommitSink], left: Mapping[str, pa.Table], clock: Clock
+) -> None:
+    """The job ends, so no checkpoint follows with which what sinks have put off could come again: try it until it is done.
+
+    Raises ``RunDiscarded`` for a sink that puts it off again and again, ``OperatorError`` for what one raises.
+    """
+    for _ in range(COMMIT_TRIES):
+        if not left:
+            return
+        clock.wait_until(clock.now_us() + COMMIT_WAIT_US)
+        left = _commit(permit, sinks, left)
+    if left:
+        uid, rows = next(iter(left.items()))
+        raise RunDiscarded(
+            f"sink {uid!r} has put off {rows.num_rows} committables of checkpoint {permit.ref.checkpoint_id} for {COMMIT_TRIES} "
+            "times, and the job ends with it; they stay in the checkpoint, and the next start tries again",
+            counted=True,
+        )
+
+
+def _commit(
+    permit: CommitPermit, sinks: Mapping[str, TwoPhaseCommitSink], held: Mapping[str, pa.Table]
+) -> dict[str, pa.Table]:
     again: dict[str, pa.Table] = {}
-    for uid, sink in sinks.items():
-        rows = committables(permit, uid)
-        if rows is None:
-            continue
+    for uid, rows in held.items():
         with Guard(uid, None)("commit"):
-            left = sink.commit(permit, rows)
+            left = sinks[uid].commit(permit, rows)
         if left is not None and left.num_rows:
             again[uid] = left
     return again
@@ -362,4 +397,4 @@ def committables(permit: CommitPermit | None, uid: str) -> pa.Table | None:
     return rows if rows.num_rows else None
 
 
-__all__ = ["FATAL", "Driver", "SplitWanted", "ToCoordinator", "commit", "committables"]
+__all__ = ["FATAL", "Driver", "SplitWanted", "ToCoordinator", "commit", "commit_rest", "committables"]

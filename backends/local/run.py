@@ -271,14 +271,17 @@ class LocalRun:
 
     def _see_end(self) -> None:
         if self._driver.ended is not None and self.outcome is None:
+            self._driver.commit_rest(self._clock)
             self.outcome = self._stopping.outcome(self._driver.ended)
 
     def story(self) -> str:
         """What everybody is at, in words."""
         in_flight = self._driver.in_flight
-        lines = [f"checkpoint in flight: {in_flight.barrier if in_flight else 'none'}"]
+        lines = [
+            f"checkpoint in flight: barrier {in_flight.barrier.number}" if in_flight else "no checkpoint in flight"
+        ]
         lines += [
-            f"{worker.id}: {'gone' if worker.gone else worker.task.state}, mail {len(worker.mail)}, queued "
+            f"{worker.id}: {'gone' if worker.gone else worker.task.state.value}, mail {len(worker.mail)}, queued "
             f"{sum(len(queue.elements) for queue in worker.inputs.values())}"
             for worker in self._workers.values()
         ]

@@ -11,7 +11,7 @@ import pyarrow as pa
 from backends.dataflow.api import Dataflow, TwoPhaseCommitSink
 from backends.dataflow.failures import Guard
 from backends.local.clock import Clock, SystemClock
-from backends.local.driver import FATAL, commit, committables
+from backends.local.driver import FATAL, commit, commit_rest, committables
 from backends.local.outcome import JobFailed, JobOutcome, RunDiscarded
 from backends.local.progress import Progress
 from backends.local.restore import Restored, restore
@@ -138,17 +138,19 @@ class LocalRuntime:
             unaligned=options.unaligned,
             drop=options.drop,
         )
-        retries = self._commit_before_start(permit, flow)
-        outcome = self._ended_before(permit, restored)
+        sinks = {uid: step.logic for uid, step in flow.steps.items() if isinstance(step.logic, TwoPhaseCommitSink)}
+        retries = self._commit_before_start(permit, sinks)
+        outcome = self._ended_before(permit, restored, sinks, retries)
         if outcome is not None:
             return outcome
         self._runs += 1
         seed = options.seed + 1_000_003 * (self._runs - 1)
         return LocalRun(self.store, restored, options.schedule, retries, seed=seed, clock=self._clock)
 
-    def _commit_before_start(self, permit: CommitPermit | None, flow: Dataflow) -> Mapping[str, pa.Table]:
+    def _commit_before_start(
+        self, permit: CommitPermit | None, sinks: Mapping[str, TwoPhaseCommitSink]
+    ) -> Mapping[str, pa.Table]:
         """Commit what the newest checkpoint holds, then let sinks remove what no checkpoint does."""
-        sinks = {uid: step.logic for uid, step in flow.steps.items() if isinstance(step.logic, TwoPhaseCommitSink)}
         retries = {} if permit is None else commit(permit, sinks)
         for uid, sink in sinks.items():
             carried = committables(permit, uid)
@@ -156,19 +158,27 @@ class LocalRuntime:
                 sink.clean(uid, permit.ref.checkpoint_id if permit else 0, carried)
         return retries
 
-    def _ended_before(self, permit: CommitPermit | None, restored: Restored) -> JobOutcome | None:
+    def _ended_before(
+        self,
+        permit: CommitPermit | None,
+        restored: Restored,
+        sinks: Mapping[str, TwoPhaseCommitSink],
+        retries: Mapping[str, pa.Table],
+    ) -> JobOutcome | None:
         if permit is None:
             return None
         stop = permit.record.stop
         # Whoever starts a job on a savepoint wants it to go on from there.
         if stop is not None and permit.record.kind is not CheckpointKind.SAVEPOINT:
             if stop.mode is StopMode.DRAIN or not self.options.resume:
+                commit_rest(permit, sinks, retries, self._clock)
                 outcome = end_stopped(self.store, permit, stop, self.options.schedule.savepoint_options)
                 if stop.mode is StopMode.DRAIN:
                     return outcome
                 return replace(outcome, sentence=outcome.sentence + ". Run it with resume=True to go on")
             logger.info("job goes on after its stop at checkpoint %s", permit.ref.checkpoint_id)
         if len(restored.finished) == len(restored.job.vertices):
+            commit_rest(permit, sinks, retries, self._clock)
             return end_finished(self.store, permit, before=True)
         return None
 

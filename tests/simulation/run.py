@@ -25,10 +25,9 @@ from backends.local.clock import VirtualClock
 from backends.local.outcome import JobOutcome
 from backends.local.run import LocalRun
 from backends.local.runtime import LocalRuntime
+from backends.rewrite.rescaling import publish_rescaled
 from backends.storage.memory import _STORES, MemoryStorage
-from redistribution import rescale
 from stateformat.errors import CheckpointError, CheckpointExpired, InvalidInput, PublishConflict, RestoreRefused
-from stateformat.manifest import cut_handles
 from stateformat.model import CheckpointKind, JobGraph, Operator, OperatorId, ParentRef, Partitioner, Status, StopMode
 from stateformat.store import CheckpointStore
 from tests.simulation import graphs
@@ -415,20 +414,7 @@ class Simulation:
             ),
             source.graph.edges,
         )
-        plan = source.plan_restore(topology)
-        plan.check()
-        dealt, record = rescale(source, plan), source.record
-        pending = store.begin(
-            job_id=record.job_id,
-            graph=dealt.graph,
-            states=dealt.states,
-            parent=store.permit_of(source),
-            kind=CheckpointKind.RESCALE,
-            rescaled_from=dealt.rescaled_from,
-            properties=record.properties,
-        )
-        pending.add_handles(cut_handles(source.manifest.full(), dealt.slices))
-        pending.publish()
+        publish_rescaled(source, topology, store=store)
         self.parallelism = parallelism
         self.say(f"rescaled to {parallelism}")
         self.tally.counts["rescale"] += 1

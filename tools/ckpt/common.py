@@ -132,7 +132,7 @@ def _leave_pandas_out() -> None:
 
     sys.meta_path.insert(0, _NoPandas)
     try:
-        pa.array([0])
+        pa.array([0], pa.int8())  # Typed: before it infers a first type, it imports dateutil.
     finally:
         sys.meta_path.remove(_NoPandas)
 

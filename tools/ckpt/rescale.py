@@ -31,43 +31,30 @@ def rescale(
     newest checkpoint of the store. A running job stops at its next publication. With --to, the store stays as it is,
     and its segments are copied to the new one.
     """
-    from redistribution.rescale import rescale as deal_out
-    from stateformat.manifest import cut_handles
-    from stateformat.model import CheckpointKind
+    from backends.rewrite.rescaling import publish_rescaled
 
     if parallelism is None and not operator_parallelism:
         raise click.UsageError("give --parallelism, or --operator-parallelism for one operator")
     others = () if target is None else (target.url,)
     store, checkpoint = session.checkpoint(address, *others)
     topology = checkpoint.graph.at(parallelism, per_operator=per_operator(checkpoint, operator_parallelism))
-    plan = checkpoint.plan_restore(topology)
-    plan.check()
     if dry_run:
+        plan = checkpoint.plan_restore(topology)
+        plan.check()
         session.output.show(plan_document(store.url, checkpoint, plan), draw_plan)
         return
     destination = store if target is None else session.store(target.url, address.url)
-    record = checkpoint.record
-    parent = checkpoint if target is not None else store.permit_of(checkpoint)
-    dealt = deal_out(checkpoint, plan)
-    del plan  # Of a million handles plan and slices are some hundred megabytes each.
-    pending = destination.begin(
-        job_id=record.job_id,
-        job_name=record.job_name,
-        graph=dealt.graph,
-        states=dealt.states,
-        parent=parent,
-        kind=CheckpointKind.RESCALE,
-        source=record.ref,
-        rescaled_from=dealt.rescaled_from,
-        stop=record.stop,
-        properties=record.properties,
-    )
-    if target is not None:
+    if target is None:
+        permit = publish_rescaled(checkpoint, topology, store=store)
+    else:
         with session.output.progress(f"Copying checkpoint {checkpoint.id}", unit="bytes") as step:
-            destination.adopt_objects(checkpoint, lambda now: step(now.bytes_done, now.bytes_total))
-    pending.add_handles(cut_handles(checkpoint.manifest.full(), dealt.slices))
-    del dealt
-    permit = pending.publish()
-    reference = {"store": store.url, **record.ref._asdict()}
+            permit = publish_rescaled(
+                checkpoint,
+                topology,
+                store=store,
+                target=destination,
+                progress=lambda now: step(now.bytes_done, now.bytes_total),
+            )
+    reference = {"store": store.url, **checkpoint.record.ref._asdict()}
     document = published(destination.url, permit.record, reference, checkpoint.graph, permit.notes)
     session.output.show(document, draw_published)
