@@ -90,8 +90,12 @@ def run_job(data: Path, store: Path, out: Path, parallelism: int) -> None:
     runtime = LocalRuntime(
         stateformat.open(str(store)), checkpoint_rows=20_000, checkpoint_interval_us=None, progress=progress
     )
-    outcome = runtime.run(flights_job(data, out, parallelism, rows_per_batch=2_000))
-    progress.end()
+    try:
+        outcome = runtime.run(flights_job(data, out, parallelism, rows_per_batch=2_000))
+    except KeyboardInterrupt:
+        raise SystemExit("interrupted; run it again and it goes on from its newest checkpoint") from None
+    finally:
+        progress.end()
     print(outcome.sentence, flush=True)
 
 

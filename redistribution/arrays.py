@@ -356,19 +356,22 @@ def assemble(slices: Slices, table: pa.Table, states: Sequence[State]) -> pa.Tab
     table = table.slice(low, int(slices.handle.max()) - low + 1)
     sizes = _integers(table, "size_bytes")[slices.handle - low]
     segment_rows = np.maximum(_integers(table, "segment_rows")[slices.handle - low], 1)
-    number = pa.array(slices.state.astype(np.int32))
+    # Sorted by state, and a block has few of all.
+    first, last = int(slices.state[0]), int(slices.state[-1])
+    named = states[first : last + 1]
+    number = pa.array((slices.state - first).astype(np.int32))
 
     def text(values: list[str]) -> pa.Array:
         return pa.DictionaryArray.from_arrays(number, pa.array(values, pa.string())).cast(pa.string())
 
     def nullable(values: Ints) -> pa.Array:
-        return pa.array(values.astype(np.int32), mask=values < 0)
+        return pa.array(values.astype(np.int32), mask=values < 0 if values.min() < 0 else None)
 
     return pa.table(
         [
-            text([str(state.operator) for state in states]),
-            text([state.name for state in states]),
-            text([state.mode.value for state in states]),
+            text([state.operator for state in named]),
+            text([state.name for state in named]),
+            text([state.mode.value for state in named]),
             nullable(slices.subtask),
             pa.array(slices.layer.astype(np.int32)),
             pa.array(slices.handle),

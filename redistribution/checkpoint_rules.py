@@ -7,7 +7,7 @@ columns; only faults are looked at one by one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -41,16 +41,23 @@ def checkpoint_refusals(record: Record, states: Sequence[State], handles: Handle
     yield from _handle_refusals(record, states, handles)
 
 
-def check_groups(record: Record, states: Sequence[State], handles: Handles) -> None:
+def check_groups(record: Record, states: Sequence[State], parts: Iterable[Handles]) -> None:
     """``DamagedCheckpoint`` for keyed handles with groups that are not their subtask's, or that two of a layer share.
 
-    Either would give some rows to nobody or twice (SPEC.md sections 4.3 and 5.3), without a word.
+    Either would give some rows to nobody or twice (SPEC.md sections 4.3 and 5.3), without a word. ``parts`` are all handles,
+    some whole operators at a time.
     """
     keyed = np.array([state.mode is Mode.KEYED for state in states], dtype=np.bool_)
-    found = handles.where(keyed[handles.state] & (handles.rows > 0))
     operators = [record.graph.operator(state.operator) for state in states]
-    parallelism = np.array([operator.parallelism for operator in operators], dtype=np.int64)[found.state]
-    ceiling = np.array([operator.max_parallelism or 0 for operator in operators], dtype=np.int64)[found.state]
+    parallelism = np.array([operator.parallelism for operator in operators], dtype=np.int64)
+    ceiling = np.array([operator.max_parallelism or 0 for operator in operators], dtype=np.int64)
+    for handles in parts:
+        found = handles.where(keyed[handles.state] & (handles.rows > 0))
+        _check_groups(found, parallelism[found.state], ceiling[found.state])
+
+
+def _check_groups(found: Handles, parallelism: Ints, ceiling: Ints) -> None:
+    """The same for keyed handles with rows, and the numbers of each one's operator."""
     first = -(-found.subtask * ceiling // parallelism)
     last = -(-(found.subtask + 1) * ceiling // parallelism) - 1
     # Subtasks and groups that do not exist are said elsewhere, in other words.

@@ -77,8 +77,7 @@ def plan_restore(
     record = checkpoint.record
     ordered = sorted(record.states, key=lambda state: (state.operator, state.name))
     handles = read_handles(checkpoint.handles, ordered)
-    for _, some in blocks(handles, ordered):
-        check_groups(record, ordered, some)
+    check_groups(record, ordered, (some for _, some in blocks(handles, ordered)))
     rows = np.zeros(len(ordered), dtype=np.int64)
     np.add.at(rows, handles.state, handles.rows)
     match = Match(
@@ -87,7 +86,7 @@ def plan_restore(
         statuses=saved_statuses(record),
         rows={(state.operator, state.name): count for state, count in zip(ordered, rows.tolist(), strict=True)},
         wanted={(state.operator, state.name): state for state in states},
-        drop=frozenset(drop),
+        drop=frozenset((drop,) if isinstance(drop, str) else drop),
     )
     check_drop(match)
     resolved, unchained, pinned, broken = unchain(_resolved(match), match.statuses)

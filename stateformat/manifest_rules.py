@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _Mask: TypeAlias = "npt.NDArray[np.bool_]"
 _Ints: TypeAlias = "npt.NDArray[np.int64]"
+_Runs: TypeAlias = "tuple[pa.Array, _Ints]"
 
 BATCH_ROWS: Final = 65_536
 GROUPS_MAX: Final = 32_768
@@ -143,17 +144,11 @@ def one_chunk(column: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
 
 def first_unsorted(handles: pa.Table) -> int | None:
     """The first row that sorts before the one above it by SPEC.md section 4.2; None for a sorted table."""
-    for start in range(0, max(handles.num_rows - 1, 0), BATCH_ROWS):
-        # Each batch begins with the last row of the one before it.
-        row = _first_unsorted(handles.slice(start, BATCH_ROWS + 1))
-        if row is not None:
-            return start + row
-    return None
+    return _first_unsorted(handles, runs(handles["operator"]), runs(handles["state"]))
 
 
-def _first_unsorted(handles: pa.Table) -> int | None:
-    operators, operator_starts = runs(handles["operator"])
-    states, state_starts = runs(handles["state"])
+def _first_unsorted(handles: pa.Table, of_operator: _Runs, of_state: _Runs) -> int | None:
+    (operators, operator_starts), (states, state_starts) = of_operator, of_state
     new_operator = np.zeros(handles.num_rows, bool)
     new_operator[operator_starts[1:-1]] = True
     new_state = new_operator.copy()
@@ -163,9 +158,12 @@ def _first_unsorted(handles: pa.Table) -> int | None:
     same_operator = ~new_operator[state_starts[1:-1]]
     falls = ~_numpy(pc.less(states[:-1], states[1:]))
     wrong.append(state_starts[1:-1][same_operator & falls])
-    subtask, layer = integers(handles["subtask"]), integers(handles["layer"])
-    falls = (subtask[1:] < subtask[:-1]) | ((subtask[1:] == subtask[:-1]) & (layer[1:] < layer[:-1]))
-    wrong.append(np.flatnonzero(falls & ~new_state[1:]) + 1)
+    for start in range(0, max(handles.num_rows - 1, 0), BATCH_ROWS):
+        # Each batch begins with the last row of the one before it.
+        batch = handles.slice(start, BATCH_ROWS + 1)
+        subtask, layer = integers(batch["subtask"]), integers(batch["layer"])
+        falls = (subtask[1:] < subtask[:-1]) | ((subtask[1:] == subtask[:-1]) & (layer[1:] < layer[:-1]))
+        wrong.append(np.flatnonzero(falls & ~new_state[start + 1 : start + len(subtask)]) + start + 1)
     found = [int(rows.min()) for rows in wrong if len(rows)]
     return min(found) if found else None
 
@@ -177,10 +175,11 @@ def handle_faults(handles: pa.Table) -> list[HandleFault]:
         for name in _REQUIRED
         if handles[name].null_count
     ]
+    found = {name: runs(handles[name]) for name in ("operator", "state", "edge")}
     faults += [
         HandleFault("SPEC 4.1", f"column {name} holds UTF-8", 0, handles.num_rows)
-        for name in ("operator", "state", "edge")
-        if not _is_utf8(runs(handles[name])[0])
+        for name, (values, _) in found.items()
+        if not _is_utf8(values)
     ]
     if faults:
         return faults  # The rules below rest on these.
@@ -197,7 +196,7 @@ def handle_faults(handles: pa.Table) -> list[HandleFault]:
                 else fault._replace(row=fault.row + start)
             )
         start += batch.num_rows
-    row = first_unsorted(handles)
+    row = _first_unsorted(handles, found["operator"], found["state"])
     if row is not None:
         text = "handles are sorted by (operator, state, subtask with null first, layer)"
         collected[text] = HandleFault("SPEC 4.2", text, row, 1)
@@ -318,8 +317,8 @@ def _group_rules(view: _Batch) -> _Rules:
     due &= ends > starts
     if not due.any():
         return
-    illegal = (counts < 0) | (counts > _COUNT_MAX)
-    if illegal.any():
+    if counts.min() < 0 or counts.max() > _COUNT_MAX:
+        illegal = (counts < 0) | (counts > _COUNT_MAX)
         before = np.concatenate([[0], np.cumsum(illegal)])
         yield "SPEC 4.3", "the counts of rows_per_group are row counts", due & (before[ends] > before[starts])
         return
@@ -327,8 +326,18 @@ def _group_rules(view: _Batch) -> _Rules:
     trimmed = np.zeros(len(due), bool)
     trimmed[due] = (edges[0] == 0) | (edges[1] == 0)
     yield "SPEC 4.3", "the first and last group have rows", trimmed
-    sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-    yield "SPEC 4.3", "rows_per_group adds up to rows", due & (sums[ends] - sums[starts] != rows)
+    unequal = np.zeros(len(due), bool)
+    unequal[due] = _sums(counts, starts[due], ends[due]) != rows[due]
+    yield "SPEC 4.3", "rows_per_group adds up to rows", unequal
+
+
+def _sums(values: _Ints, starts: _Ints, ends: _Ints) -> _Ints:
+    """The sum of each range, of which none is empty, and which ascend and are disjoint."""
+    edges = np.empty(2 * len(starts), np.int64)
+    edges[::2], edges[1::2] = starts, ends
+    # What lies between two ranges is summed too, and left out; behind the last there may be nothing.
+    found: _Ints = np.add.reduceat(values, edges[:-1] if ends[-1] == len(values) else edges)[::2]
+    return found
 
 
 def lists(column: pa.Array) -> tuple[_Ints, _Ints, _Ints]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import random
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from backends.dataflow.api import Dataflow
 from backends.dataflow.descriptors import Descriptor, UnionList
 from backends.dataflow.events import TaskId
 from backends.local import JobFailed, RunDiscarded
+from stateformat.model import StopMode
 from tests.local_jobs import Bench, Out, Tap, Told, rows, settle, state_of, to_end, until, until_told
 
 Caplog = pytest.LogCaptureFixture
@@ -179,9 +179,9 @@ def test_a_checkpoint_is_due_after_so_many_rows() -> None:
         if run.in_flight is not None and run.in_flight.barrier.number > newest:
             newest = run.in_flight.barrier.number
             read.append(run.rows_read)
-    gaps = [after - before for before, after in itertools.pairwise(read)]
-    assert len(gaps) >= 3
-    assert all(gap >= 10 for gap in gaps[:-1])
+    assert len(read) >= 4
+    # It begins a little after it is due, and the next is due so many rows after this one was: the last is the final one.
+    assert all(count >= 10 * turn for turn, count in enumerate(read[:-1]))
     assert out.seen == list(range(50))
 
 
@@ -246,6 +246,30 @@ def test_no_checkpoint_is_taken_of_union_state_that_has_ended_in_part_and_the_th
     assert bench.newest_id == 2
 
 
+@pytest.mark.parametrize("mode", list(StopMode))
+def test_a_stop_of_union_state_that_has_ended_in_part_is_refused_or_drains_it(mode: StopMode) -> None:
+    bench = Bench(requests_every_us=None)
+    tap = Tap([rows(1)], [rows(2), rows(3)], shut=True)
+    flow, out = with_union(bench, tap)
+    run = bench.begin(flow)
+    tap.let(0)
+    tap.let(1, 1)
+    until(run, lambda: state_of(run, "union", 0) == "waiting" and run.rows_read == 2)
+    settle(run)
+    run.progress()
+    run.request_stop(mode)
+    if mode is StopMode.NO_DRAIN:
+        settle(run)
+        (warning,) = run.progress().warnings
+        assert warning.startswith("the stop has failed, and the job goes on: some subtasks of operator 'union'")
+        tap.let(1)
+        assert to_end(run).stop is None
+        assert out.seen == [1, 2, 3]
+    else:
+        assert to_end(run).stop is not None
+        assert out.seen == [1, 2]
+
+
 def test_a_failed_publication_is_tolerated_as_far_as_the_job_says_and_the_job_goes_on() -> None:
     bench = Bench(tolerable_failures=1)
     tap = Tap([rows(1)], shut=True)
@@ -268,7 +292,8 @@ def test_too_many_failures_fail_the_job_with_the_last_as_the_cause() -> None:
     flow, _ = one_sink(bench, Tap([rows(1)]))
     bench.log.failing += ["op/0 process 0: 1"] * 3
     with pytest.raises(
-        JobFailed, match=r"job 'job' failed 3 times, and 2 restarts are allowed; .*'op'.*Boom"
+        JobFailed,
+        match=r"job 'job' failed 3 times within a few checkpoints, and 2 restarts are allowed; .*'op'.*Boom",
     ) as raised:
         bench.run(flow)
     assert isinstance(raised.value.__cause__, RunDiscarded)
@@ -281,3 +306,20 @@ def test_a_job_that_fails_less_often_starts_again_and_says_how_often() -> None:
     outcome = bench.run(flow)
     assert outcome.restarts == 2
     assert out.seen == [1, 2]
+
+
+@pytest.mark.parametrize(("rows_apart", "fails"), [(150, False), (3, True)])
+def test_failures_with_ten_checkpoints_in_between_do_not_add_up_and_with_one_they_do(
+    rows_apart: int, fails: bool
+) -> None:
+    bench = Bench(max_restarts=1, checkpoint_rows=1, checkpoint_interval_us=None)
+    flow, out = one_sink(bench, Tap([rows(n) for n in range(400)]))
+    bench.log.failing += [f"op/0 process 0: {10 + rows_apart * n}" for n in range(3)]
+    if fails:
+        with pytest.raises(JobFailed, match="failed 2 times within a few checkpoints"):
+            bench.run(flow)
+        return
+    outcome = bench.run(flow)
+    assert bench.log.failing == []
+    assert outcome.restarts == 3
+    assert out.seen == list(range(400))

@@ -9,8 +9,8 @@ import pytest
 
 from backends.dataflow.api import Dataflow, OperatorCoordinator, Output, Sender
 from backends.dataflow.events import TaskId
-from backends.local import JobFailed, RunDiscarded
-from tests.local_jobs import Bench, Log, Out, Tap, Told, rows, settle, state_of, to_end, until
+from backends.local import JobFailed, LocalRun, RunDiscarded
+from tests.local_jobs import Bench, Log, Out, Tap, Told, rows, settle, state_of, to_end, until, until_read, until_told
 
 
 class Register(OperatorCoordinator):
@@ -98,6 +98,10 @@ def coordinator_state(bench: Bench) -> list[dict[str, Any]]:
     return bench.state("op", state.name)
 
 
+def until_published(bench: Bench, run: LocalRun, checkpoint_id: int) -> None:
+    until(run, lambda: bench.newest_id == checkpoint_id)
+
+
 def test_what_subtasks_tell_their_coordinator_is_kept_in_the_checkpoint_and_comes_back_at_any_parallelism() -> None:
     bench = Bench()
     job = Job(bench, shut=True)
@@ -128,9 +132,9 @@ def test_a_message_sent_between_the_trigger_and_the_snapshot_of_its_sender_is_in
         bench = Bench(seed=seed, requests_every_us=None)
         job = Job(bench)
         run = bench.begin(job.flow())
-        until(run, lambda run=run: run.rows_read >= 2)
+        until_read(run, 2)
         bench.due(run)
-        until(run, lambda bench=bench: bench.newest_id == 1)
+        until_published(bench, run, 1)
         rows_kept = coordinator_state(bench)
         logged = [row["message"].decode() for row in rows_kept if row["message"] is not None]
         own = [row["what"] for row in rows_kept if row["message"] is None]
@@ -169,7 +173,7 @@ def test_what_a_coordinator_says_while_a_checkpoint_is_pending_comes_behind_the_
         run = bench.begin(job.flow())
         settle(run, 20)
         bench.checkpoint(run)
-        until(run, lambda bench=bench: bench.log.of("op/0", "receive"))
+        until_told(run, bench.log, "op/0 receive later")
         assert bench.log.of("op/0", "snapshot", "receive") == ["snapshot", "receive later"]
         assert bench.log.of("op/1", "receive") == []
 

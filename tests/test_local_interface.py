@@ -365,7 +365,7 @@ def test_progress_is_shown_while_the_job_runs_and_at_its_end() -> None:
     shown: list[Progress] = bench.progress
     assert len(shown) >= 3
     assert [progress.rows_read for progress in shown] == sorted(progress.rows_read for progress in shown)
-    gaps = [after.elapsed_us - before.elapsed_us for before, after in itertools.pairwise(shown)]
+    gaps = [after.elapsed_us - before.elapsed_us for before, after in itertools.pairwise(shown[:-1])]
     assert all(gap >= 500_000 for gap in gaps)
     last = shown[-1]
     assert (last.rows_read, last.running, last.finished) == (200, 0, 4)
@@ -388,7 +388,7 @@ def progress(**more: Any) -> Progress:
         "finished": 0,
         "watermark": 5,
     }
-    return Progress(**{**known, **more})  # type: ignore[arg-type]
+    return Progress(**{**known, **more})
 
 
 class Terminal(io.StringIO):

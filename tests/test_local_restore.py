@@ -20,7 +20,7 @@ from backends.dataflow.descriptors import (
     UnionList,
     ValueState,
 )
-from backends.dataflow.events import MAX_WATERMARK, MIN_WATERMARK
+from backends.dataflow.events import MAX_WATERMARK, MIN_WATERMARK, TaskId
 from backends.dataflow.operators import BroadcastJoin, TumblingWindow
 from backends.local import JobOutcome, LocalRun, RunDiscarded
 from stateformat.errors import RestoreRefused
@@ -142,9 +142,50 @@ def test_time_does_not_fall_back_at_a_restore() -> None:
     stream = saved["stream->join.0"]
     assert 0 < stream < 40
     bench.log.clear()
-    bench.begin(job.flow())
+    run = bench.begin(job.flow())
     for subtask in range(2):
         assert bench.log.of(f"join/{subtask}", "opens") == [f"opens at {stream}"]
+        assert run.tasks[TaskId("join", subtask)].watermark == stream
+
+
+class Times(Told):
+    """Keeps something, and tells what time it was when it was opened."""
+
+    def states(self, *inputs: pa.Schema) -> Sequence[Descriptor]:
+        return [SplitList("some", {"value": pa.int64()})]
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self.tell(f"opens at {context.watermark}")
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_the_time_of_subtasks_that_are_merged_is_the_least_of_theirs(parallelism: int, ahead: int) -> None:
+    bench = Bench()
+    taps = [[rows(5), rows(300)], [rows(5), rows(300)]]
+    taps[ahead] = [rows(100), rows(300)]
+    tap = Tap(*taps, shut=True)
+
+    def flow(parallelism: int) -> Dataflow:
+        made = Dataflow("job", parallelism=parallelism)
+        stream = made.source(tap, uid="in", event_time="at").apply(Times(bench.log), uid="op", chain=False)
+        stream.apply(Times(bench.log), uid="behind")
+        return made
+
+    run = bench.begin(flow(2))
+    tap.let(0, 1)
+    tap.let(1, 1)
+    until_read(run, 2)
+    settle(run, 100)
+    bench.checkpoint(run)
+    assert [run.tasks[TaskId("op", subtask)].watermark for subtask in (ahead, 1 - ahead)] == [100, 5]
+    bench.log.clear()
+    run = bench.begin(flow(parallelism))
+    for subtask in range(parallelism):
+        assert bench.log.of(f"op/{subtask}", "opens") == ["opens at 5"]
+        assert bench.log.of(f"behind/{subtask}", "opens") == ["opens at 5"]
+        assert run.tasks[TaskId("op", subtask)].watermark == 5
 
 
 def test_late_rows_are_late_again_after_a_restore() -> None:

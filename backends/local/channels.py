@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
@@ -13,16 +13,28 @@ CAPACITY = 8
 """Batches that a channel holds before its sender waits. Feedback channels hold any number: the loop must turn."""
 
 
-class Queue:
-    """One channel: first in, first out. ``arriving`` logs what comes in, for an unaligned checkpoint."""
+def _nobody() -> None:
+    """Nobody waits for it."""
 
-    __slots__ = ("arriving", "capacity", "channel", "elements")
+
+class Queue:
+    """One channel: first in, first out. ``arriving`` logs what comes in, for an unaligned checkpoint.
+
+    ``filled``, ``room``: called when it becomes full, and when it no longer is; ``found``, ``emptied``: when something lies in it,
+    and when nothing does. So whoever waits for it need not look at it again and again.
+    """
+
+    __slots__ = ("arriving", "capacity", "channel", "elements", "emptied", "filled", "found", "room")
 
     def __init__(self, channel: Channel, *, capacity: int | None) -> None:
         self.channel = channel
         self.capacity = capacity
         self.elements: deque[Element] = deque()
         self.arriving = False
+        self.filled: Callable[[], object] = _nobody
+        self.room: Callable[[], object] = _nobody
+        self.found: Callable[[], object] = _nobody
+        self.emptied: Callable[[], object] = _nobody
 
     @property
     def full(self) -> bool:
@@ -32,10 +44,21 @@ class Queue:
     def put(self, element: Element) -> None:
         """Put in an element."""
         self.elements.append(element)
+        count = len(self.elements)
+        if count == 1:
+            self.found()
+        if count == self.capacity:
+            self.filled()
 
     def get(self) -> Element:
         """Take the oldest."""
-        return self.elements.popleft()
+        element = self.elements.popleft()
+        count = len(self.elements)
+        if not count:
+            self.emptied()
+        if self.capacity is not None and count == self.capacity - 1:
+            self.room()
+        return element
 
     def records_before(self, number: int) -> Iterator[pa.RecordBatch]:
         """The batches that lie before the barrier of this number, or all where it is not there."""

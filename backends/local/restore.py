@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,8 +14,23 @@ import pyarrow.compute as pc
 from backends.dataflow.api import Dataflow
 from backends.dataflow.compile import Job, Vertex, graph_of, lay_out, states_of
 from stateformat.checkpoint import ReadTask
-from stateformat.model import Mode, Partitioner
+from stateformat.model import Mode, Partitioner, SchemaVersion
 from stateformat.publication import CommitPermit
+
+
+@dataclass(frozen=True)
+class _Shared(ReadTask):
+    """A task of which other subtasks have the same: what it reads is read once for all of them."""
+
+    key: tuple[Any, ...] = ()
+    known: dict[Any, pa.Table] = field(default_factory=dict, compare=False, repr=False)
+
+    def table(self, *, as_schema: SchemaVersion | None = None) -> pa.Table:
+        """As of any task."""
+        key = (*self.key, as_schema)
+        if key not in self.known:
+            self.known[key] = super().table(as_schema=as_schema)
+        return self.known[key]
 
 
 @dataclass(frozen=True)
@@ -28,14 +44,28 @@ class Restored:
     permit: CommitPermit | None = None
     plan: Any = None
     finished: frozenset[str] = frozenset()
-    _cache: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    _read: dict[Any, pa.Table] = field(default_factory=dict, compare=False, repr=False)
+    """What many subtasks get of union and progress states: reading it for each of them would cost the square of their number."""
 
     def states(self, vertex: Vertex, subtask: int) -> Mapping[str, Mapping[str, ReadTask]] | None:
         """What a task's operators read, by uid and state; None on a first run."""
         if self.permit is None:
             return None
-        checkpoint = self.permit.checkpoint()
-        return {uid: checkpoint.restore(self.plan, uid, subtask) for uid in vertex.operators if self._knows(uid)}
+        return {uid: self._tasks(uid, subtask) for uid in vertex.operators if self._knows(uid)}
+
+    def _tasks(self, uid: str, subtask: int) -> Mapping[str, ReadTask]:
+        assert self.permit is not None
+        tasks = self.permit.checkpoint().restore(self.plan, uid, subtask)
+        return {name: self._shared(task, subtask) for name, task in tasks.items()}
+
+    def _shared(self, task: ReadTask, subtask: int) -> ReadTask:
+        state = task.state
+        if state.mode not in (Mode.PROGRESS, Mode.UNION) or len(task.slices) < 2:
+            return task
+        # Of these modes whole handles are dealt out, so the numbers of the handles say it all.
+        handles = self.plan.slices_of(state.operator, subtask, state.name)["handle"].to_numpy().tobytes()
+        fields = {item.name: getattr(task, item.name) for item in dataclasses.fields(task)}
+        return _Shared(**fields, key=(state.operator, state.name, handles), known=self._read)
 
     def progress(self, vertex: Vertex, subtask: int) -> tuple[dict[str, int], frozenset[str]]:
         """Per edge into the vertex: how far event time had come, and which had ended."""
@@ -56,14 +86,20 @@ class Restored:
 
     def in_flight(self, vertex: Vertex, subtask: int) -> Mapping[str, ReadTask]:
         """By edge: the records that were on their way to a task."""
-        if self.permit is None or not self._knows(vertex.id):
+        if self.permit is None or vertex.id not in self._logged:
             return {}
-        tasks = self.permit.checkpoint().restore(self.plan, vertex.id, subtask)
+        tasks = self._tasks(vertex.id, subtask)
         return {
             task.state.edge: task
             for task in tasks.values()
             if task.state.mode is Mode.IN_FLIGHT and task.state.edge is not None and task.slices.num_rows
         }
+
+    @cached_property
+    def _logged(self) -> frozenset[str]:
+        """The operators of which the checkpoint holds in-flight states."""
+        states = () if self.permit is None else self.permit.record.states
+        return frozenset(str(state.operator) for state in states if state.mode is Mode.IN_FLIGHT)
 
     @cached_property
     def coordinators(self) -> Mapping[str, pa.Table]:
@@ -85,7 +121,7 @@ class Restored:
     def _task(self, uid: str, subtask: int, mode: Mode) -> ReadTask | None:
         if self.permit is None or not self._knows(uid):
             return None
-        tasks = self.permit.checkpoint().restore(self.plan, uid, subtask)
+        tasks = self._tasks(uid, subtask)
         return next((task for task in tasks.values() if task.state.mode is mode), None)
 
 

@@ -26,11 +26,13 @@ from backends.dataflow.loops import loops_of
 from backends.dataflow.routing import Router
 from backends.dataflow.task import Task
 from backends.local.channels import CAPACITY, Queue
+from backends.local.checks import check_whole
 from backends.local.clock import Clock
 from backends.local.driver import Driver, SplitWanted, ToCoordinator
 from backends.local.outcome import JobOutcome
 from backends.local.pending import InFlight
 from backends.local.progress import Progress
+from backends.local.readiness import Readiness
 from backends.local.restore import Restored
 from backends.local.stopping import Stopping
 from backends.local.worker import Mail, Worker
@@ -64,12 +66,26 @@ class Schedule:
     savepoint_options: Mapping[str, Any] = field(default_factory=dict)
     loop_rounds_max: int = LOOP_ROUNDS_MAX
 
+    def __post_init__(self) -> None:
+        """Raises ``InvalidInput`` for a number that means nothing."""
+        check_whole(
+            self,
+            checkpoint_interval_us=1,
+            checkpoint_rows=1,
+            timeout_us=1,
+            requests_every_us=1,
+            tolerable_failures=0,
+            keep=1,
+            loop_rounds_max=1,
+        )
+
 
 class LocalRun:
     """One run. Step it until :attr:`outcome` is there.
 
     :meth:`step` raises ``RunDiscarded`` when the run is given up and the job is to go on from its newest checkpoint, and what
-    publishing raises when another run has the job. Either way, the run is over and holds nothing that must be released.
+    publishing raises when another run has the job. Either way, the run is over; :meth:`close` lets operators release what they
+    hold, as far as this process goes on.
     """
 
     def __init__(
@@ -91,6 +107,7 @@ class LocalRun:
         self._due_us = self._begun_us
         self._next_checkpoint()
         self._rows_at_checkpoint = 0
+        self._readiness = Readiness()
         self._workers: dict[ev.TaskId, Worker] = {}
         self._channels: dict[ev.Channel, Queue] = {}
         self._all_tasks = sum(vertex.parallelism for vertex in self.job.vertices)
@@ -114,9 +131,13 @@ class LocalRun:
         self._loops = loops_of(self.job.vertices)
         running = [vertex for vertex in self.job.vertices if vertex.id not in restored.finished]
         self._connect(running, restored)
-        self._driver.open_coordinators(restored.coordinators)
-        self._open(restored)
-        self._driver.carry_out(coordinator.start())
+        try:
+            self._driver.open_coordinators(restored.coordinators)
+            self._open(restored)
+            self._driver.carry_out(coordinator.start())
+        except BaseException:
+            self.close()
+            raise
         self._see_end()
 
     # Building ------------------------------------------------------------------------------------------------------------
@@ -156,6 +177,8 @@ class LocalRun:
                 worker = Worker(task_id, vertex, task, queues, outputs, overtaken, self)
                 worker.routers = {edge.id: Router(self.job, edge, subtask) for edge in vertex.outputs}
                 self._workers[task_id] = worker
+                self.wake(worker)
+        self._sources = [worker for worker in self._workers.values() if worker.vertex.is_source]
 
     def _task(
         self,
@@ -208,16 +231,13 @@ class LocalRun:
             return False
         self._look_at_clock()
         now_us = self._clock.now_us()
-        ready: list[Worker | Driver] = [worker for worker in self._workers.values() if worker.ready(now_us)]
-        if self._driver.inbox:
-            ready.append(self._driver)
+        worker = self._readiness.draw(self._choose, now_us, others=bool(self._driver.inbox))
         try:
-            if ready:
-                actor = ready[self._choose.randrange(len(ready))]
-                if isinstance(actor, Worker):
-                    actor.step(self._choose)
-                else:
-                    actor.step()
+            if worker is not None:
+                worker.step(self._choose)
+                self._clock.tick()
+            elif self._driver.inbox:
+                self._driver.step()
                 self._clock.tick()
             else:
                 self._wait()
@@ -230,8 +250,8 @@ class LocalRun:
         now_us = self._clock.now_us()
         in_flight, schedule = self._driver.in_flight, self._schedule
         if in_flight is None:
-            rows = self.rows_read - self._rows_at_checkpoint
-            by_rows = schedule.checkpoint_rows is not None and rows >= schedule.checkpoint_rows
+            rows = schedule.checkpoint_rows
+            by_rows = rows is not None and self.rows_read - self._rows_at_checkpoint >= rows
             if by_rows or (schedule.checkpoint_interval_us is not None and now_us >= self._due_us):
                 self._next_checkpoint()
                 self._rows_at_checkpoint = self.rows_read
@@ -246,7 +266,7 @@ class LocalRun:
 
     def _wait(self) -> None:
         """Nobody has anything to do: wait for the clock."""
-        waits = [worker.idle_until_us for worker in self._workers.values()]
+        waits = [self._readiness.next_us]
         if self._schedule.checkpoint_interval_us is not None and self._driver.in_flight is None:
             waits.append(self._due_us)
         if self._driver.in_flight is not None and self._schedule.timeout_us is not None:
@@ -292,7 +312,7 @@ class LocalRun:
     @property
     def rows_read(self) -> int:
         """Rows that sources have read in this run."""
-        return sum(worker.rows for worker in self._workers.values() if worker.vertex.is_source)
+        return sum(worker.rows for worker in self._sources)
 
     @property
     def published(self) -> int:
@@ -318,6 +338,11 @@ class LocalRun:
     def fail_task(self, task: ev.TaskId, reason: str = "it was killed") -> None:
         """Kill a task."""
         self._workers[task].fail(RuntimeError(reason))
+
+    def close(self) -> None:
+        """Give up the run: every operator that has been opened and not closed is closed. What closing raises is logged."""
+        for worker in self._workers.values():
+            worker.give_up()
 
     def progress(self) -> Progress:
         """How far it has come."""
@@ -399,6 +424,11 @@ class LocalRun:
         worker = self._workers.get(task)
         if worker is not None and not worker.gone:
             worker.mail.append(mail)
+            self.wake(worker)
+
+    def wake(self, worker: Worker) -> None:
+        """A task may have become ready."""
+        self._readiness.wake(worker)
 
     def drop_in_flight(self) -> None:
         """Nothing is logged any more."""

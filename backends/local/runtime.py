@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from backends.dataflow.api import Dataflow, TwoPhaseCommitSink
 from backends.dataflow.failures import Guard
+from backends.local.checks import check_whole
 from backends.local.clock import Clock, SystemClock
 from backends.local.driver import FATAL, commit, commit_rest, committables
 from backends.local.outcome import JobFailed, JobOutcome, RunDiscarded
@@ -25,6 +26,8 @@ from stateformat.store import CheckpointStore
 logger = logging.getLogger(__name__)
 
 PROGRESS_EVERY_US = 500_000
+CHECKPOINTS_TO_FORGIVE = 10
+"""After so many a failure is no longer counted. One would not do: what fails again and again may publish in between."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +35,10 @@ class Options:
     """How a job runs here.
 
     ``parallelism`` replaces that of the dataflow, ``per_operator`` goes before both. ``unaligned``: barriers overtake records on
-    hash and rebalance edges. ``resume``: go on after a stop without drain. ``drop``: state that is given up, as ``plan_restore``
-    takes it. ``max_restarts``: after more failures without a checkpoint in between the job fails; it starts again after
-    ``restart_delay_us``, and after twice as long each time. ``seed``: of the order in which things happen.
+    hash and rebalance edges. ``resume``: go on after a stop without drain. ``drop``: state of the checkpoint that the job starts
+    from which is given up, as ``plan_restore`` takes it; a restart after a failure gives up nothing. ``max_restarts``: after more
+    failures without ten checkpoints in between the job fails; it starts again after ``restart_delay_us``, and after twice as long
+    each time. ``seed``: of the order in which things happen.
     """
 
     parallelism: int | None = None
@@ -46,6 +50,12 @@ class Options:
     restart_delay_us: int = 100_000
     seed: int = 0
     schedule: Schedule = field(default_factory=Schedule)
+
+    def __post_init__(self) -> None:
+        """Raises ``InvalidInput`` for a number that means nothing."""
+        check_whole(self, max_restarts=0, restart_delay_us=0)
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise InvalidInput(f"seed is {self.seed!r}; it is a whole number")
 
 
 class LocalRuntime:
@@ -68,13 +78,18 @@ class LocalRuntime:
             known = sorted({*Options.__dataclass_fields__, *Schedule.__dataclass_fields__} - {"schedule"})
             raise InvalidInput(f"there is no option {min(unknown)!r}; there are {', '.join(known)}")
         schedule = options.pop("schedule", Schedule())
-        assert isinstance(schedule, Schedule)
+        if not isinstance(schedule, Schedule):
+            raise InvalidInput(f"schedule is {schedule!r}; it is a Schedule, or give its fields by name")
+        if not isinstance(store, CheckpointStore):
+            raise InvalidInput(f"the store is {store!r}; open it first: stateformat.open(url)")
         self.store = store
         self.options = Options(**options, schedule=replace(schedule, **of_schedule))  # type: ignore[arg-type]
         self._clock = clock or SystemClock()
         self._progress = progress
         self._runs = 0
         self._published = 0
+        self._resumes_to: int | None = None
+        """Stops up to this checkpoint are gone on from; those that came to this job while it ran are stops."""
 
     def run(self, flow: Dataflow) -> JobOutcome:
         """Run a dataflow to its end, or until it is stopped, starting again from the newest checkpoint after failures.
@@ -83,21 +98,23 @@ class LocalRuntime:
         fit the dataflow; ``PublishConflict`` where another run has the job, and then nothing of this run was committed.
         """
         restarts = failures = 0
+        forgiven_at = 0
+        self._resumes_to = None
         while True:
-            before = self._published
             try:
                 return replace(self._once(flow), restarts=restarts)
             except (InvalidInput, RestoreRefused, *FATAL):
                 raise
             except (CheckpointError, OSError) as error:
                 restarts += 1
-                if self._published != before:
+                if self._published >= forgiven_at:
                     failures = 0
                 if not isinstance(error, RunDiscarded) or error.counted:
                     failures += 1
+                    forgiven_at = self._published + CHECKPOINTS_TO_FORGIVE
                 if failures > self.options.max_restarts:
                     raise JobFailed(
-                        f"job {flow.job_id!r} failed {failures} times without a checkpoint in between, and "
+                        f"job {flow.job_id!r} failed {failures} times within a few checkpoints, and "
                         f"{self.options.max_restarts} restarts are allowed; the last time: {error}. Its newest checkpoint stands: mend "
                         "the cause and run it again"
                     ) from error
@@ -106,7 +123,7 @@ class LocalRuntime:
                 self._clock.wait_until(self._clock.now_us() + delay_us)
 
     def _once(self, flow: Dataflow) -> JobOutcome:
-        begun = self.begin(flow)
+        begun = self._begin(flow)
         if isinstance(begun, JobOutcome):
             return begun
         shown_us = self._clock.now_us()
@@ -115,6 +132,9 @@ class LocalRuntime:
                 if self._progress is not None and self._clock.now_us() - shown_us >= PROGRESS_EVERY_US:
                     shown_us = self._clock.now_us()
                     self._progress(begun.progress())
+        except BaseException:
+            begun.close()
+            raise
         finally:
             self._published += begun.published
         if self._progress is not None:
@@ -128,15 +148,22 @@ class LocalRuntime:
         An outcome at once: the newest checkpoint is that of a stop, or everything had finished. Raises as :meth:`run` does,
         without starting again.
         """
+        self._resumes_to = None
+        return self._begin(flow)
+
+    def _begin(self, flow: Dataflow) -> LocalRun | JobOutcome:
         options = self.options
         permit = self.store.start(flow.job_id)
+        if self._resumes_to is None:
+            self._resumes_to = permit.ref.checkpoint_id if permit else 0
+        begins_here = permit is None or permit.ref.checkpoint_id == self._resumes_to
         restored = restore(
             flow,
             permit,
             parallelism=options.parallelism,
             per_operator=options.per_operator,
             unaligned=options.unaligned,
-            drop=options.drop,
+            drop=options.drop if begins_here else (),
         )
         sinks = {uid: step.logic for uid, step in flow.steps.items() if isinstance(step.logic, TwoPhaseCommitSink)}
         retries = self._commit_before_start(permit, sinks)
@@ -170,7 +197,8 @@ class LocalRuntime:
         stop = permit.record.stop
         # Whoever starts a job on a savepoint wants it to go on from there.
         if stop is not None and permit.record.kind is not CheckpointKind.SAVEPOINT:
-            if stop.mode is StopMode.DRAIN or not self.options.resume:
+            resumes = self.options.resume and permit.ref.checkpoint_id == self._resumes_to
+            if stop.mode is StopMode.DRAIN or not resumes:
                 commit_rest(permit, sinks, retries, self._clock)
                 outcome = end_stopped(self.store, permit, stop, self.options.schedule.savepoint_options)
                 if stop.mode is StopMode.DRAIN:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import random
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import pyarrow as pa
@@ -75,6 +76,9 @@ class Link(Protocol):
     def ended(self, task: ev.TaskId) -> None:
         """A task is gone."""
 
+    def wake(self, worker: Worker) -> None:
+        """It may have become ready."""
+
     def now_us(self) -> int:
         """The clock."""
 
@@ -101,8 +105,13 @@ class Worker:
         self.mail: deque[Mail] = deque()
         self.rows = 0
         self.gone = False
+        self._closed = False
         self._outputs = outputs
-        self._out_queues = [queue for queues in outputs.values() for queue in queues]
+        self._filled: dict[Queue, None] = {}
+        """Outputs that may be full: what it would emit has no room."""
+        self._found: dict[ev.Channel, Queue] = {}
+        """Inputs in which something may lie, in the order in which it came."""
+        self._watch(inputs, [queue for queues in outputs.values() for queue in queues])
         self._by_receiver = {
             edge: {queue.channel.receiver: queue for queue in queues} for edge, queues in outputs.items()
         }
@@ -116,6 +125,26 @@ class Worker:
         self._ask_at_us = 0
         self._splits_may_come = vertex.is_source
         self._idle_until_us = 0
+
+    def _watch(self, inputs: Iterable[Queue], outputs: Iterable[Queue]) -> None:
+        """Be told what becomes of the channels, so that asking whether it is ready costs the same however many there are."""
+        for queue in inputs:
+            queue.found = partial(self._find, queue)
+            queue.emptied = partial(self._found.pop, queue.channel, None)
+        for queue in outputs:
+            queue.filled = partial(self._fill, queue)
+            queue.room = partial(self._make_room, queue)
+
+    def _find(self, queue: Queue) -> None:
+        self._found[queue.channel] = queue
+        self._link.wake(self)
+
+    def _fill(self, queue: Queue) -> None:
+        self._filled[queue] = None
+
+    def _make_room(self, queue: Queue) -> None:
+        self._filled.pop(queue, None)
+        self._link.wake(self)
 
     @property
     def snapshot_taken(self) -> int:
@@ -141,11 +170,11 @@ class Worker:
             return False
         if self.mail:
             return True
-        if any(queue.full for queue in self._out_queues):
+        if any(queue.full for queue in self._filled):
             return False
         if self.vertex.is_source:
             return not self._held and self.task.may_read and now_us >= self._idle_until_us
-        return any(queue.elements and not self.task.is_blocked(channel) for channel, queue in self.inputs.items())
+        return any(queue.elements and not self.task.is_blocked(channel) for channel, queue in self._found.items())
 
     def step(self, choose: random.Random) -> None:
         """Do one thing: mail first, since control goes before data. What user code raises is told to the coordinator."""
@@ -157,7 +186,7 @@ class Worker:
             else:
                 open_now = [
                     queue
-                    for channel, queue in self.inputs.items()
+                    for channel, queue in self._found.items()
                     if queue.elements and not self.task.is_blocked(channel)
                 ]
                 queue = open_now[choose.randrange(len(open_now))] if len(open_now) > 1 else open_now[0]
@@ -170,6 +199,15 @@ class Worker:
         logger.debug("task %s failed", self.id, exc_info=error)
         self.gone = True
         self._link.tell(ev.TaskFailed(self.id, str(error)))
+
+    def give_up(self) -> None:
+        """The run is lost: let its operators release what they hold, if they have not."""
+        opened, self._closed, self.gone = hasattr(self, "operators") and not self._closed, True, True
+        if opened:
+            try:
+                self.operators.close()
+            except Exception as error:
+                logger.warning("task %s, which is given up, could not be closed: %s", self.id, error)
 
     def start(self) -> None:
         """Begin: states are restored and what was in flight has been processed."""
@@ -235,6 +273,7 @@ class Worker:
             case ev.NotifyAborted(number):
                 self._forget(number)
             case ev.Close():
+                self._closed = True
                 operators.close()
             case ev.Ended():
                 self.gone = True
@@ -289,7 +328,7 @@ class Worker:
             self._link.want_split(self.id)
         if reading.ended:
             self.deliver(ev.SourceEnded())
-        elif reading.idle or not reading.rows:
+        elif reading.idle:
             self._idle_until_us = self.now_us() + IDLE_US
 
     def _emit(self, element: ev.Element) -> None:

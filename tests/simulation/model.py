@@ -303,9 +303,10 @@ class _Reading:
         for operator in self.graph.operators:
             if self.record.rescaled_from is None and operator.status is Status.RUNNING:
                 settled[operator.uid] = operator.parallelism
-            if (operator.uid, "life") not in self.record.by_state or operator.status is not Status.RUNNING:
+            if (operator.uid, "life") not in self.record.by_state or operator.status is Status.FULLY_FINISHED:
                 continue
-            ended: dict[int, set[str]] = {subtask: set() for subtask in range(operator.parallelism)}
+            done = operator.done
+            ended: dict[int, set[str]] = {n: set() for n in range(operator.parallelism) if n not in done}
             for row in self.rows(operator.uid, "life"):
                 life[operator.uid, row["subtask"]][row["what"]] = row["value"]
                 if row["what"].startswith("end_input"):

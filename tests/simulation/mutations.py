@@ -23,9 +23,10 @@ from backends.dataflow import roster
 from backends.dataflow.activation import Activation
 from backends.dataflow.alignment import Alignment
 from backends.dataflow.coordinator import Coordinator
-from backends.dataflow.events import LogRecords, Publish, TaskCommand
+from backends.dataflow.events import MIN_WATERMARK, LogRecords, Publish, TaskCommand
 from backends.dataflow.iteration import LoopBuffer
 from backends.dataflow.life import State
+from backends.dataflow.member import Member
 from backends.dataflow.pending_barrier import PendingBarrier
 from backends.dataflow.task import Task
 from backends.local.driver import Driver
@@ -170,14 +171,19 @@ def end_on_any_checkpoint() -> AbstractContextManager[Any]:
     return patch.object(Task, "_leave", leave)
 
 
-def let_a_watermark_fall_back() -> AbstractContextManager[Any]:
+@contextlib.contextmanager
+def let_a_watermark_fall_back() -> Iterator[None]:
     """A restore forgets how far time had come."""
     right = Restored.progress
 
     def progress(self: Restored, vertex: Any, subtask: int) -> tuple[dict[str, int], frozenset[str]]:
         return {}, right(self, vertex, subtask)[1]
 
-    return patch.object(Restored, "progress", progress)
+    with (
+        patch.object(Restored, "progress", progress),
+        patch.object(Member, "_restored_watermark", lambda self, rows: MIN_WATERMARK),
+    ):
+        yield
 
 
 def a_zombie_publishes() -> AbstractContextManager[Any]:

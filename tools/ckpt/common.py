@@ -123,8 +123,8 @@ class _NoPandas:
 def _leave_pandas_out() -> None:
     """Spare a command the import of pandas, which takes longer than all of ``ckpt inspect``.
 
-    pyarrow looks for pandas when it is first given a Python list, once, to see whether that might be a Series. It is shown
-    that there is none. Where pyarrow is there already, this is somebody else's process, and is left as it is.
+    pyarrow looks for pandas when it is first given a Python list, to see whether that might be a Series, and when it first
+    makes a numpy array, once each. It is shown that there is none. Where pyarrow is there already, this is somebody else's process, and is left as it is.
     """
     if "pyarrow" in sys.modules or "pandas" in sys.modules:
         return
@@ -132,7 +132,7 @@ def _leave_pandas_out() -> None:
 
     sys.meta_path.insert(0, _NoPandas)
     try:
-        pa.array([0], pa.int8())  # Typed: before it infers a first type, it imports dateutil.
+        pa.array([0], pa.int8()).to_numpy()  # Typed: before it infers a first type, it imports dateutil.
     finally:
         sys.meta_path.remove(_NoPandas)
 

@@ -8,7 +8,6 @@ standard error is a terminal and the command is a long one.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,9 +28,19 @@ _WRITE_CHARACTERS = 1 << 20
 
 def look_of(stream: TextIO) -> Look:
     """How pages for this stream may look: COLUMNS or the terminal's width, its encoding, NO_COLOR."""
-    columns = shutil.get_terminal_size((WIDTH_MIN, 24)).columns
     colour = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return Look(min(max(columns, WIDTH_MIN), WIDTH_MAX), _is_utf8(stream), colour)
+    return Look(min(max(_terminal_columns(), WIDTH_MIN), WIDTH_MAX), _is_utf8(stream), colour)
+
+
+def _terminal_columns() -> int:
+    """COLUMNS, or the columns of the terminal, or 0 (what shutil says, whose import takes longer than drawing a page)."""
+    given = os.environ.get("COLUMNS", "")
+    if given.isdecimal() and int(given):
+        return int(given)
+    try:
+        return os.get_terminal_size(sys.__stdout__.fileno()).columns if sys.__stdout__ else 0
+    except (OSError, ValueError):
+        return 0
 
 
 def _silent(done: int, total: int) -> None:
