@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import stateformat as sf
-from backends.dataflow.api import Dataflow
-from backends.local import LocalRuntime
+from backends.dataflow.api import Dataflow, OperatorCoordinator, Split, SplitEnumerator
+from backends.dataflow.events import TaskId
+from backends.local import JobFailed, LocalRuntime, RunDiscarded
 from backends.local.worker import Worker
 from stateformat.checkpoint import ReadTask
 from stateformat.errors import InvalidInput
 from stateformat.model import Mode
+from stateformat.publication import CommitPermit
 from tests.local_jobs import Bench, Count, Out, Tap, Told, rows, settle, to_end, until
 
 
@@ -165,3 +170,128 @@ def test_what_all_subtasks_are_given_alike_is_read_once_at_another_parallelism(m
     assert sorted(read) == ["count", "out"]
     to_end(run)
     assert sum(out.seen) == 6
+
+
+class Kept(OperatorCoordinator):
+    """Keeps what the test says."""
+
+    columns = pa.schema([("n", pa.int64())])
+
+    def __init__(self, kept: Any) -> None:
+        self.kept = kept
+
+    def receive(self, subtask: int, message: bytes) -> None:
+        """Nothing is sent."""
+
+    def snapshot(self) -> Any:
+        return self.kept
+
+
+class Keeping(Told):
+    """An operator with such a coordinator."""
+
+    def __init__(self, log: Any, kept: Any) -> None:
+        super().__init__(log)
+        self.kept = kept
+
+    def coordinator(self) -> OperatorCoordinator:
+        return Kept(self.kept)
+
+
+@pytest.mark.parametrize(
+    ("kept", "sentence"),
+    [
+        (None, "of the coordinator of 'op' returned NoneType; it returns a table"),
+        (pa.table({"m": [1]}), r"of the coordinator of 'op' returned columns \['m'\]; its columns are \['n'\]"),
+        (pa.table({"n": ["x"]}), "of the coordinator of 'op' returned other types than declared"),
+    ],
+)
+def test_a_coordinator_that_keeps_what_it_has_not_declared_fails_the_snapshot_with_a_sentence(
+    kept: Any, sentence: str
+) -> None:
+    bench = Bench(max_restarts=0)
+    flow = Dataflow("job")
+    flow.source(Tap([rows(1)], endless=True), uid="in").apply(Keeping(bench.log, kept), uid="op", chain=False)
+    run = bench.begin(flow)
+    with pytest.raises(RunDiscarded, match=sentence):
+        bench.checkpoint(run)
+
+
+class Returning(Out):
+    """A sink whose commit returns what the test says."""
+
+    returned: Any = None
+
+    def commit(self, permit: CommitPermit, committables: pa.Table) -> Any:
+        return self.returned
+
+
+@pytest.mark.parametrize("returned", [[1], pa.table({"q": [1]})])
+def test_a_commit_that_returns_what_is_no_committable_fails_with_a_sentence(returned: Any) -> None:
+    bench = Bench(max_restarts=0)
+    flow = Dataflow("job")
+    sink = Returning(bench.log)
+    sink.returned = returned
+    flow.source(Tap([rows(1)]), uid="in").apply(sink, uid="out", chain=False)
+    with pytest.raises(JobFailed, match=r"commit of 'out' failed: .*it returned .* not rows of what it was given"):
+        bench.run(flow)
+
+
+def test_what_is_no_source_and_no_operator_is_refused_where_it_is_written() -> None:
+    flow = Dataflow("job")
+    wrong: Any = Tap
+    with pytest.raises(InvalidInput, match=r"source 'in' is .*Tap.*; give an instance of a Source"):
+        flow.source(wrong, uid="in")
+    stream = flow.source(Tap([rows(1)]), uid="in")
+    wrong = Told
+    with pytest.raises(InvalidInput, match=r"operator 'op' is .*Told.*; give an instance of an Operator"):
+        stream.apply(wrong, uid="op")
+
+
+class Dealing(Tap):
+    """A source that reads, or deals out, what it should not."""
+
+    def __init__(self, *, split: object = None, chunk: object = None) -> None:
+        super().__init__([rows(1)])
+        self.split, self.chunk = split, chunk
+
+    def enumerator(self) -> SplitEnumerator:
+        enumerator = super().enumerator()
+        if self.split is not None:
+            enumerator.next_split = lambda *_: self.split  # type: ignore[method-assign, assignment]
+        return enumerator
+
+    def read(self, split: Split, context: Any) -> Any:
+        return super().read(split, context) if self.chunk is None else iter([self.chunk])
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        (Dealing(split="x"), "source 'in' failed: next_split returned str; it returns a Split or NoSplit"),
+        (Dealing(chunk=rows(1)), "read of source 'in' gave RecordBatch; it gives a Chunk"),
+    ],
+)
+def test_a_source_that_gives_something_else_fails_with_a_sentence_that_names_it(source: Tap, sentence: str) -> None:
+    bench = Bench(max_restarts=0)
+    flow = Dataflow("job")
+    flow.source(source, uid="in").apply(Told(bench.log), uid="op", chain=False)
+    with pytest.raises(JobFailed, match=sentence):
+        bench.run(flow)
+
+
+def test_the_state_of_a_task_that_has_ended_is_not_held_while_the_job_goes_on() -> None:
+    bench = Bench()
+    flow = Dataflow("job")
+    flow.source(Tap([rows(1)]), uid="table").key_by("key").apply(Count(bench.log), uid="count", chain=False)
+    flow.source(Tap([rows(2)], endless=True), uid="stream").apply(Told(bench.log), uid="op", chain=False)
+    run = bench.begin(flow)
+    count = run.tasks[TaskId("count", 0)]
+    state = weakref.ref(count.operators)
+    until(run, lambda: count.task.state.value == "waiting")
+    bench.checkpoint(run)
+    until(run, lambda: count.gone)
+    gc.collect()
+    assert state() is None
+    bench.checkpoint(run)
+    assert bench.newest.graph.operator("count").status == "fully_finished"

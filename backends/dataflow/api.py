@@ -144,6 +144,8 @@ class Dataflow:
         event_time: EventTime | str | None = None,
     ) -> Stream:
         """Read a source. With ``event_time``, its readers emit watermarks."""
+        if not isinstance(source, Source):
+            raise InvalidInput(f"source {uid!r} is {source!r}; give an instance of a Source")
         timed = EventTime(event_time) if isinstance(event_time, str) else event_time
         if timed is not None and timed.column not in source.schema.names:
             raise InvalidInput(
@@ -163,6 +165,8 @@ class Dataflow:
         chain: bool = True,
     ) -> Stream:
         """Apply an operator to its inputs, in order. ``chain`` False: it runs in a task of its own, or as the first of one."""
+        if not isinstance(operator, Operator):
+            raise InvalidInput(f"operator {uid!r} is {operator!r}; give an instance of an Operator")
         if not inputs:
             raise InvalidInput(f"operator {uid!r} has no input; give at least one stream")
         for stream in inputs:

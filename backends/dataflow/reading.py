@@ -134,6 +134,8 @@ class SourceReader:
             return next(held.chunks, None)
 
     def _take(self, held: _Held, chunk: Chunk) -> int:
+        if not isinstance(chunk, Chunk):
+            raise InvalidState(f"read of source {self._uid!r} gave {type(chunk).__name__}; it gives a Chunk")
         batch = chunk.batch
         rows = 0 if batch is None else batch.num_rows
         if rows:

@@ -15,14 +15,22 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from backends.dataflow import events as ev
-from backends.dataflow.api import NoSplit, OperatorCoordinator, Sender, Source, SplitEnumerator, TwoPhaseCommitSink
+from backends.dataflow.api import (
+    NoSplit,
+    OperatorCoordinator,
+    Sender,
+    Source,
+    Split,
+    SplitEnumerator,
+    TwoPhaseCommitSink,
+)
 from backends.dataflow.compile import Job
 from backends.dataflow.coordinator import Coordinator
 from backends.dataflow.failures import Guard
 from backends.dataflow.flow_states import COMMITTABLES
 from backends.local.clock import Clock
 from backends.local.outcome import RunDiscarded
-from backends.local.pending import InFlight
+from backends.local.pending import InFlight, conformed
 from backends.local.worker import Give, Mail, Message
 from stateformat.errors import (
     CheckpointExpired,
@@ -192,6 +200,8 @@ class Driver:
         vertex = self._job.vertex(task.vertex)
         try:
             split = self.enumerators[vertex.id].next_split(task.subtask, vertex.parallelism)
+            if not isinstance(split, Split | NoSplit):
+                raise InvalidState(f"next_split returned {type(split).__name__}; it returns a Split or NoSplit")
         except Exception as error:
             self._failed(f"the enumerator of source {vertex.id!r} failed: {error}", error)
             split = NoSplit.LATER
@@ -234,7 +244,7 @@ class Driver:
             try:
                 owners: dict[str, SplitEnumerator | OperatorCoordinator] = {**self.enumerators, **self.coordinators}
                 for uid, owner in owners.items():
-                    current.coordinators[uid] = owner.snapshot()
+                    current.coordinators[uid] = conformed(uid, owner.snapshot(), owner.columns)
             except Exception as error:
                 logger.debug("the snapshot of the coordinator of %s failed", uid, exc_info=error)
                 reason = f"that of operator {uid!r}: {error}"
@@ -382,6 +392,10 @@ def _commit(
     for uid, rows in held.items():
         with Guard(uid, None)("commit"):
             left = sinks[uid].commit(permit, rows)
+            if left is not None and (not isinstance(left, pa.Table) or left.column_names != rows.column_names):
+                raise InvalidState(
+                    f"it returned {type(left).__name__} that is not rows of what it was given, and not None"
+                )
         if left is not None and left.num_rows:
             again[uid] = left
     return again

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import random
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -331,7 +332,7 @@ class LocalRun:
 
     def request_stop(self, mode: StopMode, savepoint: str | None = None) -> str:
         """Ask for a stop with a savepoint, as `ckpt stop` does from outside; returns the request's id."""
-        request = f"{self._choose.getrandbits(128):032x}"
+        request = secrets.token_hex(16)
         self._stopping.ask(request, mode, savepoint)
         return request
 

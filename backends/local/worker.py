@@ -277,6 +277,7 @@ class Worker:
                 operators.close()
             case ev.Ended():
                 self.gone = True
+                del self.operators  # What it kept may be large, and the job may go on for long.
                 self._link.ended(self.id)
             case ev.HoldSource(hold):
                 self._held = hold

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 import sys
 import time
 from collections import Counter
 
+from tests.simulation.mutations import MUTATIONS
 from tests.simulation.run import Failed, simulate
 
 
@@ -18,12 +20,32 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first one")
     parser.add_argument("--stop-after", type=int, default=20, help="failures after which to stop")
     parser.add_argument("--story", action="store_true", help="print what happened in each seed")
+    parser.add_argument("--mutations", action="store_true", help="which seeds find what is broken on purpose")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
+    seeds = range(options.first, options.first + options.seeds)
+    if options.mutations:
+        for name, mutation in MUTATIONS.items():
+            with mutation():
+                found = list(itertools.islice((seed for seed in seeds if _fails(seed)), 3))
+            print(f"{name}: {found or 'not found'}", flush=True)
+        return 0
+    return _run(seeds, options)
+
+
+def _fails(seed: int) -> bool:
+    try:
+        simulate(seed)
+    except Failed:
+        return True
+    return False
+
+
+def _run(seeds: range, options: argparse.Namespace) -> int:
     counts: Counter[str] = Counter()
     failed: list[int] = []
     begun = time.perf_counter()
-    for seed in range(options.first, options.first + options.seeds):
+    for seed in seeds:
         try:
             tally = simulate(seed)
         except Failed as error:
