@@ -22,7 +22,7 @@ GROUPS_MAX = 8
 WINDOW_US = 50
 KEYED_KINDS = frozenset({"count", "window", "latest", "recent"})
 """Kinds of operators that keep keyed state: behind hash edges only."""
-PLAIN_KINDS = ("pass", "rekey", "hold", "union", "union", "ask", "merge", "join", "join", "join")
+PLAIN_KINDS = ("pass", "rekey", "hold", "union", "union", "ask", "ask", "merge", "join", "join", "join")
 
 
 class Row(NamedTuple):
@@ -188,12 +188,12 @@ class _Drawing:
         """Add one operator, a pair of halves, or a loop."""
         rng = self.rng
         dice = rng.random()
-        if dice < 0.45:
+        if dice < 0.38:
             edge, group = self.edge(keyed=True)
             self.add(rng.choice(sorted(KEYED_KINDS)), (edge,), group)
-        elif dice < 0.55:
+        elif dice < 0.45:
             self.halves("even", "odd")
-        elif dice < 0.68:
+        elif dice < 0.58:
             self.loop()
         else:
             self.plain(rng.choice(PLAIN_KINDS))
@@ -252,10 +252,10 @@ def draw(rng: random.Random) -> Graph:
     """A random graph."""
     drawing = _Drawing(rng)
     bounded = rng.random() < 0.7
-    for _ in range(rng.choice((1, 1, 2, 2, 3))):
+    for _ in range(rng.choice((1, 1, 2, 2, 2, 3))):
         source = drawing.source(bounded=bounded or rng.random() < 0.5)
         drawing.open.append((source.uid, source.group))
-    for _ in range(rng.choice((0, 1, 1, 2, 2, 3, 3, 4, 5))):
+    for _ in range(rng.choice((0, 1, 1, 2, 2, 3, 3, 4))):
         drawing.step()
     for uid, group in list(drawing.open):
         if uid not in drawing.consumed or rng.random() < 0.1:
