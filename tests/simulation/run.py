@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import traceback
 from collections import Counter
 from collections.abc import Iterator
@@ -157,7 +158,8 @@ class Simulation:
         return f"seed {self.seed}: {what}\n{self.graph.describe()}\n" + "\n".join(self.story[-60:])
 
     def say(self, what: str) -> None:
-        self.story.append(what)
+        # A request has a random id, which the default place of its savepoint bears.
+        self.story.append(re.sub(r"(savepoints/\d+)-[0-9a-f]{8}", r"\1-request", what))
 
     def _history(self) -> None:
         unkind = self.rng.choice((0, 1, 1, 2, 2, 3, 4))

@@ -117,7 +117,6 @@ class Witness:
         self.read_to: dict[str, int] = {}
         """How far each split was read in this run."""
         self.retries = rng.random() < 0.15
-        self.asked_for_more = False
         self._faults = dict(faults)
         self._rng = rng
 

@@ -427,7 +427,6 @@ class Recording(TwoPhaseCommitSink, Watched):
         self.witness.fault("commit_before", self.uid)
         later = committables.slice(0, 1 if self.witness.retries and committables.num_rows > 1 else 0)
         self.witness.retries = False
-        self.witness.asked_for_more |= later.num_rows > 0
         now = committables.slice(later.num_rows)
         self.witness.ledger.commit(self.uid, permit, now.to_pylist())
         self.witness.fault("commit_after", self.uid)
