@@ -7,7 +7,7 @@ the permit), copying savepoints, requests of users. The coordinators of operator
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -279,13 +279,15 @@ class Driver:
     def _mark(self, current: InFlight, command: ev.Publish) -> frozenset[str]:
         """Say which subtasks had ended before; returns the operators of which every subtask has ended."""
         assert current.checkpoint is not None
+        finished: dict[str, list[int]] = defaultdict(list)
+        for task in current.plan.finished:
+            finished[task.vertex].append(task.subtask)
+        finishing = Counter(task.vertex for task in command.finishing)
         done: set[str] = set()
         for vertex in self._job.vertices:
-            finished = {task.subtask for task in current.plan.finished if task.vertex == vertex.id}
-            finishing = {task.subtask for task in command.finishing if task.vertex == vertex.id}
             for uid in vertex.operators:
-                current.checkpoint.mark_finished(uid, finished)
-            if len(finished | finishing) == vertex.parallelism:
+                current.checkpoint.mark_finished(uid, finished[vertex.id])
+            if len(finished[vertex.id]) + finishing[vertex.id] == vertex.parallelism:
                 done.update(vertex.operators)
         return frozenset(done)
 

@@ -532,7 +532,9 @@ class Simulation:
 @contextlib.contextmanager
 def drawn_ids(seed: int) -> Iterator[None]:
     """Attempt ids and write ids follow from the seed too."""
-    with mock.patch.object(os, "urandom", random.Random(f"ids {seed}").randbytes):
+    draw = random.Random(f"ids {seed}").randbytes
+    # The second is what ``secrets`` draws from.
+    with mock.patch.object(os, "urandom", draw), mock.patch.object(random, "_urandom", draw):
         yield
 
 
