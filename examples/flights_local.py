@@ -29,7 +29,7 @@ import pyarrow.csv
 import stateformat
 from backends.connectors import CsvSource, FileSink
 from backends.dataflow.api import Dataflow, EventTime
-from backends.dataflow.operators import Aggregate, BroadcastJoin, Map, TumblingWindow
+from backends.dataflow.operators import BroadcastJoin
 from backends.local import LocalRuntime, ProgressLine
 
 JOB_ID = "flights-local"
@@ -65,22 +65,16 @@ def flights_job(data: Path, out: Path, parallelism: int, rows_per_batch: int) ->
     named = flights.apply(BroadcastJoin("carrier", how="left"), airlines.broadcast(), uid="airline names")
     made = named.apply(BroadcastJoin("tailnum", how="left"), planes.broadcast(), uid="makers")
 
-    delays = made.key_by("tailnum").apply(
-        Aggregate(
-            "tailnum",
-            {"maker": ("manufacturer", "min"), "flights": ("*", "count"), "delay": ("dep_delay", "sum")},
-            emit="end",
-        ),
+    delays = made.key_by("tailnum").aggregate(
+        {"maker": ("manufacturer", "min"), "flights": ("*", "count"), "delay": ("dep_delay", "sum")},
+        emit="end",
         uid="delays",
     )
     delays.apply(FileSink(out / "delays"), uid="delay files")
 
-    days = made.key_by("origin", "name").apply(
-        TumblingWindow(["origin", "name"], DAY_US, "departed_at", {"flights": ("*", "count")}), uid="days"
-    )
-    days.apply(Map(lambda batch: batch.select(["origin", "name", "window_start", "flights"])), uid="columns").apply(
-        FileSink(out / "days"), uid="day files"
-    )
+    days = made.key_by("origin", "name").window(DAY_US, "departed_at", {"flights": ("*", "count")}, uid="days")
+    columns = days.select("origin", "name", "window_start", "flights", uid="columns")
+    columns.apply(FileSink(out / "days"), uid="day files")
     return flow
 
 
