@@ -6,8 +6,7 @@ subtask 0 of ``op`` was given the values 1 and 2 on its input 0. A test can make
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -31,7 +30,7 @@ from backends.dataflow.events import MAX_WATERMARK, TaskId
 from backends.local import JobOutcome, LocalRun, LocalRuntime, VirtualClock
 from backends.storage.memory import _STORES, MemoryStorage
 from stateformat.errors import StorageError
-from stateformat.model import Record, StopMode
+from stateformat.model import Record
 from stateformat.publication import CommitPermit
 from stateformat.storage import CreateOutcome, Storage, open_storage
 from stateformat.store import CheckpointStore
@@ -419,11 +418,6 @@ class Faulty:
         self.inner.delete(paths)
 
 
-def multiset(values: Iterable[Any]) -> Mapping[Any, int]:
-    """Values with how often they are there."""
-    return Counter(values)
-
-
 __all__ = [
     "INTERVAL_US",
     "KEY",
@@ -434,10 +428,8 @@ __all__ = [
     "Faulty",
     "Log",
     "Out",
-    "StopMode",
     "Tap",
     "Told",
-    "multiset",
     "rows",
     "settle",
     "state_of",

@@ -242,6 +242,23 @@ def test_parquet_columns_are_read_in_the_order_asked_for_and_made_plain(tmp_path
         ParquetSource(path, columns=["nowhere"])
 
 
+@pytest.mark.parametrize(("pattern", "expected"), [("*", 2), ("**", 4), ("**/*.parquet", 4), ("f*/*", 2)])
+def test_a_pattern_passes_folders_over(tmp_path: Path, pattern: str, expected: int) -> None:
+    table = table_of(rows=3)
+    for folder in (tmp_path, tmp_path / "folder"):
+        folder.mkdir(exist_ok=True)
+        for name in ("a.parquet", "b.parquet", "_c.parquet"):
+            write(folder, name, table)
+    assert all_rows(ParquetSource(tmp_path / pattern)).num_rows == 3 * expected
+
+
+def test_a_folder_with_the_name_of_a_file_is_not_left_out_silently(tmp_path: Path) -> None:
+    write(tmp_path, "a.parquet", table_of(rows=3))
+    (tmp_path / "b.parquet").mkdir()
+    with pytest.raises(StorageError, match=r"b\.parquet cannot be read"):
+        all_rows(ParquetSource(tmp_path / "*.parquet"))
+
+
 def test_files_that_differ_are_refused_with_a_sentence(tmp_path: Path) -> None:
     write(tmp_path, "a.parquet", table_of(rows=5))
     for columns, sentence in (
@@ -325,6 +342,14 @@ def test_csv_without_a_header_compressed_and_with_some_columns(tmp_path: Path) -
     path.write_bytes(gzip.compress("1;ä;x\n2;;y\n".encode()))
     source = CsvSource(path, column_names=["a", "b", "c"], columns=["c", "b"], delimiter=";")
     assert all_rows(source).to_pylist() == [{"c": "x", "b": "ä"}, {"c": "y", "b": None}]
+
+
+def test_csv_types_that_are_given_are_made_plain(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,b,c\nx,y,2024-02-29 12:00:00\n")
+    given = {"a": pa.large_string(), "b": pa.dictionary(pa.int32(), pa.string()), "c": pa.timestamp("s")}
+    source = CsvSource(tmp_path, schema=given)
+    assert source.schema == pa.schema([("a", pa.string()), ("b", pa.string()), ("c", pa.timestamp("us"))])
+    assert [str(value) for value in all_rows(source).to_pylist()[0].values()] == ["x", "y", "2024-02-29 12:00:00"]
 
 
 def test_csv_files_without_rows_give_none_and_without_anything_are_refused(tmp_path: Path) -> None:

@@ -197,6 +197,12 @@ def test_sums_have_types_that_hold_them() -> None:
     assert list(b.values()) == ["b", None, 2, None, None]
 
 
+def test_sums_of_unsigned_integers_wrap_around_as_those_of_others() -> None:
+    table = pa.table({"k": ["a", "a"], "v": pa.array([2**63, 5], pa.uint64())})
+    driven = Driven(Aggregate("k", {"sum": ("v", "sum")}), table.schema)
+    assert driven.give(table).taken()["sum"].to_pylist() == [5 - 2**63]
+
+
 @pytest.mark.parametrize(
     ("aggregates", "sentence"),
     [
@@ -408,3 +414,6 @@ def test_a_join_of_what_does_not_fit_is_refused_when_the_dataflow_is_built() -> 
         Driven(BroadcastJoin({"n": "seats"}), FLIGHTS.schema, numbers.schema)
     with pytest.raises(InvalidInput, match="two inputs"):
         Driven(BroadcastJoin("k"), FLIGHTS.schema)
+    for columns in (["k"], ["seats", "seats"]):
+        with pytest.raises(InvalidInput, match="more than once"):
+            Driven(BroadcastJoin({"n": "k"}, columns=columns), pa.schema({"n": pa.int64()}), numbers.schema)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from backends.state import Entries, KeyedList, KeyedMap, KeyedValue, TimerSet
@@ -244,6 +245,51 @@ def test_strings_and_lists_that_are_overwritten_do_not_pile_up() -> None:
     assert kept.rows().to_pylist() == [{"k": key, "s": f"99-{key}", "l": [99]} for key in range(100)]
 
 
+def test_a_large_first_value_is_not_copied_for_new_keys_when_the_overwritten_are_squeezed_out() -> None:
+    state = declare.value_state("op", "v", keys=INT, values={"s": pa.string(), "l": pa.list_(pa.int64())})
+    kept = KeyedValue(OPERATOR, state)
+
+    def put(keys: range, characters: int) -> None:
+        values = {"s": ["x" * characters] * len(keys), "l": [[1] * characters] * len(keys)}
+        kept.put(ints(k=[*keys]), pa.record_batch(values))
+
+    put(range(1), 10_000)
+    for _ in range(12):
+        put(range(1, 101), 1)
+    put(range(1, 121), 1)
+    text, nested = kept._store.parts[1][1], kept._store.parts[2][0]
+    assert isinstance(text, parts_module.BytesPart)
+    assert isinstance(nested, parts_module.NestedPart)
+    assert text._rows == nested._rows == 101 + 120
+    assert int(text._offsets[text._rows]) < 11_000
+    assert sum(len(array.flatten()) for array in nested._arrays) < 11_000
+    assert {key: len(row["l"]) for key in range(121) if (row := kept.get_one(key))} == {
+        0: 10_000,
+        **dict.fromkeys(range(1, 121), 1),
+    }
+
+
+def test_rows_whose_strings_no_array_holds_together_come_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = declare.value_state("op", "v", keys=INT, values={"s": pa.string()})
+    kept = KeyedValue(OPERATOR, state)
+    keys = [*range(100)]
+    kept.put(ints(k=keys), pa.record_batch({"s": ["x" * (key % 7) for key in keys]}))
+    right = store_module.put_together
+
+    def narrow(kind: pa.DataType, raws: Iterator[Any], found: Any = None) -> pa.Array:
+        made = right(kind, raws, found)
+        if pa.types.is_string(kind) and pc.sum(pc.binary_length(made)).as_py() > 30:
+            raise pa.ArrowInvalid("input array too large")
+        return made
+
+    monkeypatch.setattr(store_module, "put_together", narrow)
+    for table in (kept.rows(), kept.segment_rows().select(["k", "s"])):
+        assert table.to_pylist() == [{"k": key, "s": "x" * (key % 7)} for key in keys]
+    kept.put(ints(k=[50]), pa.record_batch({"s": ["x" * 31]}))
+    with pytest.raises(pa.ArrowInvalid, match="too large"):
+        kept.rows()
+
+
 def test_of_rows_with_the_same_key_the_last_one_counts() -> None:
     kept = KeyedValue(OPERATOR, declare.value_state("op", "v", keys=INT, values={"n": pa.int64()}))
     kept.put(ints(k=[7, 8, 7, 9, 8, 7]), ints(n=[1, 2, 3, 4, 5, 6]))
@@ -350,6 +396,17 @@ def test_what_cannot_be_accumulated_is_refused_and_changes_nothing(column: str, 
     with pytest.raises(InvalidInput, match=column):
         kept.add(ints(k=[1]), ints(k=[1]), {column: how})
     assert len(kept) == 0
+
+
+@pytest.mark.parametrize("how", [{"m": "sum"}, {"n": "count"}, {"n": "sum", "m": "max"}])
+def test_accumulating_leaves_no_null_where_the_declaration_has_none(how: dict[str, str]) -> None:
+    fields = [pa.field("n", pa.int64(), nullable=False), pa.field("m", pa.int64(), nullable=False)]
+    kept = KeyedValue(OPERATOR, declare.value_state("op", "v", keys=INT, values=fields))
+    with pytest.raises(InvalidInput, match="holds no nulls"):
+        kept.add(ints(k=[1, 2]), ints(n=[1, 1], m=[1, None]), how)
+    assert len(kept) == 0
+    kept.add(ints(k=[1, 1]), ints(n=[1, None], m=[1, 2]), {"n": "count", "m": "sum"})
+    assert kept.rows().to_pylist() == [{"k": 1, "n": 1, "m": 3}]
 
 
 def test_update_reads_and_writes_with_one_call_and_a_failure_changes_nothing() -> None:

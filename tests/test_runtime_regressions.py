@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import random
 import weakref
 from typing import Any
 
@@ -11,14 +12,25 @@ import pyarrow as pa
 import pytest
 
 import stateformat as sf
-from backends.dataflow.api import Dataflow, OperatorCoordinator, Split, SplitEnumerator
-from backends.dataflow.events import TaskId
-from backends.local import JobFailed, LocalRuntime, RunDiscarded
+from backends.dataflow.api import (
+    Dataflow,
+    NoSplit,
+    Operator,
+    OperatorCoordinator,
+    Prepared,
+    Sender,
+    Split,
+    SplitEnumerator,
+    TwoPhaseCommitSink,
+)
+from backends.dataflow.events import CheckpointDue, TaskId, TimedOut
+from backends.local import JobFailed, LocalRun, LocalRuntime, RunDiscarded
 from backends.local.worker import Worker
 from stateformat.checkpoint import ReadTask
 from stateformat.errors import InvalidInput
-from stateformat.model import Mode
+from stateformat.model import Mode, StopMode
 from stateformat.publication import CommitPermit
+from stateformat.requests import StopOutcome
 from tests.local_jobs import Bench, Count, Out, Tap, Told, rows, settle, to_end, until
 
 
@@ -295,3 +307,207 @@ def test_the_state_of_a_task_that_has_ended_is_not_held_while_the_job_goes_on() 
     assert state() is None
     bench.checkpoint(run)
     assert bench.newest.graph.operator("count").status == "fully_finished"
+
+
+class WithoutProcess(Operator):
+    """Forgets to override it."""
+
+
+class WithoutCommit(TwoPhaseCommitSink):
+    """Forgets to override it."""
+
+    committable_columns = pa.schema([("n", pa.int64())])
+
+    def process(self, batch: pa.RecordBatch, input: int) -> None:
+        """Nothing."""
+
+    def prepare_commit(self, prepared: Prepared) -> None:
+        """Nothing."""
+
+
+@pytest.mark.parametrize(("what", "hook"), [(WithoutProcess, "process"), (WithoutCommit, "commit")])
+def test_an_operator_without_a_hook_that_it_must_have_is_refused_and_does_not_drop_everything(
+    what: Any, hook: str
+) -> None:
+    with pytest.raises(TypeError, match=f"abstract method '?{hook}"):
+        what()
+
+
+def begin_barrier(run: LocalRun) -> None:
+    """Let a checkpoint begin, or what the driver has to do first be done."""
+    run._driver.inbox.append(CheckpointDue())
+    while run._driver.inbox:
+        run._driver.step()
+
+
+def give_up_barrier(run: LocalRun, number: int) -> None:
+    run._driver.inbox.append(TimedOut(number))
+    while run._driver.inbox:
+        run._driver.step()
+
+
+def open_mail(worker: Worker, count: int | None = None) -> None:
+    """Let a task open so many of its letters, or all of them, and do nothing else."""
+    for _ in range(len(worker.mail) if count is None else count):
+        worker.step(random.Random(0))
+
+
+def test_a_late_barrier_that_was_given_up_does_not_end_the_log_of_an_unaligned_one() -> None:
+    bench = Bench(unaligned=True, tolerable_failures=3, checkpoint_interval_us=None)
+    out = Out(bench.log)
+
+    def flow() -> Dataflow:
+        made = Dataflow("job")
+        quick, slow = (
+            made.source(Tap([rows(10 * first + n) for n in range(3)], endless=True), uid=f"in{first}")
+            .rebalance()
+            .apply(Told(bench.log), uid=f"mid{first}", chain=False)
+            .rebalance()
+            for first in (0, 1)
+        )
+        made.apply(Told(bench.log), quick, slow, uid="op", chain=False).apply(out, uid="out", chain=False)
+        return made
+
+    run = bench.begin(flow())
+    quick, slow, quick_mid, slow_mid, op = (run.tasks[TaskId(uid, 0)] for uid in ("in0", "in1", "mid0", "mid1", "op"))
+    while slow.rows < 3:
+        bench.clock.wait_until(bench.clock.now_us() + 10_000)
+        slow.step(random.Random(0))
+        while run._driver.inbox:
+            run._driver.step()
+    begin_barrier(run)
+    open_mail(slow)
+    give_up_barrier(run, 1)
+    begin_barrier(run)
+    for task in (quick, quick_mid, op):
+        open_mail(task)
+    assert bench.log.of("op/0") == ["open", "snapshot"]
+    # It hears of the first barrier and of its end, and then passes on what it has.
+    open_mail(slow_mid)
+    assert bench.log.of("mid1/0", "process") == []
+    for _ in range(3):
+        slow_mid.step(random.Random(0))
+    assert bench.log.of("mid1/0", "process") == [f"process 0: {n}" for n in (10, 11, 12)]
+    while bench.newest_id == 0:
+        for task in run.tasks.values():
+            open_mail(task)
+        for name in ("op", "out"):
+            worker = run.tasks[TaskId(name, 0)]
+            if name == "out" and worker.ready(bench.clock.now_us()):
+                worker.step(random.Random(0))
+        while run._driver.inbox:
+            run._driver.step()
+    assert [row["value"] for row in bench.state("op", "in-flight mid1->op.1")] == [10, 11, 12]
+
+
+class Speaking(Kept):
+    """Says a word while it is snapshotted, and the same when it is told one."""
+
+    def __init__(self) -> None:
+        super().__init__(pa.table({"n": [1]}))
+
+    def open(self, send: Sender) -> None:
+        self.send = send
+
+    def snapshot(self) -> Any:
+        self.send(0, b"pending")
+        return super().snapshot()
+
+
+class Listening(Told):
+    """An operator with such a coordinator; ``opened`` counts them."""
+
+    opened = 0
+
+    def coordinator(self) -> OperatorCoordinator:
+        found = Speaking()
+        begin = found.open
+
+        def counted(send: Sender) -> None:
+            self.opened += 1
+            begin(send)
+
+        found.open = counted  # type: ignore[method-assign]
+        return found
+
+
+def test_what_a_coordinator_said_behind_a_barrier_that_was_given_up_is_delivered_then_and_in_order() -> None:
+    bench = Bench(tolerable_failures=3, checkpoint_interval_us=None)
+    flow = Dataflow("job")
+    flow.source(Tap([rows(1)], endless=True), uid="in").apply(Listening(bench.log), uid="op", chain=False)
+    run = bench.begin(flow)
+    settle(run, 20)
+    begin_barrier(run)
+    op = run.tasks[TaskId("op", 0)]
+    open_mail(op)
+    assert bench.log.of("op/0", "receive") == []
+    give_up_barrier(run, 1)
+    run._driver.coordinators["op"].send(0, b"after")  # type: ignore[attr-defined]
+    settle(run, 20)
+    assert bench.log.of("op/0", "snapshot", "receive") == ["receive pending", "receive after"]
+
+
+def test_the_coordinator_of_an_operator_that_has_finished_is_not_begun_again() -> None:
+    bench = Bench()
+    op = Listening(bench.log)
+    flow = Dataflow("job")
+    flow.source(Tap([rows(1)]), uid="table").apply(op, uid="op", chain=False)
+    flow.source(Tap([rows(2)], endless=True), uid="stream").apply(Told(bench.log), uid="other", chain=False)
+    run = bench.begin(flow)
+    while bench.newest_id == 0 or bench.newest.graph.operator("op").status != "fully_finished":
+        bench.checkpoint(run)
+    assert op.opened == 1
+    run = bench.begin(flow)
+    bench.checkpoint(run)
+    assert op.opened == 1
+    assert set(run._driver.enumerators) == {"stream"}
+
+
+class Waiting(SplitEnumerator):
+    """Deals one split, and says for ever that there may be others."""
+
+    columns = pa.schema([("n", pa.int64())])
+
+    def __init__(self) -> None:
+        self.dealt = False
+
+    def next_split(self, subtask: int, parallelism: int) -> Split | NoSplit:
+        dealt, self.dealt = self.dealt, True
+        return NoSplit.LATER if dealt else Split("split-0", b"0")
+
+    def snapshot(self) -> pa.Table:
+        return pa.table({"n": pa.array([], pa.int64())})
+
+    def restore(self, rows: pa.Table) -> None:
+        """Nothing."""
+
+
+class Awaited(Tap):
+    """Holds as many splits as it is given."""
+
+    def enumerator(self) -> SplitEnumerator:
+        return Waiting()
+
+
+def test_time_goes_on_for_a_reader_that_may_be_given_further_splits_some_day() -> None:
+    bench = Bench()
+    flow = Dataflow("job")
+    source = Awaited([rows(1, at=5), rows(2, at=7)], endless=True)
+    flow.source(source, uid="in", event_time="at").apply(Told(bench.log), uid="op", chain=False)
+    run = bench.begin(flow)
+    settle(run, 60)
+    assert run.tasks[TaskId("op", 0)].watermark == 7
+
+
+def test_who_asks_for_a_stop_when_all_that_is_left_is_to_leave_is_told_that_the_job_has_finished() -> None:
+    bench = Bench(requests_every_us=None)
+    flow, _ = counting(bench, Tap([rows(1)]))
+    run = bench.begin(flow)
+    until(run, lambda: bench.newest_id > 0 and run.in_flight is None)
+    request = bench.store.request_stop(StopMode.DRAIN)
+    run._stopping.ask(request.id, request.mode, request.savepoint)
+    outcome = to_end(run)
+    assert outcome.stop is None
+    answer = bench.store.stop_answer(request.id)
+    assert answer is not None
+    assert (answer.outcome, answer.message) == (StopOutcome.FINISHED, outcome.sentence)

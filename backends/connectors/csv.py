@@ -27,7 +27,7 @@ class CsvSource(FileSource):
     ``paths``: a file, a directory, a pattern, or a list of these; see ``files.find_files``. Files whose names end with a
     suffix of a compression (``.gz``, ``.zst`` …) are decompressed; in a directory only ``*.csv`` is looked at. The first
     line of each has the names of the columns, unless ``column_names`` gives them. ``schema``: the columns to read, with their
-    types. Without it the types are those that fit the first megabyte of the first file, and a value that does not fit later
+    types, made plain as for ``ParquetSource``. Without it the types are those that fit the first megabyte of the first file, and a value that does not fit later
     on is an error that says so: give the schema then. ``columns``: those to read, of all. ``nulls``: what stands for null
     unless it is quoted; the empty field, unless given. Lines that are empty are no rows, quoted line breaks are part of a value.
 
@@ -55,7 +55,8 @@ class CsvSource(FileSource):
         self._delimiter = delimiter
         self._nulls = list(nulls)
         if schema is not None:
-            self._schema = as_schema(schema).remove_metadata()
+            given = as_schema(schema).remove_metadata()
+            self._schema = pa.schema([field.with_type(plain_type(field.type)) for field in given])
         elif self._files:
             self._schema = self._inferred(self._files[0])
         else:

@@ -179,8 +179,8 @@ class DirectoryEnumerator(SplitEnumerator):
 def find_files(paths: Paths, suffix: str, *, may_be_none: bool = False) -> list[str]:
     """Absolute paths of files: one file, the files of a directory, of a pattern (``*?[``), or a list of any of these.
 
-    Files of a directory are those directly in it whose names end with ``suffix`` and begin with neither "." nor "_".
-    Sorted where a directory or a pattern is given; each once. Raises ``InvalidInput`` where there is none.
+    Files of a directory are those directly in it whose names end with ``suffix`` and begin with neither "." nor "_". Folders
+    that a pattern meets are passed over, unless they are named like files. Sorted where a directory or a pattern is given; each once. Raises ``InvalidInput`` where there is none.
     """
     found: dict[str, None] = {}
     for path in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
@@ -189,7 +189,7 @@ def find_files(paths: Paths, suffix: str, *, may_be_none: bool = False) -> list[
             names = sorted(name for name in os.listdir(text) if name.endswith(suffix) and name[0] not in "._")  # noqa: PTH208
             files = [os.path.join(text, name) for name in names]  # noqa: PTH118
         elif any(sign in text for sign in "*?[") and not os.path.exists(text):  # noqa: PTH110
-            files = sorted(name for name in glob.glob(text, recursive=True) if os.path.basename(name)[0] not in "._")  # noqa: PTH119, PTH207
+            files = sorted(name for name in glob.glob(text, recursive=True) if _is_output(name, suffix))  # noqa: PTH207
         else:
             files = [text]
         if not files and not may_be_none:
@@ -199,6 +199,13 @@ def find_files(paths: Paths, suffix: str, *, may_be_none: bool = False) -> list[
             )
         found |= dict.fromkeys(files)
     return list(found)
+
+
+def _is_output(path: str, suffix: str) -> bool:
+    """Whether what a pattern has met is to be read. A folder that looks like data is: then reading it says what is wrong."""
+    if not (os.path.isfile(path) or path.endswith(suffix)):  # noqa: PTH113
+        return False
+    return os.path.basename(path)[0] not in "._"  # noqa: PTH119
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:

@@ -27,25 +27,32 @@ from stateformat.errors import ErrorKind, InvalidInput
 
 
 class State(Enum):
-    """Where a task is in its life."""
+    """Where a task is in its life; :data:`MEANING` says what each is."""
 
     OPENING = "opening"
-    """Operators are open and in-flight records are being replayed. Nothing is delivered to it yet."""
     RUNNING = "running"
-    """It reads or processes."""
     DRAINING = "draining"
-    """The head of a loop: nothing comes from outside of the loop any more, and the loop still turns."""
     HELD = "held"
-    """It has taken its snapshot for a stop without drain. Nothing is read, processed or emitted until the outcome is known."""
     WAITING = "waiting"
-    """Its logic has ended. It waits for a checkpoint and for its consumers, and takes part in checkpoints with what its sinks
-    have to commit."""
     STOPPING = "stopping"
-    """It was stopped without drain, and said so to its consumers. It waits for them."""
     ENDED = "ended"
-    """It is gone."""
     CANCELED = "canceled"
-    """The run was given up. Whatever still arrives means nothing."""
+
+
+MEANING: Final[Mapping[State, str]] = {
+    State.OPENING: "its operators are open and in-flight records are being replayed; nothing is delivered to it yet.",
+    State.RUNNING: "it reads or processes.",
+    State.DRAINING: "the head of a loop: nothing comes from outside of the loop any more, and the loop still turns.",
+    State.HELD: "it has taken its snapshot for a stop without drain; nothing is read, processed or emitted until the outcome "
+    "is known. Completed: it stops. Aborted: it goes on as if nothing had been asked.",
+    State.WAITING: "its logic has ended. It leaves when a checkpoint that it took part in since then is complete (after the "
+    "savepoint of a stop: that very one), its consumers have processed all of its data and its producers have left.",
+    State.STOPPING: "it was stopped without drain, and its consumers were told. It leaves when they have processed all of its "
+    "data and its producers have left.",
+    State.ENDED: "it is gone.",
+    State.CANCELED: "the run was given up.",
+}
+"""In words, as the page has them."""
 
 
 class Fact(Enum):
@@ -279,27 +286,12 @@ def table() -> str:
 
 def page() -> str:
     """The whole of ``docs/task-life.md``."""
-    meanings = "\n".join(f"- **{state.value}**: {_MEANING[state]}" for state in State)
+    meanings = "\n".join(f"- **{state.value}**: {MEANING[state]}" for state in State)
     return (
         f"{_INTRODUCTION}\n```mermaid\n{diagram()}\n```\n\n{meanings}\n\n"
         "What may happen in which state (`·`: it stays; empty: it cannot happen; to a canceled task anything may, and means "
         f"nothing):\n\n{table()}\n"
     )
-
-
-_MEANING: Final[Mapping[State, str]] = {
-    State.OPENING: "its operators are open and in-flight records are being replayed; nothing is delivered to it yet.",
-    State.RUNNING: "it reads or processes.",
-    State.DRAINING: "the head of a loop: nothing comes from outside of the loop any more, and the loop still turns.",
-    State.HELD: "it has taken its snapshot for a stop without drain; nothing is read, processed or emitted until the outcome "
-    "is known. Completed: it stops. Aborted: it goes on as if nothing had been asked.",
-    State.WAITING: "its logic has ended. It leaves when a checkpoint that it took part in since then is complete (after the "
-    "savepoint of a stop: that very one), its consumers have processed all of its data and its producers have left.",
-    State.STOPPING: "it was stopped without drain, and its consumers were told. It leaves when they have processed all of its "
-    "data and its producers have left.",
-    State.ENDED: "it is gone.",
-    State.CANCELED: "the run was given up.",
-}
 
 
 if __name__ == "__main__":

@@ -65,14 +65,14 @@ class OperatorContext(Protocol):
         """Send to the operator's coordinator. Exactly once, with checkpoints as with states."""
 
 
-class Operator:
+class Operator(ABC):
     """A step of a dataflow. Override what is needed; every hook but :meth:`process` may stay away.
 
     Order of calls in a subtask: ``open``; ``process``, ``on_timer``, ``receive`` in any order; ``end_input`` once for each input;
     ``finish`` when every input has ended, after which nothing is emitted; ``close``. ``snapshot`` comes between any two of
     them before ``finish``. An activation may end after any snapshot and another begin from it with ``open``, so ``close`` says
     nothing about the end of the job: ``finish`` does. A subtask whose logic has ended contributes nothing to later
-    checkpoints and is not run again once all of its operator have ended.
+    checkpoints but what a sink has still to commit, and is not run again once all of its operator have ended.
     """
 
     context: OperatorContext
@@ -128,7 +128,7 @@ class Operator:
 class OperatorCoordinator(ABC):
     """One per operator, in the process of the driver: for what must outlive a finished subtask, and for what only one may decide.
 
-    Its state is gone when its operator is fully finished.
+    Its state is gone when its operator is fully finished, and it is not begun again then.
     """
 
     columns: Columns
@@ -169,7 +169,7 @@ class Prepared(NamedTuple):
 class TwoPhaseCommitSink(Operator):
     """A sink of which nothing is visible before its checkpoint is published.
 
-    ``prepare_commit`` is called in every snapshot and in that of a finished subtask too. What it returns (rows of
+    ``prepare_commit`` is called in every snapshot, those behind ``finish`` too. What it returns (rows of
     ``committable_columns``) becomes part of the checkpoint. When that is published, ``commit`` is called on the prototype, in the
     driver, with all subtasks' rows and ``_checkpoint_id`` and ``_attempt_id``, under which each was prepared. It must do nothing
     where it has been done: after a failure it is called again with the same rows, and it may come late.

@@ -1,4 +1,4 @@
-"""Channels of the in-process executor: queues between two tasks, bounded for records."""
+"""Channels of the in-process executor: queues between two tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 from backends.dataflow.events import Barrier, Channel, Element, Records
 
 CAPACITY = 8
-"""Batches that a channel holds before its sender waits. Feedback channels hold any number: the loop must turn."""
+"""Elements that a channel holds before its sender waits. Feedback channels hold any number: the loop must turn."""
 
 
 def _nobody() -> None:
@@ -18,19 +18,20 @@ def _nobody() -> None:
 
 
 class Queue:
-    """One channel: first in, first out. ``arriving`` logs what comes in, for an unaligned checkpoint.
+    """One channel: first in, first out. ``logged_for``: the number of the unaligned barrier for whose snapshot its receiver logs
+    what is put in, until that barrier is; None: nothing is logged.
 
     ``filled``, ``room``: called when it becomes full, and when it no longer is; ``found``, ``emptied``: when something lies in it,
     and when nothing does. So whoever waits for it need not look at it again and again.
     """
 
-    __slots__ = ("arriving", "capacity", "channel", "elements", "emptied", "filled", "found", "room")
+    __slots__ = ("capacity", "channel", "elements", "emptied", "filled", "found", "logged_for", "room")
 
     def __init__(self, channel: Channel, *, capacity: int | None) -> None:
         self.channel = channel
         self.capacity = capacity
         self.elements: deque[Element] = deque()
-        self.arriving = False
+        self.logged_for: int | None = None
         self.filled: Callable[[], object] = _nobody
         self.room: Callable[[], object] = _nobody
         self.found: Callable[[], object] = _nobody

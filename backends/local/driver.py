@@ -1,14 +1,15 @@
 """The driver of the in-process executor: carries out what the coordinator commands, and speaks with the store.
 
-Everything that touches the storage during a run happens here: beginning and publishing checkpoints, letting sinks commit (with
-the permit), copying savepoints, requests of users. The coordinators of operators and the enumerators of sources live here too.
+Checkpoints are begun, published and expired here, and sinks commit here, with the permit. Segments are written by tasks
+(``worker.py``); requests of users and savepoints are in ``stopping.py``. The coordinators of operators and the enumerators of
+sources live here too.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -135,12 +136,12 @@ class Driver:
             ev.Warn: lambda command: self.warn(command.sentence),
         }
 
-    def open_coordinators(self, restored: Mapping[str, pa.Table]) -> None:
-        """Make the coordinators of the operators that run; ``restored``: what each kept, by uid. Messages that were on their
-        way are delivered first. Raises ``OperatorError`` for what they raise.
+    def open_coordinators(self, restored: Mapping[str, pa.Table], finished: Collection[str]) -> None:
+        """Make the coordinators of the operators that run: of all vertices but the ``finished``. ``restored``: what each kept, by
+        uid. Messages that were on their way are delivered first. Raises ``OperatorError`` for what they raise.
         """
         for vertex in self._job.vertices:
-            for uid in vertex.operators:
+            for uid in () if vertex.id in finished else vertex.operators:
                 with Guard(uid, None)("the coordinator"):
                     self._open_coordinator(uid, vertex.id, restored.get(uid))
 
@@ -228,7 +229,7 @@ class Driver:
             self.inbox.remove(item)
             self._receive(item)
         number = command.barrier.number
-        current = InFlight(command.barrier, command.plan, self._clock(), command.stop)
+        current = InFlight(command.barrier, command.plan, self._clock())
         self.in_flight = current
         if command.barrier.purpose is not ev.Purpose.ROUND:
             current.checkpoint = self._store.begin(

@@ -43,7 +43,6 @@ class InFlight:
     barrier: ev.Barrier
     plan: CheckpointPlan
     begun_us: int
-    stop: ev.StopOf | None = None
     checkpoint: PendingCheckpoint | None = None
     coordinators: dict[str, pa.Table] = field(default_factory=dict)
     messages: dict[str, list[tuple[int, bytes]]] = field(default_factory=lambda: defaultdict(list))

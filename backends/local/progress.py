@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TextIO
 
 from backends.dataflow.events import MAX_WATERMARK, MIN_WATERMARK
@@ -27,7 +26,6 @@ class Progress:
     running: int
     finished: int
     watermark: int
-    rows_by_operator: Mapping[str, int] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
     def line(self) -> str:

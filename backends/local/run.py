@@ -53,7 +53,8 @@ class Schedule:
     """When what is due, and what goes with it. Times in µs of the executor's clock; None: never.
 
     A checkpoint begins ``checkpoint_interval_us`` after the last one, or after ``checkpoint_rows`` rows that sources have read,
-    whichever comes first; ``timeout_us`` after its begin it is given up. ``tolerable_failures`` in a row are no failure of the job.
+    whichever comes first; ``timeout_us`` after its begin it is given up. The store is looked at for requests every
+    ``requests_every_us``. ``tolerable_failures`` in a row are no failure of the job.
     ``keep``: so many checkpoints are kept, None for all. ``savepoint_options``: with what the store of a savepoint is opened.
     ``loop_rounds_max``: how often a loop whose input has ended is turned before the run fails.
     """
@@ -133,7 +134,7 @@ class LocalRun:
         running = [vertex for vertex in self.job.vertices if vertex.id not in restored.finished]
         self._connect(running, restored)
         try:
-            self._driver.open_coordinators(restored.coordinators)
+            self._driver.open_coordinators(restored.coordinators, restored.finished)
             self._open(restored)
             self._driver.carry_out(coordinator.start())
         except BaseException:
@@ -434,7 +435,7 @@ class LocalRun:
     def drop_in_flight(self) -> None:
         """Nothing is logged any more."""
         for queue in self._channels.values():
-            queue.arriving = False
+            queue.logged_for = None
 
     def _sender_of(self, channel: ev.Channel) -> ev.TaskId:
         return ev.TaskId(self.job.vertex_of(self.job.graph.by_edge[channel.edge].source).id, channel.sender)

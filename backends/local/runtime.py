@@ -95,7 +95,8 @@ class LocalRuntime:
         """Run a dataflow to its end, or until it is stopped, starting again from the newest checkpoint after failures.
 
         Raises ``JobFailed`` after too many, with the last as its cause; ``RestoreRefused`` where the newest checkpoint does not
-        fit the dataflow; ``PublishConflict`` where another run has the job, and then nothing of this run was committed.
+        fit the dataflow; ``PublishConflict`` where another run has the job, and then nothing is committed that this one had not
+        published.
         """
         restarts = failures = 0
         forgiven_at = 0

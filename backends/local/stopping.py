@@ -74,10 +74,12 @@ class Stopping:
         """Answer the requests that have come to nothing."""
         while self._driver.failed_stops:
             failed = self._driver.failed_stops.pop(0)
+            if self._driver.ended is not None:
+                continue  # The job came to its own end before: :func:`end_finished` tells all who have asked.
             goes_on = "the job goes on" if failed.goes_on else "the job starts again from its newest checkpoint"
             message = f"the stop has failed, and {goes_on}: {failed.reason}"
             self._driver.warn(message)
-            answer_stop(self._store, StopAnswer(failed.request, StopOutcome.FAILED, message[:2000]))
+            answer_stop(self._store, StopAnswer(failed.request, StopOutcome.FAILED, message))
 
     def outcome(self, ended: ev.JobEnded) -> JobOutcome:
         """Every task has ended: make the savepoint if the job was stopped, and say how it has ended."""
@@ -142,7 +144,7 @@ def end_stopped(
         )
     others = {request.id for request in waiting_requests(store)} - {stop.request}
     for request in (stop.request, *sorted(others)):
-        answer_stop(store, StopAnswer(request, StopOutcome.STOPPED, sentence[:2000], record.checkpoint_id, savepoint))
+        answer_stop(store, StopAnswer(request, StopOutcome.STOPPED, sentence, record.checkpoint_id, savepoint))
     return JobOutcome(record.checkpoint_id, sentence, stop=stop, savepoint=savepoint)
 
 

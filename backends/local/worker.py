@@ -104,6 +104,7 @@ class Worker:
         self.inputs = {queue.channel: queue for queue in inputs}
         self.mail: deque[Mail] = deque()
         self.rows = 0
+        """Rows that its source has read."""
         self.gone = False
         self._closed = False
         self._outputs = outputs
@@ -123,7 +124,6 @@ class Worker:
         self._late_messages: deque[Message] = deque()
         self._asked = False
         self._ask_at_us = 0
-        self._splits_may_come = vertex.is_source
         self._idle_until_us = 0
 
     def _watch(self, inputs: Iterable[Queue], outputs: Iterable[Queue]) -> None:
@@ -148,7 +148,7 @@ class Worker:
 
     @property
     def snapshot_taken(self) -> int:
-        """The number of the last barrier for which it took a snapshot."""
+        """The number of the last barrier for which it took a snapshot, or that it passed on in a round of the loops."""
         return self._number
 
     @property
@@ -233,7 +233,7 @@ class Worker:
         for receiver, part in self.routers[edge_id].route(batch):
             queue = queues[receiver]
             queue.put(ev.Records(part))
-            if queue.arriving:
+            if queue.logged_for is not None:
                 self._link.log_arrival(queue.channel, part)
 
     def send(self, uid: str, message: bytes) -> None:
@@ -254,7 +254,6 @@ class Worker:
         operators = self.operators
         match command:
             case ev.Process(channel, batch):
-                self.rows += batch.num_rows
                 operators.process(channel.edge, batch)
             case ev.Emit(element):
                 self._emit(element)
@@ -300,14 +299,15 @@ class Worker:
     def _open_mail(self, mail: Mail) -> None:
         if isinstance(mail, Give):
             self._asked = False
+            self.operators.give(mail.split)
             if mail.split is NoSplit.LATER:
                 self._ask_at_us = self.now_us() + IDLE_US
             else:
-                self._splits_may_come = mail.split is not NoSplit.NEVER
                 self._idle_until_us = 0
-                self.operators.give(mail.split)
         elif not isinstance(mail, Message):
             self.deliver(mail)
+            if isinstance(mail, ev.Aborted):
+                self._release_messages()  # It may never have come to this task; then nothing else would let them go.
         elif self._link.awaits_snapshot(self.id) or self.task.state is State.HELD:
             self._late_messages.append(mail)
         elif self.task.state in (State.RUNNING, State.DRAINING):
@@ -315,7 +315,7 @@ class Worker:
             self.operators.receive(mail.uid, mail.message)
 
     def _release_messages(self) -> None:
-        # What coordinators sent while the checkpoint was pending comes behind the barrier.
+        """What coordinators sent while the checkpoint was pending comes behind the barrier."""
         self.mail.extendleft(reversed(self._late_messages))
         self._late_messages.clear()
 
@@ -324,7 +324,7 @@ class Worker:
         self.rows += reading.rows
         if reading.watermark is not None:
             self.deliver(ev.SourceAdvanced(reading.watermark))
-        if reading.wants_split and self._splits_may_come and not self._asked and self.now_us() >= self._ask_at_us:
+        if reading.wants_split and not self._asked and self.now_us() >= self._ask_at_us:
             self._asked = True
             self._link.want_split(self.id)
         if reading.ended:
@@ -337,11 +337,13 @@ class Worker:
             overtakes = isinstance(element, ev.Barrier) and element.unaligned and edge in self._overtaken
             for queue in queues:
                 queue.put(element)
-                if isinstance(element, ev.Barrier):
-                    # Whatever is put behind it is no part of the epoch before.
-                    queue.arriving = False
-                    if overtakes:
-                        self._link.announce(queue.channel, element)
+                if not isinstance(element, ev.Barrier):
+                    continue
+                # Whatever is put behind it is no part of the epoch before. One that was given up may come late, and ends no log.
+                if element.number == queue.logged_for:
+                    queue.logged_for = None
+                if overtakes:
+                    self._link.announce(queue.channel, element)
 
     def _take_snapshot(self, command: ev.Snapshot) -> None:
         self._number = command.barrier.number
@@ -362,11 +364,12 @@ class Worker:
             case ev.LogRecords(channel, batch):
                 self.log(channel, batch)
             case ev.StopLog():
-                queue.arriving = False
+                queue.logged_for = None
             case ev.LogQueued(channel, arriving):
                 for batch in queue.records_before(self._number):
                     self.log(channel, batch)
-                queue.arriving = arriving and not queue.holds_barrier(self._number)
+                arriving = arriving and not queue.holds_barrier(self._number)
+                queue.logged_for = self._number if arriving else None
 
     def _acknowledge(self, command: ev.Acknowledge) -> None:
         snapshot, self._snapshot = self._snapshot, None
@@ -384,9 +387,8 @@ class Worker:
     def _forget(self, number: int) -> None:
         self._snapshot = None
         for queue in self.inputs.values():
-            queue.arriving = False
+            queue.logged_for = None
         self.operators.notify_aborted(number)
-        self._release_messages()
 
 
 __all__ = ["Give", "Link", "Mail", "Message", "Worker"]

@@ -23,8 +23,9 @@ def publish_rescaled(
 ) -> CommitPermit:
     """Publish the checkpoint dealt out to a ``topology``: in its ``store``, as the newest, or in an empty ``target``.
 
-    Opens no segment; into a target the segments are copied, with ``progress`` (``copying.CopyProgress``). Raises ``RestoreRefused``
-    with every reason where it does not fit, ``PublishConflict`` where the checkpoint is not the newest of its store any more, and what publishing raises.
+    Opens no segment; into a target the segments are copied, with ``progress`` (``copying.CopyProgress``). Raises
+    ``RestoreRefused`` with every reason where it does not fit, ``PublishConflict`` where the checkpoint is not the newest of
+    its store any more, and what publishing raises.
     """
     plan = checkpoint.plan_restore(topology)
     plan.check()

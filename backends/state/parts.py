@@ -167,9 +167,10 @@ class BytesPart:
         if not count:
             return
         stop = slots.stop if isinstance(slots, slice) else int(slots.max()) + 1
-        self._used = max(self._used, stop)
-        if self._rows + count > 2 * self._used + _SQUEEZE_ROWS_MIN:
+        # Before the new slots count: they point at the first value still, which would be copied for each.
+        if self._rows + count > 2 * max(self._used, stop) + _SQUEEZE_ROWS_MIN:
             self._squeeze()
+        self._used = max(self._used, stop)
         self._where[slots] = np.arange(self._rows, self._rows + count)
         self._append(raw)
 
@@ -234,9 +235,10 @@ class NestedPart:
         if not len(raw):
             return
         stop = slots.stop if isinstance(slots, slice) else int(slots.max()) + 1
-        self._used = max(self._used, stop)
-        if self._rows + len(raw) > 2 * self._used + _SQUEEZE_ROWS_MIN:
+        # Before the new slots count: they point at the first value still, which would be copied for each.
+        if self._rows + len(raw) > 2 * max(self._used, stop) + _SQUEEZE_ROWS_MIN:
             self._squeeze()
+        self._used = max(self._used, stop)
         self._where[slots] = np.arange(self._rows, self._rows + len(raw))
         self._arrays.append(raw)
         self._rows += len(raw)

@@ -30,7 +30,7 @@ from backends.state.parts import (
     same_rows,
     take_apart,
 )
-from stateformat.clustering import groups_of_keys
+from stateformat.clustering import groups_of_keys, one_array
 from stateformat.errors import ErrorKind, InvalidState
 from stateformat.hashing import DEFAULT_KEY_HASH, key_hash, normalise_key_column
 from stateformat.key_groups import default_max_parallelism
@@ -59,8 +59,8 @@ class Fitter:
         self._where = f"state {state.name!r} of {state.operator!r}"
         self._keys = {*state.key_columns, "_map_key"}
         # The format's own part of a row key is never null (SPEC.md section 5.1), nor is a column declared so.
-        self._strict = {name for name in names if name.startswith("_") and name != "_map_key"}
-        self._strict |= {item.name for item in state.current.fields if not item.nullable}
+        self.strict = {name for name in names if name.startswith("_") and name != "_map_key"}
+        self.strict |= {item.name for item in state.current.fields if not item.nullable}
         # Fitted columns are conformed as those of a state without keys that has them as plain fields.
         fields = tuple(item for item in state.current.fields if item.name in names)
         self._plain = replace(
@@ -82,7 +82,7 @@ class Fitter:
         if len(columns) != len(self.fields) or (self._only and rows.num_columns != len(columns)):
             columns = self._conformed(rows)
         for field, column in zip(self.fields, columns, strict=True):
-            if column.null_count and field.name in self._strict:
+            if column.null_count and field.name in self.strict:
                 raise InvalidState(
                     f"{self._where}: column {field.name!r} holds no nulls and {column.null_count} are given; fill them, or "
                     "declare it nullable",
@@ -138,9 +138,7 @@ class Fitter:
 
 
 def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    if isinstance(column, pa.ChunkedArray):
-        return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    return column
+    return one_array(column) if isinstance(column, pa.ChunkedArray) else column
 
 
 def key_grouping(operator: Operator, key_count: int) -> GroupOf:
@@ -363,17 +361,24 @@ class KeyedRows(Rows):
 def as_table(
     schema: pa.Schema, columns: Callable[[Slots | slice], list[pa.Array]], slots: Slots, *, view: bool = False
 ) -> pa.Table:
-    """A table of ascending slots, made a million rows at a time, so that no string array grows beyond its offsets.
+    """A table of ascending slots, made a million rows at a time, or fewer where 2 GiB of strings are fewer rows.
 
     ``view``: fixed-width columns may lie where the store has them, so the table is good until the next change only.
     """
     batches = []
-    for start in range(0, len(slots), _TABLE_ROWS):
-        some: Slots | slice = slots[start : start + _TABLE_ROWS]
-        first, count = int(slots[start]), len(slots[start : start + _TABLE_ROWS])
-        if view and slots[start + count - 1] == first + count - 1:
-            some = slice(first, first + count)
-        batches.append(pa.RecordBatch.from_arrays(columns(some), schema=schema))
+    parts = [slots[start : start + _TABLE_ROWS] for start in range(0, len(slots), _TABLE_ROWS)][::-1]
+    while parts:
+        part = parts.pop()
+        gapless = view and part[-1] - part[0] == len(part) - 1
+        some = slice(int(part[0]), int(part[-1]) + 1) if gapless else part
+        try:
+            batches.append(pa.RecordBatch.from_arrays(columns(some), schema=schema))
+        except (pa.ArrowInvalid, pa.ArrowCapacityError):
+            # 32-bit offsets, which utf8, binary and lists have, hold no more of these rows in one array.
+            if len(part) == 1:
+                raise
+            middle = len(part) // 2
+            parts += [part[middle:], part[:middle]]
     return pa.Table.from_batches(batches, schema=schema)
 
 
@@ -386,10 +391,9 @@ def record_batch(columns: list[pa.Array], schema: pa.Schema, rows: int) -> pa.Re
     """A batch of the columns; without any, one that knows how many rows it has nevertheless."""
     if columns:
         return pa.RecordBatch.from_arrays(columns, schema=schema)
-    return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
+    return pa.RecordBatch.from_struct_array(pa.StructArray.from_buffers(pa.struct([]), rows, [None]))
 
 
 def without(rows: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
     """The other columns."""
-    left = [name for name in rows.schema.names if name not in names]
-    return record_batch([rows.column(name) for name in left], rows.select(left).schema, len(rows))
+    return rows.select([name for name in rows.schema.names if name not in names])

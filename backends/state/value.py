@@ -66,8 +66,8 @@ class KeyedValue:
     ) -> None:
         """Read, change and write with one search: ``combine`` gets what :meth:`get` gives and returns the new values.
 
-        It is called once, must not touch the state itself, and has the old values of a key on every row of it; of several the last one counts. If it
-        raises, nothing has changed.
+        It is called once, must not touch the state itself, and has the old values of a key on every row of it; of several
+        the last one counts. If it raises, nothing has changed.
         """
         fitted = self._keys.fit(keys)
         slots = self._store.find(fitted)
@@ -86,7 +86,8 @@ class KeyedValue:
         last two) or ``count`` (int64). ``values`` has those columns, and may have null, which is passed over: a sum of
         nothing is null, a count 0. A count counts what is not null in its column, or rows where it is missing. To merge
         counts of batches that were aggregated before, sum them. Keys may stand several times. Columns that ``how`` does not
-        name stay as they are, null for a new key. Sums of integers wrap around as Arrow's do.
+        name stay as they are, null for a new key. Sums of integers wrap around as Arrow's do. Columns that are declared without
+        nulls must be in ``how``, and given without nulls unless they count.
 
         Raises ``InvalidInput`` for a column or type that cannot be accumulated, before anything changes.
         """
@@ -95,6 +96,7 @@ class KeyedValue:
         for name, (_, column) in inputs.items():
             if column is not None and len(column) != len(keys):
                 raise _unequal(len(keys), f"column {name!r}", len(column))
+        self._refuse_nulls(how, inputs)
         slots, rows = self._store.ensure(fitted_keys)
         new = slice(self._store.used - len(rows), self._store.used)
         for position, name in enumerate(self._value_names, self._store.key_count):
@@ -104,6 +106,18 @@ class KeyedValue:
                 nulls = take_apart(pa.nulls(len(rows), self._store.kinds[position]))
                 for part, raw in zip(self._store.parts[position], nulls, strict=True):
                     part.put(new, raw)
+
+    def _refuse_nulls(self, how: Mapping[str, str], inputs: Mapping[str, tuple[str, pa.Array | None]]) -> None:
+        for name in self._value_names:
+            if name not in self._values.strict or how.get(name) == "count":
+                continue
+            column = inputs[name][1] if name in inputs else None
+            if column is None or column.null_count:
+                nulls = "is not accumulated" if column is None else f"is given {column.null_count} nulls"
+                raise InvalidInput(
+                    f"column {name!r} holds no nulls and {nulls}, so a new key might have one; accumulate it from values "
+                    "without nulls, or declare it nullable"
+                )
 
     def _input(self, values: pa.RecordBatch, name: str, kind: str) -> tuple[str, pa.Array | None]:
         """What is accumulated into a column, with its type; None where rows are counted."""

@@ -69,7 +69,6 @@ class Facts:
 class Seen:
     """One activation."""
 
-    parallelism: int
     past: frozenset[str]
     """What had happened to this subtask before, in the published history."""
     watermark: int
@@ -113,22 +112,19 @@ class Witness:
         self.ledger = ledger
         self.facts = Facts()
         self.active: dict[tuple[str, int], Seen] = {}
-        self.log: list[str] = []
         self.read_to: dict[str, int] = {}
         """How far each split was read in this run."""
         self.retries = rng.random() < 0.15
         self._faults = dict(faults)
-        self._rng = rng
 
     def fault(self, hook: str, who: str) -> None:
         """Fail if it is this call's turn."""
         if hook in self._faults:
             self._faults[hook] -= 1
             if self._faults[hook] == 0:
-                self.log.append(f"run {self.number}: {hook} of {who} fails")
                 raise UserError(f"{hook} of {who} fails (a fault of the simulator)")
 
-    def opened(self, uid: str, subtask: int, parallelism: int, watermark: int) -> None:
+    def opened(self, uid: str, subtask: int, watermark: int) -> None:
         """An activation begins."""
         if uid in self.facts.fully_finished:
             raise Violation(f"{uid}[{subtask}] is opened, and was fully finished")
@@ -139,7 +135,7 @@ class Witness:
             past, least = frozenset(life) - {"watermark"}, life.get("watermark", MIN_WATERMARK)
         if (uid, subtask) in self.active:
             raise Violation(f"{uid}[{subtask}] is opened twice in run {self.number}")
-        self.active[uid, subtask] = Seen(parallelism, past | self.facts.ended_everywhere.get(uid, frozenset()), least)
+        self.active[uid, subtask] = Seen(past | self.facts.ended_everywhere.get(uid, frozenset()), least)
         self.fault("open", f"{uid}[{subtask}]")
         if watermark < least:
             self._violated(uid, subtask, f"opened at watermark {watermark}, and had come to {least}")

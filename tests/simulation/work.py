@@ -55,7 +55,11 @@ RECORD = pa.schema(
 )
 KEY = pa.schema([pa.field("key", pa.int64())])
 VALUES = pa.schema([field for field in RECORD if field.name != "key"])
-LIFE = SplitList("life", {"subtask": pa.int64(), "parallelism": pa.int64(), "what": pa.string(), "value": pa.int64()})
+LIFE_SCHEMA = pa.schema(
+    [("subtask", pa.int64()), ("parallelism", pa.int64()), ("what", pa.string()), ("value", pa.int64())]
+)
+LIFE = SplitList("life", LIFE_SCHEMA)
+TABLE_SCHEMA = pa.schema([("id", pa.int64()), ("path", pa.string())])
 
 Rows = list[dict[str, Any]]
 
@@ -95,7 +99,7 @@ class Watched(Operator):
     def open(self, context: OperatorContext) -> None:
         super().open(context)
         self.subtask = context.subtask
-        self.witness.opened(self.uid, context.subtask, context.parallelism, context.watermark)
+        self.witness.opened(self.uid, context.subtask, context.watermark)
         if self.keeps_life:
             self._check_life()
         self.begin()
@@ -215,7 +219,7 @@ class Window(Watched):
                 continue
             held = {name: value for name, value in row.items() if name != "key"}
             self.context.list_state("window").append_one((row["key"],), **held)
-            set_timer(self.context.timers("over"), row["key"], end)
+            self.context.timers("over").set_one((row["key"],), end)
         return late
 
     def due(self, timers: Rows) -> Rows:
@@ -242,11 +246,6 @@ class Window(Watched):
 def window_end(ts: int) -> int:
     """When the window of a time is over."""
     return (ts // WINDOW_US + 1) * WINDOW_US
-
-
-def set_timer(timers: Any, key: int, at: int) -> None:
-    """Set one timer."""
-    timers.set_one((key,), at)
 
 
 class Latest(Watched):
@@ -325,7 +324,7 @@ class Union(Hold):
 class Join(Watched):
     """Keeps what its second input says for all; the first goes through with how much that was."""
 
-    holds = (BroadcastState("table", {"id": pa.int64(), "path": pa.string()}),)
+    holds = (BroadcastState("table", TABLE_SCHEMA),)
 
     def take(self, rows: Rows, input: int) -> Rows:
         table = self.context.entries("table")
@@ -486,11 +485,6 @@ class Reader(Source):
         while not self.bounded:
             yield Chunk(None, position)
 
-
-LIFE_SCHEMA = pa.schema(
-    [("subtask", pa.int64()), ("parallelism", pa.int64()), ("what", pa.string()), ("value", pa.int64())]
-)
-TABLE_SCHEMA = pa.schema([("id", pa.int64()), ("path", pa.string())])
 
 KINDS: dict[str, type[Watched]] = {
     "pass": Pass,

@@ -124,7 +124,8 @@ def _leave_pandas_out() -> None:
     """Spare a command the import of pandas, which takes longer than all of ``ckpt inspect``.
 
     pyarrow looks for pandas when it is first given a Python list, to see whether that might be a Series, and when it first
-    makes a numpy array, once each. It is shown that there is none. Where pyarrow is there already, this is somebody else's process, and is left as it is.
+    makes a numpy array, once each. It is shown that there is none. Where pyarrow is there already, this is somebody else's
+    process, and is left as it is.
     """
     if "pyarrow" in sys.modules or "pandas" in sys.modules:
         return

@@ -96,10 +96,11 @@ def status_of(document: Document) -> int:
 def _empty_store(there: CheckpointStore, store: CheckpointStore) -> str:
     """The absolute URL of a store that a savepoint can be made in: the job may run in another directory."""
     from stateformat.errors import ErrorKind, InvalidInput
+    from stateformat.layout import RECORDS
 
     if there.url == store.url:
         raise InvalidInput(f"{store.url} cannot hold its own savepoint; give another address with --to", url=there.url)
-    if there.storage.list("checkpoints/"):
+    if there.storage.list(RECORDS):
         raise InvalidInput(
             f"{there.url} holds a checkpoint already, and a savepoint is a store of its own; the job was not asked",
             kind=ErrorKind.STORE_NOT_EMPTY,

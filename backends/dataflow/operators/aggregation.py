@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -115,7 +116,7 @@ class Aggregation:
         # Arrow groups by no struct; the number of a row's key is as good.
         by_code = any(pa.types.is_nested(key.type) for key in keys)
         if by_code:
-            named = {"k0": pa.array(row_key_codes(keys)), "row": pa.array(range(len(batch)), pa.int64())}
+            named = {"k0": pa.array(row_key_codes(keys)), "row": pa.array(np.arange(len(batch)))}
         group_by = [name for name in named if name != "row"]
         wanted: list[tuple[Any, str]] = [("row", "min")] if by_code else []
         for number, item in enumerate(self._accumulators):
@@ -132,8 +133,9 @@ class Aggregation:
             found, first = [key.take(rows) for key in keys], first + 1
         else:
             found = columns[:first]
+        # Unsigned sums become int64, and wrap around as all others do.
         values = [
-            column if column.type == field.type else column.cast(field.type)
+            column if column.type == field.type else column.cast(field.type, safe=False)
             for column, field in zip(columns[first:], accumulators, strict=True)
         ]
         return found, pa.RecordBatch.from_arrays(values, schema=accumulators)

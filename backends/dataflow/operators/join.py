@@ -9,6 +9,7 @@ the broadcast channels, so they agree.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Final
@@ -102,6 +103,13 @@ class BroadcastJoin(Operator):
                 )
         keys = set(self._on.values())
         self._added = [name for name in table.names if name not in keys] if self._columns is None else self._columns
+        used = Counter([*self._on.values(), *self._added])
+        repeated = [name for name, count in used.items() if count > 1]
+        if repeated:
+            raise InvalidInput(
+                f"a join on the table's {', '.join(self._on.values())} that adds {', '.join(self._added)} uses {repeated} more "
+                "than once; name each column of the table once (a key's value is in the stream)"
+            )
         twice = sorted(set(self._added) & set(stream.names))
         if twice:
             raise InvalidInput(
@@ -130,7 +138,7 @@ class BroadcastJoin(Operator):
         if any(column.null_count for column in keys.columns):
             known = reduce(pc.and_, (column.is_valid() for column in keys.columns))
             batch, keys = batch.filter(known), keys.filter(known)
-        self._index.put(keys, batch.select(self._added) if self._added else _no_columns(batch.num_rows))
+        self._index.put(keys, batch.select(self._added))
         self._small = None
 
     def process(self, batch: pa.RecordBatch, input: int) -> Output:
@@ -184,11 +192,6 @@ class BroadcastJoin(Operator):
         entries = self.context.entries("table")
         if len(entries) > len(self._index):
             entries.replace(self._index.rows())
-
-
-def _no_columns(rows: int) -> pa.RecordBatch:
-    """A batch that has rows and no columns."""
-    return pa.RecordBatch.from_struct_array(pa.StructArray.from_buffers(pa.struct([]), rows, [None]))
 
 
 __all__ = ["BroadcastJoin"]
