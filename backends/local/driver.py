@@ -23,13 +23,13 @@ from backends.dataflow.api import (
     Source,
     Split,
     SplitEnumerator,
-    TwoPhaseCommitSink,
 )
 from backends.dataflow.compile import Job
 from backends.dataflow.coordinator import Coordinator
 from backends.dataflow.failures import Guard
 from backends.dataflow.flow_states import COMMITTABLES
 from backends.local.clock import Clock
+from backends.local.commits import commit, commit_rest, held, sinks_of
 from backends.local.outcome import RunDiscarded
 from backends.local.pending import InFlight, conformed
 from backends.local.worker import Give, Mail, Message
@@ -52,10 +52,6 @@ logger = logging.getLogger(__name__)
 
 _OPTIONS = WriteOptions(check_unique=False, trust_key_groups=True)
 """The running state holds a key once, and computes key groups as the format does."""
-
-COMMIT_TRIES = 10
-COMMIT_WAIT_US = 1_000_000
-"""How often, and after how long, a sink is asked again for what it has put off when the job ends."""
 
 FATAL = (PublishConflict, JobMismatch, CheckpointExpired)
 """Another run has the job: this one stops, and says by what."""
@@ -120,9 +116,7 @@ class Driver:
         self._retries: Mapping[str, pa.Table] = retries
         self.enumerators: dict[str, SplitEnumerator] = {}
         self.coordinators: dict[str, OperatorCoordinator] = {}
-        self.sinks = {
-            uid: step.logic for uid, step in job.flow.steps.items() if isinstance(step.logic, TwoPhaseCommitSink)
-        }
+        self.sinks = sinks_of(job.flow)
         self._carry: Mapping[type, Callable[[Any], None]] = {
             ev.Begin: self._begin,
             ev.Publish: self._publish,
@@ -313,7 +307,7 @@ class Driver:
     def _commit(self, command: ev.Commit) -> None:
         assert self.permit is not None
         try:
-            self._retries = commit(self.permit, self.sinks)
+            self._retries = commit(self.permit, self.sinks, held(self.permit, self.sinks))
         except Exception as error:
             logger.debug("commit of checkpoint %d failed", self.permit.ref.checkpoint_id, exc_info=error)
             self.inbox.append(ev.CommitFailed(command.number, str(error)))
@@ -357,61 +351,4 @@ class Driver:
         raise RunDiscarded(command.reason, counted=command.counted)
 
 
-def commit(permit: CommitPermit, sinks: Mapping[str, TwoPhaseCommitSink]) -> dict[str, pa.Table]:
-    """Let the sinks commit what a checkpoint holds; returns what they want to try again, by uid.
-
-    Called after publishing, and before anything starts from a checkpoint; the same rows may come twice. Raises ``OperatorError``
-    for what a sink raises.
-    """
-    held = {uid: committables(permit, uid) for uid in sinks}
-    return _commit(permit, sinks, {uid: rows for uid, rows in held.items() if rows is not None})
-
-
-def commit_rest(
-    permit: CommitPermit, sinks: Mapping[str, TwoPhaseCommitSink], left: Mapping[str, pa.Table], clock: Clock
-) -> None:
-    """The job ends, so no checkpoint follows with which what sinks have put off could come again: try it until it is done.
-
-    Raises ``RunDiscarded`` for a sink that puts it off again and again, ``OperatorError`` for what one raises.
-    """
-    for _ in range(COMMIT_TRIES):
-        if not left:
-            return
-        clock.wait_until(clock.now_us() + COMMIT_WAIT_US)
-        left = _commit(permit, sinks, left)
-    if left:
-        uid, rows = next(iter(left.items()))
-        raise RunDiscarded(
-            f"sink {uid!r} has put off {rows.num_rows} committables of checkpoint {permit.ref.checkpoint_id} for {COMMIT_TRIES} "
-            "times, and the job ends with it; they stay in the checkpoint, and the next start tries again",
-            counted=True,
-        )
-
-
-def _commit(
-    permit: CommitPermit, sinks: Mapping[str, TwoPhaseCommitSink], held: Mapping[str, pa.Table]
-) -> dict[str, pa.Table]:
-    again: dict[str, pa.Table] = {}
-    for uid, rows in held.items():
-        with Guard(uid, None)("commit"):
-            left = sinks[uid].commit(permit, rows)
-            if left is not None and (not isinstance(left, pa.Table) or left.column_names != rows.column_names):
-                raise InvalidState(
-                    f"it returned {type(left).__name__} that is not rows of what it was given, and not None"
-                )
-        if left is not None and left.num_rows:
-            again[uid] = left
-    return again
-
-
-def committables(permit: CommitPermit | None, uid: str) -> pa.Table | None:
-    """What a checkpoint holds of a sink, to be committed; None for nothing."""
-    if permit is None or (uid, COMMITTABLES) not in permit.record.by_state:
-        return None
-    if "committables" not in permit.record.required_features:
-        return None
-    rows = permit.checkpoint().read(uid, COMMITTABLES).table()
-    return rows if rows.num_rows else None
-
-
-__all__ = ["FATAL", "Driver", "SplitWanted", "ToCoordinator", "commit", "commit_rest", "committables"]
+__all__ = ["FATAL", "Driver", "SplitWanted", "ToCoordinator"]

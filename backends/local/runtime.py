@@ -12,7 +12,8 @@ from backends.dataflow.api import Dataflow, TwoPhaseCommitSink
 from backends.dataflow.failures import Guard
 from backends.local.checks import check_whole
 from backends.local.clock import Clock, SystemClock
-from backends.local.driver import FATAL, commit, commit_rest, committables
+from backends.local.commits import commit, commit_rest, held, sinks_of
+from backends.local.driver import FATAL
 from backends.local.outcome import JobFailed, JobOutcome, RunDiscarded
 from backends.local.progress import Progress
 from backends.local.restore import Restored, restore
@@ -166,7 +167,7 @@ class LocalRuntime:
             unaligned=options.unaligned,
             drop=options.drop if begins_here else (),
         )
-        sinks = {uid: step.logic for uid, step in flow.steps.items() if isinstance(step.logic, TwoPhaseCommitSink)}
+        sinks = sinks_of(flow)
         retries = self._commit_before_start(permit, sinks)
         outcome = self._ended_before(permit, restored, sinks, retries)
         if outcome is not None:
@@ -179,11 +180,11 @@ class LocalRuntime:
         self, permit: CommitPermit | None, sinks: Mapping[str, TwoPhaseCommitSink]
     ) -> Mapping[str, pa.Table]:
         """Commit what the newest checkpoint holds, then let sinks remove what no checkpoint does."""
-        retries = {} if permit is None else commit(permit, sinks)
+        carried = held(permit, sinks)
+        retries = {} if permit is None else commit(permit, sinks, carried)
         for uid, sink in sinks.items():
-            carried = committables(permit, uid)
             with Guard(uid, None)("clean"):
-                sink.clean(uid, permit.ref.checkpoint_id if permit else 0, carried)
+                sink.clean(uid, permit.ref.checkpoint_id if permit else 0, carried.get(uid))
         return retries
 
     def _ended_before(
