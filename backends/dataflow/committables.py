@@ -9,8 +9,8 @@ from __future__ import annotations
 import pyarrow as pa
 
 from backends.dataflow.api import Prepared
+from backends.dataflow.conform import conformed
 from stateformat.declare import Columns, as_schema
-from stateformat.errors import InvalidState
 
 
 class Committables:
@@ -25,22 +25,7 @@ class Committables:
         """Keep what ``prepare_commit`` returned in the snapshot of a barrier. ``InvalidState`` for columns not declared."""
         if rows is None:
             return
-        if not isinstance(rows, pa.Table | pa.RecordBatch):
-            raise InvalidState(
-                f"prepare_commit of {self._uid!r} returned {type(rows).__name__}; it returns a table, a record batch or None"
-            )
-        table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
-        if sorted(table.column_names) != sorted(self._schema.names):
-            raise InvalidState(
-                f"prepare_commit of {self._uid!r} returned columns {table.column_names}; its committable_columns are "
-                f"{self._schema.names}"
-            )
-        try:
-            table = table.select(self._schema.names).cast(self._schema)
-        except (pa.ArrowException, ValueError) as error:
-            raise InvalidState(
-                f"prepare_commit of {self._uid!r} returned other types than declared: {error}"
-            ) from error
+        table = conformed(f"prepare_commit of {self._uid!r}", rows, self._schema, declared="committable_columns")
         if table.num_rows:
             ids = pa.repeat(pa.scalar(prepared.checkpoint_id, pa.int64()), table.num_rows)
             attempts = pa.repeat(pa.scalar(prepared.attempt_id, pa.string()), table.num_rows)

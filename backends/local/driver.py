@@ -25,14 +25,16 @@ from backends.dataflow.api import (
     SplitEnumerator,
 )
 from backends.dataflow.compile import Job
+from backends.dataflow.conform import conformed
 from backends.dataflow.coordinator import Coordinator
 from backends.dataflow.failures import Guard
 from backends.dataflow.flow_states import COMMITTABLES
 from backends.local.clock import Clock
 from backends.local.commits import commit, commit_rest, held, sinks_of
 from backends.local.outcome import RunDiscarded
-from backends.local.pending import InFlight, conformed
+from backends.local.pending import InFlight
 from backends.local.worker import Give, Mail, Message
+from stateformat.declare import as_schema
 from stateformat.errors import (
     CheckpointExpired,
     ErrorKind,
@@ -239,7 +241,9 @@ class Driver:
             try:
                 owners: dict[str, SplitEnumerator | OperatorCoordinator] = {**self.enumerators, **self.coordinators}
                 for uid, owner in owners.items():
-                    current.coordinators[uid] = conformed(uid, owner.snapshot(), owner.columns)
+                    current.coordinators[uid] = conformed(
+                        f"snapshot of the coordinator of {uid!r}", owner.snapshot(), as_schema(owner.columns)
+                    )
             except Exception as error:
                 logger.debug("the snapshot of the coordinator of %s failed", uid, exc_info=error)
                 reason = f"that of operator {uid!r}: {error}"

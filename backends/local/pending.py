@@ -9,27 +9,7 @@ import pyarrow as pa
 
 from backends.dataflow import events as ev
 from backends.dataflow.checkpoint_plan import CheckpointPlan
-from stateformat.declare import Columns, as_schema
-from stateformat.errors import InvalidState
 from stateformat.store import PendingCheckpoint
-
-
-def conformed(uid: str, rows: object, columns: Columns) -> pa.Table:
-    """What a coordinator's ``snapshot`` returned, in its columns. ``InvalidState``, its author's fault, for anything else."""
-    schema = as_schema(columns)
-    if not isinstance(rows, pa.Table | pa.RecordBatch):
-        raise InvalidState(f"snapshot of the coordinator of {uid!r} returned {type(rows).__name__}; it returns a table")
-    table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
-    if sorted(table.column_names) != sorted(schema.names):
-        raise InvalidState(
-            f"snapshot of the coordinator of {uid!r} returned columns {table.column_names}; its columns are {schema.names}"
-        )
-    try:
-        return table.select(schema.names).cast(schema)
-    except (pa.ArrowException, ValueError) as error:
-        raise InvalidState(
-            f"snapshot of the coordinator of {uid!r} returned other types than declared: {error}"
-        ) from error
 
 
 @dataclass
