@@ -52,8 +52,8 @@ _FORBIDDEN = (
 )
 
 
-_UNREADABLE = (StopIteration, RuntimeError, IndexError, ValueError, TypeError, RecursionError, MemoryError)
-"""What the tree of the tests raises for a footer that is none."""
+_UNREADABLE = Exception
+"""What the tree of the tests raises for a footer that is none: it parses what it is given and promises nothing."""
 
 
 class Finding(AssertionError):
