@@ -11,7 +11,7 @@ import pytest
 from backends.dataflow.api import Dataflow, Stream
 from backends.dataflow.events import TaskId
 from backends.local import LocalRun
-from backends.local.worker import Worker
+from backends.running.worker import Worker
 from stateformat.model import StopMode
 from tests.local_jobs import INTERVAL_US, Bench, Count, Out, Tap, Told, rows, settle, state_of, to_end, until
 

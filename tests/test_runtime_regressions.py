@@ -25,7 +25,7 @@ from backends.dataflow.api import (
 )
 from backends.dataflow.events import CheckpointDue, TaskId, TimedOut
 from backends.local import JobFailed, LocalRun, LocalRuntime, RunDiscarded
-from backends.local.worker import Worker
+from backends.running.worker import Worker
 from stateformat.checkpoint import ReadTask
 from stateformat.errors import InvalidInput
 from stateformat.model import Mode, StopMode

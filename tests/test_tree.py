@@ -81,7 +81,14 @@ def test_redistribution_opens_no_file() -> None:
 
 def test_the_runtime_core_reaches_no_storage_no_executor_and_no_clock() -> None:
     forbidden = (
-        *("backends.storage", "backends.local", "backends.spark", "backends.connectors", "stateformat.store"),
+        *(
+            "backends.storage",
+            "backends.local",
+            "backends.running",
+            "backends.spark",
+            "backends.connectors",
+            "stateformat.store",
+        ),
         *("pyspark", "fsspec", "time", "random", "threading", "os", "pathlib"),
     )
     wrong = [

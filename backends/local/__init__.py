@@ -7,11 +7,12 @@ The default for small jobs, and the simulator's subject::
 
 from __future__ import annotations
 
-from backends.local.clock import Clock, SystemClock, VirtualClock
-from backends.local.outcome import JobFailed, JobOutcome, RunDiscarded
-from backends.local.progress import Progress, ProgressLine
 from backends.local.run import LocalRun
-from backends.local.runtime import LocalRuntime, Options
+from backends.local.runtime import LocalRuntime
+from backends.running.clock import Clock, SystemClock, VirtualClock
+from backends.running.options import Options
+from backends.running.outcome import JobFailed, JobOutcome, RunDiscarded
+from backends.running.progress import Progress, ProgressLine
 
 __all__ = [
     "Clock",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from heapq import heappop, heappush
 
-from backends.local.worker import Worker
+from backends.running.worker import Worker
 
 
 class Readiness:

@@ -1,7 +1,7 @@
 """One run of a job in this process: from a restore to its end, its failure, or its stop.
 
-Theory of operation. A run is a set of actors: one :class:`~backends.local.worker.Worker` for each task that runs, and the
-:class:`~backends.local.driver.Driver`. :meth:`LocalRun.step` lets one that has something to do do one thing; which one is drawn
+Theory of operation. A run is a set of actors: one :class:`~backends.running.worker.Worker` for each task that runs, and the
+:class:`~backends.running.driver.Driver`. :meth:`LocalRun.step` lets one that has something to do do one thing; which one is drawn
 from the seed, so the same seed, store and clock give the same run. Nothing runs beside it. Between two steps the caller may do
 whatever an unkind world does: kill a task, lose the whole run, begin another.
 """
@@ -10,35 +10,25 @@ from __future__ import annotations
 
 import logging
 import random
-import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 
 from backends.dataflow import events as ev
 from backends.dataflow.activation import Activation, in_flight_batches
-from backends.dataflow.compile import Vertex
-from backends.dataflow.coordinator import LOOP_ROUNDS_MAX, Coordinator
-from backends.dataflow.inputs import InputEdge
 from backends.dataflow.life import State
-from backends.dataflow.loops import loops_of
 from backends.dataflow.routing import Router
-from backends.dataflow.task import Task
-from backends.local.channels import CAPACITY, Queue
-from backends.local.checks import check_whole
-from backends.local.clock import Clock
-from backends.local.driver import Driver, SplitWanted, ToCoordinator
-from backends.local.outcome import JobOutcome
-from backends.local.pending import InFlight
-from backends.local.progress import Progress
 from backends.local.readiness import Readiness
-from backends.local.restore import Restored
-from backends.local.stopping import Stopping
-from backends.local.worker import Mail, Worker
+from backends.running.channels import CAPACITY, Queue
+from backends.running.clock import Clock
+from backends.running.driver import SplitWanted, ToCoordinator
+from backends.running.options import Schedule
+from backends.running.progress import Progress
+from backends.running.restore import Restored
+from backends.running.run import Run
+from backends.running.wiring import receiver_of, sender_of, wired
+from backends.running.worker import Mail, Worker
 from stateformat.errors import CheckpointError
-from stateformat.model import Edge, StopMode
 from stateformat.snapshot import Snapshot, WriteContext
 from stateformat.store import CheckpointStore
 
@@ -48,47 +38,8 @@ RETRY_US = 1_000_000
 """After which time a checkpoint that tasks wait for, and that was given up, is tried again where there is no interval."""
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """When what is due, and what goes with it. Times in µs of the executor's clock; None: never.
-
-    A checkpoint begins ``checkpoint_interval_us`` after the last one, or after ``checkpoint_rows`` rows that sources have read,
-    whichever comes first; ``timeout_us`` after its begin it is given up. The store is looked at for requests every
-    ``requests_every_us``. ``tolerable_failures`` in a row are no failure of the job.
-    ``keep``: so many checkpoints are kept, None for all. ``savepoint_options``: with what the store of a savepoint is opened.
-    ``loop_rounds_max``: how often a loop whose input has ended is turned before the run fails.
-    """
-
-    checkpoint_interval_us: int | None = 10_000_000
-    checkpoint_rows: int | None = None
-    timeout_us: int | None = 600_000_000
-    requests_every_us: int | None = 1_000_000
-    tolerable_failures: int = 0
-    keep: int | None = None
-    savepoint_options: Mapping[str, Any] = field(default_factory=dict)
-    loop_rounds_max: int = LOOP_ROUNDS_MAX
-
-    def __post_init__(self) -> None:
-        """Raises ``InvalidInput`` for a number that means nothing."""
-        check_whole(
-            self,
-            checkpoint_interval_us=1,
-            checkpoint_rows=1,
-            timeout_us=1,
-            requests_every_us=1,
-            tolerable_failures=0,
-            keep=1,
-            loop_rounds_max=1,
-        )
-
-
-class LocalRun:
-    """One run. Step it until :attr:`outcome` is there.
-
-    :meth:`step` raises ``RunDiscarded`` when the run is given up and the job is to go on from its newest checkpoint, and what
-    publishing raises when another run has the job. Either way, the run is over; :meth:`close` lets operators release what they
-    hold, as far as this process goes on.
-    """
+class LocalRun(Run):
+    """One run in this process, of actors that are stepped one at a time."""
 
     def __init__(
         self,
@@ -100,43 +51,19 @@ class LocalRun:
         seed: int,
         clock: Clock,
     ) -> None:
-        self.job = restored.job
-        self.outcome: JobOutcome | None = None
+        super().__init__(store, restored, schedule, retries, clock)
         self._choose = random.Random(seed)  # noqa: S311 - an order of events, not a secret
-        self._clock = clock
-        self._schedule = schedule
-        self._begun_us = clock.now_us()
         self._due_us = self._begun_us
         self._next_checkpoint()
         self._rows_at_checkpoint = 0
         self._readiness = Readiness()
         self._workers: dict[ev.TaskId, Worker] = {}
         self._channels: dict[ev.Channel, Queue] = {}
-        self._all_tasks = sum(vertex.parallelism for vertex in self.job.vertices)
-        coordinator = Coordinator(
-            self.job,
-            finished=restored.finished,
-            tolerable_failures=schedule.tolerable_failures,
-            loop_rounds_max=schedule.loop_rounds_max,
-        )
-        self._driver = Driver(
-            store, self.job, restored.permit, coordinator, self, clock.now_us, keep=schedule.keep, retries=retries
-        )
-        self._stopping = Stopping(
-            store,
-            self._driver,
-            clock,
-            every_us=schedule.requests_every_us,
-            held=restored.permit,
-            savepoint_options=schedule.savepoint_options,
-        )
-        self._loops = loops_of(self.job.vertices)
-        running = [vertex for vertex in self.job.vertices if vertex.id not in restored.finished]
-        self._connect(running, restored)
+        self._connect(restored)
         try:
             self._driver.open_coordinators(restored.coordinators, restored.finished)
             self._open(restored)
-            self._driver.carry_out(coordinator.start())
+            self._driver.carry_out(self._coordinator.start())
         except BaseException:
             self.close()
             raise
@@ -144,73 +71,21 @@ class LocalRun:
 
     # Building ------------------------------------------------------------------------------------------------------------
 
-    def _connect(self, running: Sequence[Vertex], restored: Restored) -> None:
-        alive = {vertex.id for vertex in running}
+    def _connect(self, restored: Restored) -> None:
         overtaken = frozenset(edge.id for edge in self.job.graph.edges if self.job.overtakable(edge))
-        for vertex in running:
-            for edge in (*vertex.inputs, *vertex.feedback):
-                if self.job.vertex_of(edge.source).id not in alive:
-                    continue
-                for receiver in range(vertex.parallelism):
-                    for sender in self.job.senders(edge.id, receiver):
-                        channel = ev.Channel(edge.id, sender, receiver)
-                        self._channels[channel] = Queue(channel, capacity=None if edge.feedback else CAPACITY)
-        for vertex in running:
-            for subtask in range(vertex.parallelism):
-                task_id = ev.TaskId(vertex.id, subtask)
-                inputs = {
-                    edge.id: [
-                        self._channels[channel]
-                        for sender in self.job.senders(edge.id, subtask)
-                        if (channel := ev.Channel(edge.id, sender, subtask)) in self._channels
-                    ]
-                    for edge in (*vertex.inputs, *vertex.feedback)
-                }
-                outputs = {
-                    edge.id: [
-                        self._channels[ev.Channel(edge.id, subtask, receiver)]
-                        for receiver in self.job.receivers(edge.id, subtask)
-                    ]
-                    for edge in vertex.outputs
-                    if self.job.vertex_of(edge.target).id in alive
-                }
-                task = self._task(vertex, task_id, inputs, outputs, restored)
-                queues = [queue for some in inputs.values() for queue in some]
-                worker = Worker(task_id, vertex, task, queues, outputs, overtaken, self)
-                worker.routers = {edge.id: Router(self.job, edge, subtask) for edge in vertex.outputs}
-                self._workers[task_id] = worker
-                self.wake(worker)
+        every = list(wired(restored))
+        for item in every:
+            for edge_id, channels in item.inputs.items():
+                capacity = None if self.job.graph.by_edge[edge_id].feedback else CAPACITY
+                self._channels.update({channel: Queue(channel, capacity=capacity) for channel in channels})
+        for vertex, core, inputs, outputs in every:
+            queues = [self._channels[channel] for channels in inputs.values() for channel in channels]
+            leaving = {edge_id: [self._channels[channel] for channel in some] for edge_id, some in outputs.items()}
+            worker = Worker(core.id, vertex, core, queues, leaving, overtaken, self)
+            worker.routers = {edge.id: Router(self.job, edge, core.id.subtask) for edge in vertex.outputs}
+            self._workers[core.id] = worker
+            self.wake(worker)
         self._sources = [worker for worker in self._workers.values() if worker.vertex.is_source]
-
-    def _task(
-        self,
-        vertex: Vertex,
-        task_id: ev.TaskId,
-        inputs: Mapping[str, Sequence[Queue]],
-        outputs: Mapping[str, Sequence[Queue]],
-        restored: Restored,
-    ) -> Task:
-        watermarks, ended = restored.progress(vertex, task_id.subtask)
-        edges = [
-            InputEdge(
-                edge.id,
-                edge.input,
-                tuple(queue.channel for queue in inputs[edge.id]),
-                feedback=edge.feedback,
-                overtakable=self.job.overtakable(edge),
-                inside=not edge.feedback and self._in_one_loop(vertex, edge),
-                watermark=watermarks.get(edge.id, ev.MIN_WATERMARK),
-                ended=edge.id in ended,
-            )
-            for edge in (*vertex.inputs, *vertex.feedback)
-        ]
-        channels = [queue.channel for some in outputs.values() for queue in some]
-        replayed = bool(restored.in_flight(vertex, task_id.subtask))
-        return Task(task_id, edges, channels, replayed=replayed)
-
-    def _in_one_loop(self, head: Vertex, edge: Edge) -> bool:
-        source = self.job.vertex_of(edge.source).id
-        return bool(head.feedback) and any(head.id in loop and source in loop for loop in self._loops)
 
     def _open(self, restored: Restored) -> None:
         for worker in self._workers.values():
@@ -291,11 +166,6 @@ class LocalRun:
         states = {worker.task.state for worker in self._workers.values() if not worker.gone}
         return State.WAITING in states or State.DRAINING in states
 
-    def _see_end(self) -> None:
-        if self._driver.ended is not None and self.outcome is None:
-            self._driver.commit_rest(self._clock)
-            self.outcome = self._stopping.outcome(self._driver.ended)
-
     def story(self) -> str:
         """What everybody is at, in words."""
         in_flight = self._driver.in_flight
@@ -317,25 +187,9 @@ class LocalRun:
         return sum(worker.rows for worker in self._sources)
 
     @property
-    def published(self) -> int:
-        """How many checkpoints this run has published."""
-        return self._driver.published
-
-    @property
     def tasks(self) -> Mapping[ev.TaskId, Worker]:
         """The tasks that were started."""
         return self._workers
-
-    @property
-    def in_flight(self) -> InFlight | None:
-        """The checkpoint in flight."""
-        return self._driver.in_flight
-
-    def request_stop(self, mode: StopMode, savepoint: str | None = None) -> str:
-        """Ask for a stop with a savepoint, as `ckpt stop` does from outside; returns the request's id."""
-        request = secrets.token_hex(16)
-        self._stopping.ask(request, mode, savepoint)
-        return request
 
     def fail_task(self, task: ev.TaskId, reason: str = "it was killed") -> None:
         """Kill a task."""
@@ -348,20 +202,11 @@ class LocalRun:
 
     def progress(self) -> Progress:
         """How far it has come."""
-        permit = self._driver.permit
         running = [worker for worker in self._workers.values() if not worker.gone]
-        warnings, self._driver.warnings = tuple(self._driver.warnings), []
-        return Progress(
-            job_id=self.job.flow.job_id,
-            elapsed_us=self._clock.now_us() - self._begun_us,
+        return self._progress(
             rows_read=self.rows_read,
-            checkpoint_id=permit.ref.checkpoint_id if permit else None,
-            state_rows=permit.record.totals.rows if permit else 0,
-            state_bytes=permit.record.totals.bytes if permit else 0,
             running=len(running),
-            finished=self._all_tasks - len(running),
             watermark=min((worker.watermark for worker in running), default=ev.MAX_WATERMARK),
-            warnings=warnings,
         )
 
     # What workers and the driver reach (worker.Link, driver.Post) ----------------------------------------------------------
@@ -401,15 +246,15 @@ class LocalRun:
 
     def confirm(self, channel: ev.Channel) -> None:
         """The receiver of a channel has processed its data."""
-        self.mail(self._sender_of(channel), ev.DataProcessed(channel))
+        self.mail(sender_of(self.job, channel), ev.DataProcessed(channel))
 
     def announce(self, channel: ev.Channel, barrier: ev.Barrier) -> None:
         """A barrier overtakes what lies in a channel."""
-        self.mail(self._receiver_of(channel), ev.Announced(channel, barrier))
+        self.mail(receiver_of(self.job, channel), ev.Announced(channel, barrier))
 
     def log_arrival(self, channel: ev.Channel, batch: pa.RecordBatch) -> None:
         """Records have come in on a channel that is being logged."""
-        self._workers[self._receiver_of(channel)].log(channel, batch)
+        self._workers[receiver_of(self.job, channel)].log(channel, batch)
 
     def ended(self, task: ev.TaskId) -> None:
         """A task is gone: nobody need wait for it to process anything."""
@@ -437,11 +282,5 @@ class LocalRun:
         for queue in self._channels.values():
             queue.logged_for = None
 
-    def _sender_of(self, channel: ev.Channel) -> ev.TaskId:
-        return ev.TaskId(self.job.vertex_of(self.job.graph.by_edge[channel.edge].source).id, channel.sender)
 
-    def _receiver_of(self, channel: ev.Channel) -> ev.TaskId:
-        return ev.TaskId(self.job.vertex_of(self.job.graph.by_edge[channel.edge].target).id, channel.receiver)
-
-
-__all__ = ["LocalRun", "Schedule"]
+__all__ = ["LocalRun"]

@@ -29,8 +29,8 @@ from backends.dataflow.life import State
 from backends.dataflow.member import Member
 from backends.dataflow.pending_barrier import PendingBarrier
 from backends.dataflow.task import Task
-from backends.local.driver import Driver
-from backends.local.restore import Restored
+from backends.running.driver import Driver
+from backends.running.restore import Restored
 from redistribution.arrays import Slices
 from stateformat import pending
 from stateformat.model import Mode

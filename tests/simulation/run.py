@@ -21,8 +21,8 @@ from unittest import mock
 from backends.dataflow.api import Dataflow, EventTime, Stream
 from backends.dataflow.events import Purpose
 from backends.dataflow.life import State
-from backends.local.clock import VirtualClock
-from backends.local.outcome import JobOutcome
+from backends.running.clock import VirtualClock
+from backends.running.outcome import JobOutcome
 from backends.local.run import LocalRun
 from backends.local.runtime import LocalRuntime
 from backends.rewrite.rescaling import publish_rescaled

@@ -9,8 +9,8 @@ import pyarrow as pa
 from backends.dataflow.api import Dataflow, TwoPhaseCommitSink
 from backends.dataflow.failures import Guard
 from backends.dataflow.flow_states import COMMITTABLES
-from backends.local.clock import Clock
-from backends.local.outcome import RunDiscarded
+from backends.running.clock import Clock
+from backends.running.outcome import RunDiscarded
 from stateformat.errors import InvalidState
 from stateformat.publication import CommitPermit
 

@@ -18,7 +18,7 @@ from backends.dataflow.compile import Vertex
 from backends.dataflow.life import State
 from backends.dataflow.routing import Router
 from backends.dataflow.task import Task
-from backends.local.channels import Queue
+from backends.running.channels import Queue
 from stateformat.snapshot import Snapshot, WriteContext
 
 logger = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ from typing import Any
 
 import stateformat as sf
 from backends.dataflow import events as ev
-from backends.local.clock import Clock
-from backends.local.driver import Driver
-from backends.local.outcome import JobOutcome
+from backends.running.clock import Clock
+from backends.running.driver import Driver
+from backends.running.outcome import JobOutcome
 from stateformat.errors import CheckpointError
 from stateformat.model import Stop, StopMode
 from stateformat.publication import CommitPermit

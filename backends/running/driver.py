@@ -29,11 +29,11 @@ from backends.dataflow.conform import conformed
 from backends.dataflow.coordinator import Coordinator
 from backends.dataflow.failures import Guard
 from backends.dataflow.flow_states import COMMITTABLES
-from backends.local.clock import Clock
-from backends.local.commits import commit, commit_rest, held, sinks_of
-from backends.local.outcome import RunDiscarded
-from backends.local.pending import InFlight
-from backends.local.worker import Give, Mail, Message
+from backends.running.clock import Clock
+from backends.running.commits import commit, commit_rest, held, sinks_of
+from backends.running.outcome import RunDiscarded
+from backends.running.pending import InFlight
+from backends.running.worker import Give, Mail, Message
 from stateformat.declare import as_schema
 from stateformat.errors import (
     CheckpointExpired,

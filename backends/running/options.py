@@ -1,0 +1,76 @@
+"""How a job runs, whichever executor runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from backends.dataflow.coordinator import LOOP_ROUNDS_MAX
+from backends.running.checks import check_whole
+from stateformat.errors import InvalidInput
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When what is due, and what goes with it. Times in µs of the executor's clock; None: never.
+
+    A checkpoint begins ``checkpoint_interval_us`` after the last one, or after ``checkpoint_rows`` rows that sources have read,
+    whichever comes first; ``timeout_us`` after its begin it is given up. The store is looked at for requests every
+    ``requests_every_us``. ``tolerable_failures`` in a row are no failure of the job.
+    ``keep``: so many checkpoints are kept, None for all. ``savepoint_options``: with what the store of a savepoint is opened.
+    ``loop_rounds_max``: how often a loop whose input has ended is turned before the run fails.
+    """
+
+    checkpoint_interval_us: int | None = 10_000_000
+    checkpoint_rows: int | None = None
+    timeout_us: int | None = 600_000_000
+    requests_every_us: int | None = 1_000_000
+    tolerable_failures: int = 0
+    keep: int | None = None
+    savepoint_options: Mapping[str, Any] = field(default_factory=dict)
+    loop_rounds_max: int = LOOP_ROUNDS_MAX
+
+    def __post_init__(self) -> None:
+        """Raises ``InvalidInput`` for a number that means nothing."""
+        check_whole(
+            self,
+            checkpoint_interval_us=1,
+            checkpoint_rows=1,
+            timeout_us=1,
+            requests_every_us=1,
+            tolerable_failures=0,
+            keep=1,
+            loop_rounds_max=1,
+        )
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a job runs here.
+
+    ``parallelism`` replaces that of the dataflow, ``per_operator`` goes before both. ``unaligned``: barriers overtake records on
+    hash and rebalance edges. ``resume``: go on after a stop without drain. ``drop``: state of the checkpoint that the job starts
+    from which is given up, as ``plan_restore`` takes it; a restart after a failure gives up nothing. ``max_restarts``: after more
+    failures without ten checkpoints in between the job fails; it starts again after ``restart_delay_us``, and after twice as long
+    each time. ``seed``: of the order in which things happen.
+    """
+
+    parallelism: int | None = None
+    per_operator: Mapping[str, int] = field(default_factory=dict)
+    unaligned: bool = False
+    resume: bool = False
+    drop: Collection[str] = ()
+    max_restarts: int = 3
+    restart_delay_us: int = 100_000
+    seed: int = 0
+    schedule: Schedule = field(default_factory=Schedule)
+
+    def __post_init__(self) -> None:
+        """Raises ``InvalidInput`` for a number that means nothing."""
+        check_whole(self, max_restarts=0, restart_delay_us=0)
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise InvalidInput(f"seed is {self.seed!r}; it is a whole number")
+
+
+__all__ = ["Options", "Schedule"]

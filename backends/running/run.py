@@ -1,0 +1,124 @@
+"""What every run of a job has, whichever executor carries it: a driver, a clock, and what stops it."""
+
+from __future__ import annotations
+
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from backends.dataflow import events as ev
+from backends.dataflow.coordinator import Coordinator
+from backends.running.clock import Clock
+from backends.running.driver import Driver
+from backends.running.options import Schedule
+from backends.running.outcome import JobOutcome
+from backends.running.pending import InFlight
+from backends.running.progress import Progress
+from backends.running.restore import Restored
+from backends.running.stopping import Stopping
+from backends.running.worker import Mail
+from stateformat.model import StopMode
+from stateformat.store import CheckpointStore
+
+
+class Run(ABC):
+    """One run, from a restore to its end, its failure, or its stop. Step it until :attr:`outcome` is there.
+
+    :meth:`step` raises ``RunDiscarded`` when the run is given up and the job is to go on from its newest checkpoint, and what
+    publishing raises when another run has the job. Either way, the run is over; :meth:`close` lets operators release what they
+    hold, as far as this process goes on.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        restored: Restored,
+        schedule: Schedule,
+        retries: Mapping[str, pa.Table],
+        clock: Clock,
+    ) -> None:
+        self.job = restored.job
+        self.outcome: JobOutcome | None = None
+        self._clock = clock
+        self._schedule = schedule
+        self._begun_us = clock.now_us()
+        self._all_tasks = sum(vertex.parallelism for vertex in self.job.vertices)
+        self._coordinator = Coordinator(
+            self.job,
+            finished=restored.finished,
+            tolerable_failures=schedule.tolerable_failures,
+            loop_rounds_max=schedule.loop_rounds_max,
+        )
+        self._driver = Driver(
+            store, self.job, restored.permit, self._coordinator, self, clock.now_us, keep=schedule.keep, retries=retries
+        )
+        self._stopping = Stopping(
+            store,
+            self._driver,
+            clock,
+            every_us=schedule.requests_every_us,
+            held=restored.permit,
+            savepoint_options=schedule.savepoint_options,
+        )
+
+    @abstractmethod
+    def step(self) -> bool:
+        """Do the next thing. False: the job has ended, and :attr:`outcome` says how."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give up the run: what its operators hold in this process is released. What closing raises is logged."""
+
+    @abstractmethod
+    def mail(self, task: ev.TaskId, mail: Mail) -> None:
+        """Put mail into a task's box (``driver.Post``)."""
+
+    @abstractmethod
+    def drop_in_flight(self) -> None:
+        """Nothing is logged any more (``driver.Post``)."""
+
+    @abstractmethod
+    def progress(self) -> Progress:
+        """How far it has come."""
+
+    def _see_end(self) -> None:
+        if self._driver.ended is not None and self.outcome is None:
+            self._driver.commit_rest(self._clock)
+            self.outcome = self._stopping.outcome(self._driver.ended)
+
+    @property
+    def published(self) -> int:
+        """How many checkpoints this run has published."""
+        return self._driver.published
+
+    @property
+    def in_flight(self) -> InFlight | None:
+        """The checkpoint in flight."""
+        return self._driver.in_flight
+
+    def request_stop(self, mode: StopMode, savepoint: str | None = None) -> str:
+        """Ask for a stop with a savepoint, as `ckpt stop` does from outside; returns the request's id."""
+        request = secrets.token_hex(16)
+        self._stopping.ask(request, mode, savepoint)
+        return request
+
+    def _progress(self, *, rows_read: int, running: int, watermark: int) -> Progress:
+        permit = self._driver.permit
+        warnings, self._driver.warnings = tuple(self._driver.warnings), []
+        return Progress(
+            job_id=self.job.flow.job_id,
+            elapsed_us=self._clock.now_us() - self._begun_us,
+            rows_read=rows_read,
+            checkpoint_id=permit.ref.checkpoint_id if permit else None,
+            state_rows=permit.record.totals.rows if permit else 0,
+            state_bytes=permit.record.totals.bytes if permit else 0,
+            running=running,
+            finished=self._all_tasks - running,
+            watermark=watermark,
+            warnings=warnings,
+        )
+
+
+__all__ = ["Run"]
