@@ -8,6 +8,7 @@ with the handles that they need and nothing else; it is picklable and small, and
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
@@ -105,7 +106,7 @@ class ReadTask:
         """
         from stateformat.reading import read_slices
 
-        try:
+        with self._reading():
             yield from read_slices(
                 self.storage,
                 self.record,
@@ -114,6 +115,29 @@ class ReadTask:
                 as_schema=as_schema,
                 batch_rows=batch_rows,
             )
+
+    def layers(self, *, as_schema: SchemaVersion | None = None) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
+        """The layers of a keyed state that have rows, lowest first, as they were written: the number of each, and its rows.
+
+        Columns and order as :meth:`batches` has them; above layer 0 ``_op`` comes second (SPEC.md section 5.4). Take the rows of
+        a layer before the next one. Raises as :meth:`batches`, and ``InvalidInput`` for a state that has no layers.
+        """
+        from stateformat.reading import read_layers
+
+        with self._reading():
+            found = read_layers(self.storage, self.record, Manifest(self.handles), self.slices, as_schema=as_schema)
+            for layer, batches in found:
+                yield layer, self._read(batches)
+
+    def _read(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with self._reading():
+            yield from batches
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Tells an object that has expired from one that is missing."""
+        try:
+            yield
         except FileNotFoundError as error:
             raise self._missing(str(error.filename or error)) from error
         except DamagedCheckpoint as error:
@@ -199,7 +223,7 @@ class Checkpoint:
         if subtask is not None:
             mine = pc.and_(mine, pc.fill_null(pc.equal(handles["subtask"], subtask), False))
         indices = pc.indices_nonzero(pc.and_(mine, pc.greater(handles["rows"], 0)))
-        return self._task(declared, _whole_slices(handles, indices))
+        return self._task(declared, whole_slices(handles, indices))
 
     def plan_restore(self, topology: JobGraph, **choices: Any) -> Any:
         """Who gets what in ``topology``: a ``redistribution.RestorePlan``, which opens no segment and can be printed.
@@ -296,7 +320,7 @@ def _renumber(handles: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
     return encoded.dictionary, encoded.indices.cast(pa.int64())
 
 
-def _whole_slices(handles: pa.Table, indices: pa.Array) -> pa.Table:
+def whole_slices(handles: pa.Table, indices: pa.Array) -> pa.Table:
     """Slices that are whole handles, for their own subtasks."""
     chosen = handles.take(indices)
     share = pc.divide(pc.cast(chosen["rows"], pa.float64()), pc.cast(chosen["segment_rows"], pa.float64()))
@@ -312,4 +336,4 @@ def _whole_slices(handles: pa.Table, indices: pa.Array) -> pa.Table:
     )
 
 
-__all__ = ["Checkpoint", "ReadTask", "load_manifest", "load_record", "missing_object"]
+__all__ = ["Checkpoint", "ReadTask", "load_manifest", "load_record", "missing_object", "whole_slices"]

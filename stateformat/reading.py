@@ -27,7 +27,7 @@ from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput
 from stateformat.layers import evolve_table, merge_layers
 from stateformat.manifest import Manifest
 from stateformat.model import Handle, Mode, Record, SchemaVersion, State
-from stateformat.schema import segment_schema
+from stateformat.schema import OP, segment_schema
 from stateformat.segment_reader import PIECE_BYTES_MAX, PIECE_ROWS_MAX, SegmentReader
 from stateformat.storage import Storage, reads_at_once
 
@@ -90,6 +90,33 @@ def read_slices(
         calls = reading.in_order(_coalesced(parts))
     with closing(ahead(calls, workers=2, depth=3)) as made:
         yield from _batches(made, reading.schema, batch_rows)
+
+
+def read_layers(
+    storage: Storage,
+    record: Record,
+    manifest: Manifest,
+    slices: pa.Table,
+    *,
+    as_schema: SchemaVersion | None = None,
+    batch_rows: int = 131_072,
+) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
+    """The layers of slices of one keyed state, lowest first, unmerged: the number of each, and its rows as batches.
+
+    Columns: ``segment_schema``, above layer 0 with ``_op``. Order within a layer: subtasks as they come, then ``_key_group``.
+    The batches of a layer are to be taken before the next one. The rest as :func:`read_slices`; ``InvalidInput`` for a state
+    that has no layers.
+    """
+    parts, state = _parts(record, manifest, slices)
+    if not parts or state is None:
+        return
+    if state.mode is not Mode.KEYED:
+        raise InvalidInput(f"state {state.name!r} is {state.mode}; only keyed state has layers")
+    reading = _Reading(storage, record, manifest, state, as_schema or state.current)
+    for layer, group in groupby(sorted(parts, key=lambda part: part.handle.layer), key=lambda part: part.handle.layer):
+        owners = groupby(group, key=lambda part: part.subtask)
+        ordered = [_coalesced(sorted(of_one, key=lambda part: part.first_group)) for _, of_one in owners]
+        yield layer, reading.layer([*chain.from_iterable(ordered)], batch_rows)
 
 
 def _parts(record: Record, manifest: Manifest, slices: pa.Table) -> tuple[list[_Part], State | None]:
@@ -195,6 +222,14 @@ class _Reading:
             for part, reader in zip(parts, readers, strict=True):
                 for call in reader.calls(part.row_start, part.rows):
                     yield partial(self._evolved, call, part)
+
+    def layer(self, parts: Sequence[_Part], batch_rows: int) -> Iterator[pa.RecordBatch]:
+        """The rows of the parts, which are of one layer, with ``_op`` if it is a delta."""
+        schema = self.schema
+        if parts[0].handle.layer:
+            schema = schema.insert(1, OP)
+        with closing(ahead(self.in_order(parts), workers=2, depth=3)) as made:
+            yield from _batches(made, schema, batch_rows)
 
     def keyed(self, owners: Iterable[Sequence[_Part]]) -> Generator[_Call, None, None]:
         """The rows of each subtask's keyed state in turn; of one, by key group, its layers merged."""

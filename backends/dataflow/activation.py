@@ -27,9 +27,11 @@ from backends.dataflow.in_flight import in_flight_batches
 from backends.dataflow.member import Emitter, Member
 from backends.dataflow.open_snapshot import OpenSnapshot
 from backends.dataflow.reading import Reading, SourceReader
+from backends.state import SubtaskStates
 from stateformat.errors import ErrorKind, InvalidInput
 
 if TYPE_CHECKING:
+    from backends.state import SubtaskStates
     from stateformat.checkpoint import ReadTask
     from stateformat.snapshot import SnapshotWriter, WriteContext
 
@@ -50,20 +52,28 @@ class Outside(Protocol):
 
 
 class Activation:
-    """The operators of one vertex in one subtask. Not thread-safe.
+    """The operators of one vertex in one subtask. Not thread-safe. ``states``: those of operators that have been restored already.
 
     What user code raises comes out as ``OperatorError`` with its cause; an operator that breaks the rules of ``api.Operator``
     (other columns than declared, rows after ``finish``, timers without end) as ``InvalidState`` that names it. Either way the
     activation is lost: close it, and begin another from a checkpoint.
     """
 
-    def __init__(self, job: Job, vertex: Vertex, subtask: int, outside: Outside) -> None:
+    def __init__(
+        self,
+        job: Job,
+        vertex: Vertex,
+        subtask: int,
+        outside: Outside,
+        states: Mapping[str, SubtaskStates] | None = None,
+    ) -> None:
         self._job = job
         self._vertex = vertex
         self._subtask = subtask
         self._taken: set[int] = set()
         uids = vertex.operators[1:] if vertex.is_source else vertex.operators
-        self._members = {uid: Member(job, uid, subtask, outside.send) for uid in uids}
+        states = states or {}
+        self._members = {uid: Member(job, uid, subtask, outside.send, states.get(uid)) for uid in uids}
         self._reader: SourceReader | None = None
         self._head: Member | None = None
         emitters = {uid: member.emitter for uid, member in self._members.items()}
@@ -87,6 +97,11 @@ class Activation:
         return SourceReader(uid, source, step.event_time, self._subtask, outside.now_us, emitters[uid].emit)
 
     @property
+    def states(self) -> Mapping[str, SubtaskStates]:
+        """By uid the states of the operators; a source keeps none."""
+        return {uid: member.states for uid, member in self._members.items()}
+
+    @property
     def _first(self) -> Member:
         if self._head is None:
             raise InvalidInput(f"vertex {self._vertex.id!r} begins with a source, which has no inputs")
@@ -98,11 +113,14 @@ class Activation:
             raise InvalidInput(f"vertex {self._vertex.id!r} begins with an operator and reads no source")
         return self._reader
 
-    def open(self, restored: Mapping[str, Mapping[str, ReadTask]] | None) -> None:
+    def open(self, restored: Mapping[str, Mapping[str, ReadTask]] | None, *, taken: int | None = None) -> None:
         """Restore states and begin. ``restored``: by uid and state, what ``Checkpoint.restore`` gives; None on a first run.
 
-        States of the runtime's other parts may be among them. An operator that is missing from it is new.
+        States of the runtime's other parts may be among them. An operator that is missing from it is new. ``taken``: it goes on
+        within a run, from the snapshot of this barrier, which an activation before it took.
         """
+        if taken is not None:
+            self._taken.add(taken)
         restored = restored or {}
         splits = restored.get(self._vertex.id, {}).get(SPLITS)
         if self._reader is not None and splits is not None:
@@ -213,6 +231,11 @@ class Activation:
     def notify_aborted(self, number: int) -> None:
         """The checkpoints of barriers up to this one will never be. What sinks prepared for them waits for the next."""
         self._taken = {taken for taken in self._taken if taken > number}
+
+    def hand_over(self) -> None:
+        """What sinks have prepared is the caller's from here on: it makes it part of the next checkpoint that is published."""
+        for member in self._members.values():
+            member.hand_over()
 
     def close(self) -> None:
         """Release what operators and readers hold, of all of them; raises the first failure."""

@@ -37,6 +37,10 @@ class Committables:
         tables = [table for _, table in self._outstanding]
         return pa.concat_tables(tables) if tables else None
 
+    def clear(self) -> None:
+        """Forget all of it."""
+        self._outstanding.clear()
+
     def complete(self, number: int) -> None:
         """The snapshot of a barrier has been published and committed: forget what it held."""
         self._outstanding = [(when, table) for when, table in self._outstanding if when > number]

@@ -121,7 +121,14 @@ class _Context:
 class Member:
     """An operator's copy and all that belongs to it. ``watermark`` is how far event time has come for it."""
 
-    def __init__(self, job: Job, uid: str, subtask: int, send: Callable[[str, bytes], None]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        uid: str,
+        subtask: int,
+        send: Callable[[str, bytes], None],
+        states: SubtaskStates | None = None,
+    ) -> None:
         prototype = job.logic(uid)
         assert isinstance(prototype, Operator)
         operator = job.graph.operator(uid)
@@ -130,7 +137,8 @@ class Member:
         self.watermark = MIN_WATERMARK
         self.restored = False
         self.emitter = Emitter(uid, job.step(uid).schema)
-        self.states = SubtaskStates(operator, subtask, job.states_of(uid))
+        self.states = states or SubtaskStates(operator, subtask, job.states_of(uid))
+        self._restores = states is None
         self._inputs = tuple(edge.id for edge in job.graph.inputs(uid))
         self._context = _Context(self, operator, subtask, send)
         self._guard = Guard(uid, subtask)
@@ -144,7 +152,8 @@ class Member:
     def open(self, tasks: Mapping[str, ReadTask]) -> None:
         """Restore states, and let the operator begin."""
         self.restored = bool(tasks)
-        self.states.restore(tasks)
+        if self._restores:
+            self.states.restore(tasks)
         if PROGRESS in tasks:
             self.watermark = self._restored_watermark(tasks[PROGRESS].table())
         self._call("open", self._context)
@@ -154,7 +163,7 @@ class Member:
         found: dict[str, int] = {}
         for edge, watermark in zip(rows["_edge"].to_pylist(), rows["_watermark"].to_pylist(), strict=True):
             found[edge] = min(found.get(edge, watermark), watermark)
-        # A loop head holds the end of time back while its loop turns; its task says so in what it writes (``Task._progress``).
+        # A loop head holds the end of time back while its loop turns; its task says so in what it writes (``Task.progress``).
         return min(found.get(edge, MIN_WATERMARK) for edge in self._inputs)
 
     # What comes in -------------------------------------------------------------------------------------------------------
@@ -256,6 +265,11 @@ class Member:
             self._committables.complete(number)
         if newest:
             self._call("checkpoint_complete")
+
+    def hand_over(self) -> None:
+        """What its sink has prepared is somebody else's from here on, who makes it part of the next checkpoint."""
+        if self._committables is not None:
+            self._committables.clear()
 
     def close(self) -> None:
         """Let it release what it holds."""

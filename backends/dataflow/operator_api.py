@@ -119,7 +119,7 @@ class Operator(ABC):
         """A checkpoint is about to be taken: put into states what lies elsewhere."""
 
     def checkpoint_complete(self) -> None:
-        """The last snapshot is part of a published checkpoint. May be missed after a failure."""
+        """The last snapshot is part of a published checkpoint. May be missed after a failure, or when its activation has ended."""
 
     def close(self) -> None:
         """End an activation: release files and connections. Never relied upon; a lost process closes nothing."""

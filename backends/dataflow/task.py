@@ -137,6 +137,16 @@ class Task:
         """Whether nothing of this channel may be delivered now."""
         return channel in self._alignment.blocked or channel in self._loop.blocked
 
+    def progress(self) -> tuple[dict[str, int], dict[str, bool]]:
+        """Per edge: the watermark, and whether ``end_input`` was called. While a head holds the end of time back, it has not come."""
+        edges = self._inputs.edges
+        holds_back = self._inputs.watermark == MAX_WATERMARK and not self._told[LoopStep.MAX_WATERMARK]
+        ceiling = self._watermark if holds_back else MAX_WATERMARK
+        return (
+            {edge.id: min(self._inputs.watermark_of(edge), ceiling) for edge in edges},
+            {edge.id: edge.input in self._inputs.ended for edge in edges},
+        )
+
     # Events -------------------------------------------------------------------------------------------------------------
 
     def start(self) -> list[TaskCommand]:
@@ -305,7 +315,7 @@ class Task:
         holds = barrier.purpose is Purpose.STOP_NO_DRAIN and not finishing
         commands: list[TaskCommand] = [HoldSource(hold=True)] if holds and self.is_source else []
         if barrier.purpose is not Purpose.ROUND:
-            commands.append(Snapshot(barrier, finishing, *self._progress()))
+            commands.append(Snapshot(barrier, finishing, *self.progress()))
             self._snapshots[barrier.number] = finishing
         commands += self._alignment.take(self._inputs.silent)
         commands.append(Emit(barrier))
@@ -323,16 +333,6 @@ class Task:
             self._resumes_in = self.state
             self._life.move(State.HELD)
         return commands + self._acknowledge()
-
-    def _progress(self) -> tuple[dict[str, int], dict[str, bool]]:
-        """Per edge: the watermark, and whether ``end_input`` was called. While a head holds the end of time back, it has not come."""
-        edges = self._inputs.edges
-        holds_back = self._inputs.watermark == MAX_WATERMARK and not self._told[LoopStep.MAX_WATERMARK]
-        ceiling = self._watermark if holds_back else MAX_WATERMARK
-        return (
-            {edge.id: min(self._inputs.watermark_of(edge), ceiling) for edge in edges},
-            {edge.id: edge.input in self._inputs.ended for edge in edges},
-        )
 
     def _acknowledge(self) -> list[TaskCommand]:
         if not (self._alignment.is_whole and self._loop.is_whole):

@@ -1,4 +1,4 @@
-"""Channels of the in-process executor: queues between two tasks."""
+"""Channels: queues between two tasks of one process."""
 
 from __future__ import annotations
 

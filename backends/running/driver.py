@@ -1,4 +1,4 @@
-"""The driver of the in-process executor: carries out what the coordinator commands, and speaks with the store.
+"""The driver of a run: carries out what the coordinator commands, and speaks with the store.
 
 Checkpoints are begun, published and expired here, and sinks commit here, with the permit. Segments are written by tasks
 (``worker.py``); requests of users and savepoints are in ``stopping.py``. The coordinators of operators and the enumerators of
@@ -48,7 +48,7 @@ from stateformat.model import Mode, Stop
 from stateformat.publication import CommitPermit
 from stateformat.schema import segment_schema
 from stateformat.segment import WriteOptions
-from stateformat.store import CheckpointStore
+from stateformat.store import CheckpointStore, PendingCheckpoint
 
 logger = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ class Driver:
 
     def _handle(self, item: ev.CoordinatorEvent | ToCoordinator | SplitWanted) -> None:
         if isinstance(item, SplitWanted):
-            self._deal_split(item.task)
+            self.deal_split(item.task)
         elif isinstance(item, ToCoordinator):
             self._receive(item)
         else:
@@ -193,7 +193,8 @@ class Driver:
 
     # Coordinators of operators -----------------------------------------------------------------------------------------
 
-    def _deal_split(self, task: ev.TaskId) -> None:
+    def deal_split(self, task: ev.TaskId) -> Split | NoSplit:
+        """Ask the enumerator for a split for a reader, and mail it the answer. ``LATER`` where the enumerator failed, and the run does."""
         vertex = self._job.vertex(task.vertex)
         try:
             split = self.enumerators[vertex.id].next_split(task.subtask, vertex.parallelism)
@@ -203,6 +204,7 @@ class Driver:
             self._failed(f"the enumerator of source {vertex.id!r} failed: {error}", error)
             split = NoSplit.LATER
         self._post.mail(task, Give(split))
+        return split
 
     def _receive(self, item: ToCoordinator) -> None:
         current = self.in_flight
@@ -228,16 +230,7 @@ class Driver:
         current = InFlight(command.barrier, command.plan, self._clock())
         self.in_flight = current
         if command.barrier.purpose is not ev.Purpose.ROUND:
-            current.checkpoint = self._store.begin(
-                job_id=self._job.flow.job_id,
-                job_name=self._job.flow.name,
-                graph=self._job.graph,
-                states=self._job.states,
-                parent=self.permit,
-                stop=Stop(command.stop.mode, command.stop.request) if command.stop else None,
-                options=_OPTIONS,
-                properties=self.properties.get(command.stop.request, {}) if command.stop else {},
-            )
+            current.checkpoint = self.new_checkpoint(command.stop)
             try:
                 owners: dict[str, SplitEnumerator | OperatorCoordinator] = {**self.enumerators, **self.coordinators}
                 for uid, owner in owners.items():
@@ -251,6 +244,27 @@ class Driver:
                 return
         for task in command.plan.trigger:
             self._post.mail(task, ev.Triggered(command.barrier))
+
+    def new_checkpoint(self, stop: ev.StopOf | None = None) -> PendingCheckpoint:
+        """Begin a checkpoint on top of the newest. One that nobody publishes is none, but what it wrote may become part of the next."""
+        return self._store.begin(
+            job_id=self._job.flow.job_id,
+            job_name=self._job.flow.name,
+            graph=self._job.graph,
+            states=self._job.states,
+            parent=self.permit,
+            stop=Stop(stop.mode, stop.request) if stop else None,
+            options=_OPTIONS,
+            properties=self.properties.get(stop.request, {}) if stop else {},
+        )
+
+    def hold(self, uid: str, committables: pa.Table) -> None:
+        """What a sink has prepared in a checkpoint that was not published becomes part of the next one."""
+        held = self._retries.get(uid)
+        self._retries = {
+            **self._retries,
+            uid: committables if held is None else pa.concat_tables([held, committables.select(held.column_names)]),
+        }
 
     def _publish(self, command: ev.Publish) -> None:
         current = self.in_flight

@@ -1,4 +1,4 @@
-"""One task in the in-process executor: delivers events to its :class:`Task`, carries out the commands, decides nothing."""
+"""One task of a run: delivers events to its :class:`Task`, carries out the commands, decides nothing."""
 
 from __future__ import annotations
 
@@ -84,7 +84,10 @@ class Link(Protocol):
 
 
 class Worker:
-    """One task: its decisions (``task``), its operators (``operators``), its channels."""
+    """One task: its decisions (``task``), its operators (``operators``), its channels.
+
+    ``number``, ``snapshot``: a task goes on that was another worker's: the last barrier that it took, and what is under way for it.
+    """
 
     def __init__(
         self,
@@ -95,6 +98,9 @@ class Worker:
         outputs: Mapping[str, Sequence[Queue]],
         overtaken: frozenset[str],
         link: Link,
+        *,
+        number: int = 0,
+        snapshot: OpenSnapshot | None = None,
     ) -> None:
         self.id = task_id
         self.vertex = vertex
@@ -118,8 +124,8 @@ class Worker:
         }
         self._overtaken = overtaken
         self._link = link
-        self._snapshot: OpenSnapshot | None = None
-        self._number = 0
+        self._snapshot = snapshot
+        self._number = number
         self._held = False
         self._late_messages: deque[Message] = deque()
         self._asked = False
@@ -145,6 +151,11 @@ class Worker:
     def _make_room(self, queue: Queue) -> None:
         self._filled.pop(queue, None)
         self._link.wake(self)
+
+    @property
+    def open_snapshot(self) -> OpenSnapshot | None:
+        """The snapshot that is under way."""
+        return self._snapshot
 
     @property
     def snapshot_taken(self) -> int:

@@ -8,14 +8,17 @@ to a subtask is the business of whoever sends it batches; the writer of a snapsh
 ``index``           from keys to slots                                a hash table, searched a batch at a time
 ``store``           rows in slots, fitted, found by key               holes are closed when they are more than half
 ``chains``          which elements belong to which key                for maps and lists
+``changes``         which rows have changed since when            stamps by slot; deltas, and what they are put on
+``spilling``        states on local disk                          arrays as they lie in memory
 ``value`` …         the states themselves, and ``subtask``: all of them
 ==================  ===============================================  ==============================================
 """
 
 from backends.state.collections import KeyedList, KeyedMap
 from backends.state.entries import Entries
+from backends.state.folding import Layer
 from backends.state.subtask import SubtaskStates
 from backends.state.timers import TimerSet
 from backends.state.value import KeyedValue
 
-__all__ = ["Entries", "KeyedList", "KeyedMap", "KeyedValue", "SubtaskStates", "TimerSet"]
+__all__ = ["Entries", "KeyedList", "KeyedMap", "KeyedValue", "Layer", "SubtaskStates", "TimerSet"]

@@ -9,11 +9,13 @@ import numpy as np
 import pyarrow as pa
 
 from backends.state.chains import Chains
-from backends.state.parts import Slots, take_apart
-from backends.state.store import Fitter, KeyedRows, Rows, as_table, key_grouping, record_batch, with_groups, without
-from backends.state.value import one_row, one_values, segment_table
+from backends.state.changes import Changes
+from backends.state.parts import Mask, Slots, take_apart
+from backends.state.store import Fitter, KeyedRows, Rows, as_table, key_grouping, record_batch, without
+from backends.state.value import keyed_changes, one_row, one_values
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState
 from stateformat.model import Operator, State
+from stateformat.row_keys import row_key_codes
 from stateformat.schema import segment_schema
 
 _INDEX_MAX: Final = 2**63 - 1
@@ -84,6 +86,18 @@ class _Collection:
         slots = self._key_rows.find(self._keys.fit(keys))
         self._chains.kill(self._chains.of(np.unique(slots[slots >= 0])))
 
+    def clear_keys(self, keys: pa.RecordBatch) -> None:
+        """Forget all rows of these keys."""
+        self.clear(keys)
+
+    @property
+    def stores(self) -> list[Rows]:
+        """Where the rows are: the keys, and the elements."""
+        return [self._key_rows, self._elements]
+
+    def loaded(self) -> None:
+        """The stores were filled from elsewhere."""
+
     def clear_one(self, *key: Any) -> None:
         """Forget all rows of one key."""
         self.clear(one_row(self._keys, key))
@@ -111,6 +125,7 @@ class KeyedMap(_Collection):
         self._positions = [stored.index(name) for name in declared]
         self._entries = KeyedRows(fields, len(row_key), key_grouping(operator, len(state.key_columns)))
         super().__init__(operator, state, self._entries)
+        self.changes = keyed_changes(state, self._entries, self._columns)
 
     def find(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, np.ndarray[Any, np.dtype[np.bool_]]]:
         """The values at each key and ``_map_key``, in the order of ``rows``, null where there are none; and whether there are."""
@@ -136,8 +151,13 @@ class KeyedMap(_Collection):
 
     def delete(self, rows: pa.RecordBatch) -> None:
         """Forget entries by key and ``_map_key``; those that are not there are passed over."""
+        self.remove(rows)
+
+    def remove(self, rows: pa.RecordBatch) -> Mask:
+        """Forget the rows with these row keys; whether each was there."""
         slots = self._entries.find(self._row_keys.fit(rows))
         self._chains.kill(slots[slots >= 0])
+        return slots >= 0
 
     def _columns(self, slots: Slots | slice) -> list[pa.Array]:
         columns = self._entries.get(slots)
@@ -161,12 +181,16 @@ class KeyedMap(_Collection):
         self.delete(one_row(self._row_keys, [*key, map_key]))
 
     def restore(self, rows: pa.RecordBatch, groups: Any = None) -> None:
-        """Take rows of a checkpoint, all of other row keys; ``groups`` are their key groups, if known to be right."""
+        """Take rows of a checkpoint, each row key once; ``groups`` are their key groups, if known to be right."""
         self._put(rows, groups)
+
+    def replace(self, rows: pa.RecordBatch, groups: Any = None) -> None:
+        """Set rows of a checkpoint, each row key once, of which some may be there."""
+        self.restore(rows, groups)
 
     def segment_rows(self) -> pa.Table | None:
         """The rows as a segment has them, with ``_key_group``, None if there are none. Good until the next change."""
-        return segment_table(self._entries, self._schema, self._columns)
+        return self.changes.whole()
 
 
 class KeyedList(_Collection):
@@ -184,6 +208,7 @@ class KeyedList(_Collection):
         stored = [*self._index.schema.names, *self._value_names, *self._key_names]
         self._positions = [stored.index(name) for name in self._schema.names]
         self._key_rows.add_array("next", np.int64)
+        self.changes = Changes(state, self._elements, self._row_keys_at, self._groups_at, self._columns)
 
     def append(self, keys: pa.RecordBatch, values: pa.RecordBatch) -> None:
         """Put a row of values at the end of the list of each key, row by row; a key may stand several times."""
@@ -222,6 +247,31 @@ class KeyedList(_Collection):
         columns = [*self._elements.get(slots), *self._key_rows.get(self._elements.array("owner")[slots])]
         return [columns[position] for position in self._positions]
 
+    def _row_keys_at(self, slots: Slots) -> list[pa.Array]:
+        owners = self._elements.array("owner")[slots]
+        return [*self._key_rows.get(owners), *self._elements.get(slots, 0, 1)]
+
+    def _groups_at(self, slots: Slots | slice) -> Any:
+        return self._key_rows.array("group")[self._elements.array("owner")[slots]]
+
+    def _elements_at(self, rows: pa.RecordBatch) -> Slots:
+        """The element with the key and ``_index`` of each row, −1 where there is none."""
+        keys = self._key_rows.find(self._keys.fit(rows))
+        [indexes] = self._index.fit(rows)
+        elements = self._chains.of(np.unique(keys[keys >= 0]))
+        [held] = self._elements.get(elements, 0, 1)
+        owners = np.concatenate([self._elements.array("owner")[elements], keys])
+        codes = row_key_codes([pa.array(owners), pa.chunked_array([held, indexes])])
+        at = np.full(int(codes.max(initial=-1)) + 1, -1)
+        at[codes[: len(elements)]] = elements
+        return at[codes[len(elements) :]]
+
+    def remove(self, rows: pa.RecordBatch) -> Mask:
+        """Forget the rows with these row keys; whether each was there."""
+        elements = self._elements_at(rows)
+        self._chains.kill(elements[elements >= 0])
+        return elements >= 0
+
     def get_one(self, *key: Any) -> list[dict[str, Any]]:
         """The values of one key, in order."""
         rows = self.get(one_row(self._keys, key)).to_pylist()
@@ -248,15 +298,19 @@ class KeyedList(_Collection):
         values = self._values.fit(without(rows, [*self._key_names, "_index"]))
         self._add(owners, [indexes, *values])
 
+    def replace(self, rows: pa.RecordBatch, groups: Any = None) -> None:
+        """Set rows of a checkpoint, each row key once, of which some may be there."""
+        elements = self._elements_at(rows)
+        there = np.flatnonzero(elements >= 0)
+        if len(there):
+            values = self._values.fit(without(rows.take(pa.array(there)), [*self._key_names, "_index"]))
+            self._elements.put(elements[there], [take_apart(column) for column in values], 1)
+        new = np.flatnonzero(elements < 0)
+        self.restore(rows.take(pa.array(new)), None if groups is None else groups[new])
+
     def segment_rows(self) -> pa.Table | None:
         """The rows as a segment has them, with ``_key_group``, None if there are none. Good until the next change."""
-        owner, group = self._elements.array("owner"), self._key_rows.array("group")
-
-        def columns(some: Slots | slice) -> list[pa.Array]:
-            return [pa.array(group[owner[some]].astype(np.int32)), *self._columns(some)]
-
-        slots = self._elements.live_slots()
-        return as_table(with_groups(self._schema), columns, slots, view=True) if len(slots) else None
+        return self.changes.whole()
 
 
 def _hashable(value: Any) -> Any:

@@ -165,6 +165,22 @@ class SlotIndex:
         self._table[won_at[chosen]] = tags[chosen] | numbers[chosen]
         return chosen, numbers[owners]
 
+    @property
+    def table(self) -> Slots:
+        """The entries as they lie in memory."""
+        return self._table
+
+    @property
+    def taken(self) -> int:
+        """Entries that are not empty."""
+        return self._used
+
+    def hold(self, table: Slots, taken: int) -> None:
+        """Have the :attr:`table` of another, of which so many are :attr:`taken`."""
+        self._table, self._used = table, taken
+        self._mask = np.int64(len(table) - 1)
+        self._shift = np.uint64(65 - len(table).bit_length())
+
     def remove(self, hashes: Hashes, slots: Slots) -> None:
         """Take out entries that are there, none of them twice."""
         places, tags = self._start(hashes)

@@ -46,6 +46,10 @@ _SQUEEZE_ROWS_MIN: Final = 1024
 _ARRAYS_MAX: Final = 8
 
 
+Held: TypeAlias = Any
+"""An array that can be written as it is: of numpy, or nested ones of Arrow."""
+
+
 def dtype_of(kind: pa.DataType) -> Any:
     """The numpy type of a fixed-width Arrow type; None for the others. 128-bit decimals are moved as complex numbers."""
     if pa.types.is_decimal128(kind):
@@ -78,6 +82,16 @@ class Part(Protocol):
     def keep(self, slots: Slots) -> None:
         """Renumber: what was in ``slots[i]`` is in slot i from now on, and nothing else is kept."""
 
+    def held(self, used: int) -> list[Held]:
+        """What the slots below ``used`` have, as arrays from which :meth:`hold` makes the same part elsewhere."""
+
+    def hold(self, arrays: list[Held], capacity: int, used: int) -> None:
+        """Have what :meth:`held` gave, with room for slots below ``capacity``."""
+
+    @property
+    def size_bytes(self) -> int:
+        """The memory that is taken."""
+
 
 class FixedPart:
     """Values of a fixed width."""
@@ -104,6 +118,19 @@ class FixedPart:
     def keep(self, slots: Slots) -> None:
         """See :class:`Part`."""
         self.values[: len(slots)] = self.values[slots]
+
+    def held(self, used: int) -> list[Held]:
+        """See :class:`Part`."""
+        return [self.values[:used]]
+
+    def hold(self, arrays: list[Held], capacity: int, used: int) -> None:
+        """See :class:`Part`."""
+        self.values = grown(arrays[0], capacity, used)
+
+    @property
+    def size_bytes(self) -> int:
+        """See :class:`Part`."""
+        return self.values.nbytes
 
 
 class ValidPart:
@@ -144,6 +171,20 @@ class ValidPart:
             self.values[: len(slots)] = kept
             if kept.all():
                 self.values = None
+
+    def held(self, used: int) -> list[Held]:
+        """See :class:`Part`."""
+        return [] if self.values is None else [self.values[:used]]
+
+    def hold(self, arrays: list[Held], capacity: int, used: int) -> None:
+        """See :class:`Part`."""
+        self._capacity = capacity
+        self.values = grown(arrays[0], capacity, used) if arrays else None
+
+    @property
+    def size_bytes(self) -> int:
+        """See :class:`Part`."""
+        return 0 if self.values is None else self.values.nbytes
 
 
 class BytesPart:
@@ -215,6 +256,21 @@ class BytesPart:
         self._where[: self._used] = np.arange(self._used)
         self._append(values)
 
+    def held(self, used: int) -> list[Held]:
+        """See :class:`Part`."""
+        size = int(self._offsets[self._rows])
+        return [self._where[:used], np.array([self._used]), self._offsets[: self._rows + 1], self._data[:size]]
+
+    def hold(self, arrays: list[Held], capacity: int, used: int) -> None:
+        """See :class:`Part`."""
+        where, [self._used], self._offsets, self._data = arrays
+        self._where, self._rows = grown(where, capacity, used), len(self._offsets) - 1
+
+    @property
+    def size_bytes(self) -> int:
+        """See :class:`Part`."""
+        return self._where.nbytes + self._offsets.nbytes + self._data.nbytes
+
 
 class NestedPart:
     """Lists and maps, with their own nulls: Arrow arrays to which others are appended, and where each slot's value is."""
@@ -281,6 +337,20 @@ class NestedPart:
         self._arrays = [self.get(slice(0, self._used))]
         self._rows = self._used
         self._where[: self._used] = np.arange(self._used)
+
+    def held(self, used: int) -> list[Held]:
+        """See :class:`Part`."""
+        return [self._where[:used], np.array([self._used]), *self._arrays]
+
+    def hold(self, arrays: list[Held], capacity: int, used: int) -> None:
+        """See :class:`Part`."""
+        where, [self._used], *self._arrays = arrays
+        self._where, self._rows = grown(where, capacity, used), sum(map(len, self._arrays))
+
+    @property
+    def size_bytes(self) -> int:
+        """See :class:`Part`."""
+        return self._where.nbytes + sum(int(array.nbytes) for array in self._arrays)
 
 
 def make_parts(kind: pa.DataType) -> list[Part]:

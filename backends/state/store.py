@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,9 @@ from stateformat.key_groups import default_max_parallelism
 from stateformat.model import Mode, Operator, SchemaVersion, State
 from stateformat.rows import conform
 from stateformat.schema import KEY_GROUP, segment_schema
+
+if TYPE_CHECKING:
+    from backends.state.changes import Changes
 
 GroupOf = Callable[[Sequence[pa.Array]], npt.NDArray[np.int32]]
 
@@ -162,6 +165,8 @@ class Rows:
         self.kinds = [field.type for field in fields]
         self.parts: list[list[Part]] = [make_parts(kind) for kind in self.kinds]
         self.arrays: dict[str, FixedPart] = {"live": FixedPart(np.bool_)}
+        self.changes: Changes | None = None
+        """Who wants to know which rows change."""
         self.used = 0
         """Slots given out so far, from 0 on."""
         self.capacity = 0
@@ -177,6 +182,11 @@ class Rows:
         """Keep another array by slot, that moves with the rows; zero until it is set."""
         self.arrays[name] = FixedPart(dtype)
         self.arrays[name].reserve(self.capacity, 0)
+
+    @property
+    def size_bytes(self) -> int:
+        """The memory that is taken."""
+        return sum(part.size_bytes for part in self._all_parts)
 
     @property
     def _all_parts(self) -> list[Part]:
@@ -197,6 +207,8 @@ class Rows:
         self.array("live")[new] = True
         self.used += count
         self.count += count
+        if self.changes is not None:
+            self.changes.added(new)
         return new
 
     def put(self, slots: Slots | slice, raws: Sequence[Sequence[Raw]], first: int = 0) -> None:
@@ -204,6 +216,8 @@ class Rows:
         for parts, column in zip(self.parts[first:], raws, strict=True):
             for part, raw in zip(parts, column, strict=True):
                 part.put(slots, raw)
+        if self.changes is not None and (raws or self.changes.is_taking):
+            self.changes.touched(slots)
 
     def get(
         self, slots: Slots | slice, first: int = 0, stop: int | None = None, found: Mask | None = None
@@ -228,6 +242,8 @@ class Rows:
             gone = np.unique(gone)
         live[gone] = False
         self.count -= len(gone)
+        if self.changes is not None:
+            self.changes.touched(gone)
         return gone
 
     @property
@@ -237,6 +253,8 @@ class Rows:
 
     def compact(self) -> Slots:
         """Close the holes; what was in slot ``result[i]`` is in slot i now."""
+        if self.changes is not None:
+            self.changes.closing()
         kept = self.live_slots()
         for part in self._all_parts:
             part.keep(kept)
@@ -249,6 +267,8 @@ class Rows:
         self.arrays = {name: FixedPart(part.values.dtype) for name, part in self.arrays.items()}
         self.used = self.count = self.capacity = 0
         self.reserve(_CAPACITY_MIN)
+        if self.changes is not None:
+            self.changes.cleared()
 
 
 class KeyedRows(Rows):
@@ -258,9 +278,14 @@ class KeyedRows(Rows):
         super().__init__(fields)
         self.key_count = key_count
         self._group_of = group_of
-        self._index = SlotIndex()
+        self.index = SlotIndex()
         for name, dtype in (("hash", np.uint64), ("group", np.int16), ("stamp", np.int32)):
             self.add_array(name, dtype)
+
+    @property
+    def size_bytes(self) -> int:
+        """See :class:`Rows`."""
+        return super().size_bytes + self.index.table.nbytes
 
     def _same(self, raws: Sequence[Raw]) -> Callable[[Slots, Slots | None], Any]:
         parts = [part for column in self.parts[: self.key_count] for part in column]
@@ -278,7 +303,7 @@ class KeyedRows(Rows):
     def find(self, keys: Sequence[pa.Array]) -> Slots:
         """The slot of each row key, −1 where there is none."""
         raws = [raw for column in keys for raw in take_apart(column)]
-        return self._index.find(hash_raws(raws, len(keys[0])), self._same(raws))
+        return self.index.find(hash_raws(raws, len(keys[0])), self._same(raws))
 
     def ensure(self, keys: Sequence[pa.Array], groups: npt.NDArray[Any] | None = None) -> tuple[Slots, Slots]:
         """The slot of each row key, which is added where it is missing; and the rows that were the first of a new key.
@@ -287,15 +312,15 @@ class KeyedRows(Rows):
         """
         raws = [raw for column in keys for raw in take_apart(column)]
         hashes = hash_raws(raws, len(keys[0]))
-        slots = self._index.find(hashes, self._same(raws))
+        slots = self.index.find(hashes, self._same(raws))
         missing = np.flatnonzero(slots < 0)
         if not len(missing):
             return slots, missing
-        if self._index.is_full(len(missing)):
+        if self.index.is_full(len(missing)):
             live = self.live_slots()
-            self._index.build(self.array("hash")[live], live, more=len(missing))
+            self.index.build(self.array("hash")[live], live, more=len(missing))
         absent = hashes[missing]
-        chosen, given = self._index.enter(
+        chosen, given = self.index.enter(
             absent, self.used, lambda left, right: same_rows(raws, missing[left], missing[right])
         )
         slots[missing] = given
@@ -341,21 +366,21 @@ class KeyedRows(Rows):
         """See :class:`Rows`."""
         gone = super().kill(slots)
         if not self.count:
-            self._index.build(np.zeros(0, np.uint64), gone[:0])
+            self.index.build(np.zeros(0, np.uint64), gone[:0])
         else:
-            self._index.remove(self.array("hash")[gone], gone)
+            self.index.remove(self.array("hash")[gone], gone)
         return gone
 
     def compact(self) -> Slots:
         """See :class:`Rows`."""
         kept = super().compact()
-        self._index.build(self.array("hash")[: self.used], np.arange(self.used))
+        self.index.build(self.array("hash")[: self.used], np.arange(self.used))
         return kept
 
     def clear(self) -> None:
         """See :class:`Rows`."""
         super().clear()
-        self._index = SlotIndex()
+        self.index = SlotIndex()
 
 
 def as_table(

@@ -1,14 +1,24 @@
-"""All states of one subtask: made from their declarations, restored from a checkpoint, written into the next."""
+"""All states of one subtask: made from their declarations, restored from a checkpoint, written into the next.
+
+A subtask may be written whole each time, or what has changed of it only (``changes``, ``folding``): then whoever runs it counts
+versions (:meth:`SubtaskStates.begin`), and says in which layers each state lies. One that was left behind can catch up with the
+layers that others have written, and one that is not needed for now can be kept on disk (``spilling``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, TypeVar
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
+from backends.state.changes import BEFORE
 from backends.state.collections import KeyedList, KeyedMap
 from backends.state.entries import Entries
+from backends.state.folding import Layer
+from backends.state.spilling import loading, saving
 from backends.state.store import without
 from backends.state.timers import TimerSet
 from backends.state.value import KeyedValue
@@ -17,11 +27,14 @@ from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.hashing import DEFAULT_KEY_HASH
 from stateformat.key_groups import check_parallelism, default_max_parallelism
 from stateformat.model import Kind, Mode, Operator, State
-from stateformat.schema import KEY_GROUP
+from stateformat.schema import CLEAR, DELETE, KEY_GROUP, OP, UPSERT
 from stateformat.snapshot import SnapshotWriter
 
 Keyed = KeyedValue | KeyedMap | KeyedList | TimerSet
 Kept = TypeVar("Kept", KeyedValue, KeyedMap, KeyedList, TimerSet, Entries)
+
+_Rows = tuple[pa.RecordBatch, Any]
+"""Rows of a layer, and their key groups where those are known."""
 
 _KEYED: Final[Mapping[Kind, type[Keyed]]] = {
     Kind.VALUE: KeyedValue,
@@ -50,6 +63,10 @@ class SubtaskStates:
             )
         self.operator = operator
         self.subtask = subtask
+        self.layers: Mapping[str, Sequence[Layer]] | None = None
+        """What :meth:`snapshot` is told of layers where its caller knows nothing of them."""
+        self.kept: Mapping[str, int] = {}
+        """What the last snapshot returned."""
         self._max_parallelism = ceiling
         self._declared = {state.name: state for state in states if state.operator == operator.uid}
         self._kept: dict[str, Keyed | Entries] = {}
@@ -58,6 +75,7 @@ class SubtaskStates:
                 self._kept[state.name] = _KEYED[state.kind](operator, state)
             elif state.mode in _ENTRIES:
                 self._kept[state.name] = Entries(state)
+        self._keyed = {name: kept for name, kept in self._kept.items() if not isinstance(kept, Entries)}
 
     def value(self, name: str) -> KeyedValue:
         """The keyed value state of this name; ``InvalidInput`` (kind UNKNOWN_STATE) where there is none."""
@@ -109,24 +127,165 @@ class SubtaskStates:
             if isinstance(kept, Entries):
                 kept.replace(task.table(as_schema=current))
                 continue
-            saved = task.record.graph.operator(self.operator.uid)
-            hashed_alike = (saved.max_parallelism, saved.key_hash or DEFAULT_KEY_HASH) == (
-                self._max_parallelism,
-                self.operator.key_hash or DEFAULT_KEY_HASH,
-            )
-            for batch in task.batches(as_schema=current):
-                groups = batch.column(KEY_GROUP.name).to_numpy() if hashed_alike else None
-                kept.restore(without(batch, [KEY_GROUP.name]), groups)
+            with kept.changes.taking(BEFORE):
+                for batch in task.batches(as_schema=current):
+                    groups = self._groups(task, batch)
+                    kept.restore(without(batch, [KEY_GROUP.name]), groups)
 
-    def snapshot(self, writer: SnapshotWriter) -> None:
+    def _groups(self, task: ReadTask, rows: pa.RecordBatch) -> Any:
+        """The key groups of rows that are read, if they are those of this operator too."""
+        saved = task.record.graph.operator(self.operator.uid)
+        hashed_alike = (saved.max_parallelism, saved.key_hash or DEFAULT_KEY_HASH) == (
+            self._max_parallelism,
+            self.operator.key_hash or DEFAULT_KEY_HASH,
+        )
+        return rows.column(KEY_GROUP.name).to_numpy() if hashed_alike else None
+
+    # Versions ---------------------------------------------------------------------------------------------------------------
+
+    def begin(self, version: int) -> None:
+        """What changes from here on, until the next snapshot, is of this version, which is greater than any before.
+
+        Before the first call nothing is tracked: what :meth:`restore` took is then what the layers have that are there, and a
+        state that was changed by others than it is written whole. ``InvalidInput`` for a version that is not greater.
+        """
+        for kept in self._keyed.values():
+            kept.changes.begin(version)
+
+    def catch_up(self, tasks: Mapping[str, ReadTask], layers: Mapping[str, Sequence[Layer]]) -> None:
+        """Take what others have written since: go from an older snapshot of this subtask to a newer one.
+
+        ``tasks`` of keyed states read the layers that are newer than what is here, and ``layers`` says of each which these are, lowest
+        first, with their versions. A layer may hold changes that are here already. A base (layer 0, or a layer without rows)
+        replaces everything, so what the layers say is what there is afterwards. Of other states a task reads everything.
+        Changes that are in no layer must not be here. Raises as :meth:`restore` does, and ``InvalidInput`` where layers are not
+        those of the task; throw the object away then.
+        """
+        for name, task in tasks.items():
+            kept = self._kept.get(name)
+            if isinstance(kept, Entries):
+                kept.replace(task.table(as_schema=self._declared[name].current))
+        for name, kept in self._keyed.items():
+            if not layers.get(name):
+                continue
+            self._take_layers(name, kept, tasks.get(name), layers[name])
+
+    def _take_layers(self, name: str, kept: Keyed, task: ReadTask | None, layers: Sequence[Layer]) -> None:
+        stored = iter(()) if task is None else task.layers(as_schema=self._declared[name].current)
+        for layer in layers:
+            # A layer without rows is a base, and has no segment.
+            number, batches = next(stored, (-1, iter(()))) if layer.rows else (0, iter(()))
+            if layer.version is None or number < 0:
+                raise _no_layers(name, layers)
+            with kept.changes.taking(layer.version):
+                rows = [(batch, None if task is None else self._groups(task, batch)) for batch in batches]
+                if number:
+                    exactly = _apply(kept, rows)
+                else:
+                    exactly = True
+                    _replace(kept, rows)
+            kept.changes.took(layer.version, exactly=exactly)
+        if next(stored, None) is not None:
+            raise _no_layers(name, layers)
+
+    def snapshot(
+        self, writer: SnapshotWriter, layers: Mapping[str, Sequence[Layer]] | None = None
+    ) -> Mapping[str, int]:
         """Write every state that is kept here, or say that it is empty; other states are for the caller to report.
+
+        ``layers``, by default :attr:`layers`: in which each keyed state lies now, lowest first; what is missing lies in none. With
+        it only what has changed is written where that is less: a delta to the lowest of them, or nothing (``SnapshotWriter``
+        says that such a state is carried). Returns, and keeps as :attr:`kept`, how many of the lowest layers stay
+        underneath, by name; 0 where a state was written whole. Without layers everything is written whole.
 
         Row keys are unique by construction and ``_key_group`` is that of the keys, so ``WriteOptions(check_unique=False,
         trust_key_groups=True)`` saves the writer two checks. Nothing may change while this runs.
         """
+        known = self.layers if layers is None else layers
+        counts = {}
         for name, kept in self._kept.items():
-            rows: pa.Table | None = kept.rows() if isinstance(kept, Entries) else kept.segment_rows()
-            if rows is None or not len(rows):
-                writer.empty(name)
+            if not isinstance(kept, Entries):
+                counts[name] = kept.changes.write(writer, name, None if known is None else known.get(name, ()))
+            elif len(kept):
+                writer.write(name, kept.rows())
             else:
-                writer.write(name, rows)
+                writer.empty(name)
+        self.kept = counts
+        return counts
+
+    # Memory -----------------------------------------------------------------------------------------------------------------
+
+    @property
+    def size_bytes(self) -> int:
+        """About how much memory all states take."""
+        return sum(
+            kept.rows().nbytes
+            if isinstance(kept, Entries)
+            else sum(store.size_bytes for store in kept.stores) + kept.changes.size_bytes
+            for kept in self._kept.values()
+        )
+
+    def save(self, directory: Path) -> None:
+        """Write everything, and what is known of its changes, into a folder of its own: for :meth:`load` on this machine."""
+        with saving(directory) as (saver, facts):
+            for name, kept in self._kept.items():
+                if isinstance(kept, Entries):
+                    saver.table(kept.rows())
+                    facts[name] = None
+                    continue
+                known, buried = kept.changes.facts()
+                saver.table(buried)
+                facts[name] = {"changes": known, "stores": [saver.rows(store) for store in kept.stores]}
+
+    def load(self, directory: Path) -> None:
+        """Have what was saved by states with the same declarations; this one must be new.
+
+        ``InvalidInput`` where nothing was saved, or not all of it; throw the object away then.
+        """
+        with loading(directory, [*self._kept]) as (loader, facts):
+            for name, kept in self._kept.items():
+                table = loader.table()
+                if isinstance(kept, Entries):
+                    kept.replace(table)
+                    continue
+                for store, known in zip(kept.stores, facts[name]["stores"], strict=True):
+                    loader.rows(store, known)
+                kept.changes.recall(facts[name]["changes"], table)
+                kept.loaded()
+
+
+def _replace(kept: Keyed, base: Sequence[_Rows]) -> None:
+    """Have these rows and no others."""
+    for store in kept.stores:
+        store.clear()
+    kept.loaded()
+    for rows, groups in base:
+        kept.restore(without(rows, [KEY_GROUP.name]), groups)
+
+
+def _apply(kept: Keyed, delta: Sequence[_Rows]) -> bool:
+    """Apply a layer (SPEC.md section 5.4). False: it clears keys, so what it says of their rows below nobody knows here."""
+    clears_any = False
+    for rows, _ in delta:
+        clears = np.flatnonzero(rows.column(OP.name).to_numpy() == CLEAR)
+        if len(clears):
+            clears_any = True
+            kept.clear_keys(rows.take(pa.array(clears)))
+    for rows, groups in delta:
+        operations = rows.column(OP.name).to_numpy()
+        deletes, upserts = np.flatnonzero(operations == DELETE), np.flatnonzero(operations == UPSERT)
+        if len(deletes):
+            gone = rows.take(pa.array(deletes))
+            there = kept.remove(gone)
+            kept.changes.bury_unknown(pa.Table.from_batches([gone]).filter(pa.array(~there)))
+        if len(upserts):
+            living = without(rows.take(pa.array(upserts)), [KEY_GROUP.name, OP.name])
+            kept.replace(living, None if groups is None else groups[upserts])
+    return not clears_any
+
+
+def _no_layers(name: str, layers: Sequence[Layer]) -> InvalidInput:
+    return InvalidInput(
+        f"state {name!r} is to take the layers {[tuple(layer) for layer in layers]}, and its task has not just these, or one has no "
+        "version; restore from the checkpoint"
+    )

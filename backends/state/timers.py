@@ -14,10 +14,11 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from backends.state.parts import Slots
-from backends.state.store import Fitter, KeyedRows, as_table, key_grouping, without
-from backends.state.value import one_row, one_values, segment_table
+from backends.state.parts import Mask, Slots
+from backends.state.store import Fitter, KeyedRows, Rows, as_table, key_grouping, without
+from backends.state.value import keyed_changes, one_row, one_values
 from stateformat.model import Operator, State
+from stateformat.row_keys import row_key_codes
 from stateformat.schema import segment_schema
 
 TIMESTAMP_MAX: Final = 2**63 - 1
@@ -36,6 +37,7 @@ class TimerSet:
     def __init__(self, operator: Operator, state: State) -> None:
         declared = segment_schema(state).names[1:]
         row_key = list(state.row_key)
+        self._keys = Fitter(state, state.key_columns, only=False)
         self._row_keys = Fitter(state, row_key, only=False)
         self._values = Fitter(state, [name for name in declared if name not in row_key], only=True)
         self._schema = Fitter(state, declared, only=False).schema
@@ -44,6 +46,7 @@ class TimerSet:
         self._positions = [stored.index(name) for name in declared]
         self._store = KeyedRows(fields, len(row_key), key_grouping(operator, len(state.key_columns)))
         self._store.add_array("timestamp", np.int64)
+        self.changes = keyed_changes(state, self._store, self._columns)
         self._least = TIMESTAMP_MAX
         """No timer is earlier; there may be none at it."""
         self._forget_near()
@@ -80,8 +83,24 @@ class TimerSet:
 
     def delete(self, rows: pa.RecordBatch) -> None:
         """Forget timers by their row keys; those that are not set are passed over."""
+        self.remove(rows)
+
+    def remove(self, rows: pa.RecordBatch) -> Mask:
+        """Forget the rows with these row keys; whether each was there."""
         slots = self._store.find(self._row_keys.fit(rows, {"_tag": _NO_TAG}))
         self._store.kill(slots[slots >= 0])
+        self._tidy()
+        return slots >= 0
+
+    def clear_keys(self, keys: pa.RecordBatch) -> None:
+        """Forget all timers of these keys. Looks at every timer: there is no index by key."""
+        slots = self._store.live_slots()
+        fitted = self._keys.fit(keys)
+        codes = row_key_codes(
+            [pa.chunked_array([a, b]) for a, b in zip(fitted, self._store.get(slots, 0, len(fitted)), strict=True)]
+        )
+        cleared, held = codes[: len(keys)], codes[len(keys) :]
+        self._store.kill(slots[np.isin(held, cleared)])
         self._tidy()
 
     def _tidy(self) -> None:
@@ -178,9 +197,23 @@ class TimerSet:
         self.delete(one_row(self._row_keys, [*key, timestamp, tag]))
 
     def restore(self, rows: pa.RecordBatch, groups: Any = None) -> None:
-        """Take rows of a checkpoint, all of other row keys; ``groups`` are their key groups, if known to be right."""
+        """Take rows of a checkpoint, each row key once; ``groups`` are their key groups, if known to be right."""
         self._set(rows, groups)
+
+    def replace(self, rows: pa.RecordBatch, groups: Any = None) -> None:
+        """Set rows of a checkpoint, each row key once, of which some may be there."""
+        self.restore(rows, groups)
 
     def segment_rows(self) -> pa.Table | None:
         """The rows as a segment has them, with ``_key_group``, None if there are none. Good until the next change."""
-        return segment_table(self._store, self._schema, self._columns)
+        return self.changes.whole()
+
+    @property
+    def stores(self) -> list[Rows]:
+        """Where the rows are."""
+        return [self._store]
+
+    def loaded(self) -> None:
+        """The store was filled from elsewhere."""
+        self._forget_near()
+        self._least = int(self._store.array("timestamp")[self._store.live_slots()].min(initial=TIMESTAMP_MAX))

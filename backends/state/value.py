@@ -8,8 +8,9 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from backends.state.changes import Changes
 from backends.state.parts import FixedPart, Mask, Slots, ValidPart, take_apart
-from backends.state.store import Fitter, KeyedRows, as_table, key_grouping, record_batch, with_groups, without
+from backends.state.store import Fitter, KeyedRows, Rows, as_table, key_grouping, record_batch, without
 from stateformat.errors import InvalidInput
 from stateformat.model import Operator, State
 
@@ -39,6 +40,7 @@ class KeyedValue:
         # From the order of storage, keys first, to that of the declaration.
         self._order = [[field.name for field in fields].index(name) for name in names]
         self._store = KeyedRows(fields, len(self._key_names), key_grouping(operator, len(self._key_names)))
+        self.changes = keyed_changes(state, self._store, self._columns)
 
     def __len__(self) -> int:
         return self._store.count
@@ -99,6 +101,7 @@ class KeyedValue:
         self._refuse_nulls(how, inputs)
         slots, rows = self._store.ensure(fitted_keys)
         new = slice(self._store.used - len(rows), self._store.used)
+        self.changes.touched(slots)
         for position, name in enumerate(self._value_names, self._store.key_count):
             if name in inputs:
                 self._accumulate(position, how[name], inputs[name][1], slots, new)
@@ -181,10 +184,19 @@ class KeyedValue:
 
     def delete(self, keys: pa.RecordBatch) -> None:
         """Forget keys; those without values are passed over."""
-        slots = self._store.find(self._keys.fit(keys))
+        self.remove(keys)
+
+    def remove(self, rows: pa.RecordBatch) -> Mask:
+        """Forget the rows with these row keys; whether each was there."""
+        slots = self._store.find(self._keys.fit(rows))
         self._store.kill(slots[slots >= 0])
         if self._store.wasteful:
             self._store.compact()
+        return slots >= 0
+
+    def clear_keys(self, keys: pa.RecordBatch) -> None:
+        """Forget all rows of these keys."""
+        self.remove(keys)
 
     def clear(self) -> None:
         """Forget everything."""
@@ -218,28 +230,36 @@ class KeyedValue:
         return self._keys.fit(keys), self._values.fit(values)
 
     def restore(self, rows: pa.RecordBatch, groups: Any = None) -> None:
-        """Take rows of a checkpoint, all of other keys; ``groups`` are their key groups, if they are known to be right."""
+        """Take rows of a checkpoint, each key once; ``groups`` are their key groups, if they are known to be right."""
         slots, _ = self._store.ensure(self._keys.fit(rows), groups)
         self._store.put_rows(slots, self._values.fit(without(rows, self._key_names)))
 
+    def replace(self, rows: pa.RecordBatch, groups: Any = None) -> None:
+        """Set rows of a checkpoint, each row key once, of which some may be there."""
+        self.restore(rows, groups)
+
     def segment_rows(self) -> pa.Table | None:
         """The rows as a segment has them, with ``_key_group``, None if there are none. Good until the next change."""
-        return segment_table(self._store, self._schema, self._columns)
+        return self.changes.whole()
+
+    @property
+    def stores(self) -> list[Rows]:
+        """Where the rows are."""
+        return [self._store]
+
+    def loaded(self) -> None:
+        """The stores were filled from elsewhere."""
 
 
-def segment_table(
-    store: KeyedRows, schema: pa.Schema, columns: Callable[[Slots | slice], list[pa.Array]]
-) -> pa.Table | None:
-    """The rows of a store with their key groups, in the order of slots; None if there are none.
-
-    They are not sorted by key group: the writer of segments does that in a pass over the cache, faster than a gather here.
-    """
-    groups = store.array("group")
-
-    def with_group(some: Slots | slice) -> list[pa.Array]:
-        return [pa.array(groups[some].astype(np.int32)), *columns(some)]
-
-    return as_table(with_groups(schema), with_group, store.live_slots(), view=True) if store.count else None
+def keyed_changes(state: State, store: KeyedRows, columns: Callable[[Slots | slice], list[pa.Array]]) -> Changes:
+    """The stamps of a store that has the row keys itself; ``columns``: those of a segment without ``_key_group``."""
+    return Changes(
+        state,
+        store,
+        lambda slots: store.get(slots, 0, store.key_count),
+        lambda some: store.array("group")[some],
+        columns,
+    )
 
 
 def one_row(fitter: Fitter, key: Sequence[Any]) -> pa.RecordBatch:

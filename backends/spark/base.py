@@ -1,0 +1,196 @@
+"""What an epoch begins from: where the states of every task lie after the epoch before, published or not.
+
+Theory of operation. The report of a task names what it has written: whole segments, and for keyed states *layers* on top of what
+stays underneath. :func:`resolved` puts the two together, so a snapshot names everything that it consists of, and the base of the
+next epoch follows from the reports alone; no manifest is read. Each layer has the *version* of the epoch that wrote it. A worker
+that holds the state of version v needs only the layers above v; where the lowest layer is younger than v, the state was written
+whole since, and is read whole.
+
+The first epoch of a run begins from a checkpoint, of which a restore plan says what each task gets; layers are older than any
+version then.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Final, NamedTuple
+
+import pyarrow.compute as pc
+
+from backends.dataflow.events import TaskId
+from backends.running.restore import Restored
+from backends.state import Layer
+from stateformat.checkpoint import ReadTask, whole_slices
+from stateformat.manifest import handles_table
+from stateformat.model import (
+    CheckpointKind,
+    Handle,
+    JobGraph,
+    ManifestRef,
+    Mode,
+    Record,
+    Totals,
+)
+from stateformat.snapshot import ON_TOP, Snapshot, WriteContext
+
+Versions = Mapping[str, tuple[int | None, ...]]
+"""By keyed state: the versions of its layers, lowest first."""
+
+
+class Part(NamedTuple):
+    """What one operator has in one subtask. ``tasks``: how to read each state, after a restore; else the snapshot says it."""
+
+    snapshot: Snapshot
+    versions: Versions
+    tasks: Mapping[str, ReadTask] | None = None
+
+
+@dataclass(frozen=True)
+class Base:
+    """What a task begins an epoch from, by operator. Picklable.
+
+    ``taken``: the barrier of the snapshot, 0 for none. ``replays``: whether its in-flight records are to be processed first.
+    """
+
+    parts: Mapping[str, Part] = field(default_factory=dict)
+    taken: int = 0
+    replays: bool = False
+
+    def layers(self, uid: str) -> Mapping[str, Sequence[Layer]]:
+        """The layers of the keyed states of an operator, lowest first."""
+        part = self.parts.get(uid)
+        if part is None:
+            return {}
+        return {
+            state: [
+                Layer(version, sum(handle.rows for handle in some), sum(_share(handle) for handle in some))
+                for version, some in zip(part.versions[state], _by_layer(part.snapshot, state), strict=True)
+            ]
+            for state in part.versions
+        }
+
+    def tasks(self, context: WriteContext, uid: str, *, above: int | None = None) -> Mapping[str, ReadTask]:
+        """How to read the states of an operator; with ``above``, of keyed states only the layers of later versions."""
+        part = self.parts.get(uid)
+        if part is None:
+            return {}
+        if part.tasks is not None:
+            return part.tasks
+        found: dict[str, list[Handle]] = {}
+        for handle in part.snapshot.handles:
+            found.setdefault(handle.state, []).append(handle)
+        declared = {state.name: state for state in context.states if state.operator == uid}
+        tasks = {}
+        for name, state in declared.items():
+            if state.mode in (Mode.COMMITTABLES, Mode.COORDINATOR):
+                continue
+            handles = found.get(name, [])
+            if above is not None and state.mode is Mode.KEYED:
+                numbers = sorted({handle.layer for handle in handles})
+                late = {
+                    number
+                    for number, version in zip(numbers, part.versions[name], strict=True)
+                    if _after(version, above)
+                }
+                handles = [handle for handle in handles if handle.layer in late]
+            tasks[name] = read_task(context, uid, name, handles)
+        return tasks
+
+    def may_catch_up(self, version: int) -> bool:
+        """Whether a state of this version becomes the present one by layers on top: none was written whole since."""
+        return all(
+            not versions or not _after(versions[0], version)
+            for part in self.parts.values()
+            for versions in part.versions.values()
+        )
+
+
+def _after(version: int | None, other: int) -> bool:
+    return version is not None and version > other
+
+
+def _share(handle: Handle) -> int:
+    return handle.size_bytes * handle.rows // handle.segment_rows if handle.segment_rows else 0
+
+
+def _by_layer(snapshot: Snapshot, state: str) -> list[list[Handle]]:
+    mine = sorted((handle for handle in snapshot.handles if handle.state == state), key=lambda handle: handle.layer)
+    return [list(some) for _, some in groupby(mine, key=lambda handle: handle.layer)]
+
+
+def resolved(snapshot: Snapshot, kept: Mapping[str, int], before: Part | None, version: int) -> Part:
+    """A snapshot as a task has reported it, with what stays underneath its layers named; and the versions of all layers.
+
+    ``kept``: by keyed state, how many of the lowest layers stay (``SubtaskStates.snapshot``).
+    """
+    underneath: list[Handle] = []
+    versions: dict[str, tuple[int | None, ...]] = {}
+    own: list[Handle] = []
+    by_state: dict[str, list[Handle]] = {name: [] for name in kept}
+    for handle in snapshot.handles:
+        if handle.state in by_state:
+            by_state[handle.state].append(handle)
+        else:
+            own.append(handle)
+    for state, count in kept.items():
+        lower = _by_layer(before.snapshot, state)[:count] if before is not None and count else []
+        underneath += [handle for some in lower for handle in some]
+        top = lower[-1][0].layer + 1 if lower else 0
+        written = [handle._replace(layer=top) if handle.layer == ON_TOP else handle for handle in by_state[state]]
+        own += written
+        below = before.versions[state][:count] if before is not None and count else ()
+        versions[state] = (*below, version) if written else below
+    full = Snapshot(snapshot.operator, snapshot.subtask, (*underneath, *own), (), snapshot.finishing)
+    return Part(full, versions)
+
+
+_NO_MANIFEST: Final = ManifestRef("", 0, "", 0)
+
+
+def read_task(context: WriteContext, uid: str, name: str, handles: Sequence[Handle]) -> ReadTask:
+    """A task to read what was written in this run, though no published checkpoint may name it yet."""
+    state = next(item for item in context.states if (item.operator, item.name) == (uid, name))
+    record = Record(
+        checkpoint_id=context.checkpoint_id,
+        attempt_id=context.attempt_id,
+        kind=CheckpointKind.CHECKPOINT,
+        job_id=context.job_id,
+        graph=JobGraph((context.graph.operator(uid),)),
+        states=(state,),
+        manifest=_NO_MANIFEST,
+        totals=Totals(),
+        created_at_us=0,
+    )
+    table = handles_table(handles)
+    return ReadTask(
+        context.storage, record, table, whole_slices(table, pc.indices_nonzero(pc.greater(table["rows"], 0)))
+    )
+
+
+def restored_bases(restored: Restored) -> Mapping[TaskId, Base]:
+    """What each task of a run begins from: the slices of a restore plan. Empty on a first run."""
+    if restored.permit is None:
+        return {}
+    carried: dict[tuple[str, int], list[Handle]] = defaultdict(list)
+    table = restored.permit.checkpoint().carried(restored.plan)
+    for row in table.to_pylist():
+        carried[row["operator"], row["subtask"]].append(Handle(**row))
+    bases = {}
+    for vertex in restored.job.vertices:
+        for subtask in () if vertex.id in restored.finished else range(vertex.parallelism):
+            parts = {}
+            for uid, tasks in (restored.states(vertex, subtask) or {}).items():
+                handles = sorted(carried[uid, subtask], key=lambda handle: (handle.state, handle.layer))
+                snapshot = Snapshot(uid, subtask, tuple(handles))
+                states = {handle.state for handle in handles}
+                versions = {state: (None,) * len(_by_layer(snapshot, state)) for state in states}
+                parts[uid] = Part(snapshot, versions, tasks)
+            replays = bool(restored.in_flight(vertex, subtask))
+            bases[TaskId(vertex.id, subtask)] = Base(parts, replays=replays)
+    return bases
+
+
+__all__ = ["Base", "Part", "Versions", "read_task", "resolved", "restored_bases"]

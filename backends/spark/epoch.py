@@ -1,0 +1,156 @@
+"""One epoch as one Spark job: a line of levels, and the reports that come out at its end.
+
+Theory of operation. Whatever the shape of the dataflow, the job is one line: level, exchange, level, exchange. Nothing is computed
+twice, nothing is cached, and there is one action. The DataFrame is built anew for each try, since Spark would not run the first
+levels of the same one again. What Spark itself does about failures (a task runs again, a stage does) is not trusted to be consistent:
+the tokens in the reports are (``mail.compare``).
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from backends.dataflow import events as ev
+from backends.dataflow.compile import Vertex
+from backends.spark.level import Level
+from backends.spark.mail import DDL, Address, EpochBroken, compare
+from backends.spark.reports import Report, Spec
+from stateformat.model import AttemptId, CheckpointId
+
+if TYPE_CHECKING:
+    from pyspark import Broadcast
+    from pyspark.sql import DataFrame, SparkSession
+
+logger = logging.getLogger(__name__)
+
+TRIES = 4
+"""How often an epoch is run before the run is given up."""
+
+Feed = Callable[["SparkSession", int], "DataFrame"]
+"""The rows of a DataFrame source as frames (``mail.DDL``), for this number of slots; built anew for each try."""
+
+
+def levels_of(vertices: Sequence[Vertex], finished: Iterable[str]) -> tuple[dict[str, int], int]:
+    """The level of each vertex that runs: the longest way to it, feedback aside; and the last level, one more where there are loops."""
+    gone = set(finished)
+    level: dict[str, int] = {}
+    vertex_of = {uid: vertex.id for vertex in vertices for uid in vertex.operators}
+    for vertex in vertices:  # In order of their edges.
+        if vertex.id not in gone:
+            before = [level[vertex_of[edge.source]] for edge in vertex.inputs if vertex_of[edge.source] in level]
+            level[vertex.id] = max(before, default=-1) + 1
+    loops = any(vertex.feedback for vertex in vertices if vertex.id not in gone)
+    return level, max(level.values(), default=0) + (1 if loops else 0)
+
+
+@dataclass(frozen=True)
+class EpochJob:
+    """One epoch, ready to be run as often as need be: the same mail, the same ranges.
+
+    ``specs``: of every task that takes part. ``feeds``: DataFrames that feed sources. ``description``: what Spark's UI shows.
+    """
+
+    spark: SparkSession
+    run: str
+    setup: Broadcast[bytes]
+    specs: Sequence[Spec]
+    levels: Mapping[str, int]
+    last_level: int
+    heads: Sequence[ev.TaskId]
+    checkpoint_id: CheckpointId
+    attempt_id: AttemptId
+    feeds: Sequence[Feed]
+    description: str
+
+    def __call__(self) -> dict[ev.TaskId, Report]:
+        """Run it, again where it breaks. Raises what broke it last, after :data:`TRIES`."""
+        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+        from pyspark.errors import PySparkException
+
+        for left in range(TRIES - 1, -1, -1):
+            try:
+                return self._once()
+            except (PySparkException, Py4JJavaError, EpochBroken) as error:
+                if not left:
+                    raise
+                logger.warning("%s is run again: %s", self.description, first_line(error))
+        raise AssertionError
+
+    def _once(self) -> dict[ev.TaskId, Report]:
+        context = self.spark.sparkContext
+        context.setJobDescription(self.description)
+        try:
+            table = self._frame().toArrow()
+        finally:
+            context.setJobDescription(None)
+        reports = [pickle.loads(payload.as_buffer()) for payload in table.column("payload")]  # noqa: S301 - from our workers
+        return checked(reports, [spec.task for spec in self.specs])
+
+    def _frame(self) -> DataFrame:
+        by_level: dict[int, dict[int, list[Spec]]] = defaultdict(lambda: defaultdict(list))
+        for spec in self.specs:
+            by_level[self.levels[spec.task.vertex]][spec.task.subtask].append(spec)
+        heads: dict[int, tuple[ev.TaskId, ...]] = defaultdict(tuple)
+        for head in self.heads:
+            heads[head.subtask] += (head,)
+        slots = 1 + max(spec.task.subtask for spec in self.specs)
+        if self.feeds:
+            frame = self.feeds[0](self.spark, slots)
+            for feed in self.feeds[1:]:
+                frame = frame.union(feed(self.spark, slots))
+            frame = frame.repartitionById(slots, "target")
+        else:
+            frame = self.spark.range(0, slots, 1, slots)
+        for number in range(self.last_level + 1):
+            level = Level(
+                run=self.run,
+                setup=self.setup,
+                number=number,
+                specs={slot: pickle.dumps(specs, protocol=5) for slot, specs in by_level[number].items()},
+                heads=heads if number == self.last_level else {},
+                checkpoint_id=self.checkpoint_id,
+                attempt_id=self.attempt_id,
+            )
+            if number:
+                frame = frame.repartitionById(slots, "target")
+            frame = frame.mapInArrow(level, DDL)
+        return frame.select("payload")
+
+
+def checked(reports: Iterable[Any], tasks: Sequence[ev.TaskId]) -> dict[ev.TaskId, Report]:
+    """The reports by task, if they fit together; raises :class:`EpochBroken` if not.
+
+    Where a task has failed, others may lack what it would have sent: then they need not.
+    """
+    by_task: dict[ev.TaskId, Report] = {}
+    feeds: dict[str, Any] = {}
+    for report in reports:
+        known: dict[Any, Any] = by_task if isinstance(report, Report) else feeds
+        name = report.task if isinstance(report, Report) else report.name
+        if name in known:
+            raise EpochBroken(f"{name} has reported twice")
+        known[name] = report
+    if any(report.failure for report in by_task.values()):
+        return by_task
+    missing = [task for task in tasks if task not in by_task]
+    if missing:
+        raise EpochBroken(f"{len(missing)} tasks have not reported, {missing[0]} first")
+    senders: list[tuple[Address, Any]] = [*by_task.items(), *feeds.items()]
+    compare(
+        {name: (report.token, report.sent) for name, report in senders},
+        {task: report.consumed for task, report in by_task.items()},
+    )
+    return by_task
+
+
+def first_line(error: Exception) -> str:
+    """What an error of Spark says, without what the JVM adds."""
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:500]
+
+
+__all__ = ["TRIES", "EpochJob", "Feed", "checked", "first_line", "levels_of"]

@@ -1,0 +1,247 @@
+"""Frames: what travels between the tasks of an epoch, through Spark's shuffle.
+
+Theory of operation. Every row of every exchange is ``target int, level int, payload binary``: the slot that it goes to, the level
+at which it is read, and a frame. A frame is a run of elements from one task to another, over all channels between the two, in
+the order in which they were sent; record batches lie behind a small header, as Arrow IPC messages without their schemas, which
+both sides know. Small batches of one channel are put together, large ones are cut, so a frame has about four megabytes at most.
+
+Each frame carries its sender, the token of the sender's attempt, and a number. A receiver takes the frames of a sender in the
+order of their numbers, whatever order they come in, and refuses a gap, a number that came before, and a second token: a map task
+that Spark ran again may have sent something else than what others have read. How many frames a task has sent to whom, and what it
+has consumed of whom, stands in its report, and the driver compares the two.
+
+Frames live as long as the epoch's job. Headers are pickled, as everything is that Spark sends to its workers; nothing of a
+checkpoint is.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from backends.dataflow import events as ev
+from stateformat.errors import CheckpointError
+
+ROWS: Final = pa.schema([("target", pa.int32()), ("level", pa.int32()), ("payload", pa.binary())])
+"""The columns of every exchange."""
+DDL: Final = "target int, level int, payload binary"
+REPORT: Final = 2**30
+"""The level of reports: no task reads them, the driver does."""
+FRAME_BYTES_MAX: Final = 4 << 20
+_FLUSH_BYTES: Final = 16 << 20
+"""So much is kept for all receivers before frames are sent on."""
+
+Address = ev.TaskId | str
+"""Who sends: a task, or one partition of a DataFrame that feeds a source, by name."""
+
+
+class EpochBroken(CheckpointError):
+    """What was delivered in an epoch does not fit together: a task ran again and some had read its first attempt. Run it again."""
+
+
+class Header(NamedTuple):
+    """What stands before the batches of a frame. ``entries``: channel, and an element or how many batches follow for it."""
+
+    sender: Address
+    receiver: ev.TaskId
+    token: bytes
+    number: int
+    entries: tuple[tuple[ev.Channel, ev.Element | int], ...]
+
+
+def pack(header: Header, batches: Iterable[pa.RecordBatch]) -> bytes:
+    """A frame as bytes."""
+    head = pickle.dumps(header, protocol=5)
+    parts = [len(head).to_bytes(4, "little"), head]
+    for batch in batches:
+        data = batch.serialize()
+        parts += [len(data).to_bytes(8, "little"), data]
+    return b"".join(parts)
+
+
+def unpack(payload: pa.Buffer) -> tuple[Header, pa.Buffer]:
+    """The header of a frame, and what follows it."""
+    size = int.from_bytes(payload.slice(0, 4), "little")
+    header: Header = pickle.loads(payload.slice(4, size))  # noqa: S301 - mail between our own tasks
+    return header, payload.slice(4 + size)
+
+
+def elements(
+    header: Header, rest: pa.Buffer, schemas: Mapping[str, pa.Schema]
+) -> Iterator[tuple[ev.Channel, ev.Element]]:
+    """The elements of a frame, in order. ``schemas``: those of the edges."""
+    position = 0
+    for channel, element in header.entries:
+        if not isinstance(element, int):
+            yield channel, element
+            continue
+        for _ in range(element):
+            size = int.from_bytes(rest.slice(position, 8), "little")
+            message = rest.slice(position + 8, size)
+            position += 8 + size
+            yield channel, ev.Records(pa.ipc.read_record_batch(message, schemas[channel.edge]))
+
+
+@dataclass
+class _Bag:
+    """What waits for one receiver."""
+
+    entries: list[tuple[ev.Channel, ev.Element | list[pa.RecordBatch]]] = field(default_factory=list)
+    size: int = 0
+
+
+class Outbox:
+    """What one task sends in one attempt of an epoch."""
+
+    def __init__(self, sender: Address, token: bytes) -> None:
+        self.sent: dict[ev.TaskId, int] = defaultdict(int)
+        """Frames by receiver."""
+        self.sent_bytes = 0
+        self._sender = sender
+        self._token = token
+        self._bags: dict[ev.TaskId, _Bag] = defaultdict(_Bag)
+        self._level_of: dict[ev.TaskId, int] = {}
+        self._size = 0
+
+    def put(self, receiver: ev.TaskId, level: int, channel: ev.Channel, element: ev.Element) -> None:
+        """Send an element on a channel; it is read at ``level``."""
+        bag = self._bags[receiver]
+        self._level_of[receiver] = level
+        if not isinstance(element, ev.Records):
+            bag.entries.append((channel, element))
+            return
+        batch = element.batch
+        if bag.entries and bag.entries[-1][0] == channel and isinstance(bag.entries[-1][1], list):
+            bag.entries[-1][1].append(batch)
+        else:
+            bag.entries.append((channel, [batch]))
+        bag.size += batch.nbytes
+        self._size += batch.nbytes
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is time to :meth:`flush`."""
+        return self._size >= _FLUSH_BYTES
+
+    def flush(self) -> Iterator[pa.RecordBatch]:
+        """Everything that waits, as rows."""
+        bags, self._bags, self._size = self._bags, defaultdict(_Bag), 0
+        for receiver, bag in bags.items():
+            for entries, batches in _frames(bag):
+                number = self.sent[receiver]
+                self.sent[receiver] += 1
+                payload = pack(Header(self._sender, receiver, self._token, number, entries), batches)
+                self.sent_bytes += len(payload)
+                yield row(receiver.subtask, self._level_of[receiver], payload)
+
+
+def _frames(bag: _Bag) -> Iterator[tuple[tuple[tuple[ev.Channel, ev.Element | int], ...], list[pa.RecordBatch]]]:
+    """The entries of a bag, cut into frames."""
+    entries: list[tuple[ev.Channel, ev.Element | int]] = []
+    batches: list[pa.RecordBatch] = []
+    size = 0
+    for channel, element in bag.entries:
+        if not isinstance(element, list):
+            entries.append((channel, element))
+            continue
+        for batch in _pieces(element):
+            if size and size + batch.nbytes > FRAME_BYTES_MAX:
+                yield tuple(entries), batches
+                entries, batches, size = [], [], 0
+            entries.append((channel, 1))
+            batches.append(batch)
+            size += batch.nbytes
+    if entries:
+        yield tuple(entries), batches
+
+
+def _pieces(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows of batches of one channel, in pieces that are neither tiny nor larger than a frame."""
+    whole = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    rows = max(1, whole.num_rows * FRAME_BYTES_MAX // max(whole.nbytes, 1))
+    for start in range(0, whole.num_rows, rows):
+        yield whole.slice(start, rows)
+
+
+def row(target: int, level: int, payload: bytes) -> pa.RecordBatch:
+    """One row of an exchange."""
+    return pa.RecordBatch.from_arrays(
+        [pa.array([target], pa.int32()), pa.array([level], pa.int32()), pa.array([payload], pa.binary())], schema=ROWS
+    )
+
+
+class Inbox:
+    """The frames of one receiver, put into the order in which each sender has sent them."""
+
+    def __init__(self, receiver: ev.TaskId) -> None:
+        self.consumed: dict[Address, tuple[bytes, int]] = {}
+        """By sender: the token of its attempt, and how many frames were taken."""
+        self._receiver = receiver
+        self._early: dict[Address, dict[int, tuple[Header, pa.Buffer]]] = defaultdict(dict)
+
+    def take(self, header: Header, rest: pa.Buffer) -> Iterator[tuple[Header, pa.Buffer]]:
+        """A frame has come: those that can be read now. Raises :class:`EpochBroken` for what two attempts have sent."""
+        token, count = self.consumed.get(header.sender, (header.token, 0))
+        if token != header.token:
+            raise EpochBroken(f"{self._receiver} got frames of two attempts of {header.sender}")
+        early = self._early[header.sender]
+        if header.number < count or header.number in early:
+            raise EpochBroken(f"{self._receiver} got frame {header.number} of {header.sender} twice")
+        early[header.number] = (header, rest)
+        while count in early:
+            yield early.pop(count)
+            count += 1
+            self.consumed[header.sender] = (token, count)
+
+    def check(self) -> None:
+        """Nothing else will come. Raises :class:`EpochBroken` where frames are missing before others."""
+        for sender, early in self._early.items():
+            if early:
+                raise EpochBroken(f"{self._receiver} misses a frame of {sender} before number {min(early)}")
+
+
+def compare(
+    reports: Mapping[Address, tuple[bytes, Mapping[ev.TaskId, int]]],
+    consumed: Mapping[ev.TaskId, Mapping[Address, Any]],
+) -> None:
+    """Whether every frame that was sent was consumed, of the attempts that are reported. Raises :class:`EpochBroken`.
+
+    ``reports``: by sender, its token and how many frames it has sent to whom. ``consumed``: by receiver and sender, a token and how
+    many were taken.
+    """
+    for sender, (token, sent) in reports.items():
+        for receiver, count in sent.items():
+            found = consumed.get(receiver, {}).get(sender)
+            if found != (token, count):
+                what = (
+                    "nothing"
+                    if found is None
+                    else f"{found[1]} frames" + (" of another attempt" if found[0] != token else "")
+                )
+                raise EpochBroken(f"{sender} has sent {count} frames to {receiver}, which consumed {what}")
+    for receiver, of in consumed.items():
+        for sender in of:
+            if sender not in reports or receiver not in reports[sender][1]:
+                raise EpochBroken(f"{receiver} consumed frames of {sender}, which reports none")
+
+
+__all__ = [
+    "DDL",
+    "REPORT",
+    "ROWS",
+    "Address",
+    "EpochBroken",
+    "Header",
+    "Inbox",
+    "Outbox",
+    "compare",
+    "elements",
+    "pack",
+    "row",
+    "unpack",
+]

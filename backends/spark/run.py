@@ -1,0 +1,403 @@
+"""One run of a job on Spark: epoch after epoch, from a restore to its end, its failure, or its stop.
+
+Theory of operation. :meth:`SparkRun.step` is one epoch: splits are dealt and ranges fixed, the coordinator's barrier begins, one Spark
+job runs, and what its reports say happens to the coordinator in order of levels; it publishes, sinks commit, and completion is the first
+mail of the next epoch. Nothing is decided here that the local executor would not leave to the coordinator and the cores.
+
+Between epochs the cores are here. A task whose logic has ended needs its operators no more, nor does one that is held by a stop: what is
+left of its life is between cores (its consumers have processed everything, its producers leave, it leaves), and is delivered here, so a
+job does not need an epoch to fall asleep (:meth:`SparkRun._settle`).
+
+An epoch whose checkpoint is not published is a cut all the same (``base.py``). The run goes on from it; what its sinks had prepared goes
+into the next checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import pickle
+import secrets
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from backends.dataflow import events as ev
+from backends.dataflow.api import NoSplit, Source
+from backends.dataflow.flow_states import COMMITTABLES
+from backends.dataflow.life import State
+from backends.running.clock import Clock
+from backends.running.driver import ToCoordinator
+from backends.running.outcome import RunDiscarded
+from backends.running.progress import Progress
+from backends.running.restore import Restored
+from backends.running.run import Run
+from backends.running.wiring import Wired, receiver_of, sender_of, wired
+from backends.running.worker import Give, Mail, Message
+from backends.spark.base import Base, read_task, resolved, restored_bases
+from backends.spark.epoch import EpochJob, Feed, first_line, levels_of
+from backends.spark.options import SparkOptions
+from backends.spark.reports import Report, Setup, Spec
+from stateformat.model import Mode
+from stateformat.store import CheckpointStore, PendingCheckpoint
+
+if TYPE_CHECKING:
+    from pyspark import Broadcast
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
+
+TOKENS_KEPT: Final = 64
+"""So many epochs a worker may be behind and still catch up."""
+SPLITS_AHEAD_MAX: Final = 64
+_ENDED: Final = (State.WAITING, State.STOPPING, State.ENDED)
+
+
+@dataclass(eq=False)
+class _Held:
+    """A task between two epochs. ``base`` None: its activation has ended."""
+
+    wired: Wired
+    base: Base | None
+    mail: deque[Mail] = field(default_factory=deque)
+    tokens: dict[bytes, int] = field(default_factory=dict)
+    started: bool = False
+    number: int = 0
+    no_more_splits: bool = False
+    wants_split: bool = True
+    splits_ahead: int = 1
+    gone: bool = False
+
+    @property
+    def core(self) -> Any:
+        return self.wired.core
+
+    @property
+    def lives_here(self) -> bool:
+        """Whether nothing that may come needs its operators."""
+        state = self.core.state
+        aborted = any(isinstance(mail, ev.Aborted) for mail in self.mail)
+        return state in _ENDED or (state is State.HELD and not aborted)
+
+
+class SparkRun(Run):
+    """One run on Spark, of which each step is an epoch."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        store: CheckpointStore,
+        restored: Restored,
+        options: SparkOptions,
+        retries: Mapping[str, pa.Table],
+        clock: Clock,
+    ) -> None:
+        super().__init__(store, restored, options.schedule, retries, clock)
+        self._spark = spark
+        self._options = options
+        self._id = secrets.token_hex(8)
+        self._broadcast: Broadcast[bytes] | None = None
+        self._context: Any = None
+        self._version = 0
+        self._rows_read = 0
+        self._idle = False
+        bases = restored_bases(restored)
+        first = Base() if restored.permit is None else None
+        self._tasks = {item.core.id: _Held(item, bases.get(item.core.id, first or Base())) for item in wired(restored)}
+        self._levels, self._last_level = levels_of(self.job.vertices, restored.finished)
+        self._driver.open_coordinators(restored.coordinators, restored.finished)
+        self._driver.carry_out(self._coordinator.start())
+        self._see_end()
+
+    # An epoch ------------------------------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Run one epoch. False: the job has ended, and :attr:`outcome` says how."""
+        if self.outcome is not None:
+            return False
+        feeds: list[Feed] = []
+        if self.in_flight is None:
+            feeds = self._deal()
+            self._stopping.look()
+            if self._idle and not (feeds or self._driver.inbox or self._has_mail):
+                self._clock.wait_until(self._clock.now_us() + self._options.idle_us)
+                self._idle = False
+                return True
+            if not self._driver.inbox:
+                self._driver.inbox.append(ev.CheckpointDue())
+            self._deliver()
+        if self._driver.ended is None:
+            self._epoch(feeds)
+            self._deliver()
+        self._stopping.tell_failures()
+        self._see_end()
+        return self.outcome is None
+
+    @property
+    def _running(self) -> list[_Held]:
+        return [held for held in self._tasks.values() if not held.gone]
+
+    @property
+    def _has_mail(self) -> bool:
+        return any(_is_work(mail) for held in self._running for mail in held.mail)
+
+    def _epoch(self, feeds: Sequence[Feed]) -> None:
+        in_flight = self.in_flight
+        checkpoint = in_flight.checkpoint if in_flight is not None else None
+        writing = checkpoint or self._driver.new_checkpoint()
+        self._version += 1
+        published = self.published
+        reports = self._run_job(writing, feeds)
+        self._accept(reports, checkpoint)
+        self._deliver()
+        if self.in_flight is not None and self.in_flight is in_flight:
+            raise RunDiscarded(f"barrier {self.in_flight.barrier.number} did not come through its epoch", counted=True)
+        if self.published == published:
+            self._hold_committables(reports)
+
+    def _run_job(self, writing: PendingCheckpoint, feeds: Sequence[Feed]) -> dict[ev.TaskId, Report]:
+        specs = [self._spec(held) for held in self._running]
+        heads = [spec.task for spec in specs if self.job.vertex(spec.task.vertex).feedback]
+        barrier = self.in_flight.barrier if self.in_flight else None
+        what = (
+            f"checkpoint {writing.checkpoint_id}"
+            if barrier and barrier.purpose is not ev.Purpose.ROUND
+            else "no checkpoint"
+        )
+        job = EpochJob(
+            spark=self._spark,
+            run=self._id,
+            setup=self._setup(writing),
+            specs=specs,
+            levels=self._levels,
+            last_level=self._last_level,
+            heads=heads,
+            checkpoint_id=writing.checkpoint_id,
+            attempt_id=writing.attempt_id,
+            feeds=feeds,
+            description=f"{self.job.flow.job_id}: epoch {self._version}, {what}",
+        )
+        try:
+            return job()
+        except Exception as error:
+            raise RunDiscarded(f"epoch {self._version} could not be run: {first_line(error)}", counted=True) from error
+
+    def _setup(self, writing: PendingCheckpoint) -> Broadcast[bytes]:
+        if self._broadcast is None:
+            from pyspark import cloudpickle
+
+            self._context = writing.context
+            setup = Setup(
+                run=self._id,
+                job=self.job,
+                context=writing.context,
+                levels=self._levels,
+                last_level=self._last_level,
+                inputs={task: held.wired.inputs for task, held in self._tasks.items()},
+                outputs={task: held.wired.outputs for task, held in self._tasks.items()},
+                cache_bytes=self._options.cache_bytes,
+            )
+            self._broadcast = self._spark.sparkContext.broadcast(cloudpickle.dumps(setup))
+        return self._broadcast
+
+    def _spec(self, held: _Held) -> Spec:
+        mail, held.mail = held.mail, deque()
+        triggered = next((item for item in mail if isinstance(item, ev.Triggered)), None)
+        schedule = self._options.schedule
+        sources = sum(1 for other in self._running if other.core.may_read)
+        return Spec(
+            task=held.core.id,
+            core=pickle.dumps(held.core, protocol=5),
+            mail=tuple(item for item in mail if not isinstance(item, ev.Triggered)),
+            triggered=triggered,
+            base=held.base,
+            tokens=dict(held.tokens),
+            started=held.started,
+            number=held.number,
+            version=self._version,
+            fed=False,
+            read_rows=None
+            if schedule.checkpoint_rows is None
+            else math.ceil(schedule.checkpoint_rows / max(sources, 1)),
+            read_us=schedule.checkpoint_interval_us,
+            gone=frozenset(task for task, other in self._tasks.items() if other.gone),
+        )
+
+    # What comes of it ----------------------------------------------------------------------------------------------------
+
+    def _accept(self, reports: Mapping[ev.TaskId, Report], checkpoint: PendingCheckpoint | None) -> None:
+        """Let the coordinator, and whoever else is concerned, hear what an epoch's tasks report, in order of their levels."""
+        for task, report in reports.items():
+            if report.failure is not None:
+                self._driver.inbox.append(ev.TaskFailed(task, report.failure))
+                self._deliver()
+                raise RunDiscarded(f"{task}: {report.failure}", counted=True)
+        read = 0
+        for held in self._running:
+            report = reports[held.core.id]
+            read += report.rows_read
+            self._take_back(held, report)
+            if checkpoint is not None and held.base is not None:
+                for part in held.base.parts.values():
+                    checkpoint.add(part.snapshot)
+            elif checkpoint is not None:
+                for snapshot in report.snapshots:
+                    checkpoint.add(snapshot)
+            self._driver.inbox.extend(report.events)
+            for uid, message, taken in report.messages:
+                self._driver.inbox.append(ToCoordinator(uid, held.core.id.subtask, message, taken))
+            for channel in report.confirmed:
+                self.mail(sender_of(self.job, channel), ev.DataProcessed(channel))
+        self._rows_read += read
+        self._idle = not read and not any(report.replays for report in reports.values())
+
+    def _take_back(self, held: _Held, report: Report) -> None:
+        held.wired = held.wired._replace(core=pickle.loads(report.core))  # noqa: S301 - from our own workers
+        held.started = True
+        held.number = report.number
+        held.wants_split = report.wants_split
+        if report.ran_dry and report.wants_split:
+            held.splits_ahead = min(2 * held.splits_ahead, SPLITS_AHEAD_MAX)
+        held.tokens[report.token] = self._version
+        while len(held.tokens) > TOKENS_KEPT:
+            del held.tokens[next(iter(held.tokens))]
+        before = held.base.parts if held.base is not None else {}
+        if held.core.state in _ENDED:
+            held.base = None
+            return
+        parts = {
+            snapshot.operator: resolved(
+                snapshot, report.kept.get(snapshot.operator, {}), before.get(snapshot.operator), self._version
+            )
+            for snapshot in report.snapshots
+        }
+        held.base = Base(parts, taken=report.taken, replays=report.replays)
+
+    def _hold_committables(self, reports: Mapping[ev.TaskId, Report]) -> None:
+        """The checkpoint of these reports was not published: what sinks have prepared is part of the next one."""
+        for report in reports.values():
+            for snapshot in report.snapshots:
+                handles = [handle for handle in snapshot.handles if handle.mode == Mode.COMMITTABLES and handle.rows]
+                if handles:
+                    task = read_task(self._context, snapshot.operator, COMMITTABLES, handles)
+                    self._driver.hold(snapshot.operator, task.table())
+
+    # Between epochs ------------------------------------------------------------------------------------------------------
+
+    def _deliver(self) -> None:
+        """Until nothing is left to say: let the coordinator hear its events, and cores that need no operators theirs."""
+        while True:
+            while self._driver.inbox:
+                self._driver.step()
+            if self._driver.ended is not None or not self._settle():
+                return
+
+    def _settle(self) -> bool:
+        """Deliver mail to the cores that live here. Whether there was any."""
+        found = False
+        for held in self._running:
+            while held.lives_here and not held.gone:
+                event = next((item for item in held.mail if _concerns_the_core(item)), None)
+                if event is None:
+                    break
+                held.mail.remove(event)
+                found = True
+                for command in held.core.handle(event):
+                    self._carry(held, command)
+        return found
+
+    def _carry(self, held: _Held, command: ev.TaskCommand) -> None:
+        task = held.core.id
+        match command:
+            case ev.Emit(element):
+                for channels in held.wired.outputs.values():
+                    for channel in channels:
+                        self.mail(receiver_of(self.job, channel), ev.Received(channel, element))
+            case ev.ConfirmProcessed(channel):
+                self.mail(sender_of(self.job, channel), ev.DataProcessed(channel))
+            case ev.TellLogicEnded():
+                self._driver.inbox.append(ev.LogicEnded(task))
+            case ev.TellInputsEnded():
+                self._driver.inbox.append(ev.InputsEnded(task))
+            case ev.Ended():
+                held.gone = True
+                held.mail.clear()
+                held.base = None
+                for channels in held.wired.inputs.values():
+                    for channel in channels:
+                        self.mail(sender_of(self.job, channel), ev.DataProcessed(channel))
+                self._driver.inbox.append(ev.TaskEnded(task))
+            case ev.NotifyComplete() | ev.NotifyAborted() | ev.Close() | ev.HoldSource():
+                pass  # Its activation has ended, or does with the run.
+            case _:
+                raise AssertionError(f"{task} is to {command} without its operators")
+
+    def mail(self, task: ev.TaskId, mail: Mail) -> None:
+        """Put mail into a task's box: the first thing in the next epoch."""
+        held = self._tasks.get(task)
+        if held is not None and not held.gone:
+            held.mail.append(mail)
+
+    def drop_in_flight(self) -> None:
+        """Nothing is logged between epochs."""
+
+    def _deal(self) -> list[Feed]:
+        """Give readers splits, and fix what is read of DataFrames, before a barrier begins: so that what enumerators keep in the
+        checkpoint is what they have not given.
+        """
+        for held in self._running:
+            vertex = held.wired.vertex
+            if vertex.is_source and held.core.may_read:
+                self._deal_splits(held, self.job.logic(vertex.id))
+        return []
+
+    def _deal_splits(self, held: _Held, source: Any) -> None:
+        assert isinstance(source, Source)
+        task = held.core.id
+        if held.no_more_splits:
+            self.mail(task, Give(NoSplit.NEVER))
+        elif held.wants_split:
+            for _ in range(held.splits_ahead if source.splits_per_reader is None else 1):
+                answer = self._driver.deal_split(task)
+                if isinstance(answer, NoSplit):
+                    held.no_more_splits = answer is NoSplit.NEVER
+                    return
+
+    # What users and tests ask --------------------------------------------------------------------------------------------
+
+    @property
+    def rows_read(self) -> int:
+        """Rows that sources have read in this run."""
+        return self._rows_read
+
+    def close(self) -> None:
+        """Give up the run: workers let go of what they kept for it when they serve another."""
+        if self._broadcast is not None:
+            self._broadcast.destroy()
+            self._broadcast = None
+
+    def progress(self) -> Progress:
+        """How far it has come."""
+        running = self._running
+        return self._progress(
+            rows_read=self._rows_read,
+            running=len(running),
+            watermark=min((held.core.watermark for held in running), default=ev.MAX_WATERMARK),
+        )
+
+
+def _is_work(mail: Mail) -> bool:
+    """Whether it lets a task do something; that an epoch is complete, or that no split is there now, does not."""
+    if isinstance(mail, ev.Completed):
+        return mail.loop is not None
+    return not (isinstance(mail, Give) and isinstance(mail.split, NoSplit))
+
+
+def _concerns_the_core(mail: Mail) -> bool:
+    return not isinstance(mail, Give | Message | ev.Triggered)
+
+
+__all__ = ["SparkRun"]

@@ -1,0 +1,49 @@
+"""Running a dataflow on Spark to its end: ``SparkRuntime(spark, store).run(flow)``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from backends.running.clock import Clock
+from backends.running.progress import Progress
+from backends.running.restore import Restored
+from backends.running.runtime import Runtime
+from backends.spark.options import SparkOptions
+from backends.spark.run import SparkRun
+from backends.spark.session import check, job_session
+from stateformat.store import CheckpointStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class SparkRuntime(Runtime[SparkRun]):
+    """Runs dataflows on a store, in epochs of one Spark job each. Spark Classic only.
+
+    ``spark``: ``session.local_session()``, or that of a cluster whose executors can import this package and reach the store. Keyword
+    arguments: the fields of :class:`~backends.spark.options.SparkOptions` and of :class:`~backends.running.options.Schedule`.
+    """
+
+    options_class = SparkOptions
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        store: CheckpointStore,
+        *,
+        clock: Clock | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        **options: object,
+    ) -> None:
+        super().__init__(store, clock=clock, progress=progress, **options)
+        self._spark = job_session(check(spark))
+
+    def _make_run(self, restored: Restored, retries: Mapping[str, pa.Table]) -> SparkRun:
+        assert isinstance(self.options, SparkOptions)
+        return SparkRun(self._spark, self.store, restored, self.options, retries, self._clock)
+
+
+__all__ = ["SparkRuntime"]

@@ -1,0 +1,333 @@
+"""Which rows of a keyed state have changed, and since when: what a delta is made of.
+
+Theory of operation. Time is counted in *versions*, which grow; whoever snapshots says when one begins. Every slot has the version
+of its last change, and of the change in which it came to be, its birth; a row that is given up keeps its slot, and the
+stamp of a dead slot is the version of its death. So what has changed since a version is one scan of the stamps: rows that live
+are upserts, rows that are dead and were born before are deletes. When holes are closed the dead are *buried*: their row keys go
+into a table of their own, if any delta may still need them. A row key that lives again has a younger row, and that one counts.
+
+What is taken from layers that others have written (:meth:`Changes.taking`) is stamped with their version. It may have been there
+in a layer below, deleted before this state knew of anything and set again: so it has no birth, its death is always told, and so
+are deletes of rows that are not there. That makes it right for a layer to hold changes that are here already.
+
+A delta on a layer is possible where everything since its version is known: those versions are in ``_complete``. All layers that
+were there when the state was restored are one to it; they end below ``_floor``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from backends.state.folding import UNKNOWN_MAX, Layer, layers_kept
+from backends.state.parts import Mask, Slots
+from backends.state.store import Rows, as_table, with_groups
+from stateformat.errors import InvalidInput
+from stateformat.model import State
+from stateformat.row_keys import row_key_codes
+from stateformat.schema import DELETE, KEY_GROUP, OP, UPSERT, segment_schema
+from stateformat.snapshot import SnapshotWriter
+
+BEFORE: Final = -(2**31)
+"""The stamp of what was there before anything was known."""
+
+_VERSIONS_MAX: Final = 2**31 - 2
+_STAMPS: Final = ("born", "changed")
+_BURIED_STAMPS: Final = ("_born", "_changed")
+
+
+_Keys = Callable[[Slots], list[pa.Array]]
+_Columns = Callable[[Slots | slice], list[pa.Array]]
+_Groups = Callable[[Slots | slice], npt.NDArray[Any]]
+
+
+class Changes:
+    """The stamps of the rows of one keyed state, and how it is written. Costs next to nothing until the first :meth:`begin`.
+
+    ``row_keys``, ``groups`` and ``columns`` give of slots, dead ones too, the columns of the row key, the key groups, and the
+    columns of a segment without ``_key_group``.
+    """
+
+    def __init__(self, state: State, rows: Rows, row_keys: _Keys, groups: _Groups, columns: _Columns) -> None:
+        self.version: int | None = None
+        """What changes now has this version; None as long as nobody asks."""
+        self._rows = rows
+        self._row_keys, self._groups, self._columns = row_keys, groups, columns
+        self._delta_schema = segment_schema(state, delta=True)
+        self._schema = pa.schema([field for field in self._delta_schema if field.name not in (KEY_GROUP.name, OP.name)])
+        self._row_key = list(state.row_key)
+        key_fields = [self._delta_schema.field(name) for name in self._row_key]
+        self._key_schema = with_groups(pa.schema(key_fields))
+        self._buried_schema = pa.schema([*self._key_schema, *(pa.field(name, pa.int32()) for name in _BURIED_STAMPS)])
+        self._buried: list[pa.Table] = []
+        """Row keys of the dead whose slots are no more, with their stamps."""
+        self._floor = 0
+        self._complete: set[int] = set()
+        self._latest = BEFORE
+        self._taking = False
+        self._edited = False
+        rows.changes = self
+
+    # What the store tells ---------------------------------------------------------------------------------------------------
+
+    def added(self, slots: slice) -> None:
+        """These slots are new."""
+        if self.version is None:
+            self._edited = True
+            return
+        self._rows.array("changed")[slots] = self.version
+        self._rows.array("born")[slots] = BEFORE if self._taking else self.version
+        self._latest = max(self._latest, self.version)
+
+    def touched(self, slots: Slots | slice) -> None:
+        """These slots have other values, or have died."""
+        if self.version is None:
+            self._edited = True
+            return
+        self._rows.array("changed")[slots] = self.version
+        if self._taking:
+            self._rows.array("born")[slots] = BEFORE
+        self._latest = max(self._latest, self.version)
+
+    def closing(self) -> None:
+        """Holes are about to be closed."""
+        if self.version is None:
+            return
+        dead = np.flatnonzero(~self._rows.array("live")[: self._rows.used])
+        born, died = self._rows.array("born")[dead], self._rows.array("changed")[dead]
+        needed = self._needed(born, died)
+        self._bury(self._keys_of(dead[needed]), born[needed], died[needed])
+
+    def cleared(self) -> None:
+        """Everything is gone, and nobody knows what it was: what comes next is written whole."""
+        self._buried = []
+        self._complete = set()
+        self._edited = True
+
+    # Versions ---------------------------------------------------------------------------------------------------------------
+
+    def begin(self, version: int) -> None:
+        """What changes from here on has this version."""
+        if not max(0, self.version or 0) <= version <= _VERSIONS_MAX:
+            raise InvalidInput(
+                f"version {version} begins after version {self.version}; versions are 0 to {_VERSIONS_MAX} and never fall"
+            )
+        if self.version is None:
+            self._add_stamps()
+            self._floor = version
+            self._complete = set() if self._edited else {version - 1}
+            self._latest = version - 1
+        self.version = version
+
+    def _add_stamps(self) -> None:
+        for name in _STAMPS:
+            self._rows.add_array(name, np.int32)
+            self._rows.array(name)[:] = BEFORE
+
+    @contextmanager
+    def taking(self, version: int) -> Iterator[None]:
+        """What changes within is what a checkpoint has: ``version`` is that of its layer, :data:`BEFORE` where that is unknown."""
+        mine, edited = self.version, self._edited
+        self._taking = True
+        if mine is not None:
+            self.version = version
+        try:
+            yield
+        finally:
+            self.version, self._edited, self._taking = mine, edited, False
+
+    def took(self, version: int, *, exactly: bool) -> None:
+        """All of a layer of this version is here. Not ``exactly``: it says of rows that are not here that they are gone, but not
+        which, so it and what lies below it can be no part of a delta.
+        """
+        if self.version is None:
+            return
+        self.version = max(self.version, version + 1)
+        self._latest = max(self._latest, version)
+        if exactly:
+            self._complete.add(version)
+        else:
+            self._floor, self._complete, self._buried = version + 1, {version}, []
+
+    # Deletes ----------------------------------------------------------------------------------------------------------------
+
+    def _needed(self, born: npt.NDArray[Any], died: npt.NDArray[Any]) -> Mask:
+        """Whether a delta may have to tell of these deaths: it is on a layer in which the row was."""
+        sinces = np.sort(np.array([*self._complete], np.int64))
+        return np.searchsorted(sinces, died) > np.searchsorted(sinces, born)
+
+    def _keys_of(self, slots: Slots) -> pa.Table:
+        def columns(some: Any) -> list[pa.Array]:
+            return [pa.array(self._groups(some).astype(np.int32)), *self._row_keys(some)]
+
+        return as_table(self._key_schema, columns, slots)
+
+    def _bury(self, keys: pa.Table, born: Any, died: Any) -> None:
+        if len(keys):
+            stamps = [pa.array(np.asarray(stamp, np.int32)) for stamp in (born, died)]
+            chunked = [pa.chunked_array([stamp]) for stamp in stamps]
+            self._buried.append(pa.Table.from_arrays([*keys.columns, *chunked], schema=self._buried_schema))
+
+    def bury_unknown(self, rows: pa.Table) -> None:
+        """Deletes of a layer that is taken, of rows that are not here: with ``_key_group`` and the row key."""
+        if self.version is not None:
+            stamps = (np.full(len(rows), stamp, np.int32) for stamp in (BEFORE, self.version))
+            self._bury(rows.select(self._key_schema.names).cast(self._key_schema), *stamps)
+
+    def _buried_since(self, since: int) -> list[pa.Table]:
+        found = []
+        for table in self._buried:
+            born, died = (table[name].to_numpy() for name in _BURIED_STAMPS)
+            found.append(table.filter(pa.array((died > since) & (born <= since))))
+        return found
+
+    def _prune(self) -> None:
+        """Forget the deaths that no delta will tell of any more."""
+        if self._buried:
+            table = pa.concat_tables(self._buried).combine_chunks()
+            table = table.filter(pa.array(self._needed(*(table[name].to_numpy() for name in _BURIED_STAMPS))))
+            self._buried = [table] if len(table) else []
+
+    # Deltas -----------------------------------------------------------------------------------------------------------------
+
+    def _since(self, since: int) -> tuple[Slots, Slots]:
+        """The slots that live and have changed after a version, and those that have died since and were there before."""
+        rows = self._rows
+        slots = np.flatnonzero(rows.array("changed")[: rows.used] > since)
+        alive = rows.array("live")[slots]
+        dead = slots[~alive]
+        return slots[alive], dead[rows.array("born")[dead] <= since]
+
+    def _count_since(self, since: int) -> int:
+        return sum(map(len, (*self._since(since), *self._buried_since(since))))
+
+    def delta(self, since: int) -> pa.Table:
+        """What has changed after a version: the columns of a segment of a delta; upserts and deletes, no row key twice."""
+        living, dead = self._since(since)
+        buried = (table.select(self._key_schema.names) for table in self._buried_since(since))
+        deletes = pa.concat_tables([self._keys_of(dead), *buried])
+        upserts = self._upserts(living)
+        if not len(deletes):
+            return upserts
+        # A row key may have died several times, and live again; then it lives in a row that has changed since.
+        both = pa.concat_tables([deletes.select(self._row_key), upserts.select(self._row_key)])
+        codes = row_key_codes(both.columns)
+        last = np.zeros(int(codes.max()) + 1, np.int64)
+        last[codes] = np.arange(len(codes))
+        deletes = deletes.take(pa.array(np.flatnonzero(last[codes[: len(deletes)]] == np.arange(len(deletes)))))
+        return pa.concat_tables([self._as_deletes(deletes), upserts])
+
+    def _upserts(self, slots: Slots) -> pa.Table:
+        def columns(some: Slots | slice) -> list[pa.Array]:
+            groups = self._groups(some).astype(np.int32)
+            return [pa.array(groups), pa.array(np.full(len(groups), UPSERT, np.int8)), *self._columns(some)]
+
+        return as_table(self._delta_schema, columns, slots)
+
+    def _as_deletes(self, keys: pa.Table) -> pa.Table:
+        columns = [
+            pa.chunked_array([np.full(len(keys), DELETE, np.int8)], OP.type)
+            if field.name == OP.name
+            else keys[field.name]
+            if field.name in keys.column_names
+            else pa.chunked_array([pa.nulls(len(keys), field.type)])
+            for field in self._delta_schema
+        ]
+        return pa.Table.from_arrays(columns, schema=self._delta_schema)
+
+    # Writing ----------------------------------------------------------------------------------------------------------------
+
+    def _sinces(self, layers: Sequence[Layer]) -> dict[int, int]:
+        """How many of the layers may stay, and the version after which there is what they do not have."""
+        known = [layer.version for layer in layers if layer.version is not None and layer.version >= self._floor]
+        below = len(layers) - len(known)
+        versions = [layer.version for layer in layers[below:]]
+        if self.version is None or known != versions or sorted({*known}) != known or known[-1:] >= [self.version]:
+            return {}
+        sinces = dict(enumerate(known, below + 1))
+        if below:
+            sinces[below] = self._floor - 1
+        return {number: since for number, since in sinces.items() if since in self._complete}
+
+    def write(self, writer: SnapshotWriter, name: str, layers: Sequence[Layer] | None) -> int:
+        """Write the state: whole, or what has changed since the layers that stay; how many of the lowest do, 0 if it is whole.
+
+        ``layers``: those that others have it in now, lowest first; None: whole, whatever there is.
+        """
+        sinces = self._sinces(layers or ())
+        kept = 0
+        if layers and len(layers) in sinces:
+            if self._latest <= sinces[len(layers)]:
+                writer.carry(name)
+                self._end(None)
+                return len(layers)
+            if min(sinces) <= UNKNOWN_MAX:
+                kept = layers_kept(layers, sinces, self._count_since, self._rows.count)
+        if not kept:
+            rows = self.whole()
+            if rows is None:
+                writer.empty(name)
+            else:
+                writer.write(name, rows)
+        elif len(delta := self.delta(sinces[kept])):
+            writer.write(name, delta, delta=True)
+        else:
+            writer.carry(name)
+        self._end({number: since for number, since in sinces.items() if number <= kept})
+        return kept
+
+    def whole(self) -> pa.Table | None:
+        """All rows as a segment has them, in the order of slots; None if there are none. Good until the next change.
+
+        They are not sorted by key group: the writer of segments does that in a pass over the cache, faster than a gather here.
+        """
+
+        def columns(some: Slots | slice) -> list[pa.Array]:
+            return [pa.array(self._groups(some).astype(np.int32)), *self._columns(some)]
+
+        slots = self._rows.live_slots()
+        return as_table(with_groups(self._schema), columns, slots, view=True) if len(slots) else None
+
+    def _end(self, sinces: Mapping[int, int] | None) -> None:
+        """The version is written, on layers for which all must stay known ``since`` then; None: on those that were there."""
+        if self.version is None:
+            return
+        if sinces is not None:
+            self._complete = {*sinces.values(), self.version}
+            self._prune()
+        # What changes before the next one begins is no part of this one.
+        self.version += 1
+
+    # Elsewhere --------------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_taking(self) -> bool:
+        """Whether what changes now is taken from elsewhere (:meth:`taking`)."""
+        return self._taking
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of what is kept besides the stamps."""
+        return sum(table.nbytes for table in self._buried)
+
+    def facts(self) -> tuple[dict[str, Any], pa.Table]:
+        """What is known besides the stamps, for :meth:`recall`: as JSON takes it, and row keys of the dead."""
+        known = {
+            "version": self.version,
+            "floor": self._floor,
+            "complete": sorted(self._complete),
+            "latest": self._latest,
+            "edited": self._edited,
+        }
+        return known, pa.concat_tables([self._buried_schema.empty_table(), *self._buried])
+
+    def recall(self, known: Mapping[str, Any], buried: pa.Table) -> None:
+        """Know what :meth:`facts` of another gave, whose rows and stamps are here."""
+        self.version, self._floor, self._complete = known["version"], known["floor"], {*known["complete"]}
+        self._latest, self._edited = known["latest"], known["edited"]
+        self._buried = [buried.cast(self._buried_schema)] if len(buried) else []

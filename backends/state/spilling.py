@@ -1,0 +1,130 @@
+"""The states of a subtask on local disk: what does not fit in memory for now.
+
+Theory of operation. Arrays are written as they lie in memory, one after another in one file, and what they are into a second
+one, last: where that is missing nothing was saved. Stores are written with their holes, their stamps and the tables of their
+indexes, so nothing is computed when they are read. The bytes are for this machine and this version of the code: no checkpoint, and
+nothing is verified.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+import pyarrow as pa
+
+from backends.state.store import KeyedRows, Rows
+from stateformat.errors import InvalidInput
+
+_ARRAYS: Final = "states.bin"
+_FACTS: Final = "states.json"
+_FREE_SHARE: Final = 8
+"""There is room for an eighth more rows than were saved."""
+
+
+class Saver:
+    """Writes arrays, one after another."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def array(self, array: Any) -> str:
+        """Write one; returns what it is."""
+        if isinstance(array, np.ndarray):
+            self._file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            return f"{array.dtype.str}:{len(array)}"
+        self.table(pa.Table.from_arrays([pa.chunked_array([array])], ["values"]))
+        return "arrow"
+
+    def table(self, table: pa.Table) -> None:
+        """Write a table."""
+        with pa.ipc.new_stream(self._file, table.schema) as writer:
+            writer.write_table(table)
+
+    def rows(self, rows: Rows) -> dict[str, Any]:
+        """Write a store; returns what :meth:`Loader.rows` must be told."""
+        parts = [part.held(rows.used) for column in rows.parts for part in column]
+        facts: dict[str, Any] = {"used": rows.used, "count": rows.count}
+        facts["parts"] = [[self.array(array) for array in part] for part in parts]
+        facts["arrays"] = {
+            name: [self.array(array) for array in part.held(rows.used)]
+            for name, part in rows.arrays.items()
+            if name != "stamp"
+        }
+        if isinstance(rows, KeyedRows):
+            facts["index"] = [self.array(rows.index.table), rows.index.taken]
+        return facts
+
+
+class Loader:
+    """Reads what a :class:`Saver` wrote, in the same order."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def array(self, what: str) -> Any:
+        """Read an array."""
+        if what == "arrow":
+            return self.table()["values"].combine_chunks()
+        kind, count = what.split(":")
+        array = np.empty(int(count), kind)
+        self._read(array)
+        return array
+
+    def _read(self, array: np.ndarray[Any, Any]) -> None:
+        if len(array) and self._file.readinto(array.view(np.uint8).data) != array.nbytes:  # type: ignore[attr-defined]
+            raise InvalidInput(
+                f"{_ARRAYS} ends before an array of {array.nbytes} bytes does; restore from the checkpoint"
+            )
+
+    def table(self) -> pa.Table:
+        """Read a table."""
+        return pa.ipc.open_stream(self._file).read_all()
+
+    def rows(self, rows: Rows, facts: Mapping[str, Any]) -> None:
+        """Fill a store."""
+        used = facts["used"]
+        capacity = used + used // _FREE_SHARE + 1024
+        parts = [part for column in rows.parts for part in column]
+        for part, arrays in zip(parts, facts["parts"], strict=True):
+            part.hold([self.array(what) for what in arrays], capacity, used)
+        for name, arrays in facts["arrays"].items():
+            if name not in rows.arrays:
+                rows.add_array(name, np.dtype(arrays[0].split(":")[0]))
+            rows.arrays[name].hold([self.array(what) for what in arrays], capacity, used)
+        for name, part in rows.arrays.items():
+            if name not in facts["arrays"]:
+                part.reserve(capacity, 0)
+        rows.used, rows.count, rows.capacity = used, facts["count"], capacity
+        if isinstance(rows, KeyedRows):
+            what, taken = facts["index"]
+            rows.index.hold(self.array(what), taken)
+
+
+@contextmanager
+def saving(directory: Path) -> Iterator[tuple[Saver, dict[str, Any]]]:
+    """What to save with, and facts to fill, which JSON takes; they are written at the end, if there is one."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / _FACTS).unlink(missing_ok=True)
+    facts: dict[str, Any] = {}
+    with (directory / _ARRAYS).open("wb") as file:
+        yield Saver(file), facts
+    (directory / f"{_FACTS}.part").write_text(json.dumps(facts))
+    (directory / f"{_FACTS}.part").replace(directory / _FACTS)
+
+
+@contextmanager
+def loading(directory: Path, names: Sequence[str]) -> Iterator[tuple[Loader, Mapping[str, Any]]]:
+    """What to load with, and the facts. ``InvalidInput`` where there is no complete save of states of these names."""
+    try:
+        facts = json.loads((directory / _FACTS).read_text())
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{directory} holds no states: {error}; restore from the checkpoint") from error
+    if [*facts] != [*names]:
+        raise InvalidInput(f"{directory} holds the states {[*facts]}, and not {[*names]}; restore from the checkpoint")
+    with (directory / _ARRAYS).open("rb") as file:
+        yield Loader(file), facts
