@@ -2,7 +2,8 @@
 
 The watermark of a split is the greatest event time read of it, less by how much records may be out of order; that of the reader
 is the least of those it holds, once every one has some, and never goes back. A split that ends no longer counts. A reader that
-holds as many splits as it is given waits until it has been given all there are now: the next one may begin in the past.
+holds as many splits as it is given waits until it has been given all there are now: the next one may begin in the past. Where the
+rows of a split come in any order, its watermark says nothing before its end: the reader's moves when it holds none.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ class SourceReader:
         self._given_all = source.splits_per_reader is not None
         self._nothing_in_a_row = 0
         self._watermark: int | None = None
+        self._over: int | None = None
+        """The greatest watermark of the splits that have ended."""
 
     def give(self, split: Split | NoSplit) -> None:
         """Take the enumerator's answer. ``InvalidState`` for a split that is held already."""
@@ -113,6 +116,8 @@ class SourceReader:
                 self._held.append(held)
                 rows = self._take(held, chunk)
                 self._nothing_in_a_row = 0 if rows else self._nothing_in_a_row + 1
+            elif held.watermark is not None:
+                self._over = held.watermark if self._over is None else max(held.watermark, self._over)
         room = self._source.splits_per_reader
         return Reading(
             rows=rows,
@@ -141,6 +146,8 @@ class SourceReader:
         if rows:
             self._emit(batch)
             self._observe(held, batch)
+        if chunk.newest_us is not None and self._event_time is not None:
+            self._come_to(held, chunk.newest_us, self._event_time)
         # Behind the rows: what is snapshotted is what has been emitted.
         held.position = chunk.position
         return rows
@@ -150,10 +157,17 @@ class SourceReader:
             return
         newest = pc.max(batch.column(self._event_time.column)).cast(pa.int64()).as_py()
         if newest is not None:
-            time = newest - self._event_time.out_of_order_us
-            held.watermark = time if held.watermark is None else max(held.watermark, time)
+            self._come_to(held, newest, self._event_time)
+
+    def _come_to(self, held: _Held, newest_us: int, event_time: EventTime) -> None:
+        time = newest_us - event_time.out_of_order_us
+        held.watermark = time if held.watermark is None else max(held.watermark, time)
 
     def _advanced(self) -> int | None:
+        if self._source.unordered:
+            if not self._held and self._over is not None:
+                self._watermark = max(self._over, self._watermark if self._watermark is not None else self._over)
+            return self._watermark
         known = [held.watermark for held in self._held if held.watermark is not None]
         if known and self._given_all and len(known) == len(self._held):
             self._watermark = max(min(known), self._watermark if self._watermark is not None else min(known))

@@ -61,10 +61,13 @@ class ReaderContext(Protocol):
 
 
 class Chunk(NamedTuple):
-    """What was read: rows (None: nothing is there yet), and the position in the split after them."""
+    """What was read: rows (None: nothing is there yet), and the position in the split after them. ``newest_us``: an event
+    time that the source knows to have come to besides the rows, µs.
+    """
 
     batch: pa.RecordBatch | None
     position: int
+    newest_us: int | None = None
 
 
 class Source(ABC):
@@ -74,6 +77,8 @@ class Source(ABC):
     """Whether it ends by itself."""
     splits_per_reader: int | None = 1
     """How many splits a reader holds at a time; None: as many as it is given. Held splits are read in turn."""
+    unordered: bool = False
+    """Whether the rows of a split come in any order. Then event time stands still while a reader holds a split."""
 
     @property
     @abstractmethod

@@ -11,12 +11,13 @@ from __future__ import annotations
 import logging
 import pickle
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from backends.dataflow import events as ev
 from backends.dataflow.compile import Vertex
+from backends.spark.feeds import Feed
 from backends.spark.level import Level
 from backends.spark.mail import DDL, Address, EpochBroken, compare
 from backends.spark.reports import Report, Spec
@@ -30,9 +31,6 @@ logger = logging.getLogger(__name__)
 
 TRIES = 4
 """How often an epoch is run before the run is given up."""
-
-Feed = Callable[["SparkSession", int], "DataFrame"]
-"""The rows of a DataFrame source as frames (``mail.DDL``), for this number of slots; built anew for each try."""
 
 
 def levels_of(vertices: Sequence[Vertex], finished: Iterable[str]) -> tuple[dict[str, int], int]:
@@ -100,9 +98,9 @@ class EpochJob:
             heads[head.subtask] += (head,)
         slots = 1 + max(spec.task.subtask for spec in self.specs)
         if self.feeds:
-            frame = self.feeds[0](self.spark, slots)
+            frame = self.feeds[0].frame(self.spark)
             for feed in self.feeds[1:]:
-                frame = frame.union(feed(self.spark, slots))
+                frame = frame.union(feed.frame(self.spark))
             frame = frame.repartitionById(slots, "target")
         else:
             frame = self.spark.range(0, slots, 1, slots)
@@ -153,4 +151,4 @@ def first_line(error: Exception) -> str:
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:500]
 
 
-__all__ = ["TRIES", "EpochJob", "Feed", "checked", "first_line", "levels_of"]
+__all__ = ["TRIES", "EpochJob", "checked", "first_line", "levels_of"]

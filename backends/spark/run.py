@@ -38,9 +38,11 @@ from backends.running.run import Run
 from backends.running.wiring import Wired, receiver_of, sender_of, wired
 from backends.running.worker import Give, Mail, Message
 from backends.spark.base import Base, read_task, resolved, restored_bases
-from backends.spark.epoch import EpochJob, Feed, first_line, levels_of
+from backends.spark.epoch import EpochJob, first_line, levels_of
+from backends.spark.feeds import Encoder, Feed
 from backends.spark.options import SparkOptions
 from backends.spark.reports import Report, Setup, Spec
+from backends.spark.sources import RangeEnumerator, SparkSource
 from stateformat.model import Mode
 from stateformat.store import CheckpointStore, PendingCheckpoint
 
@@ -159,7 +161,8 @@ class SparkRun(Run):
             self._hold_committables(reports)
 
     def _run_job(self, writing: PendingCheckpoint, feeds: Sequence[Feed]) -> dict[ev.TaskId, Report]:
-        specs = [self._spec(held) for held in self._running]
+        fed = {feed.encoder.uid for feed in feeds}
+        specs = [self._spec(held, fed=held.core.id.vertex in fed) for held in self._running]
         heads = [spec.task for spec in specs if self.job.vertex(spec.task.vertex).feedback]
         barrier = self.in_flight.barrier if self.in_flight else None
         what = (
@@ -203,7 +206,7 @@ class SparkRun(Run):
             self._broadcast = self._spark.sparkContext.broadcast(cloudpickle.dumps(setup))
         return self._broadcast
 
-    def _spec(self, held: _Held) -> Spec:
+    def _spec(self, held: _Held, *, fed: bool) -> Spec:
         mail, held.mail = held.mail, deque()
         triggered = next((item for item in mail if isinstance(item, ev.Triggered)), None)
         schedule = self._options.schedule
@@ -218,7 +221,7 @@ class SparkRun(Run):
             started=held.started,
             number=held.number,
             version=self._version,
-            fed=False,
+            fed=fed,
             read_rows=None
             if schedule.checkpoint_rows is None
             else math.ceil(schedule.checkpoint_rows / max(sources, 1)),
@@ -348,14 +351,35 @@ class SparkRun(Run):
         """Give readers splits, and fix what is read of DataFrames, before a barrier begins: so that what enumerators keep in the
         checkpoint is what they have not given.
         """
-        for held in self._running:
-            vertex = held.wired.vertex
-            if vertex.is_source and held.core.may_read:
-                self._deal_splits(held, self.job.logic(vertex.id))
-        return []
+        feeds = []
+        for vertex in self.job.vertices:
+            readers = [held for held in self._running if held.wired.vertex is vertex and held.core.may_read]
+            logic = self.job.logic(vertex.id)
+            if readers and isinstance(logic, SparkSource):
+                feeds += self._fix_range(vertex.id, logic, readers)
+            elif readers and isinstance(logic, Source):
+                for held in readers:
+                    self._deal_splits(held, logic)
+        return feeds
 
-    def _deal_splits(self, held: _Held, source: Any) -> None:
-        assert isinstance(source, Source)
+    def _fix_range(self, uid: str, source: SparkSource, readers: Sequence[_Held]) -> list[Feed]:
+        enumerator = self._driver.enumerators[uid]
+        assert isinstance(enumerator, RangeEnumerator)
+        try:
+            found = enumerator.next_range(self._spark)
+        except Exception as error:
+            logger.debug("the next range of %s", uid, exc_info=error)
+            self._driver.inbox.append(ev.TaskFailed(None, f"source {uid!r} has no next range: {first_line(error)}"))
+            return []
+        if isinstance(found, NoSplit):
+            for held in readers:
+                self.mail(held.core.id, Give(found))
+            return []
+        event_time = self.job.step(uid).event_time
+        column = event_time.column if event_time is not None else None
+        return [Feed(found, source.schema, Encoder(uid, self.job.vertex(uid).parallelism, column))]
+
+    def _deal_splits(self, held: _Held, source: Source) -> None:
         task = held.core.id
         if held.no_more_splits:
             self.mail(task, Give(NoSplit.NEVER))

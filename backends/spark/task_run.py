@@ -26,11 +26,13 @@ from backends.dataflow.routing import Router
 from backends.dataflow.task import Task
 from backends.running.channels import Queue
 from backends.running.wiring import receiver_of
-from backends.running.worker import Worker
+from backends.running.worker import Give, Worker
 from backends.spark.base import Base
 from backends.spark.cache import Cache, Kept
+from backends.spark.feeds import feed_channel
 from backends.spark.loop_end import Suspended
 from backends.spark.mail import Header, Inbox, Outbox, elements
+from backends.spark.mailbox import Mailbox
 from backends.spark.reports import Report, ReportLink, Setup, Spec
 from backends.state import SubtaskStates
 from stateformat.model import Mode
@@ -104,6 +106,10 @@ class TaskRun:
         self._outbox = Outbox(spec.task, self.report.token)
         self._inbox = Inbox(spec.task)
         self._queues = setup.queues(spec.task)
+        self._feed = feed_channel(self._vertex.id, spec.task.subtask)
+        self._schemas = setup.job.schemas
+        if spec.fed:
+            self._schemas = {**self._schemas, self._feed.edge: setup.job.step(self._vertex.id).schema}
         self._outside = _Outside()
         self._choose = random.Random(0)  # noqa: S311 - which of the channels that have something comes first
         self._worker = Worker(
@@ -145,18 +151,40 @@ class TaskRun:
         yield from self._flush_if_large()
         if self._vertex.is_source and not self.spec.fed:
             yield from self._read()
+        elif self.spec.fed and not self._worker.gone:
+            self._mailbox = Mailbox(f"epoch {self.spec.version}")
+            self._take_mail(Give(self._mailbox.split))
 
     def receive(self, header: Header, rest: pa.Buffer) -> Iterator[pa.RecordBatch]:
         """A frame has come."""
         for head, body in self._inbox.take(header, rest):
-            for channel, element in elements(head, body, self._setup.job.schemas):
-                self._queues[channel].put(element)
-                self._process()
+            for channel, element in elements(head, body, self._schemas):
+                if self._worker.gone:
+                    continue
+                if channel == self._feed:
+                    self._push(element)
+                else:
+                    self._queues[channel].put(element)
+                    self._process()
                 yield from self._flush_if_large()
+
+    def _push(self, element: ev.Element) -> None:
+        """Let the reader have what has come of a DataFrame."""
+        if isinstance(element, ev.Watermark):
+            self._mailbox.observe(element.timestamp)
+        elif isinstance(element, ev.Records):
+            self._mailbox.push(element.batch)
+        while self._mailbox.has_rows and not self._worker.gone:
+            self._worker.step(self._choose)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """No frame will come. What is left is written and sent on: the report, or, for the last level, the head of a loop."""
         self._inbox.check()
+        if self.spec.fed and not self._worker.gone:
+            self._mailbox.close()
+            while not (self._mailbox.is_read or self._worker.gone):
+                self._worker.step(self._choose)
+            self.report.ran_dry = True
         if self.spec.triggered is not None:
             self._take_mail(self.spec.triggered)
         snapshot, is_own = self._write()

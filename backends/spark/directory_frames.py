@@ -1,0 +1,418 @@
+"""A directory of files as a source of DataFrames: what is there, or what is added to it for ever.
+
+Theory of operation. A file is whole when it appears (written under a hidden name and renamed, or put into an object store), and never
+changes. Files are read in the order of (time of modification, path), each once, whole, and a position says which have been.
+
+*What is there at the start* (the default): the position is the list of what is left. It only shrinks.
+
+*A directory that grows*: remembering every file that was ever read is exact, and grows without end (Flink's file source does it and calls it
+a limitation). Forgetting what is older than some age bounds it, but then a file that comes late with an old time cannot be told from one
+that was read long ago (Spark's file stream passes over it in silence). Here the position has the files whose time is less than
+``window`` behind the newest one read, the time before which everything is forgotten (``/floor``), and how many have been (``/forgotten``).
+An unknown file from before the floor is never passed over in silence where that can be known:
+
+- there are more files before the floor than were read: some came late. Refused.
+- a file before the floor was not there at the look before: it came late. Refused.
+- right after a restart, with as many files removed as came late: cannot be known. This is what ``window`` is for.
+
+A file that is remembered, or was there at the look before, and has another size or time now was written again: refused, for neither its
+old rows nor its new ones are right. One that is gone was tidied up, once it has been read.
+
+Spark and this list must mean the same files. The directory's address is made absolute by Hadoop's file system, in the JVM. Files on a local
+disk are then listed here, in the driver, in microseconds each; those of any other file system (s3a, hdfs, abfss, …) by Spark itself, with
+the credentials that it reads with, as a job over its ``binaryFile`` format that opens no file. Times are in milliseconds, as Hadoop has them.
+"""
+
+from __future__ import annotations
+
+import datetime
+import fnmatch
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from backends.connectors.enumerators import check_at_least
+from backends.spark.offsets import Offsets, Position
+from stateformat.errors import ErrorKind, InvalidInput, StorageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+    from pyspark.sql.types import StructType
+
+_FLOOR, _FORGOTTEN, _OVER = "/floor", "/forgotten", "/over"
+"""Names in a position that are no files: paths in it are relative."""
+_MS = datetime.timedelta(milliseconds=1)
+_EXACT: Mapping[str, str] = {
+    # Names of files are names, not patterns.
+    "__globPaths__": "false",
+    # A session that passes over what it cannot read would lose rows in silence.
+    "ignoreMissingFiles": "false",
+    "ignoreCorruptFiles": "false",
+}
+
+
+class _Stat(NamedTuple):
+    """What a file is known by, beside its path. Sorts in the order of reading."""
+
+    modified_ms: int
+    size_bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.size_bytes}@{self.modified_ms}"
+
+
+_Files = dict[str, _Stat]
+
+
+class DirectoryFrames(Offsets):
+    """The files of a directory, whole files in each epoch.
+
+    Example::
+
+        DirectoryFrames("s3a://bucket/orders/", "json", schema="id bigint, at timestamp", grows=True, files_per_epoch=100)
+
+    ``path``: a directory, as Spark would be given it; ``format`` and ``options``: those of ``spark.read``; ``schema``: the columns of the
+    files, as DDL or a ``StructType``; without it Spark finds them in the files that are there at the start. ``pattern``: what names of
+    files must match (``*.csv``); ``recursive``: folders below are read too, with ``name=value`` folders as columns. Names of files
+    and folders that begin with "." or "_" are nobody's output yet (but ``_a=1``).
+
+    An epoch reads the files that come next: at most ``files_per_epoch`` of them and ``bytes_per_epoch`` in all, but one in any case; all
+    that there are, unless given. ``grows``: files are added while the job runs; ``until``: the name of a file in the directory
+    after which no more come (such as ``_SUCCESS``), and the source ends. ``window``: how much older than the newest file that was read a new
+    file may be, by the file system's time of modification; as many files are kept in each checkpoint, about 100 bytes each. None:
+    any age, and all files are kept. See the module for what is refused.
+
+    Raises ``InvalidInput`` for options that contradict each other; when it is read, for a directory that is not there or without files and
+    schema, for files that changed or came too late; ``StorageError`` where it cannot be listed.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        format: str = "parquet",
+        *,
+        schema: str | StructType | None = None,
+        options: Mapping[str, Any] | None = None,
+        pattern: str = "*",
+        recursive: bool = False,
+        grows: bool = False,
+        until: str | None = None,
+        files_per_epoch: int | None = None,
+        bytes_per_epoch: int | None = None,
+        window: datetime.timedelta | None = datetime.timedelta(days=1),
+    ) -> None:
+        if until is not None and not grows:
+            raise InvalidInput(f"until={until!r} is for a directory that grows; give grows=True too")
+        for name, value in (("files_per_epoch", files_per_epoch), ("bytes_per_epoch", bytes_per_epoch)):
+            if value is not None:
+                check_at_least(name, value, 1)
+        if window is not None and window < datetime.timedelta():
+            raise InvalidInput(f"window is {window}; it is a time that passes, or None for any age")
+        self._path = os.fspath(path)
+        self._format = format
+        self._columns = schema
+        self._options = dict(options or {})
+        self._pattern = pattern
+        self._recursive = recursive
+        self._grows = grows
+        self._until = until
+        self._files_per_epoch = files_per_epoch
+        self._bytes_per_epoch = bytes_per_epoch
+        self._window_ms = None if window is None else window // _MS
+        self.bounded = not grows or until is not None
+        # What spares looks at the directory, and holds for the position that was given out last.
+        self._root: str | None = None
+        self._looked: _Files | None = None
+        self._waiting: list[str] = []
+        self._last: Position | None = None
+        self._fresh: Position | None = None
+
+    def __str__(self) -> str:
+        return f"the directory {self._path}"
+
+    # Positions ---------------------------------------------------------------------------------------------------------
+
+    def first(self, spark: SparkSession) -> Position:
+        """Nothing has been read; where it does not grow, everything that is there is left."""
+        return {} if self._grows else _written(self._look(spark))
+
+    def ended(self, position: Position) -> bool:
+        """Whether nothing is left, or everything before the last file's mark has been read."""
+        return _OVER in position if self._grows else not position
+
+    def latest(self, spark: SparkSession, position: Position) -> Position:
+        """The files that come next; the directory is looked at when all that were found have been read."""
+        if not self._grows:
+            left = _read_back(position)
+            taken = set(self._taken(sorted(left, key=lambda path: (left[path].modified_ms, path)), left))
+            return {path: value for path, value in position.items() if path not in taken}
+        if position is not self._last:
+            self._looked, self._waiting = None, []
+        self._last = self._next(spark, position)
+        return self._last
+
+    def _next(self, spark: SparkSession, position: Position) -> Position:
+        known = _read_back(position)
+        fresh = not self._waiting
+        if fresh:
+            # What is there when the end is told of was there before: so the end is looked for first.
+            over = self._until is not None and self._is_there(spark, self._until)
+            files = self._look(spark)
+            self._check(files, known, position)
+            floor = position.get(_FLOOR)
+            new = [
+                path for path in files if path not in known and (floor is None or files[path].modified_ms >= int(floor))
+            ]
+            self._looked, self._waiting = files, sorted(new, key=lambda path: (files[path].modified_ms, path))
+            if not new:
+                return {**position, _OVER: 1} if over else position
+        assert self._looked is not None
+        taken_now = self._taken(self._waiting, self._looked)
+        self._waiting = self._waiting[len(taken_now) :]
+        stop = self._behind(position, known, {path: self._looked[path] for path in taken_now})
+        self._fresh = stop if fresh else None
+        return stop
+
+    def _taken(self, paths: Iterable[str], files: _Files) -> list[str]:
+        """The first of these, as many as an epoch takes."""
+        taken: list[str] = []
+        size_bytes = 0
+        for path in paths:
+            size_bytes += files[path].size_bytes
+            if taken and (
+                (self._files_per_epoch is not None and len(taken) == self._files_per_epoch)
+                or (self._bytes_per_epoch is not None and size_bytes > self._bytes_per_epoch)
+            ):
+                break
+            taken.append(path)
+        return taken
+
+    def _behind(self, position: Position, known: _Files, taken: _Files) -> Position:
+        """The position behind some more files. Those of them stay in it, whatever their age: the range is made of them."""
+        floor = position.get(_FLOOR)
+        if self._window_ms is not None:
+            newest = max(stat.modified_ms for files in (known, taken) for stat in files.values())
+            oldest = min(stat.modified_ms for stat in taken.values())
+            found = min(newest - self._window_ms, oldest)
+            floor = found if floor is None else max(int(floor), found)
+        kept = {path: stat for path, stat in known.items() if floor is None or stat.modified_ms >= int(floor)}
+        stop: dict[str, int | str] = {**_written(kept), **_written(taken)}
+        if floor is not None:
+            stop[_FLOOR] = floor
+            stop[_FORGOTTEN] = int(position.get(_FORGOTTEN, 0)) + len(known) - len(kept)
+        return stop
+
+    def _check(self, files: _Files, known: _Files, position: Position) -> None:
+        """Raise ``InvalidInput`` for files that were written again, and for those that came too late."""
+        for path, stat in known.items():
+            self._check_same(path, stat, files.get(path, stat))
+        floor = position.get(_FLOOR)
+        if floor is None:
+            return
+        before = self._looked
+        old = [path for path, stat in files.items() if stat.modified_ms < int(floor) and path not in known]
+        late = [] if before is None else [path for path in old if path not in before]
+        forgotten = int(position.get(_FORGOTTEN, 0))
+        if late or len(old) > forgotten:
+            raise InvalidInput(
+                f"{self} has {len(old)} files from before {_time(int(floor))}, of which {forgotten} were read"
+                f"{f'; {sorted(late)[0]!r} is new' if late else ''}: some came later than the window of "
+                f"{datetime.timedelta(milliseconds=self._window_ms or 0)} allows. Write them again, which makes them new, and give "
+                "a wider window",
+                kind=ErrorKind.LIMIT_EXCEEDED,
+            )
+        for path in set(files) - set(known) - set(old):
+            # All that was there before has been read: this is forgotten, and younger than the floor now.
+            if before is not None and path in before:
+                self._check_same(path, before[path], files[path])
+
+    def _check_same(self, path: str, was: _Stat, found: _Stat | None) -> None:
+        if found != was:
+            now = "is gone" if found is None else f"has {found.size_bytes} bytes of {_time(found.modified_ms)}"
+            raise InvalidInput(
+                f"file {path!r} of {self} was found with {was.size_bytes} bytes of {_time(was.modified_ms)} and {now}; files are whole "
+                "when they appear (write under a hidden name, then rename) and stay as they are until they are read. Put back what was "
+                "there, or start the job afresh",
+                kind=ErrorKind.OBJECT_SIZE_DIFFERS,
+                path=path,
+            )
+
+    # Rows --------------------------------------------------------------------------------------------------------------
+
+    def sample(self, spark: SparkSession) -> DataFrame:
+        """An empty DataFrame of the columns."""
+        return spark.createDataFrame([], self._schema(spark))
+
+    def frame(self, spark: SparkSession, start: Position, stop: Position) -> DataFrame:
+        """The files between. That they are what they were is looked at, but right after they were found."""
+        files = self._between(start, stop)
+        if not files:
+            return self.sample(spark)
+        self._check_folders(files)
+        if self._fresh is not stop:
+            found = self._stats(spark, files)
+            for path, stat in files.items():
+                self._check_same(path, stat, found.get(path))
+        self._fresh = None
+        return (
+            self._reader(spark)
+            .schema(self._schema(spark))
+            .load([f"{self._address(spark)}/{path}" for path in sorted(files)])
+        )
+
+    def _check_folders(self, files: Iterable[str]) -> None:
+        """Raise ``InvalidInput`` where some files lie in ``name=value`` folders and others do not: Spark would read only the former."""
+        found: dict[tuple[str, ...], str] = {}
+        for path in files:
+            folders = reversed(path.split("/")[:-1])
+            found.setdefault(tuple(part.split("=")[0] for part in takewhile(lambda part: "=" in part, folders)), path)
+        if len(found) > 1:
+            raise InvalidInput(
+                f"{self} has {' and '.join(map(repr, list(found.values())[:2]))}, which lie in folders of different columns; Spark cannot "
+                "read them as one table. Make a source of each",
+                kind=ErrorKind.SCHEMA_MISMATCH,
+            )
+
+    def rows_estimate(self, start: Position, stop: Position) -> int | None:
+        """None; 0 where there is no file between."""
+        return None if self._between(start, stop) else 0
+
+    def _between(self, start: Position, stop: Position) -> _Files:
+        more, less = (stop, start) if self._grows else (start, stop)
+        return _read_back({path: value for path, value in more.items() if path not in less})
+
+    def _reader(self, spark: SparkSession) -> DataFrameReader:
+        reader = spark.read.format(self._format).options(**{**_EXACT, **self._options})
+        return reader.option("basePath", self._address(spark)) if self._recursive else reader
+
+    def _schema(self, spark: SparkSession) -> StructType:
+        """As given, or as Spark finds it in what is there now; found once, so that all ranges have the same."""
+        if self._columns is None or isinstance(self._columns, str):
+            if self._columns is not None:
+                self._columns = spark.createDataFrame([], self._columns).schema
+                return self._columns
+            files = [f"{self._address(spark)}/{path}" for path in sorted(self._look(spark))]
+            if not files:
+                raise InvalidInput(f"{self} has no files yet, so nobody knows the columns; give the schema")
+            self._columns = self._reader(spark).load(files).schema
+        return self._columns
+
+    # The file system ---------------------------------------------------------------------------------------------------
+
+    def _address(self, spark: SparkSession) -> str:
+        """The directory, in full, without a slash at its end."""
+        if self._root is None:
+            hadoop = spark._jvm.org.apache.hadoop.fs
+            path = hadoop.Path(self._path)
+            self._root = path.getFileSystem(spark._jsc.hadoopConfiguration()).makeQualified(path).toString().rstrip("/")
+        return self._root
+
+    def _local(self, spark: SparkSession) -> str | None:
+        """The directory's path where it is on a local disk."""
+        address = self._address(spark)
+        return address.removeprefix("file:") if urlsplit(address).scheme == "file" else None
+
+    def _look(self, spark: SparkSession) -> _Files:
+        """Every file that is somebody's output, with its size and time."""
+        local = self._local(spark)
+        try:
+            found = (
+                dict(_walk(local, self._recursive))
+                if local is not None
+                else self._listed(spark, [self._address(spark)])
+            )
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise InvalidInput(
+                f"{self} is no directory that is there; make it before the job starts",
+                kind=ErrorKind.INVALID_PATH,
+                path=self._path,
+            ) from error
+        except OSError as error:
+            raise StorageError(f"{self} cannot be listed: {error}", path=self._path) from error
+        return {path: stat for path, stat in found.items() if self._is_output(path)}
+
+    def _is_output(self, path: str) -> bool:
+        *folders, name = path.split("/")
+        if (folders and not self._recursive) or not fnmatch.fnmatchcase(name, self._pattern):
+            return False
+        return not any(_is_hidden(part) for part in (*folders, name)) and not name.endswith("._COPYING_")
+
+    def _stats(self, spark: SparkSession, files: Iterable[str]) -> _Files:
+        """Size and time of some files; those that are gone are left out."""
+        local = self._local(spark)
+        if local is not None:
+            return {path: stat for path in files if (stat := _stat(f"{local}/{path}")) is not None}
+        # One question for all: a listing costs less than a question for each, and a file that is gone would fail it.
+        wanted = set(files)
+        return {path: stat for path, stat in self._look(spark).items() if path in wanted}
+
+    def _is_there(self, spark: SparkSession, name: str) -> bool:
+        local = self._local(spark)
+        if local is not None:
+            return os.path.exists(f"{local}/{name}")  # noqa: PTH110
+        path = spark._jvm.org.apache.hadoop.fs.Path(self._address(spark), name)
+        return bool(path.getFileSystem(spark._jsc.hadoopConfiguration()).exists(path))
+
+    def _listed(self, spark: SparkSession, addresses: list[str]) -> _Files:
+        """What Spark lists below some addresses."""
+        from pyspark.errors import AnalysisException
+
+        reader = spark.read.format("binaryFile").options(**{**_EXACT, "recursiveFileLookup": "true"})
+        try:
+            rows = reader.load(addresses).select("path", "modificationTime", "length").toArrow()
+        except AnalysisException as error:
+            if error.getCondition() != "PATH_NOT_FOUND":
+                raise
+            raise FileNotFoundError(self._path) from error
+        root = self._address(spark) + "/"
+        modified_ms = pc.divide(rows["modificationTime"].cast(pa.int64()), 1000).to_pylist()
+        stats = zip(rows["path"].to_pylist(), modified_ms, rows["length"].to_pylist(), strict=True)
+        return {path.removeprefix(root): _Stat(modified, size) for path, modified, size in stats}
+
+
+def _walk(root: str, recursive: bool, below: str = "") -> Iterator[tuple[str, _Stat]]:
+    with os.scandir(f"{root}/{below}") as entries:
+        for entry in entries:
+            if entry.is_dir():
+                if recursive and not _is_hidden(entry.name):
+                    yield from _walk(root, recursive, f"{below}{entry.name}/")
+            elif (stat := _stat(entry.path)) is not None:
+                yield below + entry.name, stat
+
+
+def _stat(path: str) -> _Stat | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116
+    except FileNotFoundError:
+        return None
+    return _Stat(found.st_mtime_ns // 1_000_000, found.st_size)
+
+
+def _is_hidden(name: str) -> bool:
+    """As Spark has it."""
+    return name.startswith(".") or (name.startswith("_") and "=" not in name)
+
+
+def _written(files: _Files) -> dict[str, int | str]:
+    return {path: str(stat) for path, stat in files.items()}
+
+
+def _read_back(position: Position) -> _Files:
+    found = {}
+    for path, value in position.items():
+        if not path.startswith("/"):
+            size_bytes, modified_ms = str(value).split("@")
+            found[path] = _Stat(int(modified_ms), int(size_bytes))
+    return found
+
+
+def _time(modified_ms: int) -> str:
+    return datetime.datetime.fromtimestamp(modified_ms / 1000, datetime.UTC).isoformat(" ", "milliseconds")
+
+
+__all__ = ["DirectoryFrames"]
