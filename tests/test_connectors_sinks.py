@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import errno
 import os
 from collections.abc import Iterator
@@ -17,42 +16,8 @@ import pytest
 from backends.connectors import CollectSink, FileSink
 from backends.connectors.directories import Directory
 from backends.connectors.file_sink import file_name_of
-from backends.dataflow.api import Prepared
-from stateformat.errors import CheckpointError, InvalidState, StorageError
-
-SCHEMA = pa.schema([("n", pa.int64()), ("text", pa.string())])
-PERMIT: Any = object()
-
-
-class Context:
-    """The place of a sink."""
-
-    def __init__(self, uid: str = "out", subtask: int = 0) -> None:
-        self.uid = uid
-        self.subtask = subtask
-
-
-def batch_of(*numbers: int) -> pa.RecordBatch:
-    texts = [None if n % 3 == 0 else f"日 {n}" for n in numbers]
-    return pa.record_batch([pa.array(numbers, pa.int64()), pa.array(texts, pa.string())], schema=SCHEMA)
-
-
-def subtask_of(sink: Any, subtask: int = 0, uid: str = "out") -> Any:
-    """A subtask's own copy of a prototype, open."""
-    opened = copy.copy(sink)
-    opened.open(Context(uid, subtask))
-    return opened
-
-
-def prepared(sink: Any, checkpoint_id: int = 1, attempt: str = "a" * 32) -> pa.Table | None:
-    """What a snapshot has of a sink, with the columns that the runtime adds."""
-    rows = sink.prepare_commit(Prepared(checkpoint_id, attempt))
-    if rows is None:
-        return None
-    assert rows.schema == sink.committable_columns
-    ids = pa.array([checkpoint_id] * rows.num_rows, pa.int64())
-    attempts = pa.array([attempt] * rows.num_rows, pa.string())
-    return rows.append_column("_checkpoint_id", ids).append_column("_attempt_id", attempts)
+from stateformat.errors import CheckpointError, InvalidInput, InvalidState, StorageError
+from tests.sink_steps import PERMIT, SCHEMA, Context, batch_of, prepared, subtask_of
 
 
 def seen(directory: Path) -> list[int]:
@@ -434,3 +399,45 @@ def test_a_directory_without_syncs_for_tests_still_commits(tmp_path: Path, monke
     opened.process(batch_of(1), 0)
     sink.commit(PERMIT, prepared(opened))
     assert seen(tmp_path) == [1]
+
+
+# Files: what is asked for -------------------------------------------------------------------------------------------------
+
+
+def test_a_directory_may_be_given_as_a_url(tmp_path: Path) -> None:
+    sink = FileSink(f"file://{tmp_path}/out")
+    opened = subtask_of(sink)
+    opened.process(batch_of(1), 0)
+    sink.commit(PERMIT, prepared(opened))
+    assert seen(tmp_path / "out") == [1]
+
+
+@pytest.mark.parametrize("compression", ["none", "ZSTD", "lz4", "snappy", "gzip", "brotli"])
+def test_every_compression_that_is_known_is_written(tmp_path: Path, compression: str) -> None:
+    sink = FileSink(tmp_path, compression=compression)
+    opened = subtask_of(sink)
+    opened.process(batch_of(1), 0)
+    sink.commit(PERMIT, prepared(opened))
+    column = pq.ParquetFile(files(tmp_path, ".parquet")[0]).metadata.row_group(0).column(0)
+    assert column.compression == {"none": "UNCOMPRESSED"}.get(compression, compression.upper())
+
+
+@pytest.mark.parametrize(
+    ("address", "options", "why"),
+    [
+        ("out", {"compression": "foo"}, "compression is 'foo'; known are brotli, gzip, lz4, none, snappy, zstd"),
+        ("out", {"compression": "lzo"}, "known are"),
+        ("out", {"compression": None}, "compression is None; known are"),
+        ("out", {"endpoint_url": "http://localhost"}, "no option endpoint_url; it takes none"),
+        ("out", {"rows_per_file": 0}, "rows_per_file is 0"),
+        ("memory://out", {}, "no file sink for memory://.*known are file, s3"),
+        (Path("s3://bucket/out"), {}, "one slash less; give the URL as a str"),
+        ("s3://bucket/out", {"endpoint_ulr": "http://localhost"}, "no option endpoint_ulr; known are.*endpoint_url"),
+        ("s3://user:word@bucket/out", {}, "names a bucket and nothing else"),
+        ("s3://bucket/a//b", {}, "no address"),
+    ],
+)
+def test_what_is_no_sink_is_refused_when_it_is_made(address: Any, options: dict[str, Any], why: str) -> None:
+    with pytest.raises(InvalidInput, match=why):
+        FileSink(address, **options)
+    assert not Path("out").exists()

@@ -1,7 +1,25 @@
-"""What the file sink asks of a file system: the seam behind which another one may stand.
+"""Where a file sink writes: the seam behind which a local directory stands, and a bucket (``s3_directory``).
 
-Six steps, each of which either happens or does not: create a file under a new name, make its bytes durable, rename it, give it
-a second name unless that is taken, make the names of a folder durable, remove names. Names are relative to the directory, with
+Theory of operation. A place does four things with files. *Begin*: a file that nobody sees. *Prepare*: files become durable
+under the name that a checkpoint will hold, and are still seen by nobody. *Commit*: they are seen; doing it again, or twice
+at once, does nothing. *Clean*: what was prepared for checkpoints that are past and is not carried goes.
+
+In a local directory, a file lives through three names, all on one file system::
+
+    <directory>/.pending/<uid>/<write id>.open                                       being written, or forgotten by a crash
+    <directory>/.pending/<uid>/<id>-<attempt>-<subtask>-<number>-<write id>.prepared whole, synced, named by a checkpoint
+    <directory>/part-<id>-<attempt>-<uid>-<subtask>-<number>-<write id>.parquet      committed: seen by any reader
+
+1. *Prepare*: sync the bytes, rename to the prepared name, sync the folder. A name that is gone (see 3) fails, so nothing
+   is ever named that is not there.
+2. *Commit*: link the final name, sync the directory, unlink the prepared one. A file whose final name is there has been
+   committed; where neither is, something is lost and that is said. A crash between any two of these is mended by
+   committing again.
+3. *Clean*: remove open files, and prepared ones. An open file of a run that still lives goes too; that run then fails at
+   its next snapshot, before it has promised anything.
+
+Hidden names (``.pending``), and not ending in ``.parquet``, are passed over by Parquet readers, by Spark, and by globs.
+The steps below (create, sync, rename, link, remove) either happen or do not. Names are relative to the directory, with
 slashes. Everything that fails is a ``StorageError`` that names the file.
 """
 
@@ -9,12 +27,113 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path, PurePosixPath
+from secrets import token_hex
+from typing import Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from stateformat.errors import ErrorKind, StorageError
+from backends.connectors.part_names import PartName, pending_folder
+from backends.storage.shared import check_options
+from stateformat.errors import ErrorKind, InvalidInput, StorageError
+
+_PREPARED: Final = re.compile(r"(?P<id>\d{20})-[^/]*\.prepared")
+
+
+class Ready(NamedTuple):
+    """A file that was prepared: what a committable says of it, in the order of its columns."""
+
+    pending: str
+    """What the place needs to commit it."""
+    path: str
+    """The name under which it is seen, once it is."""
+    rows: int
+    size_bytes: int
+
+
+class NewFile(Protocol):
+    """A file that is being written and that no reader sees."""
+
+    write_id: str
+    stream: Any
+    """A ``pa.NativeFile``, to write to."""
+
+    def close(self) -> int:
+        """End it; its size in bytes."""
+        ...
+
+    def discard(self) -> None:
+        """Forget it, closed or not. Never prepared then."""
+        ...
+
+    def translated(self) -> AbstractContextManager[None]:
+        """Turn what goes wrong while it is written into a sentence."""
+        ...
+
+
+class OutputDirectory(Protocol):
+    """Where a sink writes. Holds nothing open, and may be copied and pickled."""
+
+    def begin(self, uid: str) -> NewFile:
+        """A new file of a sink."""
+        ...
+
+    def prepare(self, files: Sequence[tuple[NewFile, PartName]]) -> list[str]:
+        """Make closed files durable, all of one sink. What a commit needs of each, for :attr:`Ready.pending`."""
+        ...
+
+    def commit(self, files: Sequence[Ready]) -> None:
+        """Make files seen that are not yet. ``StorageError`` where one is lost, or is another than was prepared."""
+        ...
+
+    def clean(self, uid: str, newest_id: int, carried: Sequence[Ready]) -> list[str]:
+        """Remove what the sink ``uid`` prepared for checkpoints up to ``newest_id``, but for ``carried``; names of what went."""
+        ...
+
+
+def open_directory(address: str | os.PathLike[str], durable: bool, options: Mapping[str, Any]) -> OutputDirectory:
+    """The place of a path or URL: ``s3://bucket/prefix``, with the options of such a storage, or a local directory."""
+    scheme, separator, rest = str(address).partition("://")
+    if scheme == "s3" and separator:
+        from backends.connectors.s3_directory import S3Directory
+
+        return S3Directory.at(str(address), options)
+    if separator and scheme != "file":
+        raise InvalidInput(
+            f"no file sink for {scheme}:// (in {address}); known are file, s3, and paths",
+            kind=ErrorKind.UNKNOWN_SCHEME,
+            url=str(address),
+        )
+    if re.match(r"[A-Za-z0-9+.-]{2,}:/[^/]", str(address)):
+        raise InvalidInput(
+            f"{str(address)!r} was a URL before it became a path, which has one slash less; give the URL as a str",
+            kind=ErrorKind.INVALID_URL,
+        )
+    check_options("file://", options, ())
+    return Directory(rest if separator else address, durable=durable)
+
+
+def lost(file: Ready, where: object, what: str) -> StorageError:
+    """The error for a file that is neither prepared nor committed."""
+    return StorageError(
+        f"{file.path} was prepared in {where} and is there neither under that name nor {what}; its {file.rows} rows are "
+        "lost. Put the file back, from a backup, or go on from a checkpoint that does not hold it",
+        kind=ErrorKind.OBJECT_MISSING,
+        path=file.path,
+    )
+
+
+def size_differs(file: Ready, where: object, found: int) -> StorageError:
+    """The error for a file that has another size."""
+    return StorageError(
+        f"{file.path} in {where} has {found} bytes and was prepared with {file.size_bytes}; something else has written it. "
+        "Remove it if it is not wanted",
+        kind=ErrorKind.OBJECT_SIZE_DIFFERS,
+        path=file.path,
+    )
 
 
 class Directory:
@@ -26,6 +145,45 @@ class Directory:
 
     def __str__(self) -> str:
         return str(self._root)
+
+    def begin(self, uid: str) -> NewFile:
+        """A new file under an open name."""
+        folder = pending_folder(uid)
+        self.make(folder)
+        return _LocalFile(self, folder)
+
+    def prepare(self, files: Sequence[tuple[NewFile, PartName]]) -> list[str]:
+        """Rename closed files; their new names. ``StorageError`` where a file is gone."""
+        names = []
+        for file, part in files:
+            folder = pending_folder(part.uid)
+            names.append(f"{folder}/{part.stem}-{part.place}.prepared")
+            self.rename(f"{folder}/{file.write_id}.open", names[-1])
+        for folder in {str(PurePosixPath(name).parent) for name in names}:
+            self.sync(folder)
+        return names
+
+    def commit(self, files: Sequence[Ready]) -> None:
+        """Link the final names. ``StorageError`` where a file is neither prepared nor committed, or has another size."""
+        for file in files:
+            self.link(file.pending, file.path)
+            found = self.size(file.path)
+            if found is None:
+                raise lost(file, self, f"as {file.pending}")
+            if found != file.size_bytes:
+                raise size_differs(file, self, found)
+        if files:
+            # Only what is durable under its final name may lose the other one.
+            self.sync("")
+        self.remove(file.pending for file in files)
+
+    def clean(self, uid: str, newest_id: int, carried: Sequence[Ready]) -> list[str]:
+        """Remove open files, and prepared ones that no checkpoint holds."""
+        folder, kept = pending_folder(uid), {file.pending for file in carried}
+        found = [f"{folder}/{name}" for name in self.names(folder)]
+        forgotten = [name for name in found if name not in kept and _is_forgotten(PurePosixPath(name).name, newest_id)]
+        self.remove(forgotten)
+        return forgotten
 
     def make(self, folder: str) -> None:
         """Have a folder, and those that lead to it; their names are durable on return."""
@@ -110,4 +268,38 @@ class Directory:
             os.close(descriptor)
 
 
-__all__ = ["Directory"]
+class _LocalFile:
+    """An open file of a local directory."""
+
+    def __init__(self, directory: Directory, folder: str) -> None:
+        self.write_id = token_hex(8)
+        self._directory = directory
+        self._name = f"{folder}/{self.write_id}.open"
+        self.stream = directory.create(self._name)
+
+    def close(self) -> int:
+        """End the file, and make its bytes durable."""
+        with self.translated():
+            self.stream.close()
+        return self._directory.sync_file(self._name)
+
+    def discard(self) -> None:
+        """Remove it."""
+        # Nobody misses the end of a file that goes away, even on a full disk.
+        with contextlib.suppress(OSError, pa.ArrowException):
+            self.stream.close()
+        self._directory.remove([self._name])
+
+    def translated(self) -> AbstractContextManager[None]:
+        """Errors name the file."""
+        return self._directory.translated("write", self._name)
+
+
+def _is_forgotten(name: str, newest_id: int) -> bool:
+    if name.endswith(".open"):
+        return True
+    prepared = _PREPARED.fullmatch(name)
+    return prepared is not None and int(prepared["id"]) <= newest_id
+
+
+__all__ = ["Directory", "NewFile", "OutputDirectory", "Ready", "lost", "open_directory", "size_differs"]

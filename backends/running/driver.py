@@ -8,6 +8,7 @@ sources live here too.
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -104,6 +105,8 @@ class Driver:
         self.inbox: deque[ev.CoordinatorEvent | ToCoordinator | SplitWanted] = deque()
         self.permit = permit
         self.published = 0
+        self.publish_us = self.commit_us = 0
+        """How long publishing and committing have taken in all."""
         self.in_flight: InFlight | None = None
         self.ended: ev.JobEnded | None = None
         self.warnings: list[str] = []
@@ -272,9 +275,11 @@ class Driver:
         assert current.checkpoint is not None
         number = command.number
         try:
+            begun = time.perf_counter()
             finished = self._mark(current, command)
             self._add_coordinators(current, finished)
             self.permit = current.checkpoint.publish()
+            self.publish_us += int(1e6 * (time.perf_counter() - begun))
         except FATAL:
             raise
         except InvalidState as error:
@@ -324,12 +329,14 @@ class Driver:
 
     def _commit(self, command: ev.Commit) -> None:
         assert self.permit is not None
+        begun = time.perf_counter()
         try:
             self._retries = commit(self.permit, self.sinks, held(self.permit, self.sinks))
         except Exception as error:
             logger.debug("commit of checkpoint %d failed", self.permit.ref.checkpoint_id, exc_info=error)
             self.inbox.append(ev.CommitFailed(command.number, str(error)))
         else:
+            self.commit_us += int(1e6 * (time.perf_counter() - begun))
             self.inbox.append(ev.Committed(command.number))
 
     def commit_rest(self, clock: Clock) -> None:

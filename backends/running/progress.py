@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from typing import TextIO
 
 from backends.dataflow.events import MAX_WATERMARK, MIN_WATERMARK
@@ -41,6 +42,52 @@ class Progress:
     def has_watermark(self) -> bool:
         """Whether event time is known and has not ended."""
         return MIN_WATERMARK < self.watermark < MAX_WATERMARK
+
+
+@dataclass(frozen=True)
+class EpochProgress(Progress):
+    """A job behind an epoch that Spark has run.
+
+    ``epoch``: its number in this run, from 1. ``rows_epoch``: rows that sources have read in it. ``sent_bytes``: frames between tasks.
+    ``written_bytes``: segments of its checkpoint that are new. ``kept``, ``caught_up``, ``restored``: how many tasks found their state in
+    their worker, found an older one there, or read it. ``tries``: how often the epoch was run. Durations in µs: ``planning_us`` before
+    Spark's job, ``spark_us``, ``publish_us``, ``commit_us`` of sinks.
+    """
+
+    epoch: int = 0
+    rows_epoch: int = 0
+    sent_bytes: int = 0
+    written_bytes: int = 0
+    kept: int = 0
+    caught_up: int = 0
+    restored: int = 0
+    tries: int = 1
+    planning_us: int = 0
+    spark_us: int = 0
+    publish_us: int = 0
+    commit_us: int = 0
+
+    def line(self) -> str:
+        """In one line."""
+        checkpoint = "no checkpoint" if self.checkpoint_id is None else f"checkpoint {self.checkpoint_id}"
+        ended = f", {self.finished} finished" if self.finished else ""
+        took = (self.planning_us + self.spark_us + self.publish_us + self.commit_us) / 1e6
+        return (
+            f"{self.job_id}: epoch {self.epoch}, {self.rows_epoch:,} rows in {took:.1f} s, {checkpoint} "
+            f"({self.state_rows:,} rows, +{self.written_bytes / 1e6:.1f} MB), {self.running} tasks{ended}"
+        )
+
+
+class ProgressLog:
+    """Writes progress as JSON lines, an object for each, with all fields (docs/json.md)."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __call__(self, progress: Progress) -> None:
+        """Write it."""
+        self._stream.write(json.dumps({"kind": type(progress).__name__, **asdict(progress)}) + "\n")
+        self._stream.flush()
 
 
 class ProgressLine:

@@ -22,6 +22,8 @@ from backends.running.worker import Mail
 from stateformat.model import StopMode
 from stateformat.store import CheckpointStore
 
+NEWS_EVERY_US = 500_000
+
 
 class Run(ABC):
     """One run, from a restore to its end, its failure, or its stop. Step it until :attr:`outcome` is there.
@@ -82,6 +84,10 @@ class Run(ABC):
     @abstractmethod
     def progress(self) -> Progress:
         """How far it has come."""
+
+    def has_news(self, told_us: int) -> bool:
+        """Whether it is time to tell progress again; ``told_us``: when it was told last."""
+        return self._clock.now_us() - told_us >= NEWS_EVERY_US
 
     def _see_end(self) -> None:
         if self._driver.ended is not None and self.outcome is None:

@@ -30,7 +30,6 @@ logger = logging.getLogger(__name__)
 
 RunT = TypeVar("RunT", bound=Run)
 
-PROGRESS_EVERY_US = 500_000
 CHECKPOINTS_TO_FORGIVE = 10
 """After so many a failure is no longer counted. One would not do: what fails again and again may publish in between."""
 
@@ -109,7 +108,7 @@ class Runtime(ABC, Generic[RunT]):
         shown_us = self._clock.now_us()
         try:
             while begun.step():
-                if self._progress is not None and self._clock.now_us() - shown_us >= PROGRESS_EVERY_US:
+                if self._progress is not None and begun.has_news(shown_us):
                     shown_us = self._clock.now_us()
                     self._progress(begun.progress())
         except BaseException:

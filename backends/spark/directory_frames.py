@@ -29,7 +29,6 @@ import datetime
 import fnmatch
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -48,8 +47,10 @@ _FLOOR, _FORGOTTEN, _OVER = "/floor", "/forgotten", "/over"
 """Names in a position that are no files: paths in it are relative."""
 _MS = datetime.timedelta(milliseconds=1)
 _EXACT: Mapping[str, str] = {
-    # Names of files are names, not patterns.
+    # Names of files are names, not patterns. Without the second setting Spark 4.3 takes them for patterns once more, where it looks for
+    # columns in the names of folders, and reads what they match again: rows would be repeated.
     "__globPaths__": "false",
+    "recursiveFileLookup": "true",
     # A session that passes over what it cannot read would lose rows in silence.
     "ignoreMissingFiles": "false",
     "ignoreCorruptFiles": "false",
@@ -78,8 +79,8 @@ class DirectoryFrames(Offsets):
 
     ``path``: a directory, as Spark would be given it; ``format`` and ``options``: those of ``spark.read``; ``schema``: the columns of the
     files, as DDL or a ``StructType``; without it Spark finds them in the files that are there at the start. ``pattern``: what names of
-    files must match (``*.csv``); ``recursive``: folders below are read too, with ``name=value`` folders as columns. Names of files
-    and folders that begin with "." or "_" are nobody's output yet (but ``_a=1``).
+    files must match (``*.csv``); ``recursive``: folders below are read too. Folders ``name=value`` give no column by themselves: take it out of
+    ``_metadata.file_path`` in the transformation. Names of files and folders that begin with "." or "_" are nobody's output yet (but ``_a=1``).
 
     An epoch reads the files that come next: at most ``files_per_epoch`` of them and ``bytes_per_epoch`` in all, but one in any case; all
     that there are, unless given. ``grows``: files are added while the job runs; ``until``: the name of a file in the directory
@@ -245,15 +246,14 @@ class DirectoryFrames(Offsets):
     # Rows --------------------------------------------------------------------------------------------------------------
 
     def sample(self, spark: SparkSession) -> DataFrame:
-        """An empty DataFrame of the columns."""
-        return spark.createDataFrame([], self._schema(spark))
+        """An empty DataFrame of the columns, with those that Spark hides (``_metadata``)."""
+        return self._reader(spark).schema(self._schema(spark)).load(self._address(spark)).where("false")
 
     def frame(self, spark: SparkSession, start: Position, stop: Position) -> DataFrame:
         """The files between. That they are what they were is looked at, but right after they were found."""
         files = self._between(start, stop)
         if not files:
             return self.sample(spark)
-        self._check_folders(files)
         if self._fresh is not stop:
             found = self._stats(spark, files)
             for path, stat in files.items():
@@ -265,19 +265,6 @@ class DirectoryFrames(Offsets):
             .load([f"{self._address(spark)}/{path}" for path in sorted(files)])
         )
 
-    def _check_folders(self, files: Iterable[str]) -> None:
-        """Raise ``InvalidInput`` where some files lie in ``name=value`` folders and others do not: Spark would read only the former."""
-        found: dict[tuple[str, ...], str] = {}
-        for path in files:
-            folders = reversed(path.split("/")[:-1])
-            found.setdefault(tuple(part.split("=")[0] for part in takewhile(lambda part: "=" in part, folders)), path)
-        if len(found) > 1:
-            raise InvalidInput(
-                f"{self} has {' and '.join(map(repr, list(found.values())[:2]))}, which lie in folders of different columns; Spark cannot "
-                "read them as one table. Make a source of each",
-                kind=ErrorKind.SCHEMA_MISMATCH,
-            )
-
     def rows_estimate(self, start: Position, stop: Position) -> int | None:
         """None; 0 where there is no file between."""
         return None if self._between(start, stop) else 0
@@ -287,8 +274,7 @@ class DirectoryFrames(Offsets):
         return _read_back({path: value for path, value in more.items() if path not in less})
 
     def _reader(self, spark: SparkSession) -> DataFrameReader:
-        reader = spark.read.format(self._format).options(**{**_EXACT, **self._options})
-        return reader.option("basePath", self._address(spark)) if self._recursive else reader
+        return spark.read.format(self._format).options(**{**self._options, **_EXACT})
 
     def _schema(self, spark: SparkSession) -> StructType:
         """As given, or as Spark finds it in what is there now; found once, so that all ranges have the same."""
@@ -362,7 +348,7 @@ class DirectoryFrames(Offsets):
         """What Spark lists below some addresses."""
         from pyspark.errors import AnalysisException
 
-        reader = spark.read.format("binaryFile").options(**{**_EXACT, "recursiveFileLookup": "true"})
+        reader = spark.read.format("binaryFile").options(**_EXACT)
         try:
             rows = reader.load(addresses).select("path", "modificationTime", "length").toArrow()
         except AnalysisException as error:

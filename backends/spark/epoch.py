@@ -46,7 +46,7 @@ def levels_of(vertices: Sequence[Vertex], finished: Iterable[str]) -> tuple[dict
     return level, max(level.values(), default=0) + (1 if loops else 0)
 
 
-@dataclass(frozen=True)
+@dataclass
 class EpochJob:
     """One epoch, ready to be run as often as need be: the same mail, the same ranges.
 
@@ -64,6 +64,7 @@ class EpochJob:
     attempt_id: AttemptId
     feeds: Sequence[Feed]
     description: str
+    tries: int = 0
 
     def __call__(self) -> dict[ev.TaskId, Report]:
         """Run it, again where it breaks. Raises what broke it last, after :data:`TRIES`."""
@@ -71,6 +72,7 @@ class EpochJob:
         from pyspark.errors import PySparkException
 
         for left in range(TRIES - 1, -1, -1):
+            self.tries += 1
             try:
                 return self._once()
             except (PySparkException, Py4JJavaError, EpochBroken) as error:

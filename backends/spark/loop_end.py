@@ -100,7 +100,7 @@ class LoopEnd:
         worker.operators = later  # type: ignore[assignment]
         try:
             for header, rest in self._frames:
-                for channel, element in elements(header, rest, self._setup.job.schemas):
+                for channel, element in () if report.ended else elements(header, rest, self._setup.job.schemas):
                     known = len(later.batches)
                     worker.deliver(ev.Received(channel, element))
                     if snapshot is not None and not is_own:
@@ -110,7 +110,7 @@ class LoopEnd:
                 report.snapshots = tuple(snapshot.close())
         except Exception as error:
             worker.fail(error)
-        if not (report.snapshots or report.failure):
+        if not (report.snapshots or report.failure or report.ended):
             worker.fail(RuntimeError("the barrier did not come round its loop in its epoch"))
         report.replays = bool(later.batches)
         report.consumed = {**report.consumed, **self._inbox.consumed}

@@ -77,7 +77,8 @@ class Report:
 
     ``core``: as it is now. ``number``: the last barrier that it took, ``taken``: that of these ``snapshots``, 0 where no barrier asked
     for them; ``kept``: by operator and keyed state, how many layers stay underneath. ``replays``: records have been fed back, and are
-    in the snapshot. ``sent``, ``consumed``: frames. ``opened``: how the activation was come by.
+    in the snapshot. ``sent``, ``consumed``: frames. ``opened``: how the activation was come by: ``kept``, ``caught_up``,
+    ``restored``, or nothing where it needs none.
     """
 
     task: ev.TaskId

@@ -18,8 +18,9 @@ import logging
 import math
 import pickle
 import secrets
-from collections import deque
-from collections.abc import Mapping, Sequence
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,7 +33,7 @@ from backends.dataflow.life import State
 from backends.running.clock import Clock
 from backends.running.driver import ToCoordinator
 from backends.running.outcome import RunDiscarded
-from backends.running.progress import Progress
+from backends.running.progress import EpochProgress
 from backends.running.restore import Restored
 from backends.running.run import Run
 from backends.running.wiring import Wired, receiver_of, sender_of, wired
@@ -78,6 +79,11 @@ class _Held:
         return self.wired.core
 
     @property
+    def may_read(self) -> bool:
+        """Whether it is a source that reads in the next epoch."""
+        return bool(self.core.may_read or (self.core.is_source and not self.started))
+
+    @property
     def lives_here(self) -> bool:
         """Whether nothing that may come needs its operators."""
         state = self.core.state
@@ -106,6 +112,8 @@ class SparkRun(Run):
         self._version = 0
         self._rows_read = 0
         self._idle = False
+        self._news: dict[str, Any] = {}
+        self._told = 0
         bases = restored_bases(restored)
         first = Base() if restored.permit is None else None
         self._tasks = {item.core.id: _Held(item, bases.get(item.core.id, first or Base())) for item in wired(restored)}
@@ -120,6 +128,7 @@ class SparkRun(Run):
         """Run one epoch. False: the job has ended, and :attr:`outcome` says how."""
         if self.outcome is not None:
             return False
+        begun = time.perf_counter()
         feeds: list[Feed] = []
         if self.in_flight is None:
             feeds = self._deal()
@@ -132,7 +141,7 @@ class SparkRun(Run):
                 self._driver.inbox.append(ev.CheckpointDue())
             self._deliver()
         if self._driver.ended is None:
-            self._epoch(feeds)
+            self._epoch(feeds, begun)
             self._deliver()
         self._stopping.tell_failures()
         self._see_end()
@@ -146,21 +155,32 @@ class SparkRun(Run):
     def _has_mail(self) -> bool:
         return any(_is_work(mail) for held in self._running for mail in held.mail)
 
-    def _epoch(self, feeds: Sequence[Feed]) -> None:
+    def _epoch(self, feeds: Sequence[Feed], begun: float) -> None:
         in_flight = self.in_flight
         checkpoint = in_flight.checkpoint if in_flight is not None else None
         writing = checkpoint or self._driver.new_checkpoint()
         self._version += 1
-        published = self.published
-        reports = self._run_job(writing, feeds)
+        published, spent = self.published, (self._driver.publish_us, self._driver.commit_us)
+        job = self._job_of(writing, feeds)
+        ready = time.perf_counter()
+        reports = self._run_job(job)
+        done = time.perf_counter()
         self._accept(reports, checkpoint)
         self._deliver()
+        self._news = {
+            "tries": job.tries,
+            "planning_us": int(1e6 * (ready - begun)),
+            "spark_us": int(1e6 * (done - ready)),
+            "publish_us": self._driver.publish_us - spent[0],
+            "commit_us": self._driver.commit_us - spent[1],
+            **_counts(reports.values()),
+        }
         if self.in_flight is not None and self.in_flight is in_flight:
             raise RunDiscarded(f"barrier {self.in_flight.barrier.number} did not come through its epoch", counted=True)
         if self.published == published:
             self._hold_committables(reports)
 
-    def _run_job(self, writing: PendingCheckpoint, feeds: Sequence[Feed]) -> dict[ev.TaskId, Report]:
+    def _job_of(self, writing: PendingCheckpoint, feeds: Sequence[Feed]) -> EpochJob:
         fed = {feed.encoder.uid for feed in feeds}
         specs = [self._spec(held, fed=held.core.id.vertex in fed) for held in self._running]
         heads = [spec.task for spec in specs if self.job.vertex(spec.task.vertex).feedback]
@@ -170,7 +190,7 @@ class SparkRun(Run):
             if barrier and barrier.purpose is not ev.Purpose.ROUND
             else "no checkpoint"
         )
-        job = EpochJob(
+        return EpochJob(
             spark=self._spark,
             run=self._id,
             setup=self._setup(writing),
@@ -183,6 +203,8 @@ class SparkRun(Run):
             feeds=feeds,
             description=f"{self.job.flow.job_id}: epoch {self._version}, {what}",
         )
+
+    def _run_job(self, job: EpochJob) -> dict[ev.TaskId, Report]:
         try:
             return job()
         except Exception as error:
@@ -210,7 +232,7 @@ class SparkRun(Run):
         mail, held.mail = held.mail, deque()
         triggered = next((item for item in mail if isinstance(item, ev.Triggered)), None)
         schedule = self._options.schedule
-        sources = sum(1 for other in self._running if other.core.may_read)
+        sources = sum(1 for other in self._running if other.may_read)
         return Spec(
             task=held.core.id,
             core=pickle.dumps(held.core, protocol=5),
@@ -268,6 +290,8 @@ class SparkRun(Run):
         while len(held.tokens) > TOKENS_KEPT:
             del held.tokens[next(iter(held.tokens))]
         before = held.base.parts if held.base is not None else {}
+        if report.ended:
+            self._see_off(held)
         if held.core.state in _ENDED:
             held.base = None
             return
@@ -326,17 +350,21 @@ class SparkRun(Run):
             case ev.TellInputsEnded():
                 self._driver.inbox.append(ev.InputsEnded(task))
             case ev.Ended():
-                held.gone = True
-                held.mail.clear()
-                held.base = None
-                for channels in held.wired.inputs.values():
-                    for channel in channels:
-                        self.mail(sender_of(self.job, channel), ev.DataProcessed(channel))
+                self._see_off(held)
                 self._driver.inbox.append(ev.TaskEnded(task))
             case ev.NotifyComplete() | ev.NotifyAborted() | ev.Close() | ev.HoldSource():
                 pass  # Its activation has ended, or does with the run.
             case _:
                 raise AssertionError(f"{task} is to {command} without its operators")
+
+    def _see_off(self, held: _Held) -> None:
+        """A task has ended: whoever sends to it need not wait for it."""
+        held.gone = True
+        held.mail.clear()
+        held.base = None
+        for channels in held.wired.inputs.values():
+            for channel in channels:
+                self.mail(sender_of(self.job, channel), ev.DataProcessed(channel))
 
     def mail(self, task: ev.TaskId, mail: Mail) -> None:
         """Put mail into a task's box: the first thing in the next epoch."""
@@ -353,7 +381,7 @@ class SparkRun(Run):
         """
         feeds = []
         for vertex in self.job.vertices:
-            readers = [held for held in self._running if held.wired.vertex is vertex and held.core.may_read]
+            readers = [held for held in self._running if held.wired.vertex is vertex and held.may_read]
             logic = self.job.logic(vertex.id)
             if readers and isinstance(logic, SparkSource):
                 feeds += self._fix_range(vertex.id, logic, readers)
@@ -403,14 +431,31 @@ class SparkRun(Run):
             self._broadcast.destroy()
             self._broadcast = None
 
-    def progress(self) -> Progress:
-        """How far it has come."""
+    def has_news(self, told_us: int) -> bool:  # noqa: ARG002 - each epoch is told, once
+        """Whether an epoch has ended since progress was told."""
+        return self._version > self._told
+
+    def progress(self) -> EpochProgress:
+        """How far it has come, and what the last epoch has cost."""
+        self._told = self._version
         running = self._running
-        return self._progress(
+        known = self._progress(
             rows_read=self._rows_read,
             running=len(running),
             watermark=min((held.core.watermark for held in running), default=ev.MAX_WATERMARK),
         )
+        return EpochProgress(**vars(known), epoch=self._version, **self._news)
+
+
+def _counts(reports: Iterable[Report]) -> dict[str, int]:
+    """What the reports of an epoch say of it, in sum (``EpochProgress``)."""
+    found: Counter[str] = Counter(rows_epoch=0, sent_bytes=0, written_bytes=0, kept=0, caught_up=0, restored=0)
+    for report in reports:
+        sizes = {handle.path: handle.size_bytes for snapshot in report.snapshots for handle in snapshot.handles}
+        found.update(rows_epoch=report.rows_read, sent_bytes=report.sent_bytes, written_bytes=sum(sizes.values()))
+        if report.opened:
+            found[report.opened] += 1
+    return dict(found)
 
 
 def _is_work(mail: Mail) -> bool:

@@ -195,7 +195,7 @@ class TaskRun:
         report.consumed = self._inbox.consumed
         report.core = pickle.dumps(self._core, protocol=5)
         report.busy_us = int((time.perf_counter() - self._began) * 1e6)
-        if self._vertex.feedback and not self._worker.gone:
+        if self._vertex.feedback and report.failure is None:
             yield Suspended(report, snapshot, is_own).rows(self._setup.last_level)
         else:
             yield report.rows()
@@ -270,7 +270,7 @@ class TaskRun:
                 for name, some in base.layers(uid).items()
             }
             states.catch_up(base.tasks(self._context, uid, above=kept.version), layers)
-        self.report.opened = f"caught up from {kept.version}"
+        self.report.opened = "caught_up"
         return Activation(job, vertex, subtask, self._outside, found)
 
     def _replay(self, base: Base) -> None:

@@ -21,57 +21,35 @@ import builtins
 import contextlib
 import logging
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib.util import find_spec
 from itertools import groupby
 from threading import Lock
 from typing import Any, Final
 
 import pyarrow as pa
 
-from backends.storage.s3_client import S3Client, check_endpoint, client_of
+from backends.storage.s3_client import S3Client, client_of
 from backends.storage.s3_errors import (
     RangesIgnored,
     answer_of,
     client_errors,
-    endpoint_name,
     is_missing_object,
     outcome_of,
-    secrets_of,
-    storage_error,
 )
 from backends.storage.s3_files import MultipartOutput, RangeFile, abort_upload, begun_uploads
-from backends.storage.s3_obstore import check_client
+from backends.storage.s3_place import S3Place, address_of
 from backends.storage.shared import (
     NewObject,
     check_created,
-    check_options,
     check_prefix,
     check_range,
     missing,
 )
-from stateformat.errors import CheckpointError, ErrorKind, InvalidInput, StorageError
+from stateformat.errors import ErrorKind, StorageError
 from stateformat.storage import CreateOutcome, Leftover, ObjectInfo, check_path, is_object_path
 
 logger = logging.getLogger(__name__)
 
-OPTIONS: Final = (
-    "anon",
-    "client",
-    "client_kwargs",
-    "config_kwargs",
-    "endpoint_url",
-    "key",
-    "profile",
-    "s3_additional_kwargs",
-    "secret",
-    "token",
-    "use_ssl",
-)
-"""The options, as s3fs names them; and ``client``, which says what small reads go through (``s3_obstore.CLIENTS``)."""
-
-_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 _READ_BYTES: Final = 8 * 2**20
 _READS_AT_ONCE: Final = 8
 _SMALL_READS_AT_ONCE: Final = 16
@@ -84,29 +62,10 @@ _PROBES_MAX: Final = 3
 def from_url(url: str, options: Mapping[str, Any]) -> S3Storage:
     """The storage of ``s3://bucket/prefix``. Nothing is sent, and s3fs not imported, before the first operation.
 
-    Options are those of s3fs in :data:`OPTIONS`; what is not given comes from the environment and the AWS configuration
+    Options are those of s3fs in ``s3_place.OPTIONS``; what is not given comes from the environment and the AWS configuration
     (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``, ``AWS_PROFILE``, ...). Raises ``InvalidInput``.
     """
-    check_options("s3://", options, OPTIONS)
-    check_client(options)
-    bucket, _, prefix = url.removeprefix("s3://").partition("/")
-    if "@" in bucket or ":" in bucket:
-        # The address is not repeated: what stands before the @ is a secret.
-        raise InvalidInput(
-            "an s3:// address names a bucket and nothing else before the first slash; pass credentials and the endpoint as "
-            "options (key, secret, endpoint_url) or in the environment",
-            kind=ErrorKind.INVALID_URL,
-        )
-    parts = prefix.rstrip("/").split("/") if prefix.rstrip("/") else []
-    if not _BUCKET.fullmatch(bucket) or any(part in ("", ".", "..") or not part.isprintable() for part in parts):
-        raise InvalidInput(f"{url!r} is no address of a store; write s3://bucket/prefix", kind=ErrorKind.INVALID_URL)
-    check_endpoint(options)
-    if find_spec("s3fs") is None:
-        raise InvalidInput(
-            f"s3fs is needed for {url} and is not installed: pip install 'stateformat[s3]'",
-            kind=ErrorKind.MISSING_DEPENDENCY,
-        )
-    return S3Storage(bucket, "/".join(parts), dict(options))
+    return S3Storage(*address_of(url, options), dict(options))
 
 
 class _Process:
@@ -118,21 +77,14 @@ class _Process:
         self.honours_condition = False
 
 
-class S3Storage:
+class S3Storage(S3Place):
     """A store under a prefix of a bucket. Implements :class:`stateformat.storage.Storage`; see :func:`from_url`."""
 
     reads_at_once = _SMALL_READS_AT_ONCE
 
     def __init__(self, bucket: str, prefix: str, options: dict[str, Any]) -> None:
-        self._bucket = bucket
-        self._prefix = prefix
-        self._options = options
+        super().__init__(bucket, prefix, options)
         self._processes: dict[int, _Process] = {}
-
-    @property
-    def url(self) -> str:
-        """``s3://bucket/prefix``, without credentials and endpoint."""
-        return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
 
     def exists(self) -> bool:
         """Whether the bucket is there and, unless it is all the store's, anything but the probe lies under the prefix."""
@@ -246,12 +198,6 @@ class S3Storage:
             with self._translated("abort the upload of", path):
                 abort_upload(self._client, self._bucket, self._key(check_path(path)), upload_id)
 
-    def __repr__(self) -> str:
-        return f"S3Storage({self.url!r})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (S3Storage, (self._bucket, self._prefix, self._options))
-
     @property
     def _process(self) -> _Process:
         # As with the clients: by process, and without a lock.
@@ -261,9 +207,6 @@ class S3Storage:
     @property
     def _client(self) -> S3Client:
         return self._process.client
-
-    def _key(self, path: str) -> str:
-        return f"{self._prefix}/{path}" if self._prefix else path
 
     def _fetch(self, path: str, offset: int, length: int) -> bytes:
         """At most ``length`` bytes, at least one asked for, by one request."""
@@ -353,24 +296,6 @@ class S3Storage:
             raise StorageError(
                 f"cannot delete {key} in {self._where}: {code}; check the right s3:DeleteObject", code=code
             )
-
-    @property
-    def _where(self) -> str:
-        return f"{self.url} at {endpoint_name(self._options)}"
-
-    def _storage_error(self, error: BaseException, operation: str, path: str) -> StorageError:
-        where = f"{path} in {self._where}" if path else self._where
-        return storage_error(error, operation, where=where, bucket=self._bucket, secrets=secrets_of(self._options))
-
-    @contextlib.contextmanager
-    def _translated(self, operation: str, path: str) -> Iterator[None]:
-        """Turn what the client says into a ``StorageError`` with a sentence."""
-        try:
-            yield
-        except CheckpointError:
-            raise
-        except client_errors() as error:
-            raise self._storage_error(error, operation, path) from error
 
     @contextlib.contextmanager
     def _reading(self, operation: str, path: str) -> Iterator[None]:

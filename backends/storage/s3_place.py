@@ -1,0 +1,113 @@
+"""A prefix of a bucket: what everything that keeps objects there shares, be it a store or a sink.
+
+A place knows its address and the options, finds the client of this process, makes keys of paths, and turns what the client
+says into sentences. Clients belong to the process that made them: they are made on first use, again after a fork, and never
+pickled. The options, which may hold credentials, travel in pickles and stand in no URL, ``repr`` or message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from typing import Any, Final
+
+from backends.storage.s3_client import S3Client, check_endpoint, client_of
+from backends.storage.s3_errors import client_errors, endpoint_name, secrets_of, storage_error
+from backends.storage.s3_obstore import check_client
+from backends.storage.shared import check_options
+from stateformat.errors import CheckpointError, ErrorKind, InvalidInput, StorageError
+
+OPTIONS: Final = (
+    "anon",
+    "client",
+    "client_kwargs",
+    "config_kwargs",
+    "endpoint_url",
+    "key",
+    "profile",
+    "s3_additional_kwargs",
+    "secret",
+    "token",
+    "use_ssl",
+)
+"""The options, as s3fs names them; and ``client``, which says what small reads go through (``s3_obstore.CLIENTS``)."""
+
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
+
+
+def address_of(url: str, options: Mapping[str, Any]) -> tuple[str, str]:
+    """Bucket and prefix of ``s3://bucket/prefix``, the options checked. Nothing is sent, and s3fs not imported.
+
+    What the options do not say comes from the environment and the AWS configuration (``AWS_ENDPOINT_URL``,
+    ``AWS_ACCESS_KEY_ID``, ``AWS_PROFILE``, ...). Raises ``InvalidInput``.
+    """
+    check_options("s3://", options, OPTIONS)
+    check_client(options)
+    bucket, _, prefix = url.removeprefix("s3://").partition("/")
+    if "@" in bucket or ":" in bucket:
+        # The address is not repeated: what stands before the @ is a secret.
+        raise InvalidInput(
+            "an s3:// address names a bucket and nothing else before the first slash; pass credentials and the endpoint as "
+            "options (key, secret, endpoint_url) or in the environment",
+            kind=ErrorKind.INVALID_URL,
+        )
+    parts = prefix.rstrip("/").split("/") if prefix.rstrip("/") else []
+    if not _BUCKET.fullmatch(bucket) or any(part in ("", ".", "..") or not part.isprintable() for part in parts):
+        raise InvalidInput(f"{url!r} is no address of a store; write s3://bucket/prefix", kind=ErrorKind.INVALID_URL)
+    check_endpoint(options)
+    if find_spec("s3fs") is None:
+        raise InvalidInput(
+            f"s3fs is needed for {url} and is not installed: pip install 'stateformat[s3]'",
+            kind=ErrorKind.MISSING_DEPENDENCY,
+        )
+    return bucket, "/".join(parts)
+
+
+class S3Place:
+    """A prefix of a bucket; what inherits from it does something there. Thread-safe, picklable, and survives a fork."""
+
+    def __init__(self, bucket: str, prefix: str, options: dict[str, Any]) -> None:
+        self._bucket = bucket
+        self._prefix = prefix
+        self._options = options
+
+    @property
+    def url(self) -> str:
+        """``s3://bucket/prefix``, without credentials and endpoint."""
+        return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self._bucket, self._prefix, self._options))
+
+    @property
+    def _client(self) -> S3Client:
+        return client_of(self._options)
+
+    def _key(self, path: str) -> str:
+        return f"{self._prefix}/{path}" if self._prefix else path
+
+    @property
+    def _where(self) -> str:
+        return f"{self.url} at {endpoint_name(self._options)}"
+
+    def _storage_error(self, error: BaseException, operation: str, path: str) -> StorageError:
+        where = f"{path} in {self._where}" if path else self._where
+        return storage_error(error, operation, where=where, bucket=self._bucket, secrets=secrets_of(self._options))
+
+    @contextlib.contextmanager
+    def _translated(self, operation: str, path: str) -> Iterator[None]:
+        """Turn what the client says into a ``StorageError`` with a sentence."""
+        try:
+            yield
+        except CheckpointError:
+            raise
+        except client_errors() as error:
+            raise self._storage_error(error, operation, path) from error
+
+
+__all__ = ["OPTIONS", "S3Place", "address_of"]

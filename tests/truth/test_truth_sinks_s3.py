@@ -1,0 +1,208 @@
+"""The file sink on a real S3 server: rivals that commit at once, faults at every request, and jobs that are killed.
+
+The truth is asked of the server itself, past the proxy and past the library. An undisturbed run counts the requests; then each
+of them is spoilt once, in each way, which nobody may notice, and then all from each one on, so that the run fails and is
+begun again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import stateformat as sf
+from backends.connectors import RateSource, s3_directory
+from backends.dataflow.api import Dataflow
+from backends.local.runtime import LocalRuntime
+from backends.running.outcome import JobOutcome, RunDiscarded
+from backends.storage import s3_client
+from stateformat.errors import CheckpointError, StorageError
+from tests.servers.fault_proxy import Fault, FaultProxy, Request
+from tests.servers.server import BUCKET, SMALL_PART_BYTES, S3Server
+from tests.sink_s3 import Crash, Mortal, Outside, run_to_the_end
+from tests.sink_steps import PERMIT, batch_of, prepared, subtask_of
+from tests.tally import Tally
+
+pytestmark = [pytest.mark.truth, pytest.mark.s3]
+
+DRIVERS, ROUNDS = 4, 20
+FAULTS = (Fault.LOST_ANSWER, Fault.ERROR_500_AFTER, Fault.CONFLICT, Fault.CUT_BODY)
+LASTING = (Fault.LOST_ANSWER, Fault.CUT_BEFORE)
+HASTY = {"connect_timeout": 2, "read_timeout": 5, "retries": {"total_max_attempts": 2}}
+CALM = {"connect_timeout": 2, "read_timeout": 30}
+
+
+@pytest.fixture(scope="module")
+def proxy(rgw: S3Server) -> Iterator[FaultProxy]:
+    with FaultProxy(rgw) as made:
+        yield made
+
+
+@pytest.fixture
+def outside(rgw: S3Server, monkeypatch: pytest.MonkeyPatch) -> Outside:
+    monkeypatch.setattr(s3_client, "_PAUSE_SECONDS", 0.005)
+    return Outside(rgw)
+
+
+def test_drivers_that_commit_at_once_all_succeed_and_every_row_is_there_once(
+    outside: Outside, monkeypatch: pytest.MonkeyPatch, tally: Tally
+) -> None:
+    monkeypatch.setattr(s3_directory, "PART_BYTES", SMALL_PART_BYTES)
+    draw = random.Random(11)
+    drivers = [outside.sink(rows_per_file=200, compression="none") for _ in range(DRIVERS)]
+    barrier = Barrier(DRIVERS)
+
+    def commit(driver: Any, rows: pa.Table) -> None:
+        barrier.wait(60)
+        driver.commit(PERMIT, rows)
+
+    expected = []
+    with tally.trying(f"file sink: {DRIVERS} drivers commit the same files at once, rgw", tried=2 * ROUNDS):
+        with ThreadPoolExecutor(DRIVERS) as pool:
+            for number in range(ROUNDS):
+                opened = subtask_of(drivers[number % DRIVERS])
+                numbers = range(400 * number, 400 * number + 400)
+                opened.process(pa.record_batch({"n": numbers, "raw": _raw(draw, 400)}), 0)
+                rows = prepared(opened, number + 1)
+                assert rows is not None
+                expected += rows["path"].to_pylist()
+                for done in [pool.submit(commit, driver, rows) for driver in drivers]:
+                    done.result(60)
+        assert outside.paths() == sorted(expected)
+        assert len(expected) == 2 * ROUNDS
+        assert outside.seen() == list(range(400 * ROUNDS))
+        assert outside.uploads() == []
+
+
+def _raw(draw: random.Random, count: int) -> list[bytes]:
+    """So that a file has several parts."""
+    return [draw.randbytes(900) for _ in range(count)]
+
+
+def test_one_spoilt_request_is_nothing(outside: Outside, proxy: FaultProxy, tally: Tally) -> None:
+    def run(**config: Any) -> None:
+        fresh = Outside(outside.server)
+        sink = fresh.sink(proxy.endpoint, config_kwargs=config)
+        assert run_to_the_end(fresh, sink, StorageError, ended=proxy.reset) == 0
+
+    requests = _requests(outside, proxy)
+    assert {"POST ?uploads", "PUT ?partNumber&uploadId", "POST ?uploadId", "HEAD"} <= {_kind(one) for one in requests}
+    for fault in FAULTS:
+        for number in range(len(requests)):
+            proxy.spoil(number, fault)
+            try:
+                with tally.trying("file sink: one request spoilt, rgw"):
+                    run(**CALM)
+            except (AssertionError, StorageError) as error:
+                raise AssertionError(f"{fault.value} at request {number}, {_kind(requests[number])}") from error
+
+
+def test_a_run_that_fails_from_any_request_on_is_begun_again_and_repeats_nothing(
+    outside: Outside, proxy: FaultProxy, tally: Tally
+) -> None:
+    requests = _requests(outside, proxy)
+    for fault in LASTING:
+        for first in range(len(requests)):
+            fresh = Outside(outside.server)
+            sink = fresh.sink(proxy.endpoint, config_kwargs=HASTY)
+            proxy.reset(_from(first, fault))
+            try:
+                with tally.trying("file sink: all requests spoilt from one on, rgw"):
+                    assert run_to_the_end(fresh, sink, StorageError, proxy.reset, proxy.reset) == 1
+            except (AssertionError, StorageError) as error:
+                raise AssertionError(f"{fault.value} from request {first}, {_kind(requests[first])}") from error
+
+
+def _requests(outside: Outside, proxy: FaultProxy) -> list[Request]:
+    """What an undisturbed run asks for."""
+    found: list[Request] = []
+    fresh = Outside(outside.server)
+    proxy.reset()
+    sink = fresh.sink(proxy.endpoint, config_kwargs=CALM)
+    assert run_to_the_end(fresh, sink, StorageError, ended=lambda: found.extend(proxy.requests)) == 0
+    return found
+
+
+def _kind(request: Request) -> str:
+    """The verb and what the query asks for."""
+    operation = "&".join(sorted(part.partition("=")[0] for part in request.query.split("&") if part))
+    return f"{request.method} ?{operation}" if operation else request.method
+
+
+def _from(first: int, fault: Fault) -> Callable[[Request], Fault | None]:
+    return lambda request: fault if request.number >= first else None
+
+
+def test_a_part_that_is_changed_on_its_way_is_refused(outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = outside.sink()
+    opened = subtask_of(sink)
+    opened.process(batch_of(1, 2), 0)
+    begin = s3_client.S3Client.begin
+
+    def spoilt(self: Any, method: str, **arguments: Any) -> Any:
+        return begin(self, method, **{**arguments, "Body": arguments["Body"][:-1] + b"?"})
+
+    with monkeypatch.context() as patched:
+        patched.setattr(s3_client.S3Client, "begin", spoilt)
+        with pytest.raises(StorageError, match=r"cannot write part-.*BadDigest"):
+            prepared(opened)
+    assert outside.uploads() == []
+    sink.commit(PERMIT, prepared(opened))
+    assert outside.seen() == [1, 2]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_job_that_is_killed_and_rescaled_writes_every_row_once(
+    outside: Outside, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seed: int
+) -> None:
+    draw, total, shards = random.Random(seed), 900, 3
+    mortal = Mortal(monkeypatch)
+    expected = sorted(n for _ in range(shards) for n in range(total // shards))
+    shown: list[int] = []
+    crashes = 0
+    for life in range(80):
+        flow = Dataflow("numbers")
+        numbers = flow.source(RateSource(rows_per_read=20, total=total, shards=shards), uid="in", event_time="at")
+        numbers.apply(outside.sink(rows_per_file=25), uid="out")
+        store = sf.open(str(tmp_path / "store"), durable=False)
+        options = {"checkpoint_interval_us": None, "checkpoint_rows": 90, "parallelism": draw.randrange(1, 5)}
+        # The process dies between two steps, or at a request.
+        mortal.live(draw.randrange(5, 120))
+        try:
+            run = LocalRuntime(store, seed=life, **options).begin(flow)
+            if isinstance(run, JobOutcome):
+                break
+            for _ in range(draw.randrange(10, 90)):
+                if not run.step():
+                    break
+        except (Crash, CheckpointError, RunDiscarded) as error:
+            if "Crash" not in repr(error):
+                raise
+            crashes += 1
+        before, shown = shown, outside.seen()
+        assert not Counter(before) - Counter(shown)
+        assert not Counter(shown) - Counter(expected)
+    assert life > 2
+    assert crashes
+    assert shown == expected
+    assert outside.sink().clean("out", 10**6) == []
+
+
+def test_a_bucket_of_the_server_lists_only_what_is_committed(outside: Outside) -> None:
+    sink = outside.sink()
+    opened = subtask_of(sink)
+    opened.process(batch_of(1), 0)
+    rows = prepared(opened)
+    listed = outside.server.client.list_object_versions(Bucket=BUCKET, Prefix=outside.prefix)
+    assert "Versions" not in listed
+    assert outside.paths() == []
+    sink.commit(PERMIT, rows)
+    assert outside.paths() == rows["path"].to_pylist()  # type: ignore[index]
