@@ -27,15 +27,17 @@ java:
 	if [ -z "$$version" ]; then echo "Spark needs Java 17 or newer and no java was found; install one (Debian: apt install openjdk-17-jre-headless) or set JAVA_HOME." >&2; exit 1; \
 	elif [ "$$version" -lt 17 ]; then echo "Spark needs Java 17 or newer; the java found is version $$version. Install one or set JAVA_HOME." >&2; exit 1; fi
 
-demo: java $(READY) ## real data: write, inspect, rescale, rewrite on Spark; a dataflow that is killed and resumed
+demo: java $(READY) ## real data: state on Spark; dataflows that are killed and resumed, one in a loop; a stream on Spark
 	@$(BIN)/python examples/flights_demo.py
 	@$(BIN)/python examples/flights_local.py --kills 2
+	@$(BIN)/python examples/hops.py
+	@$(BIN)/python examples/flights_stream.py
 
 test: java $(READY) ## every test but those of test-truth
 	@$(BIN)/python -m pytest -m "not truth"
 
 test-truth: java $(READY) ## what takes longer: crashes, races, corruption, a real S3 server; prints what was tried
-	@$(BIN)/python -m pytest -m truth
+	@$(BIN)/python -m tests.truth
 
 SEEDS ?= 2000
 FIRST ?= 0

@@ -55,9 +55,9 @@ def begin(names: tuple[str, ...]) -> subprocess.Popen[str]:
     )
 
 
-def results(process: subprocess.Popen[str]) -> list[Attacked]:
+def results(process: subprocess.Popen[str], seconds: float = 280) -> list[Attacked]:
     """What it says at its end."""
-    out, err = process.communicate(timeout=280)
+    out, err = process.communicate(timeout=seconds)
     assert process.returncode == 0, err
     return [Attacked(*json.loads(line)) for line in out.splitlines()]
 

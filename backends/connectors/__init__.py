@@ -10,6 +10,7 @@ from backends.connectors.files import DirectoryEnumerator, FileSource
 from backends.connectors.memory import MemorySource
 from backends.connectors.parquet import ParquetSource
 from backends.connectors.rate import RateSource
+from backends.connectors.sql_sink import SqlSink
 
 __all__ = [
     "CollectSink",
@@ -21,4 +22,5 @@ __all__ = [
     "MemorySource",
     "ParquetSource",
     "RateSource",
+    "SqlSink",
 ]

@@ -6,7 +6,9 @@ Row *n* of a shard is a function of *n* and nothing else, its event time too. Th
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +19,10 @@ from stateformat.errors import InvalidInput
 
 _SECOND_US = 1_000_000
 _TIME = pa.timestamp("us")
+
+
+_BEGAN: Final[dict[tuple[str, str], tuple[int, int]]] = {}
+"""By source and shard, from which row on, and since when, its rate counts in this process."""
 
 
 class RateSource(Source):
@@ -30,7 +36,7 @@ class RateSource(Source):
     Columns, in this order and never null: ``shard`` (int32, 0 … ``shards`` − 1), ``n`` (int64, from 0 in each shard) and
     ``at`` (timestamp[us], the event time: ``start_us`` + *n* steps). A step is ``step_us`` where given, else what the rate
     says, else 1000 µs. ``rows_per_second`` counts the rows of all shards together, by the executor's clock, from when a
-    reader began; ``rows_per_read`` the rows of one batch. At most one of the two may be given; neither is 1000 rows a read.
+    shard was first read in a process; ``rows_per_read`` the rows of one batch. At most one of the two may be given; neither is 1000 rows a read.
     ``total`` counts the rows of all shards; None: it never ends. Shards are shared out evenly, and a reader reads all of
     its own in turn. A position is *n*.
     """
@@ -67,6 +73,7 @@ class RateSource(Source):
         self._start_us = start_us
         self._step_us = step_us
         self.bounded = total is not None
+        self._name = secrets.token_hex(8)
 
     @property
     def schema(self) -> pa.Schema:
@@ -101,13 +108,14 @@ class RateSource(Source):
         shard, rows = payload["shard"], payload["rows"]
         if rows is not None:
             check_position("that shard", split, rows)
-        n, began_us = split.position, context.now_us
+        n = split.position
+        first, began_us = self._anchor(split, context.now_us)
         while rows is None or n < rows:
             until = n + self._rows_per_read
             if self._rows_per_second is not None:
                 passed_us = max(0, context.now_us - began_us)
                 # The first row is there at once; no batch is larger than a second's worth, however long nobody asked.
-                due = split.position + 1 + passed_us * self._rows_per_second // (_SECOND_US * self._shards)
+                due = first + 1 + passed_us * self._rows_per_second // (_SECOND_US * self._shards)
                 until = min(due, n + max(1, self._rows_per_second // self._shards))
             if rows is not None:
                 until = min(until, rows)
@@ -116,6 +124,17 @@ class RateSource(Source):
             else:
                 yield Chunk(self._rows(shard, n, until), until)
                 n = until
+
+    def _anchor(self, split: Split, now_us: int) -> tuple[int, int]:
+        """From which row on, and since when, the rate counts: where this process first read the shard. A reader may be put away
+        and opened again at any time; the rate goes on meanwhile.
+        """
+        key = (self._name, split.id)
+        first, began_us = _BEGAN.get(key, (split.position, now_us))
+        if split.position < first or now_us < began_us:
+            first, began_us = split.position, now_us
+        _BEGAN[key] = (first, began_us)
+        return first, began_us
 
     def _rows(self, shard: int, first: int, until: int) -> pa.RecordBatch:
         numbers = np.arange(first, until, dtype=np.int64)

@@ -169,6 +169,16 @@ def _change_structure(tree: thrift.Struct, choices: Choices) -> None:
         item[0] = 1 + choices.below(16)
 
 
+def _together(parts: Parts, otherwise: bytes) -> bytes:
+    """The file of these parts, or another where a header of a page can no longer be written."""
+    try:
+        whole = parts.data()
+        thrift.split_footer(whole)
+    except Exception:  # What was changed may be of any type where the tree needs a number.
+        return otherwise
+    return whole
+
+
 def changed_parquet(data: bytes, choices: Choices) -> bytes:
     """A Parquet file with other pages, other page headers or another footer; what they say of places stays right."""
     parts = Parts(data)
@@ -190,18 +200,11 @@ def changed_parquet(data: bytes, choices: Choices) -> bytes:
         else:
             chunk = choices.of([chunk for chunk in parts.pages if chunk])
             chunk.insert(choices.below(len(chunk) + 1), copy.deepcopy(choices.of(chunk)))
-    try:
-        whole = parts.data()
-    except (StopIteration, IndexError, TypeError, ValueError):
-        whole = data
-    body, footer = thrift.split_footer(whole)
+    body, footer = thrift.split_footer(_together(parts, data))
     if footer_first:
         for _ in range(1 + choices.below(3)):
             _change_structure(footer, choices)
-    try:
-        stored = thrift.unparse(footer)
-    except (TypeError, ValueError):
-        return whole
+    stored = thrift.unparse(footer)
     if choices.below(8) == 0:
         stored = changed_bytes(stored, choices)
     return thrift.join_footer(body, stored)

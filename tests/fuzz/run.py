@@ -2,18 +2,52 @@
 written to files whose names begin with PLACE.
 
 With atheris, whose libFuzzer prints ``Done N runs`` at the end and leaves with another status than 0 for a finding, a crash, a
-hang of more than 5 s or more than 2 GB of memory. Without it (other platforms) with bytes from a seeded generator.
+hang or more than 2.5 GB of memory. Without it (other platforms) with bytes from a seeded generator.
+
+A hang is told by processor time, which a loaded machine does not stretch: one run that takes more than ``HANG_CPU_SECONDS`` ends
+the process, with the stack in its output and the bytes in ``PLACE`` + ``current``. What waits without working for
+``HANG_SECONDS`` libFuzzer ends.
 """
 
 from __future__ import annotations
 
+import faulthandler
+import mmap
 import random
+import signal
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
+
+HANG_CPU_SECONDS = 60
+HANG_SECONDS = 300
+LENGTH_MAX = 64
+
+
+def guarded(test: Callable[[bytes], None], current: Path) -> Callable[[bytes], None]:
+    """The test under a limit of processor time. ``current``: a file of the length and the bytes of what runs."""
+    current.write_bytes(bytes(1 + LENGTH_MAX))
+    with current.open("r+b") as file:
+        running = mmap.mmap(file.fileno(), 1 + LENGTH_MAX)
+    # With its stack written, the signal does what it does by default: it ends the process, whatever that is in.
+    faulthandler.register(signal.SIGPROF, all_threads=True, chain=True)
+
+    def limited(data: bytes) -> None:
+        running[: 1 + len(data)] = bytes([len(data)]) + data
+        signal.setitimer(signal.ITIMER_PROF, HANG_CPU_SECONDS)
+        try:
+            test(data)
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+
+    return limited
 
 
 def main() -> None:
     name, seconds, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    place = sys.argv[4] if len(sys.argv) > 4 else "/tmp/"
+    current = Path(f"{place}{name}-current")
     try:
         import atheris
     except ImportError:
@@ -21,7 +55,7 @@ def main() -> None:
     if atheris is None:
         from tests.fuzz.targets import make
 
-        test = make(name)
+        test = guarded(make(name), current)
         chosen, done, end = random.Random(seed), 0, time.monotonic() + seconds
         while time.monotonic() < end:
             test(chosen.randbytes(chosen.randrange(48)))
@@ -30,10 +64,14 @@ def main() -> None:
         return
     with atheris.instrument_imports(include=["stateformat"]):
         from tests.fuzz.targets import make
-    test = make(name)
-    place = sys.argv[4] if len(sys.argv) > 4 else "/tmp/"
-    limits = [f"-max_total_time={seconds}", f"-seed={seed}", "-timeout=20", "-rss_limit_mb=2500"]
-    limits += ["-max_len=64", "-len_control=0", f"-artifact_prefix={place}"]
+    test = guarded(make(name), current)
+    limits = [f"-max_total_time={seconds}", f"-seed={seed}", f"-timeout={HANG_SECONDS}", "-rss_limit_mb=2500"]
+    limits += [
+        f"-report_slow_units={HANG_SECONDS}",
+        f"-max_len={LENGTH_MAX}",
+        "-len_control=0",
+        f"-artifact_prefix={place}",
+    ]
     atheris.Setup([sys.argv[0], *limits], test)
     atheris.Fuzz()
 

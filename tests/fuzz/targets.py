@@ -2,8 +2,12 @@
 
 :func:`make` gives a function of bytes. It changes a good object as the bytes say, seals it (digests and sizes are right, so what
 is tried lies behind them), reads it, and raises :class:`Finding` for everything but a result or an error of the product's own
-tree: another exception, an import, code made, a file or process opened, memory or time beyond any sense. What ends the
+tree: another exception, an import, code made, a file or process opened, memory or processor time beyond any sense. What ends the
 process is found by whoever runs it.
+
+A target is in two steps: its preparation makes the changed object and gives the reading of it. Only what is read can find
+anything; changes that come to nothing (a footer that says a list where a number is due cannot be put together again) are counted
+as :attr:`Target.unmade`, and tests/test_fuzz.py holds them few.
 """
 
 from __future__ import annotations
@@ -50,14 +54,19 @@ _FORBIDDEN = (
     "socket.connect",
     "pickle.find_class",
 )
+_SAID_MAX = 2**53 - 1
+"""The largest number that a handle or a record can say: whoever vouches for an object says no more."""
 
-
-_UNREADABLE = Exception
-"""What the tree of the tests raises for a footer that is none: it parses what it is given and promises nothing."""
+Reading = Callable[[], None]
+Preparation = Callable[[Choices], Reading]
 
 
 class Finding(AssertionError):
     """A reader did what no reader may do."""
+
+
+class Slow(Finding):
+    """It took more processor time than any changed object can be worth."""
 
 
 class _Watch:
@@ -96,7 +105,7 @@ def watched() -> Iterator[None]:
     if grown > GROWTH_BYTES_MAX:
         raise Finding(f"memory grew by {grown:,} bytes")
     if time.process_time() - start > SECONDS_MAX:
-        raise Finding(f"took {time.process_time() - start:.1f} s")
+        raise Slow(f"took {time.process_time() - start:.1f} s of processor time")
 
 
 def _store() -> CheckpointStore:
@@ -104,27 +113,60 @@ def _store() -> CheckpointStore:
     return flights_store("memory://fuzzed")
 
 
-def _record_target() -> Callable[[bytes], None]:
+class Target:
+    """Calls with bytes: changes an object as they say, and reads it under watch."""
+
+    def __init__(self, prepare: Preparation) -> None:
+        self._prepare = prepare
+        self.unmade = 0
+        """How many calls tried nothing, because the tests could not make what the bytes ask for."""
+
+    def __call__(self, data: bytes) -> None:
+        try:
+            read = self._prepare(Choices(data))
+        except Exception:
+            # Nothing of the product has been given anything that was changed: whatever this is, it is no finding.
+            self.unmade += 1
+            return
+        try:
+            with watched():
+                read()
+        except Slow:
+            # A machine that is taken away from us for a while counts that as our time; it does not do so twice.
+            with watched():
+                read()
+
+
+def _record_target() -> Preparation:
     store = _store()
     path = "checkpoints/00000000000000000002.json"
     members = json.loads(get(store.storage, path))
     members.pop("digest")
 
-    def test(data: bytes) -> None:
-        changed = changed_record(members, Choices(data))
-        with watched():
+    def prepare(choices: Choices) -> Reading:
+        changed = changed_record(members, choices)
+
+        def read() -> None:
             decode_record(changed, path=path)
 
-    return test
+        return read
+
+    return prepare
+
+
+def _said(data: bytes, field: int, otherwise: int) -> int:
+    """The sum of a number of each row group, as a footer says it, if it can be read and a record can say it."""
+    try:
+        groups = thrift.get(thrift.split_footer(data)[1], 4)[1]
+        found = sum(thrift.unzigzag(thrift.get(group, field)) for group in groups)
+    except Exception:  # The fields may be of any type, or none.
+        return otherwise
+    return found if 0 <= found <= _SAID_MAX else otherwise
 
 
 def _uncompressed(data: bytes, before: int) -> int:
     """What a footer says of it, if it can be read by the tree of the tests."""
-    try:
-        groups = thrift.get(thrift.split_footer(data)[1], 4)[1]
-        return max(0, sum(thrift.unzigzag(thrift.get(group, 2)) for group in groups))
-    except _UNREADABLE:
-        return before
+    return _said(data, 2, before)
 
 
 def _plain(data: bytes, codec: str) -> bytes:
@@ -139,35 +181,32 @@ def _plain(data: bytes, codec: str) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def _manifest_target() -> Callable[[bytes], None]:
+def _manifest_target() -> Preparation:
     store = _store()
     record = store.open().record
     stored = get(store.storage, record.manifest.path)
     files = [stored, _plain(stored, "none")]
 
-    def test(data: bytes) -> None:
-        choices = Choices(data)
+    def prepare(choices: Choices) -> Reading:
         original = choices.of(files)
         changed = changed_parquet(original, choices)
         digest = xxhash.xxh3_128_hexdigest(changed)
         uncompressed = _uncompressed(changed, record.manifest.uncompressed_bytes)
         ref = ManifestRef(record.manifest.path, len(changed), digest, uncompressed)
-        with watched():
+
+        def read() -> None:
             manifest = decode_manifest(pa.py_buffer(changed), ref)
             manifest.inline("")
             manifest.full()
 
-    return test
+        return read
+
+    return prepare
 
 
 def _vouched(handle: Handle, data: bytes) -> Handle:
     footer = min(len(data), int.from_bytes(data[-8:-4], "little") + 8)
-    rows = handle.segment_rows
-    try:
-        found = sum(thrift.unzigzag(thrift.get(group, 3)) for group in thrift.get(thrift.split_footer(data)[1], 4)[1])
-        rows = found if 0 < found < 2**53 else rows
-    except _UNREADABLE:
-        pass
+    rows = _said(data, 3, 0) or handle.segment_rows
     return handle._replace(
         size_bytes=len(data),
         digest=xxhash.xxh3_128_digest(data),
@@ -178,7 +217,7 @@ def _vouched(handle: Handle, data: bytes) -> Handle:
     )
 
 
-def _segment_target() -> Callable[[bytes], None]:
+def _segment_target() -> Preparation:
     store = _store()
     parts = Forger(store.storage, 2)
     found = [at for at, handle in enumerate(parts.handles) if handle.rows]
@@ -191,8 +230,7 @@ def _segment_target() -> Callable[[bytes], None]:
         seeds += [(parts.handles[at], data), *((parts.handles[at], _plain(data, codec)) for codec in ("none", "zstd"))]
     record: Record = parts.record
 
-    def test(data: bytes) -> None:
-        choices = Choices(data)
+    def prepare(choices: Choices) -> Reading:
         handle, original = choices.of(seeds)
         changed = changed_parquet(original, choices)
         handle = _vouched(handle._replace(inline=None), changed)
@@ -206,13 +244,17 @@ def _segment_target() -> Callable[[bytes], None]:
         alone = replace(record, states=(state,))
         start = handle.row_start + choices.below(handle.rows)
         rows = 1 + choices.below(handle.row_start + handle.rows - start)
-        with watched():
-            manifest = Manifest(handles_table([handle]))
-            for first, count in ((handle.row_start, handle.rows), (start, rows)):
-                for _ in read_slices(storage, alone, manifest, _slices(handle, first, count)):
+        manifest = Manifest(handles_table([handle]))
+        wanted = [_slices(handle, first, count) for first, count in ((handle.row_start, handle.rows), (start, rows))]
+
+        def read() -> None:
+            for slices in wanted:
+                for _ in read_slices(storage, alone, manifest, slices):
                     pass
 
-    return test
+        return read
+
+    return prepare
 
 
 def _slices(handle: Handle, start: int, rows: int) -> pa.Table:
@@ -228,7 +270,7 @@ def _slices(handle: Handle, start: int, rows: int) -> pa.Table:
     return pa.Table.from_pylist([row], schema=SLICE_SCHEMA)
 
 
-def _store_target() -> Callable[[bytes], None]:
+def _store_target() -> Preparation:
     """One object of a whole store: opened, planned, validated in full, every state read."""
     store = _store()
     storage = store.storage
@@ -242,8 +284,7 @@ def _store_target() -> Callable[[bytes], None]:
     filled = [at for at, handle in enumerate(parts.handles) if handle.rows]
     handles = list(parts.handles)
 
-    def test(data: bytes) -> None:
-        choices = Choices(data)
+    def prepare(choices: Choices) -> Reading:
         for name, stored in objects.items():
             put(storage, name, stored)
         how = choices.below(4)
@@ -257,20 +298,19 @@ def _store_target() -> Callable[[bytes], None]:
             at = choices.of(filled)
             parts.set_bytes(at, changed_parquet(parts.bytes_of(at), choices))
             parts.handles[at] = _vouched(parts.handles[at], parts.bytes_of(at))
-            try:
-                parts.seal()
-            except (pa.ArrowException, ValueError, OverflowError):
-                return
-        with watched():
-            validate(storage, level="full")
-            checkpoint = store.open()
-            plan = plan_restore(checkpoint, checkpoint.graph.at(3))
-            for state in checkpoint.record.states[:20]:
-                task = checkpoint.restore(plan, state.operator, 0).get(state.name)
-                for _ in task.batches() if task is not None else ():
-                    pass
+            parts.seal()
+        return read
 
-    return test
+    def read() -> None:
+        validate(storage, level="full")
+        checkpoint = store.open()
+        plan = plan_restore(checkpoint, checkpoint.graph.at(3))
+        for state in checkpoint.record.states[:20]:
+            task = checkpoint.restore(plan, state.operator, 0).get(state.name)
+            for _ in task.batches() if task is not None else ():
+                pass
+
+    return prepare
 
 
 _TARGETS = {
@@ -282,9 +322,9 @@ _TARGETS = {
 NAMES = tuple(_TARGETS)
 
 
-def make(name: str) -> Callable[[bytes], None]:
+def make(name: str) -> Target:
     """The target of this name, warm: what it imports when it is first used is imported."""
-    test = _TARGETS[name]()
+    test = Target(_TARGETS[name]())
     import random
 
     chosen = random.Random(0)
@@ -294,4 +334,5 @@ def make(name: str) -> Callable[[bytes], None]:
         except Finding as finding:
             if "while reading: ['import" not in str(finding) and "['open" not in str(finding):
                 raise
+    test.unmade = 0
     return test

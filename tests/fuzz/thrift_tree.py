@@ -2,6 +2,8 @@
 
 A structure is a list of ``[field, type, value]``; a value is an int (numbers, as stored: zigzag for integers), ``bytes``, a
 structure, or ``(element type, [values])`` for a list. Written without the product's code, so that neither hides the other.
+
+What is parsed may be any bytes: :class:`Unreadable` for what is no structure, in time and memory linear in its length.
 """
 
 from __future__ import annotations
@@ -11,6 +13,11 @@ from typing import Any
 
 STOP, TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(13)
 Struct = list[list[Any]]
+_DEPTH_MAX = 64
+
+
+class Unreadable(ValueError):
+    """The bytes are no structure."""
 
 
 def zigzag(value: int) -> int:
@@ -24,47 +31,58 @@ def unzigzag(coded: int) -> int:
 def parse(data: bytes) -> tuple[Struct, int]:
     """The structure at the front of ``data``, and how many bytes it takes."""
     source = io.BytesIO(data)
-    tree = _struct(source)
+    tree = _struct(source, len(data), 0)
     return tree, source.tell()
 
 
-def _varint(source: io.BytesIO) -> int:
-    value = shift = 0
-    while True:
-        byte = source.read(1)[0]
+def _taken(source: io.BytesIO, count: int, end: int) -> bytes:
+    """Exactly so many bytes."""
+    if count > end - source.tell():
+        raise Unreadable(f"{count} bytes at {source.tell()} of {end}")
+    return source.read(count)
+
+
+def _varint(source: io.BytesIO, end: int) -> int:
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = _taken(source, 1, end)[0]
         value |= (byte & 127) << shift
-        shift += 7
         if byte < 128:
             return value
+    raise Unreadable(f"a number of more than 10 bytes before {source.tell()}")
 
 
-def _struct(source: io.BytesIO) -> Struct:
+def _struct(source: io.BytesIO, end: int, depth: int) -> Struct:
+    if depth > _DEPTH_MAX:
+        raise Unreadable(f"structures nested more than {_DEPTH_MAX} deep")
     found: Struct = []
     field = 0
-    while head := source.read(1)[0]:
-        field = field + (head >> 4) if head >> 4 else unzigzag(_varint(source))
-        found.append([field, head & 15, _value(source, head & 15, element=False)])
+    while head := _taken(source, 1, end)[0]:
+        field = field + (head >> 4) if head >> 4 else unzigzag(_varint(source, end))
+        found.append([field, head & 15, _value(source, head & 15, end, depth, element=False)])
     return found
 
 
-def _value(source: io.BytesIO, kind: int, *, element: bool) -> Any:
+def _value(source: io.BytesIO, kind: int, end: int, depth: int, *, element: bool) -> Any:
     if kind in (TRUE, FALSE):
-        return source.read(1)[0] if element else kind
+        return _taken(source, 1, end)[0] if element else kind
     if kind == BYTE:
-        return source.read(1)[0]
+        return _taken(source, 1, end)[0]
     if kind in (I16, I32, I64):
-        return _varint(source)
+        return _varint(source, end)
     if kind == DOUBLE:
-        return source.read(8)
+        return _taken(source, 8, end)
     if kind == BINARY:
-        return source.read(_varint(source))
+        return _taken(source, _varint(source, end), end)
     if kind == STRUCT:
-        return _struct(source)
-    if kind not in (LIST, SET):
-        raise ValueError(f"type {kind}")
-    head = source.read(1)[0]
-    count = _varint(source) if head >> 4 == 15 else head >> 4
-    return head & 15, [_value(source, head & 15, element=True) for _ in range(count)]
+        return _struct(source, end, depth + 1)
+    if kind not in (LIST, SET) or depth > _DEPTH_MAX:
+        raise Unreadable(f"type {kind}, {depth} deep")
+    head = _taken(source, 1, end)[0]
+    count = _varint(source, end) if head >> 4 == 15 else head >> 4
+    if count > end - source.tell():
+        raise Unreadable(f"{count} elements at {source.tell()} of {end}")
+    return head & 15, [_value(source, head & 15, end, depth + 1, element=True) for _ in range(count)]
 
 
 def unparse(tree: Struct) -> bytes:
@@ -127,6 +145,8 @@ def put(tree: Struct, value: Any, *path: int) -> None:
 def split_footer(data: bytes) -> tuple[bytes, Struct]:
     """What lies before the footer of a Parquet file, and the footer."""
     length = int.from_bytes(data[-8:-4], "little")
+    if length + 8 > len(data):
+        raise Unreadable(f"a footer of {length} bytes in a file of {len(data)}")
     return data[: -8 - length], parse(data[-8 - length : -8])[0]
 
 

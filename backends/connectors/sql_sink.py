@@ -1,0 +1,256 @@
+"""A two-phase-commit sink that writes a table in SQLite or PostgreSQL: the commit of a checkpoint is one transaction.
+
+Theory of operation. Rows pass through a *staging* place, which subtasks write and the driver reads (``sql_staging``), and not
+through the database: it would have to hold them invisible, every worker would need its password, and SQLite has one writer.
+
+1. *Write.* A subtask gathers rows, sees that the database will take every value (``sql_types``), and puts them as an object
+   when there are many. With a key, an object has the last row of each key and no other.
+2. *Prepare*, in a snapshot: objects get the names that the checkpoint has, the rest of the rows becomes one. They are
+   durable. The committable names each, with its rows, size and digest.
+3. *Commit*, once the checkpoint is published, in one transaction (``sql_databases``): mark every object in
+   ``stateformat_commits``; insert the rows of those that had no mark; forget marks that are older than ``marks_days``. Then
+   remove the objects. A crash before the end of the transaction has done nothing, one after it leaves objects, which are removed
+   when the same commit is repeated. Two drivers with the same committables wait for each other at the marks.
+4. *Clean*, when a run begins and has committed: see that the table fits, and remove objects that were put for no checkpoint, or
+   under ids up to the newest checkpoint's that it does not carry.
+
+A mark goes only after its object. So a checkpoint that is committed again when its marks have gone is refused, for want of
+objects, and nothing is ever inserted twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+from collections.abc import Mapping, Sequence
+from secrets import token_hex
+from typing import Any, Final
+
+import pyarrow as pa
+
+from backends.connectors.enumerators import check_at_least
+from backends.connectors.part_names import file_name_of
+from backends.connectors.sql_databases import Database, Mark, SqliteDatabase, Transaction
+from backends.connectors.sql_staging import LocalStaging, Staged, Staging, read_staged, stage, staging_at
+from backends.connectors.sql_types import check_columns, check_values, last_of_each_key
+from backends.connectors.sql_url import SqlUrl
+from backends.dataflow.api import OperatorContext, Prepared, TwoPhaseCommitSink
+from stateformat.errors import ErrorKind, InvalidInput, StorageError
+from stateformat.publication import CommitPermit
+
+logger = logging.getLogger(__name__)
+
+MARKS_DAYS: Final = 90.0
+OBJECT_BYTES: Final = 32 * 1024 * 1024
+_DAY_SECONDS: Final = 86_400
+_PREPARED: Final = re.compile(r"(?P<id>\d{20})-[^/]*\.prepared")
+
+
+class SqlSink(TwoPhaseCommitSink):
+    """Writes rows into a table of SQLite or PostgreSQL, which has each exactly once, in the transaction of their checkpoint.
+
+    Example::
+
+        delays.apply(SqlSink("sqlite:///delays.db", "delays"), uid="out")
+        delays.key_by("city").apply(SqlSink(url, "public.newest", key="city", staging="s3://bucket/staging"), uid="newest")
+
+    ``url``: ``sqlite:///relative.db``, ``sqlite:////absolute.db`` or ``postgresql://user@host/database`` (needs psycopg, the
+    extra ``postgres``); only the driver connects, and what workers get has no password. ``table``: a table, or for PostgreSQL a
+    schema and a table. It is made where it is missing; columns that the rows do not have get the table's default. ``key``: the
+    columns of a unique constraint, by which a row replaces an older one; of rows of one checkpoint the later wins, so bring the
+    rows of a key into one subtask (``key_by``). Without it rows are added. ``staging``: a path or a URL of fsspec that the
+    driver and all workers can reach, with ``staging_options``; beside a SQLite file by default. ``marks_days``: how long
+    it is known that a checkpoint was committed, None: for ever. ``object_bytes``: how much a subtask gathers in memory.
+    ``durable=False`` syncs nothing: for tests and benchmarks.
+
+    Committables: ``sink``, ``object`` (utf8, its name in the staging place), ``subtask`` (int32), ``rows``, ``size_bytes``
+    (int64) and ``digest`` (utf8, BLAKE2b of 128 bits, hexadecimal). Raises ``InvalidInput`` for columns, or a table, that cannot be,
+    ``InvalidState`` for values that the database would not take (before they are promised), ``StorageError`` where the database
+    or the staging place fails.
+    """
+
+    committable_columns = pa.schema(
+        [
+            pa.field("sink", pa.string(), nullable=False),
+            pa.field("object", pa.string(), nullable=False),
+            pa.field("subtask", pa.int32(), nullable=False),
+            pa.field("rows", pa.int64(), nullable=False),
+            pa.field("size_bytes", pa.int64(), nullable=False),
+            pa.field("digest", pa.string(), nullable=False),
+        ]
+    )
+
+    def __init__(
+        self,
+        url: str,
+        table: str,
+        *,
+        key: str | Sequence[str] = (),
+        staging: str | os.PathLike[str] | None = None,
+        staging_options: Mapping[str, Any] | None = None,
+        marks_days: float | None = MARKS_DAYS,
+        object_bytes: int = OBJECT_BYTES,
+        durable: bool = True,
+    ) -> None:
+        check_at_least("object_bytes", object_bytes, 1)
+        if marks_days is not None and not marks_days > 0:
+            raise InvalidInput(f"marks_days is {marks_days!r}; it is a number of days above 0, or None")
+        self._keys = (key,) if isinstance(key, str) else tuple(key)
+        self._database = _database_at(SqlUrl(url), table, self._keys, durable)
+        self._staging = self._staging_place(staging, staging_options or {}, durable)
+        self._marks_days = marks_days
+        self._object_bytes = object_bytes
+        self._schema: pa.Schema | None = None
+        self._gathered: list[pa.RecordBatch] = []
+        self._gathered_bytes = 0
+        self._put: list[Staged] = []
+
+    def _staging_place(
+        self, staging: str | os.PathLike[str] | None, options: Mapping[str, Any], durable: bool
+    ) -> Staging:
+        url = self._database.url
+        if staging is not None:
+            return staging_at(staging, options, durable=durable)
+        if not url.is_sqlite:
+            raise InvalidInput(
+                f"the SQL sink of {self._database.shown} has no staging place; give staging=, a directory or URL that the driver "
+                "and all workers can reach",
+                kind=ErrorKind.INVALID_ARGUMENT,
+            )
+        return LocalStaging(f"{url.path}-staging", durable=durable)
+
+    def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
+        """Nothing is emitted. ``InvalidInput`` where what comes in can be no table of the database."""
+        check_columns(self._database.kind, self._database.shown, inputs[0], self._keys)
+        self._schema = inputs[0].remove_metadata()
+        return super().output_schema(*inputs)
+
+    def open(self, context: OperatorContext) -> None:
+        """Begin with nothing: what was prepared is the checkpoint's, rows after it come again."""
+        super().open(context)
+        self._gathered, self._gathered_bytes, self._put = [], 0, []
+
+    def process(self, batch: pa.RecordBatch, input: int) -> None:  # noqa: ARG002 - there is one
+        """Gather a batch."""
+        if batch.num_rows:
+            self._gathered.append(batch)
+            self._gathered_bytes += batch.nbytes
+            if self._gathered_bytes >= self._object_bytes:
+                self._stage(f"{self._folder}/{token_hex(8)}.open")
+
+    @property
+    def _folder(self) -> str:
+        return file_name_of(self.context.uid)
+
+    def _stage(self, name: str) -> None:
+        rows = pa.Table.from_batches(self._gathered)
+        check_values(self._database.kind, self._database.shown, rows, self._keys)
+        if self._keys:
+            rows = last_of_each_key(rows, self._keys)
+        self._put.append(stage(self._staging, name, rows))
+        self._gathered, self._gathered_bytes = [], 0
+
+    def prepare_commit(self, prepared: Prepared) -> pa.Table | None:
+        """Make what was gathered durable under names of this attempt. ``StorageError`` where an object is gone."""
+        stem = f"{self._folder}/{prepared.checkpoint_id:020d}-{prepared.attempt_id}-{self.context.subtask:05d}"
+        for number, staged in enumerate(self._put):
+            name = f"{stem}-{number:05d}-{token_hex(8)}.prepared"
+            self._staging.rename(staged.name, name)
+            self._put[number] = staged._replace(name=name)
+        if self._gathered:
+            self._stage(f"{stem}-{len(self._put):05d}-{token_hex(8)}.prepared")
+        if not self._put:
+            return None
+        names, rows, sizes, digests = zip(*self._put, strict=True)
+        count, self._put = len(self._put), []
+        uid, subtask = [self.context.uid] * count, [self.context.subtask] * count
+        values = [uid, names, subtask, rows, sizes, digests]
+        fields = self.committable_columns
+        return pa.table([pa.array(each, field.type) for each, field in zip(values, fields, strict=True)], schema=fields)
+
+    def commit(self, permit: CommitPermit, committables: pa.Table) -> None:  # noqa: ARG002 - holding it is the right
+        """Insert what is not in the table yet, in one transaction. ``StorageError`` where that fails, and then nothing is done."""
+        objects = _objects(committables)
+        if not objects:
+            return
+        with self._database.transaction() as transaction:
+            transaction.make(None)
+            new = transaction.mark(list(objects))
+            made: pa.Schema | None = None
+            for mark, staged in objects.items():
+                if mark in new:
+                    rows = read_staged(self._staging, staged)
+                    if rows.schema != made:
+                        made = rows.schema
+                        transaction.make(made)
+                    transaction.insert(rows)
+            self._forget(transaction, {mark.sink for mark in objects})
+        logger.debug("committed %d of %d objects to %s", len(new), len(objects), self._database.shown)
+        self._staging.remove(staged.name for staged in objects.values())
+
+    def _forget(self, transaction: Transaction, sinks: set[str]) -> None:
+        if self._marks_days is None:
+            return
+        old = [mark for sink in sorted(sinks) for mark in transaction.expired(sink, self._marks_days * _DAY_SECONDS)]
+        if old:
+            # In this order: where the mark is gone, the object must not come back.
+            self._staging.remove(mark.object for mark in old)
+            transaction.forget(old)
+
+    def clean(self, uid: str, newest_id: int, carried: pa.Table | None = None) -> list[str]:
+        """See that the table is there and fits, and remove what crashed runs of the sink ``uid`` left; the names of what was removed.
+
+        Called when a run begins, after the committables of the newest checkpoint were committed. Never touches an object under
+        a greater id than that one's, nor one that is carried. Raises ``InvalidInput`` for a table that does not fit.
+        """
+        if self._schema is not None:
+            with self._database.transaction() as transaction:
+                transaction.make(self._schema)
+        folder = file_name_of(uid)
+        kept = set() if carried is None else set(carried["object"].to_pylist())
+        found = [f"{folder}/{name}" for name in self._staging.names(folder)]
+        forgotten = [name for name in found if name not in kept and _is_forgotten(name, newest_id)]
+        self._staging.remove(forgotten)
+        if forgotten:
+            logger.info("removed %d objects of %s that no checkpoint holds", len(forgotten), self._staging)
+        return forgotten
+
+    def close(self) -> None:
+        """Throw away what no checkpoint holds: its rows come again."""
+        names = [staged.name for staged in self._put if staged.name.endswith(".open")]
+        self._gathered, self._gathered_bytes, self._put = [], 0, []
+        # Whoever begins next removes them too.
+        with contextlib.suppress(StorageError):
+            self._staging.remove(names)
+
+
+def _database_at(url: SqlUrl, table: str, keys: Sequence[str], durable: bool) -> Database:
+    if url.is_sqlite:
+        return SqliteDatabase(url, table, keys, durable)
+    from backends.connectors.sql_postgres import PostgresDatabase
+
+    return PostgresDatabase(url, table, keys, durable)
+
+
+def _objects(committables: pa.Table) -> dict[Mark, Staged]:
+    """What is to be committed, in the order in which it was prepared."""
+    names = ("_checkpoint_id", "subtask", "sink", "_attempt_id", "object", "rows", "size_bytes", "digest")
+    rows = zip(*(committables[name].to_pylist() for name in names), strict=True)
+    # Sorting is stable: what a subtask prepared under several attempts keeps the order in which the checkpoint holds it.
+    return {
+        Mark(sink, checkpoint_id, attempt_id, name, count): Staged(name, count, size_bytes, digest)
+        for checkpoint_id, _, sink, attempt_id, name, count, size_bytes, digest in sorted(rows, key=lambda row: row[:2])
+    }
+
+
+def _is_forgotten(path: str, newest_id: int) -> bool:
+    name = path.rpartition("/")[2]
+    if name.endswith((".open", ".part")):
+        return True
+    prepared = _PREPARED.fullmatch(name)
+    return prepared is not None and int(prepared["id"]) <= newest_id
+
+
+__all__ = ["SqlSink"]

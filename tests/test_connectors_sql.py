@@ -1,0 +1,273 @@
+"""The SQL sink on SQLite: the suite of every database, and what is SQLite's own, of URLs, and of staging places."""
+
+from __future__ import annotations
+
+import copy
+import datetime as dt
+import decimal
+import pickle
+import sqlite3
+import uuid
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pytest
+
+from backends.connectors import SqlSink
+from backends.connectors.sql_sink import SqlUrl
+from stateformat.errors import ErrorKind, InvalidInput, InvalidState, StorageError
+from tests.sql_suite import PERMIT, SCHEMA, SqlSuite, batch_of, prepared, prepared_of, subtask_of
+
+SECRET = "p@ss/w:rd%"
+QUOTED = "p%40ss%2Fw%3Ard%25"
+
+
+def path_of(url: str) -> str:
+    return url.removeprefix("sqlite:///")
+
+
+class TestSqlite(SqlSuite):
+    """SQLite, read by the library that Python has, in connections of their own."""
+
+    @pytest.fixture
+    def url(self, tmp_path: Path) -> str:
+        return f"sqlite:///{tmp_path}/data.db"
+
+    def execute(self, url: str, *statements: str) -> list[Any]:
+        connection = sqlite3.connect(path_of(url))
+        try:
+            for statement in statements:
+                found = connection.execute(statement).fetchall()
+            connection.commit()
+            return found
+        finally:
+            connection.close()
+
+    def as_read(self, type_: pa.DataType, value: Any) -> Any:
+        if isinstance(value, bool):
+            return int(value)
+        if isinstance(value, dt.datetime):
+            return value.isoformat(" ", "microseconds")
+        if isinstance(value, dt.date):
+            return value.isoformat()
+        return format(value, "f") if isinstance(value, decimal.Decimal) else value
+
+    def quick(self, connection: Any) -> Any:
+        connection.execute("PRAGMA journal_mode = MEMORY")
+        return connection
+
+    def make_older(self, condition: str, days: float) -> str:
+        return f"UPDATE stateformat_commits SET committed_at = committed_at - {days} * 86400 WHERE {condition}"
+
+
+def test_a_number_that_is_none_is_not_made_null_behind_ones_back(tmp_path: Path) -> None:
+    opened = subtask_of(SqlSink(f"sqlite:///{tmp_path}/data.db", "t"))
+    opened.process(pa.record_batch({"c": [1.0, float("nan")]}), 0)
+    with pytest.raises(InvalidState, match=r"column 'c' .* has nan, and SQLite would make it a null"):
+        prepared(opened)
+
+
+def test_columns_that_sqlite_takes_for_one_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="two of which SQLite takes for one"):
+        SqlSink(f"sqlite:///{tmp_path}/data.db", "t").output_schema(pa.schema([("a", pa.int8()), ("A", pa.int8())]))
+
+
+def test_a_database_that_somebody_else_writes_is_waited_for_and_then_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backends.connectors.sql_databases._BUSY_SECONDS", 0.01)
+    url = f"sqlite:///{tmp_path}/data.db"
+    sink = SqlSink(url, "t")
+    table = prepared_of(sink, batch_of(1))
+    other = sqlite3.connect(path_of(url), isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StorageError, match=r"table 't' in sqlite:///.*database is locked; .*start the job again"):
+        sink.commit(PERMIT, table)
+    other.close()
+    sink.commit(PERMIT, table)
+
+
+def test_what_is_there_and_is_no_database_is_told(tmp_path: Path) -> None:
+    (tmp_path / "data.db").write_bytes(b"no database" * 100)
+    sink = SqlSink(f"sqlite:///{tmp_path}/data.db", "t")
+    sink.output_schema(SCHEMA)
+    with pytest.raises(StorageError, match="not a database"):
+        sink.clean("out", 0)
+    with pytest.raises(StorageError, match="unable to open"):
+        SqlSink(f"sqlite:///{tmp_path}/nowhere/data.db", "t").commit(PERMIT, prepared_of(sink, batch_of(1)))
+
+
+def test_what_is_committed_is_durable_before_the_objects_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    sink = SqlSink(f"sqlite:///{tmp_path}/data.db", "t")
+    sink.output_schema(SCHEMA)
+    table = prepared_of(sink, batch_of(1))
+    connect, remove = sink._database.connect, sink._staging.remove  # type: ignore[attr-defined]
+
+    def traced() -> Any:
+        connection = connect()
+        connection.set_trace_callback(told.append)
+        return connection
+
+    monkeypatch.setattr(sink._database, "connect", traced)
+    monkeypatch.setattr(sink._staging, "remove", lambda names: (told.append("remove"), remove(names)))
+    sink.commit(PERMIT, table)
+    words = [statement.split("(")[0].strip() for statement in told]
+    assert words[0] == "PRAGMA synchronous = FULL"
+    assert words.count("COMMIT") == words.count("BEGIN IMMEDIATE") == 1
+    assert words.index('INSERT INTO "stateformat_commits"') < words.index('INSERT INTO "t"') < words.index("COMMIT")
+    assert words[-2:] == ["COMMIT", "remove"]
+    connection = sqlite3.connect(tmp_path / "data.db")
+    assert connection.execute("SELECT n FROM t").fetchall() == [(1,)]
+    connection.close()
+    assert (tmp_path / "data.db-staging" / "out").is_dir()
+
+
+def test_prepared_rows_are_synced_before_they_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    sink = SqlSink(f"sqlite:///{tmp_path}/data.db", "t", object_bytes=1)
+    directory = sink._staging._directory  # type: ignore[attr-defined]
+    for name in ("sync_file", "rename", "sync"):
+        call = getattr(directory, name)
+        monkeypatch.setattr(directory, name, lambda *names, call=call, name=name: (told.append(name), call(*names))[1])
+    opened = subtask_of(sink)
+    opened.process(batch_of(1), 0)
+    assert told == ["sync_file", "rename", "sync"]
+    prepared(opened)
+    assert told[3:] == ["rename", "sync"]
+
+
+def test_closing_throws_away_what_no_checkpoint_holds(tmp_path: Path) -> None:
+    opened = subtask_of(SqlSink(f"sqlite:///{tmp_path}/data.db", "t", object_bytes=1))
+    opened.process(batch_of(1), 0)
+    held = prepared(opened)
+    opened.process(batch_of(2), 0)
+    assert len(list((tmp_path / "data.db-staging" / "out").iterdir())) == 2
+    opened.close()
+    assert [path.name for path in (tmp_path / "data.db-staging" / "out").iterdir()] == [
+        held["object"][0].as_py().removeprefix("out/")
+    ]
+
+
+def test_rows_are_staged_on_any_file_system_of_fsspec(tmp_path: Path) -> None:
+    place = f"memory://{uuid.uuid4().hex}"
+    url = f"sqlite:///{tmp_path}/data.db"
+    sink = SqlSink(url, "t", staging=place, object_bytes=1)
+    system = fsspec.filesystem("memory")
+    folder = f"/{place.removeprefix('memory://')}/out"
+    assert sink.clean("out", 1) == []
+    opened = subtask_of(sink)
+    opened.process(batch_of(1), 0)
+    opened.process(batch_of(2), 0)
+    table = prepared(opened, 2)
+    assert sorted(system.ls(folder, detail=False)) == [f"/{place[9:]}/{name}" for name in table["object"].to_pylist()]
+    old = prepared_of(sink, batch_of(5))
+    assert sink.clean("out", 1) == old["object"].to_pylist()
+    for _ in range(2):
+        sink.commit(PERMIT, table)
+        connection = sqlite3.connect(tmp_path / "data.db")
+        assert connection.execute("SELECT n FROM t ORDER BY n").fetchall() == [(1,), (2,)]
+        connection.close()
+    assert system.ls(folder, detail=False) == []
+    with pytest.raises(StorageError, match=f"{old['object'][0].as_py()} .*is not there"):
+        sink.commit(PERMIT, old)
+    system.rm(f"/{place[9:]}", recursive=True)
+
+
+def test_a_staging_place_that_fails_is_told(tmp_path: Path) -> None:
+    opened = subtask_of(SqlSink(f"sqlite:///{tmp_path}/data.db", "t", staging="nonsense://place"))
+    opened.process(batch_of(1), 0)
+    with pytest.raises(StorageError, match=r"cannot put nonsense://place/out/.*ValueError"):
+        prepared(opened)
+    (tmp_path / "file").write_text("")
+    opened = subtask_of(SqlSink(f"sqlite:///{tmp_path}/data.db", "t", staging=f"file://{tmp_path}/file"))
+    opened.process(batch_of(1), 0)
+    with pytest.raises(StorageError, match="cannot make"):
+        prepared(opened)
+
+
+# URLs and secrets ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"postgresql://me:{QUOTED}@host:5432/data",
+        f"postgres://me@host/data?sslmode=require&password={QUOTED}",
+        f"postgresql://me:{QUOTED}@/data?host=/tmp&sslpassword={QUOTED}",
+    ],
+)
+def test_a_password_is_in_nothing_that_is_shown_or_sent(url: str, tmp_path: Path) -> None:
+    sink = SqlSink(url, "t", staging=tmp_path)
+    assert sink._database.url.full == url
+    for text in (str(sink._database.url), repr(sink._database.url), sink._database.shown, repr(vars(sink))):
+        assert SECRET not in text
+        assert QUOTED not in text
+    sent = pickle.dumps(sink)
+    assert SECRET.encode() not in sent
+    assert QUOTED.encode() not in sent
+    assert pickle.loads(sent)._database.url.full == str(sink._database.url)
+    # What stays in the process may connect.
+    assert copy.deepcopy(sink)._database.url.full == copy.copy(sink)._database.url.full == url
+    assert sink._database.url.without_secret(f"no {SECRET} and no {QUOTED}") == "no *** and no ***"
+    opened = subtask_of(sink)
+    opened.process(batch_of(1), 0)
+    assert SECRET not in str(prepared(opened).to_pylist())
+
+
+def test_a_url_without_a_password_is_shown_as_it_is() -> None:
+    for url in ("postgresql:///data?host=/tmp&port=5433", "postgresql://me@[::1]:5432/data", "postgresql://a,b/data"):
+        assert str(SqlUrl(url)) == SqlUrl(url).full == url
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"postgresql://me:{SECRET}@host/data",
+        f"postgresql://me:x@{SECRET}@host/d",
+        f"postgresql://h/d?password={SECRET}#x",
+    ],
+)
+def test_a_url_that_cannot_be_read_is_refused_without_showing_it(url: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="percent encoding") as error:
+        SqlSink(url, "t", staging=tmp_path)
+    assert error.value.kind is ErrorKind.INVALID_URL
+    assert "ss/w" not in str(error.value)
+    assert error.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    "url", ["sqlite://", "sqlite:///", "sqlite://data.db", "sqlite:///:memory:", "data.db", "mysql://h/d"]
+)
+def test_a_url_of_nothing_that_can_be_written_is_refused(url: str) -> None:
+    with pytest.raises(InvalidInput, match="sqlite:///"):
+        SqlSink(url, "t")
+
+
+def test_a_relative_sqlite_url_is_relative_and_one_with_four_slashes_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert SqlUrl("sqlite:///data.db").path == str(tmp_path / "data.db")
+    assert SqlUrl("sqlite:////a/data.db").path == "/a/data.db"
+    assert pickle.loads(pickle.dumps(SqlUrl("sqlite:///data.db"))).path == str(tmp_path / "data.db")
+
+
+def test_what_a_sink_cannot_be_is_told_where_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for options, told in (
+        ({"marks_days": 0}, "marks_days is 0"),
+        ({"object_bytes": 0}, "object_bytes is 0"),
+        ({"table": "a.b"}, "SQLite has no schemas"),
+        ({"table": ""}, "needs one"),
+        ({"url": "postgresql://h/d"}, "no staging place"),
+        ({"url": "postgresql://h/d", "staging": "x", "table": "a.b.c"}, "has 3 parts"),
+        ({"url": "postgresql://h/d", "staging": "x", "table": "a" * 64}, "63 bytes"),
+    ):
+        with pytest.raises(InvalidInput, match=told):
+            SqlSink(**{"url": f"sqlite:///{tmp_path}/data.db", "table": "t", **options})  # type: ignore[arg-type]
+    monkeypatch.setattr("backends.connectors.sql_postgres.find_spec", lambda name: None)
+    with pytest.raises(InvalidInput, match=r"stateformat\[postgres\]") as error:
+        SqlSink("postgresql://h/d", "t", staging=tmp_path)
+    assert error.value.kind is ErrorKind.MISSING_DEPENDENCY
