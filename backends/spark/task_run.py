@@ -34,7 +34,9 @@ from backends.spark.loop_end import Suspended
 from backends.spark.mail import Header, Inbox, Outbox, elements
 from backends.spark.mailbox import Mailbox
 from backends.spark.reports import Report, ReportLink, Setup, Spec
+from backends.spark.travelling import packed, unpacked
 from backends.state import SubtaskStates
+from stateformat.errors import InvalidState
 from stateformat.model import Mode
 from stateformat.snapshot import WriteContext
 
@@ -247,7 +249,8 @@ class TaskRun:
         self._worker.operators = activation
         if self.report.opened != "kept":
             tasks = {uid: base.tasks(self._context, uid) for uid in base.parts}
-            activation.open(tasks or None, taken=base.taken or None)
+            going_on = unpacked(activation, base.travelling)
+            activation.open(tasks or None, taken=base.taken or None, going_on=going_on)
         for uid, states in activation.states.items():
             states.begin(self.spec.version)
             states.layers = base.layers(uid)
@@ -313,6 +316,12 @@ class TaskRun:
             self._worker.give_up()
             return
         activation.hand_over()
+        try:
+            self.report.travelling = packed(self._setup.job, activation)
+        except InvalidState as error:
+            self._worker.fail(error)
+            self._worker.give_up()
+            return
         kept = Kept(self.report.token, self.spec.version, activation, self._outside)
         self._cache.keep(self._key, kept, limit_bytes=self._setup.cache_bytes)
 

@@ -56,7 +56,7 @@ class Changes:
     def __init__(self, state: State, rows: Rows, row_keys: _Keys, groups: _Groups, columns: _Columns) -> None:
         self.version: int | None = None
         """What changes now has this version; None as long as nobody asks."""
-        self._rows = rows
+        self.rows = rows
         self._row_keys, self._groups, self._columns = row_keys, groups, columns
         self._delta_schema = segment_schema(state, delta=True)
         self._schema = pa.schema([field for field in self._delta_schema if field.name not in (KEY_GROUP.name, OP.name)])
@@ -80,8 +80,8 @@ class Changes:
         if self.version is None:
             self._edited = True
             return
-        self._rows.array("changed")[slots] = self.version
-        self._rows.array("born")[slots] = BEFORE if self._taking else self.version
+        self.rows.array("changed")[slots] = self.version
+        self.rows.array("born")[slots] = self.version
         self._latest = max(self._latest, self.version)
 
     def touched(self, slots: Slots | slice) -> None:
@@ -89,17 +89,17 @@ class Changes:
         if self.version is None:
             self._edited = True
             return
-        self._rows.array("changed")[slots] = self.version
+        self.rows.array("changed")[slots] = self.version
         if self._taking:
-            self._rows.array("born")[slots] = BEFORE
+            self.rows.array("born")[slots] = BEFORE
         self._latest = max(self._latest, self.version)
 
     def closing(self) -> None:
         """Holes are about to be closed."""
         if self.version is None:
             return
-        dead = np.flatnonzero(~self._rows.array("live")[: self._rows.used])
-        born, died = self._rows.array("born")[dead], self._rows.array("changed")[dead]
+        dead = np.flatnonzero(~self.rows.array("live")[: self.rows.used])
+        born, died = self.rows.array("born")[dead], self.rows.array("changed")[dead]
         needed = self._needed(born, died)
         self._bury(self._keys_of(dead[needed]), born[needed], died[needed])
 
@@ -126,8 +126,8 @@ class Changes:
 
     def _add_stamps(self) -> None:
         for name in _STAMPS:
-            self._rows.add_array(name, np.int32)
-            self._rows.array(name)[:] = BEFORE
+            self.rows.add_array(name, np.int32)
+            self.rows.array(name)[:] = BEFORE
 
     @contextmanager
     def taking(self, version: int) -> Iterator[None]:
@@ -148,7 +148,6 @@ class Changes:
         if self.version is None:
             return
         self.version = max(self.version, version + 1)
-        self._latest = max(self._latest, version)
         if exactly:
             self._complete.add(version)
         else:
@@ -197,7 +196,7 @@ class Changes:
 
     def _since(self, since: int) -> tuple[Slots, Slots]:
         """The slots that live and have changed after a version, and those that have died since and were there before."""
-        rows = self._rows
+        rows = self.rows
         slots = np.flatnonzero(rows.array("changed")[: rows.used] > since)
         alive = rows.array("live")[slots]
         dead = slots[~alive]
@@ -267,7 +266,7 @@ class Changes:
                 self._end(None)
                 return len(layers)
             if min(sinces) <= UNKNOWN_MAX:
-                kept = layers_kept(layers, sinces, self._count_since, self._rows.count)
+                kept = layers_kept(layers, sinces, self._count_since, self.rows.count)
         if not kept:
             rows = self.whole()
             if rows is None:
@@ -290,7 +289,7 @@ class Changes:
         def columns(some: Slots | slice) -> list[pa.Array]:
             return [pa.array(self._groups(some).astype(np.int32)), *self._columns(some)]
 
-        slots = self._rows.live_slots()
+        slots = self.rows.live_slots()
         return as_table(with_groups(self._schema), columns, slots, view=True) if len(slots) else None
 
     def _end(self, sinces: Mapping[int, int] | None) -> None:

@@ -38,6 +38,8 @@ def layers_kept(
     """
     kept = len(layers)
     rows = changed_since(sinces[kept])
+    if not rows:
+        return kept
     while kept - 1 in sinces and layers[kept - 1].rows + _LAYER_ROWS <= _FOLD_FACTOR * (rows + _LAYER_ROWS):
         kept -= 1
         rows = changed_since(sinces[kept])

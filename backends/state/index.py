@@ -38,6 +38,7 @@ _BITS_MIN: Final = 10
 # The table is built anew when it is fuller than the first, and then so large that it is emptier than the second.
 _LOAD_MAX: Final = 0.6
 _LOAD_BUILT: Final = 0.45
+_PIECE_ENTRIES: Final = 1 << 16
 _NULL: Final = 0x9E3779B97F4A7C15
 _HASH_OF_EMPTY: Final = hash_keys([pa.array([b""], pa.large_binary())]).view(np.uint32)[0]
 
@@ -195,8 +196,11 @@ class SlotIndex:
         """Whether the table must be built anew before ``more`` keys are entered."""
         return self._used + more > _LOAD_MAX * len(self._table)
 
-    def build(self, hashes: Hashes, slots: Slots, *, more: int = 0) -> None:
-        """Hold exactly these, all different, with room for ``more``. ``InvalidState`` for more than 2³¹ slots."""
+    def build(self, hashes: Hashes, slots: Slots, *, more: int = 0) -> bool:
+        """Hold exactly these, all different, with room for ``more``; whether all hashes are, so that the keys must be.
+
+        ``InvalidState`` for more than 2³¹ slots.
+        """
         if len(slots) + more > SLOTS_MAX or (len(slots) and int(slots.max()) + more >= SLOTS_MAX):
             raise InvalidState(
                 f"a state of one subtask would have {len(slots) + more} row keys, and {SLOTS_MAX} is the most; raise the "
@@ -204,15 +208,28 @@ class SlotIndex:
                 kind=ErrorKind.LIMIT_EXCEEDED,
             )
         self._allocate(max(_BITS_MIN, int((len(slots) + more) / _LOAD_BUILT).bit_length()))
+        # In pieces that stay in the cache: new memory for each step over everything costs more than the steps.
         order = np.argsort(hashes)
-        starts, tags = self._start(hashes[order])
-        entries = tags | slots[order]
-        numbers = np.arange(len(entries))
-        places = np.maximum.accumulate(starts - numbers) + numbers
-        inside = int(np.searchsorted(places, len(self._table)))
-        self._table[places[:inside]] = entries[:inside]
+        size, highest, previous, different = len(self._table), -len(order), None, True
+        behind = []
+        for start in range(0, len(order), _PIECE_ENTRIES):
+            piece = order[start : start + _PIECE_ENTRIES]
+            sorted_hashes = hashes[piece]
+            starts, tags = self._start(sorted_hashes)
+            entries = tags | slots[piece]
+            numbers = np.arange(start, start + len(piece))
+            shifts = np.maximum(np.maximum.accumulate(starts - numbers), highest)
+            highest = int(shifts[-1])
+            places = shifts + numbers
+            inside = int(np.searchsorted(places, size))
+            self._table[places[:inside]] = entries[:inside]
+            behind.append(entries[inside:])
+            equal = (sorted_hashes[1:] == sorted_hashes[:-1]).any() or sorted_hashes[0] == previous
+            different, previous = different and not equal, sorted_hashes[-1]
         # What would stand behind the end goes to the beginning, to the first places that are empty there.
-        if inside < len(places):
-            empty = np.flatnonzero(self._table[: 4 * len(places) + 16] == _EMPTY)[: len(places) - inside]
-            self._table[empty] = entries[inside:]
-        self._used = len(entries)
+        rest = np.concatenate(behind) if behind else order
+        if len(rest):
+            empty = np.flatnonzero(self._table[: 4 * len(order) + 16] == _EMPTY)[: len(rest)]
+            self._table[empty] = rest
+        self._used = len(order)
+        return different

@@ -83,10 +83,10 @@ class Part(Protocol):
         """Renumber: what was in ``slots[i]`` is in slot i from now on, and nothing else is kept."""
 
     def held(self, used: int) -> list[Held]:
-        """What the slots below ``used`` have, as arrays from which :meth:`hold` makes the same part elsewhere."""
+        """What the slots below ``used`` have, as arrays, the first one by slot; :meth:`hold` makes the same part of them."""
 
-    def hold(self, arrays: list[Held], capacity: int, used: int) -> None:
-        """Have what :meth:`held` gave, with room for slots below ``capacity``."""
+    def hold(self, arrays: list[Held]) -> None:
+        """Have what :meth:`held` gave, if that was any; the first array has been given as much room as there shall be."""
 
     @property
     def size_bytes(self) -> int:
@@ -123,9 +123,9 @@ class FixedPart:
         """See :class:`Part`."""
         return [self.values[:used]]
 
-    def hold(self, arrays: list[Held], capacity: int, used: int) -> None:
+    def hold(self, arrays: list[Held]) -> None:
         """See :class:`Part`."""
-        self.values = grown(arrays[0], capacity, used)
+        [self.values] = arrays
 
     @property
     def size_bytes(self) -> int:
@@ -176,10 +176,10 @@ class ValidPart:
         """See :class:`Part`."""
         return [] if self.values is None else [self.values[:used]]
 
-    def hold(self, arrays: list[Held], capacity: int, used: int) -> None:
+    def hold(self, arrays: list[Held]) -> None:
         """See :class:`Part`."""
-        self._capacity = capacity
-        self.values = grown(arrays[0], capacity, used) if arrays else None
+        [self.values] = arrays
+        self._capacity = len(arrays[0])
 
     @property
     def size_bytes(self) -> int:
@@ -261,10 +261,10 @@ class BytesPart:
         size = int(self._offsets[self._rows])
         return [self._where[:used], np.array([self._used]), self._offsets[: self._rows + 1], self._data[:size]]
 
-    def hold(self, arrays: list[Held], capacity: int, used: int) -> None:
+    def hold(self, arrays: list[Held]) -> None:
         """See :class:`Part`."""
-        where, [self._used], self._offsets, self._data = arrays
-        self._where, self._rows = grown(where, capacity, used), len(self._offsets) - 1
+        self._where, [self._used], self._offsets, self._data = arrays
+        self._rows = len(self._offsets) - 1
 
     @property
     def size_bytes(self) -> int:
@@ -342,10 +342,10 @@ class NestedPart:
         """See :class:`Part`."""
         return [self._where[:used], np.array([self._used]), *self._arrays]
 
-    def hold(self, arrays: list[Held], capacity: int, used: int) -> None:
+    def hold(self, arrays: list[Held]) -> None:
         """See :class:`Part`."""
-        where, [self._used], *self._arrays = arrays
-        self._where, self._rows = grown(where, capacity, used), sum(map(len, self._arrays))
+        self._where, [self._used], *self._arrays = arrays
+        self._rows = sum(map(len, self._arrays))
 
     @property
     def size_bytes(self) -> int:

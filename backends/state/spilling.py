@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 import pyarrow as pa
 
+from backends.state.parts import Part
 from backends.state.store import KeyedRows, Rows
 from stateformat.errors import InvalidInput
 
@@ -66,20 +67,23 @@ class Loader:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
 
-    def array(self, what: str) -> Any:
-        """Read an array."""
+    def array(self, what: str, capacity: int = 0) -> Any:
+        """Read an array; with room for ``capacity``, if that is more, zero behind what was written."""
         if what == "arrow":
             return self.table()["values"].combine_chunks()
         kind, count = what.split(":")
-        array = np.empty(int(count), kind)
-        self._read(array)
+        array = np.zeros(max(capacity, int(count)), kind)
+        read = array[: int(count)]
+        if len(read) and self._file.readinto(read.view(np.uint8).data) != read.nbytes:  # type: ignore[attr-defined]
+            raise _incomplete(f"it ends before an array of {read.nbytes} bytes does")
         return array
 
-    def _read(self, array: np.ndarray[Any, Any]) -> None:
-        if len(array) and self._file.readinto(array.view(np.uint8).data) != array.nbytes:  # type: ignore[attr-defined]
-            raise InvalidInput(
-                f"{_ARRAYS} ends before an array of {array.nbytes} bytes does; restore from the checkpoint"
-            )
+    def part(self, part: Part, whats: Sequence[str], capacity: int) -> None:
+        """Read the arrays of a part, with room for ``capacity`` slots."""
+        if whats:
+            part.hold([self.array(what, 0 if number else capacity) for number, what in enumerate(whats)])
+        else:
+            part.reserve(capacity, 0)
 
     def table(self) -> pa.Table:
         """Read a table."""
@@ -91,14 +95,14 @@ class Loader:
         capacity = used + used // _FREE_SHARE + 1024
         parts = [part for column in rows.parts for part in column]
         for part, arrays in zip(parts, facts["parts"], strict=True):
-            part.hold([self.array(what) for what in arrays], capacity, used)
+            self.part(part, arrays, capacity)
         for name, arrays in facts["arrays"].items():
             if name not in rows.arrays:
                 rows.add_array(name, np.dtype(arrays[0].split(":")[0]))
-            rows.arrays[name].hold([self.array(what) for what in arrays], capacity, used)
-        for name, part in rows.arrays.items():
+            self.part(rows.arrays[name], arrays, capacity)
+        for name, array in rows.arrays.items():
             if name not in facts["arrays"]:
-                part.reserve(capacity, 0)
+                array.reserve(capacity, 0)
         rows.used, rows.count, rows.capacity = used, facts["count"], capacity
         if isinstance(rows, KeyedRows):
             what, taken = facts["index"]
@@ -126,5 +130,12 @@ def loading(directory: Path, names: Sequence[str]) -> Iterator[tuple[Loader, Map
         raise InvalidInput(f"{directory} holds no states: {error}; restore from the checkpoint") from error
     if [*facts] != [*names]:
         raise InvalidInput(f"{directory} holds the states {[*facts]}, and not {[*names]}; restore from the checkpoint")
-    with (directory / _ARRAYS).open("rb") as file:
-        yield Loader(file), facts
+    try:
+        with (directory / _ARRAYS).open("rb") as file:
+            yield Loader(file), facts
+    except (OSError, pa.ArrowException) as error:
+        raise _incomplete(error) from error
+
+
+def _incomplete(why: object) -> InvalidInput:
+    return InvalidInput(f"{_ARRAYS} is not what was saved: {why}; restore from the checkpoint")

@@ -200,6 +200,14 @@ class Rows:
         for part in self._all_parts:
             part.reserve(self.capacity, self.used)
 
+    def fill(self, rows: int) -> None:
+        """So many rows will be added, or fewer; nothing but that happens until :meth:`filled`."""
+        self.reserve(rows)
+
+    def filled(self) -> bool:
+        """All rows are there. False: they cannot have been right, clear everything."""
+        return True
+
     def add(self, count: int) -> slice:
         """New slots, that live. What is in them is set by the caller."""
         self.reserve(count)
@@ -279,6 +287,7 @@ class KeyedRows(Rows):
         self.key_count = key_count
         self._group_of = group_of
         self.index = SlotIndex()
+        self.filling = False
         for name, dtype in (("hash", np.uint64), ("group", np.int16), ("stamp", np.int32)):
             self.add_array(name, dtype)
 
@@ -312,6 +321,30 @@ class KeyedRows(Rows):
         """
         raws = [raw for column in keys for raw in take_apart(column)]
         hashes = hash_raws(raws, len(keys[0]))
+        if self.filling:
+            rows = np.arange(len(hashes))
+            slots = rows + self.used
+        else:
+            slots, rows = self._entered(raws, hashes)
+        if not len(rows):
+            return slots, rows
+        everything = len(rows) == len(slots)
+        new = self.add(len(rows))
+        position = 0
+        for column in self.parts[: self.key_count]:
+            for part in column:
+                part.put(new, raws[position] if everything else pick(raws[position], rows))
+                position += 1
+        self.array("hash")[new] = hashes if everything else hashes[rows]
+        if groups is None:
+            groups = self._group_of(keys if everything else [column.take(pa.array(rows)) for column in keys])
+        elif not everything:
+            groups = groups[rows]
+        self.array("group")[new] = groups
+        return slots, rows
+
+    def _entered(self, raws: Sequence[Raw], hashes: npt.NDArray[np.uint64]) -> tuple[Slots, Slots]:
+        """The slot of each row key, which is entered into the index where it is missing, and the rows that are first of those."""
         slots = self.index.find(hashes, self._same(raws))
         missing = np.flatnonzero(slots < 0)
         if not len(missing):
@@ -319,26 +352,20 @@ class KeyedRows(Rows):
         if self.index.is_full(len(missing)):
             live = self.live_slots()
             self.index.build(self.array("hash")[live], live, more=len(missing))
-        absent = hashes[missing]
-        chosen, given = self.index.enter(
-            absent, self.used, lambda left, right: same_rows(raws, missing[left], missing[right])
+        chosen, slots[missing] = self.index.enter(
+            hashes[missing], self.used, lambda left, right: same_rows(raws, missing[left], missing[right])
         )
-        slots[missing] = given
-        rows = missing[chosen]
-        new = self.add(len(rows))
-        position = 0
-        for column in self.parts[: self.key_count]:
-            for part in column:
-                part.put(new, pick(raws[position], rows))
-                position += 1
-        self.array("hash")[new] = hashes[rows]
-        if groups is None:
-            everything = len(rows) == len(slots)
-            groups = self._group_of(keys if everything else [column.take(pa.array(rows)) for column in keys])
-        else:
-            groups = groups[rows]
-        self.array("group")[new] = groups
-        return slots, rows
+        return slots, missing[chosen]
+
+    def fill(self, rows: int) -> None:
+        """See :class:`Rows`; until :meth:`filled` every row key that is ensured is taken for a new one, and none is found."""
+        super().fill(rows)
+        self.filling = True
+
+    def filled(self) -> bool:
+        """See :class:`Rows`. False: perhaps a row key was given twice."""
+        self.filling = False
+        return self.index.build(self.array("hash")[: self.used], np.arange(self.used))
 
     def last_of_each(self, slots: Slots) -> Slots | None:
         """The rows whose slot no later row has, ascending; None where no slot stands twice."""
@@ -355,7 +382,7 @@ class KeyedRows(Rows):
 
     def put_rows(self, slots: Slots, values: Sequence[pa.Array]) -> None:
         """Set the columns that are no key; of rows with the same slot the last one counts."""
-        rows = self.last_of_each(slots)
+        rows = None if self.filling else self.last_of_each(slots)
         raws = [take_apart(column) for column in values]
         if rows is not None:
             slots = slots[rows]

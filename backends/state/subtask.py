@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from backends.state.changes import BEFORE
 from backends.state.collections import KeyedList, KeyedMap
@@ -26,7 +27,7 @@ from stateformat.checkpoint import ReadTask
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.hashing import DEFAULT_KEY_HASH
 from stateformat.key_groups import check_parallelism, default_max_parallelism
-from stateformat.model import Kind, Mode, Operator, State
+from stateformat.model import Kind, Mode, Operator, SchemaVersion, State
 from stateformat.schema import CLEAR, DELETE, KEY_GROUP, OP, UPSERT
 from stateformat.snapshot import SnapshotWriter
 
@@ -76,6 +77,11 @@ class SubtaskStates:
             elif state.mode in _ENTRIES:
                 self._kept[state.name] = Entries(state)
         self._keyed = {name: kept for name, kept in self._kept.items() if not isinstance(kept, Entries)}
+
+    @property
+    def all(self) -> Mapping[str, Keyed | Entries]:
+        """Every state, by name."""
+        return self._kept
 
     def value(self, name: str) -> KeyedValue:
         """The keyed value state of this name; ``InvalidInput`` (kind UNKNOWN_STATE) where there is none."""
@@ -127,10 +133,19 @@ class SubtaskStates:
             if isinstance(kept, Entries):
                 kept.replace(task.table(as_schema=current))
                 continue
-            with kept.changes.taking(BEFORE):
-                for batch in task.batches(as_schema=current):
-                    groups = self._groups(task, batch)
-                    kept.restore(without(batch, [KEY_GROUP.name]), groups)
+            # Row keys stand once in what is right, so nothing is searched for; where perhaps they do not, once more with searching.
+            if not self._fill(kept, task, current, quickly=not kept.changes.rows.used):
+                _replace(kept, ())
+                self._fill(kept, task, current, quickly=False)
+
+    def _fill(self, kept: Keyed, task: ReadTask, current: SchemaVersion, *, quickly: bool) -> bool:
+        rows = kept.changes.rows
+        with kept.changes.taking(BEFORE):
+            if quickly:
+                rows.fill(pc.sum(task.slices["rows"]).as_py() or 0)
+            for batch in task.batches(as_schema=current):
+                kept.restore(without(batch, [KEY_GROUP.name]), self._groups(task, batch))
+            return not quickly or rows.filled()
 
     def _groups(self, task: ReadTask, rows: pa.RecordBatch) -> Any:
         """The key groups of rows that are read, if they are those of this operator too."""
