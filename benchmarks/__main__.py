@@ -2,12 +2,14 @@
 
 Each module ``bench_*`` of this folder has a function ``measure() -> list[Row]``; one that draws has ``save() -> str`` too, which
 a whole run calls at its end. Ratios, not times: machines are noisy,
-and both sides of a ratio run in turn on the same one. ``python -m benchmarks NAME …`` runs some of the modules.
+and both sides of a ratio run in turn on the same one. ``python -m benchmarks NAME …`` runs some of the modules; with ``--full``
+those that know it (their ``measure`` takes ``full``) leave nothing out, however long it takes.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import platform
 import re
@@ -18,6 +20,7 @@ from benchmarks.measuring import Row
 
 HERE = Path(__file__).parent
 README = HERE.parent / "README.md"
+FULL = "--full"
 TABLE = re.compile(r"(<!-- bench:begin -->\n).*?(<!-- bench:end -->)", re.DOTALL)
 
 
@@ -36,14 +39,16 @@ def table(rows: list[Row]) -> str:
 
 def main() -> None:
     """Run the modules named, or all, and put the table of a whole run into the README."""
-    names = sys.argv[1:] or sorted(path.stem for path in HERE.glob("bench_*.py"))
+    named = [name for name in sys.argv[1:] if name != FULL]
+    names = named or sorted(path.stem for path in HERE.glob("bench_*.py"))
     rows: list[Row] = []
     modules = [importlib.import_module(f"benchmarks.{name}") for name in names]
     for module in modules:
-        for row in module.measure():
+        knows_full = "full" in inspect.signature(module.measure).parameters
+        for row in module.measure(**({"full": FULL in sys.argv} if knows_full else {})):
             print(f"{row.what}: {row.ours} against {row.against}: {row.ratio} (budget {row.budget})", flush=True)
             rows.append(row)
-    if not sys.argv[1:]:
+    if not named:
         README.write_text(TABLE.sub(lambda match: match[1] + table(rows) + match[2], README.read_text()))
         print("The table in README.md is from this run.")
         for module in modules:

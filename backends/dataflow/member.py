@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from backends.dataflow.api import Operator, Prepared, TwoPhaseCommitSink
+from backends.dataflow.api import Operator, OperatorContext, Prepared, TwoPhaseCommitSink
 from backends.dataflow.committables import Committables
 from backends.dataflow.compile import Job
 from backends.dataflow.events import MAX_WATERMARK, MIN_WATERMARK
@@ -149,14 +149,22 @@ class Member:
         if isinstance(self.logic, TwoPhaseCommitSink):
             self._committables = Committables(uid, self.logic.committable_columns)
 
-    def open(self, tasks: Mapping[str, ReadTask]) -> None:
-        """Restore states, and let the operator begin."""
+    def open(self, tasks: Mapping[str, ReadTask], logic: Operator | None = None) -> None:
+        """Restore states, and let the operator begin; or ``logic`` go on, which was opened elsewhere in the same run."""
         self.restored = bool(tasks)
         if self._restores:
             self.states.restore(tasks)
         if PROGRESS in tasks:
             self.watermark = self._restored_watermark(tasks[PROGRESS].table())
-        self._call("open", self._context)
+        if logic is None:
+            self._call("open", self._context)
+        else:
+            self.logic = logic
+
+    @property
+    def context(self) -> OperatorContext:
+        """What its operator may ask."""
+        return self._context
 
     def _restored_watermark(self, rows: pa.Table) -> int:
         # At another parallelism there is a row for each of the old subtasks: the least counts.

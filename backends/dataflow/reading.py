@@ -4,6 +4,8 @@ The watermark of a split is the greatest event time read of it, less by how much
 is the least of those it holds, once every one has some, and never goes back. A split that ends no longer counts. A reader that
 holds as many splits as it is given waits until it has been given all there are now: the next one may begin in the past. Where the
 rows of a split come in any order, its watermark says nothing before its end: the reader's moves when it holds none.
+
+A reader may be given more splits than it holds at a time: they wait, unread, as if nobody had dealt them yet, and are kept all the same.
 """
 
 from __future__ import annotations
@@ -81,6 +83,8 @@ class SourceReader:
         self._context = _ReaderContext(subtask, clock)
         self._emit = emit
         self._held: deque[_Held] = deque()
+        self._waiting: deque[_Held] = deque()
+        """Given ahead: nothing of them is read while enough others are held."""
         self._no_more = False
         self._given_all = source.splits_per_reader is not None
         self._nothing_in_a_row = 0
@@ -97,13 +101,22 @@ class SourceReader:
         self._hold(split, None)
 
     def _hold(self, split: Split, watermark: int | None) -> None:
-        if any(held.split.id == split.id for held in self._held):
+        if any(held.split.id == split.id for held in (*self._held, *self._waiting)):
             raise InvalidState(
                 f"the enumerator of source {self._uid!r} gave split {split.id!r} to a reader that holds one of that id; ids of "
                 "splits are unique"
             )
-        self._held.append(_Held(split, watermark))
+        begun = watermark is not None or split.position != 0
+        if begun or self._has_room:
+            self._held.append(_Held(split, watermark))
+        else:
+            self._waiting.append(_Held(split, None))
         self._nothing_in_a_row = 0
+
+    @property
+    def _has_room(self) -> bool:
+        room = self._source.splits_per_reader
+        return room is None or len(self._held) < room
 
     def read(self) -> Reading:
         """Read one chunk of the split whose turn it is. ``OperatorError`` for what the source raises."""
@@ -118,10 +131,12 @@ class SourceReader:
                 self._nothing_in_a_row = 0 if rows else self._nothing_in_a_row + 1
             elif held.watermark is not None:
                 self._over = held.watermark if self._over is None else max(held.watermark, self._over)
-        room = self._source.splits_per_reader
+        while self._waiting and self._has_room:
+            self._held.append(self._waiting.popleft())
+            self._nothing_in_a_row = 0
         return Reading(
             rows=rows,
-            wants_split=not self._no_more and (room is None or len(self._held) < room),
+            wants_split=not self._no_more and self._has_room,
             idle=bool(not rows and self._nothing_in_a_row >= len(self._held) and not self._ended),
             ended=self._ended,
             watermark=self._advanced(),
@@ -183,7 +198,7 @@ class SourceReader:
                     "position": held.position,
                     "watermark": held.watermark,
                 }
-                for held in self._held
+                for held in (*self._held, *self._waiting)
             ],
             schema=SPLITS_SCHEMA,
         )

@@ -71,11 +71,20 @@ class EpochProgress(Progress):
         """In one line."""
         checkpoint = "no checkpoint" if self.checkpoint_id is None else f"checkpoint {self.checkpoint_id}"
         ended = f", {self.finished} finished" if self.finished else ""
+        tasks = "task" if self.running == 1 else "tasks"
         took = (self.planning_us + self.spark_us + self.publish_us + self.commit_us) / 1e6
         return (
             f"{self.job_id}: epoch {self.epoch}, {self.rows_epoch:,} rows in {took:.1f} s, {checkpoint} "
-            f"({self.state_rows:,} rows, +{self.written_bytes / 1e6:.1f} MB), {self.running} tasks{ended}"
+            f"({self.state_rows:,} rows, +{_size(self.written_bytes)}), {self.running} {tasks}{ended}"
         )
+
+
+def _size(size_bytes: int) -> str:
+    """As a person reads it."""
+    for factor, unit in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:.1f} {unit}"
+    return f"{size_bytes} B"
 
 
 class ProgressLog:

@@ -95,6 +95,11 @@ class Run(ABC):
             self.outcome = self._stopping.outcome(self._driver.ended)
 
     @property
+    @abstractmethod
+    def rows_read(self) -> int:
+        """Rows that sources have read in this run."""
+
+    @property
     def published(self) -> int:
         """How many checkpoints this run has published."""
         return self._driver.published

@@ -53,11 +53,13 @@ class Base:
     """What a task begins an epoch from, by operator. Picklable.
 
     ``taken``: the barrier of the snapshot, 0 for none. ``replays``: whether its in-flight records are to be processed first.
+    ``travelling``: operators that go on as they were (``travelling.py``).
     """
 
     parts: Mapping[str, Part] = field(default_factory=dict)
     taken: int = 0
     replays: bool = False
+    travelling: Mapping[str, bytes] = field(default_factory=dict)
 
     def layers(self, uid: str) -> Mapping[str, Sequence[Layer]]:
         """The layers of the keyed states of an operator, lowest first."""

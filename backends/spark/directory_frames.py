@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import datetime
 import fnmatch
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -42,6 +43,8 @@ from stateformat.errors import ErrorKind, InvalidInput, StorageError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
     from pyspark.sql.types import StructType
+
+logger = logging.getLogger(__name__)
 
 _FLOOR, _FORGOTTEN, _OVER = "/floor", "/forgotten", "/over"
 """Names in a position that are no files: paths in it are relative."""
@@ -194,12 +197,15 @@ class DirectoryFrames(Offsets):
         return taken
 
     def _behind(self, position: Position, known: _Files, taken: _Files) -> Position:
-        """The position behind some more files. Those of them stay in it, whatever their age: the range is made of them."""
+        """The position behind some more files. They are in it, whatever their age: the range is made of them.
+
+        The floor never passes a file that waits: files are taken in order, so what raises it is the newest, and what waits is
+        newer still.
+        """
         floor = position.get(_FLOOR)
         if self._window_ms is not None:
             newest = max(stat.modified_ms for files in (known, taken) for stat in files.values())
-            oldest = min(stat.modified_ms for stat in taken.values())
-            found = min(newest - self._window_ms, oldest)
+            found = newest - self._window_ms
             floor = found if floor is None else max(int(floor), found)
         kept = {path: stat for path, stat in known.items() if floor is None or stat.modified_ms >= int(floor)}
         stop: dict[str, int | str] = {**_written(kept), **_written(taken)}
@@ -313,6 +319,10 @@ class DirectoryFrames(Offsets):
                 else self._listed(spark, [self._address(spark)])
             )
         except (FileNotFoundError, NotADirectoryError) as error:
+            if local is None and self._grows:
+                # An object store has no empty directories: the first file makes it.
+                logger.warning("%s has nothing yet; waiting for the first file", self)
+                return {}
             raise InvalidInput(
                 f"{self} is no directory that is there; make it before the job starts",
                 kind=ErrorKind.INVALID_PATH,

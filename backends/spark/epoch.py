@@ -149,8 +149,13 @@ def checked(reports: Iterable[Any], tasks: Sequence[ev.TaskId]) -> dict[ev.TaskI
 
 
 def first_line(error: Exception) -> str:
-    """What an error of Spark says, without what the JVM adds."""
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:500]
+    """What an error of Spark says in a line: of one that Python has raised in a worker, what it says itself."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    for number, line in enumerate(lines):
+        if line.startswith("Traceback (most recent call last)"):
+            said = next((line for line in lines[number + 1 :] if not line.startswith(" ")), line)
+            return said[:500]
+    return (lines[0] if lines else type(error).__name__)[:500]
 
 
 __all__ = ["TRIES", "EpochJob", "checked", "first_line", "levels_of"]

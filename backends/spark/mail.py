@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from backends.dataflow import events as ev
@@ -33,6 +34,7 @@ DDL: Final = "target int, level int, payload binary"
 REPORT: Final = 2**30
 """The level of reports: no task reads them, the driver does."""
 FRAME_BYTES_MAX: Final = 4 << 20
+_ALIGNMENT: Final = 64
 _FLUSH_BYTES: Final = 16 << 20
 """So much is kept for all receivers before frames are sent on."""
 
@@ -55,20 +57,25 @@ class Header(NamedTuple):
 
 
 def pack(header: Header, batches: Iterable[pa.RecordBatch]) -> bytes:
-    """A frame as bytes."""
+    """A frame as bytes. Batches lie at multiples of :data:`_ALIGNMENT`, so that they can be used where they lie."""
     head = pickle.dumps(header, protocol=5)
-    parts = [len(head).to_bytes(4, "little"), head]
+    parts = [len(head).to_bytes(8, "little"), head, _padding(8 + len(head))]
     for batch in batches:
         data = batch.serialize()
-        parts += [len(data).to_bytes(8, "little"), data]
+        parts += [data.size.to_bytes(_ALIGNMENT, "little"), data, _padding(data.size)]
     return b"".join(parts)
+
+
+def _padding(size: int) -> bytes:
+    """What is put behind so many bytes, so that they end at a multiple of the alignment."""
+    return bytes(-size % _ALIGNMENT)
 
 
 def unpack(payload: pa.Buffer) -> tuple[Header, pa.Buffer]:
     """The header of a frame, and what follows it."""
-    size = int.from_bytes(payload.slice(0, 4), "little")
-    header: Header = pickle.loads(payload.slice(4, size))  # noqa: S301 - mail between our own tasks
-    return header, payload.slice(4 + size)
+    size = int.from_bytes(payload.slice(0, 8), "little")
+    header: Header = pickle.loads(payload.slice(8, size))  # noqa: S301 - mail between our own tasks
+    return header, payload.slice(8 + size + -(8 + size) % _ALIGNMENT)
 
 
 def elements(
@@ -81,10 +88,21 @@ def elements(
             yield channel, element
             continue
         for _ in range(element):
-            size = int.from_bytes(rest.slice(position, 8), "little")
-            message = rest.slice(position + 8, size)
-            position += 8 + size
+            size = int.from_bytes(rest.slice(position, _ALIGNMENT), "little")
+            message = _aligned(rest.slice(position + _ALIGNMENT, size))
+            position += _ALIGNMENT + size + -size % _ALIGNMENT
             yield channel, ev.Records(pa.ipc.read_record_batch(message, schemas[channel.edge]))
+
+
+def _aligned(message: pa.Buffer) -> pa.Buffer:
+    """The message at an address that Arrow's kernels like, or acero would warn of it each time: where it is, if Spark has left it
+    aligned, else copied.
+    """
+    if message.address % 8 == 0:
+        return message
+    copy = pa.allocate_buffer(message.size)
+    np.frombuffer(copy, np.uint8)[:] = np.frombuffer(message, np.uint8)
+    return copy
 
 
 @dataclass
@@ -169,7 +187,8 @@ def _pieces(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def row(target: int, level: int, payload: bytes) -> pa.RecordBatch:
-    """One row of an exchange."""
+    """One row of an exchange. Its payload ends at a multiple of the alignment, so the next one in its column begins at one."""
+    payload += _padding(len(payload))
     return pa.RecordBatch.from_arrays(
         [pa.array([target], pa.int32()), pa.array([level], pa.int32()), pa.array([payload], pa.binary())], schema=ROWS
     )
@@ -186,7 +205,7 @@ class Inbox:
 
     def take(self, header: Header, rest: pa.Buffer) -> Iterator[tuple[Header, pa.Buffer]]:
         """A frame has come: those that can be read now. Raises :class:`EpochBroken` for what two attempts have sent."""
-        token, count = self.consumed.get(header.sender, (header.token, 0))
+        token, count = self.consumed.setdefault(header.sender, (header.token, 0))
         if token != header.token:
             raise EpochBroken(f"{self._receiver} got frames of two attempts of {header.sender}")
         early = self._early[header.sender]

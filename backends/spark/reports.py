@@ -77,8 +77,8 @@ class Report:
 
     ``core``: as it is now. ``number``: the last barrier that it took, ``taken``: that of these ``snapshots``, 0 where no barrier asked
     for them; ``kept``: by operator and keyed state, how many layers stay underneath. ``replays``: records have been fed back, and are
-    in the snapshot. ``sent``, ``consumed``: frames. ``opened``: how the activation was come by: ``kept``, ``caught_up``,
-    ``restored``, or nothing where it needs none.
+    in the snapshot. ``travelling``: operators that go on as they were. ``sent``, ``consumed``: frames. ``opened``: how the activation
+    was come by: ``kept``, ``caught_up``, ``restored``, or nothing where it needs none.
     """
 
     task: ev.TaskId
@@ -95,6 +95,7 @@ class Report:
     ran_dry: bool = False
     snapshots: tuple[Snapshot, ...] = ()
     kept: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    travelling: dict[str, bytes] = field(default_factory=dict)
     sent: dict[ev.TaskId, int] = field(default_factory=dict)
     consumed: dict[Address, tuple[bytes, int]] = field(default_factory=dict)
     rows_read: int = 0

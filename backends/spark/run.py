@@ -45,6 +45,7 @@ from backends.spark.options import SparkOptions
 from backends.spark.reports import Report, Setup, Spec
 from backends.spark.sources import RangeEnumerator, SparkSource
 from stateformat.model import Mode
+from stateformat.snapshot import WriteContext
 from stateformat.store import CheckpointStore, PendingCheckpoint
 
 if TYPE_CHECKING:
@@ -108,7 +109,6 @@ class SparkRun(Run):
         self._options = options
         self._id = secrets.token_hex(8)
         self._broadcast: Broadcast[bytes] | None = None
-        self._context: Any = None
         self._version = 0
         self._rows_read = 0
         self._idle = False
@@ -178,7 +178,7 @@ class SparkRun(Run):
         if self.in_flight is not None and self.in_flight is in_flight:
             raise RunDiscarded(f"barrier {self.in_flight.barrier.number} did not come through its epoch", counted=True)
         if self.published == published:
-            self._hold_committables(reports)
+            self._hold_committables(reports, writing.context)
 
     def _job_of(self, writing: PendingCheckpoint, feeds: Sequence[Feed]) -> EpochJob:
         fed = {feed.encoder.uid for feed in feeds}
@@ -214,7 +214,6 @@ class SparkRun(Run):
         if self._broadcast is None:
             from pyspark import cloudpickle
 
-            self._context = writing.context
             setup = Setup(
                 run=self._id,
                 job=self.job,
@@ -301,15 +300,15 @@ class SparkRun(Run):
             )
             for snapshot in report.snapshots
         }
-        held.base = Base(parts, taken=report.taken, replays=report.replays)
+        held.base = Base(parts, report.taken, report.replays, report.travelling)
 
-    def _hold_committables(self, reports: Mapping[ev.TaskId, Report]) -> None:
+    def _hold_committables(self, reports: Mapping[ev.TaskId, Report], context: WriteContext) -> None:
         """The checkpoint of these reports was not published: what sinks have prepared is part of the next one."""
         for report in reports.values():
             for snapshot in report.snapshots:
                 handles = [handle for handle in snapshot.handles if handle.mode == Mode.COMMITTABLES and handle.rows]
                 if handles:
-                    task = read_task(self._context, snapshot.operator, COMMITTABLES, handles)
+                    task = read_task(context, snapshot.operator, COMMITTABLES, handles)
                     self._driver.hold(snapshot.operator, task.table())
 
     # Between epochs ------------------------------------------------------------------------------------------------------

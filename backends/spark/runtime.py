@@ -14,6 +14,7 @@ from backends.running.runtime import Runtime
 from backends.spark.options import SparkOptions
 from backends.spark.run import SparkRun
 from backends.spark.session import check, job_session
+from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.store import CheckpointStore
 
 if TYPE_CHECKING:
@@ -39,6 +40,11 @@ class SparkRuntime(Runtime[SparkRun]):
         **options: object,
     ) -> None:
         super().__init__(store, clock=clock, progress=progress, **options)
+        if store.url.startswith("memory:"):
+            raise InvalidInput(
+                f"{store.url} exists in this process only, Spark's workers are others; open a store that they reach",
+                kind=ErrorKind.INVALID_URL,
+            )
         self._spark = job_session(check(spark))
 
     def _make_run(self, restored: Restored, retries: Mapping[str, pa.Table]) -> SparkRun:

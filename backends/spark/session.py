@@ -22,6 +22,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -100,12 +102,29 @@ def session(app_name: str = "stateformat") -> SparkSession:
         return local_session(app_name)
     session_class = _session_class()
     active = _active(session_class)
-    return check(active) if active is not None else _start(configure(session_class.builder).appName(app_name))
+    if active is not None:
+        return check(active)
+    builder = configure(session_class.builder).appName(app_name)
+    return _start(builder if _log_is_configured() else builder.config("spark.log.level", "WARN"))
+
+
+@contextmanager
+def lent_session(app_name: str = "stateformat") -> Iterator[SparkSession]:
+    """:func:`session` for a block; stopped behind it, unless it was there before."""
+    before = _active(_session_class())
+    spark = session(app_name)
+    try:
+        yield spark
+    finally:
+        if before is None:
+            spark.stop()
 
 
 def job_session(spark: SparkSession) -> SparkSession:
-    """A session beside the user's, on the same context, with the settings of :data:`JOB`; theirs stays as it is."""
-    ours: SparkSession = spark.newSession()
+    """A session beside the user's, on the same context, with their views and settings but for those of :data:`JOB`; theirs stays
+    as it is.
+    """
+    ours: SparkSession = type(spark)(spark.sparkContext, spark._jsparkSession.cloneSession())
     for name, value in JOB.items():
         ours.conf.set(name, value)
     return ours
@@ -180,6 +199,18 @@ def _active(session_class: Any) -> SparkSession | None:
     return found
 
 
+def _log_is_configured() -> bool:
+    """Whether somebody has said what Spark logs: a log4j file of their own, or ``spark.log.level``. Else it writes some hundred
+    lines for each job, among which those of ours would be lost. Only under ``spark-submit``, where there is a JVM already.
+    """
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized()
+    assert SparkContext._jvm is not None
+    log = SparkContext._jvm.org.apache.logging.log4j.LogManager.getContext(False).getConfiguration()
+    return SparkConf().contains("spark.log.level") or "log4j2-defaults" not in str(log.getConfigurationSource())
+
+
 def _check_java() -> None:
     """Spark's own message for a missing Java is a stack trace; ours is a sentence."""
     home = os.environ.get("JAVA_HOME")
@@ -210,4 +241,4 @@ def _start(builder: Any) -> SparkSession:
     return made
 
 
-__all__ = ["check", "configure", "job_session", "local_session", "session"]
+__all__ = ["check", "configure", "job_session", "lent_session", "local_session", "session"]

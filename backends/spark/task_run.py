@@ -247,13 +247,13 @@ class TaskRun:
             activation = self._restored(kept, base)
         self._outside.worker = self._worker
         self._worker.operators = activation
+        for uid, states in activation.states.items():
+            states.begin(self.spec.version)
+            states.layers = base.layers(uid)
         if self.report.opened != "kept":
             tasks = {uid: base.tasks(self._context, uid) for uid in base.parts}
             going_on = unpacked(activation, base.travelling)
             activation.open(tasks or None, taken=base.taken or None, going_on=going_on)
-        for uid, states in activation.states.items():
-            states.begin(self.spec.version)
-            states.layers = base.layers(uid)
 
     def _restored(self, kept: Kept | None, base: Base) -> Activation:
         """A new activation: of the states that were kept, with what has changed since, or of none, to be read."""

@@ -3,40 +3,128 @@
     spark-submit --master yarn tools/jobs/run.py flights.py:flights s3://bucket/store --parallelism 12
 
 ``flights.py`` defines a function ``flights()`` that returns the ``Dataflow`` (one with a parameter is given the SparkSession); a module
-that is installed is named ``package.module:flights``. The file goes to the executors with the job. What the driver prints goes to
-standard error: a line for each epoch, or with ``--progress json`` an object. The exit status is that of ``ckpt``: 0 the job has ended or
-was stopped, 1 it failed or was refused, 2 misuse, 3 the storage failed. Run it again and it goes on from the newest checkpoint.
+that is installed is named ``package.module:flights``. The file goes to the executors with the job. Progress is a line for each checkpoint
+(on a terminal one line that changes) on standard error, how the job has ended a sentence on standard output; with ``--progress json``
+everything is a line of JSON on standard output (docs/json.md). The exit status is that of ``ckpt``: 0 the job has ended or was stopped,
+1 it failed or was refused, 2 misuse, 3 the storage failed. Run it again and it goes on from the newest checkpoint.
+
+Under ``spark-submit`` Spark puts both streams of this program on its own standard output, which is no terminal for it, and its log on
+standard error: ``2> spark.log`` parts the two. Where nobody has configured the log it begins at warnings (``backends.spark.session``).
 """
 
 from __future__ import annotations
 
+import filecmp
 import importlib
 import importlib.util
 import inspect
+import json
 import logging
+import re
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 import stateformat as sf
 from backends.dataflow.api import Dataflow
-from backends.running.outcome import JobFailed
-from backends.running.progress import ProgressLine, ProgressLog
+from backends.running.outcome import JobFailed, JobOutcome
+from backends.running.progress import Progress, ProgressLine, ProgressLog
 from backends.spark.runtime import SparkRuntime
-from backends.spark.session import session
-from stateformat.errors import CheckpointError, InvalidInput
-from tools.ckpt.failures import FINE, MISUSE, PROBLEMS, failure_of
+from backends.spark.session import lent_session
+from stateformat.errors import CheckpointError, InvalidInput, StorageError
+from tools.ckpt.address import Address, AddressType, StorageOptionType, is_local
+from tools.ckpt.failures import FINE, PROBLEMS, UNAVAILABLE, Failure, failure_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@click.command(help=__doc__.split("\n\n")[0] if __doc__ else None)
-@click.argument("job")
-@click.argument("store")
+class JobType(click.ParamType["JobName"]):
+    """Parses ``FILE.py:FUNCTION`` and ``MODULE:FUNCTION``, and looks whether there is such a file, before Spark is started."""
+
+    name = "JOB"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> JobName:
+        """The name of a job."""
+        if isinstance(value, JobName):
+            return value
+        where, _, function = str(value).rpartition(":")
+        if not where or not function.isidentifier():
+            self.fail(
+                f"{value!r} names no function; say which of a file or module, as in flights.py:flights", param, ctx
+            )
+        if where.endswith(".py") and not Path(where).is_file():
+            self.fail(f"there is no file {where!r}, seen from {Path.cwd()}", param, ctx)
+        return JobName(where, function)
+
+
+class JobName(NamedTuple):
+    """Where the function is that makes the dataflow: a file, or an installed module."""
+
+    where: str
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.where}:{self.function}"
+
+
+class Telling:
+    """What the program says: text for people, or JSON lines for programs."""
+
+    def __init__(self, form: str) -> None:
+        self._json = form == "json"
+        self._line = ProgressLine(sys.stderr)
+        shown: Mapping[str, Callable[[Progress], None]] = {"text": self._line, "json": ProgressLog(sys.stdout)}
+        self.progress = shown.get(form)
+        handler = logging.StreamHandler(sys.stdout if self._json else sys.stderr)
+        handler.setFormatter(_JsonLog() if self._json else logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+        logging.basicConfig(level=logging.WARNING, handlers=[handler])
+
+    def outcome(self, outcome: JobOutcome) -> int:
+        """How the job has ended; returns the exit status."""
+        self._line.end()
+        sentence = _with_options(outcome.sentence)
+        told = {"kind": "JobOutcome", **asdict(outcome), "sentence": sentence}
+        click.echo(json.dumps(told) if self._json else sentence)
+        return FINE
+
+    def failure(self, error: BaseException) -> int:
+        """Why there is no outcome; returns the exit status."""
+        self._line.end()
+        if isinstance(error, JobFailed):
+            storage_failed = isinstance(error.__cause__, (StorageError, OSError))
+            failure = Failure(UNAVAILABLE if storage_failed else PROBLEMS, "job_failed", str(error))
+        else:
+            failure = failure_of(error)
+        if self._json:
+            click.echo(json.dumps({"kind": "Failure", **failure.to_json()}))
+        click.echo(f"error: {_with_options(failure.message)}", err=True)
+        return failure.status
+
+
+class _JsonLog(logging.Formatter):
+    """A record of Python's log as a line of JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        told = {"level": record.levelname, "logger": record.name, "message": record.getMessage()}
+        return json.dumps({"kind": "Log", **told})
+
+
+def _with_options(sentence: str) -> str:
+    """A sentence of the library in the words of this program: its keyword arguments are our options."""
+    return re.sub(r"\bdrop=('[^']*')", r"--drop \1", sentence).replace("resume=True", "--resume")
+
+
+@click.command(
+    help=__doc__.split("\n\n")[0] if __doc__ else None, context_settings={"help_option_names": ["-h", "--help"]}
+)
+@click.argument("job", type=JobType())
+@click.argument("store", type=AddressType("never"))
 @click.option("--parallelism", type=click.IntRange(min=1), help="Of every operator that has none of its own.")
 @click.option("--rows-per-epoch", type=click.IntRange(min=1), help="How many rows sources read in an epoch at most.")
 @click.option("--seconds-per-epoch", type=click.FloatRange(min=0.001), help="How long they read at most. [default: 10]")
@@ -48,35 +136,33 @@ if TYPE_CHECKING:
 @click.option("--resume", is_flag=True, help="Go on after a stop without drain.")
 @click.option("--drop", multiple=True, metavar="OPERATOR[/STATE]", help="State of the checkpoint that is given up.")
 @click.option("--endpoint-url", metavar="URL", help="The S3 server, where it is not Amazon's.")
-@click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="An option of the store's storage.")
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    type=StorageOptionType(),
+    metavar="KEY=VALUE",
+    help="An option for the storage of the store's URL; repeatable.",
+)
 @click.option("--progress", type=click.Choice(["text", "json", "none"]), default="text", show_default=True)
-def command(job: str, store: str, **chosen: Any) -> int:
+def command(job: JobName, store: Address, **chosen: Any) -> int:
     """Run it; returns the exit status."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    with_spark = session(f"stateformat {job}")
-    try:
-        flow = dataflow_of(job, with_spark)
-        opened = sf.open(store, **_storage_options(chosen))
-        line = ProgressLine(sys.stderr)
-        progress: Any = {"text": line, "json": ProgressLog(sys.stderr), "none": None}[chosen["progress"]]
-        outcome = SparkRuntime(with_spark, opened, progress=progress, **_runtime_options(chosen)).run(flow)
-        line.end()
-        click.echo(outcome.sentence)
-    finally:
-        with_spark.stop()
-    return FINE
-
-
-def _storage_options(chosen: dict[str, Any]) -> dict[str, str]:
-    found = dict(option.split("=", 1) for option in chosen["options"] if "=" in option)
-    if len(found) != len(chosen["options"]):
-        raise InvalidInput(f"--option takes NAME=VALUE; given are {', '.join(chosen['options'])}")
+    telling = Telling(chosen["progress"])
+    storage = dict(chosen["options"])
     if chosen["endpoint_url"]:
-        found["endpoint_url"] = chosen["endpoint_url"]
-    return found
+        storage["endpoint_url"] = chosen["endpoint_url"]
+    savepoints = {} if is_local(store.url) else storage  # By default they lie below the store.
+    try:
+        opened = sf.open(store.url, **storage)
+        with lent_session(f"stateformat {job}") as spark:
+            options = {**_runtime_options(chosen), "savepoint_options": savepoints}
+            runtime = SparkRuntime(spark, opened, progress=telling.progress, **options)
+            return telling.outcome(runtime.run(dataflow_of(job, spark)))
+    except (CheckpointError, OSError, KeyboardInterrupt) as error:
+        return telling.failure(error)
 
 
-def _runtime_options(chosen: dict[str, Any]) -> dict[str, Any]:
+def _runtime_options(chosen: Mapping[str, Any]) -> dict[str, Any]:
     seconds = {"checkpoint_interval_us": "seconds_per_epoch", "idle_us": "idle_seconds"}
     plain = {
         "parallelism": "parallelism",
@@ -89,56 +175,97 @@ def _runtime_options(chosen: dict[str, Any]) -> dict[str, Any]:
     return {**found, "resume": chosen["resume"], "drop": chosen["drop"]}
 
 
-def dataflow_of(job: str, spark: SparkSession) -> Dataflow:
-    """The dataflow that ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION`` makes. ``InvalidInput``, the user's fault, where there is none."""
-    where, _, name = job.rpartition(":")
-    if not where or not name:
-        raise InvalidInput(f"the job is {job!r}; name a function of a file or module, as in flights.py:flights")
-    module = _file(where, spark) if where.endswith(".py") else importlib.import_module(where)
-    make: Callable[..., Any] | None = getattr(module, name, None)
+# The job ------------------------------------------------------------------------------------------------------------------
+
+
+def dataflow_of(job: JobName, spark: SparkSession) -> Dataflow:
+    """The dataflow that a function makes. ``InvalidInput``, the user's fault, where there is none; a stack trace goes to standard
+    error where the job's own code raised.
+    """
+    module = _file(job, spark) if job.where.endswith(".py") else _installed(job)
+    make: Callable[..., Any] | None = getattr(module, job.function, None)
     if not callable(make):
-        raise InvalidInput(
-            f"{where} has no function {name!r}; it has {', '.join(sorted(_functions(module))) or 'none'}"
-        )
-    flow = make(spark) if inspect.signature(make).parameters else make()
+        has = ", ".join(_functions(module)) or "none"
+        raise InvalidInput(f"{job.where} has no function {job.function!r}; its functions are: {has}")
+    flow = _called(f"{job}", lambda: make(spark) if inspect.signature(make).parameters else make())
     if not isinstance(flow, Dataflow):
         raise InvalidInput(f"{job} returned {type(flow).__name__}; it returns a Dataflow")
     return flow
 
 
-def _file(where: str, spark: SparkSession) -> Any:
+def _file(job: JobName, spark: SparkSession) -> Any:
     """The module of a file, which executors can import too, by the file's name."""
-    path = Path(where)
-    if not path.is_file():
-        raise InvalidInput(f"there is no file {where}; name the file of the job, from {Path.cwd()}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    path = Path(job.where).resolve()
+    name = path.stem
+    other = None if "." in name else _other_module(name, path)
+    if "." in name or other is not None:
+        why = "has a dot in its name" if other is None else f"would take the place of the module {name!r} ({other})"
+        raise InvalidInput(f"{path} {why}; give the file another name")
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
+    sys.modules[name] = module
+    loader = spec.loader
+    _called(f"{path}", lambda: loader.exec_module(module))
     spark.sparkContext.addPyFile(str(path))
     return module
 
 
+def _other_module(name: str, path: Path) -> str | None:
+    """Where another module of this name is; None where there is none, or a copy of the same file (``--py-files``)."""
+    known = sys.modules.get(name)
+    place = getattr(known, "__file__", None)
+    if known is None:
+        spec = importlib.util.find_spec(name)
+        if spec is None:
+            return None
+        place = spec.origin
+    if place is not None and Path(place).is_file() and filecmp.cmp(place, path, shallow=False):
+        return None
+    return place or "part of Python"
+
+
+def _installed(job: JobName) -> Any:
+    try:
+        return importlib.import_module(job.where)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{job.where}.".startswith(f"{error.name}."):
+            raise InvalidInput(f"{job.where} imports {error.name!r}, which is not installed here") from error
+        raise InvalidInput(
+            f"there is no module {error.name!r} in {sys.executable}; install it, or name a file: {job.where}.py:{job.function}"
+        ) from error
+
+
+def _called(what: str, call: Callable[[], Any]) -> Any:
+    """What the code of a job returns; what it raises is shown from there on, and is the user's to mend."""
+    try:
+        return call()
+    except CheckpointError:
+        raise
+    except Exception as error:
+        frames = error.__traceback__
+        while frames is not None and frames.tb_frame.f_globals.get("__name__") == __name__ and frames.tb_next:
+            frames = frames.tb_next
+        click.echo("".join(traceback.format_exception(type(error), error, frames)), err=True, nl=False)
+        hint = "; install it, or give it to spark-submit: --py-files" if isinstance(error, ModuleNotFoundError) else ""
+        raise InvalidInput(f"{what} raised {type(error).__name__}: {error}{hint}") from error
+
+
 def _functions(module: Any) -> list[str]:
-    return [name for name, _ in inspect.getmembers(module, inspect.isfunction) if not name.startswith("_")]
+    """The functions that a module defines itself."""
+    found = inspect.getmembers(module, inspect.isfunction)
+    return [name for name, one in found if one.__module__ == module.__name__ and not name.startswith("_")]
 
 
 def main(arguments: list[str]) -> int:
-    """Run the program; an error is a sentence on standard error, and an exit status."""
+    """Run the program; an error is a sentence, and an exit status."""
     try:
         return int(command.main(arguments, prog_name="run.py", standalone_mode=False) or FINE)
-    except JobFailed as error:
-        click.echo(f"error: {error}", err=True)
-        return PROBLEMS
-    except (CheckpointError, OSError, click.ClickException, KeyboardInterrupt) as error:
+    except (click.ClickException, click.Abort) as error:
         failure = failure_of(error)
-        click.echo(f"error: {failure.message}", err=True)
+        click.echo(f"error: {failure.message}" + (f" ({failure.hint})" if failure.hint else ""), err=True)
         return failure.status
-    except ImportError as error:
-        click.echo(f"error: {error}", err=True)
-        return MISUSE
 
 
 if __name__ == "__main__":

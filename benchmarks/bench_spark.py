@@ -1,0 +1,288 @@
+"""The Spark runtime against Structured Streaming, on the same files in the same run, and against Spark's own floor.
+
+Each side has a process and a Spark session of its own, which stay while both are called in turn; the other one is idle then. Epochs of a side that is
+still warming up are left out. Both sides' totals are compared, so that no figure is of a job that computes something else.
+
+What calls Python for each key makes some thousand rows a second in Structured Streaming, and 20 epochs of 250,000 rows would take most of
+an hour. It gets the first rows of each epoch only, over the same keys, which is to its advantage: its state stays smaller.
+``python -m benchmarks bench_spark --full`` gives it all.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+import stateformat as sf
+from backends.rewrite.rescaling import publish_rescaled
+from benchmarks import spark_flows as ours
+from benchmarks import structured_streaming as theirs
+from benchmarks.measuring import Row, seconds
+from benchmarks.spark_input import FILES, Epoch, Written, lying_in, new_since, random_keys, write_epoch, write_input
+
+Result = TypeVar("Result")
+
+KEYS = 5_000_000
+EPOCH_ROWS, EPOCHS = 250_000, 20
+SHORT_ROWS, SHORT_EPOCHS = 20_000, 3
+LARGE_ROWS, FEW_KEYS = 2_000_000, 100_000
+EMPTY_WARM_UP, EMPTY_PAIRS = 20, 150
+RESUMES = 3
+RESCALED = 6
+SMALL_ROWS = 10_000
+TEN_MILLION = 10_000_000
+
+
+class Side(ProcessPoolExecutor):
+    """A process with a Spark session of its own. Its output goes to a file, for PySpark's workers talk."""
+
+    def __init__(self, log: Path) -> None:
+        super().__init__(
+            1, mp_context=multiprocessing.get_context("spawn"), initializer=_redirect, initargs=(str(log),)
+        )
+
+    def call(self, function: Callable[..., Result], *given: Any) -> Result:
+        """Call a function there."""
+        return self.submit(function, *given).result()
+
+
+def _redirect(log: str) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+
+
+def rate(epochs: Iterable[Epoch]) -> float:
+    """Rows a second: the median of epochs."""
+    return statistics.median(epoch.rows / epoch.seconds for epoch in epochs)
+
+
+def _per_second(rows: float) -> str:
+    return f"{rows / 1e6:.2f} M rows/s" if rows >= 1e5 else f"{rows:,.0f} rows/s"
+
+
+def _faster(what: str, mine: Sequence[Epoch], label: str, other: Sequence[Epoch], budget: str) -> Row:
+    a, b = rate(mine), rate(other)
+    return Row(what, _per_second(a), f"{label}: {_per_second(b)}", f"{a / b:.1f} ×", budget)
+
+
+def _per_epoch(written: Written, epochs: int) -> str:
+    return f"{written.size_bytes / epochs / 1e6:.2f} MB in {written.files / epochs:.0f} files"
+
+
+# The lines of the table ------------------------------------------------------------------------------------------------------------
+
+
+def per_key(mine: Side, other: Side, scratch: Path, *, full: bool) -> list[Row]:
+    """The same Python function for each key, on 5M keys."""
+    folder = write_input(scratch / "per-key", EPOCHS, rows=EPOCH_ROWS, keys=KEYS)
+    store = str(scratch / "per-key-store")
+    mine.call(ours.begin, ours.per_key, folder, store)
+    epochs = mine.call(ours.epochs, store, EPOCHS)[2:]
+    mine.call(ours.end, store)
+    if not full:
+        folder = write_input(scratch / "per-key-short", SHORT_EPOCHS, rows=EPOCH_ROWS, keys=KEYS, first=SHORT_ROWS)
+    rows = EPOCH_ROWS if full else SHORT_ROWS
+    what = f"Spark runtime, per-key Python function, {KEYS:,} keys, {EPOCHS} epochs of {EPOCH_ROWS:,} rows"
+    lines = []
+    for query, name, budget in (
+        (theirs.apply_in_pandas, "applyInPandasWithState", "≥ 3 ×"),
+        (theirs.transform_in_pandas, "transformWithStateInPandas", "≥ 3 ×"),
+        (theirs.transform_rows, "transformWithState", "–"),
+    ):
+        found = other.call(theirs.run, query, folder, str(scratch / f"per-key-{name}"))[1:]
+        lines.append(_faster(what, epochs, f"{name}, {len(found)} epochs of {rows:,}", found, budget))
+    return lines
+
+
+def vectorised(mine: Side, other: Side, scratch: Path) -> list[Row]:
+    """Our ready-made aggregate against Spark's, on 100k keys; and what a checkpoint of each writes."""
+    folder, store, checkpoint = (str(scratch / f"vectorised{end}") for end in ("", "-store", "-checkpoint"))
+    Path(folder).mkdir()
+    mine.call(ours.begin, ours.vectorised, folder, store)
+    a: list[Epoch] = []
+    b: list[Epoch] = []
+    rounds, each = 3, 4
+    for number in range(rounds):
+        for epoch in range(number * each, (number + 1) * each):
+            write_epoch(folder, epoch, random_keys(epoch, rows=LARGE_ROWS, keys=FEW_KEYS))
+        # The first round warms up. The first batch of a query that begins again reads the state, so the first of each round is left out.
+        a += mine.call(ours.epochs, store, each)[1 if number else each :]
+        b += other.call(theirs.run, theirs.native, folder, checkpoint)[1 if number else each :]
+    mine.call(ours.end, store)
+    _same(mine.call(ours.totals, store), other.call(theirs.totals, checkpoint))
+    what = f"Spark runtime, `aggregate`, {FEW_KEYS:,} keys, {LARGE_ROWS:,} rows an epoch"
+    label = "native `groupBy().agg()`"
+    return [
+        _faster(what, a, label, b, "≥ 1.5 ×"),
+        _sizes(what, new_since(store, {}), label, new_since(checkpoint, {}), rounds * each),
+    ]
+
+
+def _sizes(what: str, mine: Written, label: str, other: Written, epochs: int) -> Row:
+    ratio = f"{mine.size_bytes / other.size_bytes:.2f} × bytes, {mine.files / other.files:.2f} × files"
+    return Row(
+        f"{what}: checkpoint of an epoch", _per_epoch(mine, epochs), f"{label}: {_per_epoch(other, epochs)}", ratio, "–"
+    )
+
+
+def _same(mine: tuple[int, int, int], other: tuple[int, int, int]) -> None:
+    assert mine == other, f"the two sides have computed different things: {mine} and {other}"
+
+
+def empty(mine: Side, scratch: Path) -> list[Row]:
+    """An epoch in which nothing comes, against the smallest job of as many exchanges."""
+    folder, store = str(scratch / "empty"), str(scratch / "empty-store")
+    mine.call(ours.begin, ours.three_levels, folder, store)
+    mine.call(ours.in_turn, store, EMPTY_WARM_UP)
+    pairs = mine.call(ours.in_turn, store, EMPTY_PAIRS)
+    mine.call(ours.end, store)
+    a, b = (statistics.median(column) for column in zip(*pairs, strict=True))
+    what = f"Spark runtime, empty epoch of source → keyed → sink, {EMPTY_PAIRS} warm epochs"
+    label = "trivial job of three identity `mapInArrow`, two shuffles"
+    return [Row(what, f"{a * 1000:.0f} ms", f"{label}: {b * 1000:.0f} ms", f"{a / b:.2f} ×", "≤ 1.1 ×")]
+
+
+def five_million(mine: Side, other: Side, scratch: Path) -> list[Row]:
+    """5M keys in the state: epochs on top, resuming, and going on with six subtasks."""
+    folder, store, checkpoint = (str(scratch / f"large{end}") for end in ("", "-store", "-checkpoint"))
+    write_epoch(folder, 0, np.random.default_rng(1).permutation(KEYS))
+    mine.call(ours.begin, ours.vectorised, folder, store)
+    mine.call(ours.epochs, store, 1)
+    other.call(theirs.run, theirs.native, folder, checkpoint)
+    before = lying_in(store), lying_in(checkpoint)
+    # Structured Streaming makes a snapshot of a state with every tenth change or so; before, a restart would replay all changes.
+    count = 12
+    for number in range(1, count + 1):
+        write_epoch(folder, number, random_keys(number, rows=EPOCH_ROWS, keys=KEYS))
+    a = mine.call(ours.epochs, store, count)[2:]
+    b = other.call(theirs.run, theirs.native, folder, checkpoint)[2:]
+    written = new_since(store, before[0]), new_since(checkpoint, before[1])
+    mine.call(ours.end, store)
+
+    def small(number: int) -> None:
+        write_epoch(folder, number, random_keys(number, rows=SMALL_ROWS, keys=KEYS))
+
+    resumed = []
+    for number in range(count + 1, count + 1 + RESUMES):
+        small(number)
+        pair = _resume(mine, folder, store, FILES), other.call(theirs.restart, theirs.native, folder, checkpoint)
+        resumed.append(pair)
+    small(count + 1 + RESUMES)
+    publishing = seconds(lambda: _rescale(store))
+    rescaled = publishing + _resume(mine, folder, store, RESCALED)
+    repartition = other.call(theirs.repartition, checkpoint, RESCALED)
+    restarted = other.call(theirs.restart, theirs.native, folder, checkpoint)
+    _same(mine.call(ours.totals, store), other.call(theirs.totals, checkpoint))
+    what, label = f"Spark runtime, `aggregate`, {KEYS:,} keys in the state", "native `groupBy().agg()`"
+    lines = [
+        _faster(f"{what}, {EPOCH_ROWS:,} rows an epoch", a, label, b, "–"),
+        _sizes(f"{what}, {EPOCH_ROWS:,} rows an epoch", written[0], label, written[1], count),
+        _times(
+            f"{what}: resume, to the end of the first epoch",
+            statistics.median(pair[0] for pair in resumed),
+            f"{label}, restart",
+            statistics.median(pair[1] for pair in resumed),
+        ),
+    ]
+    if repartition is None:
+        return lines
+    return [
+        *lines,
+        _times(f"{what}: 4 → 6, published", publishing, "Spark's offline repartition", repartition),
+        _times(
+            f"{what}: 4 → 6, to the end of the first epoch",
+            rescaled,
+            "Spark's offline repartition and restart",
+            repartition + restarted,
+        ),
+    ]
+
+
+def _times(what: str, mine: float, label: str, other: float) -> Row:
+    return Row(what, f"{mine:.2f} s", f"{label}: {other:.2f} s", f"{mine / other:.3g} ×", "–")
+
+
+def _resume(mine: Side, folder: str, store: str, parallelism: int) -> float:
+    begun = mine.call(ours.begin, ours.vectorised, folder, store, parallelism)
+    (first,) = mine.call(ours.epochs, store, 1)
+    mine.call(ours.end, store)
+    return begun + first.seconds
+
+
+def _rescale(store: str) -> None:
+    opened = sf.open(store, durable=False)
+    source = opened.open()
+    publish_rescaled(source, source.graph.at(RESCALED), store=opened)
+
+
+def ten_million(side: Side, scratch: Path) -> list[Row]:
+    """10M keys: epochs that touch ten thousand of them, in turn with empty ones."""
+    folder, store = str(scratch / "huge"), str(scratch / "huge-store")
+    seeds, pairs, warm_up = 5, 15, 6
+    keys = np.random.default_rng(2).permutation(TEN_MILLION)
+    for number, part in enumerate(np.split(keys, seeds)):
+        write_epoch(folder, number, part)
+    side.call(ours.begin, ours.vectorised, folder, store)
+    side.call(ours.epochs, store, seeds)
+    figures: list[tuple[float, float, int]] = []
+    generator = np.random.default_rng(3)
+    for number in range(seeds, seeds + warm_up + pairs):
+        # A worker that has missed an epoch reads what it missed in the next one that it serves, which may be an empty one.
+        read = ours.bytes_read(store)
+        nothing = side.call(ours.empty_epoch, store)
+        write_epoch(folder, number, generator.choice(TEN_MILLION, SMALL_ROWS, replace=False))
+        (some,) = side.call(ours.epochs, store, 1)
+        figures.append((some.seconds, nothing.seconds, ours.bytes_read(store) - read))
+    touches, empties, reads = zip(*figures[warm_up:], strict=True)
+    memory = side.call(ours.peak_memory)
+    side.call(ours.end, store)
+    found, _, rows = side.call(ours.totals, store)
+    assert (found, rows) == (TEN_MILLION, TEN_MILLION + SMALL_ROWS * (warm_up + pairs))
+    a, b, read = statistics.median(touches), statistics.median(empties), statistics.mean(reads)
+    # A key and its two accumulators.
+    touched = SMALL_ROWS * 24
+    what = f"Spark runtime, {TEN_MILLION:,} keys, an epoch that touches {SMALL_ROWS:,}"
+    return [
+        Row(what, f"{a * 1000:.0f} ms", f"an empty epoch: {b * 1000:.0f} ms", f"{a / b:.2f} ×", "≤ 2 × + 0.5 s"),
+        Row(
+            f"{what}: bytes read, in the empty epoch before it too",
+            f"{read / 1e6:.2f} MB",
+            f"bytes touched: {touched / 1e6:.2f} MB",
+            f"{read / touched:.1f} ×",
+            "≤ 10 ×",
+        ),
+        Row(
+            f"{what}: peak memory",
+            f"{memory / 2**30:.1f} GiB",
+            "driver, Spark and its workers, each at its peak",
+            "–",
+            "≤ 24 GiB",
+        ),
+    ]
+
+
+def measure(full: bool = False) -> list[Row]:
+    """All lines of the table that are Spark's runtime."""
+    with tempfile.TemporaryDirectory(prefix="bench-spark-") as folder, ExitStack() as stack:
+        scratch = Path(folder)
+        mine = stack.enter_context(Side(scratch / "ours.log"))
+        lines = empty(mine, scratch)
+        other = stack.enter_context(Side(scratch / "theirs.log"))
+        lines += per_key(mine, other, scratch, full=full)
+        lines += vectorised(mine, other, scratch)
+        lines += five_million(mine, other, scratch)
+        # Its memory is its own.
+        for side in (mine, other):
+            side.shutdown()
+        lines += ten_million(stack.enter_context(Side(scratch / "huge.log")), scratch)
+    return lines

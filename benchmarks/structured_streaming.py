@@ -1,0 +1,159 @@
+"""The other side of the Spark benchmarks: the same queries in Structured Streaming.
+
+State lies in RocksDB with changelog checkpointing, which is what Spark's documentation advises for large state, and without counting
+rows, which it says costs. Nothing is synced. Output goes to the ``noop`` sink: its batches are computed and thrown away. A query runs
+with the trigger ``availableNow``, a batch of it has the files of one epoch, and its times are those of its own progress
+(``triggerExecution``: planning, the job, state commits, both logs).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from backends.spark.session import local_session
+from benchmarks.spark_input import FILES, Epoch, fold
+
+if TYPE_CHECKING:
+    import pandas as pd  # type: ignore[import-untyped]
+    from pyspark.sql import DataFrame, SparkSession
+
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+CONF = {
+    "spark.driver.memory": "5g",
+    "spark.sql.shuffle.partitions": str(FILES),
+    "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",
+    "spark.sql.streaming.numRecentProgressUpdates": "1000",
+}
+OUTPUT = "k long, total long, n long"
+STATE = "total long, n long"
+_ROWS = "k long, v long"
+
+Query = Callable[["DataFrame"], "DataFrame"]
+
+
+def session() -> SparkSession:
+    """A session for these queries, on all cores."""
+    return local_session("bench structured streaming", **CONF)
+
+
+# The queries ---------------------------------------------------------------------------------------------------------------------
+
+
+def native(rows: DataFrame) -> DataFrame:
+    """Sum and count by key, as Spark does it itself."""
+    from pyspark.sql import functions
+
+    return rows.groupBy("k").agg(functions.sum("v").alias("total"), functions.count("*").alias("n"))
+
+
+def apply_in_pandas(rows: DataFrame) -> DataFrame:
+    """The same with :func:`fold`, called for each key by ``applyInPandasWithState``."""
+    return rows.groupBy("k").applyInPandasWithState(_with_state, OUTPUT, STATE, "update", "NoTimeout")
+
+
+def _with_state(key: tuple[int], frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+    import pandas as pd
+
+    total, count = state.get if state.exists else (0, 0)
+    for frame in frames:
+        total, count = fold(total, count, frame["v"].to_numpy())
+    state.update((total, count))
+    yield pd.DataFrame({"k": [key[0]], "total": [total], "n": [count]})
+
+
+def transform_in_pandas(rows: DataFrame) -> DataFrame:
+    """The same with ``transformWithStateInPandas``."""
+    return rows.groupBy("k").transformWithStateInPandas(_processor(), OUTPUT, "Update", "None")
+
+
+def transform_rows(rows: DataFrame) -> DataFrame:
+    """The same with ``transformWithState``, which gives Python rows where the other gives it frames."""
+    return rows.groupBy("k").transformWithState(_row_processor(), OUTPUT, "Update", "None")
+
+
+def _processor() -> Any:
+    import pandas as pd
+    from pyspark.sql.streaming import StatefulProcessor
+
+    class Totals(StatefulProcessor):  # type: ignore[misc]
+        def init(self, handle: Any) -> None:
+            self._totals = handle.getValueState("totals", STATE)
+
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: ARG002, N802, N803
+            total, count = self._totals.get() or (0, 0)
+            for frame in rows:
+                total, count = fold(total, count, frame["v"].to_numpy())
+            self._totals.update((total, count))
+            yield pd.DataFrame({"k": [key[0]], "total": [total], "n": [count]})
+
+        def close(self) -> None:
+            pass
+
+    return Totals()
+
+
+def _row_processor() -> Any:
+    import numpy as np
+    from pyspark.sql import Row
+    from pyspark.sql.streaming import StatefulProcessor
+
+    class Totals(StatefulProcessor):  # type: ignore[misc]
+        def init(self, handle: Any) -> None:
+            self._totals = handle.getValueState("totals", STATE)
+
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:  # noqa: ARG002, N802, N803
+            total, count = self._totals.get() or (0, 0)
+            total, count = fold(total, count, np.array([row["v"] for row in rows]))
+            self._totals.update((total, count))
+            yield Row(k=key[0], total=total, n=count)
+
+        def close(self) -> None:
+            pass
+
+    return Totals()
+
+
+# Running -------------------------------------------------------------------------------------------------------------------------
+
+
+def run(query: Query, folder: str, checkpoint: str) -> list[Epoch]:
+    """Run a query on every epoch that it has not seen yet, one batch each. What the batches took, in order."""
+    spark = session()
+    rows = spark.readStream.schema(_ROWS).option("maxFilesPerTrigger", FILES).parquet(folder)
+    writer = query(rows).writeStream.format("noop").outputMode("update").option("checkpointLocation", checkpoint)
+    running = writer.trigger(availableNow=True).start()
+    running.awaitTermination()
+    told = [progress for progress in running.recentProgress if progress["numInputRows"]]
+    return [Epoch(one["numInputRows"], one["durationMs"]["triggerExecution"] / 1000) for one in told]
+
+
+def restart(query: Query, folder: str, checkpoint: str) -> float:
+    """Seconds from the start of a query, in a session that has run others, to the end of its first batch."""
+    begin = time.perf_counter()
+    epochs = run(query, folder, checkpoint)
+    assert len(epochs) == 1
+    return time.perf_counter() - begin
+
+
+def repartition(checkpoint: str, partitions: int) -> float | None:
+    """Seconds that Spark's offline repartition of a checkpoint takes; None where this version has none.
+
+    It is there since 4.2, behind a private attribute and called experimental.
+    """
+    manager = getattr(session(), "_streamingCheckpointManager", None)
+    if manager is None:
+        return None
+    begin = time.perf_counter()
+    manager.repartition(checkpoint, partitions)
+    return time.perf_counter() - begin
+
+
+def totals(checkpoint: str) -> tuple[int, int, int]:
+    """Keys, sum of totals, and sum of counts that a checkpoint of :func:`native` holds."""
+    frame = session().read.format("statestore").load(checkpoint)
+    row = frame.selectExpr("count(*)", "sum(value.sum)", "sum(value.count)").first()
+    return tuple(row)
