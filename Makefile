@@ -34,10 +34,10 @@ demo: java $(READY) ## real data: state on Spark; dataflows that are killed and 
 	@$(BIN)/python examples/flights_stream.py
 
 test: java $(READY) ## every test but those of test-truth
-	@$(BIN)/python -m pytest -m "not truth"
+	@$(BIN)/python -m tests.side_by_side fast
 
 test-truth: java $(READY) ## what takes longer: crashes, races, corruption, a real S3 server; prints what was tried
-	@$(BIN)/python -m tests.truth
+	@$(BIN)/python -m tests.side_by_side truth
 
 SEEDS ?= 2000
 FIRST ?= 0
