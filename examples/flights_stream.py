@@ -76,7 +76,7 @@ def growing_flights(data: Path, executor: str) -> Source:
     text = ", ".join(f"{name} string" for name in FLIGHTS.names)
     return SparkSource(
         DirectoryFrames(
-            str(data / "flights"), "csv", schema=text, options={"header": "true"}, grows=True, files_per_epoch=4
+            str(data / "flights"), "csv", schema=text, options={"header": "true"}, grows=True, files_per_epoch=8
         ),
         # Any Spark SQL that works row by row; the JVM does it, and operators see Arrow.
         transform=lambda rows: rows.selectExpr(

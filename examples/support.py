@@ -20,7 +20,7 @@ from backends.local import LocalRuntime, ProgressLine
 from stateformat.errors import CheckpointError
 
 EXECUTORS = ("local", "spark")
-POLL_S = 0.02
+POLL_S = 0.05
 
 
 def package_data() -> Path:
@@ -93,10 +93,12 @@ def wait_until(
     holds: Callable[[stateformat.Checkpoint], bool], store: Path, process: subprocess.Popen[bytes], timeout_s: float
 ) -> bool:
     """Look at each newest checkpoint until something holds of it; False where the process ends before, or time is up."""
-    began = time.monotonic()
+    began, seen = time.monotonic(), None
     while process.poll() is None and time.monotonic() - began < timeout_s:
         checkpoint = newest(store)
-        if checkpoint is not None and holds(checkpoint):
-            return True
+        if checkpoint is not None and checkpoint.id != seen:
+            seen = checkpoint.id
+            if holds(checkpoint):
+                return True
         time.sleep(POLL_S)
     return False
