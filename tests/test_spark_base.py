@@ -299,7 +299,7 @@ def test_what_other_runs_have_left_is_given_up() -> None:
     new, after = kept(b"token")
     cache.keep(("old run", 1), old, limit_bytes=LARGE)
     cache.keep(("run", 1), new, limit_bytes=LARGE)
-    cache.drop_others("run")
+    cache.drop_others({"run"})
     assert (before.closed, after.closed) == (True, False)
     assert cache.take(("run", 1), {b"token": 1}) is new
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TextIO
+from typing import Final, TextIO
 
 from backends.dataflow.events import MAX_WATERMARK, MIN_WATERMARK
 
@@ -99,6 +99,10 @@ class ProgressLog:
         self._stream.flush()
 
 
+COLUMNS: Final = 78
+"""So long is a line on a terminal at most."""
+
+
 class ProgressLine:
     """Writes progress to a terminal: one line that changes, and warnings above it. Elsewhere a line per checkpoint."""
 
@@ -112,7 +116,8 @@ class ProgressLine:
         for warning in progress.warnings:
             self._stream.write(("\r\x1b[K" if self._live else "") + f"warning: {warning}\n")
         if self._live:
-            self._stream.write("\r\x1b[K" + progress.line()[:78])
+            line = progress.line()
+            self._stream.write("\r\x1b[K" + (line if len(line) <= COLUMNS else line[: COLUMNS - 1] + "…"))
         elif progress.checkpoint_id != self._shown:
             self._stream.write(progress.line() + "\n")
         self._shown = progress.checkpoint_id

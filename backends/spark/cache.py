@@ -15,7 +15,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -106,9 +106,9 @@ class Cache:
         kept.give_up()
         kept.directory = directory
 
-    def drop_others(self, run: Hashable) -> None:
-        """Give up what other runs have left: a key begins with its run."""
-        for key in [key for key in self._kept if isinstance(key, tuple) and key[0] != run]:
+    def drop_others(self, runs: Collection[Hashable]) -> None:
+        """Give up what other runs than these have left: a key begins with its run."""
+        for key in [key for key in self._kept if isinstance(key, tuple) and key[0] not in runs]:
             self._kept.pop(key).give_up()
 
 

@@ -150,7 +150,10 @@ def checked(reports: Iterable[Any], tasks: Sequence[ev.TaskId]) -> dict[ev.TaskI
 
 def first_line(error: Exception) -> str:
     """What an error of Spark says in a line: of one that Python has raised in a worker, what it says itself."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
+    calling = "An error occurred while calling "  # What Py4J says before the JVM's own words.
+    lines = [
+        line.removeprefix(": ") for line in str(error).splitlines() if line.strip() and not line.startswith(calling)
+    ]
     for number, line in enumerate(lines):
         if line.startswith("Traceback (most recent call last)"):
             said = next((line for line in lines[number + 1 :] if not line.startswith(" ")), line)

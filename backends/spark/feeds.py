@@ -60,7 +60,8 @@ class Encoder:
             self._put(outbox, turn % self.parallelism, ev.Records(batch))
             if self.event_time is not None:
                 found = pc.max(batch.column(self.event_time)).cast(pa.int64()).as_py()
-                newest_us = found if newest_us is None or found is None else max(found, newest_us)
+                if found is not None:
+                    newest_us = found if newest_us is None else max(found, newest_us)
             if outbox.is_large:
                 yield from outbox.flush()
         if newest_us is not None:

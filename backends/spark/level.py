@@ -27,13 +27,16 @@ if TYPE_CHECKING:
     from backends.dataflow import events as ev
 
 _SETUPS: Final[dict[str, Setup]] = {}
-"""Of this process: the setup of the run that it serves."""
+"""Of this process: the setups of the runs that it serves."""
+RUNS_KEPT: Final = 2
+"""Of so many runs a worker keeps what it has: two jobs may share a session."""
 
 
 def _setup_of(run: str, broadcast: Broadcast[bytes]) -> Setup:
     if run not in _SETUPS:
-        _SETUPS.clear()
-        WORKER_CACHE.drop_others(run)
+        while len(_SETUPS) >= RUNS_KEPT:
+            del _SETUPS[next(iter(_SETUPS))]
+        WORKER_CACHE.drop_others({run, *_SETUPS})
         _SETUPS[run] = pickle.loads(broadcast.value)  # noqa: S301 - from our own driver
     return _SETUPS[run]
 

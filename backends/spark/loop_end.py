@@ -113,7 +113,11 @@ class LoopEnd:
         if not (report.snapshots or report.failure or report.ended):
             worker.fail(RuntimeError("the barrier did not come round its loop in its epoch"))
         report.replays = bool(later.batches)
-        report.consumed = {**report.consumed, **self._inbox.consumed}
+        for sender, (token, count) in self._inbox.consumed.items():
+            before = report.consumed.get(sender, (token, 0))
+            if before[0] != token:
+                raise EpochBroken(f"{self._task} got frames of two attempts of {sender}")
+            report.consumed[sender] = (token, before[1] + count)
         report.core = pickle.dumps(core, protocol=5)
         yield report.rows()
 

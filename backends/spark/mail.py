@@ -122,14 +122,14 @@ class Outbox:
         self.sent_bytes = 0
         self._sender = sender
         self._token = token
-        self._bags: dict[ev.TaskId, _Bag] = defaultdict(_Bag)
-        self._level_of: dict[ev.TaskId, int] = {}
+        # The head of a loop reads at its own level and at the last; both may come from one sender.
+        self._bags: dict[tuple[ev.TaskId, int], _Bag] = defaultdict(_Bag)
+        self._numbers: dict[tuple[ev.TaskId, int], int] = defaultdict(int)
         self._size = 0
 
     def put(self, receiver: ev.TaskId, level: int, channel: ev.Channel, element: ev.Element) -> None:
         """Send an element on a channel; it is read at ``level``."""
-        bag = self._bags[receiver]
-        self._level_of[receiver] = level
+        bag = self._bags[receiver, level]
         if not isinstance(element, ev.Records):
             bag.entries.append((channel, element))
             return
@@ -149,13 +149,14 @@ class Outbox:
     def flush(self) -> Iterator[pa.RecordBatch]:
         """Everything that waits, as rows."""
         bags, self._bags, self._size = self._bags, defaultdict(_Bag), 0
-        for receiver, bag in bags.items():
+        for (receiver, level), bag in bags.items():
             for entries, batches in _frames(bag):
-                number = self.sent[receiver]
+                number = self._numbers[receiver, level]
+                self._numbers[receiver, level] += 1
                 self.sent[receiver] += 1
                 payload = pack(Header(self._sender, receiver, self._token, number, entries), batches)
                 self.sent_bytes += len(payload)
-                yield row(receiver.subtask, self._level_of[receiver], payload)
+                yield row(receiver.subtask, level, payload)
 
 
 def _frames(bag: _Bag) -> Iterator[tuple[tuple[tuple[ev.Channel, ev.Element | int], ...], list[pa.RecordBatch]]]:

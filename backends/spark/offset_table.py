@@ -148,7 +148,7 @@ class OffsetTable(Offsets):
         high = newest - self._steps(kind, "lag", self._lag) if self._lag is not None else newest
         if "until" in position:
             until = position["until"]
-            high = min(high, until, key=kind.order)
+            high = min(until, high, key=kind.order)  # The same number may be written in two ways: then as the end is.
             if kind.order(least) > kind.order(high):
                 # The table has come past the end, in which there is nothing left.
                 return {**position, "read": until}

@@ -21,29 +21,27 @@ import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from backends.dataflow import events as ev
-from backends.dataflow.api import NoSplit, Source
 from backends.dataflow.flow_states import COMMITTABLES
-from backends.dataflow.life import State
 from backends.running.clock import Clock
 from backends.running.driver import ToCoordinator
 from backends.running.outcome import RunDiscarded
 from backends.running.progress import EpochProgress
 from backends.running.restore import Restored
 from backends.running.run import Run
-from backends.running.wiring import Wired, receiver_of, sender_of, wired
-from backends.running.worker import Give, Mail, Message
+from backends.running.wiring import receiver_of, sender_of, wired
+from backends.running.worker import Mail
 from backends.spark.base import Base, read_task, resolved, restored_bases
+from backends.spark.dealing import SPLITS_AHEAD_MAX, Dealer
 from backends.spark.epoch import EpochJob, first_line, levels_of
-from backends.spark.feeds import Encoder, Feed
+from backends.spark.feeds import Feed
 from backends.spark.options import SparkOptions
 from backends.spark.reports import Report, Setup, Spec
-from backends.spark.sources import RangeEnumerator, SparkSource
+from backends.spark.resting import ENDED, Resting, concerns_the_core, is_work
 from stateformat.model import Mode
 from stateformat.snapshot import WriteContext
 from stateformat.store import CheckpointStore, PendingCheckpoint
@@ -56,40 +54,6 @@ logger = logging.getLogger(__name__)
 
 TOKENS_KEPT: Final = 64
 """So many epochs a worker may be behind and still catch up."""
-SPLITS_AHEAD_MAX: Final = 64
-_ENDED: Final = (State.WAITING, State.STOPPING, State.ENDED)
-
-
-@dataclass(eq=False)
-class _Held:
-    """A task between two epochs. ``base`` None: its activation has ended."""
-
-    wired: Wired
-    base: Base | None
-    mail: deque[Mail] = field(default_factory=deque)
-    tokens: dict[bytes, int] = field(default_factory=dict)
-    started: bool = False
-    number: int = 0
-    no_more_splits: bool = False
-    wants_split: bool = True
-    splits_ahead: int = 1
-    gone: bool = False
-
-    @property
-    def core(self) -> Any:
-        return self.wired.core
-
-    @property
-    def may_read(self) -> bool:
-        """Whether it is a source that reads in the next epoch."""
-        return bool(self.core.may_read or (self.core.is_source and not self.started))
-
-    @property
-    def lives_here(self) -> bool:
-        """Whether nothing that may come needs its operators."""
-        state = self.core.state
-        aborted = any(isinstance(mail, ev.Aborted) for mail in self.mail)
-        return state in _ENDED or (state is State.HELD and not aborted)
 
 
 class SparkRun(Run):
@@ -116,8 +80,11 @@ class SparkRun(Run):
         self._told = 0
         bases = restored_bases(restored)
         first = Base() if restored.permit is None else None
-        self._tasks = {item.core.id: _Held(item, bases.get(item.core.id, first or Base())) for item in wired(restored)}
+        self._tasks = {
+            item.core.id: Resting(item, bases.get(item.core.id, first or Base())) for item in wired(restored)
+        }
         self._levels, self._last_level = levels_of(self.job.vertices, restored.finished)
+        self._dealer = Dealer(self.job, self._driver, spark)
         self._driver.open_coordinators(restored.coordinators, restored.finished)
         self._driver.carry_out(self._coordinator.start())
         self._see_end()
@@ -128,32 +95,44 @@ class SparkRun(Run):
         """Run one epoch. False: the job has ended, and :attr:`outcome` says how."""
         if self.outcome is not None:
             return False
+        try:
+            self._step()
+        finally:
+            self._stopping.tell_failures()
+        return not self._is_over()
+
+    def _is_over(self) -> bool:
+        self._see_end()
+        if self.outcome is None:
+            return False
+        self.close()
+        return True
+
+    def _step(self) -> None:
         begun = time.perf_counter()
         feeds: list[Feed] = []
+        # Also while a loop is turned, where one barrier begins when the one before is complete.
+        self._stopping.look()
         if self.in_flight is None:
-            feeds = self._deal()
-            self._stopping.look()
+            feeds = self._dealer.deal(self._running)
             if self._idle and not (feeds or self._driver.inbox or self._has_mail):
                 self._clock.wait_until(self._clock.now_us() + self._options.idle_us)
                 self._idle = False
-                return True
+                return
             if not self._driver.inbox:
                 self._driver.inbox.append(ev.CheckpointDue())
             self._deliver()
         if self._driver.ended is None:
             self._epoch(feeds, begun)
             self._deliver()
-        self._stopping.tell_failures()
-        self._see_end()
-        return self.outcome is None
 
     @property
-    def _running(self) -> list[_Held]:
+    def _running(self) -> list[Resting]:
         return [held for held in self._tasks.values() if not held.gone]
 
     @property
     def _has_mail(self) -> bool:
-        return any(_is_work(mail) for held in self._running for mail in held.mail)
+        return any(is_work(mail) for held in self._running for mail in held.mail)
 
     def _epoch(self, feeds: Sequence[Feed], begun: float) -> None:
         in_flight = self.in_flight
@@ -208,7 +187,11 @@ class SparkRun(Run):
         try:
             return job()
         except Exception as error:
-            raise RunDiscarded(f"epoch {self._version} could not be run: {first_line(error)}", counted=True) from error
+            logger.debug("epoch %d", self._version, exc_info=error)
+            reason = f"epoch {self._version} could not be run: {first_line(error)}"
+            self._driver.inbox.append(ev.TaskFailed(None, reason))
+            self._deliver()
+            raise RunDiscarded(reason, counted=True) from error
 
     def _setup(self, writing: PendingCheckpoint) -> Broadcast[bytes]:
         if self._broadcast is None:
@@ -227,9 +210,9 @@ class SparkRun(Run):
             self._broadcast = self._spark.sparkContext.broadcast(cloudpickle.dumps(setup))
         return self._broadcast
 
-    def _spec(self, held: _Held, *, fed: bool) -> Spec:
+    def _spec(self, held: Resting, *, fed: bool) -> Spec:
         mail, held.mail = held.mail, deque()
-        triggered = next((item for item in mail if isinstance(item, ev.Triggered)), None)
+        triggered = next((item for item in reversed(mail) if isinstance(item, ev.Triggered)), None)
         schedule = self._options.schedule
         sources = sum(1 for other in self._running if other.may_read)
         return Spec(
@@ -270,19 +253,20 @@ class SparkRun(Run):
             elif checkpoint is not None:
                 for snapshot in report.snapshots:
                     checkpoint.add(snapshot)
-            self._driver.inbox.extend(report.events)
+            # Messages first: the last acknowledgement publishes, and what was sent before it is part of the checkpoint.
             for uid, message, taken in report.messages:
                 self._driver.inbox.append(ToCoordinator(uid, held.core.id.subtask, message, taken))
+            self._driver.inbox.extend(report.events)
             for channel in report.confirmed:
                 self.mail(sender_of(self.job, channel), ev.DataProcessed(channel))
         self._rows_read += read
         self._idle = not read and not any(report.replays for report in reports.values())
 
-    def _take_back(self, held: _Held, report: Report) -> None:
+    def _take_back(self, held: Resting, report: Report) -> None:
         held.wired = held.wired._replace(core=pickle.loads(report.core))  # noqa: S301 - from our own workers
         held.started = True
         held.number = report.number
-        held.wants_split = report.wants_split
+        held.wants_split = report.wants_split or held.told_later  # Whom we told so asked for nothing since.
         if report.ran_dry and report.wants_split:
             held.splits_ahead = min(2 * held.splits_ahead, SPLITS_AHEAD_MAX)
         held.tokens[report.token] = self._version
@@ -291,7 +275,7 @@ class SparkRun(Run):
         before = held.base.parts if held.base is not None else {}
         if report.ended:
             self._see_off(held)
-        if held.core.state in _ENDED:
+        if held.core.state in ENDED:
             held.base = None
             return
         parts = {
@@ -326,7 +310,7 @@ class SparkRun(Run):
         found = False
         for held in self._running:
             while held.lives_here and not held.gone:
-                event = next((item for item in held.mail if _concerns_the_core(item)), None)
+                event = next((item for item in held.mail if concerns_the_core(item)), None)
                 if event is None:
                     break
                 held.mail.remove(event)
@@ -335,7 +319,7 @@ class SparkRun(Run):
                     self._carry(held, command)
         return found
 
-    def _carry(self, held: _Held, command: ev.TaskCommand) -> None:
+    def _carry(self, held: Resting, command: ev.TaskCommand) -> None:
         task = held.core.id
         match command:
             case ev.Emit(element):
@@ -356,7 +340,7 @@ class SparkRun(Run):
             case _:
                 raise AssertionError(f"{task} is to {command} without its operators")
 
-    def _see_off(self, held: _Held) -> None:
+    def _see_off(self, held: Resting) -> None:
         """A task has ended: whoever sends to it need not wait for it."""
         held.gone = True
         held.mail.clear()
@@ -373,49 +357,6 @@ class SparkRun(Run):
 
     def drop_in_flight(self) -> None:
         """Nothing is logged between epochs."""
-
-    def _deal(self) -> list[Feed]:
-        """Give readers splits, and fix what is read of DataFrames, before a barrier begins: so that what enumerators keep in the
-        checkpoint is what they have not given.
-        """
-        feeds = []
-        for vertex in self.job.vertices:
-            readers = [held for held in self._running if held.wired.vertex is vertex and held.may_read]
-            logic = self.job.logic(vertex.id)
-            if readers and isinstance(logic, SparkSource):
-                feeds += self._fix_range(vertex.id, logic, readers)
-            elif readers and isinstance(logic, Source):
-                for held in readers:
-                    self._deal_splits(held, logic)
-        return feeds
-
-    def _fix_range(self, uid: str, source: SparkSource, readers: Sequence[_Held]) -> list[Feed]:
-        enumerator = self._driver.enumerators[uid]
-        assert isinstance(enumerator, RangeEnumerator)
-        try:
-            found = enumerator.next_range(self._spark)
-        except Exception as error:
-            logger.debug("the next range of %s", uid, exc_info=error)
-            self._driver.inbox.append(ev.TaskFailed(None, f"source {uid!r} has no next range: {first_line(error)}"))
-            return []
-        if isinstance(found, NoSplit):
-            for held in readers:
-                self.mail(held.core.id, Give(found))
-            return []
-        event_time = self.job.step(uid).event_time
-        column = event_time.column if event_time is not None else None
-        return [Feed(found, source.schema, Encoder(uid, self.job.vertex(uid).parallelism, column))]
-
-    def _deal_splits(self, held: _Held, source: Source) -> None:
-        task = held.core.id
-        if held.no_more_splits:
-            self.mail(task, Give(NoSplit.NEVER))
-        elif held.wants_split:
-            for _ in range(held.splits_ahead if source.splits_per_reader is None else 1):
-                answer = self._driver.deal_split(task)
-                if isinstance(answer, NoSplit):
-                    held.no_more_splits = answer is NoSplit.NEVER
-                    return
 
     # What users and tests ask --------------------------------------------------------------------------------------------
 
@@ -455,17 +396,6 @@ def _counts(reports: Iterable[Report]) -> dict[str, int]:
         if report.opened:
             found[report.opened] += 1
     return dict(found)
-
-
-def _is_work(mail: Mail) -> bool:
-    """Whether it lets a task do something; that an epoch is complete, or that no split is there now, does not."""
-    if isinstance(mail, ev.Completed):
-        return mail.loop is not None
-    return not (isinstance(mail, Give) and isinstance(mail.split, NoSplit))
-
-
-def _concerns_the_core(mail: Mail) -> bool:
-    return not isinstance(mail, Give | Message | ev.Triggered)
 
 
 __all__ = ["SparkRun"]

@@ -13,7 +13,7 @@ Theory of operation. Four things go wrong with a session made by hand, and each 
   order-independent checksum are stated, so that a cluster's defaults cannot take them away.
 
 On a cluster the package must be importable on the executors: installed in their environment, in the archive given by
-``--archives``, or as the wheel given by ``--py-files``; and the store must have an address that they all reach.
+``--archives``, or as the wheel, renamed to .zip, given by ``--py-files``; and the store must have an address that they all reach.
 A session that is active already is used as it is, after its Python has been checked. Spark Classic only, not Connect.
 """
 

@@ -11,6 +11,7 @@ The head of a loop goes on at the last level, with a snapshot that is still open
 
 from __future__ import annotations
 
+import logging
 import pickle
 import random
 import time
@@ -36,9 +37,11 @@ from backends.spark.mailbox import Mailbox
 from backends.spark.reports import Report, ReportLink, Setup, Spec
 from backends.spark.travelling import packed, unpacked
 from backends.state import SubtaskStates
-from stateformat.errors import InvalidState
+from stateformat.errors import InvalidInput, InvalidState
 from stateformat.model import Mode
 from stateformat.snapshot import WriteContext
+
+logger = logging.getLogger(__name__)
 
 _ENDED: Final = (State.WAITING, State.STOPPING, State.ENDED)
 
@@ -109,6 +112,8 @@ class TaskRun:
         self._inbox = Inbox(spec.task)
         self._queues = setup.queues(spec.task)
         self._feed = feed_channel(self._vertex.id, spec.task.subtask)
+        # The range of the epoch counts as read: a source that is asked to end does so behind it.
+        self._last = [mail for mail in spec.mail if spec.fed and isinstance(mail, ev.EndSource)]
         self._schemas = setup.job.schemas
         if spec.fed:
             self._schemas = {**self._schemas, self._feed.edge: setup.job.step(self._vertex.id).schema}
@@ -149,7 +154,7 @@ class TaskRun:
             worker.fail(error)
         if not (self.spec.started or worker.gone):
             worker.start()
-        self._take_mail(*self.spec.mail)
+        self._take_mail(*(mail for mail in self.spec.mail if mail not in self._last))
         yield from self._flush_if_large()
         if self._vertex.is_source and not self.spec.fed:
             yield from self._read()
@@ -187,6 +192,7 @@ class TaskRun:
             while not (self._mailbox.is_read or self._worker.gone):
                 self._worker.step(self._choose)
             self.report.ran_dry = True
+        self._take_mail(*self._last)
         if self.spec.triggered is not None:
             self._take_mail(self.spec.triggered)
         snapshot, is_own = self._write()
@@ -265,7 +271,12 @@ class TaskRun:
             return Activation(job, vertex, subtask, self._outside)
         uids = vertex.operators[1:] if vertex.is_source else vertex.operators
         empty = {uid: SubtaskStates(job.graph.operator(uid), subtask, job.states_of(uid)) for uid in uids}
-        found = kept.states(empty)
+        try:
+            found = kept.states(empty)
+        except InvalidInput as error:
+            kept.give_up()
+            logger.warning("states on the local disk are read from the store again: %s", error)
+            return self._restored(None, base)
         kept.give_up()  # The operators may hold what is out of date; the states go on.
         for uid, states in found.items():
             layers = {
@@ -320,6 +331,10 @@ class TaskRun:
             self.report.travelling = packed(self._setup.job, activation)
         except InvalidState as error:
             self._worker.fail(error)
+            self._worker.give_up()
+            return
+        if any(isinstance(event, ev.SnapshotFailed) for event in self.report.events):
+            # It was written once more, so the version that its states are at is not that of the epoch.
             self._worker.give_up()
             return
         kept = Kept(self.report.token, self.spec.version, activation, self._outside)

@@ -15,7 +15,7 @@ import pytest
 from tests.spark_failures import Drivers, Place, judge
 from tests.tally import Tally
 
-pytestmark = [pytest.mark.spark, pytest.mark.truth]
+pytestmark = [pytest.mark.spark, pytest.mark.truth, pytest.mark.timeout(1200)]
 
 SEEDS, KILLS_EACH = 5, 10
 POINTS = ("kill-before", "kill-after", "commit", "committed")
@@ -84,7 +84,7 @@ def test_an_executor_that_is_lost_with_what_others_have_read_is_noticed(
 ) -> None:
     hits = HITS if compare == "true" else HITS[:1]
     program = [sys.executable, "-m", "tests.spark_executors", str(tmp_path), checksum, compare, *hits]
-    said = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=280, check=True).stdout
+    said = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=1100, check=True).stdout
     found = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
     assert len(found) == len(hits)
     assert all(each["happened"] for each in found)

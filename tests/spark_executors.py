@@ -1,0 +1,104 @@
+"""Executors that are killed while others read what they have shuffled: a program with a small cluster of its own.
+
+Theory of operation. Two executors with a core each run the job at parallelism 4, so of each level two tasks run before two others. One
+of the late ones kills its executor, and with it what that executor has shuffled; its producers run again and, since spots are random,
+send something else than what the early tasks have read. With ``orderIndependentChecksum`` Spark notices, and runs the level again or
+gives up the job; without, it goes on, and the job on it has to notice by itself.
+
+``python -m tests.spark_executors <directory> <checksum: true|false> <compare: true|false> <orders>`` prints, as JSON, for every
+order of where an executor is killed: how often its epochs were run, what was told of the tries that did not count, and what :func:`judge` says of the end.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+from backends.running.progress import EpochProgress, Progress
+from backends.spark import epoch
+from backends.spark.session import LOCAL, configure
+from tests.spark_failures import Place, every_segment_an_object, judge
+
+CHECKSUM = "spark.sql.shuffle.orderIndependentChecksum.enabled"
+RETRY = "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch"
+
+
+def cluster() -> Any:
+    """A Spark of two executors."""
+    from pyspark.sql import SparkSession
+
+    builder = configure(SparkSession.builder).appName("executors").master("local-cluster[2,1,1024]")
+    settings = {
+        **LOCAL,
+        "spark.executor.memory": "768m",
+        "spark.locality.wait": "0",
+        "spark.shuffle.io.maxRetries": "1",
+        "spark.shuffle.io.retryWait": "100ms",
+    }
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("OFF")
+    return session
+
+
+class _Told(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def lose_an_executor(spark: Any, place: Place, hit: str, checksum: str) -> dict[str, Any]:
+    """Run the job, and lose an executor in its second epoch; what came of it."""
+    told, tries = _Told(), []
+
+    def progress(now: Progress) -> None:
+        assert isinstance(now, EpochProgress)
+        tries.append(now.tries)
+        if now.checkpoint_id == 1:
+            place.orders.give(hit, "kill-executor")
+
+    logger = logging.getLogger(epoch.__name__)
+    logger.addHandler(told)
+    try:
+        runtime = place.runtime(spark, progress=progress)
+        for name in (CHECKSUM, RETRY):
+            runtime._spark.conf.set(name, checksum)
+        outcome = runtime.run(place.flow())
+    finally:
+        logger.removeHandler(told)
+    try:
+        judged, wrong = judge(place)._asdict(), None
+    except AssertionError as error:
+        judged, wrong = None, str(error)[:300]
+    return {
+        "hit": hit,
+        "happened": not place.orders.left,
+        "tries": tries,
+        "told": told.lines,
+        "restarts": outcome.restarts,
+        "judged": judged,
+        "wrong": wrong,
+    }
+
+
+def main(directory: Path, checksum: str, compare: str, *hits: str) -> None:
+    """See the module."""
+    if compare == "false":
+        vars(epoch)["compare"] = lambda reports, consumed: None
+    spark = cluster()
+    with every_segment_an_object():
+        for number, hit in enumerate(hits):
+            place = Place(directory / str(number), 2400, parallelism=4)
+            print(json.dumps(lose_an_executor(spark, place, hit, checksum)), flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -1,0 +1,168 @@
+"""Spark's part of an epoch, played in this process: histories of the Spark runtime in milliseconds, without Spark.
+
+Theory of operation. :class:`Stand` stands for the session. What a level gives to the next one is carried by hand; every slot of every
+level is run by one of some *workers*, each with a cache of its own, drawn at random; and what is sent comes in any order that a shuffle may
+give it. An epoch can be broken after it ran, as often as a test says, and is run again by the runtime then, elsewhere.
+
+Feeds are those of :class:`Ranges`: the rows of a range are batches by Spark partition.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyspark
+
+from backends.running.clock import VirtualClock
+from backends.running.runtime import Runtime
+from backends.spark import epoch, level
+from backends.spark.cache import Cache
+from backends.spark.conforming import conformed
+from backends.spark.epoch import EpochJob, checked
+from backends.spark.mail import EpochBroken
+from backends.spark.offsets import Offsets, Position
+from backends.spark.options import SparkOptions
+from backends.spark.reports import Report
+from backends.spark.run import SparkRun
+from backends.spark.runtime import SparkRuntime
+from backends.spark.sources import SparkSource
+from stateformat.store import CheckpointStore
+
+
+class _Broadcast:
+    def __init__(self, value: bytes) -> None:
+        self.value = value
+
+    def destroy(self) -> None:
+        pass
+
+
+class Stand:
+    """In place of a session. ``breaks``: so many tries of epochs are yet to be broken; ``spoil``: is called before each try."""
+
+    def __init__(self, monkeypatch: Any, *, workers: int = 1, seed: int = 0) -> None:
+        self.choose = random.Random(seed)
+        self.caches = [Cache() for _ in range(workers)]
+        self.setups: list[dict[str, Any]] = [{} for _ in range(workers)]
+        self.breaks = 0
+        self.spoil: Callable[[], object] = lambda: None
+        self.opened: dict[str, int] = defaultdict(int)
+        """How activations were come by."""
+        self.partition = 0
+        self._monkeypatch = monkeypatch
+        monkeypatch.setattr(EpochJob, "_once", lambda job: self._run(job))
+        monkeypatch.setattr(epoch.logger, "warning", lambda *_: None)
+        context = type("Context", (), {"partitionId": lambda _: self.partition})
+        monkeypatch.setattr(pyspark, "TaskContext", type("TaskContext", (), {"get": staticmethod(lambda: context())}))
+
+    @property
+    def sparkContext(self) -> Stand:  # noqa: N802 - Spark's name
+        return self
+
+    def broadcast(self, value: bytes) -> _Broadcast:
+        return _Broadcast(value)
+
+    def runtime(self, store: CheckpointStore, **options: Any) -> SparkRuntime:
+        """A runtime on it."""
+        made = object.__new__(SparkRuntime)
+        options = {"clock": VirtualClock(), "idle_us": 0, "restart_delay_us": 0, **options}
+        Runtime.__init__(made, store, **options)
+        assert isinstance(made.options, SparkOptions)
+        made._spark = self
+        return made
+
+    def begin(self, store: CheckpointStore, flow: Any, **options: Any) -> SparkRun:
+        """Begin a run that does not end at once."""
+        run = self.runtime(store, **options).begin(flow)
+        assert isinstance(run, SparkRun), run
+        return run
+
+    def _run(self, job: EpochJob) -> dict[Any, Report]:
+        self.spoil()
+        slots = 1 + max(spec.task.subtask for spec in job.specs)
+        by_level: dict[int, dict[int, list[Any]]] = defaultdict(lambda: defaultdict(list))
+        for spec in job.specs:
+            by_level[job.levels[spec.task.vertex]][spec.task.subtask].append(spec)
+        heads: dict[int, tuple[Any, ...]] = defaultdict(tuple)
+        for head in job.heads:
+            heads[head.subtask] += (head,)
+        rows = self._fed(job, slots)
+        for number in range(job.last_level + 1):
+            specs = {slot: pickle.dumps(found, protocol=5) for slot, found in by_level[number].items()}
+            ends = dict(heads) if number == job.last_level else {}
+            one = level.Level(job.run, job.setup, number, specs, ends, job.checkpoint_id, job.attempt_id)
+            rows = self._exchanged(slots, [self._slot(one, slot, found) for slot, found in enumerate(rows)])
+        reports = [
+            pickle.loads(data.as_buffer()) for some in rows for batch in some for data in batch.column("payload")
+        ]
+        found = checked(reports, [spec.task for spec in job.specs])
+        if self.breaks:
+            self.breaks -= 1
+            raise EpochBroken("a test says so")
+        for report in found.values():
+            self.opened[report.opened] += 1
+        return found
+
+    def _slot(self, one: level.Level, slot: int, rows: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        worker = self.choose.randrange(len(self.caches))
+        self._monkeypatch.setattr(level, "WORKER_CACHE", self.caches[worker])
+        self._monkeypatch.setattr(level, "_SETUPS", self.setups[worker])
+        self.partition = slot
+        return list(one(iter(rows)))
+
+    def _fed(self, job: EpochJob, slots: int) -> list[list[pa.RecordBatch]]:
+        sent = []
+        for feed in job.feeds:
+            partitions: Any = feed.range.frame(None)  # type: ignore[arg-type]
+            for self.partition, batches in enumerate(partitions):
+                sent.append(list(feed.encoder(conformed(batch, feed.schema) for batch in batches)))
+        return self._exchanged(slots, sent)
+
+    def _exchanged(self, slots: int, sent: Sequence[Sequence[pa.RecordBatch]]) -> list[list[pa.RecordBatch]]:
+        """As ``repartitionById`` does it: what goes to a slot comes in any order."""
+        received: list[list[pa.RecordBatch]] = [[] for _ in range(slots)]
+        for batch in (whole.slice(n, 1) for some in sent for whole in some for n in range(whole.num_rows)):
+            received[batch.column("target")[0].as_py()].append(batch)
+        for some in received:
+            self.choose.shuffle(some)
+        return received
+
+
+class Ranges(Offsets):
+    """Ranges of rows that a test has laid ready: of each, its batches by Spark partition. ``grows``: there may be others."""
+
+    def __init__(self, ranges: list[list[list[pa.RecordBatch]]], *, grows: bool = False) -> None:
+        self.ranges = ranges
+        self.bounded = not grows
+
+    def sample(self, spark: Any) -> Any:
+        raise AssertionError("its source has a schema")
+
+    def first(self, spark: Any) -> Position:
+        return {"read": 0}
+
+    def latest(self, spark: Any, position: Position) -> Position:
+        return {"read": min(int(position["read"]) + 1, len(self.ranges))}
+
+    def frame(self, spark: Any, start: Position, stop: Position) -> Any:
+        return self.ranges[int(start["read"])]
+
+    def ended(self, position: Position) -> bool:
+        return self.bounded and position["read"] == len(self.ranges)
+
+
+class RangeSource(SparkSource):
+    """A source of :class:`Ranges`, whose rows are no DataFrames."""
+
+    def _conforming(self, rows: Any) -> Any:
+        return rows
+
+
+def opened(stand: Stand) -> Mapping[str, int]:
+    """How activations were come by: a test of caches says that it has tested something."""
+    return dict(stand.opened)

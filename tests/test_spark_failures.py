@@ -1,0 +1,146 @@
+"""Whatever fails while a job runs on Spark: it goes on, and its output and its states are those of an undisturbed run."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.running.outcome import JobFailed
+from backends.running.progress import Progress
+from backends.spark import epoch
+from backends.spark.run import SparkRun
+from stateformat.errors import PublishConflict
+from tests.spark_failures import Place, every_segment_an_object, judge
+
+pytestmark = pytest.mark.spark
+
+ROWS = 2400
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """Where the job runs."""
+    with every_segment_an_object():
+        yield Place(tmp_path, ROWS)
+
+
+class OneByOne:
+    """Gives an order after each checkpoint, until there is none left: faults in different epochs, and none when there is another."""
+
+    def __init__(self, place: Place, *faults: tuple[str, str, int]) -> None:
+        self._place = place
+        self._faults = list(faults)
+        self._seen: int | None = None
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.checkpoint_id != self._seen and self._faults and not self._place.orders.left:
+            self._place.orders.give(*self._faults.pop(0))
+        self._seen = progress.checkpoint_id
+
+    @property
+    def all_happened(self) -> bool:
+        """Whether every order was carried out."""
+        return not (self._faults or self._place.orders.left)
+
+
+def test_workers_that_die_and_attempts_that_fail_after_they_wrote_change_nothing(place: Place, spark: Any) -> None:
+    faults = OneByOne(
+        place, ("seen.process", "kill", 1), ("records-out.prepared", "kill", 1), ("seen.snapshot", "kill", 1)
+    )
+    outcome = place.run(spark, progress=faults)
+    assert faults.all_happened
+    assert outcome.restarts == 0, "Spark, or the epoch, tries again: no failure of the job"
+    judged = judge(place)
+    assert judged.states >= 4
+    assert judged.garbage > 0, "what dead attempts have written"
+
+
+def test_what_user_code_raises_makes_the_job_start_again(place: Place, spark: Any) -> None:
+    faults = OneByOne(place, ("spot.process", "raise", 1), ("seen.snapshot", "raise", 1), ("seen.open", "raise", 1))
+    place.orders.give("seen.process", "raise")
+    outcome = place.run(spark, progress=faults, max_restarts=4)
+    assert outcome.restarts >= 3
+    judge(place)
+
+
+@pytest.mark.parametrize("tolerable", [0, 3])
+def test_a_store_that_is_down_for_a_while_is_waited_for(place: Place, spark: Any, tolerable: int) -> None:
+    place.orders.give("driver.publish", "lose")
+    place.orders.give("worker.read", "down", 2)  # It reads when the job starts again.
+    faults = OneByOne(
+        place,
+        ("worker.write", "down", 2),
+        ("driver.write", "down", 2),
+        ("driver.list", "down", 1),
+        ("driver.publish", "refuse", 1),
+    )
+    outcome = place.run(
+        spark, progress=faults, max_restarts=10, tolerable_failures=tolerable, checkpoint_rows=ROWS // 8
+    )
+    assert faults.all_happened
+    assert outcome.restarts > 0
+    assert judge(place).garbage > 0
+
+
+def test_a_job_that_fails_again_and_again_says_where_and_goes_on_when_it_is_mended(place: Place, spark: Any) -> None:
+    run = place.runtime(spark).begin(place.flow())
+    assert run.step()
+    run.close()
+    place.orders.give("seen.process.1", "raise", 3)
+    with pytest.raises(JobFailed, match=r"failed 3 times.*process of 'seen', subtask 1, failed: Boom: raise at seen"):
+        place.run(spark, max_restarts=2)
+    place.run(spark)
+    judge(place)
+
+
+def test_of_two_drivers_one_goes_on(place: Place, spark: Any) -> None:
+    first, second = (place.runtime(spark).begin(place.flow()) for _ in range(2))
+    assert isinstance(first, SparkRun)
+    assert first.step()
+    with pytest.raises(PublishConflict):
+        second.step()
+    second.close()
+    newer = place.runtime(spark).begin(place.flow())
+    assert newer.step()
+    committed = place.committed("records")
+    with pytest.raises(PublishConflict):
+        first.step()
+    first.close()
+    assert place.committed("records") == committed, "whoever is beaten commits nothing"
+    while newer.step():
+        pass
+    judge(place)
+
+
+def test_an_epoch_whose_reports_do_not_fit_together_is_run_again(
+    place: Place, spark: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = 0
+
+    def checked(reports: Any, tasks: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        reports = list(reports)
+        if calls in (2, 3):
+            report = next(report for report in reports if getattr(report, "consumed", None))
+            sender = next(iter(report.consumed))
+            report.consumed[sender] = (os.urandom(16), report.consumed[sender][1])
+        return real(reports, tasks)
+
+    real = epoch.checked
+    monkeypatch.setattr(epoch, "checked", checked)
+    with caplog.at_level(logging.WARNING, "backends.spark.epoch"):
+        outcome = place.run(spark)
+    assert [record.message.count("of another attempt") for record in caplog.records] == [1, 1]
+    assert outcome.restarts == 0
+    assert judge(place).garbage > 0, "what the tries that do not count have written"
+
+
+def test_why_an_epoch_is_run_again_is_told_in_the_words_of_spark() -> None:
+    said = "An error occurred while calling o592.getResult.\n: org.apache.spark.SparkException: Job aborted\n\tat org.apache"
+    assert epoch.first_line(Exception(said)) == "org.apache.spark.SparkException: Job aborted"
