@@ -1,6 +1,6 @@
 """`make bench`: every budget as a ratio measured side by side in this run, and the table for the README.
 
-Each module ``bench_*`` of this folder has a function ``measure() -> list[Row]``; one that draws has ``save() -> str`` too, which
+Each module ``bench_*`` of this folder has a function ``measure()`` that gives a list of rows, or yields them; one that draws has ``save() -> str`` too, which
 a whole run calls at its end. Ratios, not times: machines are noisy,
 and both sides of a ratio run in turn on the same one. ``python -m benchmarks NAME …`` runs some of the modules; with ``--full``
 those that know it (their ``measure`` takes ``full``) leave nothing out, however long it takes.

@@ -14,7 +14,7 @@ import multiprocessing
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -271,18 +271,17 @@ def ten_million(side: Side, scratch: Path) -> list[Row]:
     ]
 
 
-def measure(full: bool = False) -> list[Row]:
-    """All lines of the table that are Spark's runtime."""
+def measure(full: bool = False) -> Iterator[Row]:
+    """All lines of the table that are the Spark runtime's, as they come."""
     with tempfile.TemporaryDirectory(prefix="bench-spark-") as folder, ExitStack() as stack:
         scratch = Path(folder)
         mine = stack.enter_context(Side(scratch / "ours.log"))
-        lines = empty(mine, scratch)
+        yield from empty(mine, scratch)
         other = stack.enter_context(Side(scratch / "theirs.log"))
-        lines += per_key(mine, other, scratch, full=full)
-        lines += vectorised(mine, other, scratch)
-        lines += five_million(mine, other, scratch)
-        # Its memory is its own.
+        yield from per_key(mine, other, scratch, full=full)
+        yield from vectorised(mine, other, scratch)
+        yield from five_million(mine, other, scratch)
+        # A session of its own, so that the memory it takes is seen.
         for side in (mine, other):
             side.shutdown()
-        lines += ten_million(stack.enter_context(Side(scratch / "huge.log")), scratch)
-    return lines
+        yield from ten_million(stack.enter_context(Side(scratch / "huge.log")), scratch)

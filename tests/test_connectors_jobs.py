@@ -15,8 +15,8 @@ import stateformat as sf
 from backends.connectors import CollectSink, CsvSource, FileSink, MemorySource, ParquetSource, RateSource
 from backends.dataflow.api import Dataflow
 from backends.dataflow.operators import BroadcastJoin
-from backends.running.outcome import JobOutcome, RunDiscarded
 from backends.local.runtime import LocalRuntime
+from backends.running.outcome import JobOutcome, RunDiscarded
 
 ROWS, KEYS, WINDOW_US = 4_000, 7, 250_000
 

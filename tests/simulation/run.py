@@ -21,11 +21,11 @@ from unittest import mock
 from backends.dataflow.api import Dataflow, EventTime, Stream
 from backends.dataflow.events import Purpose
 from backends.dataflow.life import State
-from backends.running.clock import VirtualClock
-from backends.running.outcome import JobOutcome
 from backends.local.run import LocalRun
 from backends.local.runtime import LocalRuntime
 from backends.rewrite.rescaling import publish_rescaled
+from backends.running.clock import VirtualClock
+from backends.running.outcome import JobOutcome
 from backends.storage.memory import _STORES, MemoryStorage
 from stateformat.errors import CheckpointError, CheckpointExpired, InvalidInput, PublishConflict, RestoreRefused
 from stateformat.model import CheckpointKind, JobGraph, Operator, OperatorId, ParentRef, Partitioner, Status, StopMode

@@ -1,0 +1,362 @@
+"""What tests of both executors share: a place for jobs, sources with gates, and what user code was called for, across processes.
+
+A job runs on either executor, named by a word. Its user code may run in other processes than the test, so the test speaks with it
+through files: a source reads as far as a file says, and every call becomes a line of another. Committed output is in the sinks of the
+dataflow, which commit here, whichever the executor.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from backends.connectors.enumerators import ListEnumerator
+from backends.dataflow.api import (
+    Chunk,
+    Dataflow,
+    Operator,
+    OperatorContext,
+    Output,
+    Prepared,
+    ReaderContext,
+    Source,
+    Split,
+    SplitEnumerator,
+    TwoPhaseCommitSink,
+)
+from backends.local import JobOutcome, LocalRuntime, VirtualClock
+from backends.running.run import Run
+from backends.running.runtime import Runtime
+from backends.spark.runtime import SparkRuntime
+from stateformat.model import Mode, Record
+from stateformat.publication import CommitPermit
+from stateformat.storage import open_storage
+from stateformat.store import CheckpointStore
+from tests.local_jobs import ROWS, Boom, Faulty, rows, words
+
+EXECUTORS = ("local", "spark")
+STEPS_MAX = 20_000
+FOREVER_US = 1_000_000_000_000
+
+
+class Calls:
+    """What user code was called for, in order of time, of all processes. ``fails(call)``: it raises the next time."""
+
+    def __init__(self, directory: Path) -> None:
+        self._file = directory / "calls"
+        self._orders = directory / "orders"
+        self._orders.mkdir(parents=True, exist_ok=True)
+
+    def tell(self, who: str, call: str) -> None:
+        """It was called. Raises where that was ordered."""
+        told = f"{who} {call}"
+        with self._file.open("a") as file:
+            file.write(told + "\n")
+        self.obey(told)
+
+    def obey(self, told: str) -> None:
+        """Raise where that was ordered."""
+        for order in sorted(self._orders.iterdir()):
+            wanted = bytes.fromhex(order.name).decode()
+            if told == wanted or told.startswith(wanted + " "):
+                order.unlink()
+                raise Boom(told)
+
+    def fails(self, call: str) -> None:
+        """The next call that is, or begins with, these words raises."""
+        (self._orders / call.encode().hex()).touch()
+
+    @property
+    def all(self) -> list[str]:
+        """Every call."""
+        return self._file.read_text().splitlines() if self._file.exists() else []
+
+    def of(self, who: str, *kinds: str) -> list[str]:
+        """The calls of one subtask; with ``kinds``, those alone."""
+        own = [call.removeprefix(f"{who} ") for call in self.all if call.startswith(f"{who} ")]
+        return [call for call in own if not kinds or call.split()[0].rstrip(":") in kinds]
+
+    def clear(self) -> None:
+        """Forget."""
+        self._file.unlink(missing_ok=True)
+
+
+class Gated(Source):
+    """Batches that lie ready, as far as the test has let them: ``let(split, batches)``, or all of it and the end.
+
+    Split *n* is that of subtask *n* modulo the parallelism.
+    """
+
+    splits_per_reader = None
+
+    def __init__(
+        self, directory: Path, *splits: Sequence[pa.RecordBatch], shut: bool = False, endless: bool = False
+    ) -> None:
+        self._directory = directory
+        self._splits = splits
+        self.bounded = not endless
+        directory.mkdir(parents=True, exist_ok=True)
+        for number in range(len(splits)):
+            self.let(number, 0 if shut else None)
+
+    def let(self, split: int, batches: int | None = None) -> None:
+        """Let so many batches of a split be read; None: all of them, and the end of the split."""
+        written = self._directory / f"{split}.new"
+        written.write_text("all" if batches is None else str(batches))
+        written.replace(self._directory / str(split))
+
+    def let_all(self) -> None:
+        """Let everything be read."""
+        for number in range(len(self._splits)):
+            self.let(number)
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._splits[0][0].schema if self._splits and self._splits[0] else ROWS
+
+    def enumerator(self) -> SplitEnumerator:
+        return ListEnumerator(
+            lambda: [Split(f"split-{number}", str(number).encode()) for number in range(len(self._splits))],
+            shared_out=True,
+        )
+
+    def read(self, split: Split, context: ReaderContext) -> Iterator[Chunk]:
+        batches, position = self._splits[int(split.payload)], split.position
+        while True:
+            let = (self._directory / split.payload.decode()).read_text()
+            if position < len(batches) and (let == "all" or position < int(let)):
+                position += 1
+                yield Chunk(batches[position - 1], position)
+            elif position >= len(batches) and let == "all" and self.bounded:
+                return
+            else:
+                yield Chunk(None, position)
+
+
+class Told(Operator):
+    """Passes on what it is given, and tells of every call. ``emits``: what hooks emit, by name."""
+
+    def __init__(self, calls: Calls, **emits: Callable[[Told], Output]) -> None:
+        self.calls = calls
+        self.emits = emits
+
+    def tell(self, call: str) -> None:
+        self.calls.tell(f"{self.context.uid}/{self.context.subtask}", call)
+
+    def emit(self, hook: str) -> Output:
+        return self.emits[hook](self) if hook in self.emits else None
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self.tell("open")
+
+    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+        self.tell(f"process {input}: {words(batch)}")
+        for value in batch["value"].to_pylist():
+            # Whoever puts batches together, a row comes once.
+            self.calls.obey(f"{self.context.uid}/{self.context.subtask} row {value}")
+        return batch
+
+    def on_timer(self, timers: pa.RecordBatch, name: str) -> Output:
+        self.tell(f"timers {' '.join(map(str, timers['_timestamp'].to_pylist()))}")
+        return self.emit("on_timer")
+
+    def receive(self, message: bytes) -> Output:
+        self.tell(f"receive {message.decode()}")
+        return self.emit("receive")
+
+    def end_input(self, input: int) -> Output:
+        self.tell(f"end_input {input}")
+        return self.emit("end_input")
+
+    def finish(self) -> Output:
+        self.tell("finish")
+        return self.emit("finish")
+
+    def snapshot(self) -> None:
+        self.tell("snapshot")
+
+
+class Out(TwoPhaseCommitSink):
+    """A sink whose committables are the rows, as text. ``seen``: what everybody can see, with multiplicity.
+
+    ``later``: so many committables are put off, of one commit after the other.
+    """
+
+    committable_columns = pa.schema([("rows", pa.string()), ("number", pa.int64())])
+
+    def __init__(self, calls: Calls | None = None) -> None:
+        self.calls = calls
+        self.later: list[int] = []
+        self._committed: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
+        self.permits: list[CommitPermit] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What was committed is the driver's; its copies in subtasks have none of it, and must not carry it about.
+        return {"calls": self.calls, "later": [], "_committed": {}, "permits": []}
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self.held: list[tuple[Any, ...]] = []
+
+    def process(self, batch: pa.RecordBatch, input: int) -> None:
+        self.held += [tuple(row.values()) for row in batch.to_pylist()]
+
+    def prepare_commit(self, prepared: Prepared) -> pa.Table | None:
+        if self.calls is not None:
+            self.calls.tell(f"{self.context.uid}/{self.context.subtask}", "prepare")
+        held, self.held = self.held, []
+        if not held:
+            return None
+        return pa.table({"rows": [repr(held)], "number": pa.array([self.context.subtask], pa.int64())})
+
+    def commit(self, permit: CommitPermit, committables: pa.Table) -> pa.Table | None:
+        if self.calls is not None:
+            self.calls.tell("out", f"commit {permit.ref.checkpoint_id}")
+        self.permits.append(permit)
+        put_off = self.later.pop(0) if self.later else 0
+        for row in committables.slice(put_off).to_pylist():
+            place = (row["_checkpoint_id"], row["_attempt_id"], row["number"])
+            self._committed[place] = list(eval(row["rows"]))
+        return committables.slice(0, put_off) if put_off else None
+
+    @property
+    def seen(self) -> Counter[tuple[Any, ...]]:
+        """What is visible, by row."""
+        return Counter(row for some in self._committed.values() for row in some)
+
+    @property
+    def values(self) -> list[Any]:
+        """The column ``value`` of rows of ``ROWS``, in order of value."""
+        return sorted(row[1] for row in self.seen.elements())
+
+
+class Stage:
+    """A place for one job: its store, its files, and runtimes of both executors. ``spark``: gives the session when it is needed."""
+
+    def __init__(self, directory: Path, spark: Callable[[], Any]) -> None:
+        self.directory = directory
+        self.calls = Calls(directory)
+        self.storage = Faulty(open_storage(f"file://{directory / 'store'}"))
+        self.store = CheckpointStore(self.storage, sleep=_no_wait)
+        self.spark = spark
+
+    def runtime(self, executor: str, **options: Any) -> Runtime[Any]:
+        """A runtime of this executor; waits take no time, and a checkpoint begins by itself only on Spark."""
+        options = {"clock": VirtualClock(), **options}
+        if executor == "local":
+            if "checkpoint_rows" not in options:
+                options.setdefault("checkpoint_interval_us", 100_000)
+            return LocalRuntime(options.pop("store", self.store), **options)
+        return SparkRuntime(self.spark(), options.pop("store", self.store), **options)
+
+    def run(self, executor: str, flow: Dataflow, **options: Any) -> JobOutcome:
+        """Run to the end, with restarts."""
+        return self.runtime(executor, **options).run(flow)
+
+    def begin(self, executor: str, flow: Dataflow, **options: Any) -> Run:
+        """Begin a run that does not end at once."""
+        run = self.runtime(executor, **options).begin(flow)
+        assert isinstance(run, Run), run
+        return run
+
+    def store_at(self, url: str | None) -> CheckpointStore:
+        """Another store."""
+        assert url is not None
+        return CheckpointStore(open_storage(url), sleep=_no_wait)
+
+    @property
+    def newest_id(self) -> int:
+        """The id of the newest checkpoint; 0 for none."""
+        return max((int(item.path[-25:-5]) for item in self.storage.inner.list("checkpoints/")), default=0)
+
+    @property
+    def newest(self) -> Record:
+        """The newest checkpoint."""
+        return self.store.open().record
+
+    def statuses(self) -> dict[str, tuple[str, list[int], list[int]]]:
+        """Of the newest checkpoint: by operator its status, which subtasks had finished and which were finishing."""
+        return {
+            str(operator.uid): (str(operator.status), list(operator.finished), list(operator.finishing))
+            for operator in self.newest.graph.operators
+        }
+
+    def state(self, uid: str, name: str) -> list[dict[str, Any]]:
+        """The rows of a state in the newest checkpoint."""
+        found: list[dict[str, Any]] = self.store.open().read(uid, name).table().to_pylist()
+        return found
+
+    def in_flight(self) -> int:
+        """How many rows the newest checkpoint holds of channels and loops."""
+        states = [state for state in self.newest.states if state.mode is Mode.IN_FLIGHT]
+        return sum(len(self.state(str(state.operator), state.name)) for state in states)
+
+
+def _no_wait(_: float) -> None:
+    pass
+
+
+def until(run: Run, happened: Callable[[], object], steps: int = STEPS_MAX) -> None:
+    """Step a run until something has happened."""
+    for _ in range(steps):
+        if happened():
+            return
+        assert run.step(), f"the job has ended before: {run.outcome}"
+    raise AssertionError(f"it did not happen in {steps} steps")
+
+
+def to_end(run: Run, steps: int = STEPS_MAX) -> JobOutcome:
+    """Step a run to its end."""
+    for _ in range(steps):
+        if not run.step():
+            assert run.outcome is not None
+            return run.outcome
+    raise AssertionError(f"no end after {steps} steps")
+
+
+def lose(run: Run, *, published: int) -> None:
+    """Let a run publish so many checkpoints, go on a little, and be lost with its driver."""
+    until(run, lambda: run.published >= published)
+    run.step()
+    run.close()
+
+
+def batches(values: Iterable[int], size: int) -> list[pa.RecordBatch]:
+    """Rows of ``ROWS`` in batches of so many."""
+    known = list(values)
+    return [rows(*known[start : start + size]) for start in range(0, len(known), size)]
+
+
+def plain(table: pa.Table) -> Counter[tuple[Any, ...]]:
+    """The rows of a table, whatever their order."""
+    return Counter(tuple(row.values()) for row in table.to_pylist())
+
+
+class Case(NamedTuple):
+    """A job and what has to come out. ``outs``: by uid of the sink what was committed; ``expected``: the same, worked out otherwise."""
+
+    flow: Callable[[], Dataflow]
+    outs: Callable[[], dict[str, Counter[tuple[Any, ...]]]]
+    expected: dict[str, Counter[tuple[Any, ...]]]
+
+
+__all__ = [
+    "EXECUTORS",
+    "FOREVER_US",
+    "Calls",
+    "Case",
+    "Gated",
+    "Out",
+    "Stage",
+    "Told",
+    "batches",
+    "lose",
+    "plain",
+    "to_end",
+    "until",
+]
