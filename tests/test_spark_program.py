@@ -1,0 +1,403 @@
+"""The program for spark-submit: what it prints, how it is stopped and goes on, with what status it ends.
+
+One process is started by ``spark-submit``; everything else runs here, on the session of the tests. Who stops a job is ``ckpt stop`` in a
+process of its own, started when the job has told of an epoch.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import duckdb
+import pyarrow.parquet as pq
+import pytest
+
+import stateformat as sf
+from stateformat import validate
+from stateformat.model import CheckpointKind, StopMode
+from tests.servers.server import BUCKET, S3Server
+from tools.jobs.run import main
+
+pytestmark = pytest.mark.spark
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+PARALLELISM = 2
+TOTAL = 60_000
+
+JOB = """
+from backends.connectors import FileSink, RateSource
+from backends.dataflow.api import Dataflow, Operator
+
+
+class Fails(Operator):
+    def process(self, batch, input):
+        raise ValueError("no such luck")
+
+
+def flow(total, job_id="numbers"):
+    flow = Dataflow(job_id, parallelism={parallelism})
+    numbers = flow.source(RateSource(total=total, shards=4, rows_per_read=50), uid="numbers", event_time="at")
+    numbers.apply(FileSink({directory!r}, durable=False), uid="all")
+    numbers.key_by("shard").aggregate({{"rows": ("*", "count"), "greatest": ("n", "max")}}, emit="end", uid="shards").apply(
+        FileSink({directory!r} + "-shards", durable=False), uid="counted"
+    )
+    return flow
+
+
+def few():
+    return flow(1000)
+
+
+def many():
+    return flow({total})
+
+
+def failing(spark):
+    assert spark.version
+    flow = Dataflow("failing", parallelism=1)
+    flow.source(RateSource(total=10), uid="numbers").apply(Fails(), uid="unlucky")
+    return flow
+
+
+def wrong():
+    return 7
+
+
+def broken():
+    return 1 / 0
+
+
+CONSTANT = 7
+"""
+
+
+class Place(NamedTuple):
+    """Where a test's job has its file, its store and its output."""
+
+    directory: Path
+
+    @property
+    def store(self) -> str:
+        return str(self.directory / "store")
+
+    @property
+    def output(self) -> str:
+        return str(self.directory / "out")
+
+    def job(self, function: str) -> str:
+        return f"{self.directory / f'job_{self.directory.name}.py'}:{function}"
+
+    def numbers(self) -> tuple[int, int, int]:
+        """How many rows are committed, how many of them differ, and their greatest number."""
+        files = f"{self.output}/*.parquet"
+        [found] = duckdb.sql(f"SELECT count(*), count(DISTINCT (shard, n)), max(n) FROM '{files}'").fetchall()
+        return found
+
+    def shards(self) -> dict[int, int]:
+        """The counts by shard, as committed."""
+        table = pq.read_table(self.output + "-shards")
+        return dict(zip(table["shard"].to_pylist(), table["rows"].to_pylist(), strict=True))
+
+
+@pytest.fixture
+def place(tmp_path: Path, spark: Any) -> Iterator[Place]:
+    """A job's place; Spark is there."""
+    made = Place(tmp_path)
+    text = JOB.format(directory=made.output, total=TOTAL, parallelism=PARALLELISM)
+    Path(made.job("f").rpartition(":")[0]).write_text(text)
+    yield made
+    for name in ("job", "other"):
+        sys.modules.pop(f"{name}_{tmp_path.name}", None)
+    assert spark.range(1).count() == 1  # A session that was there before is left alone.
+
+
+class Told(io.StringIO):
+    """Standard output, or error, of the program. ``stop``: the command that is run when the second line has come."""
+
+    def __init__(self, *stop: str) -> None:
+        super().__init__()
+        self._stop = stop
+        self.stopping: subprocess.Popen[str] | None = None
+
+    def write(self, text: str) -> int:
+        count = super().write(text)
+        if self._stop and self.stopping is None and self.getvalue().count("\n") >= 2:
+            self.stopping = subprocess.Popen(self._stop, stdout=subprocess.PIPE, text=True)
+        return count
+
+    @property
+    def objects(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.getvalue().splitlines()]
+
+    def stopped(self) -> dict[str, Any]:
+        """What the command has printed."""
+        assert self.stopping is not None
+        printed, _ = self.stopping.communicate(timeout=120)
+        assert self.stopping.returncode == 0, printed
+        answer: dict[str, Any] = json.loads(printed)
+        return answer
+
+
+def ckpt_stop(place: Place, *more: str) -> tuple[str, ...]:
+    return (str(BIN / "ckpt"), "stop", place.store, "--format", "json", *more)
+
+
+# What it prints ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_runs_to_its_end_with_a_line_for_each_checkpoint_and_says_so_when_it_is_run_again(
+    place: Place, capsys: pytest.CaptureFixture[str], spark: Any
+) -> None:
+    arguments = [place.job("few"), place.store, "--rows-per-epoch", "400", "--parallelism", "3"]
+    assert main(arguments) == 0
+    out, err = capsys.readouterr()
+    lines = err.splitlines()
+    assert re.fullmatch(
+        r"numbers: epoch 1, [1-9]\d* rows in \d+\.\d s, checkpoint 1 \(\d+ rows, \+\d+\.\d kB\), \d+ tasks(, \d+ finished)?",
+        lines[0],
+    )
+    shown = [re.search(r"epoch (\d+), (\d+) rows .* checkpoint (\d+) ", line) for line in lines]
+    told = [tuple(int(each) for each in line.groups()) for line in shown if line]
+    assert len(told) == len(lines)
+    assert sum(rows for _, rows, _ in told) == 1000
+    assert out == f"the job has finished: every input has ended; its last checkpoint is {told[-1][2]}\n"
+    assert place.numbers()[:2] == (1000, 1000)
+    assert sum(place.shards().values()) == 1000
+    assert {operator.parallelism for operator in sf.open(place.store).open().graph.operators} == {3}
+
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == (
+        f"the job had finished: in checkpoint {told[-1][2]} every operator has ended, and nothing was started\n"
+    )
+    jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)
+    names = {jobs.apply(index).description().getOrElse(None) for index in range(jobs.size())}
+    assert {f"numbers: epoch {epoch}, checkpoint {checkpoint}" for epoch, _, checkpoint in told} <= names
+
+
+def test_json_is_an_object_for_each_epoch_and_one_for_the_end(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", told := Told())
+    assert main([place.job("few"), place.store, "--rows-per-epoch", "300", "--progress", "json"]) == 0
+    *epochs, end = told.objects
+    assert [epoch["epoch"] for epoch in epochs] == [*range(1, len(epochs) + 1)]
+    assert {epoch["kind"] for epoch in epochs} == {"EpochProgress"}
+    assert sum(epoch["rows_epoch"] for epoch in epochs) == epochs[-1]["rows_read"] == 1000
+    assert max(epoch["rows_epoch"] for epoch in epochs) <= 2 * 300
+    for epoch in epochs[:-1]:
+        assert min(epoch["spark_us"], epoch["planning_us"], epoch["publish_us"], epoch["written_bytes"]) > 0
+        assert epoch["kept"] + epoch["caught_up"] + epoch["restored"] <= epoch["running"] + epoch["finished"]
+    assert (epochs[-1]["running"], epochs[-1]["finished"] > 0) == (0, True)
+    newest = sf.open(place.store).open().record
+    assert (epochs[-1]["checkpoint_id"], epochs[-1]["state_rows"]) == (newest.checkpoint_id, newest.totals.rows)
+    assert end.pop("sentence").startswith("the job has finished")
+    assert end == {
+        "kind": "JobOutcome",
+        "checkpoint_id": newest.checkpoint_id,
+        "stop": None,
+        "savepoint": None,
+        "restarts": 0,
+    }
+    documented = (ROOT / "docs" / "json.md").read_text().partition("# Progress")[2]
+    assert {*epochs[0], *end} <= {*re.findall(r"`(\w+)`", documented)}
+
+
+# Stops ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_is_stopped_by_its_store_and_goes_on_from_the_savepoint_or_where_it_was_at_another_parallelism(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", told := Told(*ckpt_stop(place)))
+    arguments = [place.job("many"), place.store, "--progress", "json", "--keep", "2"]
+    assert main([*arguments, "--rows-per-epoch", "200"]) == 0
+    answer, end = told.stopped(), told.objects[-1]
+    store = sf.open(place.store)
+    newest = store.open().record
+    assert (end["checkpoint_id"], end["savepoint"]) == (newest.checkpoint_id, answer["savepoint"])
+    assert end["stop"] == {"mode": "no_drain", "request": answer["request"]}
+    # Two checkpoints are kept, and they are whole: what they took from older ones has not gone with them.
+    assert [each.checkpoint_id for each in store.history()] == [newest.checkpoint_id, newest.checkpoint_id - 1]
+    assert not any(validate(store, each.checkpoint_id, level="full").problems for each in store.history())
+    read = place.numbers()
+    assert read[0] == read[1] == told.objects[-2]["rows_read"] < TOTAL
+    assert not Path(place.output + "-shards").exists() or not place.shards()
+
+    monkeypatch.setattr(sys, "stdout", told := Told())
+    assert main(arguments) == 0
+    assert told.objects[-1]["sentence"].endswith(". Run it with --resume to go on")
+    assert place.numbers() == read
+
+    savepoint = sf.open(end["savepoint"])
+    assert savepoint.open().record.kind is CheckpointKind.SAVEPOINT
+    assert main([place.job("many"), end["savepoint"], "--progress", "none", "--parallelism", "3"]) == 0
+    assert place.numbers()[:2] == (TOTAL, TOTAL)
+    assert sum(place.shards().values()) == TOTAL
+    assert {operator.parallelism for operator in savepoint.open().graph.operators} == {3}
+
+
+def test_resume_goes_on_behind_a_stop_and_drain_ends_it_for_good(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [place.job("many"), place.store, "--progress", "json", "--rows-per-epoch", "200"]
+    monkeypatch.setattr(sys, "stdout", told := Told(*ckpt_stop(place)))
+    assert main(arguments) == 0
+    told.stopped()
+    first = place.numbers()[0]
+    another = place.job("many").replace("job_", "other_")
+    text = Path(place.job("").rpartition(":")[0]).read_text()
+    Path(another.rpartition(":")[0]).write_text(text.replace('uid="shards"', 'uid="by shard"'))
+    assert main([another, place.store, "--resume"]) == 1
+    assert "--drop 'shards'" in capsys.readouterr().err
+    target = place.directory / "drained"
+    monkeypatch.setattr(sys, "stdout", told := Told(*ckpt_stop(place, "--drain", "--to", str(target))))
+    assert main([*arguments, "--resume", "--parallelism", "1"]) == 0
+    told.stopped()
+    end, last = told.objects[-1], told.objects[-2]
+    assert end["stop"]["mode"] == "drain"
+    assert sf.open(str(target)).open().record.stop.mode is StopMode.DRAIN  # type: ignore[union-attr]
+    rows, different, _ = place.numbers()
+    assert first < rows == different == first + last["rows_read"] < TOTAL
+    assert sum(place.shards().values()) == rows
+    monkeypatch.setattr(sys, "stdout", told := Told())
+    assert main([*arguments, "--resume"]) == 0
+    assert [each["kind"] for each in told.objects] == ["JobOutcome"]
+
+
+def test_spark_submit_runs_it_and_a_stop_with_drain_ends_it(place: Place) -> None:
+    command = [str(BIN / "spark-submit"), "--master", "local[2]", "--conf", "spark.ui.enabled=false"]
+    command += ["--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.driver.bindAddress=127.0.0.1"]
+    command += [str(ROOT / "tools" / "jobs" / "run.py"), place.job("many"), place.store]
+    command += ["--rows-per-epoch", "200", "--progress", "json"]
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=place.directory
+    ) as program:
+        assert program.stdout is not None
+        assert program.stderr is not None
+        log = program.stderr
+        noise: list[str] = []
+        reading = threading.Thread(target=lambda: noise.extend(log))
+        reading.start()
+        told = Told(*ckpt_stop(place, "--drain"))
+        for line in program.stdout:
+            told.write(line)
+        reading.join()
+    assert program.returncode == 0, noise
+    answer = told.stopped()
+    *epochs, end = told.objects
+    assert {epoch["kind"] for epoch in epochs} == {"EpochProgress"}
+    assert end["stop"] == {"mode": "drain", "request": answer["request"]}
+    assert place.numbers()[:2] == (epochs[-1]["rows_read"],) * 2
+    assert sum(place.shards().values()) == epochs[-1]["rows_read"]
+    # Nobody has configured the log: behind the start, no line of it for an epoch.
+    assert not [line for line in noise if " INFO " in line and "SparkContext" not in line]
+
+
+@pytest.mark.s3
+def test_a_store_on_s3_has_its_options_in_workers_and_for_its_savepoint(
+    place: Place, moto: S3Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"s3://{BUCKET}/{place.directory.name}"
+    credentials = {"endpoint_url": moto.endpoint, "key": moto.key, "secret": moto.secret}
+    options = ["--endpoint-url", moto.endpoint, "--option", f"key={moto.key}", "--option", f"secret={moto.secret}"]
+    told = Told(str(BIN / "ckpt"), "stop", url, "--format", "json", *options)
+    monkeypatch.setattr(sys, "stdout", told)
+    assert main([place.job("many"), url, *options, "--progress", "json", "--rows-per-epoch", "200"]) == 0
+    savepoint = told.stopped()["savepoint"]
+    assert savepoint == told.objects[-1]["savepoint"]
+    assert savepoint.startswith(f"{url}/savepoints/")
+    assert validate(sf.open(savepoint, **credentials), level="full").ok
+    assert place.numbers()[0] == told.objects[-2]["rows_read"]
+    assert main([place.job("many"), "s3://no-such-bucket/store", *options, "--max-restarts", "0"]) == 3
+    assert "no-such-bucket" in capsys.readouterr().err.splitlines()[-1]
+
+
+# Statuses ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        ("missing", "has no function 'missing'; its functions are: broken, failing, few, flow, many, wrong"),
+        ("CONSTANT", "has no function 'CONSTANT'"),
+        ("wrong", ":wrong returned int; it returns a Dataflow"),
+        ("broken", ":broken raised ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_function_that_makes_no_dataflow_is_misuse(
+    place: Place, capsys: pytest.CaptureFixture[str], function: str, says: str
+) -> None:
+    assert main([place.job(function), place.store]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert says in err.splitlines()[-1]
+    shown = "return 1 / 0" in err
+    assert shown == (function == "broken")
+    assert "run.py" not in err
+
+
+@pytest.mark.parametrize(
+    ("job", "says"),
+    [
+        ("flights", "'flights' names no function; say which of a file or module, as in flights.py:flights"),
+        ("flights.py:", "names no function"),
+        ("nowhere/flights.py:flights", "there is no file 'nowhere/flights.py', seen from "),
+        ("not_there_at_all:flights", "there is no module 'not_there_at_all' in "),
+        ("not_there_at_all.jobs:flights", "there is no module 'not_there_at_all' in "),
+    ],
+)
+def test_a_job_that_is_not_there_is_misuse(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], spark: Any, job: str, says: str
+) -> None:
+    assert main([job, str(tmp_path / "store")]) == 2
+    assert says in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("json", "would take the place of the module 'json'"), ("a.b", "has a dot")]
+)
+def test_a_file_that_executors_could_not_import_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], spark: Any, name: str, says: str
+) -> None:
+    (tmp_path / f"{name}.py").write_text("def flow(): ...\n")
+    assert main([f"{tmp_path / name}.py:flow", str(tmp_path / "store")]) == 2
+    assert says in capsys.readouterr().err
+    assert hasattr(sys.modules["json"], "dumps")
+
+
+def test_a_module_that_a_job_imports_and_is_not_there_is_named_with_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], spark: Any
+) -> None:
+    file = tmp_path / "job_that_imports.py"
+    file.write_text("import helpers_of_this_job\n")
+    assert main([f"{file}:flow", str(tmp_path / "store")]) == 2
+    assert "'helpers_of_this_job'; install it, or give it to spark-submit: --py-files" in capsys.readouterr().err
+
+
+def test_a_job_that_fails_ends_with_status_1_and_the_name_of_the_operator(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [place.job("failing"), place.store, "--max-restarts", "0"]
+    assert main(arguments) == 1
+    says = "process of 'unlucky', subtask 0, failed: ValueError: no such luck. Its newest checkpoint stands"
+    assert says in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stdout", told := Told())
+    assert main([*arguments, "--progress", "json"]) == 1
+    error = told.objects[-1]["error"]
+    assert (told.objects[-1]["kind"], error["kind"], error["exit_status"]) == ("Failure", "job_failed", 1)
+    assert says in error["message"]
+
+
+def test_a_store_that_cannot_be_reached_ends_with_status_3(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    Path(place.store).write_text("a file")
+    assert main([place.job("few"), place.store, "--max-restarts", "0"]) == 3
+    assert place.store in capsys.readouterr().err
