@@ -180,7 +180,8 @@ def test_a_job_runs_to_its_end_with_a_line_for_each_checkpoint_and_says_so_when_
         f"the job had finished: in checkpoint {told[-1][2]} every operator has ended, and nothing was started\n"
     )
     jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)
-    names = {jobs.apply(index).description().getOrElse(None) for index in range(jobs.size())}
+    described = [jobs.apply(index).description() for index in range(jobs.size())]
+    names = {each.get() for each in described if each.isDefined()}
     assert {f"numbers: epoch {epoch}, checkpoint {checkpoint}" for epoch, _, checkpoint in told} <= names
 
 
