@@ -43,6 +43,7 @@ SUITES = {
             "tests/test_spark_failures.py",
             "tests/test_spark_own_folders.py",
             "tests/test_spark_program.py",
+            "tests/test_spark_sinks.py",
             "tests/test_spark_sources.py",
         ),
         0,
