@@ -12,7 +12,7 @@ from __future__ import annotations
 import pickle
 import random
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -161,8 +161,3 @@ class RangeSource(SparkSource):
 
     def _conforming(self, rows: Any) -> Any:
         return rows
-
-
-def opened(stand: Stand) -> Mapping[str, int]:
-    """How activations were come by: a test of caches says that it has tested something."""
-    return dict(stand.opened)

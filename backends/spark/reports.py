@@ -100,7 +100,6 @@ class Report:
     consumed: dict[Address, tuple[bytes, int]] = field(default_factory=dict)
     rows_read: int = 0
     sent_bytes: int = 0
-    busy_us: int = 0
     opened: str = ""
 
     def rows(self) -> pa.RecordBatch:

@@ -79,10 +79,7 @@ class SparkRun(Run):
         self._news: dict[str, Any] = {}
         self._told = 0
         bases = restored_bases(restored)
-        first = Base() if restored.permit is None else None
-        self._tasks = {
-            item.core.id: Resting(item, bases.get(item.core.id, first or Base())) for item in wired(restored)
-        }
+        self._tasks = {item.core.id: Resting(item, bases.get(item.core.id, Base())) for item in wired(restored)}
         self._levels, self._last_level = levels_of(self.job.vertices, restored.finished)
         self._dealer = Dealer(self.job, self._driver, spark)
         self._driver.open_coordinators(restored.coordinators, restored.finished)
@@ -124,7 +121,6 @@ class SparkRun(Run):
             self._deliver()
         if self._driver.ended is None:
             self._epoch(feeds, begun)
-            self._deliver()
 
     @property
     def _running(self) -> list[Resting]:
@@ -161,7 +157,10 @@ class SparkRun(Run):
 
     def _job_of(self, writing: PendingCheckpoint, feeds: Sequence[Feed]) -> EpochJob:
         fed = {feed.encoder.uid for feed in feeds}
-        specs = [self._spec(held, fed=held.core.id.vertex in fed) for held in self._running]
+        gone = frozenset(task for task, held in self._tasks.items() if held.gone)
+        rows, readers = self._options.schedule.checkpoint_rows, sum(held.may_read for held in self._running)
+        share = None if rows is None else math.ceil(rows / max(readers, 1))
+        specs = [self._spec(held, fed=held.core.id.vertex in fed, read_rows=share, gone=gone) for held in self._running]
         heads = [spec.task for spec in specs if self.job.vertex(spec.task.vertex).feedback]
         barrier = self.in_flight.barrier if self.in_flight else None
         what = (
@@ -180,7 +179,9 @@ class SparkRun(Run):
             checkpoint_id=writing.checkpoint_id,
             attempt_id=writing.attempt_id,
             feeds=feeds,
-            description=f"{self.job.flow.job_id}: epoch {self._version}, {what}",
+            description=", ".join(
+                [f"{self.job.flow.job_id}: epoch {self._version}", what, *(feed.range.label for feed in feeds)]
+            ),
         )
 
     def _run_job(self, job: EpochJob) -> dict[ev.TaskId, Report]:
@@ -210,11 +211,9 @@ class SparkRun(Run):
             self._broadcast = self._spark.sparkContext.broadcast(cloudpickle.dumps(setup))
         return self._broadcast
 
-    def _spec(self, held: Resting, *, fed: bool) -> Spec:
+    def _spec(self, held: Resting, *, fed: bool, read_rows: int | None, gone: frozenset[ev.TaskId]) -> Spec:
         mail, held.mail = held.mail, deque()
         triggered = next((item for item in reversed(mail) if isinstance(item, ev.Triggered)), None)
-        schedule = self._options.schedule
-        sources = sum(1 for other in self._running if other.may_read)
         return Spec(
             task=held.core.id,
             core=pickle.dumps(held.core, protocol=5),
@@ -226,11 +225,9 @@ class SparkRun(Run):
             number=held.number,
             version=self._version,
             fed=fed,
-            read_rows=None
-            if schedule.checkpoint_rows is None
-            else math.ceil(schedule.checkpoint_rows / max(sources, 1)),
-            read_us=schedule.checkpoint_interval_us,
-            gone=frozenset(task for task, other in self._tasks.items() if other.gone),
+            read_rows=read_rows,
+            read_us=self._options.schedule.checkpoint_interval_us,
+            gone=gone,
         )
 
     # What comes of it ----------------------------------------------------------------------------------------------------

@@ -14,15 +14,13 @@ from __future__ import annotations
 import logging
 import pickle
 import random
-import time
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 
 from backends.dataflow import events as ev
 from backends.dataflow.activation import Activation, OpenSnapshot, in_flight_batches
-from backends.dataflow.life import State
 from backends.dataflow.routing import Router
 from backends.dataflow.task import Task
 from backends.running.channels import Queue
@@ -35,6 +33,7 @@ from backends.spark.loop_end import Suspended
 from backends.spark.mail import Header, Inbox, Outbox, elements
 from backends.spark.mailbox import Mailbox
 from backends.spark.reports import Report, ReportLink, Setup, Spec
+from backends.spark.resting import ENDED
 from backends.spark.travelling import packed, unpacked
 from backends.state import SubtaskStates
 from stateformat.errors import InvalidInput, InvalidState
@@ -42,8 +41,6 @@ from stateformat.model import Mode
 from stateformat.snapshot import WriteContext
 
 logger = logging.getLogger(__name__)
-
-_ENDED: Final = (State.WAITING, State.STOPPING, State.ENDED)
 
 
 class _Way(Queue):
@@ -105,7 +102,6 @@ class TaskRun:
         self._setup = setup
         self._context = context
         self._cache = cache
-        self._began = time.perf_counter()
         self._core: Task = pickle.loads(spec.core)  # noqa: S301 - from our own driver
         self._vertex = setup.job.vertex(spec.task.vertex)
         self._outbox = Outbox(spec.task, self.report.token)
@@ -202,7 +198,6 @@ class TaskRun:
         report.sent, report.sent_bytes = dict(self._outbox.sent), self._outbox.sent_bytes
         report.consumed = self._inbox.consumed
         report.core = pickle.dumps(self._core, protocol=5)
-        report.busy_us = int((time.perf_counter() - self._began) * 1e6)
         if self._vertex.feedback and report.failure is None:
             yield Suspended(report, snapshot, is_own).rows(self._setup.last_level)
         else:
@@ -305,7 +300,7 @@ class TaskRun:
         if not worker.gone:
             try:
                 if not (report.snapshots or is_own):
-                    snapshot = worker.operators.snapshot(no_barrier(self._core), self._context)
+                    snapshot = worker.operators.snapshot(_no_barrier(self._core), self._context)
                 if snapshot is not None and not self._vertex.feedback:
                     report.snapshots = tuple(snapshot.close())
             except Exception as error:
@@ -323,7 +318,7 @@ class TaskRun:
             return
         activation = self._worker.operators
         self.report.kept = {uid: dict(states.kept) for uid, states in activation.states.items()}
-        if self._core.state in _ENDED:
+        if self._core.state in ENDED:
             self._worker.give_up()
             return
         activation.hand_over()
@@ -341,9 +336,9 @@ class TaskRun:
         self._cache.keep(self._key, kept, limit_bytes=self._setup.cache_bytes)
 
 
-def no_barrier(core: Task) -> ev.Snapshot:
+def _no_barrier(core: Task) -> ev.Snapshot:
     """The command to write the states of a task as they are, which no barrier has given."""
-    return ev.Snapshot(ev.Barrier(0), core.state in _ENDED, *core.progress())
+    return ev.Snapshot(ev.Barrier(0), core.state in ENDED, *core.progress())
 
 
-__all__ = ["TaskRun", "no_barrier"]
+__all__ = ["TaskRun"]
