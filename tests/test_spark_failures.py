@@ -30,7 +30,10 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 class OneByOne:
-    """Gives an order after each checkpoint, until there is none left: faults in different epochs, and none when there is another."""
+    """Gives an order after each checkpoint, until there is none left: faults in different epochs, and none when there is another.
+
+    Each may cost an epoch, or more: the job must have some to spare.
+    """
 
     def __init__(self, place: Place, *faults: tuple[str, str, int]) -> None:
         self._place = place
@@ -52,7 +55,7 @@ def test_workers_that_die_and_attempts_that_fail_after_they_wrote_change_nothing
     faults = OneByOne(
         place, ("seen.process", "kill", 1), ("records-out.prepared", "kill", 1), ("seen.snapshot", "kill", 1)
     )
-    outcome = place.run(spark, progress=faults)
+    outcome = place.run(spark, progress=faults, checkpoint_rows=ROWS // 8)
     assert faults.all_happened
     assert outcome.restarts == 0, "Spark, or the epoch, tries again: no failure of the job"
     judged = judge(place)
@@ -80,7 +83,7 @@ def test_a_store_that_is_down_for_a_while_is_waited_for(place: Place, spark: Any
         ("driver.publish", "refuse", 1),
     )
     outcome = place.run(
-        spark, progress=faults, max_restarts=10, tolerable_failures=tolerable, checkpoint_rows=ROWS // 8
+        spark, progress=faults, max_restarts=10, tolerable_failures=tolerable, checkpoint_rows=ROWS // 24
     )
     assert faults.all_happened
     assert outcome.restarts > 0
