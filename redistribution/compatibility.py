@@ -9,7 +9,7 @@ refused wherever it is declared, so that a restore does not depend on whether a 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -42,20 +42,20 @@ class Match:
     drop: Collection[str]
 
     @cached_property
-    def states(self) -> Mapping[str, list[State]]:
-        """States of the record by operator."""
+    def _kept(self) -> Mapping[str, list[State]]:
         found: dict[str, list[State]] = defaultdict(list)
         for state in self.record.states:
-            found[state.operator].append(state)
+            if not self.dropped(state):
+                found[state.operator].append(state)
         return found
 
     def dropped(self, state: State) -> bool:
         """Whether the caller gives this state up."""
         return state.operator in self.drop or f"{state.operator}/{state.name}" in self.drop
 
-    def kept(self, uid: str) -> list[State]:
+    def kept(self, uid: str) -> Sequence[State]:
         """The states of an operator that are not given up."""
-        return [state for state in self.states.get(uid, ()) if not self.dropped(state)]
+        return self._kept.get(uid, ())
 
     def rows_of(self, state: State) -> int:
         """Rows over all handles of a state."""
@@ -68,12 +68,15 @@ class Match:
             for state in self.kept(uid)
         )
 
-    def restarted(self) -> Iterator[tuple[Operator, Operator]]:
+    @cached_property
+    def restarted(self) -> Sequence[tuple[Operator, Operator]]:
         """Operators of the topology that the checkpoint has and that are to be started, each with what was saved."""
-        for operator in self.topology.operators:
-            saved = self.record.graph.by_uid.get(operator.uid)
-            if saved is not None and self.statuses[operator.uid] is not Status.FULLY_FINISHED:
-                yield operator, saved
+        saved = self.record.graph.by_uid
+        return [
+            (operator, saved[operator.uid])
+            for operator in self.topology.operators
+            if operator.uid in saved and self.statuses[operator.uid] is not Status.FULLY_FINISHED
+        ]
 
 
 def check_drop(match: Match) -> None:
@@ -141,7 +144,7 @@ def parallelism_refusals(match: Match) -> Iterator[Refusal]:
 def key_refusals(match: Match) -> Iterator[Refusal]:
     """Key groups that would mean something else, or would not meet their records: max parallelism, hash, edges."""
     inputs = inputs_by_target(match.topology)
-    for operator, saved in match.restarted():
+    for operator, saved in match.restarted:
         uid = operator.uid
         if not match.has_keys(uid):
             continue
@@ -195,7 +198,7 @@ def state_refusals(match: Match) -> Iterator[Refusal]:
                 {"states": list(lost), "rows": sum(lost.values())},
             )
     declares = {operator for operator, _ in match.wanted}
-    for operator, _ in match.restarted():
+    for operator, _ in match.restarted:
         for state in match.kept(operator.uid):
             wanted = match.wanted.get((state.operator, state.name))
             if wanted is not None:
@@ -235,7 +238,7 @@ def _schema_refusal(saved: State, wanted: State) -> Iterator[Refusal]:
 
 def in_flight_refusals(match: Match) -> Iterator[Refusal]:
     """In-flight records on an edge that may hold none, that is gone, or that would deliver them elsewhere."""
-    for operator, saved in match.restarted():
+    for operator, saved in match.restarted:
         for state in match.kept(operator.uid):
             if state.mode is Mode.IN_FLIGHT and match.rows_of(state):
                 before = match.record.graph.by_edge.get(state.edge or "")

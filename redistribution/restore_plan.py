@@ -226,7 +226,7 @@ def _partitioner(record: Record, state: State) -> Partitioner | None:
 
 
 def _warnings(match: Match) -> Iterator[PlanWarning]:
-    for operator, saved in match.restarted():
+    for operator, saved in match.restarted:
         if saved.status is Status.PARTIALLY_FINISHED:
             done = len(saved.finished) + len(saved.finishing)
             yield PlanWarning(

@@ -177,9 +177,9 @@ class Operator:
     @property
     def status(self) -> Status:
         """Derived: fully finished when every subtask is finished or finishing."""
-        count = len(self.finished) + len(self.finishing)
-        if count == 0:
+        if not (self.finished or self.finishing):
             return Status.RUNNING
+        count = len(self.finished) + len(self.finishing)
         return Status.FULLY_FINISHED if count >= self.parallelism else Status.PARTIALLY_FINISHED
 
     @property

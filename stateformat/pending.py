@@ -17,6 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib import metadata
 
 import pyarrow as pa
@@ -342,7 +343,7 @@ class PendingCheckpoint:
             manifest=manifest,
             totals=totals(handles),
             created_at_us=time.time_ns() // 1000,
-            writer=f"stateformat {metadata.version('stateformat')}",
+            writer=_writer(),
             parent=draft.parent.record.ref if draft.parent else None,
             stop=draft.stop,
             rescaled_from=draft.rescaled_from,
@@ -366,6 +367,12 @@ class PendingCheckpoint:
             f"{self.checkpoint_id} was to have, has expired meanwhile; nothing was published",
             checkpoint_id=source.checkpoint_id,
         )
+
+
+@cache
+def _writer() -> str:
+    """Who writes, for people. Asking for the version parses a file, which takes as long as writing a small manifest."""
+    return f"stateformat {metadata.version('stateformat')}"
 
 
 def require_empty(storage: Storage) -> None:

@@ -187,8 +187,8 @@ class SnapshotWriter:
         self._written.add(name)
         return state
 
-    def write(self, name: str, rows: RowData, *, delta: bool = False) -> None:
-        """Write all rows of a state (or, with ``delta``, a layer on top of what :meth:`carry` keeps).
+    def write(self, name: str, rows: RowData, *, delta: bool = False) -> Handle:
+        """Write all rows of a state (or, with ``delta``, a layer on top of what :meth:`carry` keeps); where they lie.
 
         ``rows``: the declared columns by name, in any order, and the kind's own (SPEC.md section 5.1: ``_index``,
         ``_timestamp`` and ``_tag``, ``_sender`` … and ``_op`` in a delta). Keyed rows may come in any order; rows that
@@ -218,6 +218,22 @@ class SnapshotWriter:
         # Nothing is said of a delta or of committables without rows; of any other state it is said that there are none.
         if handle.rows or (not delta and state.mode is not Mode.COMMITTABLES):
             self._handles.append(handle)
+        return handle
+
+    def repeat(self, handle: Handle) -> None:
+        """Report a state as a snapshot before did, with nothing written. ``handle``: what :meth:`write` returned for it then, for the
+        same subtask, in this run; its object must be protected (it is the parent's, or lies under this checkpoint's id). Not
+        for layers of keyed state, see :meth:`carry`.
+        """
+        state = self._claim(handle.state)
+        if (handle.operator, handle.subtask, handle.mode) != (self._operator, self._subtask, state.mode):
+            raise InvalidInput(
+                f"{self._where} cannot repeat a handle of {handle.mode} state {handle.state!r} of {handle.operator!r} subtask "
+                f"{handle.subtask}; a subtask repeats what it has written itself"
+            )
+        if state.mode is Mode.KEYED:
+            raise InvalidState(f"state {handle.state!r} is keyed; keyed state is carried")
+        self._handles.append(handle)
 
     def _check_range(self, handle: Handle) -> None:
         """Refuse keyed rows that another subtask owns, before they can be published (SPEC.md section 5.3)."""

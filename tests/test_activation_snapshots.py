@@ -216,6 +216,24 @@ def test_progress_tells_of_each_input_and_for_inner_operators_of_the_chain(store
     ] * 3
 
 
+def test_progress_that_is_as_it_was_is_written_once(store: CheckpointStore) -> None:
+    flow = Dataflow("job", parallelism=2)
+    flow.source(Chunks(), uid="source").rebalance().apply(Pass(), uid="head").apply(Pass(), uid="inner")
+    job = lay_out(flow, graph_of(flow), unaligned=False)
+    tasks, permit, lay = started(job), None, []
+    edge = job.vertex("head").inputs[0].id
+    for number, watermark in enumerate([1, 1, 1, 2, 2], 1):
+        permit = publish(store, job, tasks, permit, number=number, watermarks={edge: watermark})
+        handles = permit.checkpoint().handles.to_pylist()
+        lay.append({(row["operator"], row["subtask"]): row["path"] for row in handles if row["state"] == "progress"})
+        found = permit.checkpoint().read("head", "progress").table()["_watermark"].to_pylist()
+        assert found == [watermark], "one row for both subtasks: the least"
+    assert lay[0] == lay[1] == lay[2]
+    assert lay[3] == lay[4]
+    assert {key for key in lay[0] if lay[0][key] != lay[3][key]} == {("head", 0), ("head", 1)}
+    assert not validate(store, level="full").findings
+
+
 def test_behind_a_source_that_reads_on_no_input_has_ended(store: CheckpointStore) -> None:
     flow = Dataflow("job")
     flow.source(Chunks(), uid="source").apply(Pass(), uid="inner")

@@ -617,7 +617,7 @@ def test_a_row_that_was_deleted_before_a_worker_came_stays_away_when_the_layer_t
     put(first, [5] if again == "set by the other" else [4000])
     if again == "cleared":
         clear = pa.table({"_op": pa.array([2, 0], pa.int8()), "k": [5, 4000]})
-        driver.epoch(4, lambda writer, _: writer.write("v", clear, delta=True) or {"v": 1})
+        driver.epoch(4, lambda writer, _: writer.write("v", clear, delta=True) and {"v": 1})
     else:
         driver.epoch(4, first.snapshot)
     assert [layer.version for layer in driver.layers["v"]] == [1, 4]

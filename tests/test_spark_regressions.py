@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ import pytest
 import stateformat
 from backends.connectors.enumerators import ListEnumerator
 from backends.dataflow.api import Chunk, Dataflow, NoSplit, Source, Split
-from backends.running.clock import SystemClock
+from backends.running.clock import SystemClock, VirtualClock
+from backends.spark import base
+from backends.spark.base import read_task
 from backends.spark.feeds import Encoder
 from backends.spark.mail import REPORT, elements, unpack
 from backends.spark.run import SparkRun
@@ -231,3 +235,54 @@ def test_one_task_feeds_the_head_of_a_loop_from_the_front_and_from_behind(
     to_end(stand.begin(store, flow))
     # What leaves "first" reaches "head" twice, and what leaves "head" comes back to "first": 4 gives two 2s, each of these ends.
     assert out.values == [2, 2]
+
+
+def test_an_epoch_in_which_nothing_comes_writes_nothing_for_operators_and_reads_nothing_of_them(
+    monkeypatch: pytest.MonkeyPatch, store: CheckpointStore
+) -> None:
+    """Small states were written whole each time, and read by every worker that had not written them."""
+    stand = Stand(monkeypatch, workers=2)
+    read = Counter[str]()
+
+    def reading(context: Any, uid: str, *more: Any) -> Any:
+        read[uid] += 1
+        return read_task(context, uid, *more)
+
+    monkeypatch.setattr(base, "read_task", reading)
+    flow = Dataflow("job", parallelism=2)
+    source = flow.source(RangeSource(Ranges([[[rows(1, 2)], [rows(3)]]], grows=True), schema=ROWS), uid="in")
+    source.key_by("key").aggregate({"n": ("*", "count")}, uid="count").rebalance().apply(Out(), uid="out")
+    run = stand.begin(store, flow)
+    while run.published < 12:
+        run.step()
+    read.clear()
+    stand.opened.clear()
+    before = store.open().handles.to_pylist()
+    while run.published < 24:
+        run.step()
+    paths = [
+        {row["path"] for row in handles if row["operator"] in ("count", "out")}
+        for handles in (before, store.open().handles.to_pylist())
+    ]
+    assert paths[0] == paths[1]
+    assert {"count:progress", "out:progress"} <= {f"{row['operator']}:{row['state']}" for row in before}
+    assert stand.opened["caught_up"] > 10
+    assert set(read) <= {"in"}
+
+
+def test_epochs_begin_so_far_apart_as_was_asked_and_a_stop_waits_for_none(stand: Stand, store: CheckpointStore) -> None:
+    clock, out, begun = VirtualClock(), Out(), []
+    stand.spoil = lambda: begun.append(clock.now_us())
+    flow = Dataflow("job")
+    source = flow.source(RangeSource(Ranges([[[rows(n)]] for n in range(9)], grows=True), schema=ROWS), uid="in")
+    source.key_by("key").apply(out, uid="out")
+    run = stand.begin(store, flow, clock=clock, least_epoch_us=30_000_000)
+    while run.published < 4:
+        run.step()
+    assert {after - before for before, after in pairwise(begun)} == {30_000_000}
+    run.request_stop(StopMode.DRAIN)
+    at = clock.now_us()
+    to_end(run)
+    assert len(begun) > 4
+    assert clock.now_us() < at + 1_000_000
+    assert run.outcome is not None

@@ -32,7 +32,17 @@ from stateformat.errors import (
 from stateformat.hashing import hash_keys
 from stateformat.history import record_ids
 from stateformat.key_groups import key_groups, subtask_of_key_group
-from stateformat.model import CheckpointId, CheckpointKind, JobGraph, Operator, OperatorId, Status, Stop, StopMode
+from stateformat.model import (
+    CheckpointId,
+    CheckpointKind,
+    Handle,
+    JobGraph,
+    Operator,
+    OperatorId,
+    Status,
+    Stop,
+    StopMode,
+)
 from stateformat.pending import PendingCheckpoint
 from stateformat.publication import CommitPermit
 from stateformat.segment import WriteOptions
@@ -424,6 +434,51 @@ def test_state_is_not_carried_to_another_parallelism_unless_it_was_cut_for_it(st
     pending.publish()
     assert counts(store.open()) == {**counts(store.open(1)), "w3": 100}
     assert validate(store, level="full").problems == ()
+
+
+def test_a_state_that_is_as_it_was_is_repeated_by_its_handle(store: CheckpointStore, storage: MemoryStorage) -> None:
+    def filled(parent: CommitPermit | None, handles: list[Handle]) -> CommitPermit:
+        pending = begin(store, parent)
+        for subtask in range(2):
+            with pending.context.subtask("count", subtask) as writer:
+                writer.write("counts", rows_of(subtask))
+                if parent is None:
+                    handles.append(writer.write("splits", pa.table({"path": [f"part-{subtask}"]})))
+                else:
+                    writer.repeat(handles[subtask])
+            pending.add(writer)
+        return pending.publish()
+
+    handles: list[Handle] = []
+    permit = filled(filled(filled(None, handles), handles), handles)
+    assert permit.checkpoint().read("count", "splits").table()["path"].to_pylist() == ["part-0", "part-1"]
+    assert [row["path"] for row in store.open().handles.to_pylist() if row["state"] == "splits"] == [
+        handle.path for handle in handles
+    ]
+    store.expire(1)
+    assert validate(store, level="full").problems == ()
+    again = [begin(store, permit).context.subtask("count", subtask) for subtask in range(2)]
+    with pytest.raises(InvalidInput, match="cannot repeat a handle of even_split state 'splits' of 'count' subtask 1"):
+        again[0].repeat(handles[1])
+    with pytest.raises(InvalidState, match="keyed state is carried"):
+        again[1].repeat(again[0].write("counts", rows_of(0))._replace(subtask=1))
+
+
+def test_what_nothing_protects_is_not_repeated(store: CheckpointStore) -> None:
+    """Whatever a checkpoint names must not be collected: it lies under its own id, or its parent names it."""
+    other = begin(store, publish(store, None))
+    with other.context.subtask("count", 0) as writer:
+        writer.empty("counts")
+        lost = writer.write("splits", pa.table({"path": ["nobody"]}))
+    publish(store, publish(store, store.start(JOB)))
+    pending = begin(store, store.start(JOB))
+    for subtask in range(2):
+        with pending.context.subtask("count", subtask) as writer:
+            writer.empty("counts")
+            writer.empty("splits") if subtask else writer.repeat(lost)
+        pending.add(writer)
+    with pytest.raises(InvalidState, match="neither it nor its parent owns"):
+        pending.publish()
 
 
 def test_nothing_to_carry_is_refused(store: CheckpointStore) -> None:

@@ -24,7 +24,7 @@ from backends.dataflow.api import NoSplit, Operator, Prepared, Source, Split
 from backends.dataflow.compile import Job, Vertex
 from backends.dataflow.flow_states import SPLITS
 from backends.dataflow.in_flight import in_flight_batches
-from backends.dataflow.member import Emitter, Member
+from backends.dataflow.member import Emitter, InputProgress, Member, Reported
 from backends.dataflow.open_snapshot import OpenSnapshot
 from backends.dataflow.reading import Reading, SourceReader
 from backends.state import SubtaskStates
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from backends.state import SubtaskStates
     from stateformat.checkpoint import ReadTask
     from stateformat.snapshot import SnapshotWriter, WriteContext
-
-_PROGRESS_SCHEMA = pa.schema([("_edge", pa.string()), ("_watermark", pa.int64()), ("_ended", pa.bool_())])
 
 
 class Outside(Protocol):
@@ -124,12 +122,13 @@ class Activation:
         *,
         taken: int | None = None,
         going_on: Mapping[str, Operator] | None = None,
+        reported: Mapping[str, Reported] | None = None,
     ) -> None:
         """Restore states and begin. ``restored``: by uid and state, what ``Checkpoint.restore`` gives; None on a first run.
 
         States of the runtime's other parts may be among them. An operator that is missing from it is new. ``taken``: it goes on
         within a run, from the snapshot of this barrier, which an activation before it took. ``going_on``: operators that were opened
-        in that one.
+        in that one; ``reported``: the progress of its inputs that it wrote last, by uid, which is not read then.
         """
         if taken is not None:
             self._taken.add(taken)
@@ -138,7 +137,7 @@ class Activation:
         if self._reader is not None and splits is not None:
             self._reader.restore(splits.table())
         for uid, member in self._members.items():
-            member.open(restored.get(uid, {}), (going_on or {}).get(uid))
+            member.open(restored.get(uid, {}), (going_on or {}).get(uid), (reported or {}).get(uid))
 
     # Data, time, ends ----------------------------------------------------------------------------------------------------
 
@@ -214,22 +213,16 @@ class Activation:
         else:
             writer.empty(SPLITS)
 
-    def _progress(self, member: Member, command: events.Snapshot) -> pa.Table:
+    def _progress(self, member: Member, command: events.Snapshot) -> tuple[InputProgress, ...]:
         """Per input: how far event time has come, and whether it has ended; for inner members as for the whole chain."""
         if member is self._head:
-            rows = [
+            return tuple(
                 (edge.id, command.watermarks.get(edge.id, events.MIN_WATERMARK), command.ended.get(edge.id, False))
                 for edge in self._vertex.inputs
-            ]
-        else:
-            # A source that has ended takes no snapshot but a finishing one.
-            ended = self._head is not None and all(command.ended.get(edge.id, False) for edge in self._vertex.inputs)
-            rows = [(edge.id, member.watermark, ended) for edge in self._job.graph.inputs(member.uid)]
-        columns = zip(*rows, strict=True)
-        return pa.table(
-            [pa.array(list(column), field.type) for column, field in zip(columns, _PROGRESS_SCHEMA, strict=True)],
-            schema=_PROGRESS_SCHEMA,
-        )
+            )
+        # A source that has ended takes no snapshot but a finishing one.
+        ended = self._head is not None and all(command.ended.get(edge.id, False) for edge in self._vertex.inputs)
+        return tuple((edge.id, member.watermark, ended) for edge in self._job.graph.inputs(member.uid))
 
     def notify_complete(self, number: int) -> None:
         """The checkpoint of a barrier is published and its sinks have committed. Nothing for a barrier without a snapshot."""

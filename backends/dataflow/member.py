@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -17,7 +17,7 @@ from backends.dataflow.flow_states import COMMITTABLES, PROGRESS
 from backends.state import Entries, KeyedList, KeyedMap, KeyedValue, SubtaskStates, TimerSet
 from stateformat import model
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState
-from stateformat.model import Kind
+from stateformat.model import Handle, Kind
 from stateformat.snapshot import SnapshotWriter
 
 if TYPE_CHECKING:
@@ -27,8 +27,19 @@ TIMER_ROUNDS_MAX: Final = 1000
 """Rounds of timers that set timers that are due. Before the end of time those that let time go on are not counted."""
 
 _END: Final = object()
+_COLUMNS: Final = pa.schema([("_edge", pa.string()), ("_watermark", pa.int64()), ("_ended", pa.bool_())])
+
+InputProgress = tuple[str, int, bool]
+"""Of an edge: how far event time has come (µs), and whether it has ended."""
 
 Target = Callable[[pa.RecordBatch], None]
+
+
+class Reported(NamedTuple):
+    """How far the inputs of an operator had come when its last snapshot was taken, and where that was written."""
+
+    progress: tuple[InputProgress, ...]
+    handle: Handle
 
 
 class Emitter:
@@ -145,17 +156,28 @@ class Member:
         self._timers = [
             (state.name, self.states.timers(state.name)) for state in job.states_of(uid) if state.kind is Kind.TIMERS
         ]
+        self.reported: Reported | None = None
         self._committables: Committables | None = None
         if isinstance(self.logic, TwoPhaseCommitSink):
             self._committables = Committables(uid, self.logic.committable_columns)
 
-    def open(self, tasks: Mapping[str, ReadTask], logic: Operator | None = None) -> None:
-        """Restore states, and let the operator begin; or ``logic`` go on, which was opened elsewhere in the same run."""
+    def open(
+        self, tasks: Mapping[str, ReadTask], logic: Operator | None = None, reported: Reported | None = None
+    ) -> None:
+        """Restore states, and let the operator begin; or ``logic`` go on, which was opened elsewhere in the same run. ``reported``:
+        what was, there.
+        """
         self.restored = bool(tasks)
+        self.reported = reported
         if self._restores:
             self.states.restore(tasks)
-        if PROGRESS in tasks:
-            self.watermark = self._restored_watermark(tasks[PROGRESS].table())
+        if reported is not None:
+            self.watermark = self._restored_watermark(reported.progress)
+        elif PROGRESS in tasks:
+            rows = tasks[PROGRESS].table()
+            self.watermark = self._restored_watermark(
+                zip(*(rows[name].to_pylist() for name in _COLUMNS.names), strict=True)
+            )
         if logic is None:
             self._call("open", self._context)
         else:
@@ -166,10 +188,10 @@ class Member:
         """What its operator may ask."""
         return self._context
 
-    def _restored_watermark(self, rows: pa.Table) -> int:
+    def _restored_watermark(self, progress: Iterable[InputProgress]) -> int:
         # At another parallelism there is a row for each of the old subtasks: the least counts.
         found: dict[str, int] = {}
-        for edge, watermark in zip(rows["_edge"].to_pylist(), rows["_watermark"].to_pylist(), strict=True):
+        for edge, watermark, _ in progress:
             found[edge] = min(found.get(edge, watermark), watermark)
         # A loop head holds the end of time back while its loop turns; its task says so in what it writes (``Task.progress``).
         return min(found.get(edge, MIN_WATERMARK) for edge in self._inputs)
@@ -252,7 +274,9 @@ class Member:
 
     # Snapshots -----------------------------------------------------------------------------------------------------------
 
-    def snapshot(self, writer: SnapshotWriter, number: int, prepared: Prepared, progress: pa.Table | None) -> None:
+    def snapshot(
+        self, writer: SnapshotWriter, number: int, prepared: Prepared, progress: tuple[InputProgress, ...] | None
+    ) -> None:
         """Write its states; with ``progress`` None, when its logic has ended, committables only."""
         if progress is not None:
             self._call("snapshot")
@@ -265,7 +289,16 @@ class Member:
                 writer.write(COMMITTABLES, rows)
         if progress is not None:
             self.states.snapshot(writer)
-            writer.write(PROGRESS, progress)
+            self._report(writer, progress)
+
+    def _report(self, writer: SnapshotWriter, progress: tuple[InputProgress, ...]) -> None:
+        """Write how far its inputs have come; nothing where that is what was written last, of many subtasks in most checkpoints."""
+        if self.reported is not None and self.reported.progress == progress:
+            writer.repeat(self.reported.handle)
+            return
+        columns = zip(*progress, strict=True)
+        rows = [pa.array(column, field.type) for column, field in zip(columns, _COLUMNS, strict=True)]
+        self.reported = Reported(progress, writer.write(PROGRESS, pa.table(rows, schema=_COLUMNS)))
 
     def complete(self, number: int, *, newest: bool) -> None:
         """The snapshot of a barrier is published and committed; ``newest``: it is the last that was taken."""
@@ -284,4 +317,4 @@ class Member:
         self._call("close")
 
 
-__all__ = ["TIMER_ROUNDS_MAX", "Emitter", "Member", "Target"]
+__all__ = ["TIMER_ROUNDS_MAX", "Emitter", "InputProgress", "Member", "Reported", "Target"]

@@ -13,7 +13,7 @@ version then.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final, NamedTuple
@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 import pyarrow.compute as pc
 
 from backends.dataflow.events import TaskId
+from backends.dataflow.member import Reported
 from backends.running.restore import Restored
 from backends.state import Layer
 from stateformat.checkpoint import ReadTask, whole_slices
@@ -52,11 +53,13 @@ class Part(NamedTuple):
 class Base:
     """What a task begins an epoch from, by operator. Picklable.
 
-    ``taken``: the barrier of the snapshot, 0 for none. ``replays``: whether its in-flight records are to be processed first.
-    ``travelling``: operators that go on as they were (``travelling.py``).
+    ``reported``: the progress of inputs that its operators wrote last in this run. ``taken``: the barrier of the snapshot, 0 for
+    none. ``replays``: whether its in-flight records are to be processed first. ``travelling``: operators that go on as they were
+    (``travelling.py``).
     """
 
     parts: Mapping[str, Part] = field(default_factory=dict)
+    reported: Mapping[str, Reported] = field(default_factory=dict)
     taken: int = 0
     replays: bool = False
     travelling: Mapping[str, bytes] = field(default_factory=dict)
@@ -84,22 +87,12 @@ class Base:
         found: dict[str, list[Handle]] = {}
         for handle in part.snapshot.handles:
             found.setdefault(handle.state, []).append(handle)
-        declared = {state.name: state for state in context.states if state.operator == uid}
-        tasks = {}
-        for name, state in declared.items():
-            if state.mode in (Mode.COMMITTABLES, Mode.COORDINATOR):
-                continue
-            handles = found.get(name, [])
-            if above is not None and state.mode is Mode.KEYED:
-                numbers = sorted({handle.layer for handle in handles})
-                late = {
-                    number
-                    for number, version in zip(numbers, part.versions[name], strict=True)
-                    if _after(version, above)
-                }
-                handles = [handle for handle in handles if handle.layer in late]
-            tasks[name] = read_task(context, uid, name, handles)
-        return tasks
+        if above is not None:
+            for name, versions in part.versions.items():
+                layers = _by_layer(part.snapshot, name)
+                late = [some for some, version in zip(layers, versions, strict=True) if _after(version, above)]
+                found[name] = [handle for some in late for handle in some]
+        return _Tasks(context, uid, found)
 
     def may_catch_up(self, version: int) -> bool:
         """Whether a state of this version becomes the present one by layers on top: none was written whole since."""
@@ -108,6 +101,29 @@ class Base:
             for part in self.parts.values()
             for versions in part.versions.values()
         )
+
+
+class _Tasks(Mapping[str, ReadTask]):
+    """How to read the states of an operator that were written in this run. Each task is made when it is asked for: few are."""
+
+    def __init__(self, context: WriteContext, uid: str, handles: Mapping[str, Sequence[Handle]]) -> None:
+        self._context, self._uid, self._handles = context, uid, handles
+        self._names = [
+            state.name
+            for state in context.states
+            if state.operator == uid and state.mode not in (Mode.COMMITTABLES, Mode.COORDINATOR)
+        ]
+
+    def __getitem__(self, name: str) -> ReadTask:
+        if name not in self._names:
+            raise KeyError(name)
+        return read_task(self._context, self._uid, name, self._handles.get(name, ()))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def _after(version: int | None, other: int) -> bool:

@@ -14,17 +14,18 @@ class SparkOptions(Options):
     """As :class:`~backends.running.options.Options`; every epoch ends in a checkpoint.
 
     So ``checkpoint_interval_us`` is how long sources read in an epoch at most, and ``checkpoint_rows`` how many rows all of them
-    together; an epoch ends before where nothing more is there, and the next begins at once. ``idle_us``: how long it waits when an epoch
-    has found nothing to do. ``cache_bytes``: how much state a Python worker keeps in memory; more lies on the executor's local disk.
+    together; an epoch ends before where nothing more is there. The next begins at once, or ``least_epoch_us`` after that one began,
+    where nothing but rows is waited for. ``idle_us``: how long it waits when an epoch has found nothing to do. ``cache_bytes``: how much state a Python worker keeps in memory; more lies on the executor's local disk.
     """
 
+    least_epoch_us: int = 0
     idle_us: int = 1_000_000
     cache_bytes: int = 2 << 30
 
     def __post_init__(self) -> None:
         """Raises ``InvalidInput`` for a number that means nothing, and for what does not exist on Spark."""
         super().__post_init__()
-        check_whole(self, idle_us=0, cache_bytes=0)
+        check_whole(self, least_epoch_us=0, idle_us=0, cache_bytes=0)
         if self.unaligned:
             raise InvalidInput(
                 "unaligned has no meaning on Spark: nothing lies in a channel when an epoch ends; leave it out"

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from backends.dataflow import events as ev
 from backends.dataflow.compile import Job
+from backends.dataflow.member import Reported
 from backends.running.channels import Queue
 from backends.running.worker import Mail, Worker
 from backends.spark.base import Base
@@ -76,7 +77,8 @@ class Report:
     """What a task says of an epoch.
 
     ``core``: as it is now. ``number``: the last barrier that it took, ``taken``: that of these ``snapshots``, 0 where no barrier asked
-    for them; ``kept``: by operator and keyed state, how many layers stay underneath. ``replays``: records have been fed back, and are
+    for them; ``kept``: by operator and keyed state, how many layers stay underneath; ``reported``: by operator, the progress of
+    its inputs. ``replays``: records have been fed back, and are
     in the snapshot. ``travelling``: operators that go on as they were. ``sent``, ``consumed``: frames. ``opened``: how the activation
     was come by: ``kept``, ``caught_up``, ``restored``, or nothing where it needs none.
     """
@@ -95,6 +97,7 @@ class Report:
     ran_dry: bool = False
     snapshots: tuple[Snapshot, ...] = ()
     kept: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    reported: dict[str, Reported] = field(default_factory=dict)
     travelling: dict[str, bytes] = field(default_factory=dict)
     sent: dict[ev.TaskId, int] = field(default_factory=dict)
     consumed: dict[Address, tuple[bytes, int]] = field(default_factory=dict)

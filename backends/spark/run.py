@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+WAIT_MAX_US: Final = 1_000_000
+"""So long a job that waits for its next epoch looks for nothing else."""
 TOKENS_KEPT: Final = 64
 """So many epochs a worker may be behind and still catch up."""
 
@@ -75,7 +77,8 @@ class SparkRun(Run):
         self._broadcast: Broadcast[bytes] | None = None
         self._version = 0
         self._rows_read = 0
-        self._idle = False
+        self._idle = self._turns = False
+        self._next_us = 0
         self._news: dict[str, Any] = {}
         self._told = 0
         bases = restored_bases(restored)
@@ -111,6 +114,8 @@ class SparkRun(Run):
         # Also while a loop is turned, where one barrier begins when the one before is complete.
         self._stopping.look()
         if self.in_flight is None:
+            if self._wait():
+                return
             feeds = self._dealer.deal(self._running)
             if self._idle and not (feeds or self._driver.inbox or self._has_mail):
                 self._clock.wait_until(self._clock.now_us() + self._options.idle_us)
@@ -121,6 +126,14 @@ class SparkRun(Run):
             self._deliver()
         if self._driver.ended is None:
             self._epoch(feeds, begun)
+
+    def _wait(self) -> bool:
+        """Let time go on where the next epoch is not due and rows are all that it could bring. Whether it did."""
+        now_us = self._clock.now_us()
+        if now_us >= self._next_us or self._driver.inbox or self._has_mail or self._turns:
+            return False
+        self._clock.wait_until(min(self._next_us, now_us + WAIT_MAX_US))
+        return True
 
     @property
     def _running(self) -> list[Resting]:
@@ -135,6 +148,7 @@ class SparkRun(Run):
         checkpoint = in_flight.checkpoint if in_flight is not None else None
         writing = checkpoint or self._driver.new_checkpoint()
         self._version += 1
+        self._next_us = self._clock.now_us() + self._options.least_epoch_us
         published, spent = self.published, (self._driver.publish_us, self._driver.commit_us)
         job = self._job_of(writing, feeds)
         ready = time.perf_counter()
@@ -257,7 +271,8 @@ class SparkRun(Run):
             for channel in report.confirmed:
                 self.mail(sender_of(self.job, channel), ev.DataProcessed(channel))
         self._rows_read += read
-        self._idle = not read and not any(report.replays for report in reports.values())
+        self._turns = any(report.replays for report in reports.values())
+        self._idle = not read and not self._turns
 
     def _take_back(self, held: Resting, report: Report) -> None:
         held.wired = held.wired._replace(core=pickle.loads(report.core))  # noqa: S301 - from our own workers
@@ -281,7 +296,7 @@ class SparkRun(Run):
             )
             for snapshot in report.snapshots
         }
-        held.base = Base(parts, report.taken, report.replays, report.travelling)
+        held.base = Base(parts, report.reported, report.taken, report.replays, report.travelling)
 
     def _hold_committables(self, reports: Mapping[ev.TaskId, Report], context: WriteContext) -> None:
         """The checkpoint of these reports was not published: what sinks have prepared is part of the next one."""

@@ -254,7 +254,7 @@ class TaskRun:
         if self.report.opened != "kept":
             tasks = {uid: base.tasks(self._context, uid) for uid in base.parts}
             going_on = unpacked(activation, base.travelling)
-            activation.open(tasks or None, taken=base.taken or None, going_on=going_on)
+            activation.open(tasks or None, taken=base.taken or None, going_on=going_on, reported=base.reported)
 
     def _restored(self, kept: Kept | None, base: Base) -> Activation:
         """A new activation: of the states that were kept, with what has changed since, or of none, to be read."""
@@ -321,6 +321,7 @@ class TaskRun:
         if self._core.state in ENDED:
             self._worker.give_up()
             return
+        self.report.reported = {uid: member.reported for uid, member in activation.members.items() if member.reported}
         activation.hand_over()
         try:
             self.report.travelling = packed(self._setup.job, activation)

@@ -125,9 +125,9 @@ class SubtaskStates:
         Once, before anything else. States that are not kept here are passed over, and those of which there is no task stay
         empty. Raises what reading raises (``DamagedCheckpoint``, ``CheckpointExpired``); throw the object away then.
         """
-        for name, task in tasks.items():
-            kept = self._kept.get(name)
-            if kept is None:
+        for name, kept in self._kept.items():
+            task = tasks.get(name)
+            if task is None:
                 continue
             current = self._declared[name].current
             if isinstance(kept, Entries):
@@ -176,14 +176,12 @@ class SubtaskStates:
         Changes that are in no layer must not be here. Raises as :meth:`restore` does, and ``InvalidInput`` where layers are not
         those of the task; throw the object away then.
         """
-        for name, task in tasks.items():
-            kept = self._kept.get(name)
+        for name, kept in self._kept.items():
             if isinstance(kept, Entries):
-                kept.replace(task.table(as_schema=self._declared[name].current))
-        for name, kept in self._keyed.items():
-            if not layers.get(name):
-                continue
-            self._take_layers(name, kept, tasks.get(name), layers[name])
+                if name in tasks:
+                    kept.replace(tasks[name].table(as_schema=self._declared[name].current))
+            elif layers.get(name):
+                self._take_layers(name, kept, tasks.get(name), layers[name])
 
     def _take_layers(self, name: str, kept: Keyed, task: ReadTask | None, layers: Sequence[Layer]) -> None:
         stored = iter(()) if task is None else task.layers(as_schema=self._declared[name].current)

@@ -128,6 +128,9 @@ def _with_options(sentence: str) -> str:
 @click.option("--parallelism", type=click.IntRange(min=1), help="Of every operator that has none of its own.")
 @click.option("--rows-per-epoch", type=click.IntRange(min=1), help="How many rows sources read in an epoch at most.")
 @click.option("--seconds-per-epoch", type=click.FloatRange(min=0.001), help="How long they read at most. [default: 10]")
+@click.option(
+    "--least-seconds-per-epoch", type=click.FloatRange(min=0), help="From epoch to epoch at least. [default: 0]"
+)
 @click.option("--idle-seconds", type=click.FloatRange(min=0), help="The wait after an epoch without rows. [default: 1]")
 @click.option("--keep", type=click.IntRange(min=1), help="How many checkpoints are kept. [default: all]")
 @click.option(
@@ -163,7 +166,11 @@ def command(job: JobName, store: Address, **chosen: Any) -> int:
 
 
 def _runtime_options(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    seconds = {"checkpoint_interval_us": "seconds_per_epoch", "idle_us": "idle_seconds"}
+    seconds = {
+        "checkpoint_interval_us": "seconds_per_epoch",
+        "least_epoch_us": "least_seconds_per_epoch",
+        "idle_us": "idle_seconds",
+    }
     plain = {
         "parallelism": "parallelism",
         "checkpoint_rows": "rows_per_epoch",
