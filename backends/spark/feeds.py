@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from backends.dataflow import events as ev
 from backends.spark.conforming import frames_of
-from backends.spark.mail import DDL, REPORT, Outbox, row
+from backends.spark.mail import DDL, REPORT, Outbox, row, together
 from backends.spark.sources import Range
 
 if TYPE_CHECKING:
@@ -48,6 +48,9 @@ class Encoder:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Batches in the schema of the source; rows of ``mail.ROWS``."""
+        return together(self._rows(batches))
+
+    def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 
         context = TaskContext.get()

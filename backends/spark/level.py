@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from backends.spark.cache import WORKER_CACHE
 from backends.spark.loop_end import LoopEnd
-from backends.spark.mail import ROWS, EpochBroken, unpack
+from backends.spark.mail import ROWS, EpochBroken, together, unpack
 from backends.spark.reports import Setup, Spec
 from backends.spark.task_run import TaskRun
 from stateformat.model import AttemptId, CheckpointId
@@ -57,6 +57,9 @@ class Level:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Rows in, rows out (``mail.ROWS``). Raises :class:`EpochBroken`, upon which Spark tries again."""
+        return together(self._rows(batches))
+
+    def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 
         context = TaskContext.get()

@@ -35,6 +35,8 @@ REPORT: Final = 2**30
 """The level of reports: no task reads them, the driver does."""
 FRAME_BYTES_MAX: Final = 4 << 20
 _ALIGNMENT: Final = 64
+_SMALL_BYTES: Final = 256 << 10
+"""Larger rows are not worth a copy."""
 _FLUSH_BYTES: Final = 16 << 20
 """So much is kept for all receivers before frames are sent on."""
 
@@ -195,6 +197,23 @@ def row(target: int, level: int, payload: bytes) -> pa.RecordBatch:
     )
 
 
+def together(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Small rows of an exchange in one batch, large ones by themselves: to Spark each batch is work, however little it holds."""
+    small: list[pa.RecordBatch] = []
+    size = 0
+    for batch in rows:
+        if batch.nbytes >= _SMALL_BYTES:
+            yield batch
+            continue
+        small.append(batch)
+        size += batch.nbytes
+        if size >= FRAME_BYTES_MAX:
+            yield pa.concat_batches(small)
+            small, size = [], 0
+    if small:
+        yield pa.concat_batches(small)
+
+
 class Inbox:
     """The frames of one receiver, put into the order in which each sender has sent them."""
 
@@ -263,5 +282,6 @@ __all__ = [
     "elements",
     "pack",
     "row",
+    "together",
     "unpack",
 ]
