@@ -284,6 +284,23 @@ def test_an_empty_directory_has_ended_unless_it_grows(spark: Any, tmp_path: Path
     assert not folder.source(grows=True).bounded
 
 
+def test_a_directory_that_is_not_there_is_told_of_when_it_is_read_and_not_before(spark: Any, tmp_path: Path) -> None:
+    files = DirectoryFrames(tmp_path / "in", "json", schema="n bigint")
+    source = SparkSource(files, transform=lambda rows: rows.selectExpr("n", "_metadata.file_path as of"), spark=spark)
+    assert source.schema == pa.schema([("n", pa.int64()), ("of", pa.string())])
+    with pytest.raises(InvalidInput, match="no directory that is there; make it"):
+        source.enumerator().next_range(spark)
+
+
+def test_the_file_that_tells_of_the_end_is_no_input_whatever_it_is_called(spark: Any, tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "in")
+    folder.add("1.json", NOON_MS, [7])
+    growing = folder.source(grows=True, until="DONE").enumerator()
+    assert names(spark, growing.next_range(spark)) == ["1.json"]
+    (folder.path / "DONE").write_text("yes")
+    assert growing.next_range(spark) is NoSplit.NEVER
+
+
 @pytest.mark.parametrize("how", ["grown", "touched", "replaced"])
 def test_a_file_that_was_read_and_is_written_again_is_refused(how: str, spark: Any, tmp_path: Path) -> None:
     folder = Folder(tmp_path / "in")
@@ -352,6 +369,30 @@ def test_a_forgotten_file_that_is_written_again_is_refused_where_it_is_known(spa
     folder.add("0.json", NOON_MS + 5000, [0, 9])
     with pytest.raises(InvalidInput, match=r"'0\.json'.*was found with 9 bytes"):
         enumerator.next_range(spark)
+
+
+@pytest.mark.parametrize("how", ["late", "again"])
+def test_a_file_that_was_refused_is_refused_again_when_the_job_starts_again_and_read_when_it_was_mended(
+    how: str, spark: Any, tmp_path: Path
+) -> None:
+    folder = Folder(tmp_path / "in")
+    source = folder.source(grows=True, window=datetime.timedelta(0))
+    enumerator = source.enumerator()
+    for index in range(3):
+        folder.add(f"{index}.json", NOON_MS + index * 1000, [index])
+        assert numbers(spark, enumerator.next_range(spark)) == [index]
+    assert enumerator.next_range(spark) is NoSplit.LATER
+    (folder.path / "0.json").unlink()  # One goes and one comes: only who was there before says so.
+    name = "late.json" if how == "late" else "1.json"
+    folder.add(name, NOON_MS + (500 if how == "late" else 5000), [8, 9])
+    for _ in range(3):
+        with pytest.raises(
+            InvalidInput, match="window of 0:00:00" if how == "late" else r"'1\.json'.*was found with 9"
+        ):
+            enumerator.next_range(spark)
+        enumerator = restored(source, enumerator.snapshot())
+    folder.add(name, NOON_MS + 9000, [8, 9])
+    assert numbers(spark, enumerator.next_range(spark)) == [8, 9]
 
 
 ODD = ["a b.json", "[x]{1}*?.json", "é.json", "%20.json", "back\\slash.json", "x/y z/c.json", "x/d.json"]

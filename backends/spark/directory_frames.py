@@ -135,6 +135,8 @@ class DirectoryFrames(Offsets):
         self._waiting: list[str] = []
         self._last: Position | None = None
         self._fresh: Position | None = None
+        # Shared by the copies that runs work on: what one of them has refused by what it had seen, the next one would not notice.
+        self._refused: dict[str, tuple[_Stat, InvalidInput]] = {}
 
     def __str__(self) -> str:
         return f"the directory {self._path}"
@@ -216,6 +218,9 @@ class DirectoryFrames(Offsets):
 
     def _check(self, files: _Files, known: _Files, position: Position) -> None:
         """Raise ``InvalidInput`` for files that were written again, and for those that came too late."""
+        for path, (refused, why) in self._refused.items():
+            if files.get(path) == refused:
+                raise why
         for path, stat in known.items():
             self._check_same(path, stat, files.get(path, stat))
         floor = position.get(_FLOOR)
@@ -226,17 +231,23 @@ class DirectoryFrames(Offsets):
         late = [] if before is None else [path for path in old if path not in before]
         forgotten = int(position.get(_FORGOTTEN, 0))
         if late or len(old) > forgotten:
-            raise InvalidInput(
+            error = InvalidInput(
                 f"{self} has {len(old)} files from before {_time(int(floor))}, of which {forgotten} were read"
                 f"{f'; {sorted(late)[0]!r} is new' if late else ''}: some came later than the window of "
                 f"{datetime.timedelta(milliseconds=self._window_ms or 0)} allows. Write them again, which makes them new, and give "
                 "a wider window",
                 kind=ErrorKind.LIMIT_EXCEEDED,
             )
+            self._refused.update({path: (files[path], error) for path in late})
+            raise error
         for path in set(files) - set(known) - set(old):
             # All that was there before has been read: this is forgotten, and younger than the floor now.
             if before is not None and path in before:
-                self._check_same(path, before[path], files[path])
+                try:
+                    self._check_same(path, before[path], files[path])
+                except InvalidInput as error:
+                    self._refused[path] = files[path], error
+                    raise
 
     def _check_same(self, path: str, was: _Stat, found: _Stat | None) -> None:
         if found != was:
@@ -253,7 +264,8 @@ class DirectoryFrames(Offsets):
 
     def sample(self, spark: SparkSession) -> DataFrame:
         """An empty DataFrame of the columns, with those that Spark hides (``_metadata``)."""
-        return self._reader(spark).schema(self._schema(spark)).load(self._address(spark)).where("false")
+        # Of no file: the directory may not be there yet.
+        return self._reader(spark).schema(self._schema(spark)).load([])
 
     def frame(self, spark: SparkSession, start: Position, stop: Position) -> DataFrame:
         """The files between. That they are what they were is looked at, but right after they were found."""
@@ -334,7 +346,7 @@ class DirectoryFrames(Offsets):
 
     def _is_output(self, path: str) -> bool:
         *folders, name = path.split("/")
-        if (folders and not self._recursive) or not fnmatch.fnmatchcase(name, self._pattern):
+        if (folders and not self._recursive) or not fnmatch.fnmatchcase(name, self._pattern) or path == self._until:
             return False
         return not any(_is_hidden(part) for part in (*folders, name)) and not name.endswith("._COPYING_")
 
