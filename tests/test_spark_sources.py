@@ -662,6 +662,19 @@ def test_a_partition_without_rows_is_heard_of_too(spark: Any) -> None:
     assert [None if table is None else table["n"].to_pylist() for table in found] == [None, [3, 4, 5], [6, 7, 8]]
 
 
+def test_columns_are_called_what_they_are_called(spark: Any) -> None:
+    called = pa.schema([(name, pa.int64()) for name in ("a.b", "a", "b`q", "*", "ä ö")])
+    rows = spark.range(1, 2).selectExpr(
+        *(f"id * {n} as `{name.replace('`', '``')}`" for n, name in enumerate(called.names))
+    )
+    table = OffsetTable(lambda session: rows, "a")
+    (found,) = ranges(spark, SparkSource(table, schema=called).enumerator())
+    (arriving,) = [
+        some for some in arrived(frames_of(found.frame(spark), called, shipping(), "payload binary")) if some
+    ]
+    assert arriving.to_pylist() == [{"a.b": 0, "a": 1, "b`q": 2, "*": 3, "ä ö": 4}]
+
+
 @pytest.mark.parametrize(
     ("declared", "sentence"),
     [
@@ -733,6 +746,10 @@ def test_the_columns_that_spark_has_are_taken_where_none_are_declared(spark: Any
     [
         (lambda rows: rows.selectExpr("n", "rand() as r"), "computes something else each time"),
         (lambda rows: rows.selectExpr("n", "null as nothing"), "'nothing' of Numbers is void"),
+        (lambda rows: rows.selectExpr("n", "array(null) as nothing"), "'nothing' of Numbers is made of void"),
+        (lambda rows: rows.selectExpr("n", "map() as nothing"), "'nothing' of Numbers is made of void"),
+        (lambda rows: rows.selectExpr("parse_json('1') as some"), "'some' of Numbers is variant"),
+        (lambda rows: rows.selectExpr("struct(parse_json('1')) as some"), "'some' of Numbers is made of variant"),
         (lambda rows: rows.selectExpr("n", "n"), "two columns named 'n'"),
         (lambda rows: rows.selectExpr("make_ym_interval(1, 1) as i"), "a type that Arrow has not"),
         (lambda rows: None, "returned NoneType"),

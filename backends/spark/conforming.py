@@ -12,7 +12,7 @@ null" is checked in every batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -22,7 +22,7 @@ from stateformat.errors import ErrorKind, InvalidInput
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 Encode = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """What makes frames of the rows of one Spark partition."""
@@ -36,11 +36,20 @@ def arrow_schema_of(what: str, columns: StructType) -> pa.Schema:
     """
     from pyspark.errors import PySparkException
     from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import NullType, VariantType
 
     names = columns.fieldNames()
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise InvalidInput(f"{what} has two columns named {twice[0]!r}; rename one", kind=ErrorKind.SCHEMA_MISMATCH)
+    for column in columns:
+        for kind in _kinds(column.dataType):
+            if isinstance(kind, NullType | VariantType):
+                raise InvalidInput(
+                    f"column {column.name!r} of {what} is {'' if kind is column.dataType else 'made of '}{kind.simpleString()}, which is "
+                    "no type to keep; cast it",
+                    kind=ErrorKind.UNSUPPORTED_TYPE,
+                )
     try:
         schema = to_arrow_schema(columns, timezone="UTC")
     except PySparkException as error:
@@ -48,13 +57,25 @@ def arrow_schema_of(what: str, columns: StructType) -> pa.Schema:
             f"{what} has a column of a type that Arrow has not: {error}; cast it or leave it out",
             kind=ErrorKind.UNSUPPORTED_TYPE,
         ) from error
-    for field in schema:
-        if pa.types.is_null(field.type):
-            raise InvalidInput(
-                f"column {field.name!r} of {what} is void, which is no type to keep; cast it",
-                kind=ErrorKind.UNSUPPORTED_TYPE,
-            )
     return pa.schema([field.with_nullable(True).remove_metadata() for field in schema])
+
+
+def _kinds(kind: DataType) -> Iterator[DataType]:
+    """A type of Spark, and those that it is made of."""
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    yield kind
+    match kind:
+        case StructType():
+            inner = [field.dataType for field in kind]
+        case ArrayType():
+            inner = [kind.elementType]
+        case MapType():
+            inner = [kind.keyType, kind.valueType]
+        case _:
+            inner = []
+    for each in inner:
+        yield from _kinds(each)
 
 
 def check_fits(what: str, columns: StructType, schema: pa.Schema) -> None:
@@ -97,18 +118,26 @@ def frames_of(rows: DataFrame, schema: pa.Schema, encode: Encode, frame_columns:
     without rows too, with its rows in batches of exactly ``schema``, at most as long as
     ``spark.sql.execution.arrow.maxRecordsPerBatch``, and yields batches of ``frame_columns``. It is pickled: let it be importable.
     """
-    return rows.mapInArrow(_Conforming(schema, encode), frame_columns)
+    names = rows.columns
+    # PySpark looks the columns up by names that it does not quote: a dot in one would mean a field.
+    numbered = rows.toDF(*(f"c{number}" for number in range(len(names))))
+    return numbered.mapInArrow(_Conforming(names, schema, encode), frame_columns)
 
 
 class _Conforming:
-    """The function that Spark runs. A class of a module, so that it goes to workers by name, not by value."""
+    """The function that Spark runs. A class of a module, so that it goes to workers by name, not by value.
 
-    def __init__(self, schema: pa.Schema, encode: Encode) -> None:
+    ``names``: those of the columns that come, in order.
+    """
+
+    def __init__(self, names: Sequence[str], schema: pa.Schema, encode: Encode) -> None:
+        self._names = list(names)
         self._schema = schema
         self._encode = encode
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from self._encode(conformed(batch, self._schema) for batch in batches if batch.num_rows)
+        named = (batch.rename_columns(self._names) for batch in batches if batch.num_rows)
+        yield from self._encode(conformed(batch, self._schema) for batch in named)
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
