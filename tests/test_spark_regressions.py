@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -14,14 +15,18 @@ import pyarrow.compute as pc
 import pytest
 
 import stateformat
+from backends.connectors import MemorySource
 from backends.connectors.enumerators import ListEnumerator
 from backends.dataflow.api import Chunk, Dataflow, NoSplit, Source, Split
+from backends.dataflow.failures import OperatorError
 from backends.running.clock import SystemClock, VirtualClock
 from backends.spark import base
 from backends.spark.base import read_task
-from backends.spark.feeds import Encoder
+from backends.spark.feeds import Encoder, Feed
 from backends.spark.mail import REPORT, elements, unpack
 from backends.spark.run import SparkRun
+from backends.spark.sources import Range
+from stateformat.errors import InvalidInput
 from stateformat.model import StopMode
 from stateformat.requests import StopOutcome
 from stateformat.store import CheckpointStore
@@ -286,3 +291,16 @@ def test_epochs_begin_so_far_apart_as_was_asked_and_a_stop_waits_for_none(stand:
     assert len(begun) > 4
     assert clock.now_us() < at + 1_000_000
     assert run.outcome is not None
+
+
+def test_who_cannot_be_pickled_is_named(stand: Stand, store: CheckpointStore) -> None:
+    flow, lock = Dataflow("job"), threading.Lock()
+    flow.source(MemorySource([rows(1)]), uid="in").map(lambda batch: (lock, batch)[1], uid="locked")
+    with pytest.raises(InvalidInput, match="'locked' goes to Spark's workers and cannot be pickled: TypeError"):
+        stand.begin(store, flow).step()
+
+
+def test_what_the_code_of_a_source_raises_for_a_range_is_told_with_its_name() -> None:
+    feed = Feed(Range(lambda spark: {}["at"], None, "range 1"), ROWS, Encoder("in", 1, None))  # type: ignore[typeddict-item]
+    with pytest.raises(OperatorError, match="the range of 'in' failed: KeyError: 'at'"):
+        feed.frame(None)  # type: ignore[arg-type]

@@ -17,9 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backends.dataflow import events as ev
+from backends.dataflow.failures import OperatorError
 from backends.spark.conforming import frames_of
 from backends.spark.mail import DDL, REPORT, Outbox, row, together
 from backends.spark.sources import Range
+from stateformat.errors import CheckpointError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -87,8 +89,19 @@ class Feed:
     encoder: Encoder
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """The frames of its rows, in the columns of ``mail.ROWS``; built anew for each try."""
-        return frames_of(self.range.frame(spark), self.schema, self.encoder, DDL)
+        """The frames of its rows, in the columns of ``mail.ROWS``; built anew for each try. What the user's code raises is an
+        ``OperatorError``, but for what Spark does, which may be tried again.
+        """
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+        from pyspark.errors import PySparkException
+
+        try:
+            rows = self.range.frame(spark)
+        except (CheckpointError, PySparkException, Py4JError):
+            raise
+        except Exception as error:
+            raise OperatorError.of(error, operator=self.encoder.uid, subtask=None, hook="the range") from error
+        return frames_of(rows, self.schema, self.encoder, DDL)
 
 
 __all__ = ["Encoder", "Feed", "FeedReport", "feed_channel"]

@@ -18,6 +18,7 @@ from backends.running.channels import Queue
 from backends.running.worker import Mail, Worker
 from backends.spark.base import Base
 from backends.spark.mail import REPORT, Address, row
+from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.snapshot import Snapshot, WriteContext
 
 
@@ -36,6 +37,25 @@ class Setup:
     inputs: Mapping[ev.TaskId, Mapping[str, tuple[ev.Channel, ...]]]
     outputs: Mapping[ev.TaskId, Mapping[str, tuple[ev.Channel, ...]]]
     cache_bytes: int
+
+    def pickled(self) -> bytes:
+        """As it goes to workers. ``InvalidInput``, the fault of the job's author, for a step that cannot be pickled."""
+        from pyspark import cloudpickle
+
+        try:
+            return bytes(cloudpickle.dumps(self))
+        except Exception:
+            for uid, step in self.job.flow.steps.items():
+                try:
+                    cloudpickle.dumps(step.logic)
+                except Exception as error:
+                    raise InvalidInput(
+                        f"{uid!r} goes to Spark's workers and cannot be pickled: {type(error).__name__}: {error}. Leave out what belongs "
+                        "to this process (locks, connections, the session), and make it in open",
+                        kind=ErrorKind.UNSUPPORTED_TYPE,
+                        operator=uid,
+                    ) from error
+            raise
 
     def level_of(self, channel: ev.Channel) -> int:
         """At which level a channel is read."""

@@ -210,8 +210,6 @@ class SparkRun(Run):
 
     def _setup(self, writing: PendingCheckpoint) -> Broadcast[bytes]:
         if self._broadcast is None:
-            from pyspark import cloudpickle
-
             setup = Setup(
                 run=self._id,
                 job=self.job,
@@ -222,7 +220,7 @@ class SparkRun(Run):
                 outputs={task: held.wired.outputs for task, held in self._tasks.items()},
                 cache_bytes=self._options.cache_bytes,
             )
-            self._broadcast = self._spark.sparkContext.broadcast(cloudpickle.dumps(setup))
+            self._broadcast = self._spark.sparkContext.broadcast(setup.pickled())
         return self._broadcast
 
     def _spec(self, held: Resting, *, fed: bool, read_rows: int | None, gone: frozenset[ev.TaskId]) -> Spec:
