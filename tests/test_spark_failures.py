@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
 from backends.running.outcome import JobFailed
 from backends.running.progress import Progress
 from backends.spark import epoch
+from backends.spark.mail import EpochBroken
 from backends.spark.run import SparkRun
 from stateformat.errors import PublishConflict
 from tests.spark_failures import Place, every_segment_an_object, judge
@@ -146,4 +148,20 @@ def test_an_epoch_whose_reports_do_not_fit_together_is_run_again(
 
 def test_why_an_epoch_is_run_again_is_told_in_the_words_of_spark() -> None:
     said = "An error occurred while calling o592.getResult.\n: org.apache.spark.SparkException: Job aborted\n\tat org.apache"
-    assert epoch.first_line(Exception(said)) == "org.apache.spark.SparkException: Job aborted"
+    assert epoch.first_line(Py4JError(said)) == "org.apache.spark.SparkException: Job aborted"
+
+
+def test_of_an_error_in_the_jvm_the_causes_are_told_and_not_that_somebody_waited() -> None:
+    said = (
+        "An error occurred while calling o1.getResult.\n: org.apache.spark.SparkException: Exception thrown in awaitResult: \n"
+        "\tat org.apache.spark\nCaused by: SparkException: Encountered error while reading file a.parquet.\n\tat org\n"
+        "Caused by: RuntimeException: it is no Parquet file\n\t... 1 more\nCaused by: RuntimeException: it is no\n"
+    )
+    told = "SparkException: Encountered error while reading file a.parquet.; RuntimeException: it is no Parquet file"
+    assert epoch.first_line(Py4JError(said)) == told
+
+
+def test_an_error_of_other_code_is_told_with_what_it_is() -> None:
+    assert epoch.first_line(KeyError("at")) == "KeyError: 'at'"
+    assert epoch.first_line(ValueError()) == "ValueError"
+    assert epoch.first_line(EpochBroken("two tokens")) == "two tokens"

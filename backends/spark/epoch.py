@@ -21,6 +21,7 @@ from backends.spark.feeds import Feed
 from backends.spark.level import Level
 from backends.spark.mail import DDL, Address, EpochBroken, compare
 from backends.spark.reports import Report, Spec
+from stateformat.errors import CheckpointError
 from stateformat.model import AttemptId, CheckpointId
 
 if TYPE_CHECKING:
@@ -149,16 +150,31 @@ def checked(reports: Iterable[Any], tasks: Sequence[ev.TaskId]) -> dict[ev.TaskI
 
 
 def first_line(error: Exception) -> str:
-    """What an error of Spark says in a line: of one that Python has raised in a worker, what it says itself."""
-    calling = "An error occurred while calling "  # What Py4J says before the JVM's own words.
-    lines = [
-        line.removeprefix(": ") for line in str(error).splitlines() if line.strip() and not line.startswith(calling)
-    ]
+    """What an error says in a line: one of Spark that Python has raised in a worker, what that says itself; one of other code of the
+    job's, what it is, too.
+    """
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    kind = "" if isinstance(error, (CheckpointError, PySparkException, Py4JError)) else f"{type(error).__name__}: "
+    lines = [line.removeprefix(": ") for line in str(error).splitlines() if line.strip() and not _says_nothing(line)]
     for number, line in enumerate(lines):
         if line.startswith("Traceback (most recent call last)"):
             said = next((line for line in lines[number + 1 :] if not line.startswith(" ")), line)
             return said[:500]
-    return (lines[0] if lines else type(error).__name__)[:500]
+    if lines and lines[0].startswith("\tat "):
+        # What the JVM threw in the end was no more than a wrapper. A file that cannot be read is named by one cause, and why by another.
+        causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+        told = [cause for number, cause in enumerate(causes) if not any(cause in other for other in causes[:number])]
+        return "; ".join(told or lines)[:500]
+    return f"{kind}{lines[0]}"[:500] if lines else type(error).__name__
+
+
+def _says_nothing(line: str) -> bool:
+    """Whether it is what Py4J says before the JVM's own words, or the JVM of having waited."""
+    return line.startswith("An error occurred while calling ") or line.strip().endswith(
+        "Exception thrown in awaitResult:"
+    )
 
 
 __all__ = ["TRIES", "EpochJob", "checked", "first_line", "levels_of"]
