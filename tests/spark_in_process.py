@@ -20,7 +20,7 @@ import pyspark
 
 from backends.running.clock import VirtualClock
 from backends.running.runtime import Runtime
-from backends.spark import epoch, level
+from backends.spark import epoch, level, runtime
 from backends.spark.cache import Cache
 from backends.spark.conforming import conformed
 from backends.spark.epoch import EpochJob, checked
@@ -57,6 +57,7 @@ class Stand:
         self._monkeypatch = monkeypatch
         monkeypatch.setattr(EpochJob, "_once", lambda job: self._run(job))
         monkeypatch.setattr(epoch.logger, "warning", lambda *_: None)
+        monkeypatch.setattr(runtime, "job_session", lambda spark: spark)
         context = type("Context", (), {"partitionId": lambda _: self.partition})
         monkeypatch.setattr(pyspark, "TaskContext", type("TaskContext", (), {"get": staticmethod(lambda: context())}))
 

@@ -8,15 +8,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
+import stateformat
+from backends.connectors import CollectSink
+from backends.dataflow.api import Dataflow
 from backends.running.outcome import JobFailed
 from backends.running.progress import Progress
 from backends.spark import epoch
 from backends.spark.mail import EpochBroken
 from backends.spark.run import SparkRun
-from stateformat.errors import PublishConflict
+from backends.spark.runtime import SparkRuntime
+from backends.spark.sources import OffsetTable, SparkSource
+from stateformat.errors import InvalidInput, PublishConflict
 from tests.spark_failures import Place, every_segment_an_object, judge
 
 pytestmark = pytest.mark.spark
@@ -165,3 +171,31 @@ def test_an_error_of_other_code_is_told_with_what_it_is() -> None:
     assert epoch.first_line(KeyError("at")) == "KeyError: 'at'"
     assert epoch.first_line(ValueError()) == "ValueError"
     assert epoch.first_line(EpochBroken("two tokens")) == "two tokens"
+
+
+def test_a_job_runs_in_a_session_that_knows_what_the_users_session_knows_when_it_begins(
+    tmp_path: Path, spark: Any
+) -> None:
+    session = spark.newSession()
+    # It would change the columns of our exchanges.
+    session.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "true")
+    runtime = SparkRuntime(session, stateformat.open(f"file://{tmp_path}", durable=False), max_restarts=0)
+    session.udf.register("twice", lambda text: 2 * text, "string")
+    table = OffsetTable(lambda session: session.range(3).selectExpr("id", "twice(string(id)) as text"), "id")
+    flow = Dataflow("job", parallelism=2)
+    flow.source(SparkSource(table, schema={"id": pa.int64(), "text": pa.string()}), uid="in").apply(
+        out := CollectSink(), uid="out"
+    )
+    spark.sparkContext.setJobDescription("what the user does")
+    try:
+        runtime.run(flow)
+        assert spark.sparkContext.getLocalProperty("spark.job.description") == "what the user does"
+    finally:
+        spark.sparkContext.setJobDescription(None)
+    assert sorted(out.table()["text"].to_pylist()) == ["00", "11", "22"]
+
+
+@pytest.mark.parametrize("given", [None, "local[2]"])
+def test_what_is_no_session_is_refused_with_a_sentence(given: Any, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="is no session of Spark Classic"):
+        SparkRuntime(given, stateformat.open(f"file://{tmp_path}", durable=False))

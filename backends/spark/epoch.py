@@ -84,11 +84,12 @@ class EpochJob:
 
     def _once(self) -> dict[ev.TaskId, Report]:
         context = self.spark.sparkContext
+        before = context.getLocalProperty("spark.job.description")
         context.setJobDescription(self.description)
         try:
             table = self._frame().toArrow()
         finally:
-            context.setJobDescription(None)
+            context.setJobDescription(before)
         reports = [pickle.loads(payload.as_buffer()) for payload in table.column("payload")]  # noqa: S301 - from our workers
         return checked(reports, [spec.task for spec in self.specs])
 

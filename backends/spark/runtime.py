@@ -45,11 +45,12 @@ class SparkRuntime(Runtime[SparkRun]):
                 f"{store.url} exists in this process only, Spark's workers are others; open a store that they reach",
                 kind=ErrorKind.INVALID_URL,
             )
-        self._spark = job_session(check(spark))
+        self._spark = check(spark)
 
     def _make_run(self, restored: Restored, retries: Mapping[str, pa.Table]) -> SparkRun:
         assert isinstance(self.options, SparkOptions)
-        return SparkRun(self._spark, self.store, restored, self.options, retries, self._clock)
+        # Made here, so that it knows the views and functions that the user's knows when the run begins.
+        return SparkRun(job_session(self._spark), self.store, restored, self.options, retries, self._clock)
 
 
 __all__ = ["SparkRuntime"]

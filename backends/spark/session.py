@@ -50,6 +50,8 @@ JOB: Final[Mapping[str, str]] = {
     # Rows may be megabytes: a batch for Python is bounded by bytes, never by the number of rows alone.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     "spark.sql.execution.arrow.maxBytesPerBatch": "64m",
+    # The columns of an exchange have the types of ``mail.ROWS``.
+    "spark.sql.execution.arrow.useLargeVarTypes": "false",
     # Our stages have as many partitions as they should; planning them again between stages only takes time.
     "spark.sql.adaptive.enabled": "false",
 }
@@ -131,11 +133,21 @@ def job_session(spark: SparkSession) -> SparkSession:
 
 
 def check(active: SparkSession) -> SparkSession:
-    """The same session, if its workers on this machine run our interpreter and find our packages; else ``InvalidInput``.
+    """The same session, if it is one, and goes, and its workers on this machine run our interpreter and find our packages; else
+    ``InvalidInput``.
 
     Sessions on a cluster are believed: what its machines have installed cannot be seen from here.
     """
+    if not isinstance(active, _session_class()):
+        raise InvalidInput(
+            f"{active!r} is no session of Spark Classic; give one, as of backends.spark.session.local_session()",
+            kind=ErrorKind.MISSING_DEPENDENCY,
+        )
     context = active.sparkContext
+    if context._jsc is None or context._jsc.sc().isStopped():
+        raise InvalidInput(
+            f"the session of {context.appName!r} has been stopped; make another", kind=ErrorKind.MISSING_DEPENDENCY
+        )
     if not context.master.startswith("local"):
         return active
     worker = shutil.which(context.pythonExec) or context.pythonExec
