@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.running.progress import EpochProgress, Progress
-from backends.spark import epoch
-from backends.spark.session import LOCAL, configure
+from backends.spark import epoch, session
 from tests.spark_failures import Place, every_segment_an_object, judge
 
 CHECKSUM = "spark.sql.shuffle.orderIndependentChecksum.enabled"
@@ -30,9 +29,9 @@ def cluster() -> Any:
     """A Spark of two executors."""
     from pyspark.sql import SparkSession
 
-    builder = configure(SparkSession.builder).appName("executors").master("local-cluster[2,1,1024]")
+    builder = session.configure(SparkSession.builder).appName("executors").master("local-cluster[2,1,1024]")
     settings = {
-        **LOCAL,
+        **session.LOCAL,
         "spark.executor.memory": "768m",
         "spark.locality.wait": "0",
         "spark.shuffle.io.maxRetries": "1",
@@ -40,9 +39,9 @@ def cluster() -> Any:
     }
     for name, value in settings.items():
         builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("OFF")
-    return session
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
 
 
 class _Told(logging.Handler):
@@ -54,7 +53,7 @@ class _Told(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def lose_an_executor(spark: Any, place: Place, hit: str, checksum: str) -> dict[str, Any]:
+def lose_an_executor(spark: Any, place: Place, hit: str) -> dict[str, Any]:
     """Run the job, and lose an executor in its second epoch; what came of it."""
     told, tries = _Told(), []
 
@@ -67,10 +66,7 @@ def lose_an_executor(spark: Any, place: Place, hit: str, checksum: str) -> dict[
     logger = logging.getLogger(epoch.__name__)
     logger.addHandler(told)
     try:
-        runtime = place.runtime(spark, progress=progress)
-        for name in (CHECKSUM, RETRY):
-            runtime._spark.conf.set(name, checksum)
-        outcome = runtime.run(place.flow())
+        outcome = place.runtime(spark, progress=progress).run(place.flow())
     finally:
         logger.removeHandler(told)
     try:
@@ -92,11 +88,12 @@ def main(directory: Path, checksum: str, compare: str, *hits: str) -> None:
     """See the module."""
     if compare == "false":
         vars(epoch)["compare"] = lambda reports, consumed: None
+    vars(session)["JOB"] = {**session.JOB, CHECKSUM: checksum, RETRY: checksum}
     spark = cluster()
     with every_segment_an_object():
         for number, hit in enumerate(hits):
             place = Place(directory / str(number), 2400, parallelism=4)
-            lost = lose_an_executor(spark, place, hit, checksum)
+            lost = lose_an_executor(spark, place, hit)
             print(json.dumps(lost), flush=True)
             if compare == "false" and lost["wrong"]:
                 break  # What was to be shown is shown.
