@@ -17,7 +17,7 @@ restores gives the record of the checkpoint as ``previous``: without it a column
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 import pyarrow as pa
@@ -177,13 +177,16 @@ def _evolved(state: State, saved: State | None) -> State:
 
 def _arrow(item: Field) -> pa.Field:
     """The field as it was declared, nullable or not, nested ones too."""
-    inner = [_arrow(child) for child in children(item)]
-    kind: Mapping[str, pa.DataType | None] = {
-        "struct": pa.struct(inner) if inner else None,
-        "list": pa.list_(inner[0]) if inner else None,
-        "map": pa.map_(*inner) if len(inner) == 2 else None,
-    }
-    dtype = arrow_type(item.type) if isinstance(item.type, str) else kind[item.type[0]]
+    if isinstance(item.type, str):
+        dtype = arrow_type(item.type)
+    else:
+        # Only the type that it is: a map of what a struct has may be none, for its keys would be null.
+        make: Mapping[str, Callable[..., pa.DataType]] = {
+            "struct": lambda *inner: pa.struct(inner),
+            "list": pa.list_,
+            "map": pa.map_,
+        }
+        dtype = make[item.type[0]](*(_arrow(child) for child in children(item)))
     return pa.field(item.name, dtype, nullable=item.nullable)
 
 
