@@ -202,26 +202,41 @@ def state_refusals(match: Match) -> Iterator[Refusal]:
         for state in match.kept(operator.uid):
             wanted = match.wanted.get((state.operator, state.name))
             if wanted is not None:
-                yield from _schema_refusal(state, wanted)
+                # What is in flight is the runtime's: where nothing is, nobody reads what an edge once carried.
+                if state.mode is not Mode.IN_FLIGHT or match.rows_of(state):
+                    yield from _schema_refusal(state, wanted)
                 continue
             by_name = state.mode in _DECLARED_BY_PROGRAMS and operator.uid in declares
-            coordinator = state.mode is Mode.COORDINATOR and not operator.coordinator
-            if (by_name or coordinator) and match.rows_of(state):
-                lacks = "has no coordinator" if coordinator else "declares no such state"
-                yield Refusal(
-                    RefusalCode.STATE_MISSING,
-                    operator.uid,
-                    f"the checkpoint holds {state.mode} state {state.name!r} of operator {operator.uid!r} with "
-                    f"{_counted(match.rows_of(state), 'row')}, but the operator now {lacks}",
-                    f"declare it again, or give it up with drop='{operator.uid}/{state.name}'",
-                    {"state": state.name, "mode": state.mode.value, "rows": match.rows_of(state)},
-                )
+            if state.mode is Mode.COORDINATOR and not operator.coordinator:
+                yield from _missing_refusal(match, state, "has no coordinator")
+            elif by_name:
+                yield from _missing_refusal(match, state, "declares no such state")
+            elif state.mode is Mode.COMMITTABLES and operator.uid in declares:
+                yield from _missing_refusal(match, state, "is no sink that could commit them")
     for uid, status in match.statuses.items():
         if status is Status.FULLY_FINISHED and uid in match.topology.by_uid:
             for state in match.kept(uid):
                 wanted = match.wanted.get((uid, state.name))
-                if wanted is not None and state.mode is Mode.COMMITTABLES and match.rows_of(state):
+                if state.mode is not Mode.COMMITTABLES or not match.rows_of(state):
+                    continue
+                if wanted is not None:
                     yield from _schema_refusal(state, wanted)
+                elif uid in declares:
+                    yield from _missing_refusal(match, state, "is no sink that could commit them")
+
+
+def _missing_refusal(match: Match, state: State, lacks: str) -> Iterator[Refusal]:
+    """The rows of a state that its operator does not take; none where there are none."""
+    rows = match.rows_of(state)
+    if rows:
+        yield Refusal(
+            RefusalCode.STATE_MISSING,
+            state.operator,
+            f"the checkpoint holds {state.mode} state {state.name!r} of operator {state.operator!r} with "
+            f"{_counted(rows, 'row')}, but the operator now {lacks}",
+            f"declare it again, or give it up with drop='{state.operator}/{state.name}'",
+            {"state": state.name, "mode": state.mode.value, "rows": rows},
+        )
 
 
 def _schema_refusal(saved: State, wanted: State) -> Iterator[Refusal]:
@@ -231,7 +246,8 @@ def _schema_refusal(saved: State, wanted: State) -> Iterator[Refusal]:
             RefusalCode.SCHEMA_CANNOT_EVOLVE,
             saved.operator,
             f"state {saved.name!r} of operator {saved.operator!r} cannot be read as it is now declared: {'; '.join(faults)}",
-            "declare a state that the saved one can evolve to, or change the checkpoint with `ckpt rewrite`",
+            "declare a state that the saved one can evolve to, change the checkpoint with `ckpt rewrite`, or give the state up "
+            f"with drop='{saved.operator}/{saved.name}'",
             {"state": saved.name, "faults": faults},
         )
 

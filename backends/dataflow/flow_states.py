@@ -25,7 +25,7 @@ import pyarrow as pa
 import stateformat as sf
 from backends.dataflow.api import Dataflow, Operator, Source, Step, TwoPhaseCommitSink
 from stateformat.declare import as_schema
-from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.errors import ErrorKind, InvalidInput, InvalidState
 from stateformat.evolution import evolve
 from stateformat.model import Edge, Field, FieldType, JobGraph, Mode, Partitioner, Record, State
 from stateformat.schema import arrow_type, children, make_fields
@@ -64,12 +64,14 @@ def may_overtake(edge: Edge, *, unaligned: bool) -> bool:
     return unaligned and not edge.feedback and edge.partitioner in (Partitioner.HASH, Partitioner.REBALANCE)
 
 
-def states_of(flow: Dataflow, graph: JobGraph, *, unaligned: bool, previous: Record | None = None) -> tuple[State, ...]:
+def states_of(
+    flow: Dataflow, graph: JobGraph, *, unaligned: bool, previous: Record | None = None, planned: bool = True
+) -> tuple[State, ...]:
     """Every state of a dataflow, in order of its steps. ``graph`` is that of ``graph_of``, or a plan's topology.
 
     ``previous``: the record of the checkpoint that is restored; a state that it has goes on from there, its fields matched
-    by name. Raises ``InvalidInput`` for states that contradict each other or their edges, ``InvalidState`` for
-    one that cannot evolve.
+    by name. One that cannot evolve: ``planned`` False, as for a plan, which refuses it if anything of it is to be read; True, when
+    nothing is, it begins anew. Raises ``InvalidInput`` for states that contradict each other or their edges.
     """
     saved = previous.by_state if previous is not None else {}
     found: dict[tuple[str, str], State] = {}
@@ -79,7 +81,7 @@ def states_of(flow: Dataflow, graph: JobGraph, *, unaligned: bool, previous: Rec
             key = (state.operator, state.name)
             if key in found:
                 raise InvalidInput(f"operator {step.uid!r} declares two states named {state.name!r}; rename one")
-            found[key] = _evolved(state, saved.get(key))
+            found[key] = _evolved(state, saved.get(key), planned=planned)
     return tuple(found.values())
 
 
@@ -165,14 +167,17 @@ def _key_types(keys: pa.Schema) -> list[FieldType]:
     return [item.type for item in make_fields(keys, defaults={})[0]]
 
 
-def _evolved(state: State, saved: State | None) -> State:
+def _evolved(state: State, saved: State | None, *, planned: bool) -> State:
     """The state as what has become of the saved one. Where it is another sort of state, planning refuses it."""
     if saved is None:
         return state
     shape = (state.mode, state.kind, state.key_columns, state.edge)
     if (saved.mode, saved.kind, saved.key_columns, saved.edge) != shape:
         return state
-    return evolve(saved, pa.schema([_arrow(item) for item in state.current.fields]))
+    try:
+        return evolve(saved, pa.schema([_arrow(item) for item in state.current.fields]), check=planned)
+    except InvalidState:
+        return state  # It was given up, or its operator has finished, or it was empty.
 
 
 def _arrow(item: Field) -> pa.Field:

@@ -148,7 +148,7 @@ def restore(
     if permit is None:
         return Restored(lay_out(flow, graph, unaligned=unaligned))
     checkpoint = permit.checkpoint()
-    states = states_of(flow, graph, unaligned=unaligned, previous=permit.record)
+    states = states_of(flow, graph, unaligned=unaligned, previous=permit.record, planned=False)
     plan = checkpoint.plan_restore(graph, states=states, drop=drop)
     plan.check()
     job = lay_out(flow, plan.topology, unaligned=unaligned, previous=permit.record)
