@@ -88,12 +88,17 @@ def in_flight_state(
 
 
 def as_schema(columns: Columns) -> pa.Schema:
-    """Columns, however they were given, as a schema."""
+    """Columns, however they were given, as a schema; ``InvalidInput`` for what are none."""
     if isinstance(columns, pa.Schema):
         return columns
-    if isinstance(columns, Mapping):
-        return pa.schema([pa.field(name, dtype) for name, dtype in columns.items()])
-    return pa.schema(list(columns))
+    try:
+        if isinstance(columns, Mapping):
+            return pa.schema([pa.field(name, dtype) for name, dtype in columns.items()])
+        return pa.schema(list(columns))
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(
+            f"{columns!r} are no columns: {error}; give a pa.Schema, a list of pa.field, or a mapping from names to types"
+        ) from error
 
 
 def _declare(

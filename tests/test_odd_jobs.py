@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from backends.connectors import CollectSink, MemorySource
-from backends.dataflow.api import Dataflow, Operator, Output, Stream
-from backends.dataflow.descriptors import Descriptor, ListState, MapState, ValueState
+from backends.dataflow.api import (
+    Dataflow,
+    EventTime,
+    Operator,
+    OperatorCoordinator,
+    Output,
+    Sender,
+    Source,
+    Stream,
+    TwoPhaseCommitSink,
+)
+from backends.dataflow.descriptors import Descriptor, ListState, MapState, Timers, ValueState
+from backends.dataflow.events import MIN_WATERMARK
+from backends.dataflow.operators import Aggregate, Map, Select, TumblingWindow
 from backends.local import JobFailed
-from stateformat.errors import RestoreRefused
+from stateformat.errors import InvalidInput, RestoreRefused
 from stateformat.model import StopMode
-from tests.local_jobs import Bench, Out, Tap, Told, rows, settle, to_end, until
+from tests.local_jobs import ROWS, Bench, Out, Tap, Told, rows, settle, to_end, until
 
 PAIR = pa.struct([("a", pa.int64()), ("b", pa.string())])
 
@@ -213,3 +226,272 @@ def test_what_a_sink_has_not_committed_is_not_lost_when_something_else_takes_its
     assert out.seen == []
     bench.run(flow(out))
     assert out.seen == [1, 2]
+
+
+class Puts(Told):
+    """Puts one value into one state."""
+
+    def __init__(self, bench: Bench, put: Callable[[Puts], None]) -> None:
+        super().__init__(bench.log)
+        self.put = put
+
+    def states(self, *inputs: pa.Schema) -> Sequence[Descriptor]:
+        key = {"key": pa.int64()}
+        nested = pa.struct([("a", pa.int64()), ("b", pa.list_(pa.int32()))])
+        return [
+            ValueState("v", key, {"n": pa.int64(), "s": nested}),
+            MapState("m", key, pa.int32(), {"n": pa.int64()}),
+            Timers("t", key),
+        ]
+
+    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+        self.put(self)
+        return batch
+
+
+@pytest.mark.parametrize(
+    "put",
+    [
+        lambda op: op.context.value_state("v").put_one((1,), n=1.5),
+        lambda op: op.context.value_state("v").put_one((1,), n=Decimal("1.5")),
+        lambda op: op.context.value_state("v").put_one((1,), n=2**63),
+        lambda op: op.context.value_state("v").put_one((1.5,), n=1),
+        lambda op: op.context.value_state("v").get_one(1.5),
+        lambda op: op.context.value_state("v").put_one((1,), s={"a": 1.5}),
+        lambda op: op.context.value_state("v").put_one((1,), s={"a": 1, "b": [1, 2.5]}),
+        lambda op: op.context.value_state("v").put_one((1,), s={"c": 1}),
+        lambda op: op.context.map_state("m").put_one((1,), 1.5, n=1),
+        lambda op: op.context.timers("t").set_one((1,), 1.5),
+    ],
+)
+def test_a_value_of_one_key_is_kept_as_it_is_or_refused(put: Callable[[Puts], None]) -> None:
+    bench = Bench(max_restarts=0)
+    flow = Dataflow("job")
+    flow.source(Tap([rows(1)]), uid="in").key_by("key").apply(Puts(bench, put), uid="op")
+    with pytest.raises(
+        JobFailed, match=r"process of 'op', subtask 0, failed: InvalidInput: .*(is|are) no (key|values) of"
+    ):
+        bench.run(flow)
+
+
+def test_a_whole_number_may_come_as_a_float() -> None:
+    bench = Bench()
+    flow = Dataflow("job")
+    puts = Puts(bench, lambda op: op.context.value_state("v").put_one((1.0,), n=2.0, s={"a": 3.0, "b": [4.0, None]}))
+    flow.source(Tap([rows(1)], endless=True), uid="in").key_by("key").apply(puts, uid="op")
+    run = bench.begin(flow)
+    settle(run)
+    bench.checkpoint(run)
+    [kept] = bench.state("op", "v")
+    assert kept["n"] == 2
+    assert kept["s"] == {"a": 3, "b": [4, None]}
+
+
+# What is wrong is said when the job is put together, or where it happens.
+
+
+def test_edges_of_one_name_are_refused_before_the_job_runs() -> None:
+    bench = Bench()
+    flow = Dataflow("job")
+    for source, target in (("a", "b->c"), ("a->b", "c")):
+        flow.source(Tap([rows(1)]), uid=source).apply(Told(bench.log), uid=target, chain=False)
+    with pytest.raises(
+        InvalidInput, match=r"from 'a' to 'b->c' and from 'a->b' to 'c' would both be named 'a->b->c\.0'"
+    ):
+        bench.begin(flow)
+
+
+@pytest.mark.parametrize("room", [0, -1, True, 1.5, "2"])
+def test_a_source_whose_readers_may_hold_no_split_is_refused_and_does_not_wait_for_ever(room: Any) -> None:
+    tap = Tap([rows(1)])
+    tap.splits_per_reader = room
+    flow = Dataflow("job")
+    flow.source(tap, uid="in")
+    with pytest.raises(InvalidInput, match="source 'in' has splits_per_reader"):
+        Bench().begin(flow)
+
+
+class Odd(Told):
+    """An operator whose hooks give what it is told to."""
+
+    def __init__(self, **gives: Any) -> None:
+        super().__init__(Bench().log)
+        self.gives = gives
+
+    def output_schema(self, *inputs: pa.Schema) -> Any:
+        return self.gives.get("output_schema", inputs[0])
+
+    def states(self, *inputs: pa.Schema) -> Any:
+        return self.gives.get("states", ())
+
+    def coordinator(self) -> Any:
+        return self.gives.get("coordinator")
+
+
+class NoColumns(TwoPhaseCommitSink, Told):
+    """A sink that does not say what it commits."""
+
+    def prepare_commit(self, prepared: object) -> None:
+        return None
+
+    def commit(self, permit: object, committables: object) -> None:
+        return None
+
+
+class OddTap(Tap):
+    """A source without an enumerator."""
+
+    def enumerator(self) -> Any:
+        return None
+
+
+class NoSchema(Tap):
+    """A source whose schema is a mapping."""
+
+    @property
+    def schema(self) -> Any:
+        return {"key": pa.int64()}
+
+
+def applied(operator: Operator, source: Source | None = None, **step: Any) -> Callable[[], object]:
+    def put_together() -> object:
+        flow = Dataflow("job")
+        stream = flow.source(source or Tap([rows(1)]), uid="in").key_by("key")
+        stream.apply(operator, **{"uid": "op", **step})
+        return Bench().begin(flow)
+
+    return put_together
+
+
+@pytest.mark.parametrize(
+    ("build", "sentence"),
+    [
+        (applied(Odd(output_schema=None)), r"output_schema\(\) of operator 'op' is None; it is a pa.Schema"),
+        (applied(Odd(states=None)), r"states\(\) of operator 'op' returned None; it returns a list"),
+        (applied(Odd(states=["v"])), r"states\(\) of operator 'op' returned \['v'\]; it returns a list"),
+        (applied(Odd(states=ValueState("v", {"key": pa.int64()}, {}))), r"of operator 'op' returned ValueState\("),
+        (
+            applied(Odd(states=[ValueState("v", {"key": pa.int64()}, {"n": pa.uint8()})])),
+            "state 'v' of operator 'op' cannot be declared: column 'n' has type uint8",
+        ),
+        (
+            applied(Odd(states=[ValueState("v", {"key": pa.int64()}, "n")])),
+            "state 'v' of operator 'op' cannot be declared: 'n' are no columns",
+        ),
+        (applied(Odd(coordinator=5)), r"coordinator\(\) of 'op' returned int, which has no columns"),
+        (applied(NoColumns(Bench().log)), "sink 'op' has no committable_columns"),
+        (applied(Odd(), OddTap()), r"enumerator\(\) of 'in' returned NoneType, which has no columns"),
+        (applied(Odd(), NoSchema()), "the schema of source 'in' is {.*}; it is a pa.Schema"),
+        (applied(Odd(), uid=5), "the uid of a step is 5; it is a string"),
+        (applied(Odd(), uid="\ud800"), "the uid of a step is .* which is no text"),
+        (applied(Odd(), name=5), "the name of step 'op' is 5; it is a string"),
+        (lambda: Dataflow(5), "the job id is 5; it is a string"),  # type: ignore[arg-type]
+        (lambda: Dataflow("job", name=None), "the name of job 'job' is None"),  # type: ignore[arg-type]
+        (
+            lambda: Dataflow("job").source(Tap(), uid="in").apply(Odd(), "in", uid="op"),  # type: ignore[arg-type]
+            "an input of 'op' is 'in'; give a stream",
+        ),
+        (
+            lambda: Dataflow("job").source(Tap(), uid="in", event_time=5),  # type: ignore[arg-type]
+            "event time of source 'in' is 5",
+        ),
+        (lambda: EventTime("at", -1), "'at' is out of order by -1; that is a whole number"),
+        (lambda: EventTime("at", 1.5), r"out of order by 1\.5"),  # type: ignore[arg-type]
+        (lambda: MemorySource({"a": [1]}), "dict holds no record batches .*; give an Arrow table"),
+        (lambda: MemorySource(None), "NoneType holds no record batches"),
+        (lambda: Aggregate("key", {"n": "count"}), "aggregates are {'n': 'count'}; they are a mapping like"),  # type: ignore[dict-item]
+        (lambda: Aggregate("key", [("n", "count")]), "they are a mapping like"),  # type: ignore[arg-type]
+        (lambda: TumblingWindow("key", 1e6, "at", {"n": ("*", "count")}), r"a window of 1000000\.0 µs"),  # type: ignore[arg-type]
+        (lambda: Select(3), "3 is no column"),  # type: ignore[arg-type]
+        (lambda: Map(lambda batch: batch, "schema"), "'schema' are no columns"),
+    ],
+)
+def test_what_authors_get_wrong_is_told_in_a_sentence(build: Callable[[], object], sentence: str) -> None:
+    with pytest.raises(InvalidInput, match=sentence):
+        build()
+
+
+class Iter:
+    """What cannot be gone through."""
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        raise ValueError("nothing here")
+
+
+class Nulls(Told):
+    """Declares a column without nulls, and emits some."""
+
+    def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
+        return pa.schema([field.with_nullable(field.name != "value") for field in ROWS])
+
+    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+        return batch.set_column(1, "value", pa.nulls(len(batch), pa.int64()))
+
+
+class Says(Told):
+    """Sends a text, and has a coordinator that does if it is told to."""
+
+    def __init__(self, bench: Bench, message: object) -> None:
+        super().__init__(bench.log)
+        self.message = message
+
+    def coordinator(self) -> OperatorCoordinator:
+        return Answers()
+
+    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+        self.context.send_to_coordinator(self.message)  # type: ignore[arg-type]
+        return None
+
+
+class Answers(OperatorCoordinator):
+    """Answers with a text."""
+
+    columns = pa.schema([("n", pa.int64())])
+
+    def open(self, send: Sender) -> None:
+        self.send = send
+
+    def receive(self, subtask: int, message: bytes) -> None:
+        self.send(subtask, "text")  # type: ignore[arg-type]
+
+    def snapshot(self) -> pa.Table:
+        return self.columns.empty_table()
+
+
+def test_what_hooks_get_wrong_is_told_with_the_operator() -> None:
+    bench = Bench(max_restarts=0)
+    for operator, sentence in (
+        (
+            Map(lambda batch: batch if not len(batch) else None),
+            "'op'.* map returned NoneType; it returns a RecordBatch",
+        ),
+        (Nulls(bench.log), "'op' emitted 2 nulls in column 'value', which it declares without"),
+        (Says(bench, "text"), "operator 'op' sent str; a message is bytes"),
+        (Says(bench, None), "operator 'op' sent NoneType"),
+        (Says(bench, b"bytes"), "the coordinator of operator 'op' sent str"),
+    ):
+        flow = Dataflow("job")
+        flow.source(Tap([rows(1, 2)]), uid="in").key_by("key").apply(operator, uid="op").apply(
+            Told(bench.log), uid="last"
+        )
+        with pytest.raises(JobFailed, match=sentence):
+            bench.run(flow)
+
+
+def test_what_cannot_be_gone_through_names_its_hook() -> None:
+    bench = Bench(max_restarts=0)
+    flow = Dataflow("job")
+    flow.source(Tap([rows(1)]), uid="in").apply(Told(bench.log, finish=lambda _: Iter()), uid="op")
+    with pytest.raises(JobFailed, match="finish of 'op', subtask 0, failed: ValueError: nothing here"):
+        bench.run(flow)
+
+
+def test_the_earliest_time_there_is_may_be_out_of_order() -> None:
+    bench = Bench()
+    flow = Dataflow("job")
+    tap = Tap([rows(1, at=MIN_WATERMARK), rows(2, at=5)], endless=True)
+    flow.source(tap, uid="in", event_time=EventTime("at", 10)).apply(Told(bench.log), uid="op")
+    run = bench.begin(flow)
+    until(run, lambda: run.rows_read == 1)
+    bench.checkpoint(run)
+    assert [row["watermark"] for row in bench.state("in", "splits")] in ([MIN_WATERMARK], [-5])

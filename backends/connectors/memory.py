@@ -39,10 +39,7 @@ class MemorySource(Source):
         if isinstance(rows, pa.RecordBatch):
             rows = [rows]
         if not isinstance(rows, pa.Table):
-            batches = list(rows)
-            if not batches:
-                raise InvalidInput("no batch is given, so nobody knows the columns; give a table, which may be empty")
-            rows = pa.Table.from_batches(batches)
+            rows = _table(rows)
         self._table = rows.replace_schema_metadata(None).combine_chunks()
         self._splits = splits
         self._batch_rows = batch_rows
@@ -77,6 +74,19 @@ class MemorySource(Source):
         for batch in rest.to_batches(max_chunksize=self._batch_rows):
             position += batch.num_rows
             yield Chunk(batch, position)
+
+
+def _table(rows: object) -> pa.Table:
+    try:
+        batches = list(rows)  # type: ignore[call-overload]
+        if batches:
+            return pa.Table.from_batches(batches)
+    except (TypeError, pa.ArrowException) as error:
+        raise InvalidInput(
+            f"{type(rows).__name__} holds no record batches of one schema: {error}; give an Arrow table, like pa.table(…) or "
+            "pa.Table.from_pandas(…)"
+        ) from error
+    raise InvalidInput("no batch is given, so nobody knows the columns; give a table, which may be empty")
 
 
 __all__ = ["BATCH_ROWS", "MemorySource"]

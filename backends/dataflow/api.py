@@ -54,6 +54,14 @@ class EventTime:
     column: str
     out_of_order_us: int = 0
 
+    def __post_init__(self) -> None:
+        """Raises ``InvalidInput`` for a number that means nothing."""
+        late = self.out_of_order_us
+        if isinstance(late, bool) or not isinstance(late, int) or not 0 <= late < 1 << 62:
+            raise InvalidInput(
+                f"event time {self.column!r} is out of order by {late!r}; that is a whole number of microseconds, at least 0"
+            )
+
 
 @dataclass(frozen=True)
 class Input:
@@ -129,6 +137,8 @@ class Dataflow:
     def __init__(self, job_id: str, *, parallelism: int = 1, name: str = "") -> None:
         if not job_id:
             raise InvalidInput("the job id is empty; a store belongs to one job, by its id")
+        _check_text("the job id", job_id)
+        _check_text(f"the name of job {job_id!r}", name)
         self.job_id = job_id
         self.name = name
         self.parallelism = parallelism
@@ -146,7 +156,12 @@ class Dataflow:
         """Read a source. With ``event_time``, its readers emit watermarks."""
         if not isinstance(source, Source):
             raise InvalidInput(f"source {uid!r} is {source!r}; give an instance of a Source")
+        _check_schema(f"the schema of source {uid!r}", source.schema)
         timed = EventTime(event_time) if isinstance(event_time, str) else event_time
+        if timed is not None and not isinstance(timed, EventTime):
+            raise InvalidInput(
+                f"the event time of source {uid!r} is {timed!r}; give the name of a column, or an EventTime"
+            )
         if timed is not None and timed.column not in source.schema.names:
             raise InvalidInput(
                 f"source {uid!r} has no column {timed.column!r}; it has {', '.join(source.schema.names)}"
@@ -170,11 +185,16 @@ class Dataflow:
         if not inputs:
             raise InvalidInput(f"operator {uid!r} has no input; give at least one stream")
         for stream in inputs:
+            if not isinstance(stream, Stream):
+                raise InvalidInput(
+                    f"an input of {uid!r} is {stream!r}; give a stream, which source() and apply() return"
+                )
             if stream.flow is not self:
                 raise InvalidInput(
                     f"an input of {uid!r} belongs to dataflow {stream.flow.job_id!r}, not to {self.job_id!r}"
                 )
         schema = operator.output_schema(*(stream.schema for stream in inputs))
+        _check_schema(f"output_schema() of operator {uid!r}", schema)
         return self._add(
             Step(
                 uid,
@@ -195,6 +215,8 @@ class Dataflow:
     def _add(self, step: Step) -> Stream:
         if not step.uid:
             raise InvalidInput("the uid of a step is empty; it names its state for ever, so choose it with care")
+        _check_text("the uid of a step", step.uid)
+        _check_text(f"the name of step {step.uid!r}", step.name)
         if step.uid in self.steps:
             raise InvalidInput(f"two steps have the uid {step.uid!r}; each needs its own, for its state is found by it")
         self.steps[step.uid] = step
@@ -303,6 +325,21 @@ class Stream:
 
     def _with(self, partitioner: Partitioner, key_columns: tuple[str, ...] = ()) -> Stream:
         return Stream(self.flow, replace(self.input, partitioner=partitioner, key_columns=key_columns))
+
+
+def _check_text(what: str, text: object) -> None:
+    """``InvalidInput`` for what a checkpoint's record could not hold: it would be refused there, when the job has run for long."""
+    if not isinstance(text, str):
+        raise InvalidInput(f"{what} is {text!r}; it is a string")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"{what} is {text!r}, which is no text: {error}; name it otherwise") from error
+
+
+def _check_schema(what: str, schema: object) -> None:
+    if not isinstance(schema, pa.Schema):
+        raise InvalidInput(f"{what} is {schema!r}; it is a pa.Schema", kind=ErrorKind.SCHEMA_MISMATCH)
 
 
 __all__ = [

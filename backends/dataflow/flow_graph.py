@@ -52,6 +52,7 @@ def graph_of(
             coordinator=isinstance(step.logic, Source) or step.logic.coordinator() is not None,
         )
     edges = tuple(_edges(flow, operators, rebalanced))
+    _check_edges(edges)
     graph = JobGraph(tuple(operators.values()), edges)
     order = steps_in_order(graph)
     _check_loops(flow, graph)
@@ -106,8 +107,30 @@ def _check_steps(flow: Dataflow, per_operator: Mapping[str, int]) -> None:
             raise InvalidInput(
                 f"step {step.uid!r} emits columns {twice} twice; rename them", kind=ErrorKind.SCHEMA_MISMATCH
             )
+        _check_reader(step)
         _check_event_time(step)
         _check_inputs(flow, step)
+
+
+def _check_reader(step: Step) -> None:
+    room = step.logic.splits_per_reader if isinstance(step.logic, Source) else None
+    if room is not None and (isinstance(room, bool) or not isinstance(room, int) or room < 1):
+        raise InvalidInput(
+            f"source {step.uid!r} has splits_per_reader {room!r}, so nobody would read; it is a whole number, at least 1, or None"
+        )
+
+
+def _check_edges(edges: Collection[Edge]) -> None:
+    """Ids of edges are put together from uids, and such as have an arrow in them may give one id twice."""
+    first: dict[str, Edge] = {}
+    for edge in edges:
+        other = first.setdefault(edge.id, edge)
+        if other is not edge:
+            raise InvalidInput(
+                f"the edges from {other.source!r} to {other.target!r} and from {edge.source!r} to {edge.target!r} would both be "
+                f"named {edge.id!r}; give one of these steps another uid",
+                kind=ErrorKind.INVALID_GRAPH,
+            )
 
 
 def _check_event_time(step: Step) -> None:
@@ -157,7 +180,11 @@ def _check_numbers(uid: str, parallelism: object, max_parallelism: object) -> No
             raise InvalidInput(
                 f"{number!r} is no parallelism of operator {uid!r}; give an integer", kind=ErrorKind.INVALID_PARALLELISM
             )
-    assert isinstance(parallelism, int)
+    if not isinstance(parallelism, int):
+        raise InvalidInput(
+            f"nobody says the parallelism of operator {uid!r}; give it, or the dataflow's",
+            kind=ErrorKind.INVALID_PARALLELISM,
+        )
     ceiling = (
         max_parallelism
         if isinstance(max_parallelism, int)

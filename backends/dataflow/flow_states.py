@@ -18,13 +18,13 @@ restores gives the record of the checkpoint as ``previous``: without it a column
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
 import stateformat as sf
 from backends.dataflow.api import Dataflow, Operator, Source, Step, TwoPhaseCommitSink
-from stateformat.declare import as_schema
+from stateformat.declare import Columns, as_schema
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState
 from stateformat.evolution import evolve
 from stateformat.model import Edge, Field, FieldType, JobGraph, Mode, Partitioner, Record, State
@@ -89,7 +89,7 @@ def _declared(step: Step, edges: list[Edge], *, unaligned: bool) -> Iterator[Sta
     uid, logic = step.uid, step.logic
     if isinstance(logic, Source):
         yield sf.even_split_state(uid, SPLITS, columns=SPLITS_SCHEMA)
-        yield sf.coordinator_state(uid, ENUMERATOR, columns=logic.enumerator().columns)
+        yield sf.coordinator_state(uid, ENUMERATOR, columns=_columns(uid, "enumerator", logic.enumerator()))
         return
     for state in _own(step, logic):
         if state.mode is Mode.KEYED:
@@ -98,22 +98,52 @@ def _declared(step: Step, edges: list[Edge], *, unaligned: bool) -> Iterator[Sta
     yield sf.progress_state(uid, PROGRESS)
     coordinator = logic.coordinator()
     if coordinator is not None:
-        yield sf.coordinator_state(uid, COORDINATOR, columns=_with_messages(uid, as_schema(coordinator.columns)))
+        columns = as_schema(_columns(uid, "coordinator", coordinator))
+        yield sf.coordinator_state(uid, COORDINATOR, columns=_with_messages(uid, columns))
     if isinstance(logic, TwoPhaseCommitSink):
+        if getattr(logic, "committable_columns", None) is None:
+            raise InvalidInput(f"sink {uid!r} has no committable_columns; say what prepare_commit returns")
         yield sf.committables_state(uid, COMMITTABLES, columns=logic.committable_columns)
     for edge in edges:
         if edge.feedback or may_overtake(edge, unaligned=unaligned):
             yield _in_flight(edge, step.inputs[edge.input].schema)
 
 
+def _columns(uid: str, hook: str, made: object) -> Columns:
+    """The columns of what keeps rows in the driver."""
+    columns: Columns | None = getattr(made, "columns", None)
+    if columns is None:
+        raise InvalidInput(
+            f"{hook}() of {uid!r} returned {type(made).__name__}, which has no columns; it says there what its snapshot returns"
+        )
+    return columns
+
+
 def _own(step: Step, logic: Operator) -> Iterator[State]:
-    for descriptor in logic.states(*(item.schema for item in step.inputs)):
+    declared: object = logic.states(*(item.schema for item in step.inputs))
+    descriptors: list[Any] = list(declared) if isinstance(declared, Iterable) else [None]
+    wrong = [item for item in descriptors if not hasattr(item, "declare")]
+    if wrong:
+        raise InvalidInput(
+            f"states() of operator {step.uid!r} returned {declared!r}; it returns a list of what dataflow.descriptors has, empty "
+            "for none"
+        )
+    for descriptor in descriptors:
         if descriptor.name in _RESERVED or descriptor.name.startswith(IN_FLIGHT):
             raise InvalidInput(
                 f"state {descriptor.name!r} of operator {step.uid!r} has a name of the runtime's own ({', '.join(_RESERVED)}, "
                 f"and those that begin with {IN_FLIGHT!r}); rename it"
             )
-        yield descriptor.declare(step.uid)
+        try:
+            state = descriptor.declare(step.uid)
+        except InvalidInput as error:
+            raise InvalidInput(
+                f"state {descriptor.name!r} of operator {step.uid!r} cannot be declared: {error}",
+                kind=error.kind,
+                operator=step.uid,
+                state=descriptor.name,
+            ) from error
+        yield state
 
 
 def _with_messages(uid: str, columns: pa.Schema) -> pa.Schema:

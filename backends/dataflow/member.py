@@ -77,11 +77,25 @@ class Emitter:
                 f"{self._uid!r} emitted columns {_told(schema)}; it declares {_told(self._schema)}",
                 kind=ErrorKind.SCHEMA_MISMATCH,
             )
+        for item, column in zip(self._schema, batch.columns, strict=True):
+            if column.null_count and not item.nullable:
+                raise InvalidState(
+                    f"{self._uid!r} emitted {column.null_count} nulls in column {item.name!r}, which it declares without; fill them, "
+                    "or declare it nullable",
+                    kind=ErrorKind.NULL_NOT_ALLOWED,
+                )
         return pa.RecordBatch.from_arrays(batch.columns, schema=self._schema)
 
 
 def _told(schema: pa.Schema) -> str:
     return ", ".join(f"{item.name} {item.type}" for item in schema) or "none"
+
+
+def checked_message(who: str, message: object) -> bytes:
+    """A message, as a checkpoint keeps it. ``InvalidState`` for what is none."""
+    if not isinstance(message, bytes):
+        raise InvalidState(f"{who} sent {type(message).__name__}; a message is bytes, so encode it")
+    return message
 
 
 class _Context:
@@ -126,7 +140,7 @@ class _Context:
             raise InvalidInput(
                 f"operator {self.uid!r} has no coordinator to send to; give it one (Operator.coordinator)"
             )
-        self._send(self.uid, message)
+        self._send(self.uid, checked_message(f"operator {self.uid!r}", message))
 
 
 class Member:
@@ -264,7 +278,8 @@ class Member:
                 f"{hook} of operator {self.uid!r} returned {type(output).__name__}; hooks return None, a record batch, or an "
                 "iterable of record batches (table.to_batches() makes some)"
             )
-        batches = iter(output)
+        with self._guard(hook):
+            batches = iter(output)
         while True:
             with self._guard(hook):
                 batch = next(batches, _END)
@@ -317,4 +332,4 @@ class Member:
         self._call("close")
 
 
-__all__ = ["TIMER_ROUNDS_MAX", "Emitter", "InputProgress", "Member", "Reported", "Target"]
+__all__ = ["TIMER_ROUNDS_MAX", "Emitter", "InputProgress", "Member", "Reported", "Target", "checked_message"]

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backends.dataflow.api import Chunk, EventTime, NoSplit, Source, Split
+from backends.dataflow.events import MIN_WATERMARK
 from backends.dataflow.failures import Guard
 from backends.dataflow.flow_states import SPLITS_SCHEMA
 from stateformat.errors import InvalidState
@@ -175,7 +176,7 @@ class SourceReader:
             self._come_to(held, newest, self._event_time)
 
     def _come_to(self, held: _Held, newest_us: int, event_time: EventTime) -> None:
-        time = newest_us - event_time.out_of_order_us
+        time = max(newest_us - event_time.out_of_order_us, MIN_WATERMARK)
         held.watermark = time if held.watermark is None else max(held.watermark, time)
 
     def _advanced(self) -> int | None:

@@ -30,6 +30,7 @@ from backends.dataflow.conform import conformed
 from backends.dataflow.coordinator import Coordinator
 from backends.dataflow.failures import Guard
 from backends.dataflow.flow_states import COMMITTABLES
+from backends.dataflow.member import checked_message
 from backends.running.clock import Clock
 from backends.running.commits import commit, commit_rest, held, sinks_of
 from backends.running.outcome import RunDiscarded
@@ -168,6 +169,7 @@ class Driver:
 
     def _sender(self, uid: str, vertex: str) -> Sender:
         def send(subtask: int, message: bytes) -> None:
+            checked_message(f"the coordinator of operator {uid!r}", message)
             self._post.mail(ev.TaskId(vertex, subtask), Message(uid, message))
 
         return send

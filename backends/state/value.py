@@ -267,8 +267,8 @@ def one_row(fitter: Fitter, key: Sequence[Any]) -> pa.RecordBatch:
     if len(key) != len(fitter.fields):
         raise InvalidInput(f"{key!r} has {len(key)} values and the key {len(fitter.fields)}: {fitter.schema.names}")
     try:
-        columns = [pa.array([value], field.type) for value, field in zip(key, fitter.fields, strict=True)]
-    except pa.ArrowException as error:
+        columns = [_one(value, field.type) for value, field in zip(key, fitter.fields, strict=True)]
+    except (pa.ArrowException, OverflowError) as error:
         raise InvalidInput(f"{key!r} is no key of {fitter.schema.names}: {error}") from error
     return pa.RecordBatch.from_arrays(columns, schema=fitter.schema)
 
@@ -279,10 +279,31 @@ def one_values(fitter: Fitter, values: Mapping[str, Any]) -> pa.RecordBatch:
     if unknown:
         raise InvalidInput(f"{unknown} are no value columns; those are {fitter.schema.names}")
     try:
-        columns = [pa.array([values.get(field.name)], field.type) for field in fitter.fields]
-    except pa.ArrowException as error:
+        columns = [_one(values.get(field.name), field.type) for field in fitter.fields]
+    except (pa.ArrowException, OverflowError) as error:
         raise InvalidInput(f"{values!r} are no values of {fitter.schema.names}: {error}") from error
     return record_batch(columns, fitter.schema, 1)
+
+
+def _one(value: Any, kind: pa.DataType) -> pa.Array:
+    """An array of one value. Arrow cuts off what an integer cannot hold of a fraction, and leaves out unknown fields; here these fail."""
+    array = pa.array([value], kind)
+    if not _is_same(value, array[0].as_py(), kind):
+        raise pa.ArrowInvalid(f"{value!r} is no {kind}, which would hold {array[0].as_py()!r}")
+    return array
+
+
+def _is_same(value: Any, kept: Any, kind: pa.DataType) -> bool:
+    if value is None:
+        return kept is None
+    if pa.types.is_integer(kind):
+        return bool(value == kept)
+    if pa.types.is_struct(kind) and isinstance(value, Mapping):
+        inner = {field.name: field.type for field in kind}
+        return set(value) <= set(inner) and all(_is_same(value[name], kept[name], inner[name]) for name in value)
+    if pa.types.is_list(kind) and isinstance(value, Sequence):
+        return all(_is_same(one, of, kind.value_type) for one, of in zip(value, kept, strict=True))
+    return True
 
 
 def _unequal(keys: int, what: str, found: int) -> InvalidInput:

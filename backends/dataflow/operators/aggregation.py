@@ -67,7 +67,7 @@ class Aggregation:
             raise InvalidInput("no aggregate is given; give at least one, like {'rows': ('*', 'count')}")
         self._parts: dict[str, list[int]] = {}
         self._accumulators: list[_Accumulator] = []
-        for name, (column, kind) in aggregates.items():
+        for name, (column, kind) in _pairs(aggregates):
             if kind not in _KINDS or (column == ROWS and kind != "count"):
                 raise InvalidInput(
                     f"aggregate {name!r} is {kind!r} of {column!r}; there are {', '.join(_KINDS)} of a column, and 'count' of "
@@ -154,6 +154,16 @@ class Aggregation:
             accumulated[parts[0]] if len(parts) == 1 else _mean(accumulated[parts[0]], accumulated[parts[1]])
             for parts in self._parts.values()
         ]
+
+
+def _pairs(aggregates: object) -> list[tuple[str, tuple[str, str]]]:
+    pairs: list[tuple[Any, Any]] = list(aggregates.items()) if isinstance(aggregates, Mapping) else [(aggregates, None)]
+    wrong = [pair for pair in pairs if not isinstance(pair[1], tuple | list) or len(pair[1]) != 2]
+    if wrong:
+        raise InvalidInput(
+            f"aggregates are {aggregates!r}; they are a mapping like {{'rows': ('*', 'count'), 'delay': ('dep_delay', 'mean')}}"
+        )
+    return pairs
 
 
 def _mean(total: pa.Array, count: pa.Array) -> pa.Array:

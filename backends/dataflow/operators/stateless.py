@@ -53,6 +53,8 @@ class Map(Operator):
         """Call the function."""
         answer = self._fn(batch)
         schema = self._known
+        if not isinstance(answer, pa.RecordBatch):
+            raise InvalidState(f"the function of a map returned {type(answer).__name__}; it returns a RecordBatch")
         if answer.schema != schema:
             raise InvalidState(
                 f"the function of a map returned the columns {answer.schema} and should return {schema}; cast them, or "
@@ -107,6 +109,10 @@ class Select(Operator):
     def __init__(self, *columns: str | Mapping[str, str]) -> None:
         self._columns: dict[str, str] = {}
         for column in columns:
+            if not isinstance(column, str | Mapping):
+                raise InvalidInput(
+                    f"{column!r} is no column; give names, or mappings from new names to those that are there"
+                )
             self._columns |= {column: column} if isinstance(column, str) else dict(column)
         if not self._columns:
             raise InvalidInput("no column is selected; name at least one")

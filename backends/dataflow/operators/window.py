@@ -49,9 +49,11 @@ class TumblingWindow(Operator):
         lateness_us: int = 0,
     ) -> None:
         self._keys = key_names(keys)
-        if size_us < 1 or lateness_us < 0:
+        whole = all(isinstance(number, int) and not isinstance(number, bool) for number in (size_us, lateness_us))
+        if not whole or size_us < 1 or lateness_us < 0 or size_us + lateness_us >= 1 << 63:
             raise InvalidInput(
-                f"a window of {size_us} µs that waits {lateness_us} µs; the size is at least 1, the lateness at least 0"
+                f"a window of {size_us!r} µs that waits {lateness_us!r} µs; these are whole numbers, the size at least 1, the "
+                "lateness at least 0, and both together below 2**63"
             )
         self._aggregation = Aggregation(aggregates)
         taken = sorted({*self._keys, _START, _END} & set(aggregates))
