@@ -53,11 +53,11 @@ def operate(store: str, export: Path) -> None:
 def report(results: list[Result]) -> int:
     """Print what was compared; returns how many rows differ."""
     print("\nKeyed state of `delays`, restored subtask by subtask, against Spark SQL over the CSV files:\n")
-    print("  checkpoint            key groups  restored at   planes  plane x destination  different")
+    print("  checkpoint    key groups  restored at  planes  plane x destination  different")
     for result in results:
         print(
-            f"  {result.checkpoint_id} {result.kind:<19} {result.max_parallelism:>10} {result.parallelism:>12} "
-            f"{result.rows['stats']:>8,} {result.rows['by_destination']:>20,} {result.different:>10,}"
+            f"  {result.checkpoint_id} {result.kind:<11} {result.max_parallelism:>10} {result.parallelism:>12} "
+            f"{result.rows['stats']:>7,} {result.rows['by_destination']:>20,} {result.different:>10,}"
         )
     return sum(result.different for result in results)
 

@@ -220,6 +220,8 @@ class DirectoryTree:
         if link:
             kind = ErrorKind.INVALID_PATH
             why = f"{link} is a symbolic link; links in a store are not followed. Put the file itself in its place"
+        elif error.errno == errno.ENOTDIR and Path(self.root).is_file():
+            why = "it is a file, and a store is a directory; check the address"
         elif error.errno in (errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EEXIST):
             named = f", {error.filename}" if error.filename else ""
             why = (

@@ -59,7 +59,7 @@ class AddressType(click.ParamType[Address]):
                 param,
                 ctx,
             )
-        if not 1 <= int(digits) <= _GREATEST_ID:
+        if len(digits) > len(str(_GREATEST_ID)) or not 1 <= int(digits) <= _GREATEST_ID:
             self.fail(f"checkpoint ids go from 1 to 2^53 - 1; {digits} in {text!r} is none", param, ctx)
         return Address(url, int(digits))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -15,6 +15,7 @@ from tools.ckpt.watch import Watch
 
 if TYPE_CHECKING:
     from stateformat.checkpoint import Checkpoint
+    from stateformat.model import Operator
     from stateformat.stats import Stats
     from stateformat.storage import Storage
     from stateformat.store import CheckpointStore
@@ -180,15 +181,38 @@ def operator_uid(checkpoint: Checkpoint, given: str) -> str:
             kind=ErrorKind.UNKNOWN_OPERATOR,
             operator=given,
         )
-    known = ", ".join(
-        f"{operator.uid} ({operator.name})" if operator.name not in ("", operator.uid) else operator.uid
-        for operator in graph.operators
-    )
     raise InvalidInput(
-        f"checkpoint {checkpoint.id} has no operator {given!r}, by uid or by name; it has {known or 'none'}",
+        f"checkpoint {checkpoint.id} has no operator {given!r}, by uid or by name; {_known(graph.operators, given)}",
         kind=ErrorKind.UNKNOWN_OPERATOR,
         operator=given,
     )
 
 
-__all__ = ["Session", "command", "operator_uid"]
+OPERATORS_TOLD: Final = 20
+"""Operators that a sentence lists; of very many it tells how many there are."""
+
+
+def _known(operators: Sequence[Operator], given: str) -> str:
+    """Which operators there are, and the one that was probably meant."""
+    from difflib import get_close_matches
+
+    uids = {text: operator.uid for operator in operators for text in (operator.name, operator.uid) if text}
+    close = get_close_matches(given, uids, n=1)
+    meant = f"did you mean {uids[close[0]]!r}? It" if close else "it"
+    told = [
+        f"{operator.uid} ({operator.name})" if operator.name not in ("", operator.uid) else operator.uid
+        for operator in operators[:OPERATORS_TOLD]
+    ]
+    left = len(operators) - len(told)
+    return f"{meant} has {', '.join(told) or 'none'}{f' and {left:,} more' if left else ''}"
+
+
+def other_store(session: Session, store: CheckpointStore, target: Address, address: Address) -> CheckpointStore:
+    """The store of ``--to``, which is to be another one than the command works on."""
+    there = session.store(target.url, address.url)
+    if there.url == store.url:
+        raise click.UsageError(f"--to names {store.url} itself; leave it out to publish there")
+    return there
+
+
+__all__ = ["Session", "command", "operator_uid", "other_store"]

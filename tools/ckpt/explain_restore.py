@@ -49,12 +49,12 @@ def explain_restore(
     would be refused; every reason is told, with what to do about it.
     """
     store, checkpoint = session.checkpoint(address)
+    drop = tuple(_dropped(checkpoint, name) for name in drop)
     states: tuple[State, ...] = ()
     if topology is None:
         chosen = checkpoint.graph.at(
             parallelism, per_operator=per_operator(checkpoint, operator_parallelism), max_parallelism=max_parallelism
         )
-        drop = tuple(_dropped(checkpoint, name) for name in drop)
         chosen = without(chosen, set(drop))
     else:
         if parallelism is not None or operator_parallelism or max_parallelism is not None:
@@ -68,9 +68,13 @@ def explain_restore(
 
 
 def _dropped(checkpoint: Checkpoint, name: str) -> str:
-    """An operator by name or uid becomes its uid; ``UID/STATE`` stays, and the planner says whether it is there."""
-    if any(f"{state.operator}/{state.name}" == name for state in checkpoint.states):
-        return name
+    """What is to be given up, with the operator's uid where its name was typed: ``UID`` or ``UID/STATE``."""
+    known = {text for operator in checkpoint.graph.operators for text in (operator.uid, operator.name)}
+    if name not in known:
+        # Both uids and names of states may hold a slash.
+        for end in (i for i, char in enumerate(name) if char == "/" and name[:i] in known):
+            uid = operator_uid(checkpoint, name[:end])
+            return f"{uid}/{checkpoint.record.state(uid, name[end + 1 :]).name}"
     return operator_uid(checkpoint, name)
 
 
@@ -138,8 +142,10 @@ def rule(checkpoint: Checkpoint, plan: RestorePlan, uid: str, name: str) -> str:
     operator = plan.by_operator[uid]
     if state.mode is Mode.COMMITTABLES and operator.action is not Action.DROPPED:
         return "committed before anything starts"
-    if operator.action is Action.DROPPED or f"{uid}/{name}" in plan.drop:
+    if uid in plan.drop or f"{uid}/{name}" in plan.drop:
         return "given up"
+    if operator.action is Action.DROPPED:
+        return "not in the topology"
     if operator.action is Action.SKIP_FINISHED:
         return "none: the operator has finished"
     same = operator.parallelism == operator.old_parallelism and operator.status is Status.RUNNING

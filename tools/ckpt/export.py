@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import secrets
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import click
 
 from tools.ckpt.address import Address
 from tools.ckpt.common import Session, command, operator_uid
-from tools.ckpt.output import Document
+from tools.ckpt.output import Document, on_standard_output
 from tools.ckpt.render import Look, facts, heading, label, plural, size
 
 if TYPE_CHECKING:
@@ -60,8 +61,8 @@ def export(
     appears when it is whole.
     """
     chosen = _format_of(target, file_format)
-    if target != "-" and Path(target).exists() and not force:
-        raise click.UsageError(f"{target} exists; give another name, or --force to replace it")
+    if target != "-":
+        _check_target(Path(target), force=force)
     store, checkpoint = session.checkpoint(address)
     uid = operator_uid(checkpoint, operator)
     declared = checkpoint.record.state(uid, state)
@@ -148,17 +149,34 @@ def _counted(reading: ReadTask, step: Any) -> Iterator[pa.RecordBatch]:
         step(done, total)
 
 
+def _check_target(target: Path, *, force: bool) -> None:
+    """What can be told before anything is read. A pipe or a device would not be written to but replaced."""
+    if target.is_dir():
+        raise click.UsageError(f"{target} is a directory; name a file in it")
+    if target.exists() and not target.is_file():
+        raise click.UsageError(f"{target} is no plain file; write to standard output with --to -")
+    if target.exists() and not force:
+        raise click.UsageError(f"{target} exists; give another name, or --force to replace it")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "no such directory; make it, or name another", str(target.parent))
+
+
 @contextmanager
 def _target(path: str) -> Iterator[BinaryIO]:
     """Standard output, or a hidden file beside the target that takes its name when it is whole."""
     if path == "-":
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
+        with on_standard_output():
+            yield sys.stdout.buffer
+            sys.stdout.buffer.flush()
         return
     final = Path(path)
     draft = final.with_name(f".{final.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with draft.open("xb") as file:
+        try:
+            file = draft.open("xb")
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, path) from error
+        with file:
             yield file
         draft.replace(final)
     finally:

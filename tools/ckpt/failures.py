@@ -16,6 +16,7 @@ needs nothing of the library.
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -111,9 +112,24 @@ def _usage(error: click.ClickException) -> Failure:
     return Failure(MISUSE, "usage", error.format_message(), hint=hint)
 
 
+def in_options(sentence: str) -> str:
+    """A sentence of the library in the words of a command line: its keyword arguments are our options."""
+    return re.sub(r"\bdrop=('[^']*'|\"[^\"]*\")", r"--drop \1", sentence).replace("resume=True", "--resume")
+
+
 def trace_of(error: BaseException) -> str:
     """The stack trace, for ``--verbose`` only."""
     return "".join(traceback.format_exception(error))
 
 
-__all__ = ["FINE", "MISUSE", "PROBLEMS", "STATUS_OF_CLASS", "UNAVAILABLE", "Failure", "failure_of", "trace_of"]
+__all__ = [
+    "FINE",
+    "MISUSE",
+    "PROBLEMS",
+    "STATUS_OF_CLASS",
+    "UNAVAILABLE",
+    "Failure",
+    "failure_of",
+    "in_options",
+    "trace_of",
+]

@@ -27,6 +27,7 @@ from tools.ckpt.render import (
     size,
     spark,
     table,
+    text_width,
     wrap,
 )
 
@@ -150,7 +151,8 @@ def _states(document: Json, chosen: Sequence[Json], look: Look, *, narrow: bool)
         operator = operators.get(state["operator"])
         if state["operator"] != before:
             before = state["operator"]
-            yield "  " + look.paint(graph.title(operator) if operator else label(before), "name")
+            title = graph.title(operator) if operator else label(before)
+            yield from ("  " + look.paint(part, "name") for part in wrap(title, look.width - 2))
         yield line
         yield from facts(_shape(state, look), look, indent="      ", name_width=names_width)
         yield from contents_table(state.get("contents") or {}, look)
@@ -258,18 +260,22 @@ def _rows(state: Json, look: Look) -> Iterator[str]:
 
 
 def _row_lines(sample: Sequence[Json], look: Look) -> Iterator[str]:
-    names = list(sample[0])
-    cells = [[cell(row[name]) for name in names] for row in sample]
-    numeric = [all(type(row[name]) in (int, float, type(None)) for row in sample) for name in names]
-    widths = [max(len(name), *(len(row[i]) for row in cells)) for i, name in enumerate(names)]
+    cells = [[cell(value) for value in row.values()] for row in sample]
+    numeric = [all(type(row[name]) in (int, float, type(None)) for row in sample) for name in sample[0]]
+    names = [label(name) for name in sample[0]]
+    widths = [max(text_width(name), *(text_width(row[i]) for row in cells)) for i, name in enumerate(names)]
     if 6 + sum(width + 2 for width in widths) <= look.width + 2:
-        columns = [Column(label(name), right=right) for name, right in zip(names, numeric, strict=True)]
+        columns = [Column(name, right=right) for name, right in zip(names, numeric, strict=True)]
         yield from table(columns, cells, look, indent="      ")
         return
-    name_width = min(24, max(len(name) for name in names))
+    name_width = min(24, max(map(text_width, names)))
+    margin = " " * (10 + name_width)
     for number, row in enumerate(cells):
         yield look.paint(f"      row {number + 1}", "dim")
         for name, value in zip(names, row, strict=True):
-            head = f"        {look.paint(pad(label(name), name_width), 'dim')}  "
-            for i, part in enumerate(wrap(value, look.width - 10 - name_width)):
-                yield (head if i == 0 else " " * (10 + name_width)) + part
+            head = f"        {look.paint(pad(name, name_width), 'dim')}  "
+            if text_width(name) > name_width:
+                yield from (f"        {look.paint(part, 'dim')}" for part in wrap(name, look.width - 8))
+                head = margin
+            for i, part in enumerate(wrap(value, look.width - len(margin))):
+                yield (head if i == 0 else margin) + part

@@ -54,6 +54,17 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(importlib.import_module(f"tools.ckpt.{name}"), name)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that the first argument names; for one that does not exist, the one that was probably meant."""
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
+            close = get_close_matches(args[0], COMMANDS, n=1)
+            ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {close[0]!r}?" if close else ""))
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """The list of commands in the help, without importing any."""
         with formatter.section("Commands"):
@@ -80,6 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gc.set_threshold(100_000)
         atexit.register(gc.freeze)
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    _open_closed_streams()
     watch = Watch()
     try:
         status = ckpt.main(arguments, prog_name="ckpt", standalone_mode=False, obj=watch)
@@ -91,7 +103,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _reader_left() if leaving.code == 1 else FINE
     except BaseException as error:
         failure = failure_of(error)
-        with contextlib.suppress(BrokenPipeError):
+        # The reader may be gone, or the disk behind standard output full, which is what the error says.
+        with contextlib.suppress(OSError):
             show_failure(failure, as_json=_wants_json(arguments))
             if watch.level and not isinstance(error, click.ClickException):
                 click.echo(trace_of(error), err=True)
@@ -99,6 +112,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         watch.end()
     return FINE if status is None else int(status)
+
+
+def _open_closed_streams() -> None:
+    """Point what was closed (``>&-``) at nothing: Python has no stream there, and the next file opened would be it."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115 - open as long as the process lives
 
 
 def _reader_left() -> int:

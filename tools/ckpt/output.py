@@ -66,7 +66,19 @@ def write_json(document: Mapping[str, Any]) -> None:
 def _write(text: str, *, end: bool = True) -> None:
     if not _is_utf8(sys.stdout):
         text = text.encode(sys.stdout.encoding or "ascii", "backslashreplace").decode(sys.stdout.encoding or "ascii")
-    click.echo(text, color=True, nl=end)
+    with on_standard_output():
+        click.echo(text, color=True, nl=end)
+
+
+@contextmanager
+def on_standard_output() -> Iterator[None]:
+    """Names standard output in the error of a write to it; a reader that went away is told as it is."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, error.filename or "standard output") from error
 
 
 class Output:
@@ -123,4 +135,4 @@ def show_failure(failure: Failure, *, as_json: bool) -> None:
         write_json(failure.to_json())
 
 
-__all__ = ["Document", "Draw", "Output", "Step", "look_of", "show_failure", "write_json"]
+__all__ = ["Document", "Draw", "Output", "Step", "look_of", "on_standard_output", "show_failure", "write_json"]

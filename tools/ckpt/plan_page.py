@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from heapq import nlargest
 from typing import Any, Final
 
+from tools.ckpt.failures import in_options
 from tools.ckpt.render import (
     Column,
     Look,
@@ -21,6 +22,7 @@ from tools.ckpt.render import (
     skew,
     spark,
     table,
+    text_width,
 )
 
 Json = Mapping[str, Any]
@@ -29,14 +31,9 @@ OPERATORS_SHOWN: Final = 40
 MOST: Final = 20
 TOLD: Final = 20
 """Refusals, warnings and names in a row on a page."""
+MODE_WIDTH: Final = 12
 LOADED: Final = 5
 """The most loaded subtasks, where not all operators are shown."""
-_WORDS = {
-    "start": "starts",
-    "new": "starts, new",
-    "skip_finished": "finished: not started",
-    "dropped": "given up",
-}
 
 
 def draw(document: Json, look: Look) -> Iterator[str]:
@@ -123,15 +120,12 @@ def _operators(document: Json, look: Look) -> Iterator[str]:
     for operator in shown:
         load = loads.get(operator["uid"])
         per_subtask = [entry["rows"] for entry in load["subtasks"]] if load else []
-        rows.append(
-            [
-                label(operator["uid"]),
-                _numbers(operator, look),
-                count(load["rows"]) if load else "",
-                size(load["bytes"]) if load else "",
-                _bars(operator, per_subtask, look, bars_width, refused=operator["uid"] in refused),
-            ]
+        uid = operator["uid"]
+        bars = _bars(
+            operator, per_subtask, look, bars_width, refused=uid in refused, given_up=uid in document["plan"]["drop"]
         )
+        figures = [count(load["rows"]), size(load["bytes"])] if load else ["", ""]
+        rows.append([label(uid), _numbers(operator, look), *figures, bars])
     titles, *lines = table(columns, rows, look)
     states: dict[str, list[Json]] = {}
     for state in document["states"]:
@@ -182,10 +176,11 @@ def _numbers(operator: Json, look: Look) -> str:
     return f"{change} of {operator['max_parallelism']}" if new else change
 
 
-def _bars(operator: Json, rows: list[int], look: Look, width: int, *, refused: bool) -> str:
-    if operator["action"] in ("skip_finished", "dropped"):
-        role = "finished" if operator["action"] == "skip_finished" else "dim"
-        return look.paint(_WORDS[operator["action"]], role)
+def _bars(operator: Json, rows: list[int], look: Look, width: int, *, refused: bool, given_up: bool) -> str:
+    if operator["action"] == "skip_finished":
+        return look.paint("finished: not started", "finished")
+    if operator["action"] == "dropped" and not refused:
+        return look.paint("given up" if given_up else "left out", "dim")
     if not any(rows):
         return look.paint("refused", "problem") if refused else "no state"
     uneven = skew(rows)
@@ -193,19 +188,25 @@ def _bars(operator: Json, rows: list[int], look: Look, width: int, *, refused: b
 
 
 def _states(states: list[Json], look: Look) -> Iterator[str]:
-    name_width = min(24, max((len(label(state["name"])) for state in states), default=0))
+    rule_width = max((len(state["rule"]) for state in states), default=0)
+    name_width = min(
+        max((text_width(label(state["name"])) for state in states), default=0),
+        max(8, look.width - 4 - 2 - MODE_WIDTH - 2 - rule_width),
+    )
     for state in states:
         mode = f"{state['mode']} {state['kind']}" if state["kind"] else state["mode"]
         name = pad(shorten(label(state["name"]), name_width, look), name_width)
-        yield f"    {name}  {look.paint(pad(mode, 12), 'dim')}  {state['rule']}"
+        yield f"    {name}  {look.paint(pad(mode, MODE_WIDTH), 'dim')}  {state['rule']}"
 
 
 def _refusal(refusal: Json, look: Look) -> Iterator[str]:
     """One reason: its code and operator, what disagrees, the next step."""
-    mark = look.paint(look["fail"], "problem")
-    yield f"  {mark} {look.paint(refusal['code'], 'problem')}  {look.paint(label(refusal['operator']), 'name')}"
+    mark, code = look.paint(look["fail"], "problem"), refusal["code"]
+    # The message below has the uid in full.
+    uid = shorten(label(refusal["operator"]), look.width - 2 - len(look["fail"]) - 1 - len(code) - 2, look)
+    yield f"  {mark} {look.paint(code, 'problem')}  {look.paint(uid, 'name')}"
     yield from paragraph(label(refusal["message"]) + ".", look, indent="    ")
-    advice = label(refusal["advice"])
+    advice = label(in_options(refusal["advice"]))
     arrow = look["arrow"] + " "
     indent = "    " + " " * len(arrow)
     yield from paragraph(advice[:1].upper() + advice[1:] + ".", look, indent=indent, first="    " + arrow)

@@ -238,8 +238,33 @@ def facts(pairs: Iterable[tuple[str, str]], look: Look, *, indent: str = "  ", n
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """The text on lines of at most ``width``; longer words (paths) are broken, never lost."""
-    return textwrap.wrap(text, max(width, 20), break_on_hyphens=False) or [""]
+    """The text on lines of at most ``width`` columns; longer words (paths) are broken, never lost."""
+    width = max(width, 20)
+    lines = textwrap.wrap(text, width, break_on_hyphens=False) or [""]
+    # textwrap counts characters: it is right where each of them takes one column.
+    return lines if all(text_width(line) <= width for line in lines) else _wrap_wide(text, width)
+
+
+def _wrap_wide(text: str, width: int) -> list[str]:
+    """The same by columns, for text with characters that take two."""
+    lines: list[str] = []
+    line = ""
+    for word in text.split():
+        room = text_width(line) + 1 if line else 0
+        if room + text_width(word) <= width:
+            line = f"{line} {word}" if line else word
+            continue
+        if line and (text_width(word) <= width or room == width):
+            lines.append(line)
+            line = ""
+        elif line:
+            line += " "
+        for char in word:
+            if text_width(line + char) > width:
+                lines.append(line.rstrip())
+                line = ""
+            line += char
+    return [*lines, line]
 
 
 def paragraph(text: str, look: Look, *, indent: str = "  ", first: str | None = None) -> list[str]:

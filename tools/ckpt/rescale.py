@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from tools.ckpt.address import Address, AddressType
-from tools.ckpt.common import Session, command
+from tools.ckpt.common import Session, command, other_store
 from tools.ckpt.explain_restore import plan_document
 from tools.ckpt.parallelism import parallelism_options, per_operator
 from tools.ckpt.plan_page import draw as draw_plan
@@ -43,7 +43,7 @@ def rescale(
         plan.check()
         session.output.show(plan_document(store.url, checkpoint, plan), draw_plan)
         return
-    destination = store if target is None else session.store(target.url, address.url)
+    destination = store if target is None else other_store(session, store, target, address)
     if target is None:
         permit = publish_rescaled(checkpoint, topology, store=store)
     else:

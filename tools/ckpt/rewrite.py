@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from tools.ckpt.address import Address, AddressType
-from tools.ckpt.common import Session, command, operator_uid
+from tools.ckpt.common import Session, command, operator_uid, other_store
 from tools.ckpt.parallelism import PairType, parallelism_options, per_operator
 from tools.ckpt.published import draw_published, published
 
@@ -70,7 +70,7 @@ def rewrite(
         renames={operator_uid(checkpoint, old): new for old, new in rename},
         options=WriteOptions(codec=codec, encoding=encoding),  # type: ignore[arg-type]
     )
-    destination = None if target is None else session.store(target.url, address.url)
+    destination = None if target is None else other_store(session, store, target, address)
     with session.output.progress(f"Rewriting checkpoint {checkpoint.id}") as step:
         done = run(
             store,

@@ -23,6 +23,7 @@ from tools.ckpt.common import Session, command
 from tools.ckpt.failures import FINE, PROBLEMS, UNAVAILABLE
 from tools.ckpt.output import Document, Step
 from tools.ckpt.render import Look, facts, heading, label, paragraph
+from tools.ckpt.seconds import SecondsType
 
 if TYPE_CHECKING:
     from stateformat.model import Record
@@ -51,7 +52,7 @@ TITLES: Final = {
 @click.option("--to", "target", type=AddressType("never"), metavar="URL", help="Where the savepoint goes.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0),
+    type=SecondsType(min=0),
     default=TIMEOUT_SECONDS,
     show_default=True,
     metavar="SECONDS",

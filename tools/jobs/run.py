@@ -20,7 +20,6 @@ import importlib.util
 import inspect
 import json
 import logging
-import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -38,7 +37,8 @@ from backends.spark.runtime import SparkRuntime
 from backends.spark.session import lent_session
 from stateformat.errors import CheckpointError, InvalidInput, StorageError
 from tools.ckpt.address import Address, AddressType, StorageOptionType, is_local
-from tools.ckpt.failures import FINE, PROBLEMS, UNAVAILABLE, Failure, failure_of
+from tools.ckpt.failures import FINE, PROBLEMS, UNAVAILABLE, Failure, failure_of, in_options
+from tools.ckpt.seconds import SecondsType
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -88,7 +88,7 @@ class Telling:
     def outcome(self, outcome: JobOutcome) -> int:
         """How the job has ended; returns the exit status."""
         self._line.end()
-        sentence = _with_options(outcome.sentence)
+        sentence = in_options(outcome.sentence)
         told = {"kind": "JobOutcome", **asdict(outcome), "sentence": sentence}
         click.echo(json.dumps(told) if self._json else sentence)
         return FINE
@@ -103,7 +103,7 @@ class Telling:
             failure = failure_of(error)
         if self._json:
             click.echo(json.dumps({"kind": "Failure", **failure.to_json()}))
-        click.echo(f"error: {_with_options(failure.message)}", err=True)
+        click.echo(f"error: {in_options(failure.message)}", err=True)
         return failure.status
 
 
@@ -115,11 +115,6 @@ class _JsonLog(logging.Formatter):
         return json.dumps({"kind": "Log", **told})
 
 
-def _with_options(sentence: str) -> str:
-    """A sentence of the library in the words of this program: its keyword arguments are our options."""
-    return re.sub(r"\bdrop=('[^']*')", r"--drop \1", sentence).replace("resume=True", "--resume")
-
-
 @click.command(
     help=__doc__.split("\n\n")[0] if __doc__ else None, context_settings={"help_option_names": ["-h", "--help"]}
 )
@@ -127,11 +122,9 @@ def _with_options(sentence: str) -> str:
 @click.argument("store", type=AddressType("never"))
 @click.option("--parallelism", type=click.IntRange(min=1), help="Of every operator that has none of its own.")
 @click.option("--rows-per-epoch", type=click.IntRange(min=1), help="How many rows sources read in an epoch at most.")
-@click.option("--seconds-per-epoch", type=click.FloatRange(min=0.001), help="How long they read at most. [default: 10]")
-@click.option(
-    "--least-seconds-per-epoch", type=click.FloatRange(min=0), help="From epoch to epoch at least. [default: 0]"
-)
-@click.option("--idle-seconds", type=click.FloatRange(min=0), help="The wait after an epoch without rows. [default: 1]")
+@click.option("--seconds-per-epoch", type=SecondsType(min=0.001), help="How long they read at most. [default: 10]")
+@click.option("--least-seconds-per-epoch", type=SecondsType(min=0), help="From epoch to epoch at least. [default: 0]")
+@click.option("--idle-seconds", type=SecondsType(min=0), help="The wait after an epoch without rows. [default: 1]")
 @click.option("--keep", type=click.IntRange(min=1), help="How many checkpoints are kept. [default: all]")
 @click.option(
     "--max-restarts", type=click.IntRange(min=0), help="Failures within ten checkpoints that are allowed. [default: 3]"
