@@ -91,6 +91,7 @@ def _declared(step: Step, edges: list[Edge], *, unaligned: bool) -> Iterator[Sta
         yield sf.even_split_state(uid, SPLITS, columns=SPLITS_SCHEMA)
         yield sf.coordinator_state(uid, ENUMERATOR, columns=_columns(uid, "enumerator", logic.enumerator()))
         return
+    _check_broadcast(step, logic, edges)
     for state in _own(step, logic):
         if state.mode is Mode.KEYED:
             _check_keys(state, step, edges)
@@ -166,6 +167,17 @@ def _in_flight(edge: Edge, schema: pa.Schema) -> State:
         return sf.in_flight_state(edge.target, in_flight_name(edge.id), edge=edge.id, columns=rest, keys=keys)
     except InvalidInput as error:
         raise InvalidInput(f"{what}: {error}", kind=error.kind, edge=edge.id) from error
+
+
+def _check_broadcast(step: Step, logic: Operator, edges: Iterable[Edge]) -> None:
+    """What every subtask must see whole must reach every subtask: sent otherwise, rows would be missed without a word."""
+    for edge in edges:
+        if edge.input in logic.broadcast_inputs and edge.partitioner is not Partitioner.BROADCAST:
+            raise InvalidInput(
+                f"operator {step.uid!r} needs all of its input {edge.input} in every subtask, but {edge.source!r} sends it by "
+                f"{edge.partitioner}; call broadcast on that stream",
+                operator=step.uid,
+            )
 
 
 def _check_keys(state: State, step: Step, edges: Iterable[Edge]) -> None:

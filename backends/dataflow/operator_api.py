@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
 
@@ -76,6 +76,8 @@ class Operator(ABC):
     """
 
     context: OperatorContext
+    broadcast_inputs: ClassVar[tuple[int, ...]] = ()
+    """Inputs that every subtask must see whole; a dataflow that sends one of them otherwise than by ``broadcast`` is refused."""
 
     def states(self, *inputs: pa.Schema) -> Sequence[Descriptor]:
         """The states that it keeps. ``inputs``: the schema of each input."""

@@ -110,10 +110,10 @@ class Fitter:
         missing = [name for name in names if name not in given and (name in self._keys or name.startswith("_"))]
         wrong = [name for name in given if given.count(name) > 1 or (self._only and name not in names)]
         if missing or wrong:
-            raise InvalidState(
-                f"{self._where}: the columns given are {given}; {missing or 'none'} of {names} are missing, and "
-                f"{sorted(set(wrong)) or 'none'} unknown or there twice"
-            )
+            faults = [f"{missing} are missing"] if missing else []
+            if wrong:
+                faults.append(f"{sorted(set(wrong))} are unknown or there twice")
+            raise InvalidState(f"{self._where}: its columns are {names}, those given {given}; {' and '.join(faults)}")
         table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
         own = [name for name in names if name in self._own]
         fields = [name for name in names if name not in self._own]

@@ -49,8 +49,10 @@ class BroadcastJoin(Operator):
     held back, in the state ``held``. False: it is joined with what is known of the table when it comes.
 
     Further states: ``table``, and ``table_ended``, which has a row once it has. Raises ``InvalidInput`` when the dataflow is
-    built for columns that are missing, of different types, or there twice.
+    built for columns that are missing, of different types, or there twice, and when the job starts for a table that is not broadcast.
     """
+
+    broadcast_inputs = (1,)
 
     def __init__(
         self,
