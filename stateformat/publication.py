@@ -285,7 +285,8 @@ def create_record(
     if at is At.REFUSED or at is At.UNKNOWN:
         raise _error(steps, at) from steps.last_error
     if at is not At.PERMITTED:
-        logger.warning("%s: %s; the newest is %s", steps.subject, at.value, steps.newest)
+        newest = "" if steps.newest is None else f"; the newest is {steps.newest}"
+        logger.warning("%s: %s%s", steps.subject, at.value, newest)
     return Ending(at, steps.newest)
 
 

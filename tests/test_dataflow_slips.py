@@ -15,7 +15,8 @@ from backends.dataflow.descriptors import ValueState
 from backends.dataflow.operators import BroadcastJoin, TumblingWindow
 from backends.local import LocalRuntime
 from backends.running.outcome import JobFailed
-from stateformat.errors import InvalidInput
+from stateformat.errors import InvalidInput, PublishConflict
+from tests import stores
 
 FLIGHTS = pa.table({"carrier": ["UA", "AA", "UA"], "n": [1, 2, 3]})
 AIRLINES = pa.table({"carrier": ["UA", "AA"], "name": ["United", "American"]})
@@ -83,3 +84,12 @@ def test_columns_that_a_state_does_not_have_are_named_and_no_others(
     flow.source(MemorySource(FLIGHTS), uid="flights").key_by("carrier").apply(Puts(keys, values), uid="puts")
     with pytest.raises(JobFailed, match=told):
         LocalRuntime(stateformat.open(f"memory://puts-{keys[0]}"), max_restarts=0).run(flow)
+
+
+def test_what_is_logged_of_a_race_that_was_lost_tells_only_what_is_known(caplog: pytest.LogCaptureFixture) -> None:
+    store, job = stateformat.open("memory://lost-race"), stores.counts_job(keys=5)
+    job.publish(store, None)
+    with pytest.raises(PublishConflict):
+        job.publish(store, None)
+    told = [record.getMessage() for record in caplog.records if record.name == "stateformat.publication"]
+    assert told == ["checkpoint 1 of memory://lost-race: lost"]

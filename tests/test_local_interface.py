@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import logging
@@ -408,6 +409,21 @@ def test_progress_is_one_line_that_changes_on_a_terminal_with_warnings_above_it(
     assert "\r\x1b[Kwarning: look out\n" in written
     assert written.endswith("\r\x1b[K")
     assert all(len(part) <= 81 for part in written.replace("\r\x1b[K", "\n").split("\n"))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_leaves_the_line_before_anybody_else_writes_to_the_terminal(fails: bool) -> None:
+    def look(batch: pa.RecordBatch) -> pa.RecordBatch:
+        if fails and len(batch):
+            raise ValueError("no")
+        return batch
+
+    flow, terminal = Dataflow("job"), Terminal()
+    flow.source(MemorySource(pa.table({"n": [1]})), uid="in").map(look, uid="look")
+    store = sf.open(f"memory://leaves-the-line-{fails}")
+    with pytest.raises(JobFailed) if fails else contextlib.nullcontext():
+        LocalRuntime(store, progress=ProgressLine(terminal), max_restarts=0).run(flow)
+    assert terminal.getvalue().endswith("\r\x1b[K")
 
 
 def test_progress_is_a_line_for_each_checkpoint_elsewhere() -> None:

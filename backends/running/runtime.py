@@ -114,10 +114,13 @@ class Runtime(ABC, Generic[RunT]):
         except BaseException:
             begun.close()
             raise
+        else:
+            if self._progress is not None:
+                self._progress(begun.progress())
         finally:
             self._published += begun.published
-        if self._progress is not None:
-            self._progress(begun.progress())
+            # A line that changes is left before anybody else writes to the terminal.
+            getattr(self._progress, "end", lambda: None)()
         assert begun.outcome is not None
         return begun.outcome
 
