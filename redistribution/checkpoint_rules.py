@@ -14,7 +14,9 @@ import numpy as np
 
 from redistribution.arrays import Flags, Handles, Ints, damaged
 from redistribution.refusals import Refusal, RefusalCode
+from stateformat.errors import DamagedCheckpoint, ErrorKind
 from stateformat.model import PER_SUBTASK_MODES, Mode, Operator, Record, State, Status, SubtaskSet
+from stateformat.schema import has_key_groups
 
 _VALIDATE = "`ckpt validate` lists everything that is wrong with the checkpoint; restore from another one"
 
@@ -41,13 +43,26 @@ def checkpoint_refusals(record: Record, states: Sequence[State], handles: Handle
     yield from _handle_refusals(record, states, handles)
 
 
+def check_owners(record: Record, states: Sequence[State]) -> None:
+    """``DamagedCheckpoint`` for a state of an operator that the graph lacks: no rule here can say whose it is."""
+    for state in states:
+        if state.operator not in record.graph.by_uid:
+            raise DamagedCheckpoint(
+                f"state {state.name!r} of operator {state.operator!r} belongs to an operator that the graph of checkpoint "
+                f"{record.checkpoint_id} lacks; `ckpt validate` lists everything that is wrong",
+                kind=ErrorKind.UNKNOWN_OPERATOR,
+                operator=state.operator,
+                state=state.name,
+            )
+
+
 def check_groups(record: Record, states: Sequence[State], parts: Iterable[Handles]) -> None:
-    """``DamagedCheckpoint`` for keyed handles with groups that are not their subtask's, or that two of a layer share.
+    """``DamagedCheckpoint`` for handles with key groups that are not their subtask's, or that two of a layer share.
 
     Either would give some rows to nobody or twice (SPEC.md sections 4.3 and 5.3), without a word. ``parts`` are all handles,
     some whole operators at a time.
     """
-    keyed = np.array([state.mode is Mode.KEYED for state in states], dtype=np.bool_)
+    keyed = np.array([has_key_groups(state) for state in states], dtype=np.bool_)
     operators = [record.graph.operator(state.operator) for state in states]
     parallelism = np.array([operator.parallelism for operator in operators], dtype=np.int64)
     ceiling = np.array([operator.max_parallelism or 0 for operator in operators], dtype=np.int64)
@@ -57,7 +72,7 @@ def check_groups(record: Record, states: Sequence[State], parts: Iterable[Handle
 
 
 def _check_groups(found: Handles, parallelism: Ints, ceiling: Ints) -> None:
-    """The same for keyed handles with rows, and the numbers of each one's operator."""
+    """The same for such handles with rows, and the numbers of each one's operator."""
     first = -(-found.subtask * ceiling // parallelism)
     last = -(-(found.subtask + 1) * ceiling // parallelism) - 1
     # Subtasks and groups that do not exist are said elsewhere, in other words.

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from redistribution.arrays import EVERY, Handles, Ints, Slices, States, assemble, blocks, read_handles
 from redistribution.broadcast import copy_broadcast
-from redistribution.checkpoint_rules import check_groups, checkpoint_refusals
+from redistribution.checkpoint_rules import check_groups, check_owners, checkpoint_refusals
 from redistribution.compatibility import (
     Match,
     check_drop,
@@ -76,6 +76,7 @@ def plan_restore(
     """
     record = checkpoint.record
     ordered = sorted(record.states, key=lambda state: (state.operator, state.name))
+    check_owners(record, ordered)
     handles = read_handles(checkpoint.handles, ordered)
     check_groups(record, ordered, (some for _, some in blocks(handles, ordered)))
     rows = np.zeros(len(ordered), dtype=np.int64)

@@ -220,6 +220,7 @@ class Checkpoint:
         declared = self.record.state(operator, state)
         handles = self.handles
         mine = pc.and_(pc.equal(handles["operator"], operator), pc.equal(handles["state"], state))
+        self._check_sound(declared, handles.filter(mine))
         if subtask is not None:
             mine = pc.and_(mine, pc.fill_null(pc.equal(handles["subtask"], subtask), False))
         indices = pc.indices_nonzero(pc.and_(mine, pc.greater(handles["rows"], 0)))
@@ -300,8 +301,26 @@ class Checkpoint:
         first = slices.slice(0, 1).to_pylist()[0]
         return self._task(self.record.state(first["operator"], first["state"]), slices)
 
+    def _check_sound(self, state: State, handles: pa.Table | None = None) -> None:
+        """``DamagedCheckpoint`` for a declaration or handles by which some rows would be read wrong, twice or not at all."""
+        from stateformat.validation_content import check_handles
+        from stateformat.validation_graph import check_states
+
+        problems = check_states(self.record.graph, (state,))
+        if handles is not None:
+            problems += check_handles(self.record.graph, (state,), handles)
+        if problems:
+            raise DamagedCheckpoint(
+                f"{'; '.join(problem.message for problem in problems[:4])}; `ckpt validate {self.storage.url}@{self.id}` "
+                "lists everything that is wrong",
+                kind=problems[0].kind,
+                operator=state.operator,
+                state=state.name,
+            )
+
     def _task(self, state: State, slices: pa.Table) -> ReadTask:
         """Only what the slices name: their handles, renumbered, and one operator and state of the record."""
+        self._check_sound(state)
         used, renumbered = _renumber(slices["handle"])
         handles = self.manifest.rows(used)
         column = slices.schema.get_field_index("handle")

@@ -162,11 +162,14 @@ def _copy_object(checkpoint: Checkpoint, target: Storage, item: _Object) -> None
             for chunk in _chunks(source, checkpoint.storage):
                 digest.update(chunk)
                 size_bytes += len(chunk)
+                if size_bytes > item.size_bytes:
+                    break  # However much more there is, it would only fill the target.
                 output.write(chunk)
             if (size_bytes, digest.digest()) != (item.size_bytes, item.digest):
+                least = "at least " if size_bytes > item.size_bytes else ""
                 raise DamagedCheckpoint(
-                    f"{item.path} in {checkpoint.storage.url} has {size_bytes} bytes with digest {digest.hexdigest()}; its "
-                    f"checkpoint says {item.size_bytes} with {item.digest.hex()}. It was not copied; `ckpt validate` lists "
+                    f"{item.path} in {checkpoint.storage.url} has {least}{size_bytes} bytes with digest {digest.hexdigest()}; "
+                    f"its checkpoint says {item.size_bytes} with {item.digest.hex()}. It was not copied; `ckpt validate` lists "
                     "everything that is wrong",
                     kind=ErrorKind.OBJECT_DIGEST_DIFFERS,
                     path=item.path,
@@ -211,11 +214,17 @@ def rollback(
 
     The new checkpoint has the older one's graph, states and handles, no ``stop``, kind ``rollback`` and the newest as
     its parent. Raises ``NotFound`` (unknown, or a stray), ``CheckpointExpired`` (before, or while this ran),
-    ``InvalidInput`` for the newest itself, and what ``publish`` raises.
+    ``InvalidInput`` for the newest itself, ``JobMismatch``, and what ``publish`` raises.
     """
     *left, source = chain_down_to(storage, checkpoint_id)
     if not left:
         raise InvalidInput(f"checkpoint {checkpoint_id} is the newest of {storage.url}; there is nothing to roll back")
+    if source.job_id != left[0].job_id:
+        raise JobMismatch(
+            f"checkpoint {checkpoint_id} of {storage.url} is of job {source.job_id!r}, and the newest, "
+            f"{left[0].checkpoint_id}, of job {left[0].job_id!r}; a store belongs to one job",
+            job_id=left[0].job_id,
+        )
     note = (
         f"left behind: {', '.join(str(record.checkpoint_id) for record in reversed(left))}. What these checkpoints have "
         "committed, or still commit, stays in the output; sinks will see their input again"

@@ -441,9 +441,9 @@ class Record:
 
     def state(self, operator: str, name: str) -> State:
         """One state; ``InvalidInput`` (kind ``UNKNOWN_STATE``) where there is none."""
-        self.graph.operator(operator)
         found = self.by_state.get((operator, name))
         if found is None:
+            self.graph.operator(operator)
             names = ", ".join(state.name for state in self.states if state.operator == operator)
             raise InvalidInput(
                 f"operator {operator!r} has no state {name!r}; it has {names or 'none'}",

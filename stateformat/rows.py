@@ -17,7 +17,7 @@ from stateformat.clustering import Groups, clustered, groups_of_keys, one_array
 from stateformat.errors import ErrorKind, InvalidState
 from stateformat.hashing import DEFAULT_KEY_HASH, normalise_key_column
 from stateformat.key_groups import MAX_PARALLELISM_LIMIT, default_max_parallelism
-from stateformat.model import Field, Operator, State
+from stateformat.model import Field, Mode, Operator, State
 from stateformat.schema import CLEAR, KEY_GROUP, OP, UPSERT, children, segment_schema
 
 
@@ -60,6 +60,8 @@ def conform(
     if delta:
         _check_operations(table, state, where)
     _check_own_columns(table, state, where)
+    if state.mode is Mode.IN_FLIGHT:
+        _check_channels(table, where)
     _check_nulls(table, state.by_schema_id[schema_id].fields, where)
     return table
 
@@ -109,6 +111,14 @@ def _check_own_columns(table: pa.Table, state: State, where: str) -> None:
         rows = table.filter(pc.not_equal(table[OP.name], CLEAR)) if OP.name in table.column_names else table
         if rows[name].null_count:
             raise _null_found(where, name, rows[name].null_count)
+
+
+def _check_channels(table: pa.Table, where: str) -> None:
+    """Rows in flight name the subtasks between which they were (SPEC.md section 5.1)."""
+    for name in ("_sender", "_receiver"):
+        bounds = pc.min_max(table[name]).as_py()
+        if len(table) and not 0 <= bounds["min"] <= bounds["max"] < MAX_PARALLELISM_LIMIT:
+            raise InvalidState(f"{where}: {name} is {bounds['min']} to {bounds['max']}; it is a subtask, 0 to 32767")
 
 
 def _check_nulls(table: pa.Table, fields: tuple[Field, ...], where: str) -> None:
@@ -221,11 +231,9 @@ def key_groups_of(table: pa.Table, state: State, operator: Operator, *, trust: b
     return groups
 
 
-def senders_of(table: pa.Table, where: str) -> Groups:
-    """The groups of rows in flight on an edge that is no hash edge: their senders."""
+def senders_of(table: pa.Table) -> Groups:
+    """The groups of rows in flight on an edge that is no hash edge: their senders, which :func:`conform` has seen."""
     senders: Groups = one_array(table["_sender"]).to_numpy()
-    if len(senders) and not (senders.min() >= 0 and senders.max() < MAX_PARALLELISM_LIMIT):
-        raise InvalidState(f"{where}: _sender is {senders.min()} to {senders.max()}; it is a subtask, 0 to 32767")
     return senders
 
 

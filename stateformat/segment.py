@@ -89,7 +89,7 @@ def _groups(place: SegmentPlace, rows: pa.Table, options: WriteOptions) -> Group
     state = place.state
     if has_key_groups(state):
         return key_groups_of(rows, state, place.operator, trust=options.trust_key_groups, where=str(place))
-    return senders_of(rows, str(place)) if state.mode is Mode.IN_FLIGHT else None
+    return senders_of(rows) if state.mode is Mode.IN_FLIGHT else None
 
 
 def _write_table(writer: SegmentWriter, place: SegmentPlace, data: pa.Table, options: WriteOptions) -> None:

@@ -43,6 +43,7 @@ class RowsCheck:
         *,
         delta: bool,
         checkpoint_id: CheckpointId,
+        inputs: frozenset[str],
         report: Report,
     ) -> None:
         self._operator = operator
@@ -50,6 +51,9 @@ class RowsCheck:
         self._schema_id = schema_id
         self._delta = delta
         self._checkpoint_id = checkpoint_id
+        self._inputs = inputs
+        self._seen: set[str] = set()
+        self._run = np.zeros((4, 0), np.int64)
         self._report = report
         self._told: set[str] = set()
         self._counts = np.zeros(MAX_PARALLELISM_LIMIT, np.int64)
@@ -76,7 +80,8 @@ class RowsCheck:
         try:
             conform(table, self._state, schema_id=self._schema_id, delta=self._delta, where="it")
         except InvalidState as error:
-            clause = "SPEC 5.1" if error.kind is ErrorKind.NULL_NOT_ALLOWED else "SPEC 5.4"
+            own = error.kind is ErrorKind.NULL_NOT_ALLOWED or self._state.mode is Mode.IN_FLIGHT
+            clause = "SPEC 5.1" if own else "SPEC 5.4"
             self._tell(error.kind, clause, f"conform {error.kind}", f"breaks its declaration: {error}")
         self._keys(table)
         groups = self._groups(table, start)
@@ -85,8 +90,12 @@ class RowsCheck:
             self._counts += np.bincount(np.clip(groups, 0, len(self._counts) - 1), minlength=len(self._counts))
         if self._unique is not None and "order" not in self._told and "range" not in self._told:
             self._check_unique(lambda check: check.add(table))
+        if groups is not None and self._state.mode is Mode.IN_FLIGHT:
+            self._channels(table, groups)
         if self._state.mode is Mode.COMMITTABLES:
             self._committables(table)
+        if self._state.mode is Mode.PROGRESS:
+            self._progress(table)
 
     def finish(self, segment_rows: int, handles: HandleRows) -> None:
         """After the last batch: the row count, and the rows of each group against those that the handles say."""
@@ -121,9 +130,7 @@ class RowsCheck:
         if not has_key_groups(self._state):
             if self._state.mode is not Mode.IN_FLIGHT:
                 return None
-            senders = _ints(table["_sender"])
-            self._range(senders, MAX_PARALLELISM_LIMIT, "_sender")
-            return senders
+            return _ints(table["_sender"])
         stored, ceiling = _ints(table[KEY_GROUP.name]), self._operator.max_parallelism or 1
         self._range(stored, ceiling, KEY_GROUP.name)
         try:
@@ -162,6 +169,36 @@ class RowsCheck:
         if bounds["min"] is not None and not 1 <= bounds["min"] <= bounds["max"] <= self._checkpoint_id:
             what = f"holds committables prepared under {bounds['min']} to {bounds['max']}; this is checkpoint "
             self._tell(_DAMAGED, "SPEC 5.1", "prepared", what + str(self._checkpoint_id))
+
+    def _channels(self, table: pa.Table, groups: npt.NDArray[np.int32]) -> None:
+        """No record of a channel stands twice (section 5.1). One that does has the same key, so it is in the same group.
+
+        Rows of one group, sender and number are neighbours and of different receivers; the last of them are kept.
+        """
+        columns = [groups, *(table[name].combine_chunks().to_numpy() for name in ("_sender", "_seq", "_receiver"))]
+        rows = np.stack([column.astype(np.int64) for column in columns])
+        rows = np.concatenate([self._run, rows], axis=1)
+        rows = rows[:, np.lexsort(rows[::-1])]
+        twice = (rows[:, 1:] == rows[:, :-1]).all(axis=0)
+        if twice.any():
+            _, sender, number, receiver = rows[:, int(twice.argmax())].tolist()
+            what = (
+                f"holds record {number} of the channel from {sender} to {receiver} twice ({int(twice.sum())} such rows)"
+            )
+            self._tell(_DAMAGED, "SPEC 5.1", "channel", what)
+        # More than there are subtasks cannot be of different receivers, and was told.
+        self._run = rows[:, (rows[:3] == rows[:3, -1:]).all(axis=0)][:, -MAX_PARALLELISM_LIMIT:]
+
+    def _progress(self, table: pa.Table) -> None:
+        """At most one row for each edge into the operator (section 6.2)."""
+        for edge in table["_edge"].to_pylist():
+            if edge not in self._inputs:
+                what = f"tells the progress of {edge!r}, which is no edge into its operator"
+                self._tell(_DAMAGED, "SPEC 6.2", "input", what)
+            elif edge in self._seen:
+                self._tell(_DAMAGED, "SPEC 6.2", "edge", f"tells the progress of edge {edge!r} twice")
+            else:
+                self._seen.add(edge)
 
     def _handle_groups(self, handles: HandleRows) -> None:
         """Which groups lie in the rows of each handle: the rows are sorted, so by where each group begins and ends."""

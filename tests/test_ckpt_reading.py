@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -13,6 +14,7 @@ from stateformat.segment import WriteOptions
 from stateformat.store import open as open_store
 from tests import stores
 from tests.ckpt_runs import document, failure, fingerprint, page, run
+from tests.forgery import Forger
 
 
 @pytest.fixture(scope="module")
@@ -367,6 +369,21 @@ def test_export_replaces_nothing_unless_told_to(flights: Path, tmp_path: Path) -
     assert target.read_text() == "precious"
     page(*arguments, "--force")
     assert target.read_text().count("\n") == 5
+
+
+def test_what_is_no_text_is_not_written_as_text(tmp_path: Path) -> None:
+    store = tmp_path / "flights"
+    forger = Forger(stores.flights_store(str(store)).storage, 2)
+    at = forger.find("airlines", "names", 1)
+    rows = forger.table_of(at)
+    name = rows.schema.get_field_index("name")
+    forger.set_rows(at, rows.set_column(name, "name", pa.array([b"\xff\xfe"] * len(rows)).view(pa.string())))
+    forger.seal()
+    state = ("--operator", "airlines", "--state", "names")
+    for command in (("inspect", store, *state, "--rows", 1), ("export", store, *state, "--to", tmp_path / "x.csv")):
+        error = failure(*command, status=1)
+        assert error["kind"] == "damaged_segment"
+        assert "cannot be written as text: In column 1: Invalid: Invalid UTF8" in error["message"]
 
 
 def test_export_that_fails_leaves_no_file(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from stateformat.footer import carries_arrow_schema
 from stateformat.validation import validate
 from tests.forgery import Forger, get, put
 from tests.segments import CountingStorage
-from tests.stores import counts_job, counts_store, edge, operator
+from tests.stores import counts_job, counts_store, edge, flights_store, operator
 
 KEYS = {"k": pa.int64()}
 OBJECTS = sf.WriteOptions(inline_bytes_max=0)
@@ -252,6 +253,71 @@ def test_keyed_rows_of_a_subtask_that_does_not_own_them_are_damage(tmp_path: Pat
     checkpoint = store.open()
     with pytest.raises(sf.DamagedCheckpoint, match="its subtask 0 owns 0 to 63"):
         checkpoint.plan_restore(checkpoint.graph.at(parallelism=3))
+
+
+@pytest.mark.parametrize("state", ["sums", "overtaken"])
+def test_rows_that_two_handles_name_are_neither_read_nor_dealt_twice(tmp_path: Path, state: str) -> None:
+    store = flights_store(str(tmp_path))
+    forger = Forger(store.storage, 2)
+    at = forger.find("delays", state)
+    forger.handles.insert(at, forger.handles[at])
+    forger.seal()
+    checkpoint = store.open()
+    with pytest.raises(sf.DamagedCheckpoint, match="in two handles of subtask 0, layer 0"):
+        checkpoint.read("delays", state)
+    for parallelism in (4, 3):
+        with pytest.raises(sf.DamagedCheckpoint, match="another handle of its subtask and layer"):
+            checkpoint.plan_restore(checkpoint.graph.at(parallelism=parallelism))
+
+
+def test_key_groups_at_a_subtask_that_does_not_own_them_are_not_read(tmp_path: Path) -> None:
+    store = counts_store(str(tmp_path))
+    forger = Forger(store.storage, 1)
+    first, second = (forger.find("counter", "counts", subtask) for subtask in (0, 1))
+    one, two = forger.handles[first], forger.handles[second]
+    forger.handles[first], forger.handles[second] = two._replace(subtask=0), one._replace(subtask=1)
+    forger.seal()
+    with pytest.raises(sf.DamagedCheckpoint, match=r"at subtask 0, which owns 0 to 63.*`ckpt validate "):
+        store.open().read("counter", "counts")
+
+
+def test_a_key_column_that_no_schema_has_is_damage_of_the_record(tmp_path: Path) -> None:
+    store = counts_store(str(tmp_path))
+    Forger(store.storage, 1).seal(lambda members: members["states"][0].update(key_columns=["nobody"]))
+    checkpoint = store.open()
+    plan = checkpoint.plan_restore(checkpoint.graph)
+    for read in (lambda: checkpoint.read("counter", "counts"), lambda: checkpoint.restore(plan, "counter", 0)):
+        with pytest.raises(sf.DamagedCheckpoint, match=r"has no field \['nobody'\] in schema 1"):
+            read()
+
+
+def test_a_state_of_no_operator_is_damage_of_the_record_and_no_misuse(tmp_path: Path) -> None:
+    store = counts_store(str(tmp_path))
+    Forger(store.storage, 1).seal(lambda members: members["operators"][1].update(uid="other"))
+    checkpoint = store.open()
+    with pytest.raises(sf.DamagedCheckpoint, match="'counter' belongs to an operator that the graph"):
+        checkpoint.plan_restore(checkpoint.graph)
+    with pytest.raises(sf.DamagedCheckpoint, match="'counter' belongs to an operator that the graph lacks"):
+        checkpoint.read("counter", "counts")
+
+
+def test_nobody_rolls_back_to_a_checkpoint_of_another_job(tmp_path: Path) -> None:
+    store = counts_store(str(tmp_path), 2)
+    Forger(store.storage, 1).seal(lambda members: members.update(job_id="other"))
+    with pytest.raises(sf.JobMismatch, match="is of job 'other', and the newest, 2, of job 'counts'"):
+        store.rollback(1)
+    assert store.open().id == 2
+
+
+def test_an_object_that_has_grown_without_end_does_not_fill_the_target_of_a_copy(tmp_path: Path) -> None:
+    source = sf.open(str(tmp_path / "store"), durable=False)
+    counts_job().publish(source, None, options=OBJECTS)
+    path = tmp_path / "store" / str(Forger(source.storage, 1).handles[0].path)
+    os.truncate(path, 1 << 26)
+    target = sf.open(str(tmp_path / "copy"), durable=False)
+    with pytest.raises(sf.DamagedCheckpoint, match=r"has at least \d+ bytes .* its checkpoint says \d{3,4} "):
+        source.copy(source.open(), target)
+    assert sum(file.stat().st_size for file in (tmp_path / "copy").rglob("*") if file.is_file()) < 10_000
 
 
 # ---- hostile stores --------------------------------------------------------------------------------------------------

@@ -500,6 +500,7 @@ def job() -> Job:
             declare.in_flight_state("work", "loop", edge="loop", columns={"k": pa.float64()}),
             declare.committables_state("work", "out", columns={"file": pa.string()}),
             declare.union_state("work", "names", columns={"name": pa.string()}),
+            declare.progress_state("work", "seen"),
         ),
         {
             ("work", "sums"): lambda i: owned(table, ["k"], work, i),
@@ -508,6 +509,7 @@ def job() -> Job:
             ("work", "loop"): lambda i: mail,
             ("work", "out"): lambda i: pa.table({"file": [f"f{i}"]}),
             ("work", "names"): lambda i: pa.table({"name": ["x", "y"]}),
+            ("work", "seen"): lambda i: pa.table({"_edge": ["in-work", "loop"], "_watermark": [1, 2], "_ended": [True, False]}),
         },
     )  # fmt: skip
 
@@ -707,6 +709,12 @@ ROWS: list[tuple[str, Change, str, str]] = [
     ("loop", rows(lambda t: reorder(t, [1, 0, 2])), "5.2", "is not sorted by (group, _sender, _seq)"),
     ("loop", rows(lambda t: reorder(t, [2, 0, 1])), "5.2", "is not sorted by (group, _sender, _seq)"),
     ("loop", handle(rows_per_group=[1, 2]), "4.3", "has 2 rows of group 0"),
+    ("loop", rows(lambda t: reorder(t, [0, 1, 1, 2]), regroup="_sender"), "5.1", "holds record 1 of the channel from 0 to 0 twice"),
+    ("loop", rows(other_value("_receiver", 2, 32768)), "5.1", "_receiver is 0 to 32768; it is a subtask, 0 to 32767"),
+    ("mail", rows(other_value("_receiver", 0, -1)), "5.1", "it is a subtask, 0 to 32767"),
+    ("mail", rows(other_value("_sender", 0, -1)), "5.1", "it is a subtask, 0 to 32767"),
+    ("seen", rows(first_again("_edge")), "6.2", "tells the progress of edge 'in-work' twice"),
+    ("seen", rows(other_value("_edge", 1, "out")), "6.2", "tells the progress of 'out', which is no edge into its operator"),
     ("out", rows(other_value("_checkpoint_id", 0, 2)), "5.1", "prepared under 2 to 2; this is checkpoint 1"),
 ]  # fmt: skip
 

@@ -37,6 +37,7 @@ _CONTROLS: Final = [chr(code) for code in range(32)] + ["\x7f"]
 
 def json_texts(batch: pa.RecordBatch) -> pa.Array:
     """A batch as JSON objects: one utf8 value a row, never null, members in column order."""
+    _check(batch)
     return _object(list(zip(batch.schema.names, batch.columns, strict=True)), batch.num_rows)
 
 
@@ -48,6 +49,7 @@ def json_lines(batch: pa.RecordBatch) -> pa.Buffer:
 
 def flat(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The batch with only such columns as CSV can hold: binary as hexadecimal text, nested types as JSON text."""
+    _check(batch)
     columns, names = [], []
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if pa.types.is_binary(column.type):
@@ -65,6 +67,20 @@ def objects(batches: Iterable[pa.RecordBatch], limit: int) -> list[dict[str, Any
     for batch in _first(batches, limit):
         found += [json.loads(text) for text in json_texts(batch).to_pylist()]
     return found
+
+
+def _check(batch: pa.RecordBatch) -> None:
+    """Text is made of text: Parquet lets strings hold any bytes, which neither JSON nor CSV can."""
+    try:
+        batch.validate(full=True)
+    except pa.ArrowInvalid as error:
+        from stateformat.errors import DamagedCheckpoint, ErrorKind
+
+        raise DamagedCheckpoint(
+            f"some values are none of their type and cannot be written as text: {error}; `ckpt validate --level full` says "
+            "where, and an export to Parquet has their bytes as they are",
+            kind=ErrorKind.DAMAGED_SEGMENT,
+        ) from error
 
 
 def _first(batches: Iterable[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBatch]:
