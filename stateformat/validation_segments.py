@@ -296,12 +296,6 @@ class _SegmentCheck:
                 self.tell(_DAMAGED, "SPEC 5.5", fault)
         return sound
 
-    def _inputs(self) -> frozenset[str]:
-        """The edges of which progress may be told."""
-        if self._segment.state.mode is not Mode.PROGRESS:
-            return frozenset()
-        return frozenset(edge.id for edge in self._record.graph.edges if edge.target == self._segment.operator.uid)
-
     def _rows(self, metadata: Any) -> None:
         """Every row, with page checksums."""
         segment, facts = self._segment, self._segment.facts
@@ -311,7 +305,6 @@ class _SegmentCheck:
             facts["schema_id"],
             delta=facts["layer"] > 0,
             checkpoint_id=self._record.checkpoint_id,
-            inputs=self._inputs(),
             report=self.tell,
         )
         try:

@@ -49,7 +49,7 @@ def test_the_size_of_a_window_is_a_whole_number_of_microseconds(size_us: Any) ->
 
 @pytest.mark.parametrize("out_of_order_us", [1e6, -1, None])
 def test_how_far_records_are_out_of_order_is_a_whole_number_of_microseconds(out_of_order_us: Any) -> None:
-    with pytest.raises(InvalidInput, match="whole number of µs"):
+    with pytest.raises(InvalidInput, match="whole number of microseconds"):
         EventTime("at", out_of_order_us)
 
 

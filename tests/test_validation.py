@@ -714,7 +714,6 @@ ROWS: list[tuple[str, Change, str, str]] = [
     ("mail", rows(other_value("_receiver", 0, -1)), "5.1", "it is a subtask, 0 to 32767"),
     ("mail", rows(other_value("_sender", 0, -1)), "5.1", "it is a subtask, 0 to 32767"),
     ("seen", rows(first_again("_edge")), "6.2", "tells the progress of edge 'in-work' twice"),
-    ("seen", rows(other_value("_edge", 1, "out")), "6.2", "tells the progress of 'out', which is no edge into its operator"),
     ("out", rows(other_value("_checkpoint_id", 0, 2)), "5.1", "prepared under 2 to 2; this is checkpoint 1"),
 ]  # fmt: skip
 
