@@ -57,6 +57,7 @@ class Stand:
         self._monkeypatch = monkeypatch
         monkeypatch.setattr(EpochJob, "_once", lambda job: self._run(job))
         monkeypatch.setattr(epoch.logger, "warning", lambda *_: None)
+        monkeypatch.setattr(runtime, "check", lambda spark: spark)
         monkeypatch.setattr(runtime, "job_session", lambda spark: spark)
         context = type("Context", (), {"partitionId": lambda _: self.partition})
         monkeypatch.setattr(pyspark, "TaskContext", type("TaskContext", (), {"get": staticmethod(lambda: context())}))

@@ -6,11 +6,13 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.sql import SparkSession
 
 import stateformat
 from backends.connectors import CollectSink
@@ -21,6 +23,7 @@ from backends.spark import epoch
 from backends.spark.mail import EpochBroken
 from backends.spark.run import SparkRun
 from backends.spark.runtime import SparkRuntime
+from backends.spark.session import check
 from backends.spark.sources import OffsetTable, SparkSource
 from stateformat.errors import InvalidInput, PublishConflict
 from tests.spark_failures import Place, every_segment_an_object, judge
@@ -199,3 +202,14 @@ def test_a_job_runs_in_a_session_that_knows_what_the_users_session_knows_when_it
 def test_what_is_no_session_is_refused_with_a_sentence(given: Any, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="is no session of Spark Classic"):
         SparkRuntime(given, stateformat.open(f"file://{tmp_path}", durable=False))
+
+
+@pytest.mark.parametrize("how", ["stopped", "its JVM is gone"])
+def test_a_session_that_has_been_stopped_is_refused_with_a_sentence(how: str) -> None:
+    def gone() -> None:
+        raise Py4JError("Answer from Java side is empty")
+
+    ended = object.__new__(SparkSession)
+    ended._sc = SimpleNamespace(appName="job", _jsc=None if how == "stopped" else SimpleNamespace(sc=gone))
+    with pytest.raises(InvalidInput, match="the session of 'job' has been stopped; make another"):
+        check(ended)

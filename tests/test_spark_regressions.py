@@ -30,6 +30,7 @@ from stateformat.errors import InvalidInput
 from stateformat.model import StopMode
 from stateformat.requests import StopOutcome
 from stateformat.store import CheckpointStore
+from tests import spark_in_process
 from tests.conformance import Calls, Gated, Out, Told
 from tests.conformance_jobs import Counting, Everything
 from tests.local_jobs import ROWS, rows
@@ -304,3 +305,17 @@ def test_what_the_code_of_a_source_raises_for_a_range_is_told_with_its_name() ->
     feed = Feed(Range(lambda spark: {}["at"], None, "range 1"), ROWS, Encoder("in", 1, None))  # type: ignore[typeddict-item]
     with pytest.raises(OperatorError, match="the range of 'in' failed: KeyError: 'at'"):
         feed.frame(None)  # type: ignore[arg-type]
+
+
+def test_a_run_ends_as_it_does_though_the_session_is_gone(
+    stand: Stand, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def gone(broadcast: Any) -> None:
+        raise RuntimeError("Cannot call methods on a stopped SparkContext")
+
+    monkeypatch.setattr(spark_in_process._Broadcast, "destroy", gone)
+    flow = Dataflow("job")
+    flow.source(MemorySource([rows(1)]), uid="in").apply(out := Out(), uid="out")
+    to_end(stand.begin(store, flow))
+    assert out.values == [1]
+    assert "could not be destroyed: RuntimeError: Cannot call" in caplog.text

@@ -377,9 +377,12 @@ class SparkRun(Run):
 
     def close(self) -> None:
         """Give up the run: workers let go of what they kept for it when they serve another."""
-        if self._broadcast is not None:
-            self._broadcast.destroy()
-            self._broadcast = None
+        broadcast, self._broadcast = self._broadcast, None
+        if broadcast is not None:
+            try:
+                broadcast.destroy()
+            except Exception as error:  # The session may be gone, and then why the run has ended is what matters.
+                logger.warning("what workers share of the job could not be destroyed: %s", first_line(error))
 
     def has_news(self, told_us: int) -> bool:  # noqa: ARG002 - each epoch is told, once
         """Whether an epoch has ended since progress was told."""

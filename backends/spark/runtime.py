@@ -50,7 +50,7 @@ class SparkRuntime(Runtime[SparkRun]):
     def _make_run(self, restored: Restored, retries: Mapping[str, pa.Table]) -> SparkRun:
         assert isinstance(self.options, SparkOptions)
         # Made here, so that it knows the views and functions that the user's knows when the run begins.
-        return SparkRun(job_session(self._spark), self.store, restored, self.options, retries, self._clock)
+        return SparkRun(job_session(check(self._spark)), self.store, restored, self.options, retries, self._clock)
 
 
 __all__ = ["SparkRuntime"]

@@ -144,7 +144,7 @@ def check(active: SparkSession) -> SparkSession:
             kind=ErrorKind.MISSING_DEPENDENCY,
         )
     context = active.sparkContext
-    if context._jsc is None or context._jsc.sc().isStopped():
+    if _is_stopped(context):
         raise InvalidInput(
             f"the session of {context.appName!r} has been stopped; make another", kind=ErrorKind.MISSING_DEPENDENCY
         )
@@ -165,6 +165,15 @@ def check(active: SparkSession) -> SparkSession:
             kind=ErrorKind.MISSING_DEPENDENCY,
         )
     return active
+
+
+def _is_stopped(context: Any) -> bool:
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+    try:
+        return context._jsc is None or bool(context._jsc.sc().isStopped())
+    except (Py4JError, OSError):
+        return True  # Its JVM is gone.
 
 
 def _same_interpreter(one: str, other: str) -> bool:
