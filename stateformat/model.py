@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import NamedTuple, NewType
+from typing import NamedTuple, NewType, TypeAlias
 
 from stateformat.errors import ErrorKind, InvalidInput
 
@@ -23,8 +23,8 @@ AttemptId = NewType("AttemptId", str)
 """128 random bits as 32 hexadecimal digits: one try at publishing an id."""
 WriteId = NewType("WriteId", str)
 """The same, for one opened segment."""
-OperatorId = NewType("OperatorId", str)
-"""The uid that the user gave; survives every change of the graph."""
+OperatorId: TypeAlias = str
+"""The uid that the user gave; survives every change of the graph. No type of its own, for users write it as text."""
 JobId = NewType("JobId", str)
 
 MAX_CHECKPOINT_ID = 2**53 - 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_type_hints
 
 import pyarrow as pa
 import pytest
@@ -93,3 +93,8 @@ def test_what_is_logged_of_a_race_that_was_lost_tells_only_what_is_known(caplog:
         job.publish(store, None)
     told = [record.getMessage() for record in caplog.records if record.name == "stateformat.publication"]
     assert told == ["checkpoint 1 of memory://lost-race: lost"]
+
+
+def test_what_a_type_checker_knows_of_a_graph_lets_users_write_uids_as_text() -> None:
+    of_operator, of_edge = get_type_hints(stateformat.Operator), get_type_hints(stateformat.Edge)
+    assert (of_operator["uid"], of_edge["source"], of_edge["target"]) == (str, str, str)

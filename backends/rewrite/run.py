@@ -177,7 +177,7 @@ def _nothing(plan: RewritePlan, handles: Iterable[Handle]) -> list[Handle]:
     found = []
     for place in (*plan.empty, *plan.targets):
         if place not in reported:
-            state = states[place.operator, place.state]  # type: ignore[index]
+            state = states[place.operator, place.state]
             found.append(
                 Handle(place.operator, place.state, state.mode, place.subtask, 0, state.edge, state.current.id)
             )
