@@ -23,6 +23,7 @@ from backends.dataflow.api import (
     SplitEnumerator,
     TwoPhaseCommitSink,
 )
+from backends.dataflow.descriptors import SplitList
 from backends.dataflow.events import CheckpointDue, TaskId, TimedOut
 from backends.local import JobFailed, LocalRun, LocalRuntime, RunDiscarded
 from backends.running.worker import Worker
@@ -445,6 +446,32 @@ def test_what_a_coordinator_said_behind_a_barrier_that_was_given_up_is_delivered
     run._driver.coordinators["op"].send(0, b"after")  # type: ignore[attr-defined]
     settle(run, 20)
     assert bench.log.of("op/0", "snapshot", "receive") == ["receive pending", "receive after"]
+
+
+class Learning(Listening):
+    """Keeps what it is told."""
+
+    def states(self, *inputs: pa.Schema) -> list[SplitList]:
+        return [SplitList("told", {"word": pa.string()})]
+
+    def receive(self, message: bytes) -> None:
+        self.context.entries("told").append(pa.record_batch({"word": [message.decode()]}))
+
+
+def test_what_a_coordinator_said_before_its_snapshot_is_in_that_of_whoever_it_told() -> None:
+    bench = Bench(checkpoint_interval_us=None)
+    flow = Dataflow("job")
+    flow.source(Tap([rows(1)], endless=True), uid="in").apply(Learning(bench.log), uid="op", chain=False)
+    run = bench.begin(flow)
+    settle(run, 20)
+    run._driver.coordinators["op"].send(0, b"before")  # type: ignore[attr-defined]
+    begin_barrier(run)
+    until(run, lambda: run.published == 1)
+    assert [row["word"] for row in bench.state("op", "told")] == ["before"]
+    settle(run, 20)
+    begin_barrier(run)
+    until(run, lambda: run.published == 2)
+    assert [row["word"] for row in bench.state("op", "told")] == ["before", "pending"]
 
 
 def test_the_coordinator_of_an_operator_that_has_finished_is_not_begun_again() -> None:

@@ -237,12 +237,12 @@ class LocalRun(Run):
             for snapshot in snapshots:
                 in_flight.checkpoint.add(snapshot)
 
-    def awaits_snapshot(self, task: ev.TaskId) -> bool:
-        """Whether the checkpoint in flight has not come to this task."""
+    def awaits_snapshot(self, task: ev.TaskId, number: int) -> bool:
+        """Whether the checkpoint in flight is that of this barrier, and has not come to this task."""
         in_flight = self._driver.in_flight
-        if in_flight is None or in_flight.checkpoint is None:
+        if in_flight is None or in_flight.checkpoint is None or in_flight.barrier.number != number:
             return False
-        return self._workers[task].snapshot_taken < in_flight.barrier.number
+        return self._workers[task].snapshot_taken < number
 
     def confirm(self, channel: ev.Channel) -> None:
         """The receiver of a channel has processed its data."""

@@ -170,7 +170,9 @@ class Driver:
     def _sender(self, uid: str, vertex: str) -> Sender:
         def send(subtask: int, message: bytes) -> None:
             checked_message(f"the coordinator of operator {uid!r}", message)
-            self._post.mail(ev.TaskId(vertex, subtask), Message(uid, message))
+            current = self.in_flight
+            behind = current.barrier.number if current is not None and current.checkpoint is not None else 0
+            self._post.mail(ev.TaskId(vertex, subtask), Message(uid, message, behind))
 
         return send
 

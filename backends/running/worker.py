@@ -34,10 +34,13 @@ class Give(NamedTuple):
 
 
 class Message(NamedTuple):
-    """An operator's coordinator writes to a subtask."""
+    """An operator's coordinator writes to a subtask. ``behind``: the number of the barrier for which the coordinator had given its
+    snapshot when it wrote; 0 where no checkpoint was in flight. What it wrote before is in that snapshot, so it lies before the barrier.
+    """
 
     uid: str
     message: bytes
+    behind: int = 0
 
 
 Mail = ev.TaskEvent | Give | Message
@@ -61,8 +64,8 @@ class Link(Protocol):
     def add(self, number: int, snapshots: Sequence[Snapshot]) -> None:
         """Take the snapshots of a task."""
 
-    def awaits_snapshot(self, task: ev.TaskId) -> bool:
-        """Whether the checkpoint in flight has begun and this task has not come to it."""
+    def awaits_snapshot(self, task: ev.TaskId, number: int) -> bool:
+        """Whether the checkpoint in flight is that of this barrier, and the task has not come to it."""
 
     def confirm(self, channel: ev.Channel) -> None:
         """Tell the sender of a channel that its data has been processed."""
@@ -319,7 +322,7 @@ class Worker:
             self.deliver(mail)
             if isinstance(mail, ev.Aborted):
                 self._release_messages()  # It may never have come to this task; then nothing else would let them go.
-        elif self._link.awaits_snapshot(self.id) or self.task.state is State.HELD:
+        elif self._link.awaits_snapshot(self.id, mail.behind) or self.task.state is State.HELD:
             self._late_messages.append(mail)
         elif self.task.state in (State.RUNNING, State.DRAINING):
             # Later nothing may be emitted any more; what a finished subtask is told is lost, as the contract says.

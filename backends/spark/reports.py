@@ -163,7 +163,7 @@ class ReportLink:
         self.report.snapshots = tuple(snapshots)
         self.report.taken = number
 
-    def awaits_snapshot(self, task: ev.TaskId) -> bool:  # noqa: ARG002 - true of all
+    def awaits_snapshot(self, task: ev.TaskId, number: int) -> bool:  # noqa: ARG002 - true of all
         """What coordinators have sent before the epoch lies before its barrier."""
         return False
 
