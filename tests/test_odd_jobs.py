@@ -461,6 +461,13 @@ class Answers(OperatorCoordinator):
 def test_what_hooks_get_wrong_is_told_with_the_operator() -> None:
     bench = Bench(max_restarts=0)
     for operator, sentence in (
+        (Puts(bench, lambda op: op.context.value_state("v").put_one(1, n=1)), "1 is no key of .* as a tuple"),  # type: ignore[arg-type]
+        (Puts(bench, lambda op: op.context.value_state("v").put_one("Oslo", n=1)), "'Oslo' is no key of .* as a tuple"),
+        (
+            Puts(bench, lambda op: op.context.value_state("v").put([1], [2])),
+            "state 'v' of 'op': rows are given as list",
+        ),
+        (Puts(bench, lambda op: op.context.value_state("v").get({"key": [1]})), "rows are given as dict"),  # type: ignore[arg-type]
         (
             Map(lambda batch: batch if not len(batch) else None),
             "'op'.* map returned NoneType; it returns a RecordBatch",

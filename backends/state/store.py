@@ -78,6 +78,11 @@ class Fitter:
         """
         if isinstance(rows, pa.Table):
             rows = rows.combine_chunks()
+        elif not isinstance(rows, pa.RecordBatch):
+            raise InvalidState(
+                f"{self._where}: rows are given as {type(rows).__name__}; they are a record batch with the columns "
+                f"{self.schema.names}"
+            )
         for name, value in (fill or {}).items():
             if name not in rows.schema.names:
                 rows = rows.append_column(name, pa.repeat(value, len(rows)))

@@ -225,9 +225,10 @@ class KeyedValue:
         self.delete(one_row(self._keys, key))
 
     def _fit(self, keys: pa.RecordBatch, values: pa.RecordBatch) -> tuple[list[pa.Array], list[pa.Array]]:
+        fitted = self._keys.fit(keys), self._values.fit(values)
         if len(keys) != len(values):
             raise _unequal(len(keys), "the values", len(values))
-        return self._keys.fit(keys), self._values.fit(values)
+        return fitted
 
     def restore(self, rows: pa.RecordBatch, groups: Any = None) -> None:
         """Take rows of a checkpoint, each key once; ``groups`` are their key groups, if they are known to be right."""
@@ -264,6 +265,8 @@ def keyed_changes(state: State, store: KeyedRows, columns: Callable[[Slots | sli
 
 def one_row(fitter: Fitter, key: Sequence[Any]) -> pa.RecordBatch:
     """A batch of one row with the key columns; ``InvalidInput`` for too many values or too few, or one of another type."""
+    if not hasattr(key, "__len__") or (isinstance(key, str | bytes) and len(key) != 1):
+        raise InvalidInput(f"{key!r} is no key of {fitter.schema.names}; give the values of its columns as a tuple")
     if len(key) != len(fitter.fields):
         raise InvalidInput(f"{key!r} has {len(key)} values and the key {len(fitter.fields)}: {fitter.schema.names}")
     try:
