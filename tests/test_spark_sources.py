@@ -21,12 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import stateformat
-from backends.connectors import CollectSink
-from backends.dataflow.api import Dataflow, EventTime, NoSplit, Split
+from backends.dataflow.api import EventTime, NoSplit, Split
 from backends.dataflow.reading import SourceReader
-from backends.local import LocalRuntime
-from backends.running.outcome import JobFailed
 from backends.spark.conforming import arrow_schema_of, conformed
 from backends.spark.sources import (
     DirectoryFrames,
@@ -154,6 +150,7 @@ def test_readers_are_told_of_the_end_only_when_the_epoch_of_the_last_range_is_ov
         assert enumerator.next_split(0, 1) is NoSplit.LATER
     again = restored(source, enumerator.snapshot())
     for each in (enumerator, again):
+        assert each.next_split(0, 1) is NoSplit.LATER
         assert each.next_range(spark) is NoSplit.NEVER
         assert each.next_split(0, 1) is NoSplit.NEVER
 
@@ -774,16 +771,6 @@ def test_a_position_that_cannot_be_kept_is_refused(position: Any) -> None:
 
     with pytest.raises(InvalidInput, match="a position"):
         SparkSource(Wrong([1]), schema=ROWS).enumerator().next_range(None)  # type: ignore[arg-type]
-
-
-def test_an_executor_that_reads_no_ranges_is_told_so_and_does_not_wait_for_ever(tmp_path: Path) -> None:
-    flow = Dataflow("job")
-    flow.source(SparkSource(Numbers([5], end=5), schema=ROWS), uid="in").apply(CollectSink(), uid="out")
-    runtime = LocalRuntime(stateformat.open(f"file://{tmp_path}", durable=False), max_restarts=0)
-    with pytest.raises(
-        JobFailed, match="source 'in' failed: its rows are DataFrames, which only Spark reads; run the job with"
-    ):
-        runtime.run(flow)
 
 
 # To the reader ---------------------------------------------------------------------------------------------------------

@@ -163,7 +163,6 @@ class RangeEnumerator(SplitEnumerator):
         self._position: Position | None = None
         self._ranges = 0
         self._over = False
-        self._asked = False
 
     def next_range(self, spark: SparkSession) -> Range | NoSplit:
         """What the next epoch reads. The position is behind it from now on.
@@ -174,7 +173,6 @@ class RangeEnumerator(SplitEnumerator):
         """
         if self._offsets is None:
             raise InvalidInput("this source was sent to a worker, which has no ranges of it; ask the one in the driver")
-        self._asked = True
         start = self._position if self._position is not None else _checked(self._offsets, self._offsets.first(spark))
         while not self._offsets.ended(start):
             stop = _checked(self._offsets, self._offsets.latest(spark, start))
@@ -197,11 +195,7 @@ class RangeEnumerator(SplitEnumerator):
         )
 
     def next_split(self, subtask: int, parallelism: int) -> NoSplit:  # noqa: ARG002 - the same for all
-        """Splits come with ranges: ``LATER``; ``NEVER`` once :meth:`next_range` has said so. ``InvalidInput`` of an executor that
-        asks for no ranges, where readers would wait for ever.
-        """
-        if not self._asked:
-            raise InvalidInput("its rows are DataFrames, which only Spark reads; run the job with SparkRuntime")
+        """Splits come with ranges: ``LATER``; ``NEVER`` once :meth:`next_range` has said so."""
         return NoSplit.NEVER if self._over else NoSplit.LATER
 
     def snapshot(self) -> pa.Table:
