@@ -9,13 +9,16 @@ import pyarrow as pa
 import pytest
 
 import stateformat
-from backends.connectors import CollectSink, MemorySource
+from backends.connectors import CollectSink, MemorySource, RateSource
 from backends.dataflow.api import Dataflow, EventTime, Operator, Stream
 from backends.dataflow.descriptors import ValueState
 from backends.dataflow.operators import BroadcastJoin, TumblingWindow
 from backends.local import LocalRuntime
 from backends.running.outcome import JobFailed
+from backends.spark.runtime import SparkRuntime
+from backends.spark.sources import SparkSource
 from stateformat.errors import InvalidInput, PublishConflict
+from stateformat.model import Status
 from tests import stores
 
 FLIGHTS = pa.table({"carrier": ["UA", "AA", "UA"], "n": [1, 2, 3]})
@@ -98,3 +101,38 @@ def test_what_is_logged_of_a_race_that_was_lost_tells_only_what_is_known(caplog:
 def test_what_a_type_checker_knows_of_a_graph_lets_users_write_uids_as_text() -> None:
     of_operator, of_edge = get_type_hints(stateformat.Operator), get_type_hints(stateformat.Edge)
     assert (of_operator["uid"], of_edge["source"], of_edge["target"]) == (str, str, str)
+
+
+class Elsewhere(MemorySource):
+    """As a source that only Spark reads: it would wait for its rows without end."""
+
+    read_by = "SparkRuntime"
+
+
+def test_a_source_of_another_executor_is_refused_and_not_waited_for() -> None:
+    flow = Dataflow("job")
+    flow.source(Elsewhere(FLIGHTS), uid="flights").apply(CollectSink(), uid="out")
+    with pytest.raises(InvalidInput, match="'flights' is a Elsewhere, which only SparkRuntime reads"):
+        LocalRuntime(stateformat.open("memory://elsewhere")).run(flow)
+    assert SparkSource.read_by == SparkRuntime.__name__
+
+
+def test_what_only_another_executor_reads_may_have_ended_there() -> None:
+    store = stateformat.open("memory://ended-there")
+
+    def flow(source: MemorySource) -> Dataflow:
+        made = Dataflow("job")
+        made.source(source, uid="flights").apply(CollectSink(), uid="out")
+        made.source(RateSource(rows_per_second=1000), uid="ticks").apply(CollectSink(), uid="ticked")
+        return made
+
+    begun = LocalRuntime(store, checkpoint_rows=10, checkpoint_interval_us=None).begin(flow(MemorySource(FLIGHTS)))
+    while (
+        begun.progress().checkpoint_id is None
+        or store.open().graph.operator("flights").status is not Status.FULLY_FINISHED
+    ):
+        assert begun.step()
+    begun.close()
+    again = LocalRuntime(store).begin(flow(Elsewhere(FLIGHTS)))
+    assert again.step()
+    again.close()

@@ -77,6 +77,8 @@ class Source(ABC):
     """Whether it ends by itself."""
     splits_per_reader: int | None = 1
     """How many splits a reader holds at a time; None: as many as it is given. Held splits are read in turn."""
+    read_by: str | None = None
+    """The one executor that can read it, by the name of its runtime; None: any. Others refuse to start it."""
     unordered: bool = False
     """Whether the rows of a split come in any order. Then event time stands still while a reader holds a split."""
 

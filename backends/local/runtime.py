@@ -6,18 +6,34 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
+from backends.dataflow.api import Source
 from backends.local.run import LocalRun
 from backends.running.restore import Restored
 from backends.running.runtime import Runtime
+from stateformat.errors import InvalidInput
 
 
 class LocalRuntime(Runtime[LocalRun]):
     """Runs dataflows on a store, in one thread. Keyword arguments: see :class:`~backends.running.runtime.Runtime`."""
 
     def _make_run(self, restored: Restored, retries: Mapping[str, pa.Table]) -> LocalRun:
+        _check_sources(restored)
         options = self.options
         seed = options.seed + 1_000_003 * (self._runs - 1)
         return LocalRun(self.store, restored, options.schedule, retries, seed=seed, clock=self._clock)
+
+
+def _check_sources(restored: Restored) -> None:
+    """Refuse sources of another executor, which would be waited for without end. One that has ended is not read any more."""
+    for vertex in restored.job.vertices:
+        if vertex.is_source and vertex.id not in restored.finished:
+            source = restored.job.logic(vertex.id)
+            read_by = source.read_by if isinstance(source, Source) else None
+            if read_by not in (None, LocalRuntime.__name__):
+                raise InvalidInput(
+                    f"source {vertex.id!r} is a {type(source).__name__}, which only {read_by} reads; run the dataflow with that",
+                    operator=vertex.id,
+                )
 
 
 __all__ = ["LocalRuntime"]

@@ -76,6 +76,7 @@ class SparkSource(Source):
     """
 
     splits_per_reader = 1
+    read_by = "SparkRuntime"
     unordered = True
 
     def __init__(
