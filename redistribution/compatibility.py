@@ -187,7 +187,9 @@ def key_refusals(match: Match) -> Iterator[Refusal]:
 def state_refusals(match: Match) -> Iterator[Refusal]:
     """States that nobody would take, or that the new program could not read."""
     for operator in match.record.graph.operators:
-        lost = {state.name: match.rows_of(state) for state in match.kept(operator.uid) if match.rows_of(state)}
+        # How far the inputs of an operator had come is nothing to lose once it is gone: a stateless one may leave the job.
+        held = [state for state in match.kept(operator.uid) if state.mode is not Mode.PROGRESS]
+        lost = {state.name: match.rows_of(state) for state in held if match.rows_of(state)}
         if operator.uid not in match.topology.by_uid and lost:
             yield Refusal(
                 RefusalCode.OPERATOR_MISSING,

@@ -251,7 +251,7 @@ def gone(rows: tuple[str, ...] = ("x",), mode: str = "even_split") -> FakeCheckp
     )
 
 
-@pytest.mark.parametrize("mode", ["even_split", "coordinator", "committables", "progress", "union"])
+@pytest.mark.parametrize("mode", ["even_split", "coordinator", "committables", "union"])
 def test_state_of_a_missing_operator_is_refused_unless_it_is_dropped(mode: str) -> None:
     wanted = graph(op("a", 1, None))
     plan = plan_restore(gone(mode=mode), wanted)
@@ -265,8 +265,12 @@ def test_state_of_a_missing_operator_is_refused_unless_it_is_dropped(mode: str) 
         assert [warning.code for warning in plan.warnings] == [WarningCode.STATE_DROPPED]
 
 
-def test_a_missing_operator_without_rows_may_go() -> None:
-    assert codes(plan_restore(gone(()), graph(op("a", 1, None)))) == []
+@pytest.mark.parametrize(("rows", "mode"), [((), "even_split"), (("x",), "progress")])
+def test_a_missing_operator_that_keeps_nothing_may_go(rows: tuple[str, ...], mode: str) -> None:
+    plan = plan_restore(gone(rows, mode), graph(op("a", 1, None)))
+    assert codes(plan) == []
+    assert plan.slices.num_rows == 0
+    assert plan.by_operator["gone"].action is Action.DROPPED
 
 
 def test_a_missing_operator_that_is_fully_finished_may_go_without_its_committables_only() -> None:
