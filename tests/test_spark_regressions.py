@@ -319,3 +319,19 @@ def test_a_run_ends_as_it_does_though_the_session_is_gone(
     to_end(stand.begin(store, flow))
     assert out.values == [1]
     assert "could not be destroyed: RuntimeError: Cannot call" in caplog.text
+
+
+def test_a_stop_is_heard_while_an_idle_job_waits(stand: Stand, store: CheckpointStore) -> None:
+    clock = VirtualClock()
+    flow = Dataflow("job")
+    source = flow.source(RangeSource(Ranges([[[rows(1)]]], grows=True), schema=ROWS), uid="in")
+    source.key_by("key").apply(Out(), uid="out")
+    run = stand.begin(store, flow, clock=clock, idle_us=3_600_000_000, requests_every_us=1)
+    while clock.now_us() < 10_000_000:
+        run.step()
+    asked, at = store.request_stop(StopMode.DRAIN), clock.now_us()
+    to_end(run)
+    assert clock.now_us() < at + 10_000_000
+    answer = store.stop_answer(asked.id)
+    assert answer is not None
+    assert answer.outcome is StopOutcome.STOPPED

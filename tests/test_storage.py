@@ -167,7 +167,7 @@ def test_a_file_in_the_place_of_a_store_is_told(tmp_path: Path) -> None:
     (tmp_path / "store").write_bytes(b"")
     storage = LocalStorage(tmp_path / "store")
     for call in (storage.exists, lambda: storage.create(RECORD, b"x"), lambda: storage.open_output(SEGMENT)):
-        with pytest.raises(StorageError, match=r"something else stands where .* remove it"):
+        with pytest.raises(StorageError, match="it is a file, and a store is a directory"):
             call()
 
 
@@ -236,6 +236,14 @@ def test_a_pipe_or_a_directory_in_the_place_of_an_object_is_told_and_not_waited_
         storage.list("segments/")
     with pytest.raises(StorageError, match="cannot delete from segments/1"):
         storage.delete(["segments/1/directory"])
+
+
+def test_a_directory_in_the_place_of_the_newest_record_is_told_and_not_passed_over(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    assert storage.create(f"checkpoints/{1:020d}.json", b"{}")
+    (tmp_path / f"checkpoints/{2:020d}.json").mkdir()
+    with pytest.raises(StorageError, match=r"something else stands where .*0002\.json.* remove it"):
+        storage.list("checkpoints/")
 
 
 def test_a_file_in_the_place_of_a_directory_is_told(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 WAIT_MAX_US: Final = 1_000_000
-"""So long a job that waits for its next epoch looks for nothing else."""
+"""So long a job that waits for its next epoch does not look for a stop."""
 TOKENS_KEPT: Final = 64
 """So many epochs a worker may be behind and still catch up."""
 
@@ -118,7 +118,7 @@ class SparkRun(Run):
                 return
             feeds = self._dealer.deal(self._running)
             if self._idle and not (feeds or self._driver.inbox or self._has_mail):
-                self._clock.wait_until(self._clock.now_us() + self._options.idle_us)
+                self._next_us = self._clock.now_us() + self._options.idle_us
                 self._idle = False
                 return
             if not self._driver.inbox:

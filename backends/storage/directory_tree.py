@@ -25,6 +25,7 @@ from stateformat.storage import TOP_LEVEL, ObjectInfo, is_object_name
 
 TEMPORARY: Final = ".tmp-"
 """How the names of temporary files begin. No object's name begins with a dot, so no reader ever sees one."""
+_RECORDS: Final = ("checkpoints",)
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _CHILD: Final = _DIRECTORY | os.O_NOFOLLOW
@@ -205,6 +206,9 @@ class DirectoryTree:
                 if not wanted or not name.startswith(start):
                     continue
                 if entry.is_dir(follow_symlinks=False):
+                    if parts == _RECORDS and name.endswith(".json"):
+                        # Passed over, it would hide that a record is gone: what is not listed is not missed.
+                        raise OSError(errno.ENOTDIR, "not a plain file", "/".join((*parts, name)))
                     found.append((name, True))
                 elif parts and entry.is_file(follow_symlinks=False):
                     if is_temporary == temporary:
