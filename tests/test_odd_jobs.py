@@ -117,6 +117,28 @@ def half(bench: Bench, tap: Tap, flow: Dataflow) -> None:
     tap.let(0)
 
 
+def test_a_key_may_be_null_though_its_fields_may_not_be() -> None:
+    whole = pa.struct(
+        [pa.field("a", pa.int64(), nullable=False), pa.field("in", pa.struct([("b", pa.string())]), nullable=False)]
+    )
+    keys: list[dict[str, Any] | None] = [{"a": 1, "in": {"b": "x"}}, None, {"a": 1, "in": {"b": None}}] * 4
+    out = CollectSink()
+
+    def flow(parallelism: int) -> Dataflow:
+        made = Dataflow("job", parallelism=parallelism)
+        source = made.source(
+            MemorySource(pa.table({"k": pa.array(keys, whole)}), batch_rows=1), uid="in", parallelism=1
+        )
+        source.key_by("k").aggregate({"n": ("*", "count")}, uid="count", emit="end").apply(out, uid="out")
+        return made
+
+    bench = Bench(checkpoint_rows=2, checkpoint_interval_us=None)
+    run = bench.begin(flow(2))
+    until(run, lambda: run.published >= 2)
+    bench.run(flow(3))
+    assert {str(row["k"]): row["n"] for row in out.table().to_pylist()} == {str(key): 4 for key in keys[:3]}
+
+
 def test_a_state_of_a_type_that_the_saved_one_cannot_become_is_refused_by_the_plan() -> None:
     bench, tap = Bench(), Tap([rows(n) for n in range(8)], shut=True)
     tap.let(0, 4)

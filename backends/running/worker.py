@@ -198,11 +198,9 @@ class Worker:
             elif self.vertex.is_source:
                 self._read()
             else:
-                open_now = [
-                    queue
-                    for channel, queue in self._found.items()
-                    if queue.elements and not self.task.is_blocked(channel)
-                ]
+                open_now, blocked = [queue for queue in self._found.values() if queue.elements], self.task.blocked
+                if blocked:
+                    open_now = [queue for queue in open_now if queue.channel not in blocked]
                 queue = open_now[choose.randrange(len(open_now))] if len(open_now) > 1 else open_now[0]
                 self.deliver(ev.Received(queue.channel, queue.get()))
         except Exception as error:

@@ -389,17 +389,24 @@ def take_apart(array: pa.Array) -> list[Raw]:
     return [valid, values]
 
 
-def put_together(kind: pa.DataType, raws: Iterator[Raw], found: Mask | None = None) -> pa.Array:
-    """The column of a raw form; takes as many of ``raws`` as it needs. Null too where ``found`` is False."""
+def put_together(
+    kind: pa.DataType, raws: Iterator[Raw], found: Mask | None = None, hidden: Mask | None = None
+) -> pa.Array:
+    """The column of a raw form; takes as many of ``raws`` as it needs. Null too where ``found`` is False. ``hidden``: where a struct
+    of which it is a field is null. What it is there means nothing, and may not be null: such a field may be declared without nulls.
+    """
     if not (pa.types.is_struct(kind) or kind in _BYTES or dtype_of(kind) is not None):
         array = next(raws)
         return array if found is None else pc.if_else(pa.array(found), array, pa.scalar(None, kind))
     valid = next(raws)
     if found is not None:
         valid = found if valid is None else valid & found
+    nothing = hidden if valid is None else ~valid if hidden is None else ~valid | hidden
+    if valid is not None and hidden is not None:
+        valid = valid | hidden
     bitmap = None if valid is None or valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
     if pa.types.is_struct(kind):
-        fields = [put_together(field.type, raws) for field in kind]
+        fields = [put_together(field.type, raws, hidden=nothing) for field in kind]
         return pa.Array.from_buffers(kind, len(fields[0]), [bitmap], children=fields)
     raw = next(raws)
     if kind in _BYTES:
