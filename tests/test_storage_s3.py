@@ -554,6 +554,19 @@ def test_what_will_not_pass_is_not_tried_again(fake: Fake, action: Any) -> None:
 
 
 @pytest.mark.usefixtures("_no_pauses")
+def test_a_server_that_takes_requests_and_never_answers_is_not_asked_again_and_again(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_client, "_SILENCE_SECONDS_MAX", 0.4)
+    config = {"connect_timeout": 2, "read_timeout": 0.25}
+    storage = open_storage("s3://bucket/job", **options_for(fake.endpoint, config_kwargs=config, client="s3fs"))
+    fake.everything = "hang"
+    with pytest.raises(StorageError, match="no connection"):
+        storage.read(SEGMENT)
+    assert 1 <= fake.sent("GET", SEGMENT) < s3_client.TRIES_MAX
+
+
+@pytest.mark.usefixtures("_no_pauses")
 @pytest.mark.parametrize(("retries", "tries"), [({"total_max_attempts": 1}, 1), ({"max_attempts": 2}, 3)])
 def test_the_number_of_tries_can_be_chosen(fake: Fake, retries: dict[str, int], tries: int) -> None:
     config = {**PATIENT, "retries": retries}

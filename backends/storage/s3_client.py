@@ -15,13 +15,14 @@ import asyncio
 import logging
 import os
 import re
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from threading import Lock
 from typing import Any, Final
 
-from backends.storage.s3_errors import BrokenAnswer, RangesIgnored, endpoint_of, is_passing
+from backends.storage.s3_errors import BrokenAnswer, RangesIgnored, endpoint_of, is_passing, is_silence
 from backends.storage.s3_obstore import Reader
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.stats import retried
@@ -32,6 +33,8 @@ _TIMEOUTS: Final = {"connect_timeout": 4, "read_timeout": 15}
 """In seconds, of one try. A server that cannot be reached is given up within 30 s, all tries and pauses together."""
 TRIES_MAX: Final = 6
 """How often a request is sent, unless ``config_kwargs={"retries": {"total_max_attempts": …}}`` says otherwise."""
+_SILENCE_SECONDS_MAX: Final = 30
+"""So long a request is waited for in vain, all tries together: a server that takes it and says nothing is not asked again."""
 _PAUSE_SECONDS: Final = 0.1
 _PAUSE_SECONDS_MAX: Final = 5.0
 _ENDPOINT = re.compile(r"https?://[^/?#]")
@@ -126,11 +129,15 @@ class S3Client:
         return sync(self._fs.loop, self._trying, attempt)
 
     async def _trying(self, attempt: Callable[[], Awaitable[Any]]) -> Any:
+        silence = 0.0
         for number in range(1, self._tries + 1):
+            begun = time.monotonic()
             try:
                 return await attempt()
             except Exception as error:
-                if number == self._tries or not is_passing(error):
+                if is_silence(error):
+                    silence += time.monotonic() - begun
+                if number == self._tries or not is_passing(error) or silence >= _SILENCE_SECONDS_MAX:
                     raise
                 pause = min(_PAUSE_SECONDS * 2 ** (number - 1), _PAUSE_SECONDS_MAX)
                 why = type(error).__name__

@@ -115,6 +115,16 @@ def outcome_of(error: BaseException) -> CreateOutcome | None:
     return None if _is_unsent(error) else CreateOutcome.UNKNOWN
 
 
+def is_silence(error: BaseException) -> bool:
+    """Whether a request was sent and no answer came in time."""
+    return answer_of(error).exception in (
+        "ReadTimeoutError",
+        "TimeoutError",
+        "ServerTimeoutError",
+        "SocketTimeoutError",
+    )
+
+
 def is_passing(error: BaseException) -> bool:
     """Whether the same request may go well a moment later. It may have been applied nevertheless."""
     answer = answer_of(error)
