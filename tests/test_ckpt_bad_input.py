@@ -264,11 +264,11 @@ def test_without_arguments_there_is_help_and_the_status_of_misuse() -> None:
     assert found.err.startswith("Usage: ckpt ")
 
 
-def test_a_folder_that_cannot_be_read_is_a_storage_that_failed(store: Path) -> None:
+def test_a_folder_in_the_place_of_a_record_is_told_and_not_passed_over(store: Path) -> None:
     record = store / RECORD
     record.unlink()
     record.mkdir()
-    assert failure("inspect", store, status=3)["kind"] in ("storage_failed", "store_empty", "history_unstable")
+    assert failure("inspect", store, status=3)["kind"] == "storage_refused"
 
 
 def test_verbose_tells_what_is_done_on_standard_error(store: Path) -> None:
