@@ -82,6 +82,17 @@ def failure(*arguments: object, status: int) -> dict[str, Any]:
     return error
 
 
+def topology_without(uid: str, store: Path, file: Path) -> Path:
+    """A topology file: the operators of a store's checkpoint at parallelism 3, but for one, from which edges lead and to which none do."""
+    whole = document("inspect", store)
+    graph = {
+        "operators": [{"uid": op["uid"], "parallelism": 3} for op in whole["operators"] if op["uid"] != uid],
+        "edges": [edge for edge in whole["edges"] if edge["from"] != uid],
+    }
+    file.write_text(json.dumps(graph))
+    return file
+
+
 def members(value: Any) -> Iterator[str]:
     """The names of all members of a JSON value, at any depth, save below :data:`FREE`."""
     if isinstance(value, dict):

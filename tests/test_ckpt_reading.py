@@ -13,7 +13,7 @@ import pytest
 from stateformat.segment import WriteOptions
 from stateformat.store import open as open_store
 from tests import stores
-from tests.ckpt_runs import document, failure, fingerprint, page, run
+from tests.ckpt_runs import document, failure, fingerprint, page, run, topology_without
 from tests.forgery import Forger
 
 
@@ -254,13 +254,7 @@ def test_what_inspect_prints_is_a_topology_file(flights: Path, tmp_path: Path) -
 
 
 def test_a_topology_without_an_operator_needs_its_state_to_be_given_up(flights: Path, tmp_path: Path) -> None:
-    whole = document("inspect", flights)
-    graph = {
-        "operators": [{"uid": op["uid"], "parallelism": 3} for op in whole["operators"] if op["uid"] != "rates"],
-        "edges": [edge for edge in whole["edges"] if edge["from"] != "rates"],
-    }
-    topology = tmp_path / "topology.json"
-    topology.write_text(json.dumps(graph))
+    topology = topology_without("rates", flights, tmp_path / "topology.json")
     refused = document("explain-restore", flights, "--topology", topology, status=1)
     assert [refusal["code"] for refusal in refused["plan"]["refusals"]] == ["operator_missing"]
     given_up = document("explain-restore", flights, "--topology", topology, "--drop", "rates")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 import stateformat as sf
 from tests import stores
-from tests.ckpt_runs import CKPT, document, failure, fingerprint, page, run
+from tests.ckpt_runs import CKPT, document, failure, fingerprint, page, run, topology_without
 from tools.ckpt import render
 from tools.ckpt.failures import in_options
 
@@ -81,13 +80,7 @@ def test_lines_are_wrapped_by_the_columns_that_their_characters_take() -> None:
 
 
 def test_an_operator_that_a_topology_lacks_is_refused_and_not_given_up(flights: Path, tmp_path: Path) -> None:
-    whole = document("inspect", flights)
-    graph = {
-        "operators": [{"uid": op["uid"], "parallelism": 3} for op in whole["operators"] if op["uid"] != "rates"],
-        "edges": [edge for edge in whole["edges"] if edge["from"] != "rates"],
-    }
-    topology = tmp_path / "topology.json"
-    topology.write_text(json.dumps(graph))
+    topology = topology_without("rates", flights, tmp_path / "topology.json")
     refused = page("explain-restore", flights, "--topology", topology, status=1)
     assert "given up" not in refused
     assert "not in the topology" in refused
