@@ -114,6 +114,13 @@ def counts_for(request: StopRequest, restored_from: int) -> bool:
     return restored_from <= request.newest
 
 
+def asking_order(request: StopRequest) -> tuple[bool, int, str]:
+    """The order in which a run obeys requests that it sees at once: no drain first, since a drain cannot be undone; then
+    the earlier one; then by name.
+    """
+    return request.mode is StopMode.DRAIN, request.created_at_us, layout.request_path(request.newest, request.id)
+
+
 def default_savepoint(store_url: str, checkpoint_id: int, request_id: str) -> str:
     """Where a savepoint goes if nobody says where: ``savepoints/<checkpoint id>-<first 8 digits of the request id>``."""
     return layout.savepoint_url(store_url, f"{checkpoint_id}-{request_id[:8]}" if request_id else str(checkpoint_id))
@@ -329,7 +336,7 @@ def _look(storage: Storage, item: ObjectInfo, read: Callable[[bytes], T], told: 
     except FileNotFoundError:
         return None
     except (RecordFault, CheckpointError) as error:
-        if isinstance(error, StorageError):
+        if isinstance(error, StorageError) and error.kind not in REFUSALS:
             raise
         _tell(storage, item.path, f"{error}; it is left alone", told)
         return None
@@ -373,6 +380,7 @@ __all__ = [
     "StopOutcome",
     "StopRequest",
     "answer_stop",
+    "asking_order",
     "counts_for",
     "decode_answer",
     "decode_request",

@@ -8,8 +8,9 @@ import stateformat as sf
 from backends.dataflow.api import Dataflow
 from backends.local import JobOutcome
 from backends.storage.memory import MemoryStorage
+from stateformat.layout import request_path
 from stateformat.model import StopMode
-from stateformat.requests import StopOutcome
+from stateformat.requests import StopOutcome, StopRequest, encode_request
 from tests.local_jobs import Bench, Out, Tap, rows, settle, state_of, to_end, until
 from tests.local_stops import DRAIN, MODES, SUSPEND, Flushing, Job, answer, saved_once
 
@@ -266,6 +267,30 @@ def test_the_same_request_twice_is_one() -> None:
     run._stopping.ask(request.id, request.mode, None)
     to_end(run)
     assert answer(bench, request.id)[0] is StopOutcome.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("asked", "obeyed"),
+    [
+        ({"1": (DRAIN, 1), "2": (SUSPEND, 9)}, "2"),
+        ({"1": (SUSPEND, 9), "2": (DRAIN, 1)}, "1"),
+        ({"1": (SUSPEND, 7), "2": (SUSPEND, 6)}, "2"),
+        ({"1": (DRAIN, 7), "2": (DRAIN, 6)}, "2"),
+        ({"1": (DRAIN, 7), "2": (DRAIN, 7)}, "1"),
+    ],
+)
+def test_of_requests_seen_at_once_no_drain_goes_first_then_the_earlier_then_the_lesser_name(
+    asked: dict[str, tuple[StopMode, int]], obeyed: str
+) -> None:
+    bench = Bench()
+    job = Job(bench)
+    run = job.begin()
+    for digit, (mode, at_us) in asked.items():
+        request = StopRequest(digit * 32, mode, 0, created_at_us=at_us)
+        bench.storage.create(request_path(0, request.id), encode_request(request))
+    outcome = to_end(run)
+    assert outcome.stop is not None
+    assert (outcome.stop.request, outcome.stop.mode) == (obeyed * 32, asked[obeyed][0])
 
 
 # Requests in the store ---------------------------------------------------------------------------------------------------

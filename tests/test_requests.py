@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -317,6 +318,53 @@ DAMAGED = {
     "version 2": sealed({"format": "stateformat-request", "version": 2}),
     "version of a million digits": b'{"format":"stateformat-request","version":' + b"9" * 60_000 + b"}",
 }
+
+
+def _huge(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+
+
+def _unreadable(path: Path) -> None:
+    path.write_bytes(b"x")
+    path.chmod(0)
+
+
+ODD: dict[str, Callable[[Path], object]] = {
+    "pipe": os.mkfifo,
+    "directory": Path.mkdir,
+    "directory with a pipe": lambda path: (path.mkdir(), os.mkfifo(path / "pipe")),
+    "link to itself": lambda path: path.symlink_to(path),
+    "link to a file that can be read": lambda path: path.symlink_to("/etc/passwd"),
+    "link to a directory": lambda path: path.symlink_to("/"),
+    "a terabyte": _huge,
+    "unreadable": _unreadable,
+}
+
+
+@pytest.mark.parametrize("what", ODD)
+@pytest.mark.parametrize("name", [f"{2:020d}-stop-{ID}.json", f"{2:020d}-answer-{'f' * 32}.json", ".tmp-x", "zz"])
+def test_whatever_lies_among_the_requests_stops_no_stop(
+    tmp_path: Path, what: str, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = CheckpointStore(stores.counts_store(str(tmp_path), checkpoints=2).storage)
+    (tmp_path / "requests").mkdir()
+    ODD[what](tmp_path / "requests" / name)
+    for _ in range(2):
+        assert store.stop_requests() == []
+    asked = store.request_stop(StopMode.DRAIN)
+    assert store.stop_requests() == [asked]
+    assert store.answer_stop(StopAnswer(asked.id, StopOutcome.STOPPED, "", 3))
+    found = store.stop_answer(asked.id)
+    assert found is not None
+    assert found.outcome is StopOutcome.STOPPED
+    store.withdraw_stop(asked.id)
+    store.collect_garbage(delete=True)
+    assert os.path.lexists(tmp_path / "requests" / name)
+    told = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(told) <= 1
+    if "pipe" in what or "link" in what:
+        assert name in told[0].getMessage()
 
 
 @pytest.mark.parametrize("name", DAMAGED)

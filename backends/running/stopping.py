@@ -14,7 +14,7 @@ from backends.running.outcome import JobOutcome
 from stateformat.errors import CheckpointError
 from stateformat.model import Stop, StopMode
 from stateformat.publication import CommitPermit
-from stateformat.requests import StopAnswer, StopOutcome, StopRequest, counts_for, default_savepoint
+from stateformat.requests import StopAnswer, StopOutcome, StopRequest, asking_order, counts_for, default_savepoint
 from stateformat.store import CheckpointStore
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Stopping:
         if self._every_us is None or self.next_us is None or self._clock.now_us() < self.next_us:
             return
         self.next_us = self._clock.now_us() + self._every_us
-        for request in waiting_requests(self._store):
+        for request in sorted(waiting_requests(self._store), key=asking_order):
             if request.id in self._seen:
                 continue
             if counts_for(request, self._restored_from):

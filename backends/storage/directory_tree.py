@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
+import logging
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -23,15 +25,20 @@ from typing import Final, NoReturn
 from stateformat.errors import ErrorKind, StorageError
 from stateformat.storage import TOP_LEVEL, ObjectInfo, is_object_name
 
+logger = logging.getLogger(__name__)
+
 TEMPORARY: Final = ".tmp-"
 """How the names of temporary files begin. No object's name begins with a dot, so no reader ever sees one."""
 _RECORDS: Final = ("checkpoints",)
+_REQUESTS: Final = "requests"
+"""The folder in which nothing is missed: whatever is no plain file there is passed over, so that it stops no stop."""
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _CHILD: Final = _DIRECTORY | os.O_NOFOLLOW
 # Without O_NONBLOCK, opening a named pipe that somebody put in the place of an object would wait for ever.
 _OBJECT: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _SCANS_MAX: Final = 1000
+_TOLD_MAX: Final = 100
 
 Parts = tuple[str, ...]
 """A directory of the store as the parts of its path; empty for the root."""
@@ -45,6 +52,7 @@ class DirectoryTree:
         self.durable = durable
         # Directories whose names are known to be durable; the empty one stands for the root.
         self._synced: set[Parts] = set()
+        self._told: set[str] = set()
 
     def sync(self, descriptor: int) -> None:
         """Make a file's bytes, or a directory's names, survive a power failure."""
@@ -97,11 +105,25 @@ class DirectoryTree:
         try:
             for name, size_bytes in self._scan_until_stable(descriptor, parts, start, temporary=temporary):
                 if size_bytes is None:
-                    yield from self.files((*parts, name), "", temporary=temporary)
+                    yield from self._below((*parts, name), temporary=temporary)
                 else:
                     yield ObjectInfo("/".join((*parts, name)), size_bytes)
         finally:
             os.close(descriptor)
+
+    def _below(self, parts: Parts, *, temporary: bool) -> Iterator[ObjectInfo]:
+        try:
+            yield from self.files(parts, "", temporary=temporary)
+        except OSError as error:
+            if parts[0] != _REQUESTS or len(parts) == 1:
+                raise
+            self._pass_over("/".join(parts), f"cannot be listed ({error.strerror})")
+
+    def _pass_over(self, path: str, what: str) -> None:
+        """Warn of something in ``requests/``, once."""
+        if path not in self._told and len(self._told) < _TOLD_MAX:
+            self._told.add(path)
+            logger.warning("%s in the store %s %s; it is left alone", json.dumps(path), self.root, what)
 
     def unlink(self, parts: Parts, names: Iterable[str], *, durable: bool) -> None:
         """Remove files from a directory, in order; missing ones are fine. An empty segment directory goes, too."""
@@ -213,6 +235,8 @@ class DirectoryTree:
                 elif parts and entry.is_file(follow_symlinks=False):
                     if is_temporary == temporary:
                         found.append((name, False))
+                elif parts[:1] == (_REQUESTS,):
+                    self._pass_over("/".join((*parts, name)), "is no plain file")
                 elif entry.is_symlink() or not parts or _stands(name, directory):
                     raise OSError(errno.ENOTDIR, "not a plain file", "/".join((*parts, name)))
         return sorted(found)
