@@ -6,8 +6,10 @@ columns (``schema.MANIFEST_SCHEMA``, with ``inline``); loops go over states and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +19,7 @@ from stateformat.errors import ErrorKind, InvalidState
 from stateformat.hashing import DEFAULT_KEY_HASH
 from stateformat.key_groups import default_max_parallelism
 from stateformat.manifest import cut_handles, handles_table
-from stateformat.model import Handle, JobGraph, Mode, State, SubtaskSet
+from stateformat.model import Handle, JobGraph, Mode, OperatorId, State, SubtaskSet
 from stateformat.schema import MANIFEST_SCHEMA
 from stateformat.snapshot import ON_TOP, Snapshot
 
@@ -31,13 +33,12 @@ def resolved_graph(graph: JobGraph, parent: JobGraph | None) -> JobGraph:
     changed = {}
     for operator in graph.operators:
         saved = before.get(operator.uid)
-        ceiling = operator.max_parallelism or (saved.max_parallelism if saved else None)
-        changed[operator.uid] = replace(
-            operator,
-            max_parallelism=ceiling or default_max_parallelism(operator.parallelism),
-            key_hash=operator.key_hash or (saved.key_hash if saved else None) or DEFAULT_KEY_HASH,
-            pinned=False,
-        )
+        ceiling, key_hash = operator.max_parallelism, operator.key_hash
+        if ceiling is None:
+            ceiling = saved.max_parallelism if saved else default_max_parallelism(operator.parallelism)
+        if key_hash is None:
+            key_hash = saved.key_hash if saved else DEFAULT_KEY_HASH
+        changed[operator.uid] = replace(operator, max_parallelism=ceiling, key_hash=key_hash, pinned=False)
     return graph.with_operators(changed)
 
 
@@ -74,6 +75,52 @@ def graph_with_statuses(graph: JobGraph, finished: Marks, finishing: Marks, snap
 
 def _common(one: SubtaskSet, other: Iterable[int]) -> SubtaskSet:
     return SubtaskSet.of(set(one).intersection(other)) if one else one
+
+
+class Outstanding(NamedTuple):
+    """An operator whose snapshots a checkpoint still waits for: of these subtasks, and of its coordinator or not."""
+
+    operator: OperatorId
+    subtasks: SubtaskSet
+    coordinator: bool = False
+
+    def __str__(self) -> str:
+        who = [f"subtasks {self.subtasks}"] if self.subtasks else []
+        who += ["the coordinator"] if self.coordinator else []
+        return f"{' and '.join(who)} of {self.operator!r}"
+
+
+def outstanding(
+    graph: JobGraph, states: Iterable[State], finished: Marks, finishing: Marks, snapshots: Snapshots
+) -> Iterator[Outstanding]:
+    """The operators that have not answered in full, in the order of the graph.
+
+    A running subtask owes a snapshot when its operator declares a state that subtasks write, committables included. A
+    coordinator owes one when it declares a state and its operator has not fully finished.
+    """
+    modes: dict[str, set[Mode]] = defaultdict(set)
+    for state in states:
+        modes[state.operator].add(state.mode)
+    running: dict[str, list[int]] = defaultdict(list)
+    waiting: dict[str, list[int]] = defaultdict(list)
+    for (uid, subtask), snapshot in snapshots.items():
+        if subtask is not None:
+            (waiting if snapshot.finishing else running)[uid].append(subtask)
+    nobody = SubtaskSet()
+    for operator in graph.operators:
+        uid = operator.uid
+        if not modes[uid]:
+            continue
+        owes = np.ones(operator.parallelism, np.bool_)
+        for ended in (operator.finished, operator.finishing, finished.get(uid, nobody), finishing.get(uid, nobody)):
+            for first, last in ended.ranges:
+                owes[first : last + 1] = False
+        owes[waiting[uid]] = False
+        coordinator = Mode.COORDINATOR in modes[uid] and bool(owes.any()) and (uid, None) not in snapshots
+        owes[running[uid]] = False
+        missing = SubtaskSet.of(np.flatnonzero(owes).tolist() if modes[uid] - {Mode.COORDINATOR} else ())
+        if missing or coordinator:
+            yield Outstanding(uid, missing, coordinator)
 
 
 def carried_keys(snapshots: Snapshots) -> dict[tuple[str, str], list[int | None]]:

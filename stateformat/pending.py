@@ -25,11 +25,13 @@ import pyarrow.compute as pc
 
 from stateformat import layout
 from stateformat.assembly import (
+    Outstanding,
     carried_handles,
     carried_keys,
     graph_with_statuses,
     moved_out,
     on_top,
+    outstanding,
     resolved_graph,
 )
 from stateformat.checkpoint import Checkpoint, load_manifest
@@ -53,6 +55,7 @@ from stateformat.model import (
     JobGraph,
     JobId,
     ManifestRef,
+    Mode,
     Operator,
     ParentRef,
     Record,
@@ -63,6 +66,7 @@ from stateformat.model import (
     new_attempt_id,
     new_write_id,
 )
+from stateformat.problems import Problem
 from stateformat.publication import At, CommitPermit, conflict, create_record, permit
 from stateformat.schema import MANIFEST_SCHEMA
 from stateformat.segment import WriteOptions
@@ -138,11 +142,28 @@ class PendingCheckpoint:
             self._storage, draft.job_id, self.checkpoint_id, self.attempt_id, draft.graph, draft.states, draft.options
         )
 
+    @property
+    def outstanding(self) -> tuple[Outstanding, ...]:
+        """The operators whose snapshots are missing, in the order of the graph; empty when ``publish`` waits for none.
+
+        A running subtask owes a snapshot when its operator declares a state that subtasks write, committables included.
+        A coordinator owes one when it declares a state of its own. Finished and finishing subtasks, and subtasks of an
+        operator without state, owe nothing. After :meth:`add_handles` nothing is owed: those handles are everything.
+        """
+        with self._lock:
+            return self._outstanding()
+
+    def _outstanding(self) -> tuple[Outstanding, ...]:
+        if self._tables:
+            return ()
+        draft = self._draft
+        return tuple(outstanding(draft.graph, draft.states, self._finished, self._finishing, self._snapshots))
+
     def add(self, snapshot: Snapshot | SnapshotWriter | bytes) -> bool:
         """Take the snapshot of a subtask or coordinator. False: that one is there already, and this one is ignored.
 
         A snapshot that is ``finishing`` marks its subtask so. Raises ``InvalidInput`` for an operator that the graph
-        lacks, ``InvalidState`` for a subtask outside of its parallelism.
+        lacks and for what is no snapshot, ``InvalidState`` for a subtask outside of its parallelism.
         """
         taken = snapshot_of(snapshot)
         operator = self._draft.graph.operator(taken.operator)
@@ -153,7 +174,10 @@ class PendingCheckpoint:
             return self._snapshots.setdefault((taken.operator, taken.subtask), taken) is taken
 
     def add_handles(self, handles: pa.Table) -> None:
-        """Take handles as they are, in the manifest's columns with ``inline``: what a rescale or a rewrite has made."""
+        """Take handles as they are, in the manifest's columns with ``inline``: what a rescale or a rewrite has made.
+
+        They are the state of every subtask, so ``publish`` waits for no snapshot after them.
+        """
         with self._lock:
             self._check_unpublished()
             self._tables.append(handles)
@@ -225,7 +249,10 @@ class PendingCheckpoint:
             )
             for (uid, state), subtasks in carried_keys(self._snapshots).items()
         }
-        return sort_handles(pa.concat_tables([*underneath.values(), on_top(own, underneath), *self._tables]))
+        handles = pa.concat_tables([*underneath.values(), on_top(own, underneath), *self._tables])
+        # Empty committables only say that a subtask has answered, which is of no use to a reader.
+        says_nothing = pc.and_(pc.equal(handles["mode"], Mode.COMMITTABLES.value), pc.equal(handles["rows"], 0))
+        return sort_handles(handles.filter(pc.invert(says_nothing)) if pc.any(says_nothing).as_py() else handles)
 
     def _parents_handles(self, uid: str) -> pa.Table:
         parent, operator = self._draft.parent, self._draft.graph.operator(uid)
@@ -258,6 +285,8 @@ class PendingCheckpoint:
     def _check(self, graph: JobGraph, handles: pa.Table) -> None:
         found = check_content(graph, self._draft.states, handles)
         problems = [problem for problem in found if problem.severity == "error"]
+        named = {problem.operator for problem in problems if problem.kind is ErrorKind.STATE_MISSING}
+        problems += [_unanswered(missing) for missing in self._outstanding() if missing.operator not in named]
         if problems:
             kinds = [problem.kind for problem in problems]
             union = ErrorKind.UNION_PARTIALLY_FINISHED
@@ -369,6 +398,15 @@ class PendingCheckpoint:
         )
 
 
+def _unanswered(missing: Outstanding) -> Problem:
+    message = (
+        f"no snapshot of {missing} has come; what it wrote, or prepared to commit, would be lost. Add it, or mark the "
+        "subtask as finished if it is"
+    )
+    at = missing.subtasks.ranges[0][0] if missing.subtasks else None
+    return Problem(ErrorKind.SNAPSHOT_MISSING, "SPEC 4.6", message, operator=missing.operator, subtask=at)
+
+
 @cache
 def _writer() -> str:
     """Who writes, for people. Asking for the version parses a file, which takes as long as writing a small manifest."""
@@ -396,4 +434,4 @@ def _check_subtasks(operator: Operator, subtasks: Iterable[int]) -> None:
         )
 
 
-__all__ = ["Draft", "PendingCheckpoint", "require_empty"]
+__all__ = ["Draft", "Outstanding", "PendingCheckpoint", "require_empty"]
