@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import replace
@@ -30,7 +30,7 @@ from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, JobMi
 from stateformat.history import chain_down_to, read_history
 from stateformat.model import CheckpointId, CheckpointKind, Record
 from stateformat.observed import read_input
-from stateformat.pending import Draft, PendingCheckpoint
+from stateformat.pending import Draft, PendingCheckpoint, require_empty
 from stateformat.publication import At, CommitPermit, conflict, create_record
 from stateformat.retention import reachable
 from stateformat.storage import Storage, make_durable
@@ -207,6 +207,37 @@ def _chunks(source: Any, storage: Storage) -> Iterator[bytes]:
         yield chunk
 
 
+def begin_from(
+    checkpoint: Checkpoint,
+    target: Storage,
+    *,
+    properties: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> CommitPermit:
+    """Begin the history of an empty store with the content of a checkpoint of another one, which is only read.
+
+    The segments are copied, then checkpoint id + 1 is published with the checkpoint as its parent: same job, graph, states
+    and handles; no ``stop``, kind ``checkpoint``. What an interrupted call leaves is used, or collected as garbage. Raises
+    ``InvalidInput`` (kind ``STORE_NOT_EMPTY``), what :func:`copy` raises of the source, and what ``publish`` raises.
+    """
+    require_empty(target)
+    record = checkpoint.record
+    draft = Draft(
+        job_id=record.job_id,
+        job_name=record.job_name,
+        graph=record.graph,
+        states=record.states,
+        parent=checkpoint,
+        rescaled_from=record.rescaled_from,
+        properties=properties or {},
+    )
+    pending = PendingCheckpoint(target, draft, sleep=sleep)
+    copy_objects(checkpoint, target, progress=progress)
+    pending.add_handles(checkpoint.manifest.full())
+    return pending.publish()
+
+
 def rollback(
     storage: Storage, checkpoint_id: CheckpointId, *, sleep: Callable[[float], None] = time.sleep
 ) -> CommitPermit:
@@ -249,4 +280,4 @@ def rollback(
     return found
 
 
-__all__ = ["CopyProgress", "Progress", "copy", "copy_objects", "rollback"]
+__all__ = ["CopyProgress", "Progress", "begin_from", "copy", "copy_objects", "rollback"]

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from stateformat import layout, requests
 from stateformat.checkpoint import Checkpoint
-from stateformat.copying import Progress, copy, copy_objects, rollback
+from stateformat.copying import Progress, begin_from, copy, copy_objects, rollback
 from stateformat.errors import ErrorKind, InvalidInput, JobMismatch, PublishConflict
 from stateformat.history import (
     chain_down_to,
@@ -122,6 +122,16 @@ class CheckpointStore:
         # Its publisher may have died before the record was durable. What the permit allows could not be taken back.
         make_durable(self.storage, [layout.record_path(record.checkpoint_id)])
         return permit(self.storage, record)
+
+    def start_from(
+        self, checkpoint: Checkpoint, properties: Mapping[str, str] | None = None, progress: Progress | None = None
+    ) -> CommitPermit:
+        """Begin this empty store with the content of another store's checkpoint or savepoint, which is only read.
+
+        The permit is for the new checkpoint, the first of this store: id + 1, with the other as its parent. The job id
+        stays the same, since segments carry it. For what it raises see ``copying.begin_from``.
+        """
+        return begin_from(checkpoint, self.storage, properties=properties, progress=progress, sleep=self._sleep)
 
     def permit_of(self, checkpoint: Checkpoint) -> CommitPermit:
         """The permit to build on a checkpoint that was looked at, if it is the newest still.

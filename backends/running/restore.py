@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from backends.dataflow.api import Dataflow
 from backends.dataflow.compile import Job, Vertex, graph_of, lay_out, states_of
-from stateformat.checkpoint import ReadTask
+from stateformat.checkpoint import Checkpoint, ReadTask
 from stateformat.model import Mode, Partitioner, SchemaVersion
 from stateformat.publication import CommitPermit
 
@@ -138,31 +138,47 @@ def restore(
 
     Raises ``RestoreRefused`` with every reason where the checkpoint does not fit, ``InvalidInput`` for a dataflow that cannot be.
     """
-    graph = graph_of(
-        flow,
-        parallelism=parallelism,
-        per_operator=per_operator or {},
-        unaligned=unaligned,
-        rebalanced=() if permit is None else _rebalanced(permit),
-    )
     if permit is None:
+        graph = graph_of(flow, parallelism=parallelism, per_operator=per_operator or {}, unaligned=unaligned)
         return Restored(lay_out(flow, graph, unaligned=unaligned))
-    checkpoint = permit.checkpoint()
-    states = states_of(flow, graph, unaligned=unaligned, previous=permit.record, planned=False)
-    plan = checkpoint.plan_restore(graph, states=states, drop=drop)
-    plan.check()
+    plan = plan_of(
+        flow, permit.checkpoint(), parallelism=parallelism, per_operator=per_operator, unaligned=unaligned, drop=drop
+    )
     job = lay_out(flow, plan.topology, unaligned=unaligned, previous=permit.record)
     skipped = {operator.uid for operator in plan.operators if operator.action == "skip_finished"}
     finished = frozenset(vertex.id for vertex in job.vertices if vertex.id in skipped)
     return Restored(job, permit, plan, finished)
 
 
-def _rebalanced(permit: CommitPermit) -> frozenset[str]:
+def plan_of(
+    flow: Dataflow,
+    checkpoint: Checkpoint,
+    *,
+    parallelism: int | None = None,
+    per_operator: Mapping[str, int] | None = None,
+    unaligned: bool = False,
+    drop: Collection[str] = (),
+) -> Any:
+    """The plan by which a dataflow is restored from a checkpoint. Raises as :func:`restore`."""
+    graph = graph_of(
+        flow,
+        parallelism=parallelism,
+        per_operator=per_operator or {},
+        unaligned=unaligned,
+        rebalanced=_rebalanced(checkpoint),
+    )
+    states = states_of(flow, graph, unaligned=unaligned, previous=checkpoint.record, planned=False)
+    plan = checkpoint.plan_restore(graph, states=states, drop=drop)
+    plan.check()
+    return plan
+
+
+def _rebalanced(checkpoint: Checkpoint) -> frozenset[str]:
     """The rebalance edges on which the checkpoint holds records in flight."""
-    handles = permit.checkpoint().handles
+    handles = checkpoint.handles
     holding = pc.and_(pc.equal(handles["mode"], str(Mode.IN_FLIGHT)), pc.greater(handles["rows"], 0))
     edges = handles["edge"].filter(holding).unique().to_pylist()
-    return frozenset(edge for edge in edges if permit.record.graph.by_edge[edge].partitioner is Partitioner.REBALANCE)
+    return frozenset(edge for edge in edges if checkpoint.graph.by_edge[edge].partitioner is Partitioner.REBALANCE)
 
 
-__all__ = ["Restored", "restore"]
+__all__ = ["Restored", "plan_of", "restore"]

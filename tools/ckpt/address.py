@@ -14,9 +14,7 @@ from typing import Any
 
 import click
 
-_ADDRESS = re.compile(r"(?s)(.*)@(\d+)")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_GREATEST_ID = 2**53 - 1
 
 
 @dataclass(frozen=True)
@@ -41,9 +39,10 @@ class AddressType(click.ParamType[Address]):
         """The address of a command-line argument."""
         if isinstance(value, Address):
             return value
+        from stateformat.addresses import is_id, split_id
+
         text = str(value)
-        match = _ADDRESS.fullmatch(text)
-        url, digits = (match[1], match[2]) if match else (text, None)
+        url, digits = split_id(text)
         if not url.strip():
             self.fail(
                 f"{text!r} names no store; give a path or URL, as in /data/store or s3://bucket/store", param, ctx
@@ -59,7 +58,7 @@ class AddressType(click.ParamType[Address]):
                 param,
                 ctx,
             )
-        if len(digits) > len(str(_GREATEST_ID)) or not 1 <= int(digits) <= _GREATEST_ID:
+        if not is_id(digits):
             self.fail(f"checkpoint ids go from 1 to 2^53 - 1; {digits} in {text!r} is none", param, ctx)
         return Address(url, int(digits))
 

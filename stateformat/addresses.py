@@ -1,0 +1,80 @@
+"""Addresses of stores and checkpoints as people write them: ``URL``, ``URL@ID``, and what must not stand in a URL.
+
+A URL ends up in messages, logs, records and requests, where everybody can read it. So credentials are options of a
+storage and never part of its URL: one that has some is refused where it would be stored, and cut where it is shown.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from stateformat.errors import ErrorKind, InvalidInput
+
+_WITH_ID: Final = re.compile(r"(?s)(.*)@(\d+)")
+_URL: Final = re.compile(r"(?s)([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)(.*)")
+_HOST: Final = re.compile(r"[^:]*(:\d*)?|\[[^\]]*\](:\d*)?")
+_PATH_SCHEMES: Final = frozenset(("file", "memory"))
+"""Schemes in whose URLs everything is a path: ``@`` and ``?`` are characters like any other."""
+
+
+def split_id(address: str) -> tuple[str, str | None]:
+    """The URL and the digits of ``URL@ID``; None for the digits where the address names no checkpoint.
+
+    Only digits at the very end are an id, since a path may contain ``@``. A store whose name ends so is written with a
+    final slash: ``backups@42/``.
+    """
+    match = _WITH_ID.fullmatch(address)
+    return (match[1], match[2]) if match else (address, None)
+
+
+def is_id(digits: str) -> bool:
+    """Whether digits are the id of some checkpoint: from 1 to 2^53 - 1."""
+    from stateformat.model import MAX_CHECKPOINT_ID
+
+    return len(digits) <= len(str(MAX_CHECKPOINT_ID)) and 1 <= int(digits) <= MAX_CHECKPOINT_ID
+
+
+def checkpoint_address(address: str) -> tuple[str, int | None]:
+    """The URL and the id of ``URL`` or ``URL@ID``. Raises ``InvalidInput`` for an empty URL and an id out of range."""
+    url, digits = split_id(address)
+    if not url.strip():
+        raise InvalidInput(f"{address!r} names no store; give a path or a URL", kind=ErrorKind.INVALID_URL)
+    if digits is not None and not is_id(digits):
+        raise InvalidInput(
+            f"checkpoint ids go from 1 to 2^53 - 1, and {without_secrets(url)!r} is given with {digits:.40}",
+            kind=ErrorKind.INVALID_URL,
+        )
+    return url, None if digits is None else int(digits)
+
+
+def without_secrets(url: str) -> str:
+    """A URL as messages may show it: without user, password, query and fragment. Paths stay as they are."""
+    match = _URL.match(url)
+    if match is None or match[1].lower() in _PATH_SCHEMES:
+        return url
+    scheme, authority, rest = match.groups()
+    if not _HOST.fullmatch(authority.rpartition("@")[2]):
+        # A password may contain a slash: then it goes on behind what looks like the host.
+        before, _, rest = rest.rpartition("@")
+        authority, slash, rest = f"@{rest}".partition("/") if before else ("@", "", "")
+        rest = slash + rest
+    _, at, host = authority.rpartition("@")
+    path = re.split(r"[?#]", rest, maxsplit=1)[0]
+    return f"{scheme}://{'***@' if at else ''}{host}{path}{'?***' if path != rest else ''}"
+
+
+def check_no_secrets(url: str, what: str) -> None:
+    """``InvalidInput`` for a URL with a user, a password, a query or a fragment; ``what`` begins the sentence.
+
+    The URL itself is not repeated.
+    """
+    if without_secrets(url) != url:
+        raise InvalidInput(
+            f"{what} has more than a place in it (before an @, or after a ? or #), and everybody can read where it will "
+            "stand. Leave credentials out of the URL; pass them as storage options or in the environment",
+            kind=ErrorKind.INVALID_URL,
+        )
+
+
+__all__ = ["check_no_secrets", "checkpoint_address", "is_id", "split_id", "without_secrets"]
