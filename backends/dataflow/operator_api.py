@@ -191,6 +191,16 @@ class TwoPhaseCommitSink(Operator):
     def commit(self, permit: CommitPermit, committables: pa.Table) -> pa.Table | None:
         """Make it visible. Returns rows to try again at the next checkpoint; raises for a failure of the job."""
 
+    def check_committables(self, uid: str, committables: pa.Table, *, renamed: bool = False) -> None:
+        """Raise ``DamagedCheckpoint`` for rows that the sink ``uid`` cannot have prepared under the ids in the row.
+
+        A row that names a file, a table or a transaction is data: whoever can write to the store can write any name into
+        it. So compare each name with those that ``prepare_commit`` makes for that uid, checkpoint id and attempt id.
+        Called on the prototype, in the driver, before every ``commit``. When one sink refuses, no sink commits anything.
+        ``renamed``: the checkpoint may come from before a rename of the operator, so rows may have another uid. By default
+        every row is accepted.
+        """
+
     def clean(self, uid: str, newest_id: int, carried: pa.Table | None) -> object:
         """A run of the sink ``uid`` begins, and nothing of it has opened: remove what runs before it prepared and no checkpoint holds.
 

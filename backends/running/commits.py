@@ -12,6 +12,7 @@ from backends.dataflow.flow_states import COMMITTABLES
 from backends.running.clock import Clock
 from backends.running.outcome import RunDiscarded
 from stateformat.errors import InvalidState
+from stateformat.model import CheckpointKind
 from stateformat.publication import CommitPermit
 
 COMMIT_TRIES = 10
@@ -38,9 +39,14 @@ def commit(
 ) -> dict[str, pa.Table]:
     """Let the sinks commit what a checkpoint holds of them; returns what they want to try again, by uid.
 
-    Called after publishing, and before anything starts from a checkpoint; the same rows may come twice. Raises ``OperatorError``
-    for what a sink raises.
+    Called after publishing, and before anything starts from a checkpoint; the same rows may come twice. Raises
+    ``DamagedCheckpoint`` for rows that a sink cannot have prepared, and then no sink has committed; ``OperatorError`` for what
+    a sink raises.
     """
+    # What a run has published itself was prepared under the uids of its own program.
+    renamed = permit.record.kind is not CheckpointKind.CHECKPOINT
+    for uid, rows in rows_of.items():
+        sinks[uid].check_committables(uid, rows, renamed=renamed)
     again: dict[str, pa.Table] = {}
     for uid, rows in rows_of.items():
         with Guard(uid, None)("commit"):
