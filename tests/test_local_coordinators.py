@@ -204,7 +204,7 @@ def test_what_a_finished_subtask_said_outlives_it() -> None:
     tap.let(1, 1)
     until(run, lambda: state_of(run, "op", 0) == "waiting" and len(op.kept[-1]) == 3)
     bench.checkpoint(run)
-    until(run, lambda: run.tasks[TaskId("op", 0)].gone)
+    until(run, lambda: all(run.tasks[TaskId(uid, 0)].gone for uid in ("in", "op", "out")))
     bench.checkpoint(run)
     assert bench.status("op") == ([0], [])
     run = bench.begin(flow(1))

@@ -38,6 +38,8 @@ class State(Enum):
     ENDED = "ended"
     CANCELED = "canceled"
 
+    __hash__ = object.__hash__  # That of ``Enum`` is written in Python, and every event asks for it several times.
+
 
 MEANING: Final[Mapping[State, str]] = {
     State.OPENING: "its operators are open and in-flight records are being replayed; nothing is delivered to it yet.",
@@ -76,6 +78,8 @@ class Fact(Enum):
     END_SOURCE = "end the source"
     PROCESSED = "data processed"
     CANCEL = "cancel"
+
+    __hash__ = object.__hash__
 
 
 def _table() -> dict[State, dict[Fact, frozenset[State]]]:

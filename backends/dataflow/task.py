@@ -135,7 +135,14 @@ class Task:
 
     def is_blocked(self, channel: Channel) -> bool:
         """Whether nothing of this channel may be delivered now."""
-        return channel in self._alignment.blocked or channel in self._loop.blocked
+        # Nothing is blocked most of the time, and then no channel need be hashed.
+        aligned, looped = self._alignment.blocked, self._loop.blocked
+        return bool((aligned and channel in aligned) or (looped and channel in looped))
+
+    @property
+    def releases(self) -> int:
+        """How often blocked channels were freed: as long as it stays the same, whatever was blocked is."""
+        return self._alignment.releases + self._loop.releases
 
     def progress(self) -> tuple[dict[str, int], dict[str, bool]]:
         """Per edge: the watermark, and whether ``end_input`` was called. While a head holds the end of time back, it has not come."""

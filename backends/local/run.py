@@ -106,8 +106,7 @@ class LocalRun(Run):
         """Let one actor do one thing. False: the job has ended, and :attr:`outcome` says how."""
         if self.outcome is not None:
             return False
-        self._look_at_clock()
-        now_us = self._clock.now_us()
+        now_us = self._look_at_clock()
         worker = self._readiness.draw(self._choose, now_us, others=bool(self._driver.inbox))
         try:
             if worker is not None:
@@ -119,11 +118,13 @@ class LocalRun(Run):
             else:
                 self._wait()
         finally:
-            self._stopping.tell_failures()
+            if self._driver.failed_stops:
+                self._stopping.tell_failures()
         self._see_end()
         return self.outcome is None
 
-    def _look_at_clock(self) -> None:
+    def _look_at_clock(self) -> int:
+        """Let begin what is due; returns what time it is."""
         now_us = self._clock.now_us()
         in_flight, schedule = self._driver.in_flight, self._schedule
         if in_flight is None:
@@ -135,7 +136,9 @@ class LocalRun(Run):
                 self._driver.inbox.append(ev.CheckpointDue())
         elif schedule.timeout_us is not None and in_flight.is_late(now_us - schedule.timeout_us):
             self._driver.inbox.append(ev.TimedOut(in_flight.barrier.number))
-        self._stopping.look()
+        if self._stopping.is_due(now_us):
+            self._stopping.look()
+        return now_us
 
     def _next_checkpoint(self) -> None:
         if self._schedule.checkpoint_interval_us is not None:
