@@ -33,16 +33,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path, PurePosixPath
 from secrets import token_hex
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from backends.connectors.part_names import PartName, pending_folder
+from backends.connectors.part_names import PartName, file_name_of, pending_folder
 from backends.connectors.uploads import Upload
 from backends.storage.shared import check_options
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
-
-_PREPARED: Final = re.compile(r"(?P<id>[0-9]{20})-[^/]*\.prepared")
 
 
 class Ready(NamedTuple):
@@ -93,6 +91,10 @@ class OutputDirectory(Protocol):
 
     def commit(self, files: Sequence[Ready]) -> None:
         """Make files seen that are not yet. ``StorageError`` where one is lost, or is another than was prepared."""
+        ...
+
+    def prepared(self, uid: str) -> Sequence[PartName]:
+        """What the sink ``uid`` has prepared and nobody has committed yet."""
         ...
 
     def clean(self, uid: str, newest_id: int, carried: Sequence[Ready]) -> list[str]:
@@ -184,11 +186,15 @@ class Directory:
             self.sync("")
         self.remove(file.pending for file in files if Upload.read(file.pending) is None)
 
+    def prepared(self, uid: str) -> Sequence[PartName]:
+        """What the prepared names say."""
+        return prepared_names(uid, self.names(pending_folder(uid)))
+
     def clean(self, uid: str, newest_id: int, carried: Sequence[Ready]) -> list[str]:
         """Remove open files, and prepared ones that no checkpoint holds."""
         folder, kept = pending_folder(uid), {file.pending for file in carried}
-        found = [f"{folder}/{name}" for name in self.names(folder)]
-        forgotten = [name for name in found if name not in kept and is_forgotten(PurePosixPath(name).name, newest_id)]
+        found = [(name, f"{folder}/{name}") for name in self.names(folder)]
+        forgotten = [path for name, path in found if path not in kept and is_forgotten(uid, name, newest_id)]
         self.remove(forgotten)
         return forgotten
 
@@ -343,12 +349,27 @@ class _LocalFile:
         return self._directory.translated("write", self._name)
 
 
-def is_forgotten(name: str, newest_id: int) -> bool:
+def prepared_names(uid: str, names: Iterable[str]) -> list[PartName]:
+    """What the names in the folder of a sink say that are those of prepared files."""
+    found = (PartName.of_staged(f"{file_name_of(uid)}/{name}") for name in names)
+    return [name for name in found if name is not None]
+
+
+def is_forgotten(uid: str, name: str, newest_id: int) -> bool:
     """Whether what lies in a sink's folder under this name goes unless a checkpoint holds it."""
     if name.endswith((".open", ".part")):
         return True
-    prepared = _PREPARED.fullmatch(name)
-    return prepared is not None and int(prepared["id"]) <= newest_id
+    return any(prepared.checkpoint_id <= newest_id for prepared in prepared_names(uid, [name]))
 
 
-__all__ = ["Directory", "NewFile", "OutputDirectory", "Ready", "is_forgotten", "lost", "open_directory", "size_differs"]
+__all__ = [
+    "Directory",
+    "NewFile",
+    "OutputDirectory",
+    "Ready",
+    "is_forgotten",
+    "lost",
+    "open_directory",
+    "prepared_names",
+    "size_differs",
+]

@@ -10,8 +10,8 @@ Theory of operation. What the sink does is the same everywhere; how a file gets 
 3. *Commit*, once the checkpoint is published: files are seen. Committing twice is committing once, by one driver or two, now
    or late: the names hold the checkpoint and attempt under which a file was prepared, and a write id that no other file
    has, so no name ever means two contents, whoever runs a task twice.
-4. *Clean*, when a run begins and has committed: remove what was prepared under ids up to the newest checkpoint's that it
-   does not carry. What is under greater ids may belong to a run that is about to publish it.
+4. *Clean*, when a run begins and has committed: remove what was prepared under ids up to the newest checkpoint's that no
+   checkpoint of the store carries. What is under greater ids may belong to a run that is about to publish it.
 """
 
 from __future__ import annotations
@@ -152,12 +152,16 @@ class FileSink(TwoPhaseCommitSink):
         """
         self._directory.commit(_ready(committables))
 
+    def prepared_attempts(self, uid: str) -> set[Prepared]:
+        """Under which ids files lie prepared and not committed."""
+        return {Prepared(name.checkpoint_id, name.attempt_id) for name in self._directory.prepared(uid)}
+
     def clean(self, uid: str, newest_id: int, carried: pa.Table | None = None) -> list[str]:
         """Remove what crashed runs of the sink ``uid`` left; the names of what was removed, relative to the directory.
 
         Call it when a run begins: after the committables of the newest checkpoint, ``newest_id`` (0: there is none), were
-        committed and before any subtask opens. ``carried``: those committables which that checkpoint, or the run, will
-        commit again. Never touches a prepared file under a greater id, nor one that is carried.
+        committed and before any subtask opens. ``carried``: the committables of every checkpoint that may be started from.
+        Never touches a prepared file under a greater id, nor one that is carried.
         """
         forgotten = self._directory.clean(uid, newest_id, [] if carried is None else _ready(carried))
         if forgotten:

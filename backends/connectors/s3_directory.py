@@ -111,25 +111,31 @@ class S3Directory(S3Place):
             for done in [pool.submit(self._publish, *each) for each in zip(files, uploads, strict=True)]:
                 done.result()
 
+    def prepared(self, uid: str) -> Sequence[PartName]:
+        """What the keys of uploads say that have not ended."""
+        return [name for name, _ in self._begun(uid)]
+
     def clean(self, uid: str, newest_id: int, carried: Sequence[Ready]) -> list[str]:
         """Abort uploads that no checkpoint holds; the paths that they would have had."""
         uploads = [(file.path, Upload.read(file.pending)) for file in carried]
         kept = {(path, upload.upload_id) for path, upload in uploads if upload is not None}
-        skipped_length = len(self._key(""))
+        forgotten = []
+        for name, upload_id in self._begun(uid):
+            if name.checkpoint_id > newest_id or (name.path, upload_id) in kept:
+                continue
+            with self._translated("abort the upload of", name.path):
+                abort_upload(self._client, self._bucket, self._key(name.path), upload_id)
+            forgotten.append(name.path)
+        return forgotten
+
+    def _begun(self, uid: str) -> list[tuple[PartName, str]]:
+        """The uploads of a sink that have not ended, by path."""
+        skipped_length, owner = len(self._key("")), file_name_of(uid)
         with self._translated("list the uploads of", ""):
             found = begun_uploads(self._client, self._bucket, self._key(PATH_PREFIX))
             begun = sorted((key[skipped_length:], upload_id) for key, _, upload_id in found)
-        forgotten = []
-        for path, upload_id in begun:
-            name = PartName.of_path(path)
-            if name is None or name.owner != file_name_of(uid):
-                continue
-            if name.checkpoint_id > newest_id or (path, upload_id) in kept:
-                continue
-            with self._translated("abort the upload of", path):
-                abort_upload(self._client, self._bucket, self._key(path), upload_id)
-            forgotten.append(path)
-        return forgotten
+        named = [(PartName.of_path(path), upload_id) for path, upload_id in begun]
+        return [(name, upload_id) for name, upload_id in named if name is not None and name.owner == owner]
 
     def _upload(self, file: _SpooledFile, path: str) -> Upload:
         place, digest = {"Bucket": self._bucket, "Key": self._key(path)}, file.digest

@@ -12,7 +12,7 @@ through the database: it would have to hold them invisible, every worker would n
    remove the objects. A crash before the end of the transaction has done nothing, one after it leaves objects, which are removed
    when the same commit is repeated. Two drivers with the same committables wait for each other at the marks.
 4. *Clean*, when a run begins and has committed: see that the table fits, and remove objects that were put for no checkpoint, or
-   under ids up to the newest checkpoint's that it does not carry.
+   under ids up to the newest checkpoint's that no checkpoint of the store carries.
 
 A mark goes only after its object. So a checkpoint that is committed again when its marks have gone is refused, for want of
 objects, and nothing is ever inserted twice.
@@ -29,7 +29,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from backends.connectors.directories import is_forgotten
+from backends.connectors.directories import is_forgotten, prepared_names
 from backends.connectors.enumerators import check_at_least
 from backends.connectors.foreign_names import foreign_name
 from backends.connectors.part_names import PartName, file_name_of
@@ -207,6 +207,11 @@ class SqlSink(TwoPhaseCommitSink):
             self._staging.remove(mark.object for mark in old if _is_made_by(mark.sink, mark))
             transaction.forget(old)
 
+    def prepared_attempts(self, uid: str) -> set[Prepared]:
+        """Under which ids objects lie prepared and not committed."""
+        names = prepared_names(uid, self._staging.names(file_name_of(uid)))
+        return {Prepared(name.checkpoint_id, name.attempt_id) for name in names}
+
     def clean(self, uid: str, newest_id: int, carried: pa.Table | None = None) -> list[str]:
         """See that the table is there and fits, and remove what crashed runs of the sink ``uid`` left; the names of what was removed.
 
@@ -218,8 +223,8 @@ class SqlSink(TwoPhaseCommitSink):
                 transaction.make(self._schema)
         folder = file_name_of(uid)
         kept = set() if carried is None else {staged.name for staged in _objects(carried).values()}
-        found = [f"{folder}/{name}" for name in self._staging.names(folder)]
-        forgotten = [name for name in found if name not in kept and is_forgotten(name.rpartition("/")[2], newest_id)]
+        found = [(name, f"{folder}/{name}") for name in self._staging.names(folder)]
+        forgotten = [path for name, path in found if path not in kept and is_forgotten(uid, name, newest_id)]
         self._staging.remove(forgotten)
         if forgotten:
             logger.info("removed %d objects of %s that no checkpoint holds", len(forgotten), self._staging)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
@@ -201,10 +201,22 @@ class TwoPhaseCommitSink(Operator):
         every row is accepted.
         """
 
-    def clean(self, uid: str, newest_id: int, carried: pa.Table | None) -> object:
-        """A run of the sink ``uid`` begins, and nothing of it has opened: remove what runs before it prepared and no checkpoint holds.
+    def prepared_attempts(self, uid: str) -> Collection[Prepared] | None:
+        """Under which checkpoint and attempt ids output of the sink ``uid`` lies prepared, and not committed, in its place.
 
-        Only what was prepared under checkpoint ids up to ``newest_id`` (0: there is no checkpoint) and is not ``carried`` by the newest may
-        go: under greater ids another run may be about to publish. Called on the prototype, in the driver, after ``commit``.
+        None, the default: unknown. Then every start reads the committables of all checkpoints of the store for
+        :meth:`clean`, and nobody notices a second job that writes to the same place. Called on the prototype, in the
+        driver, before :meth:`clean`, and before a job begins from another store's checkpoint.
+        """
+        return None
+
+    def clean(self, uid: str, newest_id: int, carried: pa.Table | None) -> object:
+        """Remove what earlier runs of the sink ``uid`` prepared and no checkpoint holds.
+
+        Only what was prepared under checkpoint ids up to ``newest_id`` may go, and only what is not ``carried``: another
+        run may be about to publish greater ids, and a rollback goes back to an older checkpoint. ``carried`` has the rows
+        of all checkpoints of the store that may still be started from, some of them twice, or is None. ``newest_id`` is 0
+        where there is no checkpoint, and where one cannot be read: then nothing that was prepared may go. Called on the
+        prototype, in the driver, when a run begins: after ``commit``, before anything has opened.
         """
         return None

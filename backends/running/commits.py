@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 
 from backends.dataflow.api import Dataflow, TwoPhaseCommitSink
-from backends.dataflow.failures import Guard
+from backends.dataflow.failures import Guard, OperatorError
 from backends.dataflow.flow_states import COMMITTABLES
 from backends.running.clock import Clock
 from backends.running.outcome import RunDiscarded
-from stateformat.errors import InvalidState
+from stateformat.carried import carried_committables
+from stateformat.errors import DamagedCheckpoint, InvalidState, StorageError, UnsupportedFormat
 from stateformat.model import CheckpointKind
 from stateformat.publication import CommitPermit
+from stateformat.store import CheckpointStore
+
+logger = logging.getLogger(__name__)
 
 COMMIT_TRIES = 10
 COMMIT_WAIT_US = 1_000_000
@@ -46,7 +51,7 @@ def commit(
     # What a run has published itself was prepared under the uids of its own program.
     renamed = permit.record.kind is not CheckpointKind.CHECKPOINT
     for uid, rows in rows_of.items():
-        sinks[uid].check_committables(uid, rows, renamed=renamed)
+        _check(uid, sinks[uid], rows, renamed=renamed)
     again: dict[str, pa.Table] = {}
     for uid, rows in rows_of.items():
         with Guard(uid, None)("commit"):
@@ -58,6 +63,59 @@ def commit(
         if left is not None and left.num_rows:
             again[uid] = left
     return again
+
+
+def _check(uid: str, sink: TwoPhaseCommitSink, rows: pa.Table, *, renamed: bool) -> None:
+    """Let a sink refuse rows. What it refuses is damage of the checkpoint, anything else that it raises is its own fault."""
+    try:
+        sink.check_committables(uid, rows, renamed=renamed)
+    except DamagedCheckpoint:
+        raise
+    except Exception as error:
+        raise OperatorError.of(error, operator=uid, subtask=None, hook="check_committables") from error
+
+
+def clean(
+    store: CheckpointStore,
+    permit: CommitPermit | None,
+    sinks: Mapping[str, TwoPhaseCommitSink],
+    carried: Mapping[str, pa.Table],
+) -> None:
+    """Let the sinks remove what no checkpoint of the store carries. ``carried``: what the newest does, by uid.
+
+    Other checkpoints are read only where a sink has output under ids up to the newest that is prepared and not committed,
+    or cannot tell. Where one of them cannot be read, nothing that was prepared is removed, with a warning. Raises
+    ``OperatorError`` for what a sink raises.
+    """
+    newest_id = permit.ref.checkpoint_id if permit else 0
+    down_to = {}
+    for uid, sink in sinks.items():
+        if newest_id and type(sink).clean is not TwoPhaseCommitSink.clean:
+            with Guard(uid, None)("prepared_attempts"):
+                attempts = sink.prepared_attempts(uid)
+            ids = [1] if attempts is None else [each.checkpoint_id for each in attempts]
+            if min(ids, default=newest_id + 1) <= newest_id:
+                down_to[uid] = min(ids)
+    try:
+        others = carried_committables(store.storage, COMMITTABLES, down_to)
+        for uid, tables in others.items():
+            for rows in tables:
+                _check(uid, sinks[uid], rows, renamed=True)
+    except (DamagedCheckpoint, UnsupportedFormat, StorageError) as error:
+        logger.warning(
+            "sinks %s keep what earlier runs prepared, for it is unknown what the checkpoints of %s carry: %s",
+            ", ".join(map(repr, down_to)),
+            store.url,
+            error,
+        )
+        others = None
+    for uid, sink in sinks.items():
+        tables = [carried[uid]] if uid in carried else []
+        known = others is not None or uid not in down_to
+        tables += (others or {}).get(uid, [])
+        with Guard(uid, None)("clean"):
+            kept = pa.concat_tables(tables, promote_options="permissive") if tables else None
+            sink.clean(uid, newest_id if known else 0, kept)
 
 
 def commit_rest(
@@ -81,4 +139,4 @@ def commit_rest(
         )
 
 
-__all__ = ["commit", "commit_rest", "held", "sinks_of"]
+__all__ = ["clean", "commit", "commit_rest", "held", "sinks_of"]

@@ -11,9 +11,8 @@ from typing import Generic, TypeVar
 import pyarrow as pa
 
 from backends.dataflow.api import Dataflow, TwoPhaseCommitSink
-from backends.dataflow.failures import Guard
 from backends.running.clock import Clock, SystemClock
-from backends.running.commits import commit, commit_rest, held, sinks_of
+from backends.running.commits import clean, commit, commit_rest, held, sinks_of
 from backends.running.driver import FATAL
 from backends.running.options import Options, Schedule
 from backends.running.outcome import JobFailed, JobOutcome, RunDiscarded
@@ -165,9 +164,7 @@ class Runtime(ABC, Generic[RunT]):
         """Commit what the newest checkpoint holds, then let sinks remove what no checkpoint does."""
         carried = held(permit, sinks)
         retries = {} if permit is None else commit(permit, sinks, carried)
-        for uid, sink in sinks.items():
-            with Guard(uid, None)("clean"):
-                sink.clean(uid, permit.ref.checkpoint_id if permit else 0, carried.get(uid))
+        clean(self.store, permit, sinks, carried)
         return retries
 
     def _ended_before(
