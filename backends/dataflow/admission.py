@@ -40,7 +40,7 @@ class Admission:
             self._life.refuse(
                 event,
                 "its loop has ended. An operator of a loop may emit into it when timers fire at the end of time, but not in "
-                "finish(), and not in end_input() of what the head of the loop sends",
+                "finish(), not in end_input() of what the head of the loop sends, and not in receive() of what answers these",
             )
         if fact in _OF_SOURCES and not self._inputs.are_none:
             self._life.refuse(event, f"{fact.value} cannot happen to a task with inputs")

@@ -88,7 +88,11 @@ class Operator(ABC):
         return inputs[0]
 
     def coordinator(self) -> OperatorCoordinator | None:
-        """A new coordinator for all subtasks together, where there is to be one."""
+        """A new coordinator for all subtasks together, where there is to be one.
+
+        Called to learn its columns when a job is laid out, and once for each run. Not called for an operator that has finished. An
+        operator with a coordinator begins a chain of its own.
+        """
         return None
 
     def open(self, context: OperatorContext) -> None:
@@ -106,7 +110,11 @@ class Operator(ABC):
         return None
 
     def receive(self, message: bytes) -> Output:
-        """A message of the operator's coordinator."""
+        """A message of the operator's coordinator.
+
+        What the coordinator sends while it handles a message that this subtask sent before its last input ended comes before that
+        input's ``end_input``, answers to what ``receive`` itself sends included. A job fails in which this goes on for 1,000 rounds.
+        """
         return None
 
     def end_input(self, input: int) -> Output:
@@ -130,6 +138,9 @@ class Operator(ABC):
 class OperatorCoordinator(ABC):
     """One per operator, in the process of the driver: for what must outlive a finished subtask, and for what only one may decide.
 
+    A subtask receives whatever :meth:`receive` sends to it for a message of its own. A message to a subtask whose last input has
+    ended is lost otherwise, and the job warns once. So answer the sender, and answer at once.
+
     Its state is gone when its operator is fully finished, and it is not begun again then.
     """
 
@@ -137,14 +148,18 @@ class OperatorCoordinator(ABC):
     """The columns of what :meth:`snapshot` returns."""
 
     def open(self, send: Sender) -> None:
-        """Begin. ``send(subtask, message)`` reaches that subtask's ``receive``, behind the barrier of a pending checkpoint."""
+        """Begin. ``send(subtask, message)`` reaches that subtask's ``receive``, behind the barrier of a pending checkpoint. It raises
+        ``InvalidState`` for a subtask that the operator does not have in this run.
+        """
 
     def restore(self, rows: pa.Table) -> None:
         """Take back what :meth:`snapshot` gave, whatever the parallelism is now."""
 
     @abstractmethod
     def receive(self, subtask: int, message: bytes) -> None:
-        """A message of a subtask."""
+        """A message of a subtask. One that was on its way at a checkpoint is given again after a restore, as from subtask
+        ``subtask % parallelism`` where there are fewer subtasks than before.
+        """
 
     @abstractmethod
     def snapshot(self) -> pa.Table:

@@ -27,7 +27,7 @@ from backends.running.progress import Progress
 from backends.running.restore import Restored
 from backends.running.run import Run
 from backends.running.wiring import receiver_of, sender_of, wired
-from backends.running.worker import Mail, Worker
+from backends.running.worker import Mail, Message, Worker
 from stateformat.errors import CheckpointError
 from stateformat.snapshot import Snapshot, WriteContext
 from stateformat.store import CheckpointStore
@@ -218,9 +218,13 @@ class LocalRun(Run):
         """An event for the coordinator."""
         self._driver.inbox.append(event)
 
-    def message(self, uid: str, subtask: int, message: bytes, snapshot_taken: int) -> None:
-        """A message for an operator's coordinator."""
+    def message(self, uid: str, subtask: int, message: bytes | None, snapshot_taken: int) -> None:
+        """A message, or a marker, for an operator's coordinator."""
         self._driver.inbox.append(ToCoordinator(uid, subtask, message, snapshot_taken))
+
+    def lost(self, uid: str, subtask: int) -> None:
+        """A message of an operator's coordinator came too late."""
+        self._driver.lost(uid, subtask)
 
     def want_split(self, task: ev.TaskId) -> None:
         """A reader's question."""
@@ -272,9 +276,13 @@ class LocalRun(Run):
     def mail(self, task: ev.TaskId, mail: Mail) -> None:
         """Put mail into a task's box."""
         worker = self._workers.get(task)
-        if worker is not None and not worker.gone:
+        if worker is None:
+            return
+        if not worker.gone:
             worker.mail.append(mail)
             self.wake(worker)
+        elif isinstance(mail, Message):
+            self._driver.lost(mail.uid, task.subtask)
 
     def wake(self, worker: Worker) -> None:
         """A task may have become ready."""

@@ -38,10 +38,11 @@ class Give(NamedTuple):
 class Message(NamedTuple):
     """An operator's coordinator writes to a subtask. ``behind``: the number of the barrier for which the coordinator had given its
     snapshot when it wrote; 0 where no checkpoint was in flight. What it wrote before is in that snapshot, so it lies before the barrier.
+    ``message`` None: the marker that the subtask sent is back, behind all answers to what it sent before.
     """
 
     uid: str
-    message: bytes
+    message: bytes | None
     behind: int = 0
 
 
@@ -54,8 +55,13 @@ class Link(Protocol):
     def tell(self, event: ev.CoordinatorEvent) -> None:
         """Send an event to the coordinator."""
 
-    def message(self, uid: str, subtask: int, message: bytes, snapshot_taken: int) -> None:
-        """Send to an operator's coordinator; ``snapshot_taken`` is the last barrier of which the sender took a snapshot."""
+    def message(self, uid: str, subtask: int, message: bytes | None, snapshot_taken: int) -> None:
+        """Send to an operator's coordinator; ``snapshot_taken`` is the last barrier of which the sender took a snapshot. None is a
+        marker, which the coordinator's side sends back (:class:`Message`).
+        """
+
+    def lost(self, uid: str, subtask: int) -> None:
+        """A message of an operator's coordinator came to a subtask whose logic had ended."""
 
     def want_split(self, task: ev.TaskId) -> None:
         """Ask the source's enumerator for a split."""
@@ -249,6 +255,7 @@ class Worker:
 
     def send(self, uid: str, message: bytes) -> None:
         """Send to an operator's coordinator."""
+        self.task.message_sent()
         self._link.message(uid, self.id.subtask, message, self._number)
 
     def now_us(self) -> int:
@@ -272,6 +279,8 @@ class Worker:
                 operators.advance_watermark(timestamp, ending=ending)
             case ev.EndInput(number):
                 operators.end_input(number)
+            case ev.AskCoordinator():
+                self._link.message(self.vertex.id, self.id.subtask, None, self._number)
             case ev.Finish():
                 operators.finish()
             case ev.Snapshot():
@@ -322,9 +331,12 @@ class Worker:
                 self._release_messages()  # It may never have come to this task; then nothing else would let them go.
         elif self._link.awaits_snapshot(self.id, mail.behind) or self.task.state is State.HELD:
             self._late_messages.append(mail)
-        elif self.task.state in (State.RUNNING, State.DRAINING):
-            # Later nothing may be emitted any more; what a finished subtask is told is lost, as the contract says.
+        elif mail.message is None:
+            self.deliver(ev.Answered())
+        elif self.task.state in (State.RUNNING, State.DRAINING, State.ASKING):
             self.operators.receive(mail.uid, mail.message)
+        else:
+            self._link.lost(mail.uid, self.id.subtask)
 
     def _release_messages(self) -> None:
         """What coordinators sent while the checkpoint was pending comes behind the barrier."""
