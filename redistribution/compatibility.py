@@ -13,10 +13,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from redistribution.graph_rules import inputs_by_target
 from redistribution.refusals import Refusal, RefusalCode
 from stateformat.errors import InvalidInput
 from stateformat.evolution import evolution_faults
+from stateformat.graph_rules import inputs_by_target
 from stateformat.hashing import DEFAULT_KEY_HASH
 from stateformat.key_groups import MAX_PARALLELISM_LIMIT, default_max_parallelism
 from stateformat.model import Edge, JobGraph, Mode, Operator, Partitioner, Record, State, Status, SubtaskSet
@@ -102,12 +102,15 @@ def resolve(operator: Operator, saved: Operator | None, *, finished: bool) -> Op
 
     For a fully finished operator max parallelism means nothing any more and is raised to its parallelism at least.
     """
-    ceiling = operator.max_parallelism or (saved.max_parallelism if saved else None)
+    ceiling, key_hash = operator.max_parallelism, operator.key_hash
+    if ceiling is None and saved is not None:
+        ceiling = saved.max_parallelism
     if ceiling is None:
         ceiling = default_max_parallelism(min(max(operator.parallelism, 1), MAX_PARALLELISM_LIMIT))
     if finished:
         ceiling = max(ceiling, operator.parallelism)
-    key_hash = operator.key_hash or (saved.key_hash if saved else None) or DEFAULT_KEY_HASH
+    if key_hash is None:
+        key_hash = (saved.key_hash if saved else None) or DEFAULT_KEY_HASH
     return replace(operator, max_parallelism=ceiling, key_hash=key_hash, finished=SubtaskSet(), finishing=SubtaskSet())
 
 

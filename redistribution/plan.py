@@ -16,6 +16,7 @@ from redistribution.arrays import EVERY, Flags, Ints, spread
 from redistribution.operator_plan import OperatorPlan
 from redistribution.refusals import PlanWarning, Refusal
 from stateformat.errors import RestoreRefused
+from stateformat.graph import shortened
 from stateformat.manifest_rules import state_runs
 from stateformat.model import JobGraph, Mode, ParentRef
 from stateformat.schema import SLICE_SCHEMA
@@ -44,6 +45,12 @@ class RestorePlan:
     warnings: tuple[PlanWarning, ...] = ()
     unchained: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return (
+            f"RestorePlan(checkpoint {self.source.checkpoint_id} of {shortened(self.job_id)}, "
+            f"{len(self.operators)} operators, {self.assigned.num_rows} slices, {len(self.refusals)} refusals)"
+        )
 
     @cached_property
     def by_operator(self) -> Mapping[str, OperatorPlan]:

@@ -35,7 +35,6 @@ from redistribution.even_split import split_evenly
 from redistribution.graph_rules import (
     disturbed,
     predecessor_refusals,
-    saved_statuses,
     topology_refusals,
     unchain,
 )
@@ -46,6 +45,7 @@ from redistribution.plan import RestorePlan
 from redistribution.progress import share_progress
 from redistribution.refusals import PlanWarning, WarningCode
 from redistribution.union import share_union
+from stateformat.graph_rules import saved_statuses
 from stateformat.key_groups import MAX_PARALLELISM_LIMIT
 from stateformat.model import JobGraph, Mode, OperatorId, Partitioner, Record, State, Status
 
@@ -84,7 +84,7 @@ def plan_restore(
     match = Match(
         record=record,
         topology=topology,
-        statuses=saved_statuses(record),
+        statuses=saved_statuses(record.graph, record.rescaled_from),
         rows={(state.operator, state.name): count for state, count in zip(ordered, rows.tolist(), strict=True)},
         wanted={(state.operator, state.name): state for state in states},
         drop=frozenset((drop,) if isinstance(drop, str) else drop),

@@ -224,6 +224,12 @@ def test_a_topology_that_is_no_graph_is_refused() -> None:
     assert codes(plan_restore(source, lost)) == ["invalid_topology"]
     twice = graph(op("a", 2, None), op("b", 2, None), edges=[edge("a", "b")] * 2)
     assert codes(plan_restore(source, twice)) == ["invalid_topology"]
+    loop = [edge("a", "b"), edge("b", "a")]
+    (refusal,) = plan_restore(source, graph(op("a", 2, None), op("b", 2, None), edges=loop)).refusals
+    assert refusal.code.value == "invalid_topology"
+    assert "cycle without a feedback edge: a → b → a" in refusal.message or "b → a → b" in refusal.message
+    fed_back = [edge("a", "b"), edge("b", "a", feedback=True)]
+    assert codes(plan_restore(source, graph(op("a", 2, None), op("b", 2, None), edges=fed_back))) == []
 
 
 def test_forward_edges_and_chains_demand_one_parallelism() -> None:

@@ -22,7 +22,7 @@ from backends.dataflow.flow_states import in_flight_name, may_overtake, states_o
 from stateformat import model
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.hashing import DEFAULT_KEY_HASH
-from stateformat.key_groups import default_max_parallelism
+from stateformat.key_groups import key_group_count
 from stateformat.model import Edge, JobGraph, OperatorId, Record, State, SubtaskSet
 
 
@@ -150,7 +150,7 @@ def _resolved(graph: JobGraph, uid: OperatorId) -> model.Operator:
     operator = graph.by_uid[uid]
     return replace(
         operator,
-        max_parallelism=operator.max_parallelism or default_max_parallelism(operator.parallelism),
+        max_parallelism=key_group_count(operator),
         key_hash=operator.key_hash or DEFAULT_KEY_HASH,
         finished=SubtaskSet(),
         finishing=SubtaskSet(),

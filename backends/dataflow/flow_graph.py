@@ -19,7 +19,7 @@ from backends.dataflow.flow_states import states_of
 from stateformat import model
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.hashing import check_key_types
-from stateformat.key_groups import MAX_PARALLELISM_LIMIT, check_parallelism, default_max_parallelism
+from stateformat.key_groups import MAX_PARALLELISM_LIMIT, check_parallelism, default_max_parallelism, key_group_count
 from stateformat.model import Edge, JobGraph, OperatorId, Partitioner
 
 
@@ -266,7 +266,7 @@ def _chains(flow: Dataflow, graph: JobGraph, order: list[OperatorId]) -> dict[Op
 
 
 def _ceiling(operator: model.Operator) -> int:
-    return operator.max_parallelism or default_max_parallelism(operator.parallelism)
+    return key_group_count(operator)
 
 
 __all__ = ["graph_of", "inputs_of", "joins", "steps_in_order"]
