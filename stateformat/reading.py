@@ -15,7 +15,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, groupby
+from itertools import chain, groupby, pairwise
 from typing import Final
 
 import numpy as np
@@ -26,6 +26,7 @@ from stateformat.ahead import Sized, ahead
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput
 from stateformat.layers import evolve_table, merge_layers
 from stateformat.manifest import Manifest
+from stateformat.merging import merged
 from stateformat.model import Handle, Mode, Record, SchemaVersion, State
 from stateformat.pieces import small_batches
 from stateformat.schema import OP, segment_schema
@@ -69,8 +70,8 @@ def read_slices(
 
     ``slices`` is a ``schema.SLICE_SCHEMA`` table whose ``handle`` numbers rows of ``manifest.handles``. Columns:
     ``segment_schema`` of the state with its current schema, or with ``as_schema``; keyed rows without ``_op``. Order:
-    subtasks as they come in ``slices``; within one, keyed rows by ``_key_group`` with its layers merged, other modes as
-    their slices come. Progress is one row per edge over all slices (SPEC.md section 6.2).
+    subtasks as they come in ``slices``; within one, keyed rows by ``_key_group`` with its layers merged, records in flight
+    of several segments by ``_seq`` in each channel (section 5.2), other modes as their slices come. Progress is one row per edge over all slices (SPEC.md section 6.2).
 
     Raises ``InvalidInput`` for slices that are none of this manifest, ``DamagedCheckpoint`` (kind ``OBJECT_MISSING`` for an
     object that is not there, which may have expired), ``InvalidState`` for a schema that cannot evolve, ``StorageError``.
@@ -87,10 +88,38 @@ def read_slices(
         calls = (call for call in [Sized(partial(merge_progress, rows), rows.nbytes)])
     elif state.mode is Mode.KEYED:
         calls = reading.keyed([list(group) for _, group in groupby(parts, key=lambda part: part.subtask)])
+    elif state.mode is Mode.IN_FLIGHT:
+        calls = _in_flight(reading, [list(group) for _, group in groupby(parts, key=lambda part: part.subtask)])
     else:
         calls = reading.in_order(_coalesced(parts))
     with closing(ahead(calls, workers=2, depth=3)) as made:
         yield from small_batches(made, reading.schema, batch_rows)
+
+
+def _in_flight(reading: _Reading, owners: Iterable[Sequence[_Part]]) -> Generator[_Call, None, None]:
+    """The records in flight of each subtask in turn: those of several segments by group, sender and ``_seq``.
+
+    The rows of a segment are in this order already, and so are its parts, as they come.
+    """
+    for parts in owners:
+        segments: dict[object, list[_Part]] = {}
+        for part in _coalesced(parts):
+            segments.setdefault(part.handle.path, []).append(part)
+        # A group that one segment alone has needs no other; the usual case is one segment.
+        spans = sorted(
+            (min(p.first_group for p in of), max(p.first_group + len(p.counts) for p in of)) for of in segments.values()
+        )
+        if all(before[1] <= after[0] for before, after in pairwise(spans)):
+            yield from reading.in_order([*chain.from_iterable(segments.values())])
+            continue
+        groups = ["_key_group"] if "_key_group" in reading.schema.names else []
+        with closing(merged(reading.streams(list(segments.values())), [*groups, "_sender", "_seq"])) as tables:
+            for table in tables:
+                yield partial(_itself, table)
+
+
+def _itself(table: pa.Table) -> pa.Table:
+    return table
 
 
 def read_layers(
@@ -223,6 +252,24 @@ class _Reading:
             for part, reader in zip(parts, readers, strict=True):
                 for call in reader.calls(part.row_start, part.rows):
                     yield self._evolved(call, part)
+
+    def streams(self, segments: Sequence[Sequence[_Part]]) -> list[Iterator[pa.Table]]:
+        """The rows of each list of parts, for streams that are read side by side: together they hold a few megabytes."""
+        whole = sum(part.handle.size_bytes for parts in segments for part in parts) <= WHOLE_BYTES_MAX
+        return [self._windows(parts, PIECE_BYTES_MAX // len(segments), whole=whole) for parts in segments]
+
+    def _windows(self, parts: Sequence[_Part], size_bytes: int, *, whole: bool) -> Iterator[pa.Table]:
+        """The rows of the parts, about so many bytes at a time, each in memory of its own."""
+        for part, reader in zip(parts, self._opened(parts, whole=whole), strict=True):
+            row_bytes = max(
+                1, part.handle.uncompressed_bytes // max(1, part.handle.segment_rows), _row_width(self.schema)
+            )
+            step = max(1, size_bytes // row_bytes)
+            for start in range(part.row_start, part.row_start + part.rows, step):
+                for call in reader.calls(start, min(step, part.row_start + part.rows - start)):
+                    table = self._evolved(call, part)
+                    # A slice would keep the whole row group alive.
+                    yield table if step >= part.rows else table.combine_chunks().take(pa.array(np.arange(len(table))))
 
     def layer(self, parts: Sequence[_Part], batch_rows: int) -> Iterator[pa.RecordBatch]:
         """The rows of the parts, which are of one layer, with ``_op`` if it is a delta."""
