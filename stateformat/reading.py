@@ -115,7 +115,7 @@ def _in_flight(reading: _Reading, owners: Iterable[Sequence[_Part]]) -> Generato
         groups = ["_key_group"] if "_key_group" in reading.schema.names else []
         with closing(merged(reading.streams(list(segments.values())), [*groups, "_sender", "_seq"])) as tables:
             for table in tables:
-                yield partial(_itself, table)
+                yield Sized(partial(_itself, table), table.nbytes)
 
 
 def _itself(table: pa.Table) -> pa.Table:
@@ -267,7 +267,7 @@ class _Reading:
             step = max(1, size_bytes // row_bytes)
             for start in range(part.row_start, part.row_start + part.rows, step):
                 for call in reader.calls(start, min(step, part.row_start + part.rows - start)):
-                    table = self._evolved(call, part)
+                    table = self._evolved(call, part)()
                     # A slice would keep the whole row group alive.
                     yield table if step >= part.rows else table.combine_chunks().take(pa.array(np.arange(len(table))))
 
