@@ -34,8 +34,6 @@ class Pending:
 
     barrier: Barrier
     needed: tuple[Channel, ...]
-    lacking: set[Channel]
-    """Channels that must be in before the snapshot is taken, and are not."""
     arrived: set[Channel] = field(default_factory=set)
     held_by_queue: set[Channel] = field(default_factory=set)
     """Channels of which everything that is to be logged lies in the channel already."""
@@ -53,8 +51,6 @@ class Alignment:
         self.passed = -1
         """Barriers up to this number mean nothing any more."""
         self.blocked: set[Channel] = set()
-        self.releases = 0
-        """How often blocked channels were freed."""
 
     def counts(self, barrier: Barrier) -> bool:
         """Whether a barrier means anything: it belongs to the pending checkpoint, or begins one."""
@@ -71,7 +67,6 @@ class Alignment:
             return []
         pending = self._begin(barrier)
         pending.arrived.add(channel)
-        pending.lacking.discard(channel)
         if not pending.taken:
             self.blocked.add(channel)
         return self._stop_logs(pending, channel)
@@ -95,7 +90,6 @@ class Alignment:
         if self.pending is None:
             return []
         self.pending.arrived.add(channel)
-        self.pending.lacking.discard(channel)
         return self._stop_logs(self.pending, channel)
 
     def abort(self, number: int) -> list[TaskCommand]:
@@ -105,20 +99,24 @@ class Alignment:
         if pending is None or pending.barrier.number > number:
             return []
         self.pending = None
-        self._unblock()
+        self.blocked.clear()
         return self._stop_logs(pending, *pending.needed)
 
     @property
     def is_due(self) -> bool:
         """Whether the snapshot is to be taken now."""
-        return self.pending is not None and not self.pending.taken and not self.pending.lacking
+        pending = self.pending
+        if pending is None or pending.taken:
+            return False
+        waived = self._overtakable if pending.barrier.unaligned else ()
+        return all(channel in pending.arrived or channel in waived for channel in pending.needed)
 
     def take(self, data_ended: Collection[Channel]) -> list[TaskCommand]:
         """The snapshot is taken: what is to be logged with it. All channels are free again."""
         pending = self.pending
         assert pending is not None
         pending.taken = True
-        self._unblock()
+        self.blocked.clear()
         commands: list[TaskCommand] = []
         for channel in pending.needed:
             if channel in pending.arrived or channel in data_ended:
@@ -142,17 +140,9 @@ class Alignment:
 
     def _begin(self, barrier: Barrier) -> Pending:
         if self.pending is None:
-            lacking = set(self._open)
-            if barrier.unaligned:
-                lacking -= self._overtakable
-            self.pending = Pending(barrier, tuple(self._open), lacking)
+            self.pending = Pending(barrier, tuple(self._open))
         assert self.pending.barrier.number == barrier.number, "the older checkpoint is aborted first"
         return self.pending
-
-    def _unblock(self) -> None:
-        if self.blocked:
-            self.blocked.clear()
-            self.releases += 1
 
     def _stop_logs(self, pending: Pending, *channels: Channel) -> list[TaskCommand]:
         stopped = [channel for channel in channels if channel in pending.logging]

@@ -51,12 +51,6 @@ class InputsEnded(NamedTuple):
     task: TaskId
 
 
-class Spoken(NamedTuple):
-    """The coordinator of an operator in this vertex has sent to a subtask."""
-
-    vertex: str
-
-
 class TaskEnded(NamedTuple):
     """A task is gone."""
 
@@ -128,7 +122,6 @@ CoordinatorEvent = (
     | Declined
     | LogicEnded
     | InputsEnded
-    | Spoken
     | TaskEnded
     | TaskFailed
     | SnapshotFailed

@@ -15,7 +15,7 @@ barrier. Records are processed as ever while they are logged. Four rules:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 import pyarrow as pa
 
@@ -36,13 +36,11 @@ class LoopBuffer:
         self._logged = False
         self._was_forwarded = False
         self._over = False
-        self.releases = 0
-        """How often blocked channels were freed."""
 
     @property
-    def blocked(self) -> Collection[Channel]:
+    def blocked(self) -> Iterable[Channel]:
         """Channels that have brought a barrier before the head's own snapshot."""
-        return self._ahead
+        return self._ahead.keys()
 
     @property
     def is_whole(self) -> bool:
@@ -105,10 +103,8 @@ class LoopBuffer:
     def close(self) -> None:
         """The logic of the head has ended."""
         self._over = True
-        self._release(max(self._ahead.values(), default=-1))
+        self._ahead.clear()
         self._logging.clear()
 
     def _release(self, number: int) -> None:
-        ahead = {channel: ahead for channel, ahead in self._ahead.items() if ahead > number}
-        self.releases += len(ahead) < len(self._ahead)
-        self._ahead = ahead
+        self._ahead = {channel: ahead for channel, ahead in self._ahead.items() if ahead > number}

@@ -30,7 +30,6 @@ from redistribution.rescale import rescale
 from redistribution.restore_plan import plan_restore
 from stateformat.checkpoint import Checkpoint, ReadTask
 from stateformat.errors import ErrorKind, InvalidInput
-from stateformat.graph import shortened
 from stateformat.model import JobGraph, Mode, Operator, OperatorId, RescaledFrom, State, Status
 from stateformat.schema import MANIFEST_SCHEMA, SLICE_SCHEMA, has_key_groups
 
@@ -57,9 +56,6 @@ class Move:
     exact: bool
     """Whether as many rows come out: layers merge to fewer, and progress is gathered to a row per edge."""
 
-    def __repr__(self) -> str:
-        return f"Move({shortened(self.place.operator)}, {shortened(self.place.state)}, {self.rows} rows)"
-
 
 @dataclass(frozen=True)
 class Source:
@@ -71,9 +67,6 @@ class Source:
     rows: int
     bytes: int
     exact: bool
-
-    def __repr__(self) -> str:
-        return f"Source({self.read.state!r}, {self.rows} rows)"
 
 
 @dataclass(frozen=True)
@@ -90,9 +83,6 @@ class RewritePlan:
     sources: tuple[Source, ...]
     targets: tuple[Place, ...]
     empty: tuple[Place, ...]
-
-    def __repr__(self) -> str:
-        return f"RewritePlan({len(self.moves)} moves, {len(self.sources)} sources, {len(self.targets)} targets)"
 
     @property
     def rehashed(self) -> tuple[tuple[str, str], ...]:
@@ -155,8 +145,8 @@ class _Names:
         )
 
     def state(self, state: State) -> State:
-        """A state keeps only its current schema: nothing is written with an older one any more."""
-        return replace(state, operator=self.uid(state.operator), schemas=(state.current,))
+        """A state keeps its older schemas, though nothing is written with them any more: they say what has become of columns."""
+        return replace(state, operator=self.uid(state.operator))
 
     def former(self, former: RescaledFrom | None) -> RescaledFrom | None:
         if former is None:
