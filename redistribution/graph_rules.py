@@ -2,8 +2,8 @@
 
 Statuses are the checkpoint's; edges are the topology's, since the new job runs along them. After a rescale every subtask of
 a partially finished operator runs again, so its record says *running*; the rules take the status that it had, which
-``rescaled_from`` keeps. An operator that the checkpoint does not know is new and counts as running. Feedback edges count
-for none of this.
+``rescaled_from`` keeps. The rules themselves stand in ``stateformat.graph_rules``, because a checkpoint that breaks them in
+its own graph is refused when it is published.
 """
 
 from __future__ import annotations
@@ -13,25 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from redistribution.refusals import PlanWarning, Refusal, RefusalCode, WarningCode
-from stateformat.model import Edge, JobGraph, Operator, Partitioner, Record, Status
-
-
-def saved_statuses(record: Record) -> dict[str, Status]:
-    """The status of every operator of a checkpoint, by uid; for a rescaled one the former status where that said more."""
-    statuses: dict[str, Status] = {operator.uid: operator.status for operator in record.graph.operators}
-    for former in record.rescaled_from.operators if record.rescaled_from else ():
-        if statuses.get(former.uid) is Status.RUNNING and (former.finished or former.finishing):
-            statuses[former.uid] = Status.PARTIALLY_FINISHED
-    return statuses
-
-
-def inputs_by_target(graph: JobGraph) -> dict[str, list[Edge]]:
-    """Edges by the operator that they lead into, feedback edges left out."""
-    inputs: dict[str, list[Edge]] = defaultdict(list)
-    for edge in graph.edges:
-        if not edge.feedback:
-            inputs[edge.target].append(edge)
-    return inputs
+from stateformat.graph_rules import Unequal, Unfit, chains, cycle, unequal_parallelism, unfit_predecessors
+from stateformat.model import JobGraph, Operator, Status
 
 
 def topology_refusals(topology: JobGraph, statuses: Mapping[str, Status]) -> Iterator[Refusal]:
@@ -66,10 +49,17 @@ def topology_refusals(topology: JobGraph, statuses: Mapping[str, Status]) -> Ite
                 "add the operator or remove the edge",
                 {"edge": edge.id, "missing": missing},
             )
-        elif edge.partitioner is Partitioner.FORWARD:
-            yield from _unequal(f"forward edge {edge.id!r}", [end for end in ends if end], statuses)
-    for chain, members in _chains(topology).items():
-        yield from _unequal(f"chain {chain!r}", members, statuses)
+    circle = cycle(topology)
+    if circle:
+        yield Refusal(
+            RefusalCode.INVALID_TOPOLOGY,
+            circle[0],
+            f"the topology has a cycle without a feedback edge: {' → '.join(circle)}",
+            "mark the edge that closes the loop as a feedback edge",
+            {"cycle": list(circle)},
+        )
+    for found in unequal_parallelism(topology, statuses):
+        yield _unequal(found)
 
 
 def _repeated(names: Iterable[str]) -> list[str]:
@@ -77,63 +67,35 @@ def _repeated(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(name for name in names if name in seen or seen.add(name)))  # type: ignore[func-returns-value]
 
 
-def _unequal(what: str, members: list[Operator], statuses: Mapping[str, Status]) -> Iterator[Refusal]:
-    started = [operator for operator in members if statuses.get(operator.uid) is not Status.FULLY_FINISHED]
-    if len({operator.parallelism for operator in started}) > 1:
-        numbers = {str(operator.uid): operator.parallelism for operator in started}
-        yield Refusal(
-            RefusalCode.PARALLELISM_DIFFERS,
-            started[0].uid,
-            f"{what} joins operators of different parallelism: "
-            + ", ".join(f"{uid!r} has {number}" for uid, number in numbers.items()),
-            "give them one parallelism",
-            {"parallelism": list(numbers.values()), "operators": list(numbers)},
-        )
+def _unequal(found: Unequal) -> Refusal:
+    numbers = {str(operator.uid): operator.parallelism for operator in found.members}
+    return Refusal(
+        RefusalCode.PARALLELISM_DIFFERS,
+        found.members[0].uid,
+        str(found),
+        "give them one parallelism",
+        {"parallelism": list(numbers.values()), "operators": list(numbers)},
+    )
 
 
 def predecessor_refusals(topology: JobGraph, statuses: Mapping[str, Status]) -> Iterator[Refusal]:
-    """Finished operators whose predecessors are not finished enough.
-
-    A fully finished operator wants every predecessor fully finished. A partially finished one wants the same over an
-    ALL_TO_ALL edge: a subtask could not have ended before all of the predecessor's. Over POINTWISE edges alone it wants
-    some finished subtask. A predecessor with edges of both sorts is judged by the ALL_TO_ALL one.
-    """
-    inputs = inputs_by_target(topology)
-    for operator in topology.operators:
-        status = statuses.get(operator.uid, Status.RUNNING)
-        if status is Status.RUNNING:
-            continue
-        edges: dict[str, list[Edge]] = defaultdict(list)
-        for edge in inputs.get(operator.uid, ()):
-            edges[edge.source].append(edge)
-        for source, joining in edges.items():
-            all_to_all = any(edge.partitioner.all_to_all for edge in joining)
-            found = statuses.get(source)
-            if found is Status.FULLY_FINISHED:
-                continue
-            if status is Status.PARTIALLY_FINISHED and not all_to_all and found is Status.PARTIALLY_FINISHED:
-                continue
-            yield _predecessor_refusal(operator, status, source, found, all_to_all=all_to_all)
+    """Finished operators whose predecessors are not finished enough (``stateformat.graph_rules.unfit_predecessors``)."""
+    return (_predecessor_refusal(unfit) for unfit in unfit_predecessors(topology, statuses))
 
 
-def _predecessor_refusal(
-    operator: Operator, status: Status, source: str, found: Status | None, *, all_to_all: bool
-) -> Refusal:
-    is_what = "is new" if found is None else f"is {found.replace('_', ' ')}"
-    full = status is Status.FULLY_FINISHED
-    wanted = "fully finished" if full or all_to_all else "partially finished at least"
-    over = "" if full else f", over {'an ALL_TO_ALL edge' if all_to_all else 'POINTWISE edges'}"
+def _predecessor_refusal(unfit: Unfit) -> Refusal:
+    uid, found = unfit.operator.uid, unfit.predecessor_status
+    full = unfit.status is Status.FULLY_FINISHED
     return Refusal(
         RefusalCode.FULLY_FINISHED_PREDECESSOR if full else RefusalCode.PARTIALLY_FINISHED_PREDECESSOR,
-        operator.uid,
-        f"operator {operator.uid!r} is {status.replace('_', ' ')}, but its predecessor {source!r}{over} {is_what} "
-        f"and would have to be {wanted}",
-        f"give {operator.uid!r} a new uid so that it starts anew, or restore from a checkpoint from before it finished",
+        uid,
+        str(unfit),
+        f"give {uid!r} a new uid so that it starts anew, or restore from a checkpoint from before it finished",
         {
-            "status": status.value,
-            "predecessor": source,
+            "status": unfit.status.value,
+            "predecessor": unfit.predecessor,
             "predecessor_status": "new" if found is None else found.value,
-            "all_to_all": all_to_all,
+            "all_to_all": unfit.all_to_all,
         },
     )
 
@@ -150,7 +112,7 @@ def unchain(
     broken: list[str] = []
     refusals: list[Refusal] = []
     warnings: list[PlanWarning] = []
-    for chain, members in _chains(topology).items():
+    for chain, members in chains(topology).items():
         parts: dict[Status, list[Operator]] = defaultdict(list)
         for operator in members:
             parts[statuses.get(operator.uid, Status.RUNNING)].append(operator)
@@ -186,14 +148,6 @@ def unchain(
         )
     operators = tuple(changes.get(operator.uid, operator) for operator in topology.operators)
     return replace(topology, operators=operators), tuple(broken), refusals, warnings
-
-
-def _chains(topology: JobGraph) -> dict[str, list[Operator]]:
-    chains: dict[str, list[Operator]] = defaultdict(list)
-    for operator in topology.operators:
-        if operator.chain is not None:
-            chains[operator.chain].append(operator)
-    return chains
 
 
 def disturbed(topology: JobGraph, dealt_anew: Iterable[str]) -> set[str]:

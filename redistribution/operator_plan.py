@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from redistribution.compatibility import Match
+from stateformat.graph import shortened
 from stateformat.model import JobGraph, OperatorId, Status
 
 
@@ -36,6 +37,10 @@ class OperatorPlan:
     max_parallelism: int
     status: Status | None
     saved_rows: int = 0
+
+    def __repr__(self) -> str:
+        was = f"{self.old_parallelism} → {self.parallelism}"
+        return f"OperatorPlan({shortened(self.uid)}, {self.action}, {was} of {self.max_parallelism})"
 
     @property
     def starts(self) -> bool:

@@ -57,6 +57,9 @@ class Rescaled:
     slices: pa.Table
     rescaled_from: RescaledFrom
 
+    def __repr__(self) -> str:
+        return f"Rescaled(checkpoint {self.rescaled_from.source.checkpoint_id}, {self.slices.num_rows} slices)"
+
 
 def rescale(checkpoint: Plannable, plan: RestorePlan) -> Rescaled:
     """Deal a checkpoint out anew by a plan that was made of it.

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from stateformat.errors import ErrorKind, InvalidState
 from stateformat.hashing import DEFAULT_KEY_HASH
-from stateformat.key_groups import default_max_parallelism
+from stateformat.key_groups import key_group_count
 from stateformat.manifest import cut_handles, handles_table
 from stateformat.model import Handle, JobGraph, Mode, OperatorId, State, SubtaskSet
 from stateformat.schema import MANIFEST_SCHEMA
@@ -35,7 +35,7 @@ def resolved_graph(graph: JobGraph, parent: JobGraph | None) -> JobGraph:
         saved = before.get(operator.uid)
         ceiling, key_hash = operator.max_parallelism, operator.key_hash
         if ceiling is None:
-            ceiling = saved.max_parallelism if saved else default_max_parallelism(operator.parallelism)
+            ceiling = saved.max_parallelism if saved else key_group_count(operator)
         if key_hash is None:
             key_hash = saved.key_hash if saved else DEFAULT_KEY_HASH
         changed[operator.uid] = replace(operator, max_parallelism=ceiling, key_hash=key_hash, pinned=False)

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from stateformat import layout
 from stateformat.codec import RECORD_BYTES_MAX, decode_record
 from stateformat.errors import CheckpointExpired, DamagedCheckpoint, ErrorKind, InvalidInput, NotFound
+from stateformat.graph import shortened
 from stateformat.manifest import Manifest, decode_manifest, read_manifest
 from stateformat.model import CheckpointId, JobGraph, Mode, OperatorId, Record, SchemaVersion, State, Status
 from stateformat.schema import SLICE_SCHEMA, segment_schema
@@ -91,6 +92,10 @@ class ReadTask:
     handles: pa.Table
     slices: pa.Table
     held: bool = False
+
+    def __repr__(self) -> str:
+        place = f"{self.storage.url}@{self.record.checkpoint_id}"
+        return f"ReadTask({shortened(place, 40)}, {self.state!r}, {self.slices.num_rows} slices)"
 
     @property
     def state(self) -> State:

@@ -31,6 +31,7 @@ from stateformat.ahead import ahead
 from stateformat.hashing import hash_keys
 from stateformat.key_groups import key_groups
 from stateformat.model import Mode, State
+from stateformat.pieces import take_rows
 from stateformat.schema import KEY_GROUP, has_key_groups
 
 Groups = npt.NDArray[np.int32]
@@ -45,8 +46,10 @@ _RUN_ROWS_MIN: Final = 128
 _PASS_ROWS: Final = 1 << 16
 # Arrow sorts a range of integers of this size by counting, stably, and a larger one by comparing.
 _COUNTING_SORT_MAX: Final = 4095
-_LARGE: Final = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
-_OFFSET_BYTES_MAX: Final = 2**31 - 1
+_JOINED_BYTES_MAX: Final = 64 << 20
+"""Columns in chunks are copied into one array each, which is faster to gather from, as long as they are no more than this."""
+_SLICE_BYTES_MAX: Final = 256 << 20
+"""A slice of more is put together in several chunks, since 32-bit offsets end at 2 GiB."""
 # The type of numbers of a width in bytes.
 _NUMBERS: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 
@@ -100,6 +103,13 @@ def clustered(table: pa.Table, state: State, groups: Groups) -> tuple[pa.Table |
     rows = np.lexsort(_sender_and_seq(table)[::-1]) if state.mode is Mode.IN_FLIGHT else None
     found = Clustered(table, groups if rows is None else groups[rows], rows, key_group=KEY_GROUP if keyed else None)
     return found, found.counts
+
+
+def segment_order(table: pa.Table, state: State, groups: Groups) -> npt.NDArray[Any]:
+    """The number of the row that stands at each place, in the order that :func:`clustered` makes."""
+    if state.mode is not Mode.IN_FLIGHT:
+        return np.argsort(groups.astype(np.uint16), kind="stable")
+    return np.lexsort((*_sender_and_seq(table)[::-1], groups))
 
 
 def _sender_and_seq(table: pa.Table) -> list[npt.NDArray[Any]]:
@@ -156,6 +166,7 @@ class Clustered:
         key_group: pa.Field | None = None,
     ) -> None:
         self._has_key_group = key_group is not None
+        self._slice_rows_max = max(1, _SLICE_BYTES_MAX * len(table) // max(1, table.nbytes))
         self._schema = pa.schema([key_group, *table.schema]) if self._has_key_group else table.schema
         self._copied: list[pa.ChunkedArray] = []
         self._takers = self._plan(table, rows is None)
@@ -183,6 +194,10 @@ class Clustered:
         """The rows that stand at ``start`` … ``start`` + ``length`` − 1 in the new order."""
         if not length:
             return self._schema.empty_table()
+        if length > self._slice_rows_max:
+            starts = range(start, start + length, self._slice_rows_max)
+            pieces = (self.slice(at, min(self._slice_rows_max, start + length - at)) for at in starts)
+            return pa.concat_tables(pieces)
         first = int(np.searchsorted(self._ends, start, "right"))
         last = int(np.searchsorted(self._ends, start + length, "left"))
         before = int(self._ends[first] - self.counts[first])
@@ -261,9 +276,11 @@ class Clustered:
             room -= width if chosen[-1] else 0
         position = 0 if all(chosen) else 1
         takers: list[Callable[[_Parts], pa.Array]] = []
+        room = _JOINED_BYTES_MAX
         for column, copied in zip(table.columns, chosen, strict=True):
             if not copied:
-                takers.append(_by_number(column))
+                room -= column.nbytes if column.num_chunks > 1 else 0
+                takers.append(_by_number(column, joins=room >= 0))
                 continue
             self._copied.append(column)
             takers.append(partial(_from_parts, position, bool(column.null_count)))
@@ -318,20 +335,15 @@ def _with_validity(values: pa.Array, bits: npt.NDArray[np.uint8]) -> pa.Array:
     return pa.Array.from_buffers(values.type, len(values), [pa.py_buffer(bits), data])
 
 
-def _by_number(column: pa.ChunkedArray) -> Callable[[_Parts], pa.Array]:
-    """Takes the rows of a column whose numbers are the first part."""
-    kind = column.type
+def _by_number(column: pa.ChunkedArray, *, joins: bool) -> Callable[[_Parts], pa.Array]:
+    """Takes the rows of a column whose numbers are the first part; ``joins``: chunks may be put together for it."""
+    if column.num_chunks > 1 and not joins:
+        return lambda parts: take_rows(column, parts[0].to_numpy())
     if _width_bytes(column) and column.null_count:
         values, valid = _plain(one_array(column), nulls=True)
         return lambda parts: _with_validity(
             pc.take(values, parts[0], boundscheck=False),
             np.packbits(pc.take(valid, parts[0], boundscheck=False).to_numpy(), bitorder="little"),
         )
-    if not _width_bytes(column) and column.nbytes > _OFFSET_BYTES_MAX:
-        # One array of such a column would need offsets that 32 bits do not hold; a row group of it does not.
-        if kind not in _LARGE:
-            return lambda parts: pc.take(column, parts[0], boundscheck=False)
-        large = column.cast(_LARGE[kind]).combine_chunks()
-        return lambda parts: pc.take(large, parts[0], boundscheck=False).cast(kind)
     array = one_array(column)
     return lambda parts: pc.take(array, parts[0], boundscheck=False)

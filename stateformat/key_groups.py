@@ -8,7 +8,7 @@ products stay below 2³¹.
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +58,28 @@ def default_max_parallelism(parallelism: int) -> int:
     check_parallelism(parallelism, MAX_PARALLELISM_LIMIT)
     power = 1 << (parallelism + parallelism // 2 - 1).bit_length()
     return min(max(power, _MIN_DEFAULT), MAX_PARALLELISM_LIMIT)
+
+
+class HasParallelism(Protocol):
+    """An ``Operator``, as far as its numbers go."""
+
+    @property
+    def parallelism(self) -> int:
+        """How many subtasks it has."""
+
+    @property
+    def max_parallelism(self) -> int | None:
+        """How many key groups it has; None where the user chose none."""
+
+
+def key_group_count(operator: HasParallelism) -> int:
+    """The number of key groups of an operator: its max parallelism, or the default where the user chose none.
+
+    Raises ``InvalidInput`` (INVALID_PARALLELISM) where a default has to be found for a parallelism that is out of range.
+    """
+    if operator.max_parallelism is not None:
+        return operator.max_parallelism
+    return default_max_parallelism(operator.parallelism)
 
 
 def key_groups(

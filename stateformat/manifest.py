@@ -325,13 +325,18 @@ def read_handles(data: pa.Buffer, ref: ManifestRef) -> pa.Table:
     )
 
 
-def read_unpublished(data: pa.Buffer, path: str) -> pa.Table:
-    """The planning columns of a manifest for which no record vouches yet, judged as any other."""
+def unpublished_ref(data: pa.Buffer, path: str) -> ManifestRef:
+    """What a record would say of these bytes, for which none vouches yet. ``DamagedCheckpoint`` for what is no Parquet."""
     try:
         uncompressed = sum(group.uncompressed_bytes for group in read_footer(data).row_groups)
     except FooterFault as error:
         raise _damaged(ManifestRef(path, 0, "", 0), f"it cannot be read as Parquet: {error}") from error
-    return read_handles(data, ManifestRef(path, data.size, "", uncompressed))
+    return ManifestRef(path, data.size, xxhash.xxh3_128_hexdigest(data), uncompressed)
+
+
+def read_unpublished(data: pa.Buffer, path: str) -> pa.Table:
+    """The planning columns of a manifest for which no record vouches yet, judged as any other."""
+    return read_handles(data, unpublished_ref(data, path))
 
 
 def _typed(column: pa.ChunkedArray, expected: pa.DataType) -> pa.ChunkedArray:

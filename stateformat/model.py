@@ -1,21 +1,21 @@
-"""The values of a checkpoint: ids as types, operators, edges, the job graph, states, the record.
+"""The values of a checkpoint: ids as types, states, the record; operators, edges and the job graph from ``graph``.
 
-Everything here is frozen, compared by value, and knows nothing of bytes (``codec``) or of files (``segment``). A
-:class:`JobGraph` serves three times: as the graph of a record, as the topology that a checkpoint is to be restored into,
-and as what a dataflow compiles to. Checks of values live beside the values; they raise ``InvalidInput`` at the first
-fault, because a caller made it. What can be wrong in *stored* checkpoints is collected by ``validation`` instead.
+Everything here is frozen, compared by value, and knows nothing of bytes (``codec``) or of files (``segment``). Checks
+of values live beside the values; they raise ``InvalidInput`` at the first fault, because a caller made it. What can be
+wrong in *stored* checkpoints is collected by ``validation`` instead.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import NamedTuple, NewType, TypeAlias
+from typing import NamedTuple, NewType
 
 from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner, Status, SubtaskSet, shortened
 
 CheckpointId = NewType("CheckpointId", int)
 """1 … 2⁵³ − 1, without gaps along a chain."""
@@ -23,8 +23,6 @@ AttemptId = NewType("AttemptId", str)
 """128 random bits as 32 hexadecimal digits: one try at publishing an id."""
 WriteId = NewType("WriteId", str)
 """The same, for one opened segment."""
-OperatorId: TypeAlias = str
-"""The uid that the user gave; survives every change of the graph. No type of its own, for users write it as text."""
 JobId = NewType("JobId", str)
 
 MAX_CHECKPOINT_ID = 2**53 - 1
@@ -66,29 +64,6 @@ class Kind(StrEnum):
     TIMERS = "timers"
 
 
-class Partitioner(StrEnum):
-    """How records choose their channel on an edge."""
-
-    FORWARD = "forward"
-    RESCALE = "rescale"
-    REBALANCE = "rebalance"
-    HASH = "hash"
-    BROADCAST = "broadcast"
-
-    @property
-    def all_to_all(self) -> bool:
-        """Whether every upstream subtask reaches every downstream one (else POINTWISE)."""
-        return self not in (Partitioner.FORWARD, Partitioner.RESCALE)
-
-
-class Status(StrEnum):
-    """What an operator has come to, derived from its subtasks (FLIP-147)."""
-
-    RUNNING = "running"
-    PARTIALLY_FINISHED = "partially_finished"
-    FULLY_FINISHED = "fully_finished"
-
-
 class CheckpointKind(StrEnum):
     """How a checkpoint came to be."""
 
@@ -104,173 +79,6 @@ class StopMode(StrEnum):
 
     DRAIN = "drain"
     NO_DRAIN = "no_drain"
-
-
-@dataclass(frozen=True, slots=True)
-class SubtaskSet:
-    """A set of subtask indexes as sorted, disjoint, non-adjacent, inclusive ranges."""
-
-    ranges: tuple[tuple[int, int], ...] = ()
-
-    @classmethod
-    def of(cls, indexes: Iterable[int]) -> SubtaskSet:
-        """The set of these indexes, in any order, repeated or not."""
-        ranges: list[tuple[int, int]] = []
-        for index in sorted(set(indexes)):
-            if ranges and ranges[-1][1] == index - 1:
-                ranges[-1] = (ranges[-1][0], index)
-            else:
-                ranges.append((index, index))
-        return cls(tuple(ranges))
-
-    @classmethod
-    def all(cls, parallelism: int) -> SubtaskSet:
-        """Every subtask of an operator."""
-        return cls(((0, parallelism - 1),))
-
-    def __contains__(self, index: int) -> bool:
-        return any(first <= index <= last for first, last in self.ranges)
-
-    def __len__(self) -> int:
-        return sum(last - first + 1 for first, last in self.ranges)
-
-    def __bool__(self) -> bool:
-        return bool(self.ranges)
-
-    def __iter__(self) -> Iterator[int]:
-        for first, last in self.ranges:
-            yield from range(first, last + 1)
-
-    def __or__(self, other: SubtaskSet) -> SubtaskSet:
-        return SubtaskSet.of([*self, *other])
-
-    def __str__(self) -> str:
-        return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in self.ranges)
-
-
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """A node of the graph.
-
-    ``max_parallelism`` is None only in a topology, where it means *derived*: the saved one is adopted, or the default
-    of ``key_groups.default_max_parallelism``. ``key_hash`` likewise None or a registered name. ``finished`` and
-    ``finishing`` are facts of a checkpoint and empty in a topology. ``pinned`` is a wish of a topology: the chain must
-    not be broken up.
-    """
-
-    uid: OperatorId
-    parallelism: int
-    max_parallelism: int | None = None
-    name: str = ""
-    key_hash: str | None = None
-    chain: str | None = None
-    finished: SubtaskSet = SubtaskSet()
-    finishing: SubtaskSet = SubtaskSet()
-    coordinator: bool = False
-    pinned: bool = False
-
-    @property
-    def done(self) -> SubtaskSet:
-        """Finished and finishing subtasks together."""
-        return self.finished | self.finishing
-
-    @property
-    def status(self) -> Status:
-        """Derived: fully finished when every subtask is finished or finishing."""
-        if not (self.finished or self.finishing):
-            return Status.RUNNING
-        count = len(self.finished) + len(self.finishing)
-        return Status.FULLY_FINISHED if count >= self.parallelism else Status.PARTIALLY_FINISHED
-
-    @property
-    def display_name(self) -> str:
-        """The human name, or the uid where none was given."""
-        return self.name or self.uid
-
-
-@dataclass(frozen=True, slots=True)
-class Edge:
-    """A connection. ``input`` is the index of the input of ``target`` that it feeds."""
-
-    id: str
-    source: OperatorId
-    target: OperatorId
-    partitioner: Partitioner = Partitioner.REBALANCE
-    input: int = 0
-    key_columns: tuple[str, ...] = ()
-    feedback: bool = False
-
-
-@dataclass(frozen=True)
-class JobGraph:
-    """Operators and edges. Order of operators is the user's; stateless operators stand in it too."""
-
-    operators: tuple[Operator, ...]
-    edges: tuple[Edge, ...] = ()
-
-    @cached_property
-    def by_uid(self) -> Mapping[OperatorId, Operator]:
-        """Operators by uid."""
-        return {operator.uid: operator for operator in self.operators}
-
-    @cached_property
-    def by_edge(self) -> Mapping[str, Edge]:
-        """Edges by id."""
-        return {edge.id: edge for edge in self.edges}
-
-    def operator(self, uid: str) -> Operator:
-        """The operator of a uid; ``InvalidInput`` (kind ``UNKNOWN_OPERATOR``) where there is none."""
-        found = self.by_uid.get(OperatorId(uid))
-        if found is None:
-            raise InvalidInput(
-                f"no operator {uid!r} in the job graph; it has {', '.join(self.by_uid) or 'none'}",
-                kind=ErrorKind.UNKNOWN_OPERATOR,
-                operator=uid,
-            )
-        return found
-
-    def inputs(self, uid: str) -> tuple[Edge, ...]:
-        """Edges into an operator, feedback edges left out, in order of definition."""
-        return tuple(edge for edge in self.edges if edge.target == uid and not edge.feedback)
-
-    def with_operators(self, change: Mapping[OperatorId, Operator]) -> JobGraph:
-        """The same graph with some operators replaced, by uid."""
-        return replace(self, operators=tuple(change.get(op.uid, op) for op in self.operators))
-
-    def at(
-        self,
-        parallelism: int | None = None,
-        *,
-        per_operator: Mapping[str, int] | None = None,
-        max_parallelism: int | None = None,
-    ) -> JobGraph:
-        """The topology "the same job at another parallelism", with no subtask finished.
-
-        ``parallelism`` is for every operator that is not fully finished, ``per_operator`` goes before it; max
-        parallelism stays derived (adopted from the checkpoint) unless it is given. Ranges are checked by the planner.
-        """
-        chosen = dict(per_operator or {})
-        for uid in chosen:
-            self.operator(uid)
-        for number in (parallelism, max_parallelism, *chosen.values()):
-            if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
-                raise InvalidInput(f"{number!r} is no parallelism; give an integer", kind=ErrorKind.INVALID_PARALLELISM)
-        return replace(
-            self,
-            operators=tuple(
-                replace(
-                    op,
-                    parallelism=chosen.get(
-                        op.uid,
-                        op.parallelism if parallelism is None or op.status is Status.FULLY_FINISHED else parallelism,
-                    ),
-                    max_parallelism=max_parallelism,
-                    finished=SubtaskSet(),
-                    finishing=SubtaskSet(),
-                )
-                for op in self.operators
-            ),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +106,9 @@ class SchemaVersion:
     id: int
     fields: tuple[Field, ...]
 
+    def __repr__(self) -> str:
+        return f"SchemaVersion({self.id}, {shortened(', '.join(item.name for item in self.fields), 60)})"
+
 
 @dataclass(frozen=True)
 class State:
@@ -311,6 +122,11 @@ class State:
     key_columns: tuple[str, ...] = ()
     edge: str | None = None
     last_field_id: int = 0
+
+    def __repr__(self) -> str:
+        kind = f" {self.kind}" if self.kind else ""
+        columns = len(self.schemas[-1].fields) if self.schemas else 0
+        return f"State({shortened(self.operator)}, {shortened(self.name)}, {self.mode}{kind}, {columns} columns)"
 
     @property
     def current(self) -> SchemaVersion:
@@ -353,6 +169,10 @@ class Handle(NamedTuple):
     rows_per_group: list[int] | None = None
     inline: bytes | None = None
 
+    def __repr__(self) -> str:
+        owner = "coordinator" if self.subtask is None else f"subtask {self.subtask}"
+        return f"Handle({shortened(self.operator)}, {shortened(self.state)}, {owner}, layer {self.layer}, {self.rows} rows)"
+
 
 class ParentRef(NamedTuple):
     """A checkpoint by id and attempt: what a child names and a publisher proves."""
@@ -385,6 +205,9 @@ class RescaledFrom:
 
     source: ParentRef
     operators: tuple[FormerStatus, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"RescaledFrom(checkpoint {self.source.checkpoint_id}, {len(self.operators)} operators)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,6 +252,12 @@ class Record:
     required_features: tuple[str, ...] = ()
     optional_features: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        return (
+            f"Record({self.checkpoint_id}, {self.kind} of {shortened(self.job_id)}, "
+            f"{len(self.graph.operators)} operators, {self.totals.rows} rows)"
+        )
+
     @property
     def ref(self) -> ParentRef:
         """This checkpoint, as a child would name it."""
@@ -452,3 +281,38 @@ class Record:
                 state=name,
             )
         return found
+
+
+__all__ = [
+    "AttemptId",
+    "CheckpointId",
+    "CheckpointKind",
+    "Edge",
+    "Field",
+    "FieldType",
+    "FormerStatus",
+    "Handle",
+    "JobGraph",
+    "JobId",
+    "Kind",
+    "MAX_CHECKPOINT_ID",
+    "ManifestRef",
+    "Mode",
+    "Operator",
+    "OperatorId",
+    "PER_SUBTASK_MODES",
+    "ParentRef",
+    "Partitioner",
+    "Record",
+    "RescaledFrom",
+    "SchemaVersion",
+    "State",
+    "Status",
+    "Stop",
+    "StopMode",
+    "SubtaskSet",
+    "Totals",
+    "WriteId",
+    "new_attempt_id",
+    "new_write_id",
+]

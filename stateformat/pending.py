@@ -101,6 +101,9 @@ class Draft:
     carried: pa.Table | None = None
     notes: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"Draft({self.kind} of job {self.job_id!r} after {self.parent!r})"
+
 
 class PendingCheckpoint:
     """A checkpoint that has begun. Thread-safe. It publishes once; abandoning it needs no call.
@@ -178,6 +181,8 @@ class PendingCheckpoint:
 
         They are the state of every subtask, so ``publish`` waits for no snapshot after them.
         """
+        if not isinstance(handles, pa.Table):
+            raise InvalidInput(f"handles are an Arrow table in the manifest's columns, not {type(handles).__name__}")
         with self._lock:
             self._check_unpublished()
             self._tables.append(handles)
@@ -191,7 +196,12 @@ class PendingCheckpoint:
         self._mark(self._finishing, operator, subtasks)
 
     def _mark(self, marks: dict[str, SubtaskSet], operator: str, subtasks: Iterable[int]) -> None:
-        found = SubtaskSet.of(subtasks)
+        try:
+            found = SubtaskSet.of(subtasks)
+        except TypeError as error:
+            raise InvalidInput(
+                f"the subtasks of {operator!r} are {subtasks!r}; give their indexes, as [0, 2]"
+            ) from error
         _check_subtasks(self._draft.graph.operator(operator), found)
         with self._lock:
             self._check_unpublished()
@@ -283,7 +293,7 @@ class PendingCheckpoint:
             ) from error
 
     def _check(self, graph: JobGraph, handles: pa.Table) -> None:
-        found = check_content(graph, self._draft.states, handles)
+        found = check_content(graph, self._draft.states, handles, self._draft.rescaled_from)
         problems = [problem for problem in found if problem.severity == "error"]
         named = {problem.operator for problem in problems if problem.kind is ErrorKind.STATE_MISSING}
         problems += [_unanswered(missing) for missing in self._outstanding() if missing.operator not in named]

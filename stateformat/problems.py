@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from stateformat.errors import ErrorKind
+from stateformat.graph import shortened
 from stateformat.model import CheckpointId
 
 Severity = Literal["error", "warning"]
@@ -67,6 +68,10 @@ class Report:
     level: Literal["quick", "full"]
     findings: tuple[Problem, ...] = ()
     counts: Counts = field(default_factory=Counts)
+
+    def __repr__(self) -> str:
+        found = f"{len(self.problems)} problems, {len(self.warnings)} warnings"
+        return f"Report({shortened(self.url, 40)}, checkpoint {self.checkpoint_id}, {self.level}, {found})"
 
     @property
     def problems(self) -> tuple[Problem, ...]:

@@ -11,22 +11,24 @@ Memory is a few pieces, whatever the size of the state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, groupby
+from itertools import chain, groupby, pairwise
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stateformat.ahead import ahead
+from stateformat.ahead import Sized, ahead
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput
 from stateformat.layers import evolve_table, merge_layers
 from stateformat.manifest import Manifest
+from stateformat.merging import merged
 from stateformat.model import Handle, Mode, Record, SchemaVersion, State
+from stateformat.pieces import small_batches
 from stateformat.schema import OP, segment_schema
 from stateformat.segment_reader import PIECE_BYTES_MAX, PIECE_ROWS_MAX, SegmentReader
 from stateformat.storage import Storage, reads_at_once
@@ -38,7 +40,7 @@ _OPENED_BYTES_MAX: Final = 32 << 20
 # Below this a second request costs more than the bytes that it saves.
 _SMALL_BYTES: Final = 64 << 10
 
-_Call = Callable[[], pa.Table]
+_Call = Sized[pa.Table]
 """Reads a piece. Two are under way at a time."""
 
 
@@ -64,12 +66,12 @@ def read_slices(
     as_schema: SchemaVersion | None = None,
     batch_rows: int = 131_072,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of slices of one state, as batches of at most ``batch_rows`` rows.
+    """The rows of slices of one state, as batches of at most ``batch_rows`` rows and 16 MiB, unless one row has more.
 
     ``slices`` is a ``schema.SLICE_SCHEMA`` table whose ``handle`` numbers rows of ``manifest.handles``. Columns:
     ``segment_schema`` of the state with its current schema, or with ``as_schema``; keyed rows without ``_op``. Order:
-    subtasks as they come in ``slices``; within one, keyed rows by ``_key_group`` with its layers merged, other modes as
-    their slices come. Progress is one row per edge over all slices (SPEC.md section 6.2).
+    subtasks as they come in ``slices``; within one, keyed rows by ``_key_group`` with its layers merged, records in flight
+    of several segments by ``_seq`` in each channel (section 5.2), other modes as their slices come. Progress is one row per edge over all slices (SPEC.md section 6.2).
 
     Raises ``InvalidInput`` for slices that are none of this manifest, ``DamagedCheckpoint`` (kind ``OBJECT_MISSING`` for an
     object that is not there, which may have expired), ``InvalidState`` for a schema that cannot evolve, ``StorageError``.
@@ -83,13 +85,41 @@ def read_slices(
     calls: Generator[_Call, None, None]
     if state.mode is Mode.PROGRESS:
         rows = pa.concat_tables(call() for call in reading.in_order(parts))
-        calls = (call for call in [partial(merge_progress, rows)])
+        calls = (call for call in [Sized(partial(merge_progress, rows), rows.nbytes)])
     elif state.mode is Mode.KEYED:
         calls = reading.keyed([list(group) for _, group in groupby(parts, key=lambda part: part.subtask)])
+    elif state.mode is Mode.IN_FLIGHT:
+        calls = _in_flight(reading, [list(group) for _, group in groupby(parts, key=lambda part: part.subtask)])
     else:
         calls = reading.in_order(_coalesced(parts))
     with closing(ahead(calls, workers=2, depth=3)) as made:
-        yield from _batches(made, reading.schema, batch_rows)
+        yield from small_batches(made, reading.schema, batch_rows)
+
+
+def _in_flight(reading: _Reading, owners: Iterable[Sequence[_Part]]) -> Generator[_Call, None, None]:
+    """The records in flight of each subtask in turn: those of several segments by group, sender and ``_seq``.
+
+    The rows of a segment are in this order already, and so are its parts, as they come.
+    """
+    for parts in owners:
+        segments: dict[object, list[_Part]] = {}
+        for part in _coalesced(parts):
+            segments.setdefault(part.handle.path, []).append(part)
+        # A group that one segment alone has needs no other; the usual case is one segment.
+        spans = sorted(
+            (min(p.first_group for p in of), max(p.first_group + len(p.counts) for p in of)) for of in segments.values()
+        )
+        if all(before[1] <= after[0] for before, after in pairwise(spans)):
+            yield from reading.in_order([*chain.from_iterable(segments.values())])
+            continue
+        groups = ["_key_group"] if "_key_group" in reading.schema.names else []
+        with closing(merged(reading.streams(list(segments.values())), [*groups, "_sender", "_seq"])) as tables:
+            for table in tables:
+                yield Sized(partial(_itself, table), table.nbytes)
+
+
+def _itself(table: pa.Table) -> pa.Table:
+    return table
 
 
 def read_layers(
@@ -221,7 +251,25 @@ class _Reading:
         with closing(self._opened(parts)) as readers:
             for part, reader in zip(parts, readers, strict=True):
                 for call in reader.calls(part.row_start, part.rows):
-                    yield partial(self._evolved, call, part)
+                    yield self._evolved(call, part)
+
+    def streams(self, segments: Sequence[Sequence[_Part]]) -> list[Iterator[pa.Table]]:
+        """The rows of each list of parts, for streams that are read side by side: together they hold a few megabytes."""
+        whole = sum(part.handle.size_bytes for parts in segments for part in parts) <= WHOLE_BYTES_MAX
+        return [self._windows(parts, PIECE_BYTES_MAX // len(segments), whole=whole) for parts in segments]
+
+    def _windows(self, parts: Sequence[_Part], size_bytes: int, *, whole: bool) -> Iterator[pa.Table]:
+        """The rows of the parts, about so many bytes at a time, each in memory of its own."""
+        for part, reader in zip(parts, self._opened(parts, whole=whole), strict=True):
+            row_bytes = max(
+                1, part.handle.uncompressed_bytes // max(1, part.handle.segment_rows), _row_width(self.schema)
+            )
+            step = max(1, size_bytes // row_bytes)
+            for start in range(part.row_start, part.row_start + part.rows, step):
+                for call in reader.calls(start, min(step, part.row_start + part.rows - start)):
+                    table = self._evolved(call, part)()
+                    # A slice would keep the whole row group alive.
+                    yield table if step >= part.rows else table.combine_chunks().take(pa.array(np.arange(len(table))))
 
     def layer(self, parts: Sequence[_Part], batch_rows: int) -> Iterator[pa.RecordBatch]:
         """The rows of the parts, which are of one layer, with ``_op`` if it is a delta."""
@@ -229,7 +277,7 @@ class _Reading:
         if parts[0].handle.layer:
             schema = schema.insert(1, OP)
         with closing(ahead(self.in_order(parts), workers=2, depth=3)) as made:
-            yield from _batches(made, schema, batch_rows)
+            yield from small_batches(made, schema, batch_rows)
 
     def keyed(self, owners: Iterable[Sequence[_Part]]) -> Generator[_Call, None, None]:
         """The rows of each subtask's keyed state in turn; of one, by key group, its layers merged."""
@@ -259,10 +307,11 @@ class _Reading:
                 start = part.row_start + int(part.counts[: max(0, first - part.first_group)].sum())
                 stop = part.row_start + int(part.counts[: max(0, last + 1 - part.first_group)].sum())
                 if start < stop:
-                    calls = (partial(self._evolved, call, part) for call in reader.calls(start, stop - start))
+                    calls = (self._evolved(call, part) for call in reader.calls(start, stop - start))
                     layers.setdefault(part.handle.layer, []).extend(calls)
             if layers:
-                yield partial(self._merged, list(layers.values()))
+                size_bytes = sum(call.size_bytes for calls in layers.values() for call in calls)
+                yield Sized(partial(self._merged, list(layers.values())), size_bytes)
 
     def _merged(self, layers: Sequence[Sequence[_Call]]) -> pa.Table:
         tables = [pa.concat_tables(call() for call in calls) for calls in layers]
@@ -294,8 +343,9 @@ class _Reading:
         # Whoever decodes the manifest knows which paths are inline; no object lies under those.
         return self._manifest.inline(part.handle.path) if part.handle.path is not None else None
 
-    def _evolved(self, call: _Call, part: _Part) -> pa.Table:
-        return evolve_table(call(), self._state.by_schema_id[part.handle.schema_id], self._target)
+    def _evolved(self, call: _Call, part: _Part) -> _Call:
+        old = self._state.by_schema_id[part.handle.schema_id]
+        return Sized(lambda: evolve_table(call(), old, self._target), call.size_bytes)
 
 
 def _row_width(schema: pa.Schema) -> int:
@@ -327,28 +377,3 @@ def merge_progress(rows: pa.Table) -> pa.Table:
     merged = rows.group_by("_edge", use_threads=False).aggregate([("_watermark", "min"), ("_ended", "all")])
     columns = [merged["_edge"], merged["_watermark_min"], merged["_ended_all"]]
     return pa.Table.from_arrays(columns, schema=rows.schema)
-
-
-def _batches(tables: Iterable[pa.Table], schema: pa.Schema, batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """Batches as they lie in memory, but small ones put together."""
-    waiting: list[pa.RecordBatch] = []
-    held = 0
-    for table in tables:
-        for batch in table.to_batches(max_chunksize=batch_rows):
-            if not len(batch):
-                continue
-            if waiting and held + len(batch) > batch_rows:
-                yield _joined(waiting, schema)
-                waiting, held = [], 0
-            if not waiting and 8 * len(batch) > batch_rows:
-                yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
-                continue
-            waiting.append(batch)
-            held += len(batch)
-    if waiting:
-        yield _joined(waiting, schema)
-
-
-def _joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    columns = [pa.concat_arrays(column) for column in zip(*(batch.columns for batch in batches), strict=True)]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -20,10 +21,15 @@ from stateformat.errors import ErrorKind, InvalidState
 from stateformat.schema import KEY_GROUP
 
 ROW_GROUPS_MAX: Final = 1024
-# Strings and blobs: fewer rows, so that one row group is read in little memory.
-ROW_GROUP_BYTES_MAX: Final = 64 << 20
-SPLIT_BYTES: Final = 96 << 20
-"""A row group that takes more is cut once more: below what readers take in any case (SPEC.md section 7.4)."""
+ROW_GROUP_BYTES: Final = 16 << 20
+"""Rows that are large come in fewer per row group, so that one row group is read in little memory …"""
+_COLUMN_BYTES: Final = 128 << 10
+"""… but a column of a table of many has so much of a row group, …"""
+_ROW_GROUP_BYTES_MAX: Final = 64 << 20
+"""… up to this."""
+SPLIT_BYTES: Final = 32 << 20
+"""A row group that takes more is cut once more, unless the table has many columns: below what readers take in any case
+(SPEC.md section 7.4)."""
 CODECS: Final = frozenset({"UNCOMPRESSED", "LZ4", "LZ4_RAW", "ZSTD", "SNAPPY"})
 """What readers accept, as pyarrow names it."""
 ENCODINGS: Final = frozenset(
@@ -44,11 +50,22 @@ _STEADY: Final = 512
 _STEP: Final = 64
 
 
-def row_limit(row_group_rows: int, row_count: int, size_bytes: int) -> int:
+def row_limit(row_group_rows: int, row_count: int, size_bytes: int, columns: int = 1) -> int:
     """How many rows a row group may hold: ``row_group_rows``, or fewer if rows are as large as these are on average."""
-    if size_bytes <= ROW_GROUP_BYTES_MAX or not row_count:
+    bytes_max = row_group_bytes(columns)
+    if size_bytes <= bytes_max or not row_count:
         return row_group_rows
-    return max(1, min(row_group_rows, ROW_GROUP_BYTES_MAX * row_count // size_bytes))
+    return max(1, min(row_group_rows, bytes_max * row_count // size_bytes))
+
+
+def row_group_bytes(columns: int) -> int:
+    """How many bytes of rows a row group has at most, where it has several rows."""
+    return min(max(ROW_GROUP_BYTES, _COLUMN_BYTES * columns), _ROW_GROUP_BYTES_MAX)
+
+
+def split_bytes(columns: int) -> int:
+    """What a row group may take before it is cut once more; half more than the average at least."""
+    return max(SPLIT_BYTES, row_group_bytes(columns) * 3 // 2)
 
 
 def grown_limit(limit: int, written: int) -> int:
@@ -87,6 +104,37 @@ def split_table(counts: npt.NDArray[Any], limit: int) -> list[int]:
     return stops
 
 
+def split_sizes(
+    stops: Sequence[int], counts: npt.NDArray[Any], sizes: npt.NDArray[np.int64], limit: int
+) -> tuple[list[int], npt.NDArray[np.int64]]:
+    """Cut the row groups that have more than ``limit`` bytes once more: where they end, and where each row ends in bytes.
+
+    ``stops`` and ``counts`` as :func:`split_table` has them; ``sizes``: the bytes of each row. At most 1,024 row groups come
+    out, with a higher limit where need be.
+    """
+    ends = np.concatenate([[0], np.cumsum(sizes)])
+    borders = np.cumsum(counts)
+    cut = [stop for start, stop in pairwise([0, *stops]) for stop in _halves(start, stop, borders, ends, limit)]
+    while len(cut) > max(ROW_GROUPS_MAX, len(stops)):
+        limit *= 2
+        cut = [stop for start, stop in pairwise([0, *stops]) for stop in _halves(start, stop, borders, ends, limit)]
+    return cut, ends
+
+
+def _halves(start: int, stop: int, borders: npt.NDArray[Any], ends: npt.NDArray[np.int64], limit: int) -> Iterator[int]:
+    """Where the parts of rows start … stop − 1 end: between groups if there are several, so that none shares a row group."""
+    if stop - start < 2 or ends[stop] - ends[start] <= limit:
+        yield stop
+        return
+    middle = int(np.searchsorted(ends, (ends[start] + ends[stop]) // 2))
+    middle = min(max(middle, start + 1), stop - 1)
+    inside = borders[np.searchsorted(borders, start, "right") : np.searchsorted(borders, stop, "left")]
+    if len(inside):
+        middle = int(inside[np.abs(inside - middle).argmin()])
+    yield from _halves(start, middle, borders, ends, limit)
+    yield from _halves(middle, stop, borders, ends, limit)
+
+
 def decoded_bytes_of(rows: pa.Table) -> int:
     """What rows take in memory as a reader counts it: Parquet has no values of fixed width below 4 bytes, but booleans."""
     size_bytes = rows.nbytes
@@ -118,11 +166,15 @@ def split_large(rows: pa.Table, limit: int) -> Iterator[tuple[pa.Table, int]]:
     yield from split_large(rows.slice(middle), limit)
 
 
-def spans(stops: Sequence[int], row_count: int) -> Iterator[Sequence[int]]:
-    """``stops`` in pieces of at least ``row_count`` rows, but the last; each begins where the one before it ends."""
+def spans(stops: Sequence[int], amount: int, at: Sequence[int] | None = None) -> Iterator[Sequence[int]]:
+    """``stops`` in pieces of at least ``amount`` rows, but the last; each begins where the one before it ends.
+
+    ``at``: where each of the stops is in bytes; then ``amount`` is of bytes.
+    """
+    places = stops if at is None else at
     first = 0
     while first + 1 < len(stops):
-        last = min(bisect_left(stops, stops[first] + row_count, first + 1), len(stops) - 1)
+        last = min(bisect_left(places, places[first] + amount, first + 1), len(stops) - 1)
         yield stops[first : last + 1]
         first = last
 

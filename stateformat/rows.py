@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from stateformat.clustering import Groups, clustered, groups_of_keys, one_array
 from stateformat.errors import ErrorKind, InvalidState
 from stateformat.hashing import DEFAULT_KEY_HASH, normalise_key_column
-from stateformat.key_groups import MAX_PARALLELISM_LIMIT, default_max_parallelism
+from stateformat.key_groups import MAX_PARALLELISM_LIMIT, key_group_count
 from stateformat.model import Field, Mode, Operator, State
 from stateformat.schema import CLEAR, KEY_GROUP, OP, UPSERT, children, segment_schema
 
@@ -62,6 +62,8 @@ def conform(
     _check_own_columns(table, state, where)
     if state.mode is Mode.IN_FLIGHT:
         _check_channels(table, where)
+    if state.mode is Mode.COMMITTABLES:
+        _check_attempts(table, where)
     _check_nulls(table, state.by_schema_id[schema_id].fields, where)
     return table
 
@@ -119,6 +121,19 @@ def _check_channels(table: pa.Table, where: str) -> None:
         bounds = pc.min_max(table[name]).as_py()
         if len(table) and not 0 <= bounds["min"] <= bounds["max"] < MAX_PARALLELISM_LIMIT:
             raise InvalidState(f"{where}: {name} is {bounds['min']} to {bounds['max']}; it is a subtask, 0 to 32767")
+
+
+def _check_attempts(table: pa.Table, where: str) -> None:
+    """Committables name the checkpoint and the attempt under which they were prepared (SPEC.md section 5.1)."""
+    wrong = table.filter(pc.invert(pc.match_substring_regex(table["_attempt_id"], "^[0-9a-f]{32}$")))
+    if len(wrong):
+        raise InvalidState(
+            f"{where}: _attempt_id is {wrong['_attempt_id'][0].as_py()[:40]!r} in {len(wrong)} rows; an attempt id is 32 "
+            "lower-case hexadecimal digits, that of the checkpoint under which the output was prepared"
+        )
+    low = pc.min(table["_checkpoint_id"]).as_py()
+    if low is not None and low < 1:
+        raise InvalidState(f"{where}: _checkpoint_id is {low}; ids of checkpoints begin with 1")
 
 
 def _check_nulls(table: pa.Table, fields: tuple[Field, ...], where: str) -> None:
@@ -210,7 +225,7 @@ def key_groups_of(table: pa.Table, state: State, operator: Operator, *, trust: b
     A ``_key_group`` that is given is compared with the hash of the keys, unless ``trust``; then only its range is checked.
     Raises ``InvalidState`` where it differs.
     """
-    ceiling = operator.max_parallelism or default_max_parallelism(operator.parallelism)
+    ceiling = key_group_count(operator)
     given = one_array(table[KEY_GROUP.name]).to_numpy() if KEY_GROUP.name in table.column_names else None
     if given is not None and trust:
         if len(given) and not (given.min() >= 0 and given.max() < ceiling):

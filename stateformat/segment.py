@@ -5,14 +5,16 @@ Theory of operation. A table is conformed to its declaration, given key groups (
 and checked for duplicate row keys in another thread; both leave the interpreter's lock alone. ``segment_writer`` makes the
 file.
 
-A stream of batches is written as it comes, in bounded memory, where its order is known to be right: in the modes without
-groups, and for keyed rows that carry ``_key_group``. Other streams are collected first.
+A stream of batches is written as it comes where its order is known to be right: in the modes without groups, and for keyed
+rows that carry ``_key_group``. Other streams are sorted first; what is more than some megabytes waits in a temporary file
+(``sorting``). Either way memory is bounded, in bytes and not in rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from itertools import chain, pairwise
 from typing import Any, Final
@@ -21,18 +23,33 @@ import numpy as np
 import pyarrow as pa
 
 from stateformat.ahead import ahead
-from stateformat.clustering import Groups, clustered, group_counts, in_order, one_array
+from stateformat.clustering import Clustered, Groups, clustered, group_counts, in_order, segment_order
 from stateformat.errors import InvalidState
 from stateformat.model import Handle, Mode
-from stateformat.row_groups import decoded_bytes_of, grown_limit, row_limit, spans, split_groups, split_table
+from stateformat.pieces import BATCH_BYTES, cut, row_sizes, small_batches
+from stateformat.row_groups import (
+    decoded_bytes_of,
+    grown_limit,
+    row_group_bytes,
+    row_limit,
+    spans,
+    split_bytes,
+    split_groups,
+    split_sizes,
+    split_table,
+)
 from stateformat.row_keys import RowKeyCheck
 from stateformat.rows import cluster, conform, key_groups_of, senders_of
-from stateformat.schema import KEY_GROUP, has_key_groups, segment_schema
+from stateformat.schema import KEY_GROUP, has_key_groups
 from stateformat.segment_writer import SegmentPlace, SegmentWriter, WriteOptions
+from stateformat.sorting import SortedRuns
+from stateformat.spill import HELD_BYTES
 from stateformat.storage import Storage
 
-# Tables in smaller chunks than this are copied into one: every chunk costs the encoder a call per column.
+# Tables in smaller chunks than this, in rows and in bytes, are copied into larger ones.
 _CHUNK_ROWS_MIN: Final = 4096
+_CHUNK_BYTES_MIN: Final = 1 << 20
+_PIECE_ROWS_MAX: Final = 1 << 18
 # Row groups that are small are prepared several at a time: each hand-over to another thread costs as much as a small one.
 _SPAN_BYTES: Final = 4 << 20
 _DEFAULTS: Final = WriteOptions()
@@ -49,32 +66,44 @@ def write_segment(
     ``data`` has the declared columns by name in any order, and the own columns of its kind (SPEC.md section 5.1).
     ``_key_group`` may be left out and is computed; ``_checkpoint_id`` and ``_attempt_id`` of committables may, and are those
     of ``place``. Keyed rows come in any order. A stream whose batches carry ``_key_group`` is written as it comes, with
-    about two row groups in memory (and, with ``check_unique``, the row keys of one key group), and must be sorted by it.
+    about two row groups in memory, and must be sorted by it, unless :func:`write_unsorted` is called.
 
     Raises ``InvalidState``, the writer's fault, where the rows contradict the declaration or a row key stands twice, and
     ``StorageError``; nothing is visible then.
     """
     if isinstance(data, pa.RecordBatch):
         data = pa.Table.from_batches([data])
-    if not isinstance(data, pa.Table):
-        data = _known_order(place, iter(data))
     with SegmentWriter(storage, place, options) as writer:
         if isinstance(data, pa.Table):
-            _write_table(writer, place, data, options)
+            if len(data):
+                _write_table(writer, place, _conform(place, data), options)
+            return writer.finish()
+        batches = iter(data)
+        first = next(batches, None)
+        stream = chain([] if first is None else [first], batches)
+        mode = place.state.mode
+        has_groups = first is not None and KEY_GROUP.name in first.schema.names
+        if mode is Mode.IN_FLIGHT or (mode is Mode.KEYED and not has_groups):
+            _write_unsorted(writer, place, stream, options)
         else:
-            _write_stream(writer, place, data, options)
+            _write_sorted(writer, place, _conformed(place, stream), options)
         return writer.finish()
 
 
-def _known_order(place: SegmentPlace, batches: Iterator[pa.RecordBatch]) -> pa.Table | Iterator[pa.RecordBatch]:
-    """The stream itself if it can be written as it comes, else its rows."""
-    first = next(batches, None)
-    if first is None:
-        return segment_schema(place.state, place.schema_id, delta=place.layer > 0).empty_table()
-    stream = chain([first], batches)
-    if place.state.mode is Mode.KEYED:
-        return stream if KEY_GROUP.name in first.schema.names else pa.Table.from_batches(stream)
-    return pa.Table.from_batches(stream) if place.state.mode is Mode.IN_FLIGHT else stream
+def write_unsorted(
+    storage: Storage, place: SegmentPlace, batches: Iterable[pa.RecordBatch], options: WriteOptions = _DEFAULTS
+) -> Handle:
+    """The same for a stream in any order, whether its batches carry ``_key_group`` or not; of keyed rows or rows in flight."""
+    with SegmentWriter(storage, place, options) as writer:
+        _write_unsorted(writer, place, batches, options)
+        return writer.finish()
+
+
+def _conformed(place: SegmentPlace, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """The rows as the segment has them, some megabytes at a time."""
+    for batch in batches:
+        if len(batch):
+            yield from cut(_conform(place, pa.Table.from_batches([batch])), _PIECE_ROWS_MAX, BATCH_BYTES)
 
 
 def _conform(place: SegmentPlace, rows: pa.Table) -> pa.Table:
@@ -92,22 +121,26 @@ def _groups(place: SegmentPlace, rows: pa.Table, options: WriteOptions) -> Group
     return senders_of(rows) if state.mode is Mode.IN_FLIGHT else None
 
 
-def _write_table(writer: SegmentWriter, place: SegmentPlace, data: pa.Table, options: WriteOptions) -> None:
-    if not len(data):
-        return
-    if max(column.num_chunks for column in data.columns) > 1 + len(data) // _CHUNK_ROWS_MIN:
-        data = data.combine_chunks()
-    table = _conform(place, data)
+def _write_table(writer: SegmentWriter, place: SegmentPlace, table: pa.Table, options: WriteOptions) -> None:
+    table = _in_large_chunks(table)
     groups = _groups(place, table, options)
     row_bytes = 1 + table.nbytes // len(table)
-    limit = row_limit(options.row_group_rows, len(table), decoded_bytes_of(table))
+    limit = row_limit(options.row_group_rows, len(table), decoded_bytes_of(table), table.num_columns)
+    sizes = _uneven_sizes(table, limit)
     if groups is None:
-        ordered, stops = table, split_table(np.array([len(table)]), limit)
+        ordered, counts = table, np.array([len(table)])
     else:
-        ordered, writer.counts = clustered(table, place.state, groups)
-        stops = split_table(writer.counts, limit)
+        ordered, counts = clustered(table, place.state, groups)
+        writer.counts = counts
+        if sizes is not None and isinstance(ordered, Clustered):
+            sizes = sizes[segment_order(table, place.state, groups)]
+    stops = split_table(counts, limit)
+    pieces = spans([0, *stops], max(1, _SPAN_BYTES // row_bytes))
+    if sizes is not None:
+        stops, ends = split_sizes(stops, counts, sizes, row_group_bytes(table.num_columns))
+        pieces = spans([0, *stops], _SPAN_BYTES, ends[[0, *stops]].tolist())
     # From here on the rows and their groups are needed in order only.
-    del data, table, groups
+    del table, groups, sizes
     check = _row_key_check(place, options)
 
     def prepare(stops: Sequence[int]) -> list[pa.Table]:
@@ -117,7 +150,7 @@ def _write_table(writer: SegmentWriter, place: SegmentPlace, data: pa.Table, opt
             check.add(rows)
         return [rows.slice(start - stops[0], stop - start) for start, stop in pairwise(stops)]
 
-    calls = (partial(prepare, span) for span in spans([0, *stops], max(1, _SPAN_BYTES // row_bytes)))
+    calls = (partial(prepare, span) for span in pieces)
     cheap = isinstance(ordered, pa.Table) and check is None
     # One worker: the check takes rows in their order.
     with closing((call() for call in calls) if cheap else ahead(calls)) as prepared:
@@ -128,25 +161,69 @@ def _write_table(writer: SegmentWriter, place: SegmentPlace, data: pa.Table, opt
         check.finish()
 
 
+def _in_large_chunks(table: pa.Table) -> pa.Table:
+    """The table in chunks of thousands of rows or a megabyte: every chunk costs the encoder a call per column."""
+    chunks = max((column.num_chunks for column in table.columns), default=0)
+    size_bytes = table.nbytes
+    if chunks <= 1 + max(len(table) // _CHUNK_ROWS_MIN, size_bytes // _CHUNK_BYTES_MIN):
+        return table
+    if size_bytes <= HELD_BYTES:
+        return table.combine_chunks()
+    return pa.Table.from_batches(small_batches([table], table.schema, _PIECE_ROWS_MAX), schema=table.schema)
+
+
+def _uneven_sizes(table: pa.Table, limit: int) -> Any:
+    """The bytes of each row; None where ``limit`` rows are no more than a row group may have, whichever they are."""
+    fixed, varying = row_sizes(table.columns)
+    if varying is None or (fixed + int(varying.max())) * limit <= split_bytes(table.num_columns):
+        return None
+    return varying + fixed
+
+
 def _row_key_check(place: SegmentPlace, options: WriteOptions) -> RowKeyCheck | None:
     wanted = options.check_unique and place.state.mode is Mode.KEYED
     return RowKeyCheck(place.state, str(place)) if wanted else None
 
 
-def _write_stream(
+def _write_unsorted(
     writer: SegmentWriter, place: SegmentPlace, batches: Iterable[pa.RecordBatch], options: WriteOptions
 ) -> None:
-    """Write batches as they come; those of keyed state carry ``_key_group`` and are sorted by it."""
-    check = _row_key_check(place, options)
-    keyed = place.state.mode is Mode.KEYED
+    """Write batches that come in any order; what is more than ``HELD_BYTES`` waits in a temporary file."""
     pending: list[pa.Table] = []
+    size_bytes = 0
+    with closing(SortedRuns(place.state)) as runs:
+
+        def set_aside() -> None:
+            rows = pa.concat_tables(pending)
+            pending.clear()
+            groups = _groups(place, rows, options)
+            assert groups is not None
+            runs.add(rows, groups)
+
+        for rows in _conformed(place, batches):
+            pending.append(rows)
+            size_bytes += rows.nbytes
+            if size_bytes >= HELD_BYTES:
+                set_aside()
+                size_bytes = 0
+        if runs.count:
+            if pending:
+                set_aside()
+            _write_sorted(writer, place, runs.merged(), replace(options, trust_key_groups=True))
+        elif pending:
+            _write_table(writer, place, pa.concat_tables(pending), options)
+
+
+def _write_sorted(
+    writer: SegmentWriter, place: SegmentPlace, tables: Iterable[pa.Table], options: WriteOptions
+) -> None:
+    """Write tables as they come, in the order of a segment; those of keyed state carry ``_key_group``."""
+    check = _row_key_check(place, options)
+    pending: list[tuple[pa.Table, Groups | None]] = []
     count = size_bytes = 0
     # The group of which row groups were written already, if it may go on: its rest shares no row group with the next.
     begun = last = -1
-    for batch in batches:
-        if not len(batch):
-            continue
-        rows = _conform(place, pa.Table.from_batches([batch]))
+    for rows in tables:
         groups = _groups(place, rows, options)
         if groups is not None:
             if groups[0] < last or not in_order(rows, place.state, groups):
@@ -157,38 +234,48 @@ def _write_stream(
             last = int(groups[-1])
         if check is not None:
             check.add(rows)
-        pending.append(rows)
+        pending.append((rows, groups))
         count, size_bytes = count + len(rows), size_bytes + decoded_bytes_of(rows)
-        limit = row_limit(options.row_group_rows, count, size_bytes)
+        limit = row_limit(options.row_group_rows, count, size_bytes, rows.num_columns)
         while count >= 2 * grown_limit(limit, writer.row_groups):
-            rest, begun = _flush(writer, pa.concat_tables(pending).combine_chunks(), limit, begun, keyed=keyed)
-            pending, count, size_bytes = [rest], len(rest), decoded_bytes_of(rest)
+            pending, begun = _flush(writer, pending, limit, begun)
+            count = sum(len(rows) for rows, _ in pending)
+            size_bytes = sum(decoded_bytes_of(rows) for rows, _ in pending)
     while count:
-        limit = row_limit(options.row_group_rows, count, size_bytes)
-        table = pa.concat_tables(pending).combine_chunks()
-        rest, begun = _flush(writer, table, limit, begun, keyed=keyed, all_rows=True)
-        pending, count, size_bytes = [rest], len(rest), decoded_bytes_of(rest)
+        limit = row_limit(options.row_group_rows, count, size_bytes, pending[0][0].num_columns)
+        pending, begun = _flush(writer, pending, limit, begun, all_rows=True)
+        count = sum(len(rows) for rows, _ in pending)
+        size_bytes = sum(decoded_bytes_of(rows) for rows, _ in pending)
     if check is not None:
         check.finish()
 
 
 def _flush(
-    writer: SegmentWriter, pending: pa.Table, limit: int, begun: int, *, keyed: bool, all_rows: bool = False
-) -> tuple[pa.Table, int]:
+    writer: SegmentWriter,
+    pending: Sequence[tuple[pa.Table, Groups | None]],
+    limit: int,
+    begun: int,
+    *,
+    all_rows: bool = False,
+) -> tuple[list[tuple[pa.Table, Groups | None]], int]:
     """Write row groups from the front, up to 64; what is left, and the group that they end in the middle of.
 
     The last one is left, because rows may come that belong into it, unless ``all_rows`` are there.
     """
     limit = grown_limit(limit, writer.row_groups)
-    groups = one_array(pending[KEY_GROUP.name]).to_numpy() if keyed else None
-    counts = np.array([len(pending)]) if groups is None else group_counts(groups)
+    table = pa.concat_tables(rows for rows, _ in pending)
+    groups = None if pending[0][1] is None else np.concatenate([groups for _, groups in pending])
+    counts = np.array([len(table)]) if groups is None else group_counts(groups)
     stops = split_groups(counts, limit, begun=groups is not None and int(groups[0]) == begun)
-    for start, stop in zip([0, *stops], stops[:64] if all_rows else stops[:-1][:64], strict=False):
-        writer.write(pending.slice(start, stop - start))
+    chosen = stops[:64] if all_rows else stops[:-1][:64]
+    for start, stop in pairwise([0, *chosen]):
+        # Small batches in one piece: every chunk costs the encoder a call per column.
+        writer.write(table.slice(start, stop - start).combine_chunks())
         writer.add_counts(None if groups is None else groups[start:stop])
         begun = -1 if groups is None else int(groups[stop - 1])
-    written = stops[:64][-1] if all_rows else ([0, *stops[:-1][:64]])[-1]
-    return pending.slice(written), begun
+    written = chosen[-1] if chosen else 0
+    rest = table.slice(written)
+    return ([(rest, None if groups is None else groups[written:])] if len(rest) else []), begun
 
 
-__all__ = ["SegmentPlace", "WriteOptions", "cluster", "write_segment"]
+__all__ = ["SegmentPlace", "WriteOptions", "cluster", "write_segment", "write_unsorted"]

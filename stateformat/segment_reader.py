@@ -15,7 +15,7 @@ caller may know to have expired. No rows are given out that were not verified.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate
@@ -26,6 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from stateformat.ahead import Sized
 from stateformat.digests import digest
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, StorageError
 from stateformat.footer import Footer, read_footer
@@ -41,6 +42,7 @@ from stateformat.pages import (
     repeated_strings,
     spans,
 )
+from stateformat.pieces import own_memory
 from stateformat.row_groups import CODECS, ENCODINGS, PARQUET_ERRORS, ROW_GROUPS_MAX
 from stateformat.schema import KEY_GROUP, has_key_groups, segment_schema
 from stateformat.storage import Storage
@@ -118,7 +120,7 @@ class SegmentReader:
         for call in self.calls(row_start, rows):
             yield call()
 
-    def calls(self, row_start: int, rows: int) -> Iterator[Callable[[], pa.Table]]:
+    def calls(self, row_start: int, rows: int) -> Iterator[Sized[pa.Table]]:
         """The same pieces, each as a call that reads and verifies it. Calls may be made in any thread, and at a time.
 
         Opens the segment in the caller's thread, if that was not done before.
@@ -131,13 +133,18 @@ class SegmentReader:
             )
         self.open()
         for first, last in self._pieces(row_start, row_start + rows):
-            yield partial(self._piece, first, last, row_start, row_start + rows)
+            call = partial(self._piece, first, last, row_start, row_start + rows)
+            yield Sized(call, int(self._sizes[last + 1] - self._sizes[first]))
 
     def _piece(self, first: int, last: int, start: int, stop: int) -> pa.Table:
         """Those of rows start … stop − 1 that are in row groups first … last."""
         begin = int(self._starts[first])
         start, stop = max(start, begin), min(stop, int(self._starts[last + 1]))
-        table = self._read(first, last).slice(start - begin, stop - start)
+        whole = self._read(first, last)
+        table = whole.slice(start - begin, stop - start)
+        if 2 * len(table) < len(whole):
+            # The rest of the row groups need not stay in memory for it.
+            table = own_memory(table)
         self._check_groups(table, start)
         return table
 

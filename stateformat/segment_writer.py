@@ -30,7 +30,7 @@ from stateformat.pages import (
     decoded_bytes,
     text_bytes,
 )
-from stateformat.row_groups import SPLIT_BYTES, check_row_groups, grown_limit, split_large
+from stateformat.row_groups import check_row_groups, grown_limit, split_bytes, split_large
 from stateformat.schema import KEY_GROUP, segment_schema
 from stateformat.storage import Storage
 from stateformat.thrift import FooterFault
@@ -135,7 +135,8 @@ class SegmentWriter:
 
     def write(self, rows: pa.Table) -> None:
         """Write a row group; several where it would take a reader too much memory. ``InvalidState`` for one too many."""
-        for part, taken in split_large(rows, grown_limit(SPLIT_BYTES, self.row_groups)):
+        limit = grown_limit(split_bytes(rows.num_columns), self.row_groups)
+        for part, taken in split_large(rows, limit):
             check_row_groups(self.row_groups, str(self.place))
             if self._parquet is None:
                 self._open(part)

@@ -17,8 +17,9 @@ import numpy as np
 import pyarrow as pa
 
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState
+from stateformat.graph import shortened
 from stateformat.hashing import DEFAULT_KEY_HASH, hash_keys
-from stateformat.key_groups import default_max_parallelism, key_group_range, key_groups, subtask_of_key_group
+from stateformat.key_groups import key_group_count, key_group_range, key_groups, subtask_of_key_group
 from stateformat.manifest import handles_table
 from stateformat.model import (
     PER_SUBTASK_MODES,
@@ -52,6 +53,11 @@ class Snapshot:
     handles: tuple[Handle, ...] = ()
     carried: tuple[str, ...] = ()
     finishing: bool = False
+
+    def __repr__(self) -> str:
+        who = "coordinator" if self.subtask is None else f"subtask {self.subtask}"
+        what = f"{len(self.handles)} handles, {len(self.carried)} carried"
+        return f"Snapshot({shortened(self.operator)}, {who}, {what}{', finishing' if self.finishing else ''})"
 
     def to_bytes(self) -> bytes:
         """An Arrow IPC stream: the handles as a table, the rest as schema metadata. Holds nothing executable."""
@@ -94,6 +100,10 @@ class WriteContext:
     states: tuple[State, ...]
     options: WriteOptions = field(default_factory=WriteOptions)
 
+    def __repr__(self) -> str:
+        uids = ", ".join(operator.uid for operator in self.graph.operators)
+        return f"WriteContext(checkpoint {self.checkpoint_id} of {shortened(self.job_id)}, {shortened(uids, 40)})"
+
     def only(self, operator: str) -> WriteContext:
         """The same for one operator: what to send to that operator's workers."""
         return replace(
@@ -112,7 +122,7 @@ class WriteContext:
         declared = next((item for item in self.states if (item.operator, item.name) == (operator, state)), None)
         if declared is None or not declared.key_columns:
             raise InvalidInput(f"operator {operator!r} has no keyed state {state!r}", kind=ErrorKind.UNKNOWN_STATE)
-        ceiling = found.max_parallelism or default_max_parallelism(found.parallelism)
+        ceiling = key_group_count(found)
         keys = conform_keys(rows, declared, where=f"state {state!r} of {operator!r}")
         hashes = hash_keys(keys, found.key_hash or DEFAULT_KEY_HASH)
         owners: np.ndarray = subtask_of_key_group(
@@ -153,6 +163,9 @@ class SnapshotWriter:
         self._handles: list[Handle] = []
         self._carried: list[str] = []
         self._written: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"SnapshotWriter({self._where}, {len(self._handles)} handles, {len(self._carried)} carried)"
 
     def __enter__(self) -> SnapshotWriter:
         return self
@@ -322,7 +335,14 @@ def snapshot_of(value: Snapshot | SnapshotWriter | bytes) -> Snapshot:
     """A snapshot however it came: as itself, as its writer, or as bytes."""
     if isinstance(value, bytes):
         return Snapshot.from_bytes(value)
-    return value.snapshot() if isinstance(value, SnapshotWriter) else value
+    if isinstance(value, SnapshotWriter):
+        return value.snapshot()
+    if not isinstance(value, Snapshot):
+        raise InvalidInput(
+            f"{value!r} is of type {type(value).__name__} and no snapshot; give what SnapshotWriter.snapshot() returned, "
+            "the writer itself, or Snapshot.to_bytes()"
+        )
+    return value
 
 
 __all__ = ["ON_TOP", "Snapshot", "SnapshotWriter", "WriteContext", "snapshot_of"]

@@ -15,6 +15,7 @@ Implementations live in ``backends/storage`` and are found by URL scheme through
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from enum import Enum
@@ -29,6 +30,8 @@ TOP_LEVEL: Final = ("checkpoints", "manifests", "requests", "segments")
 
 # Control characters, the backslash, and what is no character but stands for a byte that is none.
 _FORBIDDEN: Final = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
+# A URL that pathlib has made a path of.
+_FLATTENED: Final = re.compile(r"[A-Za-z0-9+.-]{2,}:/[^/]")
 
 REFUSALS: Final = frozenset({ErrorKind.STORAGE_REFUSED, ErrorKind.STORAGE_UNSUITABLE, ErrorKind.INVALID_PATH})
 """Kinds of ``StorageError`` with which a request was refused: it has certainly done nothing, and would again do nothing
@@ -217,7 +220,26 @@ def check_path(path: str) -> str:
     return path
 
 
-def open_storage(url: str, **options: Any) -> Storage:
+def as_url(url: str | os.PathLike[str]) -> str:
+    """A URL or path as text; ``InvalidInput`` for anything else."""
+    try:
+        found: object = os.fspath(url)
+    except TypeError:
+        found = None
+    if not isinstance(found, str):
+        raise InvalidInput(
+            f"{url!r} is of type {type(url).__name__}; give a URL, or a path as text or pathlib.Path",
+            kind=ErrorKind.INVALID_URL,
+        )
+    if not isinstance(url, str) and _FLATTENED.match(found):
+        raise InvalidInput(
+            f"{found!r} was a URL before it became a path, which has one slash less; give the URL as text",
+            kind=ErrorKind.INVALID_URL,
+        )
+    return found
+
+
+def open_storage(url: str | os.PathLike[str], **options: Any) -> Storage:
     """The storage of a URL, found by scheme through the entry-point group ``stateformat.storages``.
 
     A plain path is ``file://``. ``options`` go to the storage as they are (``endpoint_url``, ``key``, ``secret`` for
@@ -225,6 +247,7 @@ def open_storage(url: str, **options: Any) -> Storage:
     """
     from importlib.metadata import entry_points
 
+    url = as_url(url)
     scheme, separator, _ = url.partition("://")
     if not separator:
         scheme, url = "file", url

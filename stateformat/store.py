@@ -10,6 +10,7 @@ The work is done in ``history``, ``publication``, ``pending``, ``retention``, ``
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from stateformat import layout, requests
+from stateformat.beginning import check_arguments, check_beginning
 from stateformat.checkpoint import Checkpoint
 from stateformat.copying import Progress, begin_from, copy, copy_objects, rollback
 from stateformat.errors import ErrorKind, InvalidInput, JobMismatch, PublishConflict
@@ -46,12 +48,12 @@ from stateformat.requests import StopAnswer, StopRequest
 from stateformat.retention import Garbage, collect_garbage, expire
 from stateformat.segment import WriteOptions
 from stateformat.stats import Stats, stats_of
-from stateformat.storage import Storage, make_durable, open_storage
+from stateformat.storage import Storage, as_url, make_durable, open_storage
 
 _DERIVED = frozenset({CheckpointKind.RESCALE, CheckpointKind.REWRITE, CheckpointKind.ROLLBACK})
 
 
-def open(url: str, **options: Any) -> CheckpointStore:  # noqa: A001 - stateformat.open(url) is the whole door
+def open(url: str | os.PathLike[str], **options: Any) -> CheckpointStore:  # noqa: A001 - stateformat.open(url) is the whole door
     """The store at a URL or path. Touches nothing: a store that is not there yet comes to be by its first checkpoint.
 
     ``options`` go to the storage. Raises ``InvalidInput`` for a scheme that no installed storage serves.
@@ -175,9 +177,14 @@ class CheckpointStore:
         ``source`` is the checkpoint whose content a rescale, rewrite or rollback has, by default its parent. ``graph`` may carry finished
         subtasks from before. ``carried``: what to carry state from where the parallelism has changed since the
         parent, cut for ``graph`` by :meth:`Checkpoint.carried`. Raises ``JobMismatch``, and ``InvalidInput`` for a parent of this
-        store that is no permit.
+        store that is no permit, and for a graph, states or properties that could never be published.
         """
+        declared = check_arguments(graph, states, job_id, job_name, {} if properties is None else properties)
         held = parent.checkpoint() if isinstance(parent, CommitPermit) else parent
+        if held is not None and not isinstance(held, Checkpoint):
+            raise InvalidInput(
+                f"the parent is {parent!r}; give the permit of start() or publish(), or None for the first"
+            )
         if held is not None:
             self._check_job(job_id, held.record)
             if not isinstance(parent, CommitPermit) and held.storage.url == self.url:
@@ -186,13 +193,11 @@ class CheckpointStore:
                 )
         if source is None and held is not None and kind in _DERIVED:
             source = held.record.ref
-        if not job_id:
-            raise InvalidInput("the job id is empty; a store belongs to one job, by its id")
         draft = Draft(
             job_id=JobId(job_id),
             job_name=job_name,
             graph=graph,
-            states=tuple(states),
+            states=declared,
             parent=held,
             kind=kind,
             source=source,
@@ -202,7 +207,10 @@ class CheckpointStore:
             options=options or WriteOptions(),
             carried=carried,
         )
-        return PendingCheckpoint(self.storage, draft, sleep=self._sleep)
+        pending = PendingCheckpoint(self.storage, draft, sleep=self._sleep)
+        before = held.graph if held is not None else None
+        check_beginning(pending.graph, declared, before, is_new=kind is CheckpointKind.CHECKPOINT)
+        return pending
 
     def expire(self, keep: int, *, delete: bool = True) -> Garbage:
         """Remove all but the newest ``keep`` ids, then what nothing names (``retention.expire``)."""
@@ -224,13 +232,14 @@ class CheckpointStore:
         """Make an older checkpoint the newest again (``copying.rollback``); ``notes`` name those left behind."""
         return rollback(self.storage, CheckpointId(checkpoint_id), sleep=self._sleep)
 
-    def request_stop(self, mode: StopMode, savepoint: str | None = None) -> StopRequest:
+    def request_stop(self, mode: StopMode, savepoint: str | os.PathLike[str] | None = None) -> StopRequest:
         """Ask the running job to stop with a savepoint, at this URL or by default below the store (``requests``).
 
         Whoever asks waits for :meth:`stop_answer`, and then, or when it gives up, calls :meth:`withdraw_stop`. Raises
         ``NotFound`` where there is no store, ``InvalidInput``, ``StorageError``.
         """
-        return requests.request_stop(self.storage, mode, savepoint, sleep=self._sleep)
+        url = None if savepoint is None else as_url(savepoint)
+        return requests.request_stop(self.storage, mode, url, sleep=self._sleep)
 
     def stop_requests(self) -> list[StopRequest]:
         """The requests to stop that nobody has answered, the least ``newest`` first. One listing where there is none.

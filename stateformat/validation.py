@@ -110,7 +110,7 @@ class _Run:
         manifest = self._manifest(record) if record is not None else None
         if record is None or manifest is None:
             return
-        self.findings += check_content(record.graph, record.states, manifest.handles)
+        self.findings += check_content(record.graph, record.states, manifest.handles, record.rescaled_from)
         self.findings += _record_problems(record, manifest)
         self._segments(record, manifest)
         if any(found.kind is ErrorKind.OBJECT_MISSING for found in self.findings) and self._expired(record):

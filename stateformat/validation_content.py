@@ -25,13 +25,14 @@ from stateformat.model import (
     Operator,
     OperatorId,
     Partitioner,
+    RescaledFrom,
     State,
     Status,
     SubtaskSet,
 )
 from stateformat.problems import Problem, ordered
 from stateformat.schema import has_key_groups
-from stateformat.validation_graph import check_graph, check_states
+from stateformat.validation_graph import check_graph, check_states, check_statuses
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -42,13 +43,15 @@ _Mask: TypeAlias = "npt.NDArray[np.bool_]"
 _NOT_ALLOWED = ErrorKind.STATE_NOT_ALLOWED
 
 
-def check_content(graph: JobGraph, states: Sequence[State], handles: pa.Table) -> list[Problem]:
+def check_content(
+    graph: JobGraph, states: Sequence[State], handles: pa.Table, rescaled_from: RescaledFrom | None = None
+) -> list[Problem]:
     """Every problem of a checkpoint's content; empty for one that may be published.
 
     ``handles`` is a manifest's table (``schema.MANIFEST_SCHEMA``, or only its planning columns). Which segments are inline
     and how large they are together is not judged: that is decided when the manifest is written. Never raises.
     """
-    problems = [*check_graph(graph), *check_states(graph, states)]
+    problems = [*check_graph(graph), *check_statuses(graph, rescaled_from), *check_states(graph, states)]
     faults = [*handle_faults(handles), *sharing_faults(handles)]
     for fault in faults:
         named = _named(handles, fault.row)

@@ -9,15 +9,27 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from graphlib import CycleError, TopologicalSorter
 
 import pyarrow as pa
 
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.evolution import evolution_faults
+from stateformat.graph_rules import Unequal, cycle, saved_statuses, unequal_parallelism, unfit_predecessors
 from stateformat.hashing import check_key_types
 from stateformat.key_groups import check_parallelism
-from stateformat.model import Edge, Field, JobGraph, Kind, Mode, Operator, Partitioner, State, Status, SubtaskSet
+from stateformat.model import (
+    Edge,
+    Field,
+    JobGraph,
+    Kind,
+    Mode,
+    Operator,
+    Partitioner,
+    RescaledFrom,
+    State,
+    Status,
+    SubtaskSet,
+)
 from stateformat.problems import Problem
 from stateformat.schema import MAX_NESTING, arrow_field, children, default_scalar
 
@@ -40,11 +52,24 @@ def check_graph(graph: JobGraph) -> list[Problem]:
     ]
     for operator in graph.operators:
         problems += _operator(operator)
-    problems += _chains(graph.operators)
     for edge in graph.edges:
         problems += _edge(edge, graph)
-    problems += _cycle(graph)
+    statuses = {operator.uid: operator.status for operator in graph.operators}
+    problems += [_unequal(found) for found in unequal_parallelism(graph, statuses)]
+    circle = cycle(graph)
+    if circle:
+        message = f"the graph has a cycle without a feedback edge: {' → '.join(circle)}"
+        problems.append(Problem(_GRAPH, "SPEC 3.5", message))
     return problems
+
+
+def check_statuses(graph: JobGraph, rescaled_from: RescaledFrom | None) -> list[Problem]:
+    """Finished operators behind ones that have not finished enough (section 3.5): no restore takes such a checkpoint."""
+    statuses = saved_statuses(graph, rescaled_from)
+    return [
+        Problem(_STATUS, "SPEC 3.5", str(unfit), operator=unfit.operator.uid)
+        for unfit in unfit_predecessors(graph, statuses)
+    ]
 
 
 def _operator(operator: Operator) -> Iterator[Problem]:
@@ -80,18 +105,9 @@ def _legal_ranges(subtasks: SubtaskSet, parallelism: int) -> bool:
     return True
 
 
-def _chains(operators: Sequence[Operator]) -> Iterator[Problem]:
-    first_of: dict[str, Operator] = {}
-    for operator in operators:
-        if operator.chain is None or operator.status is Status.FULLY_FINISHED:
-            continue
-        first = first_of.setdefault(operator.chain, operator)
-        if first.parallelism != operator.parallelism:
-            message = (
-                f"operators {first.uid!r} and {operator.uid!r} are one chain and have parallelism {first.parallelism} and "
-                f"{operator.parallelism}"
-            )
-            yield Problem(_GRAPH, "SPEC 3.4", message, operator=operator.uid)
+def _unequal(found: Unequal) -> Problem:
+    clause = "SPEC 3.5" if found.what.startswith("forward") else "SPEC 3.4"
+    return Problem(_GRAPH, clause, str(found), operator=found.members[-1].uid)
 
 
 def _edge(edge: Edge, graph: JobGraph) -> Iterator[Problem]:
@@ -107,28 +123,6 @@ def _edge(edge: Edge, graph: JobGraph) -> Iterator[Problem]:
     if edge.key_columns and edge.partitioner is not Partitioner.HASH:
         message = f"edge {edge.id!r} is {edge.partitioner} and has key columns {list(edge.key_columns)}"
         yield Problem(_GRAPH, "SPEC 3.5", message)
-    source, target = ends
-    # Nothing flows over an edge of an operator that has fully finished, which keeps the parallelism that it had.
-    if not source or not target or Status.FULLY_FINISHED in (source.status, target.status):
-        return
-    if edge.partitioner is Partitioner.FORWARD and source.parallelism != target.parallelism:
-        message = (
-            f"forward edge {edge.id!r} joins {source.uid!r} of parallelism {source.parallelism} and {target.uid!r} of "
-            f"{target.parallelism}"
-        )
-        yield Problem(_GRAPH, "SPEC 3.5", message, operator=target.uid)
-
-
-def _cycle(graph: JobGraph) -> Iterator[Problem]:
-    upstream: dict[str, set[str]] = {}
-    for edge in graph.edges:
-        if not edge.feedback:
-            upstream.setdefault(edge.target, set()).add(edge.source)
-    try:
-        TopologicalSorter(upstream).prepare()
-    except CycleError as error:
-        circle = " → ".join(error.args[1])
-        yield Problem(_GRAPH, "SPEC 3.5", f"the graph has a cycle without a feedback edge: {circle}")
 
 
 # ---- states ----------------------------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ class RowsCheck:
         try:
             conform(table, self._state, schema_id=self._schema_id, delta=self._delta, where="it")
         except InvalidState as error:
-            own = error.kind is ErrorKind.NULL_NOT_ALLOWED or self._state.mode is Mode.IN_FLIGHT
+            own = error.kind is ErrorKind.NULL_NOT_ALLOWED or self._state.mode is not Mode.KEYED
             clause = "SPEC 5.1" if own else "SPEC 5.4"
             self._tell(error.kind, clause, f"conform {error.kind}", f"breaks its declaration: {error}")
         self._keys(table)
@@ -164,7 +164,7 @@ class RowsCheck:
 
     def _committables(self, table: pa.Table) -> None:
         bounds = pc.min_max(table["_checkpoint_id"]).as_py()
-        if bounds["min"] is not None and not 1 <= bounds["min"] <= bounds["max"] <= self._checkpoint_id:
+        if bounds["max"] is not None and bounds["max"] > self._checkpoint_id:
             what = f"holds committables prepared under {bounds['min']} to {bounds['max']}; this is checkpoint "
             self._tell(_DAMAGED, "SPEC 5.1", "prepared", what + str(self._checkpoint_id))
 

@@ -39,10 +39,10 @@ def prepared() -> Iterator[None]:
     manifests = lru_cache(32)(_decoded)
     judged: dict[int, tuple[Any, Any]] = {}
 
-    def check_content(graph: Any, states: Any, handles: Any) -> Any:
+    def check_content(graph: Any, states: Any, handles: Any, rescaled_from: Any) -> Any:
         if id(handles) not in judged:
             # What is kept stays alive, so that no other table gets its number.
-            judged[id(handles)] = handles, validation_content.check_content(graph, states, handles)
+            judged[id(handles)] = handles, validation_content.check_content(graph, states, handles, rescaled_from)
         return judged[id(handles)][1]
 
     changes: list[tuple[Any, str, Any]] = [

@@ -78,8 +78,10 @@ def edge(name: str, count: int = 1, *, input: int = 0, **more: Any) -> InputEdge
     return InputEdge(name, input, channels(name, count), **more)
 
 
-def started(*edges: InputEdge, outputs: tuple[Channel, ...] = (OUT,), replayed: bool = False) -> Task:
-    task = Task(TaskId("task", 0), edges, outputs, replayed=replayed)
+def started(
+    *edges: InputEdge, outputs: tuple[Channel, ...] = (OUT,), replayed: bool = False, asks: bool = False
+) -> Task:
+    task = Task(TaskId("task", 0), edges, outputs, replayed=replayed, asks=asks)
     task.start()
     return task
 

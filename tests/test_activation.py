@@ -420,12 +420,12 @@ def test_every_subtask_works_on_a_copy_and_knows_which_it_is() -> None:
 
 def test_messages_go_to_coordinators_and_come_from_them() -> None:
     log: list[Any] = []
-    activation, outside = activate(chained(Pass(), Coordinated(log)), "op0")
-    activation.process("source->op0.0", rows([1, 2]))
+    activation, outside = activate(chained(Pass(), Coordinated(log)), "op1")
+    activation.process("op0->op1.0", rows([1, 2]))
     assert outside.sent == [("op1", b"2 rows")]
     activation.receive("op1", b"go on")
     assert ("", "receive", b"go on") in log
-    with pytest.raises(InvalidInput, match="no operator 'source' that takes messages; it runs op0, op1"):
+    with pytest.raises(InvalidInput, match="no operator 'source' that takes messages; it runs op1"):
         activation.receive("source", b"")
 
 

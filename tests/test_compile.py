@@ -78,6 +78,7 @@ def test_forward_steps_join_the_chain_of_their_only_input_and_make_a_tree() -> N
         (lambda s: s.key_by("key").apply(Pass(), uid="x"), True),
         (lambda s: s.apply(Pass(), uid="x", parallelism=3), True),
         (lambda s: s.apply(Pass(), s, uid="x"), True),
+        (lambda s: s.apply(Coordinated([]), uid="x"), True),
     ],
     ids=[
         "default",
@@ -91,6 +92,7 @@ def test_forward_steps_join_the_chain_of_their_only_input_and_make_a_tree() -> N
         "hash",
         "size",
         "two",
+        "coordinator",
     ],
 )
 def test_a_step_is_chained_where_nothing_speaks_against_it(connect: Callable[[Stream], Stream], alone: bool) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 import stateformat as sf
 from backends.connectors import FileSink, RateSource, s3_directory
-from backends.connectors.s3_directory import Upload
+from backends.connectors.uploads import Upload
 from backends.dataflow.api import Dataflow
 from backends.local.runtime import LocalRuntime
 from backends.running.outcome import JobOutcome
@@ -119,7 +119,7 @@ def test_a_subtask_without_rows_sends_nothing() -> None:
     sink.commit(PERMIT, sink.committable_columns.empty_table())
 
 
-def test_a_repeated_commit_is_one_look_and_a_first_one_three_requests(
+def test_a_repeated_commit_is_one_look_and_a_first_one_four_requests(
     outside: Outside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
@@ -133,7 +133,7 @@ def test_a_repeated_commit_is_one_look_and_a_first_one_three_requests(
     rows = one(sink, 1)
     monkeypatch.setattr(s3_client.S3Client, "call", told)
     sink.commit(PERMIT, rows)
-    assert asked == ["head_object", "complete_multipart_upload", "head_object"]
+    assert asked == ["head_object", "list_multipart_uploads", "complete_multipart_upload", "head_object"]
     asked.clear()
     sink.commit(PERMIT, rows)
     assert asked == ["head_object"]

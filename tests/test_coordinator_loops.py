@@ -17,6 +17,7 @@ from backends.dataflow.events import (
     Published,
     Purpose,
     Restart,
+    Spoken,
     StopOf,
     TaskId,
     TimedOut,
@@ -63,11 +64,10 @@ def test_a_loop_ends_in_two_quiet_checkpoints_that_follow_at_once() -> None:
     assert notify == notified(2, "t0", h0=MAX, h1=MAX)
     notify, begin = run.complete(begin, quiet=False, inputs_ended=True, max_watermark_sent=True)
     assert notify == notified(3, "h0", "h1", "t0")
-    (notify, begin) = run.complete(begin, max_watermark_sent=True, **SAID)
+    (notify,) = run.complete(begin, max_watermark_sent=True, **SAID)
     assert notify == notified(4, "t0", h0=END, h1=END)
     rest = ["h0", "h1", "t0"]
-    run.logic_ends(*rest)
-    run.complete(begin, finishing=rest)
+    run.complete(begun(run.logic_ends(*rest)), finishing=rest)
     assert run.end(*rest) == [JobEnded(None)]
 
 
@@ -196,14 +196,25 @@ def test_the_last_round_allowed_may_be_the_end() -> None:
     assert steps(run.complete(begin, max_watermark_sent=True, **SAID)) == {TaskId("h", 0): END, TaskId("h", 1): END}
 
 
-def test_a_head_that_is_told_to_end_and_does_not_is_not_turned_for_ever() -> None:
+def test_a_head_that_is_told_to_end_is_told_once_and_turned_no_more_while_its_coordinator_answers() -> None:
     run, begin = drained(loop_rounds_max=1)
-    begin = begun(run.complete(begin, max_watermark_sent=True, **SAID))
-    assert kinds(run.complete(begin, max_watermark_sent=True, **SAID)) == ["Notify", "Restart"]
-    run, begin = drained(loop_rounds_max=1)
-    begin = begun(run.complete(begin, max_watermark_sent=True, **SAID))
-    run.logic_ends("h0", "h1")
-    assert kinds(run.complete(begin, ["h0", "h1"])) == ["Notify"]
+    assert steps(run.complete(begin, max_watermark_sent=True, **SAID)) == {TaskId("h", 0): END, TaskId("h", 1): END}
+    for _ in range(3):
+        commands = run.complete(begun(run.due()), max_watermark_sent=True, **SAID)
+        assert commands == [notified(commands[0].number, "h0", "h1", "t0")]  # type: ignore[union-attr]
+    assert kinds(run.logic_ends("h0", "h1", "t0")) == ["Begin"]
+
+
+def test_a_barrier_after_which_a_coordinator_sent_into_the_loop_does_not_end_it() -> None:
+    run, begin = drained()
+    begin = begun(run.complete(begin, max_watermark_sent=False, **SAID))
+    run(Spoken("t"))
+    commands = run.complete(begin, max_watermark_sent=True, **SAID)
+    assert steps(commands) == {}
+    run(Spoken("a"))
+    begin = begun(commands)
+    run(Spoken("a"))
+    assert steps(run.complete(begin, max_watermark_sent=True, **SAID)) == {TaskId("h", 0): END, TaskId("h", 1): END}
 
 
 def test_checkpoints_while_a_source_still_reads_are_no_rounds() -> None:
@@ -234,13 +245,11 @@ def test_a_drain_turns_loops_by_rounds_that_nobody_publishes_until_every_logic_h
     assert notify == notified(1)
     notify, begin = run.acknowledge_all(begin, ["a0"], **SAID)
     assert notify == notified(2, h0=MAX, h1=MAX)  # and nobody else: a round is no final checkpoint
-    notify, begin = run.acknowledge_all(begin, ["a0"], max_watermark_sent=True, **SAID)
+    (notify,) = run.acknowledge_all(begin, ["a0"], max_watermark_sent=True, **SAID)
     assert notify == notified(3, h0=END, h1=END)
-    assert isinstance(begin, Begin)
-    # The heads end at the notice; the round that has begun meanwhile goes its way, and then comes the savepoint.
-    run.logic_ends("h0", "h1", "t0")
-    begin = begun(run.acknowledge_all(begin, EVERYONE))
-    assert begin.barrier == Barrier(5, Purpose.STOP_DRAIN)
+    # The heads end at the notice, and then comes the savepoint.
+    begin = begun(run.logic_ends("h0", "h1", "t0"))
+    assert begin.barrier == Barrier(4, Purpose.STOP_DRAIN)
     assert begin.plan.wait == tasks(*EVERYONE)
     run.complete(begin, EVERYONE)
     assert run.end(*EVERYONE) == [JobEnded(StopOf(StopMode.DRAIN, "r1"))]
@@ -317,11 +326,10 @@ def test_while_union_state_forbids_checkpoints_loops_are_turned_by_rounds() -> N
     assert begin.barrier.purpose is Purpose.ROUND
     notify, begin = run.acknowledge_all(begin, ["b0", "u0"], **SAID)
     assert notify == notified(1, h0=MAX)
-    notify, warning, begin = run.acknowledge_all(begin, ["b0", "u0"], max_watermark_sent=True, **SAID)
+    (notify,) = run.acknowledge_all(begin, ["b0", "u0"], max_watermark_sent=True, **SAID)
     assert notify == notified(2, h0=END)
-    assert kinds([warning]) == ["Warn"]  # the third checkpoint that could not be
-    run.logic_ends("h0", "u1")
-    begin = begun(run.acknowledge_all(begin, ["b0", "u0", "h0", "u1"]))
+    assert kinds(run.due()) == ["Warn"]  # the third checkpoint that could not be
+    begin = begun(run.logic_ends("h0", "u1"))
     assert begin.barrier.purpose is Purpose.CHECKPOINT
 
 

@@ -1,7 +1,8 @@
 """The coordinator and the cores of real tasks together, over channels, in any order: every job ends, and no record is lost.
 
-Records are numbers: a task that gets n > 0 sends n - 1 on over every edge, so that loops turn for a while. No state, no user code:
-what is tried is that the two halves agree on who waits for whom.
+Records are numbers: a task that gets n > 0 sends n - 1 on over every edge, so that loops turn for a while. Some tasks have a
+coordinator and send it the records, and its answers are what they send on. No state, no user code: what is tried is that the two
+halves agree on who waits for whom.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from backends.dataflow import events
 from backends.dataflow.coordinator import Coordinator
 from backends.dataflow.events import MAX_WATERMARK, Channel, CoordinatorEvent, Records, TaskEvent, TaskId
 from backends.dataflow.inputs import InputEdge
+from backends.dataflow.life import State
 from backends.dataflow.loops import loops_of
 from backends.dataflow.task import Task
 from stateformat.model import Edge, Partitioner, StopMode
@@ -55,6 +57,8 @@ class World:
 
     def __init__(self, job: TinyJob, rng: random.Random) -> None:
         self.job, self.rng = job, rng
+        inner = [vertex.id for vertex in job.vertices if vertex.inputs]
+        self.asking = {vertex for vertex in inner if rng.random() < 0.4}
         self.vertices = {vertex.id: vertex for vertex in job.vertices}
         self.coordinator = Coordinator(job)
         self.edges = {edge.id: edge for vertex in job.vertices for edge in (*vertex.inputs, *vertex.feedback)}
@@ -65,14 +69,21 @@ class World:
         }
         inside = {vertex: loop for loop in loops_of(job.vertices) for vertex in loop}
         self.tasks = {
-            task: Task(task, list(self.inputs(task, inside)), [c for c in self.channels if self.sender(c) == task])
+            task: Task(
+                task,
+                list(self.inputs(task, inside)),
+                [c for c in self.channels if self.sender(c) == task],
+                asks=task.vertex in self.asking,
+            )
             for task in job.tasks
         }
-        self.mail: dict[TaskId, deque[TaskEvent]] = {task: deque() for task in job.tasks}
-        self.to_coordinator: deque[CoordinatorEvent] = deque()
+        self.mail: dict[TaskId, deque[TaskEvent | int]] = {task: deque() for task in job.tasks}
+        self.to_coordinator: deque[CoordinatorEvent | tuple[TaskId, int | None]] = deque()
         self.left_to_read = {task: rng.randrange(4) for task in job.tasks if not self.vertices[task.vertex].inputs}
         self.unconfirmed = set(self.channels)
         self.told: list[events.CoordinatorCommand] = []
+        self.held: list[tuple[TaskId, Any]] = []
+        """What coordinators sent to tasks that a stop without drain holds."""
         self.sent: Counter[str] = Counter()
         self.processed: Counter[str] = Counter()
         self.obey(self.coordinator.start())
@@ -126,7 +137,17 @@ class World:
             return False
         what, which = self.rng.choice(choices)
         if what == "mail":
-            self.deliver(which, self.mail[which].popleft())
+            mail = self.mail[which].popleft()
+            if isinstance(mail, int):
+                self.answer(which, mail)
+            elif isinstance(mail, events.Answered) and self.tasks[which].state is State.HELD:
+                self.held.append((which, mail))
+            else:
+                self.deliver(which, mail)
+            if isinstance(mail, events.Aborted):
+                for task, late in self.held:
+                    self.mail[task].append(late)
+                self.held.clear()
         elif what == "channel":
             element = self.channels[which].popleft()
             if not self.is_gone(self.receiver(which)):
@@ -135,8 +156,27 @@ class World:
             if which.vertex != "s" or self.rng.random() < 0.02:  # s is the slow one.
                 self.read(which)
         else:
-            self.obey(self.coordinator.handle(self.to_coordinator.popleft()))
+            self.coordinate(self.to_coordinator.popleft())
         return True
+
+    def coordinate(self, item: CoordinatorEvent | tuple[TaskId, int | None]) -> None:
+        if type(item) is not tuple:
+            self.obey(self.coordinator.handle(item))  # type: ignore[arg-type]
+            return
+        task, value = item
+        if value is None:
+            self.mail[task].append(events.Answered())
+        else:
+            self.obey(self.coordinator.handle(events.Spoken(task.vertex)))
+            self.mail[task].append(value)
+
+    def answer(self, task: TaskId, value: int) -> None:
+        """A task receives what its coordinator has answered."""
+        if self.tasks[task].state is State.HELD:
+            self.held.append((task, value))
+        else:
+            assert self.tasks[task].state in (State.RUNNING, State.DRAINING, State.ASKING), "an answer comes too late"
+            self.send(task, value)
 
     def read(self, task: TaskId) -> None:
         if self.left_to_read[task] == 0:
@@ -164,8 +204,13 @@ class World:
             match command:
                 case events.Process(channel, value):
                     self.processed[channel.edge] += 1
-                    if value > 0:  # type: ignore[operator]
+                    if value > 0 and task.vertex in self.asking:  # type: ignore[operator]
+                        self.tasks[task].message_sent()
+                        self.to_coordinator.append((task, value - 1))
+                    elif value > 0:  # type: ignore[operator]
                         self.send(task, value - 1)
+                case events.AskCoordinator():
+                    self.to_coordinator.append((task, None))
                 case events.AdvanceWatermark(timestamp):
                     if timestamp == MAX_WATERMARK:  # A timer fires.
                         self.send(task, 1)

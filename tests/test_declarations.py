@@ -96,5 +96,5 @@ def test_rows_that_are_not_arrow_are_refused_by_what_they_are(rows: object) -> N
 
 @pytest.mark.parametrize("number", [2.5, "2", True])
 def test_a_parallelism_is_an_integer(number: object) -> None:
-    with pytest.raises(sf.InvalidInput, match="is no parallelism"):
+    with pytest.raises(sf.InvalidInput, match="a parallelism is"):
         GRAPH.at(number)  # type: ignore[arg-type]

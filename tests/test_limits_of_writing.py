@@ -127,7 +127,7 @@ def test_a_list_of_nothing_that_would_fill_memory_is_refused_when_it_is_written(
 def test_row_groups_beyond_what_a_file_may_have_are_refused(
     storage: CountingStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stateformat.segment_writer.SPLIT_BYTES", 1)
+    monkeypatch.setattr("stateformat.segment_writer.split_bytes", lambda columns: 1)
     monkeypatch.setattr("stateformat.segment_writer.grown_limit", lambda limit, written: limit)
     with pytest.raises(InvalidState, match="more than 1024 row groups"):
         write(storage, state(pa.int64()), rows(pa.array(range(1100))), options("lz4"))

@@ -10,6 +10,7 @@ import pytest
 from backends.dataflow.api import Dataflow, OperatorCoordinator, Output, Sender
 from backends.dataflow.events import TaskId
 from backends.local import JobFailed, LocalRun, RunDiscarded
+from stateformat.model import StopMode
 from tests.local_jobs import Bench, Log, Out, Tap, Told, rows, settle, state_of, to_end, until, until_read, until_told
 
 
@@ -204,7 +205,7 @@ def test_what_a_finished_subtask_said_outlives_it() -> None:
     tap.let(1, 1)
     until(run, lambda: state_of(run, "op", 0) == "waiting" and len(op.kept[-1]) == 3)
     bench.checkpoint(run)
-    until(run, lambda: run.tasks[TaskId("op", 0)].gone)
+    until(run, lambda: all(run.tasks[TaskId(uid, 0)].gone for uid in ("in", "op", "out")))
     bench.checkpoint(run)
     assert bench.status("op") == ([0], [])
     run = bench.begin(flow(1))
@@ -223,7 +224,7 @@ def test_the_state_of_a_coordinator_is_gone_when_its_operator_is_fully_finished(
     assert "coordinator" not in handles["mode"].to_pylist()
 
 
-def test_a_subtask_whose_logic_has_ended_is_told_nothing_more() -> None:
+def test_a_message_to_a_subtask_whose_logic_has_ended_is_lost_with_a_warning_that_comes_once() -> None:
     bench = Bench()
     fast, slow = Tap([rows(0)]), Tap([rows(1)], shut=True)
     flow = Dataflow("job")
@@ -233,9 +234,49 @@ def test_a_subtask_whose_logic_has_ended_is_told_nothing_more() -> None:
     until(run, lambda: state_of(run, "op") == "waiting")
     bench.checkpoint(run)
     settle(run, 60)
+    bench.checkpoint(run)
     assert bench.log.of("op/0", "receive") == []
+    assert [warning[:78] for warning in run.progress().warnings] == [
+        "The coordinator of operator 'op' sent a message to subtask 0, whose input had "
+    ]
     slow.let(0)
     to_end(run)
+
+
+def test_a_coordinator_that_sends_after_a_stop_without_drain_loses_nothing() -> None:
+    class Late(Register):
+        def checkpoint_complete(self) -> None:
+            self.send(0, b"anyone?")
+
+    class Reporting(Reports):
+        def coordinator(self) -> OperatorCoordinator:
+            return Late(self.log, self.kept, None)
+
+    bench = Bench(requests_every_us=None)
+    job = Job(bench, shut=True)
+    job.op = Reporting(bench.log)
+    run = bench.begin(job.flow())
+    settle(run, 20)
+    run.request_stop(StopMode.NO_DRAIN)
+    to_end(run)
+    assert run.progress().warnings == ()
+
+
+@pytest.mark.parametrize("subtask", [-1, 2])
+def test_a_coordinator_cannot_send_to_a_subtask_that_there_is_not(subtask: int) -> None:
+    class Astray(Register):
+        def receive(self, _: int, message: bytes) -> None:
+            self.send(subtask, message)
+
+    class Reporting(Reports):
+        def coordinator(self) -> OperatorCoordinator:
+            return Astray(self.log, self.kept, None)
+
+    bench = Bench(max_restarts=0)
+    job = Job(bench)
+    job.op = Reporting(bench.log)
+    with pytest.raises(JobFailed, match=f"sent to subtask {subtask}. The operator has subtasks 0 to 1 in this run"):
+        bench.run(job.flow())
 
 
 @pytest.mark.parametrize("what", ["open", "receive 0", "complete"])

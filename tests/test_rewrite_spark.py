@@ -17,11 +17,13 @@ from backends.spark.rewrite.engine import TASK_BYTES, evened, task_count
 from backends.spark.rewrite.executor import FRAME_BYTES, _parts, decode
 from backends.spark.session import check
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, StorageError
+from stateformat.model import Partitioner
 from stateformat.segment import WriteOptions
 from stateformat.storage import open_storage
 from stateformat.store import CheckpointStore
 from stateformat.validation import validate
 from tests import rewrite_jobs as jobs
+from tests.test_in_flight_order import check_order, publish, records_for
 
 pytestmark = pytest.mark.spark
 ROOT = Path(__file__).resolve().parent.parent
@@ -66,6 +68,19 @@ def test_both_engines_write_the_same_rows_to_the_same_places(spark: Any, tmp_pat
     assert kept[0] == kept[1]
     assert sum(sum(rows.values()) for rows in kept[0].values()) > 300
     assert contents[0].keys() == contents[1].keys()
+
+
+def test_records_in_flight_of_several_segments_keep_the_order_of_their_channels(spark: Any, tmp_path: Path) -> None:
+    store = new_store(tmp_path / "store")
+    sent = records_for(Partitioner.REBALANCE, 3)
+    publish(store, Partitioner.REBALANCE, sent, OBJECTS)
+    for parallelism in (2, 5):
+        rewrite(store, store.open(), RewriteSpec(per_operator={"c": parallelism}), engine=SparkEngine(spark))
+    checkpoint = store.open()
+    plan = checkpoint.plan_restore(checkpoint.graph.at(per_operator={"c": 1}))
+    rows = checkpoint.restore(plan, "c", 0)["mail"].table().to_pylist()
+    check_order(rows, by_key=False)
+    assert sorted((row["_sender"], row["_receiver"], row["_seq"], row["k"]) for row in rows) == sorted(sent)
 
 
 def test_tasks_that_fail_after_writing_are_retried_and_leave_garbage_and_one_history(tmp_path: Path) -> None:

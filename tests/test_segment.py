@@ -16,6 +16,7 @@ import xxhash
 
 from backends.storage.memory import MemoryStorage
 from stateformat import declare
+from stateformat import row_groups as row_groups_module
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState, StorageError
 from stateformat.model import Handle, State
 from stateformat.row_groups import ROW_GROUPS_MAX, split_groups, split_table
@@ -393,11 +394,28 @@ def test_row_groups_are_cut_at_group_borders() -> None:
 
 def test_large_rows_come_in_fewer_per_row_group(storage: CountingStorage) -> None:
     state = declare.even_split_state("op", "blobs", columns={"blob": pa.binary()})
-    blobs = pa.table({"blob": pa.array([bytes(2 << 20)] * 70, pa.binary())})
+    blobs = pa.table({"blob": pa.array([bytes(1 << 20)] * 40, pa.binary())})
     file = stored(storage, write(storage, state, blobs))
     sizes = [file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups)]
     assert len(sizes) == 3
-    assert max(sizes) <= 66 << 20
+    assert max(sizes) <= 17 << 20
+
+
+def test_one_large_row_among_small_ones_shares_a_row_group_with_few(
+    storage: CountingStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_groups_module, "ROW_GROUP_BYTES", 4096)
+    monkeypatch.setattr(row_groups_module, "_COLUMN_BYTES", 1)
+    monkeypatch.setattr(row_groups_module, "SPLIT_BYTES", 8192)
+    state = declare.value_state("op", "blobs", keys={"k": pa.int64()}, values={"v": pa.binary()})
+    sizes = np.where(np.arange(3000) % 100 == 0, 3000, 1)
+    given = pa.table({"k": pa.array(range(3000), pa.int64()), "v": pa.array([bytes(size) for size in sizes])})
+    for data in (given, given.slice(0, 1000), cluster(given, state, operator())):
+        handle = write(storage, state, data, WriteOptions(inline_bytes_max=0, codec="none"))
+        file = stored(storage, handle)
+        groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
+        assert max(group.total_byte_size for group in groups) < 12_000
+        assert sorted(file.read()["k"].to_pylist()) == sorted(data["k"].to_pylist())
 
 
 # ---- streams ---------------------------------------------------------------------------------------------------------

@@ -33,14 +33,14 @@ def one_row_each(*values: int) -> list[pa.RecordBatch]:
 
 def test_a_reader_asks_for_splits_until_there_will_be_none_and_ends_when_its_own_have() -> None:
     activation, outside = reader(Chunks(a=[rows([1, 2]), rows([3])], b=[]))
-    assert activation.read() == Reading(0, wants_split=True, idle=True, ended=False, watermark=None)
+    assert activation.read() == Reading(0, wants_split=True, idle=True, ended=False, watermark=None, holds_none=True)
     activation.give(NoSplit.LATER)
-    assert activation.read() == Reading(0, wants_split=True, idle=True, ended=False, watermark=None)
+    assert activation.read() == Reading(0, wants_split=True, idle=True, ended=False, watermark=None, holds_none=True)
     activation.give(Split("a", b""))
     assert read_on(activation, 3) == [
         Reading(2, wants_split=False, idle=False, ended=False, watermark=None),
         Reading(1, wants_split=False, idle=False, ended=False, watermark=None),
-        Reading(0, wants_split=True, idle=True, ended=False, watermark=None),
+        Reading(0, wants_split=True, idle=True, ended=False, watermark=None, holds_none=True),
     ]
     activation.give(Split("b", b""))
     activation.give(NoSplit.NEVER)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,16 +18,22 @@ from stateformat import declare
 from stateformat.errors import CheckpointExpired, ErrorKind, NotFound, StorageError
 from stateformat.manifest import handles_table
 from stateformat.model import (
+    AttemptId,
+    CheckpointId,
     Edge,
     Field,
+    FormerStatus,
     Handle,
     JobGraph,
     Kind,
     Operator,
     OperatorId,
+    ParentRef,
     Partitioner,
+    RescaledFrom,
     SchemaVersion,
     State,
+    Status,
     SubtaskSet,
 )
 from stateformat.segment_writer import WriteOptions
@@ -119,6 +126,11 @@ def b(**changes: Any) -> JobGraph:
     return GRAPH.with_operators({B: replace(GRAPH.operator("b"), **changes)})
 
 
+def fed_back(graph: JobGraph) -> JobGraph:
+    """The same with feedback edges alone, which set no rule for what has finished."""
+    return replace(graph, edges=tuple(replace(edge, feedback=True) for edge in graph.edges))
+
+
 def edges(*more: Edge) -> JobGraph:
     return replace(GRAPH, edges=(*GRAPH.edges, *more))
 
@@ -134,11 +146,11 @@ GRAPHS: list[tuple[JobGraph, str, str]] = [
     (a(finishing=SET(((1, 2),))), "3.4", "the finishing subtasks of operator 'a' are [(1, 2)]"),
     (a(finished=SET(((0, 0), (1, 1)))), "3.4", "non-adjacent ranges"),
     (b(finished=SET(((1, 1),)), finishing=SET(((1, 1),))), "3.4", "subtasks 1 of operator 'b' are finished and finishing"),
-    (a(parallelism=3), "3.4", "are one chain and have parallelism 3 and 2"),
+    (a(parallelism=3), "3.4", "chain 'x' joins operators of different parallelism: 'a' has 3, 'b' has 2"),
     (edges(Edge("ax", A, OperatorId("x"))), "3.5", "edge 'ax' ends at operator 'x'"),
     (edges(Edge("e", A, B, input=-1)), "3.5", "feeds input -1"),
     (edges(Edge("e", A, B, key_columns=("k",))), "3.5", "is rebalance and has key columns ['k']"),
-    (replace(edges(Edge("e", A, B, Partitioner.FORWARD)), operators=(a(parallelism=3).operators[0], GRAPH.operators[1])), "3.5", "of parallelism 3 and 'b' of 2"),
+    (replace(edges(Edge("e", A, B, Partitioner.FORWARD)), operators=(a(parallelism=3).operators[0], GRAPH.operators[1])), "3.5", "forward edge 'e' joins operators of different parallelism: 'a' has 3, 'b' has 2"),
     (edges(Edge("ba", B, A)), "3.5", "cycle without a feedback edge"),
     (edges(Edge("aa", A, A)), "3.5", "cycle without a feedback edge: a → a"),
 ]  # fmt: skip
@@ -240,13 +252,13 @@ def test_each_rule_of_handles_is_kept(handles: list[Handle], clause: str, messag
 def test_finished_and_finishing_subtasks_contribute_committables_and_nothing_else() -> None:
     without_union = [s for s in STATES if s is not UNION]
     handles = [h for h in HANDLES if h.state != "union"]
-    ended = b(finished=SET(((0, 0),)))
+    ended = fed_back(b(finished=SET(((0, 0),))))
     found = check_content(ended, without_union, handles_table(handles))
     assert {(p.clause, p.state) for p in found} == {("SPEC 4.6", "keyed"), ("SPEC 4.6", "mail")}
     assert all("handles of subtasks 0, which are finished" in p.message for p in found)
     right = [h for h in handles if h.operator == "a" or h.subtask != 0]
     assert check_content(ended, without_union, handles_table(right)) == []
-    waiting = b(finishing=SET(((0, 0),)))
+    waiting = fed_back(b(finishing=SET(((0, 0),))))
     assert check_content(waiting, without_union, handles_table(right)) == []
     assert "which are finishing" in check_content(waiting, without_union, handles_table(handles))[0].message
 
@@ -258,7 +270,7 @@ def test_a_fully_finished_operator_keeps_committables_at_most() -> None:
         "state 'union' of operator 'a' is union and has 2 handles, but its operator is fully finished"
     ]
     assert content(over, handles=[h for h in HANDLES if h.state != "union"]) == []
-    boss = b(finished=SET(((0, 1),)))
+    boss = fed_back(b(finished=SET(((0, 1),))))
     left = [h for h in HANDLES if h.operator == "a"]
     assert content(boss, handles=left) == []
     assert [p.state for p in content(boss, handles=[*left, BOSS])] == ["boss"]
@@ -268,6 +280,46 @@ def test_union_state_of_a_partially_finished_operator_is_refused() -> None:
     part = a(finished=SET(((1, 1),)))
     found = content(part, handles=swap(UNION1))
     assert [(p.kind, p.operator, p.state) for p in found] == [(ErrorKind.UNION_PARTIALLY_FINISHED, "a", "union")]
+
+
+def beside(one: Status, other: Status, partitioner: Partitioner, *, feedback: bool = False) -> JobGraph:
+    """Two operators without state, a before b, of these statuses."""
+    ended = {Status.RUNNING: SET(), Status.PARTIALLY_FINISHED: SET(((1, 1),)), Status.FULLY_FINISHED: SET(((0, 1),))}
+    keys = ("k",) if partitioner is Partitioner.HASH else ()
+    return JobGraph(
+        (
+            Operator(A, 2, 8, key_hash=HASH, finished=ended[one]),
+            Operator(B, 2, 8, key_hash=HASH, finishing=ended[other]),
+        ),
+        (Edge("ab", A, B, partitioner, 0, keys, feedback),),
+    )
+
+
+@pytest.mark.parametrize("partitioner", list(Partitioner))
+def test_finished_operators_behind_ones_that_have_not_finished_enough_are_told(partitioner: Partitioner) -> None:
+    """By hand: which pairs of statuses can come to be, since no subtask ends before all that it hears."""
+    run, part, full = Status.RUNNING, Status.PARTIALLY_FINISHED, Status.FULLY_FINISHED
+    right = {(one, run) for one in Status} | {(full, other) for other in Status}
+    if not partitioner.all_to_all:
+        right |= {(part, part)}
+    for one, other in product(Status, Status):
+        found = content(beside(one, other, partitioner), (), [])
+        assert content(beside(one, other, partitioner, feedback=True), (), []) == []
+        if (one, other) in right:
+            assert found == []
+        else:
+            assert [(p.kind, p.clause, p.operator) for p in found] == [
+                (ErrorKind.STATUS_CONTRADICTION, "SPEC 3.5", "b")
+            ]
+            assert "its predecessor 'a'" in found[0].message
+
+
+def test_after_a_rescale_the_former_statuses_count() -> None:
+    graph = beside(Status.RUNNING, Status.RUNNING, Partitioner.HASH)
+    former = [FormerStatus(uid, 2, SET(((0, 0),)), SET()) for uid in (A, B)]
+    for operators, told in (((), 0), (former[:1], 0), (former[1:], 1), (former, 1)):
+        rescaled = RescaledFrom(ParentRef(CheckpointId(1), AttemptId("0" * 32)), tuple(operators))
+        assert len(check_content(graph, (), handles_table([]), rescaled)) == told
 
 
 def test_everything_is_found_at_once_and_nothing_raises() -> None:
@@ -715,6 +767,10 @@ ROWS: list[tuple[str, Change, str, str]] = [
     ("mail", rows(other_value("_sender", 0, -1)), "5.1", "it is a subtask, 0 to 32767"),
     ("seen", rows(first_again("_edge")), "6.2", "tells the progress of edge 'in-work' twice"),
     ("out", rows(other_value("_checkpoint_id", 0, 2)), "5.1", "prepared under 2 to 2; this is checkpoint 1"),
+    ("out", rows(other_value("_checkpoint_id", 0, 0)), "5.1", "_checkpoint_id is 0; ids of checkpoints begin with 1"),
+    ("out", rows(other_value("_attempt_id", 0, "../../.ssh/" + "0" * 21)), "5.1", "_attempt_id is '../../.ssh/"),
+    ("out", rows(other_value("_attempt_id", 0, "0123456789ABCDEF" * 2)), "5.1", "is 32 lower-case hexadecimal digits"),
+    ("out", rows(other_value("_attempt_id", 0, "0" * 32 + "\n")), "5.1", "is 32 lower-case hexadecimal digits"),
 ]  # fmt: skip
 
 

@@ -28,19 +28,19 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path, PurePosixPath
 from secrets import token_hex
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from backends.connectors.part_names import PartName, pending_folder
+from backends.connectors.part_names import PartName, file_name_of, pending_folder
+from backends.connectors.uploads import Upload
 from backends.storage.shared import check_options
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
-
-_PREPARED: Final = re.compile(r"(?P<id>\d{20})-[^/]*\.prepared")
 
 
 class Ready(NamedTuple):
@@ -52,6 +52,10 @@ class Ready(NamedTuple):
     """The name under which it is seen, once it is."""
     rows: int
     size_bytes: int
+
+    def is_prepared_as(self, name: PartName) -> bool:
+        """Whether ``pending`` is what some place writes for a file of this name."""
+        return self.pending == name.pending or Upload.read(self.pending) is not None
 
 
 class NewFile(Protocol):
@@ -87,6 +91,10 @@ class OutputDirectory(Protocol):
 
     def commit(self, files: Sequence[Ready]) -> None:
         """Make files seen that are not yet. ``StorageError`` where one is lost, or is another than was prepared."""
+        ...
+
+    def prepared(self, uid: str) -> Sequence[PartName]:
+        """What the sink ``uid`` has prepared and nobody has committed yet."""
         ...
 
     def clean(self, uid: str, newest_id: int, carried: Sequence[Ready]) -> list[str]:
@@ -156,9 +164,8 @@ class Directory:
         """Rename closed files; their new names. ``StorageError`` where a file is gone."""
         names = []
         for file, part in files:
-            folder = pending_folder(part.uid)
-            names.append(f"{folder}/{part.stem}-{part.place}.prepared")
-            self.rename(f"{folder}/{file.write_id}.open", names[-1])
+            names.append(part.pending)
+            self.rename(f"{PurePosixPath(part.pending).parent}/{file.write_id}.open", part.pending)
         for folder in {str(PurePosixPath(name).parent) for name in names}:
             self.sync(folder)
         return names
@@ -166,7 +173,9 @@ class Directory:
     def commit(self, files: Sequence[Ready]) -> None:
         """Link the final names. ``StorageError`` where a file is neither prepared nor committed, or has another size."""
         for file in files:
-            self.link(file.pending, file.path)
+            # What was prepared in a bucket may lie here, copied, under its final name.
+            if Upload.read(file.pending) is None:
+                self.link(file.pending, file.path)
             found = self.size(file.path)
             if found is None:
                 raise lost(file, self, f"as {file.pending}")
@@ -175,20 +184,24 @@ class Directory:
         if files:
             # Only what is durable under its final name may lose the other one.
             self.sync("")
-        self.remove(file.pending for file in files)
+        self.remove(file.pending for file in files if Upload.read(file.pending) is None)
+
+    def prepared(self, uid: str) -> Sequence[PartName]:
+        """What the prepared names say."""
+        return prepared_names(uid, self.names(pending_folder(uid)))
 
     def clean(self, uid: str, newest_id: int, carried: Sequence[Ready]) -> list[str]:
         """Remove open files, and prepared ones that no checkpoint holds."""
         folder, kept = pending_folder(uid), {file.pending for file in carried}
-        found = [f"{folder}/{name}" for name in self.names(folder)]
-        forgotten = [name for name in found if name not in kept and _is_forgotten(PurePosixPath(name).name, newest_id)]
+        found = [(name, f"{folder}/{name}") for name in self.names(folder)]
+        forgotten = [path for name, path in found if path not in kept and is_forgotten(uid, name, newest_id)]
         self.remove(forgotten)
         return forgotten
 
     def make(self, folder: str) -> None:
         """Have a folder, and those that lead to it; their names are durable on return."""
-        path = self._root / folder
         with self.translated("make", folder):
+            path = self._folder(folder)
             missing = [path, *path.parents][: sum(not each.exists() for each in [path, *path.parents])]
             path.mkdir(parents=True, exist_ok=True)
             for made in missing:
@@ -197,35 +210,48 @@ class Directory:
     def create(self, name: str) -> pa.NativeFile:
         """A new file, to be written and closed. The name must be new."""
         with self.translated("create", name):
-            os.close(os.open(self._root / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+            os.close(os.open(self._at(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
             return pa.OSFile(str(self._root / name), "wb")
 
     def sync_file(self, name: str) -> int:
         """Make the bytes of a closed file durable; how many there are."""
         with self.translated("sync", name):
-            self._sync(self._root / name)
-            return (self._root / name).stat().st_size
+            self._sync(self._at(name))
+            return self._at(name).stat().st_size
 
     def sync(self, folder: str) -> None:
         """Make the names in a folder durable."""
         with self.translated("sync", folder):
-            self._sync(self._root / folder)
+            self._sync(self._at(folder))
 
     def rename(self, old: str, new: str) -> None:
         """Rename a file within a folder; ``new`` must be a name that nobody else uses."""
         with self.translated("rename", old):
-            (self._root / old).rename(self._root / new)
+            self._at(old).rename(self._at(new))
 
     def link(self, old: str, new: str) -> None:
-        """Give a file a second name. Nothing happens where that name is taken, or the file is not there."""
+        """Give a file a second name. Nothing happens where that name is taken, or the file is not there.
+
+        ``StorageError`` for what is no file.
+        """
         with self.translated("link", old), contextlib.suppress(FileExistsError, FileNotFoundError):
-            (self._root / new).hardlink_to(self._root / old)
+            path = self._at(old)
+            self._check_file(path, old)
+            self._at(new).hardlink_to(path)
+
+    def read(self, name: str) -> bytes | None:
+        """The bytes of a file; None where there is none. ``StorageError`` for what is no file."""
+        with self.translated("read", name), contextlib.suppress(FileNotFoundError):
+            path = self._at(name)
+            self._check_file(path, name)
+            return path.read_bytes()
+        return None
 
     def size(self, name: str) -> int | None:
         """The size of a file in bytes; None where there is none."""
         with self.translated("look at", name):
             try:
-                return (self._root / name).stat().st_size
+                return self._at(name).stat().st_size
             except FileNotFoundError:
                 return None
 
@@ -233,7 +259,7 @@ class Directory:
         """The names in a folder, sorted; none where there is no folder."""
         with self.translated("list", folder):
             try:
-                return sorted(each.name for each in (self._root / folder).iterdir())
+                return sorted(each.name for each in self._folder(folder).iterdir())
             except FileNotFoundError:
                 return []
 
@@ -241,7 +267,7 @@ class Directory:
         """Remove files; those that are gone are passed over. Not synced: what a power failure brings back is removed again."""
         for name in names:
             with self.translated("remove", name):
-                (self._root / name).unlink(missing_ok=True)
+                self._at(name).unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def translated(self, what: str, name: str) -> Iterator[None]:
@@ -257,6 +283,34 @@ class Directory:
                 kind=ErrorKind.STORAGE_FAILED,
                 path=name,
             ) from error
+
+    def _at(self, name: str) -> Path:
+        """Where a file lies, or a folder. ``StorageError`` where a link in the directory leads elsewhere."""
+        parts = PurePosixPath(name).parts
+        for depth in range(1, len(parts)):
+            self._refuse_link(self._root.joinpath(*parts[:depth]), name)
+        return self._root / name
+
+    def _folder(self, name: str) -> Path:
+        """Where a folder lies that is no link itself."""
+        return self._at(f"{name}/file").parent
+
+    def _check_file(self, path: Path, name: str) -> None:
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise StorageError(
+                f"{path} is not a file, and a sink prepares files; something else has put it there. Remove it",
+                kind=ErrorKind.INVALID_PATH,
+                path=name,
+            )
+
+    def _refuse_link(self, folder: Path, name: str) -> None:
+        if folder.is_symlink():
+            raise StorageError(
+                f"{folder} is a link, and a sink works only in folders of its own. Put a folder in its place, with the "
+                "files that the link leads to",
+                kind=ErrorKind.INVALID_PATH,
+                path=name,
+            )
 
     def _sync(self, path: Path) -> None:
         if not self._durable:
@@ -295,11 +349,27 @@ class _LocalFile:
         return self._directory.translated("write", self._name)
 
 
-def _is_forgotten(name: str, newest_id: int) -> bool:
-    if name.endswith(".open"):
+def prepared_names(uid: str, names: Iterable[str]) -> list[PartName]:
+    """What the names in the folder of a sink say that are those of prepared files."""
+    found = (PartName.of_staged(f"{file_name_of(uid)}/{name}") for name in names)
+    return [name for name in found if name is not None]
+
+
+def is_forgotten(uid: str, name: str, newest_id: int) -> bool:
+    """Whether what lies in a sink's folder under this name goes unless a checkpoint holds it."""
+    if name.endswith((".open", ".part")):
         return True
-    prepared = _PREPARED.fullmatch(name)
-    return prepared is not None and int(prepared["id"]) <= newest_id
+    return any(prepared.checkpoint_id <= newest_id for prepared in prepared_names(uid, [name]))
 
 
-__all__ = ["Directory", "NewFile", "OutputDirectory", "Ready", "lost", "open_directory", "size_differs"]
+__all__ = [
+    "Directory",
+    "NewFile",
+    "OutputDirectory",
+    "Ready",
+    "is_forgotten",
+    "lost",
+    "open_directory",
+    "prepared_names",
+    "size_differs",
+]

@@ -10,8 +10,8 @@ Theory of operation. What the sink does is the same everywhere; how a file gets 
 3. *Commit*, once the checkpoint is published: files are seen. Committing twice is committing once, by one driver or two, now
    or late: the names hold the checkpoint and attempt under which a file was prepared, and a write id that no other file
    has, so no name ever means two contents, whoever runs a task twice.
-4. *Clean*, when a run begins and has committed: remove what was prepared under ids up to the newest checkpoint's that it
-   does not carry. What is under greater ids may belong to a run that is about to publish it.
+4. *Clean*, when a run begins and has committed: remove what was prepared under ids up to the newest checkpoint's that no
+   checkpoint of the store carries. What is under greater ids may belong to a run that is about to publish it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 
 from backends.connectors.directories import NewFile, Ready, open_directory
 from backends.connectors.enumerators import check_at_least
+from backends.connectors.foreign_names import foreign_name
 from backends.connectors.part_names import PartName, file_name_of, pending_folder
 from backends.dataflow.api import OperatorContext, Prepared, TwoPhaseCommitSink
 from stateformat.errors import InvalidInput
@@ -121,11 +122,11 @@ class FileSink(TwoPhaseCommitSink):
         self._end()
         if not self._closed:
             return None
-        uid, subtask, names = self.context.uid, self.context.subtask, []
-        for number, closed in enumerate(self._closed):
-            names.append(
-                PartName(prepared.checkpoint_id, prepared.attempt_id, uid, subtask, number, closed.file.write_id)
-            )
+        owner, subtask = file_name_of(self.context.uid), self.context.subtask
+        names = [
+            PartName(prepared.checkpoint_id, prepared.attempt_id, owner, subtask, number, closed.file.write_id)
+            for number, closed in enumerate(self._closed)
+        ]
         files = [closed.file for closed in self._closed]
         pending = self._directory.prepare(list(zip(files, names, strict=True)))
         rows = [
@@ -139,16 +140,28 @@ class FileSink(TwoPhaseCommitSink):
             schema=self.committable_columns,
         )
 
+    def check_committables(self, uid: str, committables: pa.Table, *, renamed: bool = False) -> None:
+        """Raise ``DamagedCheckpoint`` for names that this sink cannot have written for the attempt in the row."""
+        _ready(committables, None if renamed else uid)
+
     def commit(self, permit: CommitPermit, committables: pa.Table) -> None:  # noqa: ARG002 - holding it is the right
-        """Make files visible that are not yet. ``StorageError`` where one is neither prepared nor committed."""
+        """Make files visible that are not yet.
+
+        Raises ``StorageError`` where one is neither prepared nor committed, and ``DamagedCheckpoint`` where a name is not
+        one that a file sink writes; then nothing is done.
+        """
         self._directory.commit(_ready(committables))
+
+    def prepared_attempts(self, uid: str) -> set[Prepared]:
+        """Under which ids files lie prepared and not committed."""
+        return {Prepared(name.checkpoint_id, name.attempt_id) for name in self._directory.prepared(uid)}
 
     def clean(self, uid: str, newest_id: int, carried: pa.Table | None = None) -> list[str]:
         """Remove what crashed runs of the sink ``uid`` left; the names of what was removed, relative to the directory.
 
         Call it when a run begins: after the committables of the newest checkpoint, ``newest_id`` (0: there is none), were
-        committed and before any subtask opens. ``carried``: those committables which that checkpoint, or the run, will
-        commit again. Never touches a prepared file under a greater id, nor one that is carried.
+        committed and before any subtask opens. ``carried``: the committables of every checkpoint that may be started from.
+        Never touches a prepared file under a greater id, nor one that is carried.
         """
         forgotten = self._directory.clean(uid, newest_id, [] if carried is None else _ready(carried))
         if forgotten:
@@ -172,8 +185,21 @@ def check_compression(name: str) -> None:
         raise InvalidInput(f"compression is {name!r}; known are {', '.join(known)}")
 
 
-def _ready(committables: pa.Table) -> Sequence[Ready]:
-    return [Ready(**row) for row in committables.select(Ready._fields).to_pylist()]
+def _ready(committables: pa.Table, uid: str | None = None) -> Sequence[Ready]:
+    """The files that rows name. ``DamagedCheckpoint`` where no file sink, or not that of ``uid``, has made one of them."""
+    if not committables.num_rows:
+        return []
+    files = []
+    for row in committables.select([*Ready._fields, "_checkpoint_id", "_attempt_id"]).to_pylist():
+        prepared = row.pop("_checkpoint_id"), row.pop("_attempt_id")
+        file = Ready(**row)
+        name = PartName.of_path(file.path)
+        if name is None or name[:2] != prepared or (uid is not None and name.owner != file_name_of(uid)):
+            raise foreign_name(f"sink {uid!r}" if uid else "a file sink", prepared, "path", file.path)
+        if not file.is_prepared_as(name):
+            raise foreign_name(f"sink {uid!r}" if uid else "a file sink", prepared, "pending", file.pending)
+        files.append(file)
+    return files
 
 
 @dataclass(frozen=True)

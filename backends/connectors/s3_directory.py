@@ -16,7 +16,7 @@ request to begin, one for every 16 MiB, one to complete and two to look, which i
 2. *Prepare*: begin an upload, send the parts. Each goes with its MD5, which the server compares, so nothing is prepared that is
    not what was written. The committable holds the id of the upload, the tags of the parts and the digest of the whole; the
    upload has the digest as metadata, which the object will inherit.
-3. *Commit*: look for the object; if it is not there, complete the upload with these tags, and look. Size and digest of what is there
+3. *Commit*: look for the object; if it is not there, look for the upload under this very key, complete it with these tags, and look. Size and digest of what is there
    have to be those of the committable. Looking first spares servers a second completion, which cost data in an old Ceph
    (ceph#16732). Completing again does nothing: there is no such upload any more, and the look decides. Two that complete at
    once are told by some servers that it is under way, that a part is invalid, or that there is no upload, while no object
@@ -36,7 +36,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import math
 import tempfile
 import time
@@ -46,20 +45,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import md5
 from secrets import token_hex
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 import pyarrow as pa
 import xxhash
 
 from backends.connectors.directories import NewFile, Ready, lost, size_differs
-from backends.connectors.part_names import PATH_PREFIX, PartName, checkpoint_id_of
-from backends.storage.s3_files import abort_upload, begun_uploads
+from backends.connectors.part_names import PATH_PREFIX, PartName, file_name_of
+from backends.connectors.uploads import PARTS_MAX, Upload
+from backends.storage.s3_files import abort_upload, begun_uploads, has_begun
 from backends.storage.s3_place import S3Place, address_of
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 
 PART_BYTES: Final = 16 * 2**20
 """Of a part, unless the file needs larger ones to be no more than ``PARTS_MAX``."""
-PARTS_MAX: Final = 10_000
 PARTS_AT_ONCE: Final = 3
 COMMITS_AT_ONCE: Final = 8
 MEMORY_BYTES: Final = 8 * 2**20
@@ -68,32 +67,6 @@ PAUSES_SECONDS: Final = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 """Between looking for an object that is neither prepared nor there, and looking again."""
 DIGEST: Final = "stateformat-xxh3-128"
 """Under which name the metadata of an object has the digest of the file."""
-
-
-class Upload(NamedTuple):
-    """What a committable says of an upload, as JSON."""
-
-    upload_id: str
-    digest: str
-    tags: list[str]
-
-    def text(self) -> str:
-        """For ``Ready.pending``."""
-        return json.dumps(self._asdict())
-
-    @classmethod
-    def of(cls, file: Ready) -> Self:
-        """Read it. ``InvalidInput`` for what another kind of place has prepared."""
-        try:
-            found = cls(**json.loads(file.pending))
-        except (ValueError, TypeError) as error:
-            raise InvalidInput(
-                f"{file.path} was not prepared as an upload but as {file.pending[:200]!r}; commit it once with the directory "
-                "under which it was prepared, then change the directory",
-                kind=ErrorKind.INVALID_ARGUMENT,
-                path=file.path,
-            ) from error
-        return found
 
 
 class S3Directory(S3Place):
@@ -129,7 +102,7 @@ class S3Directory(S3Place):
 
     def commit(self, files: Sequence[Ready]) -> None:
         """Complete the uploads, several at once. ``StorageError`` where one is lost, or an object is another."""
-        uploads = [Upload.of(file) for file in files]
+        uploads = [_upload_of(file) for file in files]
         if len(files) < 2:
             for file, upload in zip(files, uploads, strict=True):
                 self._publish(file, upload)
@@ -138,22 +111,31 @@ class S3Directory(S3Place):
             for done in [pool.submit(self._publish, *each) for each in zip(files, uploads, strict=True)]:
                 done.result()
 
+    def prepared(self, uid: str) -> Sequence[PartName]:
+        """What the keys of uploads say that have not ended."""
+        return [name for name, _ in self._begun(uid)]
+
     def clean(self, uid: str, newest_id: int, carried: Sequence[Ready]) -> list[str]:
         """Abort uploads that no checkpoint holds; the paths that they would have had."""
-        kept = {(file.path, Upload.of(file).upload_id) for file in carried}
-        skipped_length = len(self._key(""))
+        uploads = [(file.path, Upload.read(file.pending)) for file in carried]
+        kept = {(path, upload.upload_id) for path, upload in uploads if upload is not None}
+        forgotten = []
+        for name, upload_id in self._begun(uid):
+            if name.checkpoint_id > newest_id or (name.path, upload_id) in kept:
+                continue
+            with self._translated("abort the upload of", name.path):
+                abort_upload(self._client, self._bucket, self._key(name.path), upload_id)
+            forgotten.append(name.path)
+        return forgotten
+
+    def _begun(self, uid: str) -> list[tuple[PartName, str]]:
+        """The uploads of a sink that have not ended, by path."""
+        skipped_length, owner = len(self._key("")), file_name_of(uid)
         with self._translated("list the uploads of", ""):
             found = begun_uploads(self._client, self._bucket, self._key(PATH_PREFIX))
             begun = sorted((key[skipped_length:], upload_id) for key, _, upload_id in found)
-        forgotten = []
-        for path, upload_id in begun:
-            checkpoint_id = checkpoint_id_of(path, uid)
-            if checkpoint_id is None or checkpoint_id > newest_id or (path, upload_id) in kept:
-                continue
-            with self._translated("abort the upload of", path):
-                abort_upload(self._client, self._bucket, self._key(path), upload_id)
-            forgotten.append(path)
-        return forgotten
+        named = [(PartName.of_path(path), upload_id) for path, upload_id in begun]
+        return [(name, upload_id) for name, upload_id in named if name is not None and name.owner == owner]
 
     def _upload(self, file: _SpooledFile, path: str) -> Upload:
         place, digest = {"Bucket": self._bucket, "Key": self._key(path)}, file.digest
@@ -226,6 +208,9 @@ class S3Directory(S3Place):
         place = {"Bucket": self._bucket, "Key": self._key(file.path), "UploadId": upload.upload_id}
         try:
             with self._translated("write", file.path):
+                # There are servers that complete an upload of another key under that key.
+                if not has_begun(self._client, self._bucket, place["Key"], upload.upload_id):
+                    return _no_such_upload(file, self)
                 self._client.call("complete_multipart_upload", **place, MultipartUpload={"Parts": parts})
         except StorageError as error:
             return error
@@ -251,6 +236,22 @@ class S3Directory(S3Place):
                 path=file.path,
             )
         return True
+
+
+def _upload_of(file: Ready) -> Upload:
+    upload = Upload.read(file.pending)
+    if upload is None:
+        raise InvalidInput(
+            f"{file.path} was not prepared as an upload but as {file.pending[:200]!r}; commit it once with the directory "
+            "under which it was prepared, then change the directory",
+            kind=ErrorKind.INVALID_ARGUMENT,
+            path=file.path,
+        )
+    return upload
+
+
+def _no_such_upload(file: Ready, where: object) -> StorageError:
+    return StorageError(f"{where} has no upload for {file.path} of this id", path=file.path, code="NoSuchUpload")
 
 
 class _Spool(io.RawIOBase):
@@ -326,4 +327,4 @@ class _SpooledFile:
             ) from error
 
 
-__all__ = ["S3Directory", "Upload"]
+__all__ = ["S3Directory"]

@@ -12,7 +12,7 @@ through the database: it would have to hold them invisible, every worker would n
    remove the objects. A crash before the end of the transaction has done nothing, one after it leaves objects, which are removed
    when the same commit is repeated. Two drivers with the same committables wait for each other at the marks.
 4. *Clean*, when a run begins and has committed: see that the table fits, and remove objects that were put for no checkpoint, or
-   under ids up to the newest checkpoint's that it does not carry.
+   under ids up to the newest checkpoint's that no checkpoint of the store carries.
 
 A mark goes only after its object. So a checkpoint that is committed again when its marks have gone is refused, for want of
 objects, and nothing is ever inserted twice.
@@ -23,15 +23,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 from collections.abc import Mapping, Sequence
 from secrets import token_hex
 from typing import Any, Final
 
 import pyarrow as pa
 
+from backends.connectors.directories import is_forgotten, prepared_names
 from backends.connectors.enumerators import check_at_least
-from backends.connectors.part_names import file_name_of
+from backends.connectors.foreign_names import foreign_name
+from backends.connectors.part_names import PartName, file_name_of
 from backends.connectors.sql_databases import Database, Mark, SqliteDatabase, Transaction
 from backends.connectors.sql_staging import LocalStaging, Staged, Staging, read_staged, stage, staging_at
 from backends.connectors.sql_types import check_columns, check_values, last_of_each_key
@@ -45,7 +46,6 @@ logger = logging.getLogger(__name__)
 MARKS_DAYS: Final = 90.0
 OBJECT_BYTES: Final = 32 * 1024 * 1024
 _DAY_SECONDS: Final = 86_400
-_PREPARED: Final = re.compile(r"(?P<id>\d{20})-[^/]*\.prepared")
 
 
 class SqlSink(TwoPhaseCommitSink):
@@ -154,13 +154,13 @@ class SqlSink(TwoPhaseCommitSink):
 
     def prepare_commit(self, prepared: Prepared) -> pa.Table | None:
         """Make what was gathered durable under names of this attempt. ``StorageError`` where an object is gone."""
-        stem = f"{self._folder}/{prepared.checkpoint_id:020d}-{prepared.attempt_id}-{self.context.subtask:05d}"
+        of = PartName(*prepared, self._folder, self.context.subtask, 0, "")
         for number, staged in enumerate(self._put):
-            name = f"{stem}-{number:05d}-{token_hex(8)}.prepared"
+            name = of._replace(number=number, write_id=token_hex(8)).staged
             self._staging.rename(staged.name, name)
             self._put[number] = staged._replace(name=name)
         if self._gathered:
-            self._stage(f"{stem}-{len(self._put):05d}-{token_hex(8)}.prepared")
+            self._stage(of._replace(number=len(self._put), write_id=token_hex(8)).staged)
         if not self._put:
             return None
         names, rows, sizes, digests = zip(*self._put, strict=True)
@@ -170,8 +170,16 @@ class SqlSink(TwoPhaseCommitSink):
         fields = self.committable_columns
         return pa.table([pa.array(each, field.type) for each, field in zip(values, fields, strict=True)], schema=fields)
 
+    def check_committables(self, uid: str, committables: pa.Table, *, renamed: bool = False) -> None:
+        """Raise ``DamagedCheckpoint`` for objects that this sink cannot have staged for the attempt in the row."""
+        _objects(committables, None if renamed else uid)
+
     def commit(self, permit: CommitPermit, committables: pa.Table) -> None:  # noqa: ARG002 - holding it is the right
-        """Insert what is not in the table yet, in one transaction. ``StorageError`` where that fails, and then nothing is done."""
+        """Insert what is not in the table yet, in one transaction.
+
+        Raises ``StorageError`` where that fails, and ``DamagedCheckpoint`` where an object is not one that a SQL sink
+        stages; then nothing is done.
+        """
         objects = _objects(committables)
         if not objects:
             return
@@ -195,9 +203,14 @@ class SqlSink(TwoPhaseCommitSink):
             return
         old = [mark for sink in sorted(sinks) for mark in transaction.expired(sink, self._marks_days * _DAY_SECONDS)]
         if old:
-            # In this order: where the mark is gone, the object must not come back.
-            self._staging.remove(mark.object for mark in old)
+            # In this order: where the mark is gone, the object must not come back. People may insert marks, of any name.
+            self._staging.remove(mark.object for mark in old if _is_made_by(mark.sink, mark))
             transaction.forget(old)
+
+    def prepared_attempts(self, uid: str) -> set[Prepared]:
+        """Under which ids objects lie prepared and not committed."""
+        names = prepared_names(uid, self._staging.names(file_name_of(uid)))
+        return {Prepared(name.checkpoint_id, name.attempt_id) for name in names}
 
     def clean(self, uid: str, newest_id: int, carried: pa.Table | None = None) -> list[str]:
         """See that the table is there and fits, and remove what crashed runs of the sink ``uid`` left; the names of what was removed.
@@ -209,9 +222,9 @@ class SqlSink(TwoPhaseCommitSink):
             with self._database.transaction() as transaction:
                 transaction.make(self._schema)
         folder = file_name_of(uid)
-        kept = set() if carried is None else set(carried["object"].to_pylist())
-        found = [f"{folder}/{name}" for name in self._staging.names(folder)]
-        forgotten = [name for name in found if name not in kept and _is_forgotten(name, newest_id)]
+        kept = set() if carried is None else {staged.name for staged in _objects(carried).values()}
+        found = [(name, f"{folder}/{name}") for name in self._staging.names(folder)]
+        forgotten = [path for name, path in found if path not in kept and is_forgotten(uid, name, newest_id)]
         self._staging.remove(forgotten)
         if forgotten:
             logger.info("removed %d objects of %s that no checkpoint holds", len(forgotten), self._staging)
@@ -234,23 +247,35 @@ def _database_at(url: SqlUrl, table: str, keys: Sequence[str], durable: bool) ->
     return PostgresDatabase(url, table, keys, durable)
 
 
-def _objects(committables: pa.Table) -> dict[Mark, Staged]:
-    """What is to be committed, in the order in which it was prepared."""
+def _objects(committables: pa.Table, uid: str | None = None) -> dict[Mark, Staged]:
+    """What is to be committed, in the order in which it was prepared.
+
+    ``DamagedCheckpoint`` where no SQL sink, or not that of ``uid``, has made one of the names.
+    """
+    if not committables.num_rows:
+        return {}
     names = ("_checkpoint_id", "subtask", "sink", "_attempt_id", "object", "rows", "size_bytes", "digest")
     rows = zip(*(committables[name].to_pylist() for name in names), strict=True)
+    objects = {}
     # Sorting is stable: what a subtask prepared under several attempts keeps the order in which the checkpoint holds it.
-    return {
-        Mark(sink, checkpoint_id, attempt_id, name, count): Staged(name, count, size_bytes, digest)
-        for checkpoint_id, _, sink, attempt_id, name, count, size_bytes, digest in sorted(rows, key=lambda row: row[:2])
-    }
+    for checkpoint_id, subtask, sink, attempt_id, name, count, size_bytes, digest in sorted(
+        rows, key=lambda row: row[:2]
+    ):
+        mark = Mark(sink, checkpoint_id, attempt_id, name, count)
+        if uid is not None and sink != uid:
+            raise foreign_name(f"sink {uid!r}", (checkpoint_id, attempt_id), "sink", sink)
+        if not _is_made_by(sink, mark, subtask):
+            raise foreign_name(f"sink {sink!r}", (checkpoint_id, attempt_id), "object", name)
+        objects[mark] = Staged(name, count, size_bytes, digest)
+    return objects
 
 
-def _is_forgotten(path: str, newest_id: int) -> bool:
-    name = path.rpartition("/")[2]
-    if name.endswith((".open", ".part")):
-        return True
-    prepared = _PREPARED.fullmatch(name)
-    return prepared is not None and int(prepared["id"]) <= newest_id
+def _is_made_by(sink: str, mark: Mark, subtask: int | None = None) -> bool:
+    """Whether the sink of this uid may have staged the object of a mark."""
+    name = PartName.of_staged(mark.object)
+    if name is None or name[:3] != (mark.checkpoint_id, mark.attempt_id, file_name_of(sink)):
+        return False
+    return subtask is None or subtask == name.subtask
 
 
 __all__ = ["SqlSink"]

@@ -18,7 +18,6 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -64,11 +63,10 @@ class LocalStaging(Staging):
     """A local or shared directory. ``durable=False`` syncs nothing."""
 
     def __init__(self, root: str | os.PathLike[str], *, durable: bool = True) -> None:
-        self._root = Path(root).expanduser().absolute()
-        self._directory = Directory(self._root, durable=durable)
+        self._directory = Directory(root, durable=durable)
 
     def __str__(self) -> str:
-        return str(self._root)
+        return str(self._directory)
 
     def put(self, name: str, body: Any) -> None:
         """Store an object: written aside, synced, renamed, and the name synced."""
@@ -83,11 +81,7 @@ class LocalStaging(Staging):
 
     def get(self, name: str) -> bytes | None:
         """Read an object."""
-        with self._directory.translated("read", name):
-            try:
-                return (self._root / name).read_bytes()
-            except FileNotFoundError:
-                return None
+        return self._directory.read(name)
 
     def rename(self, old: str, new: str) -> None:
         """Rename, durably."""
@@ -211,7 +205,23 @@ def read_staged(staging: Staging, staged: Staged) -> pa.Table:
             kind=ErrorKind.OBJECT_DIGEST_DIFFERS,
             path=staged.name,
         )
-    return pa.ipc.open_stream(body).read_all()
+    try:
+        rows = pa.ipc.open_stream(body).read_all()
+    except (pa.ArrowException, OSError) as error:
+        raise StorageError(
+            f"{staged.name} in {staging} is not an Arrow stream, though its size and digest are those of the checkpoint: "
+            f"{error}. Something else has written it; go on from a checkpoint that does not hold it",
+            kind=ErrorKind.DAMAGED_SEGMENT,
+            path=staged.name,
+        ) from error
+    if rows.num_rows != staged.rows:
+        raise StorageError(
+            f"{staged.name} in {staging} has {rows.num_rows} rows and was prepared with {staged.rows}; something else has "
+            "written it, or the checkpoint. Go on from a checkpoint that does not hold it",
+            kind=ErrorKind.DAMAGED_SEGMENT,
+            path=staged.name,
+        )
+    return rows
 
 
 def _digest(body: Any) -> str:

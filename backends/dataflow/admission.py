@@ -14,6 +14,9 @@ from backends.dataflow.iteration import LoopBuffer
 from backends.dataflow.life import Fact, Life, State, fact_of
 
 _OF_SOURCES = frozenset({Fact.SOURCE_ADVANCED, Fact.SOURCE_ENDED, Fact.END_SOURCE})
+# Made once: to make a union of types takes as long as all else that is asked of most events.
+_ON_CHANNELS = (events.Received, events.Announced)
+_DATA = (Records, Watermark, EndOfData)
 
 
 class Admission:
@@ -29,7 +32,7 @@ class Admission:
         """Which fact the event is; raises ``InvalidInput`` if it cannot be. ``stop``: the savepoint whose outcome the task awaits.
         ``end_of_time_told``: a loop head was told to send it round.
         """
-        channel = event.channel if isinstance(event, events.Received | events.Announced) else None
+        channel = event.channel if isinstance(event, _ON_CHANNELS) else None
         if channel is not None and channel not in self._inputs:
             self._life.refuse(event, "it has no such channel")
         fact = fact_of(event, feedback=channel is not None and self._inputs.is_feedback(channel))
@@ -37,7 +40,7 @@ class Admission:
             self._life.refuse(
                 event,
                 "its loop has ended. An operator of a loop may emit into it when timers fire at the end of time, but not in "
-                "finish(), and not in end_input() of what the head of the loop sends",
+                "finish(), not in end_input() of what the head of the loop sends, and not in receive() of what answers these",
             )
         if fact in _OF_SOURCES and not self._inputs.are_none:
             self._life.refuse(event, f"{fact.value} cannot happen to a task with inputs")
@@ -61,10 +64,11 @@ class Admission:
                 self._life.refuse(event, "only an unaligned barrier is announced, and only where it may overtake")
             return
         assert isinstance(event, events.Received)
-        if channel in self._alignment.blocked or channel in self._loop.blocked:
+        aligned, looped = self._alignment.blocked, self._loop.blocked
+        if (aligned and channel in aligned) or (looped and channel in looped):
             self._life.refuse(event, "the channel is blocked")
         ended = self._inputs.data_has_ended(channel)
-        if ended and isinstance(event.element, Records | Watermark | EndOfData):
+        if ended and isinstance(event.element, _DATA):
             self._life.refuse(event, "the data of the channel has ended")
         if not ended and isinstance(event.element, EndOfPartition):
             self._life.refuse(event, "its sender left without an end of its data")

@@ -34,6 +34,8 @@ class Pending:
 
     barrier: Barrier
     needed: tuple[Channel, ...]
+    lacking: set[Channel]
+    """Channels that must be in before the snapshot is taken, and are not."""
     arrived: set[Channel] = field(default_factory=set)
     held_by_queue: set[Channel] = field(default_factory=set)
     """Channels of which everything that is to be logged lies in the channel already."""
@@ -51,6 +53,8 @@ class Alignment:
         self.passed = -1
         """Barriers up to this number mean nothing any more."""
         self.blocked: set[Channel] = set()
+        self.releases = 0
+        """How often blocked channels were freed."""
 
     def counts(self, barrier: Barrier) -> bool:
         """Whether a barrier means anything: it belongs to the pending checkpoint, or begins one."""
@@ -67,6 +71,7 @@ class Alignment:
             return []
         pending = self._begin(barrier)
         pending.arrived.add(channel)
+        pending.lacking.discard(channel)
         if not pending.taken:
             self.blocked.add(channel)
         return self._stop_logs(pending, channel)
@@ -90,6 +95,7 @@ class Alignment:
         if self.pending is None:
             return []
         self.pending.arrived.add(channel)
+        self.pending.lacking.discard(channel)
         return self._stop_logs(self.pending, channel)
 
     def abort(self, number: int) -> list[TaskCommand]:
@@ -99,24 +105,20 @@ class Alignment:
         if pending is None or pending.barrier.number > number:
             return []
         self.pending = None
-        self.blocked.clear()
+        self._unblock()
         return self._stop_logs(pending, *pending.needed)
 
     @property
     def is_due(self) -> bool:
         """Whether the snapshot is to be taken now."""
-        pending = self.pending
-        if pending is None or pending.taken:
-            return False
-        waived = self._overtakable if pending.barrier.unaligned else ()
-        return all(channel in pending.arrived or channel in waived for channel in pending.needed)
+        return self.pending is not None and not self.pending.taken and not self.pending.lacking
 
     def take(self, data_ended: Collection[Channel]) -> list[TaskCommand]:
         """The snapshot is taken: what is to be logged with it. All channels are free again."""
         pending = self.pending
         assert pending is not None
         pending.taken = True
-        self.blocked.clear()
+        self._unblock()
         commands: list[TaskCommand] = []
         for channel in pending.needed:
             if channel in pending.arrived or channel in data_ended:
@@ -140,9 +142,17 @@ class Alignment:
 
     def _begin(self, barrier: Barrier) -> Pending:
         if self.pending is None:
-            self.pending = Pending(barrier, tuple(self._open))
+            lacking = set(self._open)
+            if barrier.unaligned:
+                lacking -= self._overtakable
+            self.pending = Pending(barrier, tuple(self._open), lacking)
         assert self.pending.barrier.number == barrier.number, "the older checkpoint is aborted first"
         return self.pending
+
+    def _unblock(self) -> None:
+        if self.blocked:
+            self.blocked.clear()
+            self.releases += 1
 
     def _stop_logs(self, pending: Pending, *channels: Channel) -> list[TaskCommand]:
         stopped = [channel for channel in channels if channel in pending.logging]

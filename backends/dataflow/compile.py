@@ -10,7 +10,7 @@ senders and *r* receivers, where s ≥ r receiver i hears ⌊i·s/r⌋ … ⌊(i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -22,7 +22,7 @@ from backends.dataflow.flow_states import in_flight_name, may_overtake, states_o
 from stateformat import model
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.hashing import DEFAULT_KEY_HASH
-from stateformat.key_groups import default_max_parallelism
+from stateformat.key_groups import key_group_count
 from stateformat.model import Edge, JobGraph, OperatorId, Record, State, SubtaskSet
 
 
@@ -92,10 +92,6 @@ class Job:
         """The states of an operator, the runtime's own among them."""
         return tuple(state for state in self.states if state.operator == uid)
 
-    def state(self, uid: str, name: str) -> State | None:
-        """A state of an operator; None where it has none of that name."""
-        return next((state for state in self.states_of(uid) if state.name == name), None)
-
     def overtakable(self, edge: Edge) -> bool:
         """Whether barriers overtake the records of an edge."""
         return may_overtake(edge, unaligned=self.unaligned)
@@ -126,19 +122,11 @@ class Job:
         return self.graph.operator(edge.source).parallelism, self.graph.operator(edge.target).parallelism
 
 
-def lay_out(
-    flow: Dataflow,
-    graph: JobGraph,
-    *,
-    unaligned: bool,
-    previous: Record | None = None,
-    drop: Collection[str] = (),
-) -> Job:
+def lay_out(flow: Dataflow, graph: JobGraph, *, unaligned: bool, previous: Record | None = None) -> Job:
     """Lay a dataflow out by a graph: that of :func:`graph_of` for a first run, the topology of the plan after a restore.
 
     Chains are those of the graph; what it says to be finished is left to whoever starts tasks. ``previous``: the record of the
-    checkpoint that is restored, so that those of the job go on from them, and ``drop`` the columns that the run gives up
-    (``flow_states``). Raises ``InvalidInput`` for a graph
+    checkpoint that is restored, so that those of the job go on from them (``flow_states``). Raises ``InvalidInput`` for a graph
     that is not the dataflow's.
     """
     if {operator.uid for operator in graph.operators} != set(flow.steps):
@@ -151,7 +139,7 @@ def lay_out(
     return Job(
         flow=flow,
         graph=graph,
-        states=states_of(flow, graph, unaligned=unaligned, previous=previous, drop=drop),
+        states=states_of(flow, graph, unaligned=unaligned, previous=previous),
         vertices=_vertices(flow, graph),
         schemas={edge.id: flow.steps[edge.source].schema for edge in graph.edges},
         unaligned=unaligned,
@@ -162,7 +150,7 @@ def _resolved(graph: JobGraph, uid: OperatorId) -> model.Operator:
     operator = graph.by_uid[uid]
     return replace(
         operator,
-        max_parallelism=operator.max_parallelism or default_max_parallelism(operator.parallelism),
+        max_parallelism=key_group_count(operator),
         key_hash=operator.key_hash or DEFAULT_KEY_HASH,
         finished=SubtaskSet(),
         finishing=SubtaskSet(),

@@ -17,7 +17,8 @@ open with the tables of their phases. Here are the rules:
 6. *Completion*: all acknowledged → publish → commit → notify. A round is complete when all have acknowledged, and only heads that
    have to do something are told: for a task that waits for its last checkpoint a round is none.
 7. *A barrier that ends a loop* is aligned, and began when nothing came into the loop from outside any more, at whichever vertex.
-   One that overtakes would leave records inside of the loop unseen; an input behind the head would feed a head that has ended.
+   One that overtakes would leave records inside of the loop unseen; an input behind the head would feed a head that has ended;
+   a message of a coordinator that came behind the barrier may become a record.
 
 After ``Restart`` or ``JobEnded`` every event is ignored.
 """
@@ -54,6 +55,7 @@ from backends.dataflow.events import (
     Purpose,
     Restart,
     SnapshotFailed,
+    Spoken,
     StopAsked,
     StopFailed,
     StopOf,
@@ -140,6 +142,10 @@ class Coordinator:
                 return self._go_on() if self._roster.inputs_ended.add(task) else []
             case TaskEnded(task):
                 return self._end_task(task) if self._roster.end(task) else []
+            case Spoken(vertex):
+                if self._pending is not None:
+                    self._pending.spoken.add(vertex)
+                return []
             case TaskFailed(task, reason):
                 return self._restart(f"{task}: {reason}" if task else reason, counted=True)
             case _:
@@ -173,6 +179,11 @@ class Coordinator:
                 return self._complete(pending)
             case _:
                 return []
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether a stop without drain has its savepoint: whatever comes after that is done again by the run that goes on."""
+        return self._stop is not None and self._stop.phase is StopPhase.SAVED and not self._stop.drains
 
     # What begins --------------------------------------------------------------------------------------------------------
 
@@ -252,14 +263,16 @@ class Coordinator:
 
     def _complete(self, pending: PendingBarrier) -> list[CoordinatorCommand]:
         self._pending = None
-        steps = pending.loop_steps()
+        ending = self._roster.ending_heads
+        steps = {task: step for task, step in pending.loop_steps().items() if task.vertex not in ending}
         told = {task: steps.get(task) for task in pending.plan.wait if task not in self._roster.ended}
         if pending.purpose is Purpose.ROUND:
             told = {task: step for task, step in told.items() if step is not None}
         else:
             self._roster.release(pending.finishing)
         commands: list[CoordinatorCommand] = [Notify(pending.number, told)]
-        endless = self._count_rounds(pending, ending={task.vertex for task in steps if steps[task] is LoopStep.END})
+        ending.update(task.vertex for task in steps if steps[task] is LoopStep.END)
+        endless = self._count_rounds(pending)
         if endless is not None:
             reason = (
                 f"the loop of {endless!r} was turned {self._loop_rounds_max} times since its inputs had ended, and records "
@@ -268,12 +281,11 @@ class Coordinator:
             return commands + self._restart(reason, counted=True)
         return commands + self._go_on()
 
-    def _count_rounds(self, pending: PendingBarrier, *, ending: set[str]) -> str | None:
-        """Count a turn of the loops. Returns a head that still drains after all the turns it may have, one of ``ending`` one more."""
+    def _count_rounds(self, pending: PendingBarrier) -> str | None:
+        """Count a turn of the loops. Returns a head that still drains after all the turns it may have."""
         self._rounds.update(pending.turned)
         draining = self._roster.draining_heads
-        allowed = {head: self._loop_rounds_max + (head in ending) for head in draining}
-        return next((head for head in draining if self._rounds[head] >= allowed[head]), None)
+        return next((head for head in draining if self._rounds[head] >= self._loop_rounds_max), None)
 
     def _end_task(self, task: TaskId) -> list[CoordinatorCommand]:
         if self._pending is not None and self._pending.waits_for(task):

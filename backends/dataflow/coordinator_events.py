@@ -51,6 +51,12 @@ class InputsEnded(NamedTuple):
     task: TaskId
 
 
+class Spoken(NamedTuple):
+    """The coordinator of an operator in this vertex has sent to a subtask."""
+
+    vertex: str
+
+
 class TaskEnded(NamedTuple):
     """A task is gone."""
 
@@ -122,6 +128,7 @@ CoordinatorEvent = (
     | Declined
     | LogicEnded
     | InputsEnded
+    | Spoken
     | TaskEnded
     | TaskFailed
     | SnapshotFailed

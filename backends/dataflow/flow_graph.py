@@ -1,8 +1,8 @@
 """From a dataflow to its job graph: parallelism, partitioners, chains; and what a dataflow may not look like.
 
 Operators are chained as far as may be: one joins the chain of the step before it where that is its only input, records come to it
-forward, and it does not ask to be alone. Several may join the same step, so chains are trees. A chain bears the uid of its
-first operator, which is what a source or whatever has other inputs begins.
+forward, it does not ask to be alone, and it has no coordinator. Several may join the same step, so chains are trees. A chain bears
+the uid of its first operator, which is what a source or whatever has other inputs begins.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from backends.dataflow.flow_states import states_of
 from stateformat import model
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.hashing import check_key_types
-from stateformat.key_groups import MAX_PARALLELISM_LIMIT, check_parallelism, default_max_parallelism
+from stateformat.key_groups import MAX_PARALLELISM_LIMIT, check_parallelism, default_max_parallelism, key_group_count
 from stateformat.model import Edge, JobGraph, OperatorId, Partitioner
 
 
@@ -253,7 +253,8 @@ def _chains(flow: Dataflow, graph: JobGraph, order: list[OperatorId]) -> dict[Op
     head_of: dict[str, str] = {}
     for uid in order:
         edges = inputs.get(uid, [])
-        together = joins(edges) and flow.steps[uid].chain
+        # One that has a coordinator waits for answers before its input ends, when whatever is before it in a chain would have ended.
+        together = joins(edges) and flow.steps[uid].chain and not graph.by_uid[uid].coordinator
         if together:
             ceilings = {_ceiling(graph.operator(each)) for each in (uid, edges[0].source)}
             together = len(ceilings) == 1
@@ -265,7 +266,7 @@ def _chains(flow: Dataflow, graph: JobGraph, order: list[OperatorId]) -> dict[Op
 
 
 def _ceiling(operator: model.Operator) -> int:
-    return operator.max_parallelism or default_max_parallelism(operator.parallelism)
+    return key_group_count(operator)
 
 
 __all__ = ["graph_of", "inputs_of", "joins", "steps_in_order"]

@@ -9,11 +9,15 @@ stopped channel stays where it was. Feedback channels have no time and no end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from heapq import heappop, heappush
+from typing import Final, NamedTuple
 
 from backends.dataflow.events import MAX_WATERMARK, MIN_WATERMARK, Channel, EndOfData
+
+_HEAP_SLACK: Final = 64
 
 
 class InputEdge(NamedTuple):
@@ -34,7 +38,38 @@ class InputEdge(NamedTuple):
     ended: bool = False
 
 
-@dataclass
+class _Least:
+    """The least of the watermarks of an edge's channels. Each only rises; what one rise costs does not grow with their number."""
+
+    def __init__(self, channels: int) -> None:
+        self._counts = {MIN_WATERMARK: channels} if channels else {}
+        self._heap = [*self._counts]
+        """Every watermark that a channel is at, and some that none is at any more."""
+
+    def rise(self, before: int, after: int) -> None:
+        """One channel goes from a watermark to a greater one."""
+        counts = self._counts
+        counts[before] -= 1
+        if not counts[before]:
+            del counts[before]
+        if after in counts:
+            counts[after] += 1
+            return
+        counts[after] = 1
+        heappush(self._heap, after)
+        if len(self._heap) > 2 * len(counts) + _HEAP_SLACK:
+            self._heap = sorted(counts)
+
+    @property
+    def watermark(self) -> int:
+        """The least; the end of time where there is no channel."""
+        heap = self._heap
+        while heap and heap[0] not in self._counts:
+            heappop(heap)
+        return heap[0] if heap else MAX_WATERMARK
+
+
+@dataclass(slots=True)
 class _Heard:
     """What came on a channel. ``drained`` None: its data has not ended."""
 
@@ -50,7 +85,14 @@ class Inputs:
     def __init__(self, edges: Sequence[InputEdge]) -> None:
         self.edges = tuple(edge for edge in edges if not edge.feedback)
         self.feedback = tuple(edge for edge in edges if edge.feedback)
+        self.channels = tuple(channel for edge in self.edges for channel in edge.channels)
+        """Those that count, in order of edges: without feedback."""
         self._heard = {channel: _Heard(edge) for edge in edges for channel in edge.channels}
+        self._least = {edge.id: _Least(len(edge.channels)) for edge in self.edges}
+        self._undrained = Counter({edge.id: len(edge.channels) for edge in edges})
+        self._numbers = sorted({edge.input for edge in self.edges})
+        self._silent: dict[Channel, None] = {}
+        self._present = len(self.channels)
         self.ended = {edge.input for edge in self.edges} - {edge.input for edge in self.edges if not edge.ended}
         """Inputs of which ``end_input`` was called, before the checkpoint or since."""
 
@@ -75,15 +117,25 @@ class Inputs:
     def advance(self, channel: Channel, timestamp: int) -> None:
         """A watermark came. One that falls back has no effect."""
         heard = self._heard[channel]
-        heard.watermark = max(heard.watermark, timestamp)
+        if timestamp > heard.watermark and not heard.edge.feedback:
+            self._least[heard.edge.id].rise(heard.watermark, timestamp)
+            heard.watermark = timestamp
 
     def end_data(self, channel: Channel, element: EndOfData) -> None:
         """The data of a channel has ended."""
-        self._heard[channel].drained = element.drain
+        heard = self._heard[channel]
+        heard.drained = element.drain
+        if element.drain:
+            self._undrained[heard.edge.id] -= 1
+            self.advance(channel, MAX_WATERMARK)
+        if not heard.edge.feedback:
+            self._silent[channel] = None
 
     def end_partition(self, channel: Channel) -> None:
         """A channel has ended."""
-        self._heard[channel].gone = True
+        heard = self._heard[channel]
+        heard.gone = True
+        self._present -= not heard.edge.feedback
 
     # What follows from it -----------------------------------------------------------------------------------------------
 
@@ -96,45 +148,33 @@ class Inputs:
         return self._heard[channel].gone
 
     @property
-    def channels(self) -> list[Channel]:
-        """Those that count, in order of edges: without feedback."""
-        return [channel for edge in self.edges for channel in edge.channels]
-
-    @property
-    def silent(self) -> list[Channel]:
+    def silent(self) -> Collection[Channel]:
         """Channels whose data has ended."""
-        return [channel for channel in self.channels if self._heard[channel].drained is not None]
+        return self._silent.keys()
 
     @property
     def all_data_ended(self) -> bool:
         """Whether no record will come, drained or stopped."""
-        return len(self.silent) == len(self.channels)
+        return len(self._silent) == len(self.channels)
 
     @property
     def all_gone(self) -> bool:
         """Whether every sender has left."""
-        return all(self._heard[channel].gone for channel in self.channels)
+        return not self._present
 
     def drained(self, edges: Sequence[InputEdge]) -> bool:
         """Whether the data of all channels of these edges has ended, drained."""
-        return all(self._heard[channel].drained for edge in edges for channel in edge.channels)
+        return not any(self._undrained[edge.id] for edge in edges)
 
     @property
     def drained_inputs(self) -> list[int]:
         """Inputs that have ended drained, in order."""
-        return [
-            number
-            for number in sorted({edge.input for edge in self.edges})
-            if self.drained([edge for edge in self.edges if edge.input == number])
-        ]
+        running = {edge.input for edge in self.edges if self._undrained[edge.id]}
+        return [number for number in self._numbers if number not in running]
 
     def watermark_of(self, edge: InputEdge) -> int:
         """How far time has come on an edge."""
-        times = (
-            MAX_WATERMARK if heard.drained else heard.watermark
-            for heard in (self._heard[channel] for channel in edge.channels)
-        )
-        return max(edge.watermark, min(times, default=MAX_WATERMARK))
+        return max(edge.watermark, self._least[edge.id].watermark)
 
     @property
     def watermark(self) -> int:

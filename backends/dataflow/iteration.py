@@ -15,7 +15,7 @@ barrier. Records are processed as ever while they are logged. Four rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import pyarrow as pa
 
@@ -36,11 +36,13 @@ class LoopBuffer:
         self._logged = False
         self._was_forwarded = False
         self._over = False
+        self.releases = 0
+        """How often blocked channels were freed."""
 
     @property
-    def blocked(self) -> Iterable[Channel]:
+    def blocked(self) -> Collection[Channel]:
         """Channels that have brought a barrier before the head's own snapshot."""
-        return self._ahead.keys()
+        return self._ahead
 
     @property
     def is_whole(self) -> bool:
@@ -103,8 +105,10 @@ class LoopBuffer:
     def close(self) -> None:
         """The logic of the head has ended."""
         self._over = True
-        self._ahead.clear()
+        self._release(max(self._ahead.values(), default=-1))
         self._logging.clear()
 
     def _release(self, number: int) -> None:
-        self._ahead = {channel: ahead for channel, ahead in self._ahead.items() if ahead > number}
+        ahead = {channel: ahead for channel, ahead in self._ahead.items() if ahead > number}
+        self.releases += len(ahead) < len(self._ahead)
+        self._ahead = ahead

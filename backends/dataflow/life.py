@@ -8,7 +8,7 @@ Theory of operation.
 3. *Which* of the states a fact leads to is decided in ``task.py``; it cannot go anywhere else, for every move is looked up.
 4. This file does not know what a task does; ``docs/task-life.md`` is generated from it (``python -m backends.dataflow.life``).
 
-The short form: a task runs until all that it hears has ended; then its logic ends and it waits, for a checkpoint that contains
+The short form: a task runs until all that it hears has ended; then its coordinator answers, its logic ends and it waits, for a checkpoint that contains
 what its sinks have still to commit and for its consumers to have processed everything; then it is gone. A stop without drain
 holds it where it is and lets it go, or lets it run on.
 """
@@ -32,17 +32,22 @@ class State(Enum):
     OPENING = "opening"
     RUNNING = "running"
     DRAINING = "draining"
+    ASKING = "asking"
     HELD = "held"
     WAITING = "waiting"
     STOPPING = "stopping"
     ENDED = "ended"
     CANCELED = "canceled"
 
+    __hash__ = object.__hash__  # That of ``Enum`` is written in Python, and every event asks for it several times.
+
 
 MEANING: Final[Mapping[State, str]] = {
     State.OPENING: "its operators are open and in-flight records are being replayed; nothing is delivered to it yet.",
     State.RUNNING: "it reads or processes.",
     State.DRAINING: "the head of a loop: nothing comes from outside of the loop any more, and the loop still turns.",
+    State.ASKING: "its inputs have ended and event time with them. It has asked its operator's coordinator for the answers to "
+    "everything that was sent; its last `end_input` comes behind them.",
     State.HELD: "it has taken its snapshot for a stop without drain; nothing is read, processed or emitted until the outcome "
     "is known. Completed: it stops. Aborted: it goes on as if nothing had been asked.",
     State.WAITING: "its logic has ended. It leaves when a checkpoint that it took part in since then is complete (after the "
@@ -71,19 +76,25 @@ class Fact(Enum):
     PARTITION_ENDED = "end of partition"
     COMPLETED = "checkpoint complete"
     ABORTED = "checkpoint aborted"
+    ANSWERED = "coordinator has answered"
     SOURCE_ADVANCED = "source advanced"
     SOURCE_ENDED = "source ended"
     END_SOURCE = "end the source"
     PROCESSED = "data processed"
     CANCEL = "cancel"
 
+    __hash__ = object.__hash__
 
-def _table() -> dict[State, dict[Fact, frozenset[State]]]:
-    opening, running, draining, held = State.OPENING, State.RUNNING, State.DRAINING, State.HELD
-    waiting, stopping, ended, canceled = State.WAITING, State.STOPPING, State.ENDED, State.CANCELED
-    moves: dict[State, dict[Fact, tuple[State, ...]]] = {
-        opening: {
-            Fact.START: (running, draining, waiting),
+
+_Moves = dict[State, dict[Fact, tuple[State, ...]]]
+
+
+def _moves_until_the_logic_ends() -> _Moves:
+    running, draining, asking, held = State.RUNNING, State.DRAINING, State.ASKING, State.HELD
+    waiting = State.WAITING
+    return {
+        State.OPENING: {
+            Fact.START: (running, draining, asking, waiting),
         },
         running: {
             Fact.RECORDS: (running,),
@@ -92,7 +103,7 @@ def _table() -> dict[State, dict[Fact, frozenset[State]]]:
             Fact.BARRIER: (running, held),
             Fact.FEEDBACK_MARK: (running,),
             Fact.TRIGGER: (running, held),
-            Fact.DATA_ENDED: (running, draining, waiting),
+            Fact.DATA_ENDED: (running, draining, asking, waiting),
             Fact.PARTITION_ENDED: (running, held),
             Fact.COMPLETED: (running,),
             Fact.ABORTED: (running,),
@@ -108,12 +119,31 @@ def _table() -> dict[State, dict[Fact, frozenset[State]]]:
             Fact.BARRIER: (draining, held),
             Fact.FEEDBACK_MARK: (draining,),
             Fact.TRIGGER: (draining, held),
-            Fact.DATA_ENDED: (draining, waiting),
+            Fact.DATA_ENDED: (draining, asking, waiting),
             Fact.PARTITION_ENDED: (draining, held),
-            Fact.COMPLETED: (draining, waiting),
+            Fact.COMPLETED: (draining, asking, waiting),
             Fact.ABORTED: (draining,),
             Fact.PROCESSED: (draining,),
         },
+        asking: {
+            Fact.FED_BACK: (asking,),
+            Fact.BARRIER: (asking, held),
+            Fact.FEEDBACK_MARK: (asking,),
+            Fact.TRIGGER: (asking, held),
+            Fact.PARTITION_ENDED: (asking, held),
+            Fact.COMPLETED: (asking,),
+            Fact.ABORTED: (asking,),
+            Fact.ANSWERED: (asking, waiting),
+            Fact.PROCESSED: (asking,),
+        },
+    }
+
+
+def _table() -> dict[State, dict[Fact, frozenset[State]]]:
+    running, draining, asking, held = State.RUNNING, State.DRAINING, State.ASKING, State.HELD
+    waiting, stopping, ended, canceled = State.WAITING, State.STOPPING, State.ENDED, State.CANCELED
+    moves: _Moves = {
+        **_moves_until_the_logic_ends(),
         held: {
             Fact.FED_BACK: (held,),
             Fact.BARRIER: (held,),
@@ -123,7 +153,7 @@ def _table() -> dict[State, dict[Fact, frozenset[State]]]:
             Fact.DATA_STOPPED: (held, stopping),
             Fact.PARTITION_ENDED: (held,),
             Fact.COMPLETED: (held, stopping, ended),
-            Fact.ABORTED: (held, running, draining, waiting),
+            Fact.ABORTED: (held, running, draining, asking, waiting),
             Fact.PROCESSED: (held,),
         },
         waiting: {
@@ -145,7 +175,7 @@ def _table() -> dict[State, dict[Fact, frozenset[State]]]:
         ended: {Fact.CANCEL: (ended,)},
         canceled: dict.fromkeys(Fact, (canceled,)),
     }
-    for state in (opening, running, draining, held, waiting, stopping):
+    for state in set(State) - {ended, canceled}:
         moves[state][Fact.CANCEL] = (canceled,)
     return {state: {fact: frozenset(to) for fact, to in facts.items()} for state, facts in moves.items()}
 
@@ -158,6 +188,7 @@ _OF_EVENT: Final[Mapping[type, Fact]] = {
     events.Triggered: Fact.TRIGGER,
     events.Completed: Fact.COMPLETED,
     events.Aborted: Fact.ABORTED,
+    events.Answered: Fact.ANSWERED,
     events.SourceEnded: Fact.SOURCE_ENDED,
     events.SourceAdvanced: Fact.SOURCE_ADVANCED,
     events.EndSource: Fact.END_SOURCE,

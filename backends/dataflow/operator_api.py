@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
@@ -88,7 +88,11 @@ class Operator(ABC):
         return inputs[0]
 
     def coordinator(self) -> OperatorCoordinator | None:
-        """A new coordinator for all subtasks together, where there is to be one."""
+        """A new coordinator for all subtasks together, where there is to be one.
+
+        Called to learn its columns when a job is laid out, and once for each run. Not called for an operator that has finished. An
+        operator with a coordinator begins a chain of its own.
+        """
         return None
 
     def open(self, context: OperatorContext) -> None:
@@ -106,7 +110,11 @@ class Operator(ABC):
         return None
 
     def receive(self, message: bytes) -> Output:
-        """A message of the operator's coordinator."""
+        """A message of the operator's coordinator.
+
+        What the coordinator sends while it handles a message that this subtask sent before its last input ended comes before that
+        input's ``end_input``, answers to what ``receive`` itself sends included. A job fails in which this goes on for 1,000 rounds.
+        """
         return None
 
     def end_input(self, input: int) -> Output:
@@ -130,6 +138,9 @@ class Operator(ABC):
 class OperatorCoordinator(ABC):
     """One per operator, in the process of the driver: for what must outlive a finished subtask, and for what only one may decide.
 
+    A subtask receives whatever :meth:`receive` sends to it for a message of its own. A message to a subtask whose last input has
+    ended is lost otherwise, and the job warns once. So answer the sender, and answer at once.
+
     Its state is gone when its operator is fully finished, and it is not begun again then.
     """
 
@@ -137,14 +148,18 @@ class OperatorCoordinator(ABC):
     """The columns of what :meth:`snapshot` returns."""
 
     def open(self, send: Sender) -> None:
-        """Begin. ``send(subtask, message)`` reaches that subtask's ``receive``, behind the barrier of a pending checkpoint."""
+        """Begin. ``send(subtask, message)`` reaches that subtask's ``receive``, behind the barrier of a pending checkpoint. It raises
+        ``InvalidState`` for a subtask that the operator does not have in this run.
+        """
 
     def restore(self, rows: pa.Table) -> None:
         """Take back what :meth:`snapshot` gave, whatever the parallelism is now."""
 
     @abstractmethod
     def receive(self, subtask: int, message: bytes) -> None:
-        """A message of a subtask."""
+        """A message of a subtask. One that was on its way at a checkpoint is given again after a restore, as from subtask
+        ``subtask % parallelism`` where there are fewer subtasks than before.
+        """
 
     @abstractmethod
     def snapshot(self) -> pa.Table:
@@ -191,10 +206,32 @@ class TwoPhaseCommitSink(Operator):
     def commit(self, permit: CommitPermit, committables: pa.Table) -> pa.Table | None:
         """Make it visible. Returns rows to try again at the next checkpoint; raises for a failure of the job."""
 
-    def clean(self, uid: str, newest_id: int, carried: pa.Table | None) -> object:
-        """A run of the sink ``uid`` begins, and nothing of it has opened: remove what runs before it prepared and no checkpoint holds.
+    def check_committables(self, uid: str, committables: pa.Table, *, renamed: bool = False) -> None:
+        """Raise ``DamagedCheckpoint`` for rows that the sink ``uid`` cannot have prepared under the ids in the row.
 
-        Only what was prepared under checkpoint ids up to ``newest_id`` (0: there is no checkpoint) and is not ``carried`` by the newest may
-        go: under greater ids another run may be about to publish. Called on the prototype, in the driver, after ``commit``.
+        A row that names a file, a table or a transaction is data: whoever can write to the store can write any name into
+        it. So compare each name with those that ``prepare_commit`` makes for that uid, checkpoint id and attempt id.
+        Called on the prototype, in the driver, before every ``commit``. When one sink refuses, no sink commits anything.
+        ``renamed``: the checkpoint may come from before a rename of the operator, so rows may have another uid. By default
+        every row is accepted.
+        """
+
+    def prepared_attempts(self, uid: str) -> Collection[Prepared] | None:
+        """Under which checkpoint and attempt ids output of the sink ``uid`` lies prepared, and not committed, in its place.
+
+        None, the default: unknown. Then every start reads the committables of all checkpoints of the store for
+        :meth:`clean`, and nobody notices a second job that writes to the same place. Called on the prototype, in the
+        driver, before :meth:`clean`, and before a job begins from another store's checkpoint.
+        """
+        return None
+
+    def clean(self, uid: str, newest_id: int, carried: pa.Table | None) -> object:
+        """Remove what earlier runs of the sink ``uid`` prepared and no checkpoint holds.
+
+        Only what was prepared under checkpoint ids up to ``newest_id`` may go, and only what is not ``carried``: another
+        run may be about to publish greater ids, and a rollback goes back to an older checkpoint. ``carried`` has the rows
+        of all checkpoints of the store that may still be started from, some of them twice, or is None. ``newest_id`` is 0
+        where there is no checkpoint, and where one cannot be read: then nothing that was prepared may go. Called on the
+        prototype, in the driver, when a run begins: after ``commit``, before anything has opened.
         """
         return None

@@ -20,6 +20,7 @@ from enum import Enum, auto
 
 from backends.dataflow.checkpoint_plan import CheckpointPlan
 from backends.dataflow.events import Acknowledge, Barrier, LoopStep, Purpose, StopOf, TaskId
+from backends.dataflow.roster import Loop
 
 
 class Phase(Enum):
@@ -33,8 +34,8 @@ class Phase(Enum):
 class PendingBarrier:
     """A barrier that has begun.
 
-    ``turned``: heads of loops for whose sake it was begun at once. ``closed``: the heads of each loop into which nothing came from
-    outside any more when it began.
+    ``turned``: heads of loops for whose sake it was begun at once. ``closed``: the loops into which nothing came from outside any
+    more when it began. ``spoken``: vertices in which a coordinator has sent to its operator since then.
     """
 
     def __init__(
@@ -44,18 +45,19 @@ class PendingBarrier:
         *,
         stop: StopOf | None = None,
         turned: tuple[str, ...] = (),
-        closed: Iterable[tuple[str, ...]] = (),
+        closed: Iterable[Loop] = (),
     ) -> None:
         self.barrier = barrier
         self.plan = plan
         self.stop = stop
         self.turned = turned
         self.closed = tuple(closed)
+        self.spoken: set[str] = set()
         self.phase = Phase.COLLECTING
         self.finishing: set[TaskId] = set()
         self._missing = {vertex: mask.copy() for vertex, mask in plan.wait.masks.items()}
         self._missing_count = len(plan.wait)
-        self._of_heads: dict[str, dict[TaskId, Acknowledge]] = {head: {} for heads in self.closed for head in heads}
+        self._of_heads: dict[str, dict[TaskId, Acknowledge]] = {head: {} for loop in self.closed for head in loop.heads}
 
     @property
     def number(self) -> int:
@@ -102,13 +104,16 @@ class PendingBarrier:
 
         A loop is quiet when no head of it logged or forwarded anything, and nothing had come into it from outside since before
         the barrier began: an input that enters behind the head would feed it again. A barrier that overtook records proves
-        nothing either, for they lie in channels inside of the loop. Heads whose logic has ended are not asked.
+        nothing either, for they lie in channels inside of the loop. Nor does one after whose begin a coordinator sent into the
+        loop: what it sent lies behind the barrier, and may become records. Heads whose logic has ended are not asked.
         """
         steps: dict[TaskId, LoopStep] = {}
         if self.barrier.unaligned or self.purpose in (Purpose.STOP_DRAIN, Purpose.STOP_NO_DRAIN):
             return steps
-        for heads in self.closed:
-            said = {head: self._of_heads[head] for head in heads}
+        for loop in self.closed:
+            if self.spoken & loop.vertices:
+                continue
+            said = {head: self._of_heads[head] for head in loop.heads}
             if not all(one.quiet for of_head in said.values() for one in of_head.values()):
                 continue
             ready = [of_head for of_head in said.values() if all(one.inputs_ended for one in of_head.values())]

@@ -37,6 +37,8 @@ class Reading(NamedTuple):
     """Every split is read and there will be no other."""
     watermark: int | None
     """How far event time has come, µs; None where that is not known, or the source has no event time."""
+    holds_none: bool = False
+    """No split is held and more may come: without another one there is nothing to read."""
 
 
 class _Held:
@@ -141,6 +143,7 @@ class SourceReader:
             idle=bool(not rows and self._nothing_in_a_row >= len(self._held) and not self._ended),
             ended=self._ended,
             watermark=self._advanced(),
+            holds_none=not (self._held or self._waiting or self._no_more),
         )
 
     @property

@@ -8,6 +8,7 @@ will end by itself as soon as its consumers have confirmed its data, and needs n
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,6 +43,14 @@ class Marks:
         return True
 
 
+class Loop(NamedTuple):
+    """A loop: its heads, all of its vertices, and the vertices outside of it from which an edge leads into it."""
+
+    heads: tuple[str, ...]
+    vertices: frozenset[str]
+    outside: frozenset[str]
+
+
 class Roster:
     """The tasks of one run. ``finished``: vertices that are fully finished already and were not started."""
 
@@ -53,12 +62,13 @@ class Roster:
         self.logic_ended = Marks(self.parallelism, done)
         self.inputs_ended = Marks(self.parallelism, done)
         """Of loop heads: nothing comes from outside of the loop any more."""
+        self.ending_heads: set[str] = set()
+        """Heads that were told to end: their loops need no more turns, and they end by themselves."""
         self.released = Marks(self.parallelism, done)
         self.total = sum(self.parallelism.values())
         self.sources = tuple(vertex.id for vertex in job.vertices if not vertex.inputs and not vertex.feedback)
         self.heads = tuple(vertex.id for vertex in job.vertices if vertex.feedback)
         self.loops = _loops(job)
-        """Of each loop, its heads, and the vertices outside of it from which an edge leads into it."""
         union = {str(state.operator) for state in job.states if state.mode is Mode.UNION}
         self.union = {
             vertex.id: uids
@@ -124,17 +134,18 @@ class Roster:
         return all(self.logic_ended.count[vertex] == self.parallelism[vertex] for vertex in vertices)
 
     @property
-    def closed_loops(self) -> list[tuple[str, ...]]:
-        """The heads of each loop into which nothing comes from outside any more."""
-        return [heads for heads, outside in self.loops if self.logic_is_over(outside)]
+    def closed_loops(self) -> list[Loop]:
+        """The loops into which nothing comes from outside any more."""
+        return [loop for loop in self.loops if self.logic_is_over(loop.outside)]
 
     @property
     def draining_heads(self) -> tuple[str, ...]:
-        """Heads of loops all of whose tasks have nothing left but their loop, and have not ended."""
+        """Heads of loops all of whose tasks have nothing left but their loop, and have neither ended nor been told to."""
         return tuple(
             head
             for head in self.heads
-            if self.logic_ended.count[head] < self.parallelism[head] == self.inputs_ended.count[head]
+            if head not in self.ending_heads
+            and self.logic_ended.count[head] < self.parallelism[head] == self.inputs_ended.count[head]
         )
 
     @property
@@ -161,11 +172,12 @@ class Roster:
                 yield from self.union.get(vertex.id, ())
 
 
-def _loops(job: PlannedJob) -> list[tuple[tuple[str, ...], frozenset[str]]]:
+def _loops(job: PlannedJob) -> list[Loop]:
     vertex_of = {uid: vertex.id for vertex in job.vertices for uid in vertex.operators}
     return [
-        (
+        Loop(
             tuple(vertex.id for vertex in job.vertices if vertex.feedback and vertex.id in loop),
+            loop,
             frozenset(vertex_of[edge.source] for vertex in job.vertices if vertex.id in loop for edge in vertex.inputs)
             - loop,
         )

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from backends.dataflow.compile import Job
 from stateformat.hashing import DEFAULT_KEY_HASH, hash_keys
-from stateformat.key_groups import default_max_parallelism, key_groups, subtask_of_key_group
+from stateformat.key_groups import key_group_count, key_groups, subtask_of_key_group
 from stateformat.model import Edge, Partitioner
 
 PIECE_ROWS_MIN: Final = 16_384
@@ -35,7 +35,7 @@ class Router:
         self._key_columns = edge.key_columns
         self._partitioner = edge.partitioner
         target = job.graph.operator(edge.target)
-        self._key_groups = target.max_parallelism or default_max_parallelism(target.parallelism)
+        self._key_groups = key_group_count(target)
         self._key_hash = target.key_hash or DEFAULT_KEY_HASH
         owners = subtask_of_key_group(
             np.arange(self._key_groups), parallelism=target.parallelism, max_parallelism=self._key_groups

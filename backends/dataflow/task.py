@@ -7,7 +7,8 @@ Theory of operation.
 2. *What is due.* Watermarks and ends are handled in one place (:meth:`Task._due`): whatever came, it looks at all that was heard
    and gives what is due now. While something goes on: the ends of inputs, then the watermark, so that what an end releases is late
    for nobody. At the end: the end of time, the ends of inputs, ``finish``, and only then ``EndOfData``, which implies the end of time
-   for the consumers. A restore, an end of data and a stop that was aborted all go through it, so no order of ends is forgotten.
+   for the consumers. Where the operator has a coordinator, its answers to what was sent come before the ends of inputs.
+   A restore, an end of data and a stop that was aborted all go through it, so no order of ends is forgotten.
 3. *Snapshots.* ``alignment.py`` says when one is due and what is logged with it, ``iteration.py`` what a loop head logs besides.
    The task acknowledges when both are whole.
 4. *Heads of loops* hold the end of time back, and their own end, until the coordinator has found the loop quiet. Whatever could
@@ -28,6 +29,7 @@ has ended (a loop head can end before its tail), whichever is first; also before
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from backends.dataflow import events
 from backends.dataflow.admission import Admission
@@ -37,6 +39,7 @@ from backends.dataflow.events import (
     MIN_WATERMARK,
     Acknowledge,
     AdvanceWatermark,
+    AskCoordinator,
     Barrier,
     Channel,
     Close,
@@ -66,7 +69,10 @@ from backends.dataflow.events import (
 from backends.dataflow.inputs import InputEdge, Inputs
 from backends.dataflow.iteration import LoopBuffer
 from backends.dataflow.life import Fact, Life, State
+from stateformat.errors import ErrorKind, InvalidState
 
+ANSWER_ROUNDS_MAX: Final = 1000
+"""So often a task asks its coordinator again because an answer made the operator send once more."""
 _STOPS = (Purpose.STOP_DRAIN, Purpose.STOP_NO_DRAIN)
 
 
@@ -74,15 +80,26 @@ class Task:
     """One task of a run: :meth:`start` once, then :meth:`handle` for every event; the commands are carried out in order.
 
     ``inputs``: every edge into it. Without any it is a source; with a feedback edge, the head of a loop. ``outputs``: the channels
-    to receivers that run, feedback channels too. ``replayed``: in-flight records were processed before :meth:`start`.
+    to receivers that run, feedback channels too. ``replayed``: in-flight records were processed before :meth:`start`. ``asks``: its
+    operator has a coordinator; such an operator is the first of its chain (``flow_graph``).
 
     Raises ``InvalidInput`` (kind ``ILLEGAL_EVENT``) for an event that cannot be; nothing has changed then.
     """
 
     def __init__(
-        self, task: TaskId, inputs: Sequence[InputEdge], outputs: Iterable[Channel], *, replayed: bool = False
+        self,
+        task: TaskId,
+        inputs: Sequence[InputEdge],
+        outputs: Iterable[Channel],
+        *,
+        replayed: bool = False,
+        asks: bool = False,
     ) -> None:
         self.id = task
+        self._asks = asks
+        self._asked = 0
+        self._sent = False
+        """The operator has sent to its coordinator since it was asked."""
         self._inputs = Inputs(inputs)
         self._life = Life(task)
         self._alignment = Alignment(
@@ -135,7 +152,14 @@ class Task:
 
     def is_blocked(self, channel: Channel) -> bool:
         """Whether nothing of this channel may be delivered now."""
-        return channel in self._alignment.blocked or channel in self._loop.blocked
+        # Nothing is blocked most of the time, and then no channel need be hashed.
+        aligned, looped = self._alignment.blocked, self._loop.blocked
+        return bool((aligned and channel in aligned) or (looped and channel in looped))
+
+    @property
+    def releases(self) -> int:
+        """How often blocked channels were freed: as long as it stays the same, whatever was blocked is."""
+        return self._alignment.releases + self._loop.releases
 
     def progress(self) -> tuple[dict[str, int], dict[str, bool]]:
         """Per edge: the watermark, and whether ``end_input`` was called. While a head holds the end of time back, it has not come."""
@@ -148,6 +172,10 @@ class Task:
         )
 
     # Events -------------------------------------------------------------------------------------------------------------
+
+    def message_sent(self) -> None:
+        """Its operator has sent to the coordinator. The answer belongs before the end of the last input."""
+        self._sent = True
 
     def start(self) -> list[TaskCommand]:
         """Its operators are open, and in-flight records replayed: emit what time it is, and end what has ended already."""
@@ -188,6 +216,8 @@ class Task:
                 return self._completed(number, step)
             case events.Aborted(number):
                 return self._aborted(number)
+            case events.Answered():
+                return self._ask() if self._sent else self._end()
             case events.SourceAdvanced(timestamp):
                 return self._advance(timestamp)
             case events.SourceEnded() | events.EndSource():
@@ -245,21 +275,36 @@ class Task:
             return []
         time_may_end, may_end = self._told[LoopStep.MAX_WATERMARK], self._told[LoopStep.END]
         all_drained = self._inputs.drained(self._inputs.edges)
+        if all_drained and may_end:
+            return self._end_of_time() + (self._ask() if self._asks else self._end())
         commands: list[TaskCommand] = []
         if not all_drained:
             # What the end of an input releases comes before the time that this input held up: it is not late for anybody.
             commands += self._end_inputs(self._inputs.drained_inputs) + self._time()
-        elif may_end:
-            commands += self._end_of_time() + self._end_inputs(self._inputs.drained_inputs)
         elif time_may_end:
             commands += self._time() + self._end_inputs(self._inputs.drained_inputs)
         if self.state is State.RUNNING and self.is_loop_head and self._nothing_from_outside:
             self._life.move(State.DRAINING)
             commands.append(TellInputsEnded())
-        if all_drained and may_end:
-            commands += self._end_inputs(sorted({edge.input for edge in self._inputs.feedback}))
-            commands += self._end_logic()
         return commands
+
+    def _ask(self) -> list[TaskCommand]:
+        """The last input ends behind the answers to what was sent before; an answer may make the operator send again."""
+        if self._asked == ANSWER_ROUNDS_MAX:
+            raise InvalidState(
+                f"operator {self.id.vertex!r} has sent messages to its coordinator for {self._asked} rounds since its inputs ended, "
+                "each time when it received an answer. Its input cannot end like that: let receive() stop sending at some point",
+                kind=ErrorKind.LIMIT_EXCEEDED,
+                operator=self.id.vertex,
+            )
+        self._life.move(State.ASKING)
+        self._asked += 1
+        self._sent = False
+        return [AskCoordinator()]
+
+    def _end(self) -> list[TaskCommand]:
+        feedback = sorted({edge.input for edge in self._inputs.feedback})
+        return self._end_inputs([*self._inputs.drained_inputs, *feedback]) + self._end_logic()
 
     def _time(self) -> list[TaskCommand]:
         """The watermark that is due. A head holds the end of time back until it is told."""

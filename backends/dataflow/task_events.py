@@ -55,6 +55,12 @@ class Aborted(NamedTuple):
     number: int
 
 
+class Answered(NamedTuple):
+    """The coordinator has answered every message that was sent before :class:`AskCoordinator`, and the operator has received
+    the answers.
+    """
+
+
 class SourceEnded(NamedTuple):
     """The reader of a source has read all that there is. Only for tasks without inputs."""
 
@@ -85,6 +91,7 @@ TaskEvent = (
     | Triggered
     | Completed
     | Aborted
+    | Answered
     | SourceEnded
     | SourceAdvanced
     | EndSource
@@ -109,6 +116,10 @@ class AdvanceWatermark(NamedTuple):
 
     timestamp: int
     ending: bool = False
+
+
+class AskCoordinator(NamedTuple):
+    """Send a marker to the operator's coordinator, behind all messages. It comes back behind the answers, as :class:`Answered`."""
 
 
 class EndInput(NamedTuple):
@@ -226,6 +237,7 @@ class Ended(NamedTuple):
 TaskCommand = (
     Process
     | AdvanceWatermark
+    | AskCoordinator
     | EndInput
     | Finish
     | Emit

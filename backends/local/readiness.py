@@ -38,7 +38,7 @@ class Readiness:
                 del self._until[worker]
             self.wake(worker)
         while self._candidates:
-            drawn = choose.randrange(len(self._candidates) + others)
+            drawn = int(choose.random() * (len(self._candidates) + others))
             if drawn >= len(self._candidates):
                 return None
             worker = self._candidates[drawn]

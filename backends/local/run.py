@@ -27,7 +27,7 @@ from backends.running.progress import Progress
 from backends.running.restore import Restored
 from backends.running.run import Run
 from backends.running.wiring import receiver_of, sender_of, wired
-from backends.running.worker import Mail, Worker
+from backends.running.worker import Mail, Message, Worker
 from stateformat.errors import CheckpointError
 from stateformat.snapshot import Snapshot, WriteContext
 from stateformat.store import CheckpointStore
@@ -106,8 +106,7 @@ class LocalRun(Run):
         """Let one actor do one thing. False: the job has ended, and :attr:`outcome` says how."""
         if self.outcome is not None:
             return False
-        self._look_at_clock()
-        now_us = self._clock.now_us()
+        now_us = self._look_at_clock()
         worker = self._readiness.draw(self._choose, now_us, others=bool(self._driver.inbox))
         try:
             if worker is not None:
@@ -119,11 +118,13 @@ class LocalRun(Run):
             else:
                 self._wait()
         finally:
-            self._stopping.tell_failures()
+            if self._driver.failed_stops:
+                self._stopping.tell_failures()
         self._see_end()
         return self.outcome is None
 
-    def _look_at_clock(self) -> None:
+    def _look_at_clock(self) -> int:
+        """Let begin what is due; returns what time it is."""
         now_us = self._clock.now_us()
         in_flight, schedule = self._driver.in_flight, self._schedule
         if in_flight is None:
@@ -135,7 +136,9 @@ class LocalRun(Run):
                 self._driver.inbox.append(ev.CheckpointDue())
         elif schedule.timeout_us is not None and in_flight.is_late(now_us - schedule.timeout_us):
             self._driver.inbox.append(ev.TimedOut(in_flight.barrier.number))
-        self._stopping.look()
+        if self._stopping.is_due(now_us):
+            self._stopping.look()
+        return now_us
 
     def _next_checkpoint(self) -> None:
         if self._schedule.checkpoint_interval_us is not None:
@@ -215,9 +218,13 @@ class LocalRun(Run):
         """An event for the coordinator."""
         self._driver.inbox.append(event)
 
-    def message(self, uid: str, subtask: int, message: bytes, snapshot_taken: int) -> None:
-        """A message for an operator's coordinator."""
+    def message(self, uid: str, subtask: int, message: bytes | None, snapshot_taken: int) -> None:
+        """A message, or a marker, for an operator's coordinator."""
         self._driver.inbox.append(ToCoordinator(uid, subtask, message, snapshot_taken))
+
+    def lost(self, uid: str, subtask: int) -> None:
+        """A message of an operator's coordinator came too late."""
+        self._driver.lost(uid, subtask)
 
     def want_split(self, task: ev.TaskId) -> None:
         """A reader's question."""
@@ -269,9 +276,13 @@ class LocalRun(Run):
     def mail(self, task: ev.TaskId, mail: Mail) -> None:
         """Put mail into a task's box."""
         worker = self._workers.get(task)
-        if worker is not None and not worker.gone:
+        if worker is None:
+            return
+        if not worker.gone:
             worker.mail.append(mail)
             self.wake(worker)
+        elif isinstance(mail, Message):
+            self._driver.lost(mail.uid, task.subtask)
 
     def wake(self, worker: Worker) -> None:
         """A task may have become ready."""

@@ -30,6 +30,7 @@ from redistribution.rescale import rescale
 from redistribution.restore_plan import plan_restore
 from stateformat.checkpoint import Checkpoint, ReadTask
 from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.graph import shortened
 from stateformat.model import JobGraph, Mode, Operator, OperatorId, RescaledFrom, State, Status
 from stateformat.schema import MANIFEST_SCHEMA, SLICE_SCHEMA, has_key_groups
 
@@ -56,6 +57,9 @@ class Move:
     exact: bool
     """Whether as many rows come out: layers merge to fewer, and progress is gathered to a row per edge."""
 
+    def __repr__(self) -> str:
+        return f"Move({shortened(self.place.operator)}, {shortened(self.place.state)}, {self.rows} rows)"
+
 
 @dataclass(frozen=True)
 class Source:
@@ -67,6 +71,9 @@ class Source:
     rows: int
     bytes: int
     exact: bool
+
+    def __repr__(self) -> str:
+        return f"Source({self.read.state!r}, {self.rows} rows)"
 
 
 @dataclass(frozen=True)
@@ -83,6 +90,9 @@ class RewritePlan:
     sources: tuple[Source, ...]
     targets: tuple[Place, ...]
     empty: tuple[Place, ...]
+
+    def __repr__(self) -> str:
+        return f"RewritePlan({len(self.moves)} moves, {len(self.sources)} sources, {len(self.targets)} targets)"
 
     @property
     def rehashed(self) -> tuple[tuple[str, str], ...]:
@@ -145,8 +155,8 @@ class _Names:
         )
 
     def state(self, state: State) -> State:
-        """A state keeps its older schemas, though nothing is written with them any more: they say what has become of columns."""
-        return replace(state, operator=self.uid(state.operator))
+        """A state keeps only its current schema: nothing is written with an older one any more."""
+        return replace(state, operator=self.uid(state.operator), schemas=(state.current,))
 
     def former(self, former: RescaledFrom | None) -> RescaledFrom | None:
         if former is None:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from backends.rewrite.planning import RewritePlan, Source
 from backends.rewrite.work import deal, write_move, write_target
+from stateformat.errors import InvalidInput
 from stateformat.model import Handle
 from stateformat.snapshot import WriteContext
 
@@ -29,9 +30,14 @@ class ThreadEngine:
 
     threads: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.threads is not None and self.threads < 1:
+            raise InvalidInput(f"{self.threads} threads rewrite nothing; give at least 1, or None for all processors")
+
     def run(self, context: WriteContext, plan: RewritePlan, done: Callable[[int], None]) -> list[Handle]:
         """A handle for each move and each target, in any order. ``done`` is told how many segments are written."""
-        with ThreadPoolExecutor(self.threads or os.cpu_count() or 1, thread_name_prefix="rewrite") as pool:
+        threads = (os.cpu_count() or 1) if self.threads is None else self.threads
+        with ThreadPoolExecutor(threads, thread_name_prefix="rewrite") as pool:
             # The largest first, so that the last to end is a small one.
             moves = sorted(plan.moves, key=lambda move: -move.bytes)
             handles = _finished(

@@ -13,7 +13,7 @@ CAPACITY = 8
 """Elements that a channel holds before its sender waits. Feedback channels hold any number: the loop must turn."""
 
 
-def _nobody() -> None:
+def _nobody(_: Queue) -> None:
     """Nobody waits for it."""
 
 
@@ -21,7 +21,7 @@ class Queue:
     """One channel: first in, first out. ``logged_for``: the number of the unaligned barrier for whose snapshot its receiver logs
     what is put in, until that barrier is; None: nothing is logged.
 
-    ``filled``, ``room``: called when it becomes full, and when it no longer is; ``found``, ``emptied``: when something lies in it,
+    ``filled``, ``room``: called with it when it becomes full, and when it no longer is; ``found``, ``emptied``: when something lies in it,
     and when nothing does. So whoever waits for it need not look at it again and again.
     """
 
@@ -32,10 +32,10 @@ class Queue:
         self.capacity = capacity
         self.elements: deque[Element] = deque()
         self.logged_for: int | None = None
-        self.filled: Callable[[], object] = _nobody
-        self.room: Callable[[], object] = _nobody
-        self.found: Callable[[], object] = _nobody
-        self.emptied: Callable[[], object] = _nobody
+        self.filled: Callable[[Queue], object] = _nobody
+        self.room: Callable[[Queue], object] = _nobody
+        self.found: Callable[[Queue], object] = _nobody
+        self.emptied: Callable[[Queue], object] = _nobody
 
     @property
     def full(self) -> bool:
@@ -47,18 +47,18 @@ class Queue:
         self.elements.append(element)
         count = len(self.elements)
         if count == 1:
-            self.found()
+            self.found(self)
         if count == self.capacity:
-            self.filled()
+            self.filled(self)
 
     def get(self) -> Element:
         """Take the oldest."""
         element = self.elements.popleft()
         count = len(self.elements)
         if not count:
-            self.emptied()
+            self.emptied(self)
         if self.capacity is not None and count == self.capacity - 1:
-            self.room()
+            self.room(self)
         return element
 
     def records_before(self, number: int) -> Iterator[pa.RecordBatch]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 
 from backends.dataflow.api import Dataflow, TwoPhaseCommitSink
-from backends.dataflow.compile import Job
-from backends.dataflow.failures import Guard
+from backends.dataflow.failures import Guard, OperatorError
 from backends.dataflow.flow_states import COMMITTABLES
 from backends.running.clock import Clock
 from backends.running.outcome import RunDiscarded
-from stateformat.errors import InvalidState
+from stateformat.carried import carried_committables
+from stateformat.errors import DamagedCheckpoint, InvalidState, StorageError, UnsupportedFormat
+from stateformat.model import CheckpointKind
 from stateformat.publication import CommitPermit
+from stateformat.store import CheckpointStore
+
+logger = logging.getLogger(__name__)
 
 COMMIT_TRIES = 10
 COMMIT_WAIT_US = 1_000_000
@@ -25,20 +30,13 @@ def sinks_of(flow: Dataflow) -> dict[str, TwoPhaseCommitSink]:
     return {uid: step.logic for uid, step in flow.steps.items() if isinstance(step.logic, TwoPhaseCommitSink)}
 
 
-def held(permit: CommitPermit | None, job: Job, sinks: Iterable[str]) -> dict[str, pa.Table]:
-    """What a checkpoint holds of these sinks, to be committed, by uid, in the columns that they declare in the job; nothing of one
-    without rows.
-    """
+def held(permit: CommitPermit | None, sinks: Iterable[str]) -> dict[str, pa.Table]:
+    """What a checkpoint holds of these sinks, to be committed, by uid; nothing of one without rows."""
     if permit is None or "committables" not in permit.record.required_features:
         return {}
-    found = {}
-    for uid in sinks:
-        declared = job.state(uid, COMMITTABLES)
-        if declared is not None and (uid, COMMITTABLES) in permit.record.by_state:
-            rows = permit.checkpoint().read(uid, COMMITTABLES).table(as_schema=declared.current)
-            if rows.num_rows:
-                found[uid] = rows
-    return found
+    known = [uid for uid in sinks if (uid, COMMITTABLES) in permit.record.by_state]
+    tables = {uid: permit.checkpoint().read(uid, COMMITTABLES).table() for uid in known}
+    return {uid: rows for uid, rows in tables.items() if rows.num_rows}
 
 
 def commit(
@@ -46,9 +44,14 @@ def commit(
 ) -> dict[str, pa.Table]:
     """Let the sinks commit what a checkpoint holds of them; returns what they want to try again, by uid.
 
-    Called after publishing, and before anything starts from a checkpoint; the same rows may come twice. Raises ``OperatorError``
-    for what a sink raises.
+    Called after publishing, and before anything starts from a checkpoint; the same rows may come twice. Raises
+    ``DamagedCheckpoint`` for rows that a sink cannot have prepared, and then no sink has committed; ``OperatorError`` for what
+    a sink raises.
     """
+    # What a run has published itself was prepared under the uids of its own program.
+    renamed = permit.record.kind is not CheckpointKind.CHECKPOINT
+    for uid, rows in rows_of.items():
+        _check(uid, sinks[uid], rows, renamed=renamed)
     again: dict[str, pa.Table] = {}
     for uid, rows in rows_of.items():
         with Guard(uid, None)("commit"):
@@ -60,6 +63,59 @@ def commit(
         if left is not None and left.num_rows:
             again[uid] = left
     return again
+
+
+def _check(uid: str, sink: TwoPhaseCommitSink, rows: pa.Table, *, renamed: bool) -> None:
+    """Let a sink refuse rows. What it refuses is damage of the checkpoint, anything else that it raises is its own fault."""
+    try:
+        sink.check_committables(uid, rows, renamed=renamed)
+    except DamagedCheckpoint:
+        raise
+    except Exception as error:
+        raise OperatorError.of(error, operator=uid, subtask=None, hook="check_committables") from error
+
+
+def clean(
+    store: CheckpointStore,
+    permit: CommitPermit | None,
+    sinks: Mapping[str, TwoPhaseCommitSink],
+    carried: Mapping[str, pa.Table],
+) -> None:
+    """Let the sinks remove what no checkpoint of the store carries. ``carried``: what the newest does, by uid.
+
+    Other checkpoints are read only where a sink has output under ids up to the newest that is prepared and not committed,
+    or cannot tell. Where one of them cannot be read, nothing that was prepared is removed, with a warning. Raises
+    ``OperatorError`` for what a sink raises.
+    """
+    newest_id = permit.ref.checkpoint_id if permit else 0
+    down_to = {}
+    for uid, sink in sinks.items():
+        if newest_id and type(sink).clean is not TwoPhaseCommitSink.clean:
+            with Guard(uid, None)("prepared_attempts"):
+                attempts = sink.prepared_attempts(uid)
+            ids = [1] if attempts is None else [each.checkpoint_id for each in attempts]
+            if min(ids, default=newest_id + 1) <= newest_id:
+                down_to[uid] = min(ids)
+    try:
+        others = carried_committables(store.storage, COMMITTABLES, down_to)
+        for uid, tables in others.items():
+            for rows in tables:
+                _check(uid, sinks[uid], rows, renamed=True)
+    except (DamagedCheckpoint, UnsupportedFormat, StorageError) as error:
+        logger.warning(
+            "sinks %s keep what earlier runs prepared, for it is unknown what the checkpoints of %s carry: %s",
+            ", ".join(map(repr, down_to)),
+            store.url,
+            error,
+        )
+        others = None
+    for uid, sink in sinks.items():
+        tables = [carried[uid]] if uid in carried else []
+        known = others is not None or uid not in down_to
+        tables += (others or {}).get(uid, [])
+        with Guard(uid, None)("clean"):
+            kept = pa.concat_tables(tables, promote_options="permissive") if tables else None
+            sink.clean(uid, newest_id if known else 0, kept)
 
 
 def commit_rest(
@@ -83,4 +139,4 @@ def commit_rest(
         )
 
 
-__all__ = ["commit", "commit_rest", "held", "sinks_of"]
+__all__ = ["clean", "commit", "commit_rest", "held", "sinks_of"]

@@ -63,11 +63,13 @@ FATAL = (PublishConflict, JobMismatch, CheckpointExpired)
 
 @dataclass(frozen=True)
 class ToCoordinator:
-    """A subtask writes to its operator's coordinator, having taken its snapshot for ``snapshot_taken`` last."""
+    """A subtask writes to its operator's coordinator, having taken its snapshot for ``snapshot_taken`` last. ``message`` None: a
+    marker, which goes back to the subtask behind the answers to all that it wrote before.
+    """
 
     uid: str
     subtask: int
-    message: bytes
+    message: bytes | None
     snapshot_taken: int
 
 
@@ -82,7 +84,7 @@ class Post(Protocol):
     """How the driver reaches tasks."""
 
     def mail(self, task: ev.TaskId, mail: Mail) -> None:
-        """Put mail into a task's box; nothing for a task that is gone."""
+        """Put mail into a task's box. A task that is gone needs none; a message of a coordinator to it is :meth:`Driver.lost`."""
 
     def drop_in_flight(self) -> None:
         """Nothing is logged in any channel any more."""
@@ -122,6 +124,8 @@ class Driver:
         self._retries: Mapping[str, pa.Table] = retries
         self.enumerators: dict[str, SplitEnumerator] = {}
         self.coordinators: dict[str, OperatorCoordinator] = {}
+        self._lost: set[str] = set()
+        """Operators of which it was said that a message was lost."""
         self.sinks = sinks_of(job.flow)
         self._carry: Mapping[type, Callable[[Any], None]] = {
             ev.Begin: self._begin,
@@ -159,22 +163,48 @@ class Driver:
         self.coordinators[uid] = coordinator
         coordinator.open(self._sender(uid, vertex))
         if rows is not None:
-            self._give_back(coordinator, rows)
+            self._give_back(coordinator, rows, self._job.vertex(vertex).parallelism)
 
-    def _give_back(self, coordinator: OperatorCoordinator, rows: pa.Table) -> None:
+    def _give_back(self, coordinator: OperatorCoordinator, rows: pa.Table, parallelism: int) -> None:
         own = rows.filter(rows["message"].is_null())
         coordinator.restore(own.drop_columns(["message_from", "message"]))
         for row in rows.filter(rows["message"].is_valid()).select(["message_from", "message"]).to_pylist():
-            coordinator.receive(row["message_from"], row["message"])
+            # At a smaller parallelism the sender may be gone, and the answer is to reach somebody.
+            coordinator.receive(row["message_from"] % parallelism, row["message"])
 
     def _sender(self, uid: str, vertex: str) -> Sender:
+        parallelism = self._job.vertex(vertex).parallelism
+
         def send(subtask: int, message: bytes) -> None:
             checked_message(f"the coordinator of operator {uid!r}", message)
-            current = self.in_flight
-            behind = current.barrier.number if current is not None and current.checkpoint is not None else 0
-            self._post.mail(ev.TaskId(vertex, subtask), Message(uid, message, behind))
+            if not 0 <= subtask < parallelism:
+                raise InvalidState(
+                    f"the coordinator of operator {uid!r} sent to subtask {subtask}. The operator has subtasks 0 to {parallelism - 1} "
+                    "in this run."
+                )
+            self.carry_out(self._coordinator.handle(ev.Spoken(vertex)))
+            self._post.mail(ev.TaskId(vertex, subtask), Message(uid, message, self._behind))
 
         return send
+
+    @property
+    def _behind(self) -> int:
+        """Behind which barrier the coordinators of operators write now."""
+        current = self.in_flight
+        return current.barrier.number if current is not None and current.checkpoint is not None else 0
+
+    def lost(self, uid: str, subtask: int) -> None:
+        """A message of a coordinator came to a subtask whose logic had ended: warn, once per operator. After a stop without drain the
+        message is not lost, since the run that goes on sends it again.
+        """
+        if uid in self._lost or self._coordinator.is_suspended:
+            return
+        self._lost.add(uid)
+        self.warn(
+            f"The coordinator of operator {uid!r} sent a message to subtask {subtask}, whose input had ended, so the message is lost. A "
+            "subtask receives every answer to what it sent before its last input ended; send nothing else to a subtask that may "
+            "have ended."
+        )
 
     def warn(self, sentence: str) -> None:
         """A sentence for the user."""
@@ -214,6 +244,10 @@ class Driver:
         return split
 
     def _receive(self, item: ToCoordinator) -> None:
+        if item.message is None:
+            task = ev.TaskId(self._job.vertex_of(item.uid).id, item.subtask)
+            self._post.mail(task, Message(item.uid, None, self._behind))
+            return
         current = self.in_flight
         if current is not None and current.checkpoint is not None and item.snapshot_taken < current.barrier.number:
             current.messages[item.uid].append((item.subtask, item.message))
@@ -335,7 +369,7 @@ class Driver:
         assert self.permit is not None
         begun = time.perf_counter()
         try:
-            self._retries = commit(self.permit, self.sinks, held(self.permit, self._job, self.sinks))
+            self._retries = commit(self.permit, self.sinks, held(self.permit, self.sinks))
         except Exception as error:
             logger.debug("commit of checkpoint %d failed", self.permit.ref.checkpoint_id, exc_info=error)
             self.inbox.append(ev.CommitFailed(command.number, str(error)))

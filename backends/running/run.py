@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from backends.running.restore import Restored
 from backends.running.stopping import Stopping
 from backends.running.worker import Mail
 from stateformat.model import StopMode
+from stateformat.storage import as_url
 from stateformat.store import CheckpointStore
 
 NEWS_EVERY_US = 500_000
@@ -109,10 +111,10 @@ class Run(ABC):
         """The checkpoint in flight."""
         return self._driver.in_flight
 
-    def request_stop(self, mode: StopMode, savepoint: str | None = None) -> str:
+    def request_stop(self, mode: StopMode, savepoint: str | os.PathLike[str] | None = None) -> str:
         """Ask for a stop with a savepoint, as `ckpt stop` does from outside; returns the request's id."""
         request = secrets.token_hex(16)
-        self._stopping.ask(request, mode, savepoint)
+        self._stopping.ask(request, mode, None if savepoint is None else as_url(savepoint))
         return request
 
     def _progress(self, *, rows_read: int, running: int, watermark: int) -> Progress:

@@ -11,10 +11,8 @@ from typing import Generic, TypeVar
 import pyarrow as pa
 
 from backends.dataflow.api import Dataflow, TwoPhaseCommitSink
-from backends.dataflow.failures import Guard
-from backends.dataflow.flow_states import COMMITTABLES
 from backends.running.clock import Clock, SystemClock
-from backends.running.commits import commit, commit_rest, held, sinks_of
+from backends.running.commits import clean, commit, commit_rest, held, sinks_of
 from backends.running.driver import FATAL
 from backends.running.options import Options, Schedule
 from backends.running.outcome import JobFailed, JobOutcome, RunDiscarded
@@ -146,11 +144,10 @@ class Runtime(ABC, Generic[RunT]):
             parallelism=options.parallelism,
             per_operator=options.per_operator,
             unaligned=options.unaligned,
-            drop=options.drop,
-            again=not begins_here,
+            drop=options.drop if begins_here else (),
         )
         sinks = sinks_of(flow)
-        retries = self._commit_before_start(permit, restored, sinks)
+        retries = self._commit_before_start(permit, sinks)
         outcome = self._ended_before(permit, restored, sinks, retries)
         if outcome is not None:
             return outcome
@@ -162,14 +159,12 @@ class Runtime(ABC, Generic[RunT]):
         """One run of the executor; ``retries``: what sinks have put off, by uid."""
 
     def _commit_before_start(
-        self, permit: CommitPermit | None, restored: Restored, sinks: Mapping[str, TwoPhaseCommitSink]
+        self, permit: CommitPermit | None, sinks: Mapping[str, TwoPhaseCommitSink]
     ) -> Mapping[str, pa.Table]:
-        """Commit what the newest checkpoint holds and is not given up, then let sinks remove what no checkpoint does."""
-        carried = held(permit, restored.job, [uid for uid in sinks if not restored.gives_up(uid, COMMITTABLES)])
+        """Commit what the newest checkpoint holds, then let sinks remove what no checkpoint does."""
+        carried = held(permit, sinks)
         retries = {} if permit is None else commit(permit, sinks, carried)
-        for uid, sink in sinks.items():
-            with Guard(uid, None)("clean"):
-                sink.clean(uid, permit.ref.checkpoint_id if permit else 0, carried.get(uid))
+        clean(self.store, permit, sinks, carried)
         return retries
 
     def _ended_before(

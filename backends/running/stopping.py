@@ -45,9 +45,13 @@ class Stopping:
         self._savepoint_options = savepoint_options
         self.next_us: int | None = None if every_us is None else clock.now_us()
 
+    def is_due(self, now_us: int) -> bool:
+        """Whether it is time to look for requests."""
+        return self.next_us is not None and now_us >= self.next_us
+
     def look(self) -> None:
         """Look for requests in the store, if it is time to."""
-        if self._every_us is None or self.next_us is None or self._clock.now_us() < self.next_us:
+        if self._every_us is None or not self.is_due(self._clock.now_us()):
             return
         self.next_us = self._clock.now_us() + self._every_us
         for request in sorted(waiting_requests(self._store), key=asking_order):

@@ -48,7 +48,8 @@ def wired(restored: Restored) -> Iterator[Wired]:
             edges = _input_edges(restored, vertex, subtask, inputs, loops)
             channels = [channel for some in outputs.values() for channel in some]
             replayed = bool(restored.in_flight(vertex, subtask))
-            core = Task(ev.TaskId(vertex.id, subtask), edges, channels, replayed=replayed)
+            asks = job.graph.operator(vertex.id).coordinator and not vertex.is_source
+            core = Task(ev.TaskId(vertex.id, subtask), edges, channels, replayed=replayed, asks=asks)
             yield Wired(vertex, core, inputs, outputs)
 
 

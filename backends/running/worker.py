@@ -6,8 +6,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -19,12 +18,15 @@ from backends.dataflow.life import State
 from backends.dataflow.routing import Router
 from backends.dataflow.task import Task
 from backends.running.channels import Queue
+from backends.running.waiting import WaitingInputs
 from stateformat.snapshot import Snapshot, WriteContext
 
 logger = logging.getLogger(__name__)
 
 IDLE_US = 5_000
 """How long a reader that found nothing waits before it looks again."""
+_UNTIL_MAIL: Final = 2**63
+"""It looks again when the enumerator has answered."""
 
 
 class Give(NamedTuple):
@@ -36,10 +38,11 @@ class Give(NamedTuple):
 class Message(NamedTuple):
     """An operator's coordinator writes to a subtask. ``behind``: the number of the barrier for which the coordinator had given its
     snapshot when it wrote; 0 where no checkpoint was in flight. What it wrote before is in that snapshot, so it lies before the barrier.
+    ``message`` None: the marker that the subtask sent is back, behind all answers to what it sent before.
     """
 
     uid: str
-    message: bytes
+    message: bytes | None
     behind: int = 0
 
 
@@ -52,8 +55,13 @@ class Link(Protocol):
     def tell(self, event: ev.CoordinatorEvent) -> None:
         """Send an event to the coordinator."""
 
-    def message(self, uid: str, subtask: int, message: bytes, snapshot_taken: int) -> None:
-        """Send to an operator's coordinator; ``snapshot_taken`` is the last barrier of which the sender took a snapshot."""
+    def message(self, uid: str, subtask: int, message: bytes | None, snapshot_taken: int) -> None:
+        """Send to an operator's coordinator; ``snapshot_taken`` is the last barrier of which the sender took a snapshot. None is a
+        marker, which the coordinator's side sends back (:class:`Message`).
+        """
+
+    def lost(self, uid: str, subtask: int) -> None:
+        """A message of an operator's coordinator came to a subtask whose logic had ended."""
 
     def want_split(self, task: ev.TaskId) -> None:
         """Ask the source's enumerator for a split."""
@@ -119,8 +127,7 @@ class Worker:
         self._outputs = outputs
         self._filled: dict[Queue, None] = {}
         """Outputs that may be full: what it would emit has no room."""
-        self._found: dict[ev.Channel, Queue] = {}
-        """Inputs in which something may lie, in the order in which it came."""
+        self._waiting = WaitingInputs(task)
         self._watch(inputs, [queue for queues in outputs.values() for queue in queues])
         self._by_receiver = {
             edge: {queue.channel.receiver: queue for queue in queues} for edge, queues in outputs.items()
@@ -137,15 +144,14 @@ class Worker:
 
     def _watch(self, inputs: Iterable[Queue], outputs: Iterable[Queue]) -> None:
         """Be told what becomes of the channels, so that asking whether it is ready costs the same however many there are."""
+        find, empty, fill, make_room = self._find, self._waiting.remove, self._fill, self._make_room
         for queue in inputs:
-            queue.found = partial(self._find, queue)
-            queue.emptied = partial(self._found.pop, queue.channel, None)
+            queue.found, queue.emptied = find, empty
         for queue in outputs:
-            queue.filled = partial(self._fill, queue)
-            queue.room = partial(self._make_room, queue)
+            queue.filled, queue.room = fill, make_room
 
     def _find(self, queue: Queue) -> None:
-        self._found[queue.channel] = queue
+        self._waiting.add(queue)
         self._link.wake(self)
 
     def _fill(self, queue: Queue) -> None:
@@ -174,7 +180,7 @@ class Worker:
     def idle_until_us(self) -> int | None:
         """When its reader looks again; None where it waits for nothing but events."""
         waits = self.vertex.is_source and not self.gone and not self._held and self.task.may_read
-        return self._idle_until_us if waits else None
+        return self._idle_until_us if waits and self._idle_until_us < _UNTIL_MAIL else None
 
     # What the schedule asks --------------------------------------------------------------------------------------------
 
@@ -184,24 +190,23 @@ class Worker:
             return False
         if self.mail:
             return True
-        if any(queue.full for queue in self._filled):
+        if self._filled:
             return False
         if self.vertex.is_source:
             return not self._held and self.task.may_read and now_us >= self._idle_until_us
-        return any(queue.elements and not self.task.is_blocked(channel) for channel, queue in self._found.items())
+        return self._waiting.any_open()
 
     def step(self, choose: random.Random) -> None:
         """Do one thing: mail first, since control goes before data. What user code raises is told to the coordinator."""
         try:
             if self.mail:
                 self._open_mail(self.mail.popleft())
+                while self.mail and not self.gone and isinstance(self.mail[0], ev.DataProcessed):
+                    self._open_mail(self.mail.popleft())  # One of every channel, in as few steps as may be.
             elif self.vertex.is_source:
                 self._read()
             else:
-                open_now, blocked = [queue for queue in self._found.values() if queue.elements], self.task.blocked
-                if blocked:
-                    open_now = [queue for queue in open_now if queue.channel not in blocked]
-                queue = open_now[choose.randrange(len(open_now))] if len(open_now) > 1 else open_now[0]
+                queue = self._waiting.draw(choose)
                 self.deliver(ev.Received(queue.channel, queue.get()))
         except Exception as error:
             self.fail(error)
@@ -250,6 +255,7 @@ class Worker:
 
     def send(self, uid: str, message: bytes) -> None:
         """Send to an operator's coordinator."""
+        self.task.message_sent()
         self._link.message(uid, self.id.subtask, message, self._number)
 
     def now_us(self) -> int:
@@ -273,6 +279,8 @@ class Worker:
                 operators.advance_watermark(timestamp, ending=ending)
             case ev.EndInput(number):
                 operators.end_input(number)
+            case ev.AskCoordinator():
+                self._link.message(self.vertex.id, self.id.subtask, None, self._number)
             case ev.Finish():
                 operators.finish()
             case ev.Snapshot():
@@ -314,6 +322,7 @@ class Worker:
             self.operators.give(mail.split)
             if mail.split is NoSplit.LATER:
                 self._ask_at_us = self.now_us() + IDLE_US
+                self._idle_until_us = min(self._idle_until_us, self._ask_at_us)
             else:
                 self._idle_until_us = 0
         elif not isinstance(mail, Message):
@@ -322,9 +331,12 @@ class Worker:
                 self._release_messages()  # It may never have come to this task; then nothing else would let them go.
         elif self._link.awaits_snapshot(self.id, mail.behind) or self.task.state is State.HELD:
             self._late_messages.append(mail)
-        elif self.task.state in (State.RUNNING, State.DRAINING):
-            # Later nothing may be emitted any more; what a finished subtask is told is lost, as the contract says.
+        elif mail.message is None:
+            self.deliver(ev.Answered())
+        elif self.task.state in (State.RUNNING, State.DRAINING, State.ASKING):
             self.operators.receive(mail.uid, mail.message)
+        else:
+            self._link.lost(mail.uid, self.id.subtask)
 
     def _release_messages(self) -> None:
         """What coordinators sent while the checkpoint was pending comes behind the barrier."""
@@ -341,6 +353,8 @@ class Worker:
             self._link.want_split(self.id)
         if reading.ended:
             self.deliver(ev.SourceEnded())
+        elif reading.holds_none and self._asked:
+            self._idle_until_us = _UNTIL_MAIL
         elif reading.idle:
             self._idle_until_us = self.now_us() + IDLE_US
 

@@ -97,7 +97,8 @@ class Report:
     """What a task says of an epoch.
 
     ``core``: as it is now. ``number``: the last barrier that it took, ``taken``: that of these ``snapshots``, 0 where no barrier asked
-    for them; ``kept``: by operator and keyed state, how many layers stay underneath; ``reported``: by operator, the progress of
+    for them; ``messages``: to coordinators, markers too; ``lost``: operators that a message of theirs came to too late; ``kept``: by
+    operator and keyed state, how many layers stay underneath; ``reported``: by operator, the progress of
     its inputs. ``replays``: records have been fed back, and are
     in the snapshot. ``travelling``: operators that go on as they were. ``sent``, ``consumed``: frames. ``opened``: how the activation
     was come by: ``kept``, ``caught_up``, ``restored``, or nothing where it needs none.
@@ -111,7 +112,8 @@ class Report:
     replays: bool = False
     ended: bool = False
     events: list[ev.CoordinatorEvent] = field(default_factory=list)
-    messages: list[tuple[str, bytes, int]] = field(default_factory=list)
+    messages: list[tuple[str, bytes | None, int]] = field(default_factory=list)
+    lost: set[str] = field(default_factory=set)
     confirmed: list[ev.Channel] = field(default_factory=list)
     wants_split: bool = False
     ran_dry: bool = False
@@ -146,9 +148,13 @@ class ReportLink:
         """For the coordinator."""
         self.report.events.append(event)
 
-    def message(self, uid: str, subtask: int, message: bytes, snapshot_taken: int) -> None:  # noqa: ARG002 - the report's
+    def message(self, uid: str, subtask: int, message: bytes | None, snapshot_taken: int) -> None:  # noqa: ARG002 - the report's
         """For an operator's coordinator."""
         self.report.messages.append((uid, message, snapshot_taken))
+
+    def lost(self, uid: str, subtask: int) -> None:  # noqa: ARG002 - the report's
+        """For the driver."""
+        self.report.lost.add(uid)
 
     def want_split(self, task: ev.TaskId) -> None:  # noqa: ARG002 - the report's
         """For the enumerator, which answers before the next epoch."""

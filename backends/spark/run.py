@@ -34,7 +34,7 @@ from backends.running.progress import EpochProgress
 from backends.running.restore import Restored
 from backends.running.run import Run
 from backends.running.wiring import receiver_of, sender_of, wired
-from backends.running.worker import Mail
+from backends.running.worker import Mail, Message
 from backends.spark.base import Base, read_task, resolved, restored_bases
 from backends.spark.dealing import SPLITS_AHEAD_MAX, Dealer
 from backends.spark.epoch import EpochJob, first_line, levels_of
@@ -265,6 +265,8 @@ class SparkRun(Run):
             # Messages first: the last acknowledgement publishes, and what was sent before it is part of the checkpoint.
             for uid, message, taken in report.messages:
                 self._driver.inbox.append(ToCoordinator(uid, held.core.id.subtask, message, taken))
+            for uid in report.lost:
+                self._driver.lost(uid, held.core.id.subtask)
             self._driver.inbox.extend(report.events)
             for channel in report.confirmed:
                 self.mail(sender_of(self.job, channel), ev.DataProcessed(channel))
@@ -362,8 +364,12 @@ class SparkRun(Run):
     def mail(self, task: ev.TaskId, mail: Mail) -> None:
         """Put mail into a task's box: the first thing in the next epoch."""
         held = self._tasks.get(task)
-        if held is not None and not held.gone:
+        if held is None:
+            return
+        if not held.gone:
             held.mail.append(mail)
+        elif isinstance(mail, Message):
+            self._driver.lost(mail.uid, task.subtask)
 
     def drop_in_flight(self) -> None:
         """Nothing is logged between epochs."""

@@ -33,7 +33,7 @@ from backends.state.parts import (
 from stateformat.clustering import groups_of_keys, one_array
 from stateformat.errors import ErrorKind, InvalidState
 from stateformat.hashing import DEFAULT_KEY_HASH, key_hash, normalise_key_column
-from stateformat.key_groups import default_max_parallelism
+from stateformat.key_groups import key_group_count
 from stateformat.model import Mode, Operator, SchemaVersion, State
 from stateformat.rows import conform
 from stateformat.schema import KEY_GROUP, segment_schema
@@ -151,7 +151,7 @@ def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 def key_grouping(operator: Operator, key_count: int) -> GroupOf:
     """A function from columns, of which the first ``key_count`` are the key, to the key group of each row."""
-    ceiling = operator.max_parallelism or default_max_parallelism(operator.parallelism)
+    ceiling = key_group_count(operator)
     name = operator.key_hash or DEFAULT_KEY_HASH
     # A name that nobody registered is refused now, and not in the middle of a change.
     key_hash(name)

@@ -26,7 +26,7 @@ from backends.state.value import KeyedValue
 from stateformat.checkpoint import ReadTask
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.hashing import DEFAULT_KEY_HASH
-from stateformat.key_groups import check_parallelism, default_max_parallelism
+from stateformat.key_groups import check_parallelism, key_group_count
 from stateformat.model import Kind, Mode, Operator, SchemaVersion, State
 from stateformat.schema import CLEAR, DELETE, KEY_GROUP, OP, UPSERT
 from stateformat.snapshot import SnapshotWriter
@@ -55,7 +55,7 @@ class SubtaskStates:
     """
 
     def __init__(self, operator: Operator, subtask: int, states: Sequence[State]) -> None:
-        ceiling = operator.max_parallelism or default_max_parallelism(operator.parallelism)
+        ceiling = key_group_count(operator)
         check_parallelism(operator.parallelism, ceiling, operator=operator.uid)
         if not 0 <= subtask < operator.parallelism:
             raise InvalidInput(

@@ -124,6 +124,18 @@ def begun_uploads(client: S3Client, bucket: str, prefix: str) -> Iterator[tuple[
         arguments |= {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
 
 
+def has_begun(client: S3Client, bucket: str, key: str, upload_id: str) -> bool:
+    """Whether an upload of this id to this very key has begun and not ended."""
+    arguments: dict[str, Any] = {"Bucket": bucket, "Prefix": key}
+    while True:
+        page = client.call("list_multipart_uploads", **arguments)
+        if any((each["Key"], each["UploadId"]) == (key, upload_id) for each in page.get("Uploads", ())):
+            return True
+        if not page.get("IsTruncated"):
+            return False
+        arguments |= {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+
+
 def _uploaded_bytes(client: S3Client, bucket: str, key: str, upload_id: str) -> int | None:
     """What the parts of an upload take so far; None if it has ended meanwhile."""
     arguments: dict[str, Any] = {"Bucket": bucket, "Key": key, "UploadId": upload_id}

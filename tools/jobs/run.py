@@ -130,12 +130,7 @@ class _JsonLog(logging.Formatter):
     "--max-restarts", type=click.IntRange(min=0), help="Failures within ten checkpoints that are allowed. [default: 3]"
 )
 @click.option("--resume", is_flag=True, help="Go on after a stop without drain.")
-@click.option(
-    "--drop",
-    multiple=True,
-    metavar="OPERATOR[/STATE[.COLUMN]]",
-    help="State of the checkpoint that is given up, or a column of it.",
-)
+@click.option("--drop", multiple=True, metavar="OPERATOR[/STATE]", help="State of the checkpoint that is given up.")
 @click.option("--endpoint-url", metavar="URL", help="The S3 server, where it is not Amazon's.")
 @click.option(
     "--option",

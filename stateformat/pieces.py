@@ -1,0 +1,156 @@
+"""Rows counted in bytes: tables cut, joined and gathered so that neither memory nor 32-bit offsets overflow.
+
+A column of strings, binary, lists or maps counts its values in 32 bits, so one array holds at most 2 GiB of them. Tables
+may hold more, in several chunks. The functions here never make one array of a whole column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+BATCH_BYTES: Final = 16 << 20
+"""Bytes of a batch that readers give out and writers take at a time, unless one row has more."""
+
+Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
+
+
+def cut(rows: Rows, rows_max: int, bytes_max: int) -> Iterator[Rows]:
+    """The rows in slices of at most ``rows_max`` rows and ``bytes_max`` bytes each; a single larger row stays whole."""
+    count = len(rows)
+    size_bytes = rows.nbytes
+    if count < 2 or (count <= rows_max and size_bytes <= bytes_max):
+        yield rows
+        return
+    parts = max(1, -(-size_bytes // bytes_max))
+    step = max(1, min(rows_max, -(-count // parts), count - 1))
+    for start in range(0, count, step):
+        yield from cut(rows.slice(start, step), rows_max, bytes_max)
+
+
+def small_batches(
+    tables: Iterable[pa.Table], schema: pa.Schema, rows_max: int, bytes_max: int = BATCH_BYTES
+) -> Iterator[pa.RecordBatch]:
+    """The rows as batches of at most so many rows and bytes. Small batches are joined; others stay where they are."""
+    waiting: list[pa.RecordBatch] = []
+    held = held_bytes = 0
+    for table in tables:
+        for batch in (piece for whole in table.to_batches() for piece in cut(whole, rows_max, bytes_max)):
+            count, size_bytes = len(batch), batch.nbytes
+            if not count:
+                continue
+            if waiting and (held + count > rows_max or held_bytes + size_bytes > bytes_max):
+                yield joined(waiting, schema)
+                waiting, held, held_bytes = [], 0, 0
+            if not waiting and (8 * count > rows_max or 8 * size_bytes > bytes_max):
+                yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+                continue
+            waiting.append(batch)
+            held, held_bytes = held + count, held_bytes + size_bytes
+    if waiting:
+        yield joined(waiting, schema)
+
+
+def joined(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    """One batch with the rows of all; the caller sees to it that they have less than 2 GiB together."""
+    columns = [pa.concat_arrays(column) for column in zip(*(batch.columns for batch in batches), strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def own_memory(table: pa.Table) -> pa.Table:
+    """The same rows in memory of their own, so that a small slice does not keep a large table alive."""
+    columns = [
+        pa.chunked_array([pa.concat_arrays([c]) for c in column.chunks], column.type) for column in table.columns
+    ]
+    return pa.Table.from_arrays(columns, schema=table.schema)
+
+
+def take_rows(column: pa.ChunkedArray, rows: npt.NDArray[Any]) -> pa.Array:
+    """These rows of a column, in this order, as one array, which has less than 2 GiB; the column may have more.
+
+    Arrow would join all chunks first.
+    """
+    chunks = [chunk for chunk in column.chunks if len(chunk)]
+    if not chunks:
+        return pa.nulls(len(rows), column.type)
+    if len(chunks) == 1:
+        return pc.take(chunks[0], pa.array(rows), boundscheck=False)
+    starts = np.cumsum([0, *map(len, chunks)])
+    place = np.searchsorted(starts, rows, "right") - 1
+    order = np.argsort(place, kind="stable")
+    cuts = np.searchsorted(place[order], np.arange(len(chunks) + 1))
+    sorted_rows = rows[order].astype(np.int64)
+    gathered = [
+        pc.take(
+            chunks[number], pa.array(sorted_rows[cuts[number] : cuts[number + 1]] - starts[number]), boundscheck=False
+        )
+        for number in np.flatnonzero(np.diff(cuts)).tolist()
+    ]
+    if not gathered:
+        return pa.nulls(0, column.type)
+    together = gathered[0] if len(gathered) == 1 else pa.concat_arrays(gathered)
+    if len(order) < 2 or (order[1:] > order[:-1]).all():
+        return together
+    back = np.empty(len(order), np.int64)
+    back[order] = np.arange(len(order))
+    return pc.take(together, pa.array(back), boundscheck=False)
+
+
+def row_sizes(columns: Sequence[pa.ChunkedArray]) -> tuple[int, npt.NDArray[np.int64] | None]:
+    """Bytes of every row: what each has, and beside that an array of what strings and lists add; None where none does."""
+    fixed = 0
+    varying: npt.NDArray[np.int64] | None = None
+    for column in columns:
+        width = _fixed_bytes(column.type)
+        if width is not None:
+            fixed += width
+            continue
+        sizes = (
+            np.concatenate([_sizes(chunk) for chunk in column.chunks]) if column.num_chunks else np.zeros(0, np.int64)
+        )
+        varying = sizes if varying is None else varying + sizes
+    return fixed, varying
+
+
+def _fixed_bytes(kind: Any) -> int | None:
+    """Bytes of a value of this type; None where that depends on the value."""
+    if pa.types.is_struct(kind):
+        widths = [_fixed_bytes(field.type) for field in kind]
+        return None if None in widths else sum(width or 0 for width in widths)
+    try:
+        return max(1, int(kind.bit_width) // 8)
+    except ValueError:
+        return 0 if pa.types.is_null(kind) else None
+
+
+def _sizes(array: Any) -> npt.NDArray[np.int64]:
+    """Bytes of each value of an array."""
+    kind = array.type
+    width = _fixed_bytes(kind)
+    if width is not None:
+        return np.full(len(array), width, np.int64)
+    if pa.types.is_struct(kind):
+        return _sum(array.flatten())
+    if pa.types.is_list(kind) or pa.types.is_map(kind):
+        values = [array.values] if pa.types.is_list(kind) else [array.keys, array.items]
+        offsets = array.offsets.to_numpy()
+        # All entries that lie in memory, of which the offsets choose some.
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(_sum(values))])
+        within: npt.NDArray[np.int64] = ends[offsets[1:]] - ends[offsets[:-1]] + 4
+        return within
+    found: npt.NDArray[np.int64] = (
+        pc.fill_null(pc.binary_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    )
+    return found + 4
+
+
+def _sum(arrays: Sequence[Any]) -> npt.NDArray[np.int64]:
+    total = np.zeros(len(arrays[0]) if arrays else 0, np.int64)
+    for array in arrays:
+        total += _sizes(array)
+    return total

@@ -1,0 +1,136 @@
+"""Rows set aside in a temporary file, in numbered heaps, where they are more than may be held in memory.
+
+The file has no name, so it is gone when it is closed, however the process ends. It lies where ``tempfile`` puts files:
+``TMPDIR`` says where. Rows come back as they were given; the file is for this process only, and nothing else can write it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from threading import Lock
+from types import TracebackType
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from stateformat.errors import StorageError
+from stateformat.hashing import hash_keys
+from stateformat.pieces import BATCH_BYTES, cut, own_memory, take_rows
+
+HELD_BYTES: Final = 64 << 20
+"""What an operation on rows holds in memory before it sets any aside."""
+_BUFFERED_BYTES: Final = 16 << 20
+_COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+_ROWS_MAX: Final = 1 << 18
+
+
+class Spill:
+    """Heaps of rows in one temporary file. One thread adds; when all is added any may read, several at a time."""
+
+    def __init__(self, piece_bytes: int = BATCH_BYTES) -> None:
+        self._piece_bytes = piece_bytes
+        self._file: Any = None
+        self._end = 0
+        self._pieces: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        self._waiting: dict[int, list[pa.Table]] = defaultdict(list)
+        self._waiting_bytes = 0
+        self._lock = Lock()
+        self.sizes: dict[int, int] = defaultdict(int)
+        """Bytes of each heap that has rows, as they are in memory."""
+
+    def __enter__(self) -> Spill:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def add(self, heap: int, rows: pa.Table) -> None:
+        """Put rows on a heap, behind those that are there; all rows of one heap have one schema."""
+        if not len(rows):
+            return
+        size_bytes = rows.nbytes
+        self.sizes[heap] += size_bytes
+        # Small slices of a large table would keep all of it.
+        self._waiting[heap].append(own_memory(rows) if size_bytes < _BUFFERED_BYTES else rows)
+        self._waiting_bytes += size_bytes
+        if self._waiting_bytes >= _BUFFERED_BYTES:
+            self._flush()
+
+    def read(self, heap: int) -> Iterator[pa.RecordBatch]:
+        """The rows of a heap in the order in which they were added, in batches of at most ``piece_bytes``."""
+        with self._lock:
+            self._flush()
+        for start, length in self._pieces.get(heap, ()):
+            data = os.pread(self._file.fileno(), length, start)
+            with pa.ipc.open_stream(data) as stream:
+                yield from stream
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._waiting.clear()
+        if self._file is not None:
+            self._file.close()
+
+    def _flush(self) -> None:
+        try:
+            for heap, tables in self._waiting.items():
+                table = pa.concat_tables(tables)
+                for piece in cut(table, _ROWS_MAX, self._piece_bytes):
+                    self._write(heap, piece.combine_chunks())
+        except OSError as error:
+            raise StorageError(
+                f"rows that do not fit in memory could not be set aside in {tempfile.gettempdir()}: {error.strerror}; "
+                "let TMPDIR name a directory with more room"
+            ) from error
+        self._waiting.clear()
+        self._waiting_bytes = 0
+
+    def _write(self, heap: int, rows: pa.Table) -> None:
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(prefix="stateformat-")  # noqa: SIM115
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, rows.schema, options=_COMPRESSED) as stream:
+            stream.write_table(rows)
+        data = sink.getvalue()
+        self._file.write(data)
+        self._file.flush()
+        self._pieces[heap].append((self._end, data.size))
+        self._end += data.size
+
+
+def heaps_of(columns: Sequence[pa.ChunkedArray], count: int, level: int) -> npt.NDArray[np.int64]:
+    """One of ``count`` heaps for each row, by the hash of these columns; another one on another ``level``.
+
+    Rows that are equal in the columns have the same heap. Rows of one key group have hashes with the same remainder, so the
+    hash is mixed before it is divided.
+    """
+    return (mixed(hash_keys(columns), level).astype(np.int64) * count) >> 32
+
+
+def mixed(hashes: npt.NDArray[np.int32], level: int = 0) -> npt.NDArray[np.uint32]:
+    """The hashes as numbers of 32 bits all of which depend on all of theirs; others on another ``level``."""
+    found = hashes.view(np.uint32) ^ np.uint32(0x9E3779B9 * (level + 1) & 0xFFFFFFFF)
+    found ^= found >> np.uint32(16)
+    found *= np.uint32(0x85EBCA6B)
+    found ^= found >> np.uint32(13)
+    found *= np.uint32(0xC2B2AE35)
+    found ^= found >> np.uint32(16)
+    return found
+
+
+def deal(rows: pa.Table, heaps: npt.NDArray[np.int64], spill: Spill) -> None:
+    """Put every row on its heap."""
+    order = np.argsort(heaps, kind="stable")
+    present, starts = np.unique(heaps[order], return_index=True)
+    stops = [*starts[1:].tolist(), len(order)]
+    for heap, start, stop in zip(present.tolist(), starts.tolist(), stops, strict=True):
+        chosen = order[start:stop]
+        columns = [take_rows(column, chosen) for column in rows.columns]
+        spill.add(heap, pa.Table.from_arrays(columns, schema=rows.schema))

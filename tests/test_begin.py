@@ -1,0 +1,204 @@
+"""What is refused when a checkpoint begins, before anything is written; and how values show themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stateformat as sf
+from backends.rewrite.planning import plan_rewrite
+from backends.rewrite.rescaling import publish_rescaled
+from backends.rewrite.spec import RewriteSpec
+from backends.rewrite.threads import ThreadEngine
+from backends.storage.memory import MemoryStorage
+from redistribution.rescale import rescale
+from stateformat import declare, pending
+from stateformat.errors import InvalidInput
+from stateformat.model import Edge, Handle, JobGraph, Operator, Partitioner, State, StopMode, SubtaskSet
+from stateformat.snapshot import Snapshot
+from stateformat.store import CheckpointStore
+from stateformat.validation import validate
+from tests.stores import flights_store
+
+A, B = Operator("a", 1), Operator("b", 2)
+HASH, FORWARD, REBALANCE = Partitioner.HASH, Partitioner.FORWARD, Partitioner.REBALANCE
+ENDED = SubtaskSet.all(1)
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    name = f"begin-{id(request)}"
+    yield f"memory://{name}"
+    MemoryStorage.reset(name)
+
+
+@pytest.fixture
+def store(url: str) -> CheckpointStore:
+    return sf.open(url)
+
+
+def graph(*edges: Edge, operators: tuple[Operator, ...] = (A, B)) -> JobGraph:
+    return JobGraph(operators, edges)
+
+
+def begin(store: CheckpointStore, job: Any = None, **more: Any) -> pending.PendingCheckpoint:
+    return store.begin(
+        **{"job_id": "job", "graph": graph() if job is None else job, "states": (), "parent": None, **more}
+    )
+
+
+UNION = declare.union_state("b", "all", columns={"x": "int64"})
+KEYED = declare.value_state("b", "sums", keys={"k": "int64"}, values={"n": "int64"})
+REFUSED: list[tuple[JobGraph, tuple[State, ...], str]] = [
+    (graph(Edge("e", "a", "zz")), (), "edge 'e' ends at operator 'zz', which the graph does not have"),
+    (graph(operators=(A, A)), (), "operator uid 'a' stands 2 times in the graph"),
+    (graph(Edge("e", "a", "b"), Edge("e", "a", "b", input=1)), (), "edge id 'e' stands 2 times in the graph"),
+    (graph(operators=(replace(A, parallelism=9, max_parallelism=8),)), (), "parallelism 9 of operator 'a' is above its max"),
+    (graph(operators=(replace(A, max_parallelism=0),)), (), "max parallelism 0 of operator 'a' is not between 1 and 32768"),
+    (graph(operators=(replace(A, parallelism=0),)), (), "parallelism 0 is below 1"),
+    (graph(operators=(replace(A, key_hash=""),)), (), "operator 'a' names no key hash"),
+    (graph(Edge("e", "a", "b", FORWARD)), (), "forward edge 'e' joins operators of different parallelism: 'a' has 1, 'b' has 2"),
+    (graph(operators=(replace(A, chain="x"), replace(B, chain="x"))), (), "chain 'x' joins operators of different parallelism: 'a' has 1, 'b' has 2"),
+    (graph(Edge("e", "a", "b", HASH)), (), "hash edge 'e' has no key columns; name those by which it sends"),
+    (graph(Edge("e", "a", "b"), Edge("f", "b", "a")), (), "the graph has a cycle without a feedback edge"),
+    (graph(Edge("e", "a", "a")), (), "the graph has a cycle without a feedback edge: a → a"),
+    (graph(operators=()), (), "the graph has no operators"),
+    (graph(), (replace(KEYED, operator="zz"),), "state 'sums' of operator 'zz' belongs to an operator that the graph lacks"),
+    (graph(), (KEYED, KEYED), "state 'sums' of operator 'b' is declared 2 times"),
+    (graph(operators=(replace(B, finished=ENDED),)), (UNION,), "is union state, but subtasks 0 of 2 have finished"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("job", "states", "message"), REFUSED, ids=[message for *_, message in REFUSED])
+def test_a_job_that_could_never_be_published_does_not_begin(
+    store: CheckpointStore, job: JobGraph, states: tuple[State, ...], message: str
+) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        begin(store, job, states=states)
+    assert message in str(caught.value)
+
+
+WRONG: list[tuple[Callable[[], object], str]] = [
+    (lambda: Operator("a", "2"), "the parallelism of operator 'a' is '2'; give an integer"),
+    (lambda: Operator("a", True), "the parallelism of operator 'a' is True"),
+    (lambda: Operator("a", 2, 8.0), "the max parallelism of operator 'a' is 8.0"),
+    (lambda: Operator(7, 2), "the uid of an operator is text, not 7"),
+    (lambda: Edge("e", "a", "b", "hsah"), "has partitioner 'hsah'; give one of forward, rescale, rebalance, hash, broadcast"),
+    (lambda: Edge("e", "a", "b", HASH, 0, "word"), "the key columns of edge 'e' from 'a' to 'b' are str values; 'word' is of"),
+    (lambda: Edge("e", A, "b"), "its id and the uids that it joins are text"),
+    (lambda: Edge("e", "a", "b", input="0"), "the input of edge 'e' from 'a' to 'b' is '0'"),
+    (lambda: JobGraph(A), "the operators of a job graph are Operator values; Operator('a', 1, running) is of type Operator"),
+    (lambda: JobGraph((A,), ("a-b",)), "the edges of a job graph are Edge values; 'a-b' is of type str"),
+    (lambda: sf.open(7), "7 is of type int; give a URL, or a path as text or pathlib.Path"),
+    (lambda: sf.open(b"store"), "b'store' is of type bytes"),
+    (lambda: sf.open(Path("s3://bucket/store")), "was a URL before it became a path"),
+    (lambda: ThreadEngine(0), "0 threads rewrite nothing"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_a_value_of_the_wrong_type_is_told_in_a_sentence(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        make()
+    assert message in str(caught.value)
+
+
+ARGUMENTS: list[tuple[dict[str, Any], str]] = [
+    ({"properties": {"n": 1}}, "property 'n' is 1; names and values are text, so give '1'"),
+    ({"properties": "n"}, "properties are of type str"),
+    ({"job_id": ""}, "the job id is empty"),
+    ({"job_id": 7}, "the job id is 7; give text"),
+    ({"graph": (A, B)}, "the graph is of type tuple; give a JobGraph"),
+    ({"states": KEYED}, "the states of a checkpoint are State values; State('b', 'sums', keyed value, 2 columns) is of"),
+    ({"states": ["sums"]}, "'sums' is of type str"),
+    ({"parent": 3}, "the parent is 3; give the permit of start() or publish()"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "message"), ARGUMENTS, ids=[message for _, message in ARGUMENTS])
+def test_a_wrong_argument_of_begin_is_told_in_a_sentence(
+    store: CheckpointStore, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        begin(store, **arguments)
+    assert message in str(caught.value)
+
+
+def test_what_is_no_snapshot_is_told_in_a_sentence(store: CheckpointStore) -> None:
+    begun: Any = begin(store)
+    with pytest.raises(InvalidInput, match=r"\{\} is of type dict and no snapshot"):
+        begun.add({})
+    with pytest.raises(InvalidInput, match="handles are an Arrow table in the manifest's columns, not list"):
+        begun.add_handles([])
+    with pytest.raises(InvalidInput, match="the subtasks of 'a' are 0; give their indexes"):
+        begun.mark_finished("a", 0)
+
+
+def test_numbers_of_numpy_and_names_of_partitioners_are_taken(store: CheckpointStore) -> None:
+    job = JobGraph([Operator("a", np.int64(2))], [Edge("e", "a", "a", "hash", key_columns=["k"], feedback=True)])  # type: ignore[arg-type]
+    assert job.edges[0].partitioner is HASH
+    assert hash(job) == hash(JobGraph((Operator("a", 2),), (Edge("e", "a", "a", HASH, 0, ("k",), True),)))
+    assert begin(store, job).publish().record.graph.operator("a").parallelism == 2
+    assert validate(store).ok
+
+
+def test_a_path_is_as_good_as_a_url(tmp_path: Path) -> None:
+    store = sf.open(tmp_path / "store")
+    assert begin(store).publish().ref.checkpoint_id == 1
+    request = store.request_stop(StopMode.NO_DRAIN, tmp_path / "savepoint")
+    assert request.savepoint == str(tmp_path / "savepoint")
+
+
+def test_an_operator_that_has_fully_finished_keeps_its_parallelism_behind_a_forward_edge(
+    store: CheckpointStore,
+) -> None:
+    """Whoever restores at another parallelism gives the graph without statuses, and marks what has finished afterwards."""
+    both = JobGraph((Operator("a", 2, 8), Operator("b", 2, 8)), (Edge("e", "a", "b", FORWARD),))
+    first = begin(store, both)
+    first.mark_finished("a", [0, 1])
+    wider = JobGraph((Operator("a", 2, 8), Operator("b", 4, 8)), both.edges)
+    second = begin(store, wider, parent=first.publish())
+    second.mark_finished("a", [0, 1])
+    assert second.publish().record.graph.operator("b").parallelism == 4
+
+
+def test_a_store_that_was_begun_without_a_writers_duties_is_still_rescaled_and_rolled_back(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as before:
+        before.setattr("stateformat.beginning._duties", lambda graph: ())
+        permit = begin(store, graph(Edge("e", "a", "b", HASH))).publish()
+        begin(store, graph(Edge("e", "a", "b", HASH)), parent=permit).publish()
+    publish_rescaled(store.open(), store.open().graph.at(per_operator={"b": 3}), store=store)
+    store.rollback(1)
+    assert [str(record.kind) for record in store.history()] == ["rollback", "rescale", "checkpoint", "checkpoint"]
+    assert validate(store, level="full").ok
+
+
+def test_every_value_shows_itself_in_one_short_line(url: str) -> None:
+    store = flights_store(url)
+    checkpoint, permit = store.open(), store.start("flights-job")
+    plan = checkpoint.plan_restore(checkpoint.graph.at(3))
+    begun = begin(store, checkpoint.graph, job_id="flights-job", states=checkpoint.record.states, parent=permit)
+    handles = tuple(Handle(**row) for row in checkpoint.manifest.full().to_pylist())
+    rewritten = plan_rewrite(checkpoint, RewriteSpec(max_parallelism=64))
+    task = checkpoint.restore(plan, "delays", 0)["sums"]
+    wide = declare.value_state("b" * 300, "s" * 300, keys={"k": "int64"}, values={f"c{i}": "int64" for i in range(500)})
+    many = JobGraph([Operator(f"operator-{i}", 4) for i in range(500)])
+    values: list[object] = [
+        store, checkpoint, checkpoint.manifest, permit, begun, begun.context, begun._draft, begun.outstanding[0], plan, task,
+        rescale(checkpoint, plan), rewritten, *rewritten.moves, *rewritten.sources, *plan.operators, validate(store),
+        begun.context.subtask("delays", 0), Snapshot("delays", 0, handles), *handles, wide, wide.current, many,
+        replace(checkpoint.record, graph=many, job_id="j" * 300, states=(wide,) * 100),
+        *checkpoint.record.states, *checkpoint.graph.operators, *checkpoint.graph.edges, checkpoint.graph, checkpoint.record,
+        Edge("e" * 300, "a", "b", HASH, 0, tuple(f"column{i}" for i in range(100))), Operator("u" * 300, 4),
+    ]  # fmt: skip
+    for value in values:
+        assert "\n" not in repr(value)
+        assert len(repr(value)) <= 110, repr(value)
+        assert type(value).__name__ in repr(value)

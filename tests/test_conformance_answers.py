@@ -1,0 +1,132 @@
+"""What a coordinator answers to what was sent before the end of the input is part of the data, on both executors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.local import JobFailed
+from backends.running.run import Run
+from stateformat.model import StopMode
+from tests.conformance import EXECUTORS, Stage, to_end, until
+from tests.conformance_answers import AnswerJob, AnswerLoopJob
+from tests.spark_in_process import Stand
+
+BOTH = pytest.mark.parametrize("executor", EXECUTORS)
+DRAIN, SUSPEND = StopMode.DRAIN, StopMode.NO_DRAIN
+
+
+class PlayedStage(Stage):
+    """A stage whose Spark is played in this process."""
+
+    def __init__(self, directory: Path, monkeypatch: Any) -> None:
+        super().__init__(directory, lambda: None)
+        self.stand = Stand(monkeypatch, workers=2)
+
+    def runtime(self, executor: str, **options: Any) -> Any:
+        if executor == "spark":
+            return self.stand.runtime(options.pop("store", self.store), **options)
+        return super().runtime(executor, **options)
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlayedStage:
+    """Where a job runs."""
+    return PlayedStage(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(("executor", "seed"), [*(("local", seed) for seed in range(5)), ("spark", 0)])
+def test_every_answer_comes_before_the_end_in_chains_too(stage: PlayedStage, executor: str, seed: int) -> None:
+    job = AnswerJob(stage.directory)
+    stage.run(executor, job.flow(), seed=seed)
+    assert job.committed == job.expected
+    for uid in ("op", "second"):
+        for subtask in (0, 1):
+            calls = stage.calls.of(f"{uid}/{subtask}", "process", "receive", "end_input", "finish")
+            assert calls[-2:] == ["end_input 0", "finish"]
+            assert calls.count("finish") == 1
+
+
+@pytest.mark.spark
+def test_every_answer_comes_before_the_end_on_a_cluster(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    job = AnswerJob(tmp_path, 4, trips=1)
+    Stage(tmp_path, lambda: request.getfixturevalue("spark")).run("spark", job.flow(1))
+    assert job.committed == job.expected
+
+
+@BOTH
+@pytest.mark.parametrize("call", ["op/0 receive 4", "op/1 end_input", "second/1 receive 3", "second/0 finish"])
+def test_no_answer_is_lost_or_twice_where_the_job_starts_again(stage: PlayedStage, executor: str, call: str) -> None:
+    job = AnswerJob(stage.directory)
+    stage.calls.fails(call)
+    checkpoints = {"checkpoint_interval_us": 3_000} if executor == "local" else {"checkpoint_rows": 4}
+    assert stage.run(executor, job.flow(), **checkpoints).restarts == 1
+    assert job.committed == job.expected
+
+
+@BOTH
+def test_no_answer_is_lost_wherever_the_driver_is_and_at_any_parallelism(stage: PlayedStage, executor: str) -> None:
+    job = AnswerJob(stage.directory, trips=4)
+    often: dict[str, Any] = {"checkpoint_interval_us": 4_000} if executor == "local" else {"checkpoint_rows": 2}
+    for lives in range(100):
+        run = stage.runtime(executor, seed=lives, **often).begin(job.flow(1 + lives % 3))
+        if not isinstance(run, Run):
+            break
+        for _ in range(40 + 10 * lives if executor == "local" else 1 + lives % 3):
+            run.step()
+        run.close()
+    assert 4 < lives < 99
+    assert job.committed == job.expected
+
+
+@BOTH
+def test_a_drain_waits_for_the_answers(stage: PlayedStage, executor: str) -> None:
+    job = AnswerJob(stage.directory, shut=True)
+    job.source.let(0, 6)
+    job.source.let(1, 6)
+    run = stage.begin(executor, job.flow(), requests_every_us=None)
+    until(run, lambda: run.rows_read >= 11)
+    run.request_stop(DRAIN)
+    assert to_end(run).stop is not None
+    out, more = job.committed
+    assert len(out) == run.rows_read
+    assert more == out
+
+
+@BOTH
+def test_a_stop_without_drain_while_answers_are_awaited_goes_on_with_them_elsewhere(
+    stage: PlayedStage, executor: str
+) -> None:
+    for seed in range(3 if executor == "local" else 1):
+        here = PlayedStage.__new__(PlayedStage)
+        Stage.__init__(here, stage.directory / str(seed), lambda: None)
+        here.stand = stage.stand
+        job = AnswerJob(here.directory, trips=6)
+        run = here.begin(executor, job.flow(), requests_every_us=None, seed=seed)
+        until(run, lambda run=run: run.rows_read == 12)
+        if executor == "local":
+            until(run, lambda run=run: "asking" in run.story())
+        run.request_stop(SUSPEND)
+        assert to_end(run).stop is not None
+        assert job.committed != job.expected
+        here.run(EXECUTORS[1 - EXECUTORS.index(executor)], job.flow(3), resume=True)
+        assert job.committed == job.expected
+
+
+@pytest.mark.parametrize(("executor", "seed"), [*(("local", seed) for seed in range(4)), ("spark", 0)])
+def test_a_loop_that_turns_by_answers_ends_when_none_is_to_come(stage: PlayedStage, executor: str, seed: int) -> None:
+    job = AnswerLoopJob(stage.directory)
+    stage.run(executor, job.flow(), seed=seed)
+    assert job.out.values == job.expected
+
+
+@BOTH
+def test_answers_without_end_fail_with_the_name_of_the_operator(
+    stage: PlayedStage, executor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backends.dataflow.task.ANSWER_ROUNDS_MAX", 5)
+    job = AnswerJob(stage.directory, 2, trips=1_000_000)
+    with pytest.raises(JobFailed, match="operator 'op' has sent messages to its coordinator for 5 rounds"):
+        stage.run(executor, job.flow(), max_restarts=0)

@@ -1,0 +1,133 @@
+"""Wide jobs in process: what one step costs does not grow with the number of channels."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import stateformat as sf
+from backends.connectors import MemorySource
+from backends.dataflow import events as ev
+from backends.dataflow.api import Dataflow
+from backends.dataflow.inputs import InputEdge, Inputs
+from backends.dataflow.operators import Aggregate
+from backends.dataflow.task import Task
+from backends.local import LocalRun, LocalRuntime, VirtualClock
+from backends.running.channels import Queue
+from backends.running.waiting import WaitingInputs
+from backends.storage.memory import MemoryStorage
+
+LOOKS: Counter[str] = Counter()
+
+
+class _Queue(Queue):
+    """A queue that counts how often somebody looks into it."""
+
+    __slots__ = ("_elements",)
+
+    @property  # type: ignore[override]
+    def elements(self) -> Any:
+        LOOKS["looks"] += 1
+        return self._elements
+
+    @elements.setter
+    def elements(self, value: Any) -> None:
+        self._elements = value
+
+
+class _Channel(ev.Channel):
+    """A channel that counts how often it is looked up."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        LOOKS["looks"] += 1
+        return super().__hash__()
+
+
+def _looks_per_step(parallelism: int) -> float:
+    MemoryStorage.reset("wide")
+    flow = Dataflow("wide", parallelism=parallelism)
+    table = pa.table({"key": [number % 100 for number in range(1000)]})
+    flow.source(MemorySource(table), uid="rows").key_by("key").apply(
+        Aggregate("key", {"n": ("*", "count")}, emit="end"), uid="counts"
+    )
+    runtime = LocalRuntime(sf.open("memory://wide"), clock=VirtualClock(), checkpoint_interval_us=100_000)
+    run = runtime.begin(flow)
+    assert isinstance(run, LocalRun)
+    LOOKS.clear()
+    steps = 1
+    while run.step():
+        steps += 1
+    return LOOKS["looks"] / steps
+
+
+def test_what_a_step_looks_at_does_not_grow_with_the_number_of_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backends.local.run.Queue", _Queue)
+    monkeypatch.setattr(ev, "Channel", _Channel)
+    narrow, wide = _looks_per_step(16), _looks_per_step(40)
+    assert wide < 1.25 * narrow
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_watermark_is_the_least_of_the_channels_however_they_rise(seed: int) -> None:
+    choose = random.Random(seed)
+    channels = [ev.Channel("e", number, 0) for number in range(choose.randint(1, 6))]
+    edge = InputEdge("e", 0, tuple(channels), watermark=choose.choice([ev.MIN_WATERMARK, 5]))
+    inputs = Inputs([edge])
+    heard = dict.fromkeys(channels, ev.MIN_WATERMARK)
+    ended: set[ev.Channel] = set()
+    for _ in range(400):
+        channel = choose.choice(channels)
+        if channel in ended:
+            continue
+        if choose.random() < 0.01:
+            drain = choose.random() < 0.7
+            inputs.end_data(channel, ev.EndOfData(drain=drain))
+            ended.add(channel)
+            heard[channel] = ev.MAX_WATERMARK if drain else heard[channel]
+        else:
+            timestamp = choose.randint(0, 300)
+            inputs.advance(channel, timestamp)
+            heard[channel] = max(heard[channel], timestamp)
+        assert inputs.watermark_of(edge) == max(edge.watermark, min(heard.values()))
+        assert inputs.all_data_ended == (len(ended) == len(channels))
+
+
+def test_a_source_without_event_time_does_not_let_the_times_of_the_others_pile_up() -> None:
+    channels = (ev.Channel("e", 0, 0), ev.Channel("e", 1, 0))
+    inputs = Inputs([InputEdge("e", 0, channels)])
+    for timestamp in range(10_000):
+        inputs.advance(channels[1], timestamp)
+    assert len(inputs._least["e"]._heap) < 200
+
+
+def test_channels_are_drawn_evenly_and_a_blocked_one_waits_for_the_snapshot() -> None:
+    channels = tuple(ev.Channel("e", number, 0) for number in range(4))
+    task = Task(ev.TaskId("t", 0), [InputEdge("e", 0, channels)], [])
+    task.start()
+    queues = [Queue(channel, capacity=None) for channel in channels]
+    waiting = WaitingInputs(task)
+    for queue in queues:
+        queue.found, queue.emptied = waiting.add, waiting.remove
+        queue.put(ev.Watermark(1))
+        queue.put(ev.Watermark(2))
+    choose = random.Random(1)
+    drawn = Counter(waiting.draw(choose).channel.sender for _ in range(4000))
+    assert min(drawn.values()) > 850
+
+    task.handle(ev.Received(channels[0], ev.Barrier(1)))
+    assert {waiting.draw(choose).channel.sender for _ in range(200)} == {1, 2, 3}
+    assert queues[0].get() == ev.Watermark(1), "what lies in a blocked channel can be taken: a log may want it"
+    for channel in channels[1:]:
+        assert waiting.any_open()
+        task.handle(ev.Received(channel, ev.Barrier(1)))
+    assert {waiting.draw(choose).channel.sender for _ in range(200)} == {0, 1, 2, 3}, "all are free again"
+    for queue in queues:
+        while queue.elements:
+            queue.get()
+    assert not waiting.any_open()

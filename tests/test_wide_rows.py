@@ -1,0 +1,189 @@
+"""Rows that are large, and tables of more than 32-bit offsets reach, on every path. Bounds are set low to need no gigabytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from stateformat import declare, pieces, segment, sorting, spill
+from stateformat.pieces import cut, row_sizes, small_batches, take_rows
+from stateformat.spill import Spill, deal, heaps_of
+from tests.segments import CountingStorage, operator, place, read, write
+
+BLOBS = declare.value_state("op", "blobs", keys={"k": pa.int64()}, values={"v": pa.string()})
+LIMIT = 10_000
+
+
+@pytest.fixture
+def storage() -> CountingStorage:
+    return CountingStorage("wide")
+
+
+def blobs(count: int, *, width: int = 1000, first: int = 0) -> pa.Table:
+    """``count`` rows of about ``width`` bytes, each value another."""
+    keys = np.random.default_rng(count).permutation(count) + first
+    return pa.table({"k": keys, "v": [f"{key:0{width}d}" for key in keys.tolist()]})
+
+
+def rows_of(found: pa.Table | Iterable[pa.RecordBatch]) -> list[dict[str, Any]]:
+    table = found if isinstance(found, pa.Table) else pa.Table.from_batches(list(found))
+    return sorted(table.drop_columns(["_key_group"]).to_pylist(), key=lambda row: row["k"])
+
+
+# ---- pieces ----------------------------------------------------------------------------------------------------------
+
+
+def test_batches_are_bounded_in_bytes_unless_one_row_is_larger() -> None:
+    table = pa.table({"v": pa.array(["x" * size for size in (9, 9000, 9, 25_000, *[100] * 500)])})
+    found = list(cut(table, 1000, LIMIT))
+    assert pa.concat_tables(found).equals(table)
+    assert all(piece.nbytes <= LIMIT or len(piece) == 1 for piece in found)
+    assert [len(piece) for piece in cut(table, 200, 1 << 30)] == [200, 200, 104]
+
+
+def test_small_batches_are_joined_up_to_the_bound_and_no_further() -> None:
+    tables = [pa.table({"v": pa.array(["x" * 400] * 2)}) for _ in range(100)]
+    found = list(small_batches(tables, tables[0].schema, 1000, LIMIT))
+    assert pa.Table.from_batches(found).equals(pa.concat_tables(tables))
+    assert len(found) < 12
+    assert max(batch.nbytes for batch in found) <= LIMIT
+
+
+NESTED: dict[str, pa.Array] = {
+    "numbers": pa.array([1, None, 3], pa.int64()),
+    "texts": pa.array(["a", None, "ccc"]),
+    "lists": pa.array([["a", "bb"], None, []], pa.list_(pa.string())),
+    "maps": pa.array([[("a", 1)], [], None], pa.map_(pa.string(), pa.int64())),
+    "structs": pa.array(
+        [{"t": "aaa", "n": 1}, None, {"t": None, "n": 2}], pa.struct({"t": pa.string(), "n": pa.int64()})
+    ),
+    "flags": pa.array([True, None, False]),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_rows_are_taken_across_chunks_as_from_one_array(name: str) -> None:
+    array = NESTED[name]
+    column = pa.chunked_array([array, array.slice(0, 0), array.slice(1), array.slice(0, 2)])
+    numbers = np.array([6, 0, 3, 3, 1, 5, 2, 4])
+    assert take_rows(column, numbers).equals(column.combine_chunks().take(pa.array(numbers)))
+    assert len(take_rows(column, numbers[:0])) == 0
+    assert take_rows(pa.chunked_array([], array.type), numbers[:0]).type == array.type
+
+
+@pytest.mark.parametrize("name", NESTED)
+@pytest.mark.parametrize("part", [slice(None), slice(1, None), slice(2, 3)])
+def test_sizes_of_rows_are_those_of_the_rows_alone(name: str, part: slice) -> None:
+    array = pa.concat_arrays([NESTED[name]] * 2)[part]
+    fixed, varying = row_sizes([pa.chunked_array([array])])
+    for number in range(len(array)):
+        # Buffers of one row: an offset more than it has values, and bits in whole bytes.
+        alone = pa.concat_arrays([array.slice(number, 1)]).nbytes
+        size = fixed + (0 if varying is None else int(varying[number]))
+        assert alone - 24 <= size <= alone + 24
+
+
+# ---- what is set aside -----------------------------------------------------------------------------------------------
+
+
+def test_rows_come_back_from_their_heap_in_order_and_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spill, "_BUFFERED_BYTES", 5000)
+    tables = [blobs(7, first=100 * number) for number in range(6)]
+    with Spill(piece_bytes=3000) as heaps:
+        for number, table in enumerate(tables):
+            heaps.add(number % 2, table)
+        for heap in (0, 1):
+            found = list(heaps.read(heap))
+            assert pa.Table.from_batches(found).equals(pa.concat_tables(tables[heap::2]))
+            assert max(batch.nbytes for batch in found) <= 3000
+        assert list(heaps.read(2)) == []
+
+
+def test_equal_rows_are_dealt_to_one_heap_and_the_others_evenly_on_every_level() -> None:
+    rows = blobs(4000, width=1)
+    keys = [rows["k"]]
+    first, second = heaps_of(keys, 8, 0), heaps_of(keys, 8, 1)
+    assert np.array_equal(first, heaps_of(keys, 8, 0))
+    for heap in range(8):
+        assert 350 < (first == heap).sum() < 650
+        assert 20 < (second[first == heap] == 3).sum() < 120
+    with Spill() as heaps:
+        deal(rows, first, heaps)
+        found = pa.concat_tables(pa.Table.from_batches(heaps.read(heap)) for heap in range(8))
+    assert rows.sort_by("k").equals(found.sort_by("k"))
+
+
+# ---- segments --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def low(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of 10 kB, and 40 kB in memory."""
+    monkeypatch.setattr(segment, "BATCH_BYTES", LIMIT)
+    monkeypatch.setattr(segment, "HELD_BYTES", 4 * LIMIT)
+    monkeypatch.setattr(sorting, "_PIECE_BYTES", LIMIT)
+    monkeypatch.setattr(pieces.small_batches, "__defaults__", (LIMIT,))
+
+
+@pytest.mark.usefixtures("low")
+def test_large_rows_are_read_in_batches_of_so_many_bytes(storage: CountingStorage) -> None:
+    given = blobs(300)
+    found = read(storage, BLOBS, [write(storage, BLOBS, given)])
+    assert rows_of(found) == rows_of(given.append_column("_key_group", pa.nulls(300)))
+    assert max(batch.nbytes for batch in found.to_batches()) <= LIMIT
+
+
+@pytest.mark.usefixtures("low")
+@pytest.mark.parametrize("with_groups", [False, True])
+@pytest.mark.parametrize("runs_max", [64, 3])
+def test_a_stream_in_no_order_is_sorted_outside_of_memory(
+    storage: CountingStorage, monkeypatch: pytest.MonkeyPatch, with_groups: bool, runs_max: int
+) -> None:
+    monkeypatch.setattr(sorting, "_RUNS_MAX", runs_max)
+    given = blobs(700)
+    expected = write(storage, BLOBS, given)
+    batches: Iterator[pa.RecordBatch] = iter(given.to_batches(max_chunksize=50))
+    if with_groups:
+        stored = read(storage, BLOBS, [expected])
+        shuffled = stored.take(pa.array(np.random.default_rng(1).permutation(700)))
+        batches = iter(shuffled.to_batches(max_chunksize=50))
+    handle = segment.write_unsorted(storage, place(BLOBS), batches)
+    assert handle.rows_per_group == expected.rows_per_group
+    assert rows_of(read(storage, BLOBS, [handle])) == rows_of(read(storage, BLOBS, [expected]))
+
+
+@pytest.mark.usefixtures("low")
+def test_a_stream_in_flight_is_sorted_by_channel_outside_of_memory(storage: CountingStorage) -> None:
+    state = declare.in_flight_state("op", "in:e", edge="e", columns={"v": pa.string()})
+    senders, numbers = (column.ravel() for column in np.meshgrid(range(5), range(100)))
+    order = np.random.default_rng(2).permutation(500)
+    given = pa.table(
+        {
+            "_sender": pa.array(senders[order], pa.int32()),
+            "_receiver": pa.array(np.zeros(500), pa.int32()),
+            "_seq": pa.array(numbers[order], pa.int64()),
+            "v": [
+                f"{sender} {number}".ljust(900) for sender, number in zip(senders[order], numbers[order], strict=True)
+            ],
+        }
+    )
+    handle = write(storage, state, iter(given.to_batches(max_chunksize=20)))
+    found = read(storage, state, [handle])
+    assert handle.rows_per_group == [100] * 5
+    assert found.equals(given.sort_by([("_sender", "ascending"), ("_seq", "ascending")]).cast(found.schema))
+
+
+def test_a_table_in_small_chunks_of_large_rows_is_not_copied_together(
+    storage: CountingStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stateformat.clustering._JOINED_BYTES_MAX", 0)
+    monkeypatch.setattr("stateformat.clustering._SLICE_BYTES_MAX", 4 * LIMIT)
+    given = blobs(300)
+    chunked = pa.Table.from_batches(given.to_batches(max_chunksize=11))
+    assert rows_of(segment.cluster(chunked, BLOBS, operator())) == rows_of(segment.cluster(given, BLOBS, operator()))
+    found = read(storage, BLOBS, [write(storage, BLOBS, chunked)])
+    assert rows_of(found) == rows_of(read(storage, BLOBS, [write(storage, BLOBS, given)]))
