@@ -16,9 +16,10 @@ from backends.connectors import FileSink, SqlSink
 from backends.dataflow.api import Dataflow, Prepared, TwoPhaseCommitSink
 from backends.dataflow.failures import OperatorError
 from backends.local import RunDiscarded
+from backends.running.commits import check_places
 from stateformat import layout
 from stateformat.carried import carried_committables
-from stateformat.errors import DamagedCheckpoint
+from stateformat.errors import DamagedCheckpoint, InvalidInput
 from stateformat.model import CheckpointId
 from tests.forgery import Forger, put
 from tests.local_jobs import Bench, Tap, rows, until
@@ -247,3 +248,42 @@ def test_a_sink_that_fails_to_tell_what_it_has_prepared_is_named(tmp_path: Path)
     bench.checkpoint(run)
     with pytest.raises(OperatorError, match="prepared_attempts of 'files' failed: KeyError"):
         bench.begin(flow)
+
+
+# Two jobs in one place ----------------------------------------------------------------------------------------------------
+
+
+def test_a_place_where_another_job_is_ahead_of_the_savepoint_is_refused(world: World) -> None:
+    world.publish(2)
+    store = world.bench.store
+    savepoint = store.open().record
+    sinks = {"files": world.files, "table": world.table, "renaming": world.renaming}
+    # The old job has ended: nothing that it left is beyond the savepoint.
+    check_places(sinks, savepoint, store.url)
+    world.publish(4, down=True)
+    attempt = store.open().record.attempt_id
+    for uid in ("files", "table"):
+        with pytest.raises(
+            InvalidInput, match=rf"place of sink '{uid}' holds output .* checkpoint 2 \(attempt {attempt}\)"
+        ):
+            check_places({uid: sinks[uid]}, savepoint, store.url)
+    # A savepoint of what the old job has published last is not behind anything.
+    check_places(sinks, store.open().record, store.url)
+    # Who cannot tell is not asked for more.
+    check_places({"renaming": world.renaming}, savepoint, store.url)
+
+
+def test_a_job_that_starts_again_or_is_rolled_back_finds_its_own_output_and_goes_on(world: World) -> None:
+    world.publish(2)
+    run = world.bench.begin(world.flow)
+    world.tap.let(0, 4)
+    for _ in range(80):
+        run.step()
+    with pytest.MonkeyPatch.context() as patch:
+        # The attempt prepares, and dies before its record.
+        patch.setattr(world.bench.storage.inner, "create", broken)
+        with pytest.raises(RunDiscarded):
+            world.bench.checkpoint(run)
+    assert [each.checkpoint_id for each in world.files.prepared_attempts("files")] == [2]
+    world.publish(4)
+    assert world.seen() == [[0, 1, 2, 3]] * 3

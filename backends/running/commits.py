@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from backends.dataflow.api import Dataflow, TwoPhaseCommitSink
 from backends.dataflow.failures import Guard, OperatorError
@@ -13,8 +14,8 @@ from backends.dataflow.flow_states import COMMITTABLES
 from backends.running.clock import Clock
 from backends.running.outcome import RunDiscarded
 from stateformat.carried import carried_committables
-from stateformat.errors import DamagedCheckpoint, InvalidState, StorageError, UnsupportedFormat
-from stateformat.model import CheckpointKind
+from stateformat.errors import DamagedCheckpoint, InvalidInput, InvalidState, StorageError, UnsupportedFormat
+from stateformat.model import CheckpointKind, Record
 from stateformat.publication import CommitPermit
 from stateformat.store import CheckpointStore
 
@@ -48,10 +49,8 @@ def commit(
     ``DamagedCheckpoint`` for rows that a sink cannot have prepared, and then no sink has committed; ``OperatorError`` for what
     a sink raises.
     """
-    # What a run has published itself was prepared under the uids of its own program.
-    renamed = permit.record.kind is not CheckpointKind.CHECKPOINT
     for uid, rows in rows_of.items():
-        _check(uid, sinks[uid], rows, renamed=renamed)
+        _check(uid, sinks[uid], rows, renamed=_may_be_renamed(permit.record, rows))
     again: dict[str, pa.Table] = {}
     for uid, rows in rows_of.items():
         with Guard(uid, None)("commit"):
@@ -63,6 +62,38 @@ def commit(
         if left is not None and left.num_rows:
             again[uid] = left
     return again
+
+
+def _may_be_renamed(record: Record, rows: pa.Table) -> bool:
+    """Whether the rows may come from before a rename: not where the run that published them has prepared some of them."""
+    if record.kind is not CheckpointKind.CHECKPOINT:
+        return True
+    # A checkpoint made from another store's has the same kind, and nothing that was prepared under its own attempt.
+    own = pc.equal(rows["_attempt_id"], record.attempt_id)
+    return not pc.any(own).as_py()
+
+
+def check_places(sinks: Mapping[str, TwoPhaseCommitSink], source: Record, url: str) -> None:
+    """Refuse to begin a job from the checkpoint ``source`` of the store at ``url`` where another job writes to a sink's place.
+
+    To be called once, before the job's own store has its first checkpoint: nothing of the job itself can be prepared then.
+    Raises ``InvalidInput`` for a sink in whose place output lies prepared under greater ids than that checkpoint's. Sinks
+    that cannot tell are passed over.
+    """
+    for uid, sink in sinks.items():
+        with Guard(uid, None)("prepared_attempts"):
+            attempts = sink.prepared_attempts(uid)
+        ahead = max((each for each in attempts or () if each.checkpoint_id > source.checkpoint_id), default=None)
+        if ahead is not None:
+            raise InvalidInput(
+                f"the place of sink {uid!r} holds output that was prepared for checkpoint {ahead.checkpoint_id} (attempt "
+                f"{ahead.attempt_id}), and the job is to begin after checkpoint {source.checkpoint_id} of {url}. Another job "
+                "that goes on from that checkpoint writes there, or did before it crashed. Two jobs must not share a place: "
+                "give the sink another one. If the other job has ended for good, remove what it has left "
+                "(docs/sinks.md says where), and start again",
+                operator=uid,
+                checkpoint_id=ahead.checkpoint_id,
+            )
 
 
 def _check(uid: str, sink: TwoPhaseCommitSink, rows: pa.Table, *, renamed: bool) -> None:
@@ -139,4 +170,4 @@ def commit_rest(
         )
 
 
-__all__ = ["clean", "commit", "commit_rest", "held", "sinks_of"]
+__all__ = ["check_places", "clean", "commit", "commit_rest", "held", "sinks_of"]
