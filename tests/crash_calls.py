@@ -26,6 +26,8 @@ STRACED = (
     "openat,open,creat,write,pwrite64,writev,pwritev,pwritev2,fsync,fdatasync,sync_file_range,link,linkat,symlink,symlinkat,"
     "rename,renameat,renameat2,unlink,unlinkat,mkdir,mkdirat,rmdir,ftruncate,truncate,fallocate,copy_file_range,sendfile"
 )
+STORE = "run/a/store"
+"""The store below the base directory of a recording."""
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
@@ -198,11 +200,20 @@ def _call(name: str, arguments: list[Any], result: int, base: str, covers: int) 
         flags = next((item for item in arguments if isinstance(item, str) and item.startswith("O_")), "")
         call = Call("create" if "O_CREAT" in flags else "", where)
         if call.verb and "O_EXCL" not in flags:
-            # The file of marks, which stands from the beginning.
-            assert not where.startswith(base + "/") or where == f"{base}/marks", f"{where} may be overwritten"
-            return None
+            if where == f"{base}/marks":
+                # It stands from the beginning.
+                return None
+            assert not where.startswith(f"{base}/{STORE}/"), f"{where} may be overwritten"
+            call = Call("ensure", where)
     elif name == "write":
         call = Call("write", arguments[0][0], arguments[1][:result])
+    elif name == "pwrite64":
+        call = Call("write", arguments[0][0], arguments[1][:result], offset=int(arguments[3]))
+    elif name == "ftruncate":
+        call = Call("truncate", arguments[0][0], offset=int(arguments[1]))
+    elif name in ("rename", "renameat", "renameat2"):
+        source, target = (0, 1) if name == "rename" else (1, 3)
+        call = Call("rename", path(source), target=_below(path(target), base))
     elif name in ("fsync", "fdatasync"):
         call = Call("sync", arguments[0][0], covers=covers)
     elif name in ("mkdir", "rmdir", "unlink"):

@@ -1,12 +1,13 @@
 """A model of a disk: what a crash may leave of a sequence of system calls.
 
-Theory of operation. A file has bytes that everybody sees, and how many of them were synced. A directory has entries that
-everybody sees, and those that were synced; what has changed since stands in a list. When the process dies, everything
-stays. When the power fails, what was synced stays, and of the rest *anything* may: every unsynced change of a directory
-is kept or lost by itself, whatever came before or after it, and the unsynced part of a file is there, is not there, is
-zeros, or is there by half. That is less than any file system promises; what survives it survives on all of them.
+Theory of operation. A file has bytes that everybody sees, those that were synced, and the writes since. A directory has
+entries that everybody sees, and those that were synced; what has changed since stands in a list. When the process dies,
+everything stays. When the power fails, what was synced stays, and of the rest *anything* may: every unsynced change of a
+directory is kept or lost by itself, whatever came before or after it (a rename is one change), and the unsynced writes to a
+file are there, are not there, are zeros, or are there in part. That is less than any file system promises; what survives it
+survives on all of them.
 
-Files here are only ever appended to, and nothing is renamed; :meth:`Disk.apply` refuses what it does not know.
+:meth:`Disk.apply` refuses what it does not know.
 """
 
 from __future__ import annotations
@@ -30,22 +31,54 @@ class Call(NamedTuple):
     """One system call below the base directory. ``path`` is relative to it."""
 
     verb: str
-    """mkdir, create, write, sync, link, unlink, rmdir; or mark, which is what the program said of itself."""
+    """mkdir, create, ensure (create unless it is there), write, truncate, sync, link, rename, unlink, rmdir; or mark, which is
+    what the program said of itself."""
     path: str
     data: bytes = b""
     target: str = ""
     covers: int = 0
     """Of a sync: how many calls had returned when it began."""
+    offset: int | None = None
+    """Of a write: where, None for the end of the file. Of a truncation: the size."""
+
+
+class Write(NamedTuple):
+    """An unsynced write, or a truncation to ``offset`` where there are no bytes."""
+
+    number: int
+    offset: int
+    data: bytes | None
 
 
 @dataclass(eq=False)
 class File:
-    """Bytes, and how many of them a power failure leaves."""
+    """Bytes as they are seen, those that a power failure leaves, and what lies between them."""
 
     data: bytearray = field(default_factory=bytearray)
-    synced_bytes: int = 0
-    writes: list[tuple[int, int]] = field(default_factory=list)
-    """Number of the call, and the size after it."""
+    synced: bytearray = field(default_factory=bytearray)
+    writes: list[Write] = field(default_factory=list)
+
+    def write(self, write: Write) -> None:
+        """Do it, unsynced."""
+        _apply(self.data, write)
+        self.writes.append(write)
+
+    def sync(self, covers: int) -> bool:
+        """Make the writes up to a call durable; whether there were any."""
+        done = [write for write in self.writes if write.number <= covers]
+        for write in done:
+            _apply(self.synced, write)
+            self.writes.remove(write)
+        return bool(done)
+
+
+def _apply(data: bytearray, write: Write) -> None:
+    if write.data is None:
+        del data[write.offset :]
+        data.extend(bytes(write.offset - len(data)))
+        return
+    data.extend(bytes(max(0, write.offset - len(data))))
+    data[write.offset : write.offset + len(write.data)] = write.data
 
 
 @dataclass(eq=False)
@@ -75,24 +108,54 @@ def _whole(file: File) -> bytes:
     return bytes(file.data)
 
 
+def _kept(file: File, keep: Callable[[int, int, int], tuple[int, int]]) -> bytes:
+    """The synced bytes, and of each unsynced write those from one place to another.
+
+    ``keep`` is asked with the number of the write, and where it begins and ends among all unsynced bytes.
+    """
+    data, begin = bytearray(file.synced), 0
+    for number, write in enumerate(file.writes):
+        end = begin + len(write.data or b"")
+        first, last = (min(max(place, begin), end) - begin for place in keep(number, begin, end))
+        if write.data is None:
+            _apply(data, write)
+        elif first < last:
+            _apply(data, Write(write.number, write.offset + first, write.data[first:last]))
+        begin = end
+    return bytes(data)
+
+
+def _unsynced_bytes(file: File) -> int:
+    return sum(len(write.data or b"") for write in file.writes)
+
+
 def _cut(file: File) -> bytes:
-    return bytes(file.data[: file.synced_bytes])
+    return bytes(file.synced)
 
 
 def _zeros(file: File) -> bytes:
-    return _cut(file) + bytes(len(file.data) - file.synced_bytes)
+    data = bytearray(file.synced)
+    for write in file.writes:
+        _apply(data, write if write.data is None else write._replace(data=bytes(len(write.data))))
+    return bytes(data)
 
 
 def _first_half(file: File) -> bytes:
-    return bytes(file.data[: (file.synced_bytes + len(file.data) + 1) // 2])
+    middle = (_unsynced_bytes(file) + 1) // 2
+    return _kept(file, lambda number, begin, end: (0, middle))
 
 
 def _second_half(file: File) -> bytes:
-    middle = (file.synced_bytes + len(file.data) + 1) // 2
-    return _cut(file) + bytes(middle - file.synced_bytes) + bytes(file.data[middle:])
+    middle, end_of_all = (_unsynced_bytes(file) + 1) // 2, _unsynced_bytes(file)
+    # What is not there of a file that has grown is zeros.
+    return _kept(file, lambda number, begin, end: (middle, end_of_all)).ljust(len(file.data), b"\0")
 
 
-CONTENTS: tuple[Content, ...] = (_cut, _zeros, _first_half, _second_half, _whole)
+def _every_other(file: File) -> bytes:
+    return _kept(file, lambda number, begin, end: (begin, end) if number % 2 else (begin, begin))
+
+
+CONTENTS: tuple[Content, ...] = (_cut, _zeros, _first_half, _second_half, _every_other, _whole)
 
 
 class Disk:
@@ -110,7 +173,7 @@ class Disk:
                 self._read(path, node)
             else:
                 data = bytearray(path.read_bytes())
-                node = File(data, len(data))
+                node = File(data, bytearray(data))
             directory.entries[path.name] = directory.synced[path.name] = node
 
     def apply(self, call: Call) -> bool:
@@ -118,10 +181,20 @@ class Disk:
         self.number += 1
         if call.verb == "write":
             file = self._file(call.path)
-            file.data += call.data
-            file.writes.append((self.number, len(file.data)))
+            file.write(Write(self.number, len(file.data) if call.offset is None else call.offset, call.data))
+        elif call.verb == "truncate":
+            assert call.offset is not None
+            self._file(call.path).write(Write(self.number, call.offset, None))
         elif call.verb == "create":
             self._change(call.path, File())
+        elif call.verb == "ensure":
+            parent, _, name = call.path.rpartition("/")
+            if name not in self._directory(parent).entries:
+                self._change(call.path, File())
+        elif call.verb == "rename":
+            node = self._node(call.path)
+            self._change(call.path, None)
+            self._change(call.target, node)
         elif call.verb == "mkdir":
             self._change(call.path, Directory())
         elif call.verb == "link":
@@ -183,9 +256,7 @@ class Disk:
 
     def _sync(self, node: Node, covers: int) -> bool:
         if isinstance(node, File):
-            before = node.synced_bytes
-            node.synced_bytes = max([before, *(size for number, size in node.writes if number <= covers)])
-            return node.synced_bytes > before
+            return node.sync(covers)
         done = [change for change in node.changes if change.number <= covers]
         for change in done:
             if change.node is None:

@@ -30,13 +30,12 @@ from stateformat.history import record_ids
 from stateformat.model import CheckpointId
 from stateformat.publication import CommitPermit
 from stateformat.store import CheckpointStore
+from tests.crash_calls import STORE
 from tests.crash_disk import Call, Disk, Tree, put
 from tests.stores import Job, counts_job
 
 Mark = Callable[[str], None]
 
-STORE = "run/a/store"
-"""The store that is acted on, below the base. Its directory and the one above it are missing at first."""
 JOB = "counts"
 BUFFER_BYTES = 250
 """Small, so that a segment is several write calls."""

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from backends.connectors import CollectSink, FileSink
+from backends.connectors import CollectSink, FileSink, directories
 from backends.connectors.directories import Directory
 from backends.connectors.file_sink import file_name_of
 from stateformat.errors import CheckpointError, InvalidInput, InvalidState, StorageError
@@ -312,12 +312,20 @@ def test_what_is_prepared_is_durable_before_it_is_named_and_committed_before_it_
             super().remove(names)
 
     monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(directories, "_DURABLE_NAMES", {tmp_path, *tmp_path.parents})
     sink = FileSink(tmp_path / "made" / "out")
     sink._directory = Telling(tmp_path / "made" / "out")
     opened = subtask_of(sink)
     opened.process(batch_of(1), 0)
     # The folders .pending/out, .pending, out and made are new, and so are their names in what holds them.
     assert sorted(told) == sorted(["sync .pending", "sync out", "sync made", f"sync {tmp_path.name}"])
+    told.clear()
+    # Whoever made them may have died before they were durable; once in a process is enough.
+    sink._directory.make(".pending/out")
+    assert told == []
+    directories._DURABLE_NAMES.clear()
+    sink._directory.make(".pending/out")
+    assert told[:4] == ["sync .pending", "sync out", "sync made", f"sync {tmp_path.name}"]
     told.clear()
     rows = prepared(opened)
     assert told == ["sync .open", "rename", "sync out"]

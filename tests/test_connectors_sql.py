@@ -112,13 +112,15 @@ def test_what_is_committed_is_durable_before_the_objects_go(tmp_path: Path, monk
         return connection
 
     monkeypatch.setattr(sink._database, "connect", traced)
+    synced = sink._database.make_durable
+    monkeypatch.setattr(sink._database, "make_durable", lambda: (told.append("sync"), synced()))
     monkeypatch.setattr(sink._staging, "remove", lambda names: (told.append("remove"), remove(names)))
     sink.commit(PERMIT, table)
     words = [statement.split("(")[0].strip() for statement in told]
-    assert words[0] == "PRAGMA synchronous = FULL"
+    assert words[0] == "PRAGMA synchronous = EXTRA"
     assert words.count("COMMIT") == words.count("BEGIN IMMEDIATE") == 1
     assert words.index('INSERT INTO "stateformat_commits"') < words.index('INSERT INTO "t"') < words.index("COMMIT")
-    assert words[-2:] == ["COMMIT", "remove"]
+    assert words[-3:] == ["COMMIT", "sync", "remove"]
     connection = sqlite3.connect(tmp_path / "data.db")
     assert connection.execute("SELECT n FROM t").fetchall() == [(1,)]
     connection.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from stateformat.history import record_ids
 from stateformat.storage import CreateOutcome
 from stateformat.store import CheckpointStore
 from tests.crash_calls import SystemCalls
-from tests.crash_disk import Call
+from tests.crash_disk import Call, Disk
 from tests.crash_recording import Recording, second_run
 from tests.crash_scenarios import (
     SCENARIOS,
@@ -294,3 +295,37 @@ def test_a_record_keeps_standing_when_gc_takes_its_other_name(tmp_path: Path) ->
     assert collecting
     assert restart(storage) == permit
     assert whole(storage) == ""
+
+
+# --- the model of a disk, where files are written over and renamed ---------------------------------------------------------
+
+
+def test_the_model_keeps_or_loses_each_unsynced_write_of_a_file_that_is_written_over(tmp_path: Path) -> None:
+    (tmp_path / "db").write_bytes(b"aaaabbbb")
+    disk = Disk(tmp_path)
+    for call in (
+        Call("write", "db", b"1111", offset=0),
+        Call("write", "db", b"2222", offset=6),
+        Call("sync", "", covers=9),
+    ):
+        disk.apply(call)
+    left = {tree["db"] for _, tree in disk.crashes(random.Random(1))}
+    assert left >= {b"aaaabbbb", b"1111bb2222", b"1111bbbb", b"aaaabb2222"}
+    assert {len(data or b"") for data in left} == {8, 10}
+    disk.apply(Call("truncate", "db", offset=4))
+    assert {tree["db"] for _, tree in disk.crashes(random.Random(1))} >= {b"aaaabbbb", b"1111"}
+    disk.apply(Call("sync", "db", covers=99))
+    assert {tree["db"] for _, tree in disk.crashes(random.Random(1))} == {b"1111"}
+
+
+def test_the_model_keeps_or_loses_a_rename_as_one_and_brings_back_what_was_unlinked(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"a")
+    (tmp_path / "journal").write_bytes(b"j")
+    disk = Disk(tmp_path)
+    for call in (Call("rename", "a", target="b"), Call("unlink", "journal"), Call("ensure", "c"), Call("ensure", "b")):
+        disk.apply(call)
+    names = {frozenset(tree) for _, tree in disk.crashes(random.Random(1))}
+    both = [{"b"}, {"a"}]
+    assert names == {frozenset(x | y | z) for x in both for y in ({"journal"}, set()) for z in ({"c"}, set())}
+    disk.apply(Call("sync", "", covers=99))
+    assert {frozenset(tree) for _, tree in disk.crashes(random.Random(1))} == {frozenset({"b", "c"})}

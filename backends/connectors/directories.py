@@ -42,6 +42,9 @@ from backends.connectors.uploads import Upload
 from backends.storage.shared import check_options
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 
+_DURABLE_NAMES: set[Path] = set()
+"""Folders of whose names this process knows that they are durable."""
+
 
 class Ready(NamedTuple):
     """A file that was prepared: what a committable says of it, in the order of its columns."""
@@ -202,10 +205,16 @@ class Directory:
         """Have a folder, and those that lead to it; their names are durable on return."""
         with self.translated("make", folder):
             path = self._folder(folder)
-            missing = [path, *path.parents][: sum(not each.exists() for each in [path, *path.parents])]
+            missing = {each for each in [path, *path.parents] if not each.exists()}
             path.mkdir(parents=True, exist_ok=True)
-            for made in missing:
-                self._sync(made.parent)
+            if not self._durable:
+                return
+            for each in [path, *path.parents]:
+                # Of one that is there, somebody may have died before its name was durable. Once in a process is enough.
+                if each in missing or each not in _DURABLE_NAMES:
+                    with contextlib.suppress(*([] if each in missing else [OSError])):
+                        self._sync(each.parent)
+                    _DURABLE_NAMES.add(each)
 
     def create(self, name: str) -> pa.NativeFile:
         """A new file, to be written and closed. The name must be new."""

@@ -8,8 +8,8 @@ through the database: it would have to hold them invisible, every worker would n
 2. *Prepare*, in a snapshot: objects get the names that the checkpoint has, the rest of the rows becomes one. They are
    durable. The committable names each, with its rows, size and digest.
 3. *Commit*, once the checkpoint is published, in one transaction (``sql_databases``): mark every object in
-   ``stateformat_commits``; insert the rows of those that had no mark; forget marks that are older than ``marks_days``. Then
-   remove the objects. A crash before the end of the transaction has done nothing, one after it leaves objects, which are removed
+   ``stateformat_commits``; insert the rows of those that had no mark; forget marks that are older than ``marks_days``. Then,
+   when all of that is durable, remove the objects. A crash before the end of the transaction has done nothing, one after it leaves objects, which are removed
    when the same commit is repeated. Two drivers with the same committables wait for each other at the marks.
 4. *Clean*, when a run begins and has committed: see that the table fits, and remove objects that were put for no checkpoint, or
    under ids up to the newest checkpoint's that no checkpoint of the store carries.
@@ -196,6 +196,8 @@ class SqlSink(TwoPhaseCommitSink):
                     transaction.insert(rows)
             self._forget(transaction, {mark.sink for mark in objects})
         logger.debug("committed %d of %d objects to %s", len(new), len(objects), self._database.shown)
+        # Before any object goes: without it, its rows could not be inserted again.
+        self._database.make_durable()
         self._staging.remove(staged.name for staged in objects.values())
 
     def _forget(self, transaction: Transaction, sinks: set[str]) -> None:

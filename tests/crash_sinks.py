@@ -1,0 +1,188 @@
+"""A job with a file sink and a SQL sink while it crashes, and what must hold of whatever a crash leaves of its places.
+
+Run as a module (``python -m tests.crash_sinks <base>``) it runs the job to its end, for a recorder that looks from outside:
+neither SQLite nor Arrow's files go through Python. :class:`SinkJudge` puts a tree that a crash may have left, runs the job
+again, and compares files and table with all rows, each once.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import re
+import shutil
+import sqlite3
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from backends.connectors import FileSink, MemorySource, SqlSink
+from backends.dataflow.api import Dataflow
+from backends.local import LocalRuntime
+from stateformat.errors import CheckpointError
+from stateformat.store import CheckpointStore
+from tests.crash_calls import STORE, traced
+from tests.crash_disk import Call, Disk, Tree, put
+from tests.crash_scenarios import storage_at
+
+ROWS = range(6)
+UNFINISHED = re.compile(r"\.(open|part)$|/\.tmp-[^/]*$")
+SEED = 20_717
+
+
+def run(base: Path, *, durable: bool = True) -> None:
+    """Run the job to its end: several checkpoints, each with rows for both sinks. Again where it has ended: commit again."""
+    flow = Dataflow("crashes")
+    rows = flow.source(MemorySource(pa.table({"n": ROWS}), batch_rows=2), uid="rows")
+    rows.apply(FileSink(base / "out", durable=durable), uid="files")
+    url = f"sqlite:///{base}/data.db"
+    rows.apply(SqlSink(url, "t", staging=base / "staging", durable=durable), uid="table")
+    store = CheckpointStore(storage_at(base / STORE, durable=durable), sleep=lambda seconds: None)
+    LocalRuntime(store, checkpoint_rows=2, max_restarts=0).run(flow)
+
+
+def recorded(base: Path) -> list[Call]:
+    """The calls of the job, run in a process of its own."""
+    return traced(base, "tests.crash_sinks", str(base))
+
+
+class SinkJudge:
+    """Looks at what crashes have left. Trees that it has seen are not judged again."""
+
+    def __init__(self, workspace: Path) -> None:
+        self._place = workspace / "left"
+        self._known: dict[tuple[object, ...], str] = {}
+        self._files: dict[str, bytes] = {}
+        self.states = 0
+
+    @property
+    def judged(self) -> int:
+        """How many different trees were looked at."""
+        return len(self._known)
+
+    def learn(self, tree: Tree) -> None:
+        """Take the bytes of committed files for what they have to be."""
+        for path, data in tree.items():
+            if path.startswith("out/part-") and data is not None:
+                self._files[path] = data
+
+    def problem(self, tree: Tree) -> str:
+        """What is wrong with it; empty if nothing is."""
+        self.states += 1
+        # What lies under the name of an unfinished file is removed unread, whatever is in it.
+        key = tuple(sorted((path, b"" if UNFINISHED.search(path) else data) for path, data in tree.items()))
+        if key not in self._known:
+            self._known[key] = self._look(tree)
+        return self._known[key]
+
+    def _look(self, tree: Tree) -> str:
+        for path, data in tree.items():
+            if path.startswith("out/part-") and data != self._files[path]:
+                return f"{path} is seen and torn"
+        shutil.rmtree(self._place, ignore_errors=True)
+        self._place.mkdir()
+        put(tree, self._place)
+        try:
+            run(self._place, durable=False)
+            # A crashed attempt at the id that followed is cleaned up once that id is past.
+            run(self._place, durable=False)
+        except CheckpointError as error:
+            return f"the job cannot be run again: {error}"
+        return self._differs()
+
+    def _differs(self) -> str:
+        files = [n for path in (self._place / "out").glob("part-*") for n in pq.read_table(path)["n"].to_pylist()]
+        connection = sqlite3.connect(self._place / "data.db")
+        table = [n for (n,) in connection.execute("SELECT n FROM t")]
+        connection.close()
+        for what, found in (("files", files), ("table", table)):
+            if sorted(found) != [*ROWS]:
+                return f"the {what} hold {sorted(found)}"
+        left = [path for folder in ("out/.pending", "staging") for path in (self._place / folder).rglob("*.prepared")]
+        return f"prepared output is left behind: {left[0].name}" if left else ""
+
+
+class SinkRecording:
+    """The job, run once under a recorder: the disk before it, and its calls."""
+
+    def __init__(self, workspace: Path) -> None:
+        self.base = workspace / "base"
+        self.base.mkdir()
+        self.workspace = workspace
+        self.disk = Disk(self.base)
+        self.judge = SinkJudge(workspace)
+        self.calls = recorded(self.base)
+
+    def problems(
+        self,
+        calls: Sequence[Call] | None = None,
+        disk: Disk | None = None,
+        *,
+        begin: int = 0,
+        every: int = 1,
+        stop: bool = False,
+    ) -> list[str]:
+        """What is wrong after a crash at any of these calls, on a disk; by default of those recorded, on the first disk.
+
+        Looks from the call ``begin`` on, after every so many calls, and up to the first problem where it is to ``stop``.
+        """
+        calls, disk = calls or self.calls, copy.deepcopy(disk or self.disk)
+        learning, draw, found = copy.deepcopy(disk), random.Random(SEED), []
+        self.judge.learn(learning.look())
+        offset = disk.number
+        for call in calls:
+            learning.apply(call._replace(covers=call.covers + offset))
+            self.judge.learn(learning.look())
+        for number, call in enumerate([Call("mark", ""), *calls]):
+            disk.apply(call._replace(covers=call.covers + offset + 1))
+            if number < begin or number % every or (stop and found):
+                continue
+            told = set()
+            for kind, tree in disk.crashes(draw):
+                problem = self.judge.problem(tree)
+                if problem and kind not in told:
+                    told.add(kind)
+                    found.append(f"{kind} after call {number} ({call.verb} {call.path}): {problem}")
+        return found
+
+    def syncs(self) -> list[int]:
+        """The calls that make something durable of the sinks' places that was not."""
+        disk = copy.deepcopy(self.disk)
+        useful = [disk.apply(call) for call in self.calls]
+        return [
+            number
+            for number, call in enumerate(self.calls)
+            if call.verb == "sync" and useful[number] and not call.path.startswith("run")
+        ]
+
+    def without(self, number: int) -> list[Call]:
+        """The calls, without one of them."""
+        return [*self.calls[:number], Call("mark", ""), *self.calls[number + 1 :]]
+
+    def moments(self) -> list[int]:
+        """After how many calls a name of a sink's place had just changed."""
+        changing = ("ensure", "create", "mkdir", "link", "rename", "unlink")
+        return [
+            number + 1
+            for number, call in enumerate(self.calls)
+            if call.verb in changing and not call.path.startswith(STORE)
+        ]
+
+    def second_run(self, died_after: int, *, every: int = 1) -> list[str]:
+        """The first dies after so many calls, a second runs on what is seen then, and the power fails at any time."""
+        disk = copy.deepcopy(self.disk)
+        for call in self.calls[:died_after]:
+            disk.apply(call)
+        base = self.workspace / f"second-{died_after}"
+        base.mkdir()
+        put(disk.look(), base)
+        found = self.problems(recorded(base), disk, every=every)
+        shutil.rmtree(base)
+        return [f"death after call {died_after}, then {problem}" for problem in found]
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]))
