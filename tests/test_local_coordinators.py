@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from backends.dataflow.api import Dataflow, OperatorCoordinator, Output, Sender
+from backends.dataflow.api import Dataflow, OperatorCoordinator, Output, Sender, SplitEnumerator
 from backends.dataflow.events import TaskId
 from backends.local import JobFailed, LocalRun, RunDiscarded
-from stateformat.model import StopMode
+from stateformat.model import Mode, StopMode
 from tests.local_jobs import Bench, Log, Out, Tap, Told, rows, settle, state_of, to_end, until, until_read, until_told
 
 
@@ -222,6 +222,39 @@ def test_the_state_of_a_coordinator_is_gone_when_its_operator_is_fully_finished(
     assert bench.status("op") == ([], [0, 1])
     handles = bench.store.open().handles
     assert "coordinator" not in handles["mode"].to_pylist()
+
+
+def test_no_coordinator_and_no_enumerator_is_made_for_what_has_finished() -> None:
+    made: list[str] = []
+
+    class Reporting(Reports):
+        def coordinator(self) -> OperatorCoordinator:
+            made.append("coordinator")
+            return super().coordinator()
+
+    class Counted(Tap):
+        def enumerator(self) -> SplitEnumerator:
+            made.append("enumerator")
+            return super().enumerator()
+
+    bench = Bench()
+    fast, slow = Counted([rows(0)]), Tap([rows(1)], shut=True)
+    flow = Dataflow("job")
+    flow.source(fast, uid="fast").apply(Reporting(bench.log), uid="op")
+    flow.source(slow, uid="slow").apply(Told(bench.log), uid="other")
+    run = bench.begin(flow)
+    until(run, lambda: state_of(run, "op") == "waiting")
+    bench.checkpoint(run)
+    assert set(made) == {"coordinator", "enumerator"}
+    made.clear()
+    run = bench.begin(flow)
+    slow.let(0)
+    to_end(run)
+    assert bench.run(flow).sentence.startswith("the job had finished")
+    assert made == []
+    coordinators = {str(state.operator) for state in bench.newest.states if state.mode is Mode.COORDINATOR}
+    assert coordinators == {"fast", "slow", "op"}
+    assert bench.newest.graph.operator("op").coordinator
 
 
 def test_a_message_to_a_subtask_whose_logic_has_ended_is_lost_with_a_warning_that_comes_once() -> None:

@@ -15,12 +15,12 @@ from graphlib import CycleError, TopologicalSorter
 import pyarrow as pa
 
 from backends.dataflow.api import Dataflow, Input, Loop, Operator, Source, Step
-from backends.dataflow.flow_states import states_of
+from backends.dataflow.flow_states import finished_in, states_of
 from stateformat import model
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.hashing import check_key_types
 from stateformat.key_groups import MAX_PARALLELISM_LIMIT, check_parallelism, default_max_parallelism, key_group_count
-from stateformat.model import Edge, JobGraph, OperatorId, Partitioner
+from stateformat.model import Edge, JobGraph, OperatorId, Partitioner, Record
 
 
 def graph_of(
@@ -30,16 +30,19 @@ def graph_of(
     per_operator: Mapping[str, int] | None = None,
     unaligned: bool = False,
     rebalanced: Collection[str] = (),
+    previous: Record | None = None,
 ) -> JobGraph:
     """The graph of a dataflow, as a topology to restore into or to start from: max parallelism is derived unless the user gave it.
 
     ``parallelism`` replaces the dataflow's; a step's own goes before it, and ``per_operator`` (by uid) before that. Ids of
     edges are ``source->target.input``. ``rebalanced``: edges that hold records in flight, which cannot become forward edges only
-    because both sides have the same parallelism now. Raises ``InvalidInput`` for whatever is wrong with the dataflow, its states included.
+    because both sides have the same parallelism now. ``previous``: the record of the checkpoint to restore; an operator that has
+    finished there is not asked for a coordinator. Raises ``InvalidInput`` for whatever is wrong with the dataflow, its states included.
     """
     per_operator = per_operator or {}
     _check_steps(flow, per_operator)
     default = flow.parallelism if parallelism is None else parallelism
+    finished = finished_in(previous)
     operators = {}
     for uid, step in flow.steps.items():
         wanted = per_operator.get(uid, default if step.parallelism is None else step.parallelism)
@@ -49,7 +52,9 @@ def graph_of(
             wanted,
             step.max_parallelism,
             name=step.name,
-            coordinator=isinstance(step.logic, Source) or step.logic.coordinator() is not None,
+            coordinator=previous.graph.operator(uid).coordinator
+            if previous is not None and uid in finished
+            else isinstance(step.logic, Source) or step.logic.coordinator() is not None,
         )
     edges = tuple(_edges(flow, operators, rebalanced))
     _check_edges(edges)
@@ -58,7 +63,7 @@ def graph_of(
     _check_loops(flow, graph)
     chains = _chains(flow, graph, order)
     graph = graph.with_operators({uid: replace(graph.by_uid[uid], chain=chain) for uid, chain in chains.items()})
-    states_of(flow, graph, unaligned=unaligned)
+    states_of(flow, graph, unaligned=unaligned, finished=finished)
     return graph
 
 

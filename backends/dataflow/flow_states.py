@@ -17,7 +17,7 @@ restores gives the record of the checkpoint as ``previous``: without it a column
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
@@ -27,7 +27,7 @@ from backends.dataflow.api import Dataflow, Operator, Source, Step, TwoPhaseComm
 from stateformat.declare import Columns, as_schema
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState
 from stateformat.evolution import evolve
-from stateformat.model import Edge, Field, FieldType, JobGraph, Mode, Partitioner, Record, State
+from stateformat.model import Edge, Field, FieldType, JobGraph, Mode, Partitioner, Record, State, Status
 from stateformat.schema import arrow_type, children, make_fields
 
 SPLITS: Final = "splits"
@@ -65,19 +65,29 @@ def may_overtake(edge: Edge, *, unaligned: bool) -> bool:
 
 
 def states_of(
-    flow: Dataflow, graph: JobGraph, *, unaligned: bool, previous: Record | None = None, planned: bool = True
+    flow: Dataflow,
+    graph: JobGraph,
+    *,
+    unaligned: bool,
+    previous: Record | None = None,
+    planned: bool = True,
+    finished: Collection[str] = (),
 ) -> tuple[State, ...]:
     """Every state of a dataflow, in order of its steps. ``graph`` is that of ``graph_of``, or a plan's topology.
 
     ``previous``: the record of the checkpoint that is restored; a state that it has goes on from there, its fields matched
     by name. One that cannot evolve: ``planned`` False, as for a plan, which refuses it if anything of it is to be read; True, when
-    nothing is, it begins anew. Raises ``InvalidInput`` for states that contradict each other or their edges.
+    nothing is, it begins anew. ``finished``: operators that have finished, besides those that ``previous`` says; their coordinators
+    and enumerators are not made, so their states are those of ``previous``. Raises ``InvalidInput`` for states that contradict each other or their edges.
     """
     saved = previous.by_state if previous is not None else {}
+    over = finished_in(previous) | frozenset(finished)
     found: dict[tuple[str, str], State] = {}
     for step in flow.steps.values():
         edges = [edge for edge in graph.edges if edge.target == step.uid]
-        for state in _declared(step, edges, unaligned=unaligned):
+        ended = step.uid in over
+        kept = [saved[step.uid, name] for name in (ENUMERATOR, COORDINATOR) if ended and (step.uid, name) in saved]
+        for state in (*kept, *_declared(step, edges, unaligned=unaligned, ended=ended)):
             key = (state.operator, state.name)
             if key in found:
                 raise InvalidInput(f"operator {step.uid!r} declares two states named {state.name!r}; rename one")
@@ -85,11 +95,18 @@ def states_of(
     return tuple(found.values())
 
 
-def _declared(step: Step, edges: list[Edge], *, unaligned: bool) -> Iterator[State]:
+def finished_in(previous: Record | None) -> frozenset[str]:
+    """The uids of the operators that have finished in a checkpoint."""
+    operators = previous.graph.operators if previous is not None else ()
+    return frozenset(operator.uid for operator in operators if operator.status is Status.FULLY_FINISHED)
+
+
+def _declared(step: Step, edges: list[Edge], *, unaligned: bool, ended: bool) -> Iterator[State]:
     uid, logic = step.uid, step.logic
     if isinstance(logic, Source):
         yield sf.even_split_state(uid, SPLITS, columns=SPLITS_SCHEMA)
-        yield sf.coordinator_state(uid, ENUMERATOR, columns=_columns(uid, "enumerator", logic.enumerator()))
+        if not ended:
+            yield sf.coordinator_state(uid, ENUMERATOR, columns=_columns(uid, "enumerator", logic.enumerator()))
         return
     _check_broadcast(step, logic, edges)
     for state in _own(step, logic):
@@ -97,7 +114,7 @@ def _declared(step: Step, edges: list[Edge], *, unaligned: bool) -> Iterator[Sta
             _check_keys(state, step, edges)
         yield state
     yield sf.progress_state(uid, PROGRESS)
-    coordinator = logic.coordinator()
+    coordinator = None if ended else logic.coordinator()
     if coordinator is not None:
         columns = as_schema(_columns(uid, "coordinator", coordinator))
         yield sf.coordinator_state(uid, COORDINATOR, columns=_with_messages(uid, columns))
@@ -245,6 +262,7 @@ __all__ = [
     "PROGRESS",
     "SPLITS",
     "SPLITS_SCHEMA",
+    "finished_in",
     "in_flight_name",
     "may_overtake",
     "states_of",

@@ -166,6 +166,7 @@ def plan_of(
         per_operator=per_operator or {},
         unaligned=unaligned,
         rebalanced=_rebalanced(checkpoint),
+        previous=checkpoint.record,
     )
     states = states_of(flow, graph, unaligned=unaligned, previous=checkpoint.record, planned=False)
     plan = checkpoint.plan_restore(graph, states=states, drop=drop)
