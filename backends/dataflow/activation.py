@@ -69,6 +69,8 @@ class Activation:
         self._vertex = vertex
         self._subtask = subtask
         self._taken: set[int] = set()
+        self._asked: dict[int, int] = {}
+        """Barriers of which the outcome is not known, with the ids of their checkpoints: those in ``_taken``, and of failed snapshots."""
         uids = vertex.operators[1:] if vertex.is_source else vertex.operators
         states = states or {}
         self._members = {uid: Member(job, uid, subtask, outside.send, states.get(uid)) for uid in uids}
@@ -121,17 +123,19 @@ class Activation:
         restored: Mapping[str, Mapping[str, ReadTask]] | None,
         *,
         taken: int | None = None,
+        taken_id: int = 0,
         going_on: Mapping[str, Operator] | None = None,
         reported: Mapping[str, Reported] | None = None,
     ) -> None:
         """Restore states and begin. ``restored``: by uid and state, what ``Checkpoint.restore`` gives; None on a first run.
 
         States of the runtime's other parts may be among them. An operator that is missing from it is new. ``taken``: it goes on
-        within a run, from the snapshot of this barrier, which an activation before it took. ``going_on``: operators that were opened
+        within a run, from the snapshot of this barrier, which an activation before it took for the checkpoint ``taken_id``. ``going_on``: operators that were opened
         in that one; ``reported``: the progress of its inputs that it wrote last, by uid, which is not read then.
         """
         if taken is not None:
             self._taken.add(taken)
+            self._asked[taken] = taken_id
         restored = restored or {}
         splits = restored.get(self._vertex.id, {}).get(SPLITS)
         if self._reader is not None and splits is not None:
@@ -196,6 +200,7 @@ class Activation:
         """
         number, finishing = command.barrier.number, command.finishing
         prepared = Prepared(context.checkpoint_id, context.attempt_id)
+        self._asked[number] = context.checkpoint_id
         writers = {uid: context.subtask(uid, self._subtask, finishing=finishing) for uid in self._vertex.operators}
         if self._reader is not None and not finishing:
             self._write_splits(self._reader, writers[self._vertex.id])
@@ -229,13 +234,21 @@ class Activation:
         if number not in self._taken:
             return
         newest = number == max(self._taken)
-        self._taken = {taken for taken in self._taken if taken > number}
+        self._forget(number)
         for member in self._members.values():
             member.complete(number, newest=newest)
 
     def notify_aborted(self, number: int) -> None:
         """The checkpoints of barriers up to this one will never be. What sinks prepared for them waits for the next."""
+        void = [checkpoint_id for asked, checkpoint_id in sorted(self._asked.items()) if asked <= number]
+        self._forget(number)
+        for checkpoint_id in void:
+            for member in self._members.values():
+                member.abort(checkpoint_id)
+
+    def _forget(self, number: int) -> None:
         self._taken = {taken for taken in self._taken if taken > number}
+        self._asked = {asked: checkpoint_id for asked, checkpoint_id in self._asked.items() if asked > number}
 
     def hand_over(self) -> None:
         """What sinks have prepared is the caller's from here on: it makes it part of the next checkpoint that is published."""

@@ -322,6 +322,10 @@ class Member:
         if newest:
             self._call("checkpoint_complete")
 
+    def abort(self, checkpoint_id: int) -> None:
+        """The checkpoint of a snapshot will not be published."""
+        self._call("checkpoint_aborted", checkpoint_id)
+
     def hand_over(self) -> None:
         """What its sink has prepared is somebody else's from here on, who makes it part of the next checkpoint."""
         if self._committables is not None:

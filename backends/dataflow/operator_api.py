@@ -131,6 +131,16 @@ class Operator(ABC):
     def checkpoint_complete(self) -> None:
         """The last snapshot is part of a published checkpoint. May be missed after a failure, or when its activation has ended."""
 
+    def checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """The checkpoint for which :meth:`snapshot` (or ``prepare_commit``) was called last will not be published.
+
+        ``checkpoint_id`` is the id that it would have had; the next checkpoint takes the same id. States go on as they are, and what
+        a sink has prepared becomes part of the next checkpoint, so there is nothing to undo. Use it to release what was set aside
+        for the snapshot. Never called after :meth:`checkpoint_complete` of the same snapshot. Not called where the subtask had not
+        been asked for its snapshot yet, and not when the whole run is given up: then another activation begins from the newest
+        checkpoint. What it raises is a failure of the job. (Flink: ``notifyCheckpointAborted``.)
+        """
+
     def close(self) -> None:
         """End an activation: release files and connections. Never relied upon; a lost process closes nothing."""
 
@@ -167,6 +177,9 @@ class OperatorCoordinator(ABC):
 
     def checkpoint_complete(self) -> None:
         """The last snapshot is part of a published checkpoint."""
+
+    def checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """The checkpoint of the last snapshot, which would have had this id, will not be published. As ``Operator.checkpoint_aborted``."""
 
 
 class Sender(Protocol):

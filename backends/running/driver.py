@@ -388,11 +388,7 @@ class Driver:
             self._post.mail(task, ev.Completed(command.number, loop))
         if current is None or current.checkpoint is None:
             return
-        for uid, coordinator in self.coordinators.items():
-            try:
-                coordinator.checkpoint_complete()
-            except Exception as error:
-                self._failed(f"the coordinator of operator {uid!r} failed: {error}", error)
+        self._tell_coordinators(self.coordinators, lambda coordinator: coordinator.checkpoint_complete())
         if self._keep is not None:
             try:
                 self._store.expire(self._keep)
@@ -400,11 +396,22 @@ class Driver:
                 logger.warning("old checkpoints could not be removed, the next one will try again: %s", error)
 
     def _abort(self, command: ev.Abort) -> None:
-        self.in_flight = None
+        current, self.in_flight = self.in_flight, None
         logger.info("gave up checkpoint of barrier %d: %s", command.number, command.reason)
         self._post.drop_in_flight()
         for task in command.tasks:
             self._post.mail(task, ev.Aborted(command.number))
+        if current is not None and current.checkpoint is not None:
+            checkpoint_id = int(current.checkpoint.checkpoint_id)
+            kept = [uid for uid in self.coordinators if uid in current.coordinators]
+            self._tell_coordinators(kept, lambda coordinator: coordinator.checkpoint_aborted(checkpoint_id))
+
+    def _tell_coordinators(self, uids: Iterable[str], tell: Callable[[OperatorCoordinator], None]) -> None:
+        for uid in uids:
+            try:
+                tell(self.coordinators[uid])
+            except Exception as error:
+                self._failed(f"the coordinator of operator {uid!r} failed: {error}", error)
 
     def _end_sources(self, command: ev.EndSources) -> None:
         for task in sorted(command.tasks):

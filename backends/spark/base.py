@@ -54,13 +54,14 @@ class Base:
     """What a task begins an epoch from, by operator. Picklable.
 
     ``reported``: the progress of inputs that its operators wrote last in this run. ``taken``: the barrier of the snapshot, 0 for
-    none. ``replays``: whether its in-flight records are to be processed first. ``travelling``: operators that go on as they were
+    none; ``taken_id``: the id of its checkpoint. ``replays``: whether its in-flight records are to be processed first. ``travelling``: operators that go on as they were
     (``travelling.py``).
     """
 
     parts: Mapping[str, Part] = field(default_factory=dict)
     reported: Mapping[str, Reported] = field(default_factory=dict)
     taken: int = 0
+    taken_id: int = 0
     replays: bool = False
     travelling: Mapping[str, bytes] = field(default_factory=dict)
 

@@ -97,7 +97,7 @@ class Report:
     """What a task says of an epoch.
 
     ``core``: as it is now. ``number``: the last barrier that it took, ``taken``: that of these ``snapshots``, 0 where no barrier asked
-    for them; ``messages``: to coordinators, markers too; ``lost``: operators that a message of theirs came to too late; ``kept``: by
+    for them, and ``taken_id`` the id of its checkpoint; ``messages``: to coordinators, markers too; ``lost``: operators that a message of theirs came to too late; ``kept``: by
     operator and keyed state, how many layers stay underneath; ``reported``: by operator, the progress of
     its inputs. ``replays``: records have been fed back, and are
     in the snapshot. ``travelling``: operators that go on as they were. ``sent``, ``consumed``: frames. ``opened``: how the activation
@@ -109,6 +109,7 @@ class Report:
     core: bytes = b""
     number: int = 0
     taken: int = 0
+    taken_id: int = 0
     replays: bool = False
     ended: bool = False
     events: list[ev.CoordinatorEvent] = field(default_factory=list)
@@ -167,7 +168,7 @@ class ReportLink:
     def add(self, number: int, snapshots: Sequence[Snapshot]) -> None:
         """The snapshot of a barrier is whole."""
         self.report.snapshots = tuple(snapshots)
-        self.report.taken = number
+        self.report.taken, self.report.taken_id = number, int(self._context.checkpoint_id)
 
     def awaits_snapshot(self, task: ev.TaskId, number: int) -> bool:  # noqa: ARG002 - true of all
         """What coordinators have sent before the epoch lies before its barrier."""

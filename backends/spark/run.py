@@ -296,7 +296,7 @@ class SparkRun(Run):
             )
             for snapshot in report.snapshots
         }
-        held.base = Base(parts, report.reported, report.taken, report.replays, report.travelling)
+        held.base = Base(parts, report.reported, report.taken, report.taken_id, report.replays, report.travelling)
 
     def _hold_committables(self, reports: Mapping[ev.TaskId, Report], context: WriteContext) -> None:
         """The checkpoint of these reports was not published: what sinks have prepared is part of the next one."""

@@ -254,7 +254,13 @@ class TaskRun:
         if self.report.opened != "kept":
             tasks = {uid: base.tasks(self._context, uid) for uid in base.parts}
             going_on = unpacked(activation, base.travelling)
-            activation.open(tasks or None, taken=base.taken or None, going_on=going_on, reported=base.reported)
+            activation.open(
+                tasks or None,
+                taken=base.taken or None,
+                taken_id=base.taken_id,
+                going_on=going_on,
+                reported=base.reported,
+            )
 
     def _restored(self, kept: Kept | None, base: Base) -> Activation:
         """A new activation: of the states that were kept, with what has changed since, or of none, to be read."""
