@@ -12,7 +12,7 @@ from typing import Final
 from stateformat.errors import ErrorKind, InvalidInput
 
 _WITH_ID: Final = re.compile(r"(?s)(.*)@(\d+)")
-_URL: Final = re.compile(r"(?s)([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)(.*)")
+_URL: Final = re.compile(r"(?s)([^/?#]*?)://([^/?#]*)(.*)")
 _HOST: Final = re.compile(r"[^:]*(:\d*)?|\[[^\]]*\](:\d*)?")
 _PATH_SCHEMES: Final = frozenset(("file", "memory"))
 """Schemes in whose URLs everything is a path: ``@`` and ``?`` are characters like any other."""
@@ -51,7 +51,7 @@ def checkpoint_address(address: str) -> tuple[str, int | None]:
 def without_secrets(url: str) -> str:
     """A URL as messages may show it: without user, password, query and fragment. Paths stay as they are."""
     match = _URL.match(url)
-    if match is None or match[1].lower() in _PATH_SCHEMES:
+    if match is None or match[1].strip().lower() in _PATH_SCHEMES:
         return url
     scheme, authority, rest = match.groups()
     if not _HOST.fullmatch(authority.rpartition("@")[2]):

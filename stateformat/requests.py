@@ -33,6 +33,7 @@ from enum import StrEnum
 from typing import Any, Final, TypeVar
 
 from stateformat import layout
+from stateformat.addresses import check_no_secrets
 from stateformat.codec import refuse_null, sealed, unsealed
 from stateformat.errors import CheckpointError, ErrorKind, InvalidInput, NotFound, OutcomeUnknown, StorageError
 from stateformat.history import record_ids
@@ -138,6 +139,8 @@ def request_stop(
             f"the savepoint's URL has {len(savepoint):,} characters; from 1 to {SAVEPOINT_CHARACTERS_MAX:,} are allowed",
             kind=ErrorKind.INVALID_URL,
         )
+    if savepoint is not None:
+        check_no_secrets(savepoint, "the savepoint's URL")
     if not storage.exists():
         raise NotFound(
             f"there is no store at {storage.url}, so no job is asked; check the address, or wait for the job's first "

@@ -247,6 +247,8 @@ def open_storage(url: str | os.PathLike[str], **options: Any) -> Storage:
     """
     from importlib.metadata import entry_points
 
+    from stateformat.addresses import without_secrets
+
     url = as_url(url)
     scheme, separator, _ = url.partition("://")
     if not separator:
@@ -256,10 +258,10 @@ def open_storage(url: str | os.PathLike[str], **options: Any) -> Storage:
     found = {entry.name: entry for entry in entry_points(group="stateformat.storages")}
     if scheme not in found:
         raise InvalidInput(
-            f"no storage for {scheme}:// (in {url}); known are {', '.join(sorted(found))}. Others can be added through "
+            f"no storage for {scheme}:// (in {without_secrets(url)}); known are {', '.join(sorted(found))}. Others can be added through "
             "the entry-point group stateformat.storages",
             kind=ErrorKind.UNKNOWN_SCHEME,
-            url=url,
+            url=without_secrets(url),
         )
     factory: Any = found[scheme].load()
     checked: Mapping[str, Any] = options

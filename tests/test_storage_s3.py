@@ -212,6 +212,35 @@ def test_an_endpoint_that_is_no_url_is_refused() -> None:
         open_storage("s3://bucket/prefix", endpoint_url="localhost:9000")
 
 
+@pytest.mark.parametrize("endpoint", ["http://h:1/?token=hunter2", "http://u:p@h#hunter2", "ftp://h?x=hunter2"])
+def test_an_endpoint_with_a_query_is_refused_and_the_query_not_repeated(endpoint: str) -> None:
+    with pytest.raises(InvalidInput, match="endpoint_url") as caught:
+        open_storage("s3://bucket/prefix", endpoint_url=endpoint)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"client_kwargs": {"zz": 1}}, "client_kwargs has no 'zz'; it takes .*region_name"),
+        ({"config_kwargs": {"zz": 1}}, "config_kwargs has no 'zz'; it takes .*read_timeout"),
+        ({"client_kwargs": 3}, "client_kwargs .* is of type int; it is a mapping"),
+        ({"s3_additional_kwargs": [1]}, "s3_additional_kwargs .* is of type list; it is a mapping"),
+        ({"secret": 3}, "secret .* is of type int; it is text"),
+        ({"client_kwargs": {"region_name": 3}}, "no S3 client can be made with these options"),
+        ({"client_kwargs": {"endpoint_url": "http://127.0.0.1:2"}}, "no S3 client can be made with these options"),
+        ({"config_kwargs": {"retries": 3}}, r"config_kwargs\['retries'\] is 3; it is a mapping"),
+        ({"config_kwargs": {"retries": {"max_attempts": "x"}}}, r"config_kwargs\['retries'\] is .* it is a mapping"),
+        ({"config_kwargs": {"retries": {"max_attempts": -1}}}, "allows 0 tries"),
+    ],
+    ids=str,
+)
+def test_options_that_no_client_takes_are_told_in_a_sentence(options: dict[str, Any], sentence: str) -> None:
+    given = options_for("http://127.0.0.1:1", **{"config_kwargs": IMPATIENT, "client": "s3fs", **options})
+    with pytest.raises(InvalidInput, match=sentence):
+        open_storage("s3://bucket/job", **given).list("checkpoints/")
+
+
 def test_without_s3fs_the_line_that_installs_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(InvalidInput, match=re.escape("pip install 'stateformat[s3]'")) as raised:

@@ -11,7 +11,8 @@ from backends.dataflow import events as ev
 from backends.running.clock import Clock
 from backends.running.driver import Driver
 from backends.running.outcome import JobOutcome
-from stateformat.errors import CheckpointError
+from stateformat.addresses import check_no_secrets, without_secrets
+from stateformat.errors import CheckpointError, InvalidInput
 from stateformat.model import Stop, StopMode
 from stateformat.publication import CommitPermit
 from stateformat.requests import StopAnswer, StopOutcome, StopRequest, asking_order, counts_for, default_savepoint
@@ -57,18 +58,26 @@ class Stopping:
         for request in sorted(waiting_requests(self._store), key=asking_order):
             if request.id in self._seen:
                 continue
-            if counts_for(request, self._restored_from):
-                self.ask(request.id, request.mode, request.savepoint)
-            else:
-                self._seen.add(request.id)
+            if not counts_for(request, self._restored_from):
                 message = (
                     f"the run that was asked when checkpoint {request.newest} was the newest has ended; this one went on from "
                     f"checkpoint {self._restored_from}. Ask again"
                 )
-                answer_stop(self._store, StopAnswer(request.id, StopOutcome.MISSED, message))
+                self._turn_down(request, StopOutcome.MISSED, message)
+                continue
+            try:
+                self.ask(request.id, request.mode, request.savepoint)
+            except InvalidInput as error:
+                self._turn_down(request, StopOutcome.REFUSED, str(error))
+
+    def _turn_down(self, request: StopRequest, outcome: StopOutcome, message: str) -> None:
+        self._seen.add(request.id)
+        answer_stop(self._store, StopAnswer(request.id, outcome, message))
 
     def ask(self, request: str, mode: StopMode, savepoint: str | None) -> None:
-        """A user asks for a stop."""
+        """A user asks for a stop. Raises ``InvalidInput`` for a savepoint's URL with credentials: the record would show it."""
+        if savepoint is not None:
+            check_no_secrets(savepoint, "the savepoint's URL")
         self._seen.add(request)
         if savepoint is not None:
             self._driver.properties[request] = {SAVEPOINT_PROPERTY: savepoint}
@@ -138,10 +147,12 @@ def end_stopped(
     savepoint: str | None = wanted
     sentence = f"the job has stopped ({stop.mode.replace('_', ' ')}) at checkpoint {record.checkpoint_id}"
     try:
+        # A record may be another writer's: what it says is shown, and left behind, for everybody to read.
+        check_no_secrets(wanted, "the savepoint's URL")
         store.copy(permit.checkpoint(), sf.open(wanted, **savepoint_options))
         sentence += f", savepoint {wanted}"
     except (CheckpointError, OSError) as error:
-        savepoint = None
+        savepoint, wanted = None, without_secrets(wanted)
         sentence += (
             f"; its copy to {wanted} failed: {error}. The stop stands: run `ckpt copy {store.url}@{record.checkpoint_id} "
             f"{wanted}`"

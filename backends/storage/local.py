@@ -61,10 +61,10 @@ def from_url(url: str, options: Mapping[str, Any]) -> LocalStorage:
         rest = url.removeprefix("file:")
         host, slash, rest = rest[2:].partition("/") if rest.startswith("//") else ("", "/", rest[1:])
         if host not in ("", "localhost") or not slash:
+            shown = host.rpartition("@")[2]  # What stands before it may be a secret.
             raise InvalidInput(
-                f"{url} names a host, {host!r}; the URL of a local path has three slashes: file:///path",
+                f"a file:// URL names a host, {shown!r}; that of a local path has three slashes: file:///path",
                 kind=ErrorKind.INVALID_URL,
-                url=url,
             )
         path = unquote("/" + rest, errors="surrogateescape")
     path = os.path.expanduser(path)  # noqa: PTH111 - Path.expanduser raises where there is no such user

@@ -22,8 +22,17 @@ from functools import partial
 from threading import Lock
 from typing import Any, Final
 
-from backends.storage.s3_errors import BrokenAnswer, RangesIgnored, endpoint_of, is_passing, is_silence
+from backends.storage.s3_errors import (
+    BrokenAnswer,
+    RangesIgnored,
+    endpoint_of,
+    is_passing,
+    is_silence,
+    secrets_of,
+    without,
+)
 from backends.storage.s3_obstore import Reader
+from stateformat.addresses import without_secrets
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.stats import retried
 
@@ -37,21 +46,63 @@ _SILENCE_SECONDS_MAX: Final = 30
 """So long a request is waited for in vain, all tries together: a server that takes it and says nothing is not asked again."""
 _PAUSE_SECONDS: Final = 0.1
 _PAUSE_SECONDS_MAX: Final = 5.0
+_OF_AIOBOTOCORE: Final = ("connector_args", "http_session_cls")
 _ENDPOINT = re.compile(r"https?://[^/?#]")
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 _CLIENTS: dict[tuple[Any, ...], S3Client] = {}
 
 
+_TEXTS: Final = ("key", "profile", "secret", "token")
+_MAPPINGS: Final = ("client_kwargs", "config_kwargs", "s3_additional_kwargs")
+
+
 def check_endpoint(options: Mapping[str, Any]) -> None:
     """Refuse an endpoint that is no URL: botocore would say so at the first request, and not whose fault it is."""
     endpoint = endpoint_of(options)
-    if endpoint and not _ENDPOINT.match(endpoint):
+    if not endpoint:
+        return
+    shown = without_secrets(endpoint.rpartition("@")[2])
+    if not _ENDPOINT.match(endpoint):
         raise InvalidInput(
-            f"endpoint_url {endpoint.rpartition('@')[2]!r} is no URL; write http:// or https:// and the name of a host (it "
+            f"endpoint_url {re.split('[?#]', shown)[0]!r} is no URL; write http:// or https:// and the name of a host (it "
             "is an option, or AWS_ENDPOINT_URL)",
             kind=ErrorKind.INVALID_URL,
         )
+    if "?" in endpoint or "#" in endpoint:
+        raise InvalidInput(
+            f"endpoint_url {re.split('[?#]', shown)[0]!r} goes on with a query; an endpoint is http:// or https://, a host and "
+            "a port. Pass credentials as key, secret and token",
+            kind=ErrorKind.INVALID_URL,
+        )
+
+
+def check_types(options: Mapping[str, Any]) -> None:
+    """Refuse options of another type than they have. Values are not repeated: they may be secrets."""
+    for names, kind, called in ((_TEXTS, str, "text"), (_MAPPINGS, Mapping, "a mapping from names to values")):
+        for name in names:
+            value = options.get(name)
+            if value is not None and not isinstance(value, kind):
+                raise InvalidInput(
+                    f"the option {name} of s3:// storage is of type {type(value).__name__}; it is {called}"
+                )
+
+
+def check_names(options: Mapping[str, Any]) -> None:
+    """Refuse names in ``client_kwargs`` and ``config_kwargs`` that botocore does not know. Imports botocore."""
+    from inspect import signature
+
+    from botocore.config import Config
+    from botocore.session import Session
+
+    accepted = {
+        "client_kwargs": set(signature(Session.create_client).parameters) - {"self", "service_name", "config"},
+        "config_kwargs": {*Config.OPTION_DEFAULTS, *_OF_AIOBOTOCORE},
+    }
+    for option, names in accepted.items():
+        unknown = sorted(map(str, set(options.get(option) or ()) - names))
+        if unknown:
+            raise InvalidInput(f"{option} has no {unknown[0]!r}; it takes {', '.join(sorted(names))}", options=unknown)
 
 
 def client_of(options: Mapping[str, Any]) -> S3Client:
@@ -67,19 +118,40 @@ def client_of(options: Mapping[str, Any]) -> S3Client:
     return _CLIENTS.get(key) or _CLIENTS.setdefault(key, S3Client(options))
 
 
+def _cannot_be_made(error: Exception, options: Mapping[str, Any]) -> InvalidInput:
+    return InvalidInput(
+        f"no S3 client can be made with these options ({without(str(error), secrets_of(options))}); check client_kwargs and "
+        "config_kwargs"
+    )
+
+
+def _tries_of(retries: Any) -> int:
+    """How often a request is sent, by the ``retries`` of ``config_kwargs``."""
+    try:
+        tries = int(retries.get("total_max_attempts") or retries.get("max_attempts", TRIES_MAX - 1) + 1)
+    except (AttributeError, TypeError, ValueError):
+        raise InvalidInput(
+            f"config_kwargs['retries'] is {retries!r:.80}; it is a mapping like {{'total_max_attempts': 6}}"
+        ) from None
+    if tries < 1:
+        raise InvalidInput(f"config_kwargs['retries'] allows {tries} tries; at least 1 is needed")
+    return tries
+
+
 class S3Client:
     """What one process uses to talk to the server. Thread-safe; never shared with another process, never pickled."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         import s3fs
 
+        check_names(options)
         self._options = options
         self._reader = Reader(options, self.prepare)
         of_s3fs = {name: value for name, value in options.items() if name != "client"}
         config = {**_TIMEOUTS, **(options.get("config_kwargs") or {})}
         retries = config.pop("retries", None) or {}
         config["retries"] = {"total_max_attempts": 1, "mode": "standard"}
-        self._tries = int(retries.get("total_max_attempts") or retries.get("max_attempts", TRIES_MAX - 1) + 1)
+        self._tries = _tries_of(retries)
         # The instance cache would hand the instance of the parent process to its children.
         self._fs: Any = s3fs.S3FileSystem(
             **{**of_s3fs, "config_kwargs": config}, use_listings_cache=False, skip_instance_cache=True
@@ -120,7 +192,10 @@ class S3Client:
         """The client that never retries, made unless it is there. Raises what botocore raises; nothing is sent."""
         with self._lock:
             if self._single is None:
-                self._single = self._make_single()
+                try:
+                    self._single = self._make_single()
+                except (AttributeError, TypeError) as error:
+                    raise _cannot_be_made(error, self._options) from error
             return self._single
 
     def _wait(self, attempt: Callable[[], Awaitable[Any]]) -> Any:
@@ -134,6 +209,10 @@ class S3Client:
             begun = time.monotonic()
             try:
                 return await attempt()
+            except (AttributeError, TypeError) as error:
+                if self._fs._s3 is not None:
+                    raise
+                raise _cannot_be_made(error, self._options) from error
             except Exception as error:
                 if is_silence(error):
                     silence += time.monotonic() - begun
@@ -180,7 +259,7 @@ class S3Client:
             **(options.get("config_kwargs") or {}),
             "retries": {"total_max_attempts": 1, "mode": "standard"},
         }
-        for of_aiobotocore_only in ("connector_args", "http_session_cls"):
+        for of_aiobotocore_only in _OF_AIOBOTOCORE:
             config.pop(of_aiobotocore_only, None)
         arguments = {
             "endpoint_url": options.get("endpoint_url"),

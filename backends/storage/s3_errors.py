@@ -174,7 +174,7 @@ def storage_error(
     elif answer.status == 404 and answer.code in _NO_OBJECT:
         why = f"what answers there is no S3 server ({name}); check endpoint_url"
     else:
-        why = f"{name}: {_without(str(error), secrets)}"
+        why = f"{name}: {without(str(error), secrets)}"
         why += "" if answer.status else "; check the options, the variables AWS_... and the AWS configuration"
     return StorageError(f"cannot {operation} {where}: {why}", kind=kind, status=answer.status, code=answer.code)
 
@@ -234,7 +234,9 @@ def _is_connection_lost(error: BaseException) -> bool:
     return isinstance(error, (exceptions.ConnectionError, exceptions.HTTPClientError, TimeoutError, OSError))
 
 
-def _without(text: str, secrets: Iterable[str]) -> str:
+def without(text: str, secrets: Iterable[str]) -> str:
+    """A text without these secrets, and without users and queries in the URLs that it names."""
     for secret in secrets:
         text = text.replace(secret, "***")
-    return re.sub(r"//[^/@\s]+@", "//***@", text)
+    text = re.sub(r"//[^/@\s]+@", "//***@", text)
+    return re.sub(r"(://[^\s?#'\"`]*)[?#][^\s'\"`]*", r"\1?***", text)

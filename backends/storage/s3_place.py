@@ -13,10 +13,11 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any, Final
 
-from backends.storage.s3_client import S3Client, check_endpoint, client_of
+from backends.storage.s3_client import S3Client, check_endpoint, check_types, client_of
 from backends.storage.s3_errors import client_errors, endpoint_name, secrets_of, storage_error
 from backends.storage.s3_obstore import check_client
 from backends.storage.shared import check_options
+from stateformat.addresses import without_secrets
 from stateformat.errors import CheckpointError, ErrorKind, InvalidInput, StorageError
 
 OPTIONS: Final = (
@@ -44,6 +45,7 @@ def address_of(url: str, options: Mapping[str, Any]) -> tuple[str, str]:
     ``AWS_ACCESS_KEY_ID``, ``AWS_PROFILE``, ...). Raises ``InvalidInput``.
     """
     check_options("s3://", options, OPTIONS)
+    check_types(options)
     check_client(options)
     bucket, _, prefix = url.removeprefix("s3://").partition("/")
     if "@" in bucket or ":" in bucket:
@@ -55,7 +57,9 @@ def address_of(url: str, options: Mapping[str, Any]) -> tuple[str, str]:
         )
     parts = prefix.rstrip("/").split("/") if prefix.rstrip("/") else []
     if not _BUCKET.fullmatch(bucket) or any(part in ("", ".", "..") or not part.isprintable() for part in parts):
-        raise InvalidInput(f"{url!r} is no address of a store; write s3://bucket/prefix", kind=ErrorKind.INVALID_URL)
+        raise InvalidInput(
+            f"{without_secrets(url)!r} is no address of a store; write s3://bucket/prefix", kind=ErrorKind.INVALID_URL
+        )
     check_endpoint(options)
     if find_spec("s3fs") is None:
         raise InvalidInput(

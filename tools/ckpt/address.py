@@ -39,27 +39,31 @@ class AddressType(click.ParamType[Address]):
         """The address of a command-line argument."""
         if isinstance(value, Address):
             return value
-        from stateformat.addresses import is_id, split_id
+        from stateformat.addresses import is_id, split_id, without_secrets
 
         text = str(value)
         url, digits = split_id(text)
+        shown = without_secrets(url)
+        whole = shown if digits is None else f"{shown}@{digits:.40}"
         if not url.strip():
             self.fail(
                 f"{text!r} names no store; give a path or URL, as in /data/store or s3://bucket/store", param, ctx
             )
         if digits is None:
             if self.checkpoint == "always":
-                self.fail(f"{text!r} names no checkpoint; add its id, as in {url}@7 (`ckpt history {url}`)", param, ctx)
+                self.fail(
+                    f"{shown!r} names no checkpoint; add its id, as in {shown}@7 (`ckpt history {shown}`)", param, ctx
+                )
             return Address(url)
         if self.checkpoint == "never":
             self.fail(
-                f"this command is about the whole store; leave @{digits} out of {text!r} (a store whose name ends so is "
-                f"written {text}/)",
+                f"this command is about the whole store; leave @{digits:.40} out of {whole!r} (a store whose name ends so "
+                f"is written {whole}/)",
                 param,
                 ctx,
             )
         if not is_id(digits):
-            self.fail(f"checkpoint ids go from 1 to 2^53 - 1; {digits} in {text!r} is none", param, ctx)
+            self.fail(f"checkpoint ids go from 1 to 2^53 - 1; {digits:.40} in {whole!r} is none", param, ctx)
         return Address(url, int(digits))
 
 
