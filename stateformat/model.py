@@ -26,6 +26,10 @@ WriteId = NewType("WriteId", str)
 JobId = NewType("JobId", str)
 
 MAX_CHECKPOINT_ID = 2**53 - 1
+RESERVED_PROPERTIES = "stateformat."
+"""How the names of properties begin that SPEC.md defines (section 3.2); all others are the user's."""
+KEEP_PROPERTY = f"{RESERVED_PROPERTIES}keep"
+"""Says that the run which published the record keeps as many checkpoints as its runtime does by default."""
 
 
 def new_attempt_id() -> AttemptId:

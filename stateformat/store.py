@@ -30,6 +30,8 @@ from stateformat.history import (
     stray_refs,
 )
 from stateformat.model import (
+    KEEP_PROPERTY,
+    RESERVED_PROPERTIES,
     CheckpointId,
     CheckpointKind,
     JobGraph,
@@ -193,6 +195,8 @@ class CheckpointStore:
                 )
         if source is None and held is not None and kind in _DERIVED:
             source = held.record.ref
+        if kind is CheckpointKind.CHECKPOINT:
+            _check_properties(properties or {})
         draft = Draft(
             job_id=JobId(job_id),
             job_name=job_name,
@@ -266,6 +270,15 @@ class CheckpointStore:
                 f"{self.url} belongs to job {record.job_id!r} (checkpoint {record.checkpoint_id}), not to {job_id!r}; give "
                 "the job a store of its own, or its right id",
                 job_id=record.job_id,
+            )
+
+
+def _check_properties(properties: Mapping[str, str]) -> None:
+    """Refuse names that SPEC.md keeps for itself (section 3.2) and does not define."""
+    for name in properties:
+        if str(name).startswith(RESERVED_PROPERTIES) and name != KEEP_PROPERTY:
+            raise InvalidInput(
+                f"property {name!r} begins with {RESERVED_PROPERTIES!r}, which the format keeps for itself; choose another name"
             )
 
 

@@ -323,8 +323,16 @@ def test_an_endless_job_is_stopped_through_its_store_and_its_savepoint_goes_on_w
         assert counted == run.rows_read
         return
     assert counted < run.rows_read
-    savepoint = stage.store_at(outcome.savepoint)
-    again = stage.begin(other(executor), flow(None, 3), store=savepoint, checkpoint_rows=300, requests_every_us=None)
+    own = stage.store_at(f"{outcome.savepoint}-goes-on")
+    again = stage.begin(
+        other(executor),
+        flow(None, 3),
+        store=own,
+        start_from=outcome.savepoint,
+        checkpoint_rows=300,
+        requests_every_us=None,
+    )
+    assert own.open().record.parent == stage.store_at(outcome.savepoint).open().record.ref
     until(again, lambda: again.published >= 1)
     again.request_stop(DRAIN)
     to_end(again)

@@ -215,7 +215,10 @@ def test_json_is_an_object_for_each_epoch_and_one_for_the_end(place: Place, monk
 
 
 def test_a_job_is_stopped_by_its_store_and_goes_on_from_the_savepoint_or_where_it_was_at_another_parallelism(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: Place,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(sys, "stdout", told := Told(*ckpt_stop(place)))
     arguments = [place.job("many"), place.store, "--progress", "json", "--keep", "2"]
@@ -236,13 +239,25 @@ def test_a_job_is_stopped_by_its_store_and_goes_on_from_the_savepoint_or_where_i
     assert main(arguments) == 0
     assert told.objects[-1]["sentence"].endswith(". Run it with --resume to go on")
     assert place.numbers() == read
+    monkeypatch.undo()
 
     savepoint = sf.open(end["savepoint"])
-    assert savepoint.open().record.kind is CheckpointKind.SAVEPOINT
-    assert main([place.job("many"), end["savepoint"], "--progress", "none", "--parallelism", "3"]) == 0
+    before = {item.path: savepoint.storage.read(item.path).to_pybytes() for item in savepoint.storage.list("")}
+    assert main([place.job("many"), end["savepoint"], "--progress", "none"]) == 2
+    assert f"--from '{end['savepoint']}', or hand the savepoint over to it with --claim" in capsys.readouterr().err
+    own = str(place.directory / "own")
+    moved = [place.job("many"), own, "--from", end["savepoint"], "--progress", "none", "--parallelism", "3"]
+    assert main(moved) == 0
+    assert f"copying Checkpoint({end['savepoint']}@{newest.checkpoint_id})" in caplog.text
     assert place.numbers()[:2] == (TOTAL, TOTAL)
     assert sum(place.shards().values()) == TOTAL
-    assert {operator.parallelism for operator in savepoint.open().graph.operators} == {3}
+    assert {operator.parallelism for operator in sf.open(own).open().graph.operators} == {3}
+    assert len(sf.open(own).history()) <= 10
+    assert {item.path: savepoint.storage.read(item.path).to_pybytes() for item in savepoint.storage.list("")} == before
+    assert savepoint.open().record.kind is CheckpointKind.SAVEPOINT
+    assert main(moved) == 0
+    assert main([place.job("many"), str(place.directory / "none"), "--from", own + "-nowhere", "--keep", "all"]) == 2
+    assert "names no checkpoint: there is no store" in capsys.readouterr().err
 
 
 def test_resume_goes_on_behind_a_stop_and_drain_ends_it_for_good(

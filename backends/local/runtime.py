@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from backends.dataflow.api import Source
 from backends.local.run import LocalRun
+from backends.running.options import Options
 from backends.running.restore import Restored
 from backends.running.runtime import Runtime
 from stateformat.errors import InvalidInput
@@ -16,9 +17,8 @@ from stateformat.errors import InvalidInput
 class LocalRuntime(Runtime[LocalRun]):
     """Runs dataflows on a store, in one thread. Keyword arguments: see :class:`~backends.running.runtime.Runtime`."""
 
-    def _make_run(self, restored: Restored, retries: Mapping[str, pa.Table]) -> LocalRun:
+    def _make_run(self, restored: Restored, options: Options, retries: Mapping[str, pa.Table]) -> LocalRun:
         _check_sources(restored)
-        options = self.options
         seed = options.seed + 1_000_003 * (self._runs - 1)
         return LocalRun(self.store, restored, options.schedule, retries, seed=seed, clock=self._clock)
 

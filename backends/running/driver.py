@@ -103,6 +103,7 @@ class Driver:
         clock: Callable[[], int],
         *,
         keep: int | None,
+        marks: Mapping[str, str],
         retries: Mapping[str, pa.Table],
     ) -> None:
         self.inbox: deque[ev.CoordinatorEvent | ToCoordinator | SplitWanted] = deque()
@@ -121,6 +122,7 @@ class Driver:
         self._post = post
         self._clock = clock
         self._keep = keep
+        self._marks = marks
         self._retries: Mapping[str, pa.Table] = retries
         self.enumerators: dict[str, SplitEnumerator] = {}
         self.coordinators: dict[str, OperatorCoordinator] = {}
@@ -296,7 +298,7 @@ class Driver:
             parent=self.permit,
             stop=Stop(stop.mode, stop.request) if stop else None,
             options=_OPTIONS,
-            properties=self.properties.get(stop.request, {}) if stop else {},
+            properties={**self._marks, **(self.properties.get(stop.request, {}) if stop else {})},
         )
 
     def hold(self, uid: str, committables: pa.Table) -> None:

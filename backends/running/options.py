@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from enum import Enum
+from typing import Any, Final
 
 from backends.dataflow.coordinator import LOOP_ROUNDS_MAX
 from backends.running.checks import check_whole
+from stateformat.addresses import check_no_secrets, checkpoint_address
 from stateformat.errors import InvalidInput
+
+KEPT_BY_DEFAULT: Final = 10
+
+
+class Keep(Enum):
+    """What ``keep`` is where nobody has set it."""
+
+    DEFAULT = f"default, {KEPT_BY_DEFAULT}"
+
+    def __repr__(self) -> str:
+        return self.value
 
 
 @dataclass(frozen=True)
@@ -18,7 +32,8 @@ class Schedule:
     A checkpoint begins ``checkpoint_interval_us`` after the last one, or after ``checkpoint_rows`` rows that sources have read,
     whichever comes first; ``timeout_us`` after its begin it is given up. The store is looked at for requests every
     ``requests_every_us``. ``tolerable_failures`` in a row are no failure of the job.
-    ``keep``: so many checkpoints are kept, None for all. ``savepoint_options``: with what the store of a savepoint is opened.
+    ``keep``: so many checkpoints are kept, None for all; by default 10 in stores that the job begins, and all in a store that
+    holds more and was begun without a limit (a warning says so). ``savepoint_options``: with what the store of a savepoint is opened.
     ``loop_rounds_max``: how often a loop whose input has ended is turned before the run fails.
     """
 
@@ -27,8 +42,8 @@ class Schedule:
     timeout_us: int | None = 600_000_000
     requests_every_us: int | None = 1_000_000
     tolerable_failures: int = 0
-    keep: int | None = None
-    savepoint_options: Mapping[str, Any] = field(default_factory=dict)
+    keep: int | Keep | None = Keep.DEFAULT
+    savepoint_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     loop_rounds_max: int = LOOP_ROUNDS_MAX
 
     def __post_init__(self) -> None:
@@ -40,9 +55,10 @@ class Schedule:
             timeout_us=1,
             requests_every_us=1,
             tolerable_failures=0,
-            keep=1,
             loop_rounds_max=1,
         )
+        if self.keep is not Keep.DEFAULT:
+            check_whole(self, keep=1)
 
 
 @dataclass(frozen=True)
@@ -54,6 +70,10 @@ class Options:
     from which is given up, as ``plan_restore`` takes it; a restart after a failure gives up nothing. ``max_restarts``: after more
     failures without ten checkpoints in between the job fails; it starts again after ``restart_delay_us``, and after twice as long
     each time. ``seed``: of the order in which things happen.
+
+    ``start_from``: the URL of a savepoint or of any other store, or ``URL@ID`` for one of its checkpoints, with whose content
+    the job begins its store if that is empty; it is only read. ``start_from_options``: with what it is opened. ``claim``: run
+    in a savepoint's own store; it is the job's then, and expires like any other checkpoint.
     """
 
     parallelism: int | None = None
@@ -64,6 +84,9 @@ class Options:
     max_restarts: int = 3
     restart_delay_us: int = 100_000
     seed: int = 0
+    start_from: str | None = None
+    start_from_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    claim: bool = False
     schedule: Schedule = field(default_factory=Schedule)
 
     def __post_init__(self) -> None:
@@ -71,6 +94,10 @@ class Options:
         check_whole(self, max_restarts=0, restart_delay_us=0)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise InvalidInput(f"seed is {self.seed!r}; it is a whole number")
+        if self.start_from is not None:
+            object.__setattr__(self, "start_from", os.fspath(self.start_from))
+            check_no_secrets(self.start_from, "start_from")
+            checkpoint_address(self.start_from)
 
 
-__all__ = ["Options", "Schedule"]
+__all__ = ["KEPT_BY_DEFAULT", "Keep", "Options", "Schedule"]

@@ -18,6 +18,7 @@ from backends.running.outcome import JobOutcome
 from backends.running.pending import InFlight
 from backends.running.progress import Progress
 from backends.running.restore import Restored
+from backends.running.retention import kept, marks
 from backends.running.stopping import Stopping
 from backends.running.worker import Mail
 from stateformat.model import StopMode
@@ -56,7 +57,15 @@ class Run(ABC):
             loop_rounds_max=schedule.loop_rounds_max,
         )
         self._driver = Driver(
-            store, self.job, restored.permit, self._coordinator, self, clock.now_us, keep=schedule.keep, retries=retries
+            store,
+            self.job,
+            restored.permit,
+            self._coordinator,
+            self,
+            clock.now_us,
+            keep=kept(schedule),
+            marks=marks(schedule),
+            retries=retries,
         )
         self._stopping = Stopping(
             store,

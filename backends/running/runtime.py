@@ -18,7 +18,9 @@ from backends.running.options import Options, Schedule
 from backends.running.outcome import JobFailed, JobOutcome, RunDiscarded
 from backends.running.progress import Progress
 from backends.running.restore import Restored, restore
+from backends.running.retention import decide_keep
 from backends.running.run import Run
+from backends.running.starting import start
 from backends.running.stopping import end_finished, end_stopped
 from stateformat.errors import CheckpointError, InvalidInput, RestoreRefused
 from stateformat.model import CheckpointKind, StopMode
@@ -67,17 +69,21 @@ class Runtime(ABC, Generic[RunT]):
         self._published = 0
         self._resumes_to: int | None = None
         """Stops up to this checkpoint are gone on from; those that came to this job while it ran are stops."""
+        self._schedule: Schedule | None = None
+        """That of the options, with what :func:`decide_keep` has made of ``keep`` at this start."""
 
     def run(self, flow: Dataflow) -> JobOutcome:
         """Run a dataflow to its end, or until it is stopped, starting again from the newest checkpoint after failures.
 
-        Raises ``JobFailed`` after too many, with the last as its cause; ``RestoreRefused`` where the newest checkpoint does not
+        An empty store begins with the content of ``start_from``, if that is given.
+
+        Raises ``InvalidInput`` for a store that is a savepoint, unless it is claimed; ``JobFailed`` after too many failures, with the last as its cause; ``RestoreRefused`` where the newest checkpoint does not
         fit the dataflow; ``PublishConflict`` where another run has the job, and then nothing is committed that this one had not
         published.
         """
         restarts = failures = 0
         forgiven_at = 0
-        self._resumes_to = None
+        self._resumes_to = self._schedule = None
         while True:
             try:
                 return replace(self._once(flow), restarts=restarts)
@@ -129,12 +135,14 @@ class Runtime(ABC, Generic[RunT]):
         An outcome at once: the newest checkpoint is that of a stop, or everything had finished. Raises as :meth:`run` does,
         without starting again.
         """
-        self._resumes_to = None
+        self._resumes_to = self._schedule = None
         return self._begin(flow)
 
     def _begin(self, flow: Dataflow) -> RunT | JobOutcome:
         options = self.options
-        permit = self.store.start(flow.job_id)
+        permit = start(self.store, flow, options)
+        if self._schedule is None:
+            self._schedule = decide_keep(self.store, permit, options.schedule, claim=options.claim)
         if self._resumes_to is None:
             self._resumes_to = permit.ref.checkpoint_id if permit else 0
         begins_here = permit is None or permit.ref.checkpoint_id == self._resumes_to
@@ -152,11 +160,12 @@ class Runtime(ABC, Generic[RunT]):
         if outcome is not None:
             return outcome
         self._runs += 1
-        return self._make_run(restored, retries)
+        assert self._schedule is not None
+        return self._make_run(restored, replace(options, schedule=self._schedule), retries)
 
     @abstractmethod
-    def _make_run(self, restored: Restored, retries: Mapping[str, pa.Table]) -> RunT:
-        """One run of the executor; ``retries``: what sinks have put off, by uid."""
+    def _make_run(self, restored: Restored, options: Options, retries: Mapping[str, pa.Table]) -> RunT:
+        """One run of the executor with these options; ``retries``: what sinks have put off, by uid."""
 
     def _commit_before_start(
         self, permit: CommitPermit | None, sinks: Mapping[str, TwoPhaseCommitSink]
@@ -177,7 +186,7 @@ class Runtime(ABC, Generic[RunT]):
         if permit is None:
             return None
         stop = permit.record.stop
-        # Whoever starts a job on a savepoint wants it to go on from there.
+        # A job that is started on a claimed savepoint is to go on from there.
         if stop is not None and permit.record.kind is not CheckpointKind.SAVEPOINT:
             resumes = self.options.resume and permit.ref.checkpoint_id == self._resumes_to
             if stop.mode is StopMode.DRAIN or not resumes:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from backends.running.clock import Clock
+from backends.running.options import Options
 from backends.running.progress import Progress
 from backends.running.restore import Restored
 from backends.running.runtime import Runtime
@@ -47,10 +48,10 @@ class SparkRuntime(Runtime[SparkRun]):
             )
         self._spark = check(spark)
 
-    def _make_run(self, restored: Restored, retries: Mapping[str, pa.Table]) -> SparkRun:
-        assert isinstance(self.options, SparkOptions)
+    def _make_run(self, restored: Restored, options: Options, retries: Mapping[str, pa.Table]) -> SparkRun:
+        assert isinstance(options, SparkOptions)
         # Made here, so that it knows the views and functions that the user's knows when the run begins.
-        return SparkRun(job_session(check(self._spark)), self.store, restored, self.options, retries, self._clock)
+        return SparkRun(job_session(check(self._spark)), self.store, restored, options, retries, self._clock)
 
 
 __all__ = ["SparkRuntime"]

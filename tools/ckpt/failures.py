@@ -114,7 +114,9 @@ def _usage(error: click.ClickException) -> Failure:
 
 def in_options(sentence: str) -> str:
     """A sentence of the library in the words of a command line: its keyword arguments are our options."""
-    return re.sub(r"\bdrop=('[^']*'|\"[^\"]*\")", r"--drop \1", sentence).replace("resume=True", "--resume")
+    for name, option in (("drop", "--drop"), ("start_from", "--from")):
+        sentence = re.sub(rf"\b{name}=('[^']*'|\"[^\"]*\")", rf"{option} \1", sentence)
+    return sentence.replace("resume=True", "--resume").replace("claim=True", "--claim")
 
 
 def trace_of(error: BaseException) -> str:

@@ -31,12 +31,14 @@ import click
 
 import stateformat as sf
 from backends.dataflow.api import Dataflow
+from backends.running import starting
+from backends.running.options import Keep
 from backends.running.outcome import JobFailed, JobOutcome
 from backends.running.progress import Progress, ProgressLine, ProgressLog
 from backends.spark.runtime import SparkRuntime
 from backends.spark.session import lent_session
 from stateformat.errors import CheckpointError, InvalidInput, StorageError
-from tools.ckpt.address import Address, AddressType, StorageOptionType, is_local
+from tools.ckpt.address import Address, AddressType, StorageOptionType, is_local, options_for
 from tools.ckpt.failures import FINE, PROBLEMS, UNAVAILABLE, Failure, failure_of, in_options
 from tools.ckpt.seconds import SecondsType
 
@@ -73,6 +75,22 @@ class JobName(NamedTuple):
         return f"{self.where}:{self.function}"
 
 
+class KeepType(click.ParamType["int | Keep | None"]):
+    """Parses a number of checkpoints, and ``all``, which is None."""
+
+    name = "N|all"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | Keep | None:
+        """How many are kept."""
+        if isinstance(value, Keep):
+            return value
+        if value == "all":
+            return None
+        if not str(value).isdecimal() or int(value) < 1:
+            self.fail(f"{value!r} is no number of checkpoints; give one from 1 on, or all", param, ctx)
+        return int(value)
+
+
 class Telling:
     """What the program says: text for people, or JSON lines for programs."""
 
@@ -84,6 +102,8 @@ class Telling:
         handler = logging.StreamHandler(sys.stdout if self._json else sys.stderr)
         handler.setFormatter(_JsonLog() if self._json else logging.Formatter("%(levelname)s %(name)s: %(message)s"))
         logging.basicConfig(level=logging.WARNING, handlers=[handler])
+        # Copying a savepoint may take long, and there is no progress before it is done.
+        logging.getLogger(starting.__name__).setLevel(logging.INFO)
 
     def outcome(self, outcome: JobOutcome) -> int:
         """How the job has ended; returns the exit status."""
@@ -125,10 +145,22 @@ class _JsonLog(logging.Formatter):
 @click.option("--seconds-per-epoch", type=SecondsType(min=0.001), help="How long they read at most. [default: 10]")
 @click.option("--least-seconds-per-epoch", type=SecondsType(min=0), help="From epoch to epoch at least. [default: 0]")
 @click.option("--idle-seconds", type=SecondsType(min=0), help="The wait after an epoch without rows. [default: 1]")
-@click.option("--keep", type=click.IntRange(min=1), help="How many checkpoints are kept. [default: all]")
+@click.option(
+    "--keep",
+    type=KeepType(),
+    default=Keep.DEFAULT,
+    help="How many checkpoints are kept. [default: 10, if the job begins the store]",
+)
 @click.option(
     "--max-restarts", type=click.IntRange(min=0), help="Failures within ten checkpoints that are allowed. [default: 3]"
 )
+@click.option(
+    "--from",
+    "start_from",
+    type=AddressType(),
+    help="Begin an empty store with the content of this savepoint or checkpoint, which is only read.",
+)
+@click.option("--claim", is_flag=True, help="STORE is a savepoint: run in it, and let it expire in time.")
 @click.option("--resume", is_flag=True, help="Go on after a stop without drain.")
 @click.option("--drop", multiple=True, metavar="OPERATOR[/STATE]", help="State of the checkpoint that is given up.")
 @click.option("--endpoint-url", metavar="URL", help="The S3 server, where it is not Amazon's.")
@@ -148,10 +180,15 @@ def command(job: JobName, store: Address, **chosen: Any) -> int:
     if chosen["endpoint_url"]:
         storage["endpoint_url"] = chosen["endpoint_url"]
     savepoints = {} if is_local(store.url) else storage  # By default they lie below the store.
+    start_from: Address | None = chosen["start_from"]
+    others = () if start_from is None else (start_from.url,)
     try:
-        opened = sf.open(store.url, **storage)
+        opened = sf.open(store.url, **options_for(store.url, storage, others))
+        options = {**_runtime_options(chosen), "savepoint_options": savepoints}
+        if start_from is not None:
+            options["start_from"] = str(start_from)
+            options["start_from_options"] = options_for(start_from.url, storage, (store.url,))
         with lent_session(f"stateformat {job}") as spark:
-            options = {**_runtime_options(chosen), "savepoint_options": savepoints}
             runtime = SparkRuntime(spark, opened, progress=telling.progress, **options)
             return telling.outcome(runtime.run(dataflow_of(job, spark)))
     except (CheckpointError, OSError, KeyboardInterrupt) as error:
@@ -167,12 +204,11 @@ def _runtime_options(chosen: Mapping[str, Any]) -> dict[str, Any]:
     plain = {
         "parallelism": "parallelism",
         "checkpoint_rows": "rows_per_epoch",
-        "keep": "keep",
         "max_restarts": "max_restarts",
     }
     found = {name: chosen[option] for name, option in plain.items() if chosen[option] is not None}
     found |= {name: int(1e6 * chosen[option]) for name, option in seconds.items() if chosen[option] is not None}
-    return {**found, "resume": chosen["resume"], "drop": chosen["drop"]}
+    return {**found, **{name: chosen[name] for name in ("claim", "drop", "keep", "resume")}}
 
 
 # The job ------------------------------------------------------------------------------------------------------------------
