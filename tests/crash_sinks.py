@@ -87,11 +87,12 @@ class SinkJudge:
         put(tree, self._place)
         try:
             run(self._place, durable=False)
-            # A crashed attempt at the id that followed is cleaned up once that id is past.
+            # What a crashed attempt prepared, and what came back of checkpoints that stand, goes when those are past.
+            CheckpointStore(storage_at(self._place / STORE, durable=False)).expire(1)
             run(self._place, durable=False)
-        except CheckpointError as error:
-            return f"the job cannot be run again: {error}"
-        return self._differs()
+            return self._differs()
+        except (CheckpointError, pa.ArrowException, sqlite3.Error) as error:
+            return f"the job cannot be run again, or its output not be read: {error}"
 
     def _differs(self) -> str:
         files = [n for path in (self._place / "out").glob("part-*") for n in pq.read_table(path)["n"].to_pylist()]

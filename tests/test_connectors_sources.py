@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -398,3 +399,29 @@ def test_a_directory_that_grows_is_there_and_its_columns_are_known(tmp_path: Pat
     with pytest.raises(InvalidInput, match="grows=True"):
         CsvSource(tmp_path, until="_END")
     assert not CsvSource(tmp_path, grows=True, schema={"a": pa.int64()}).bounded
+
+
+# Names out of a checkpoint ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_split_of_a_file_elsewhere_is_refused(tmp_path: Path, grows: bool) -> None:
+    for folder in ("in", "secret", "in/below"):
+        (tmp_path / folder).mkdir()
+        pq.write_table(table_of(), tmp_path / folder / "data.parquet")
+    (tmp_path / "link").symlink_to(tmp_path / "in")
+    source = ParquetSource(tmp_path / "in", grows=grows)
+    ((split,),) = dealt(source.enumerator()) if not grows else [[source.enumerator().next_split(0, 1)]]
+    assert isinstance(split, Split)
+    payload = json.loads(split.payload)
+    place = str(tmp_path)
+    for path in ("secret/data.parquet", "in/../secret/data.parquet", "in/below/data.parquet", "in/.", "in/"):
+        forged = split._replace(payload=json.dumps({**payload, "path": f"{place}/{path}"}).encode())
+        with pytest.raises(InvalidInput, match="lies in none of the folders that it reads"):
+            read(source, forged)
+    # The same folder by another name is no other folder.
+    linked = split._replace(payload=json.dumps({**payload, "path": f"{place}/link/data.parquet"}).encode())
+    assert len(read(source, linked)) == len(read(source, split)) > 0
+    # Files of several folders, of which one is named by nothing else any more.
+    both = ParquetSource([tmp_path / "in" / "data.parquet", tmp_path / "secret"])
+    assert read(both, split._replace(payload=json.dumps({**payload, "path": f"{place}/secret/data.parquet"}).encode()))

@@ -955,3 +955,10 @@ def test_the_kafka_source_of_the_page_reads_each_offset_once(spark: Any) -> None
     assert found == [["a", "x"], ["b"], ["c", "y"], ["d"]]
     assert enumerator.next_range(spark) is NoSplit.LATER
     assert not source.bounded
+
+
+def test_a_position_that_leaves_the_directory_is_refused(tmp_path: Path) -> None:
+    files = DirectoryFrames(tmp_path / "in", "json", schema="n bigint")
+    for path in ("../secret.json", "below/../../secret.json", ".."):
+        with pytest.raises(InvalidInput, match="does not lie in its directory"):
+            files.latest(None, {"1.json": "5@1", path: "5@1"})

@@ -1,7 +1,8 @@
 """What sources over files have in common: which files, in what order, dealt as splits, read again from any row.
 
 Theory of operation. A split is a file, or a part of a large one. Its payload is JSON: the path, the size that the file had when
-the split was made, and what the kind of file adds. Its position counts rows. Files never change while a job lives: that the size
+the split was made, and what the kind of file adds. Its position counts rows. A split that comes out of a checkpoint is data: only
+files in the folders that the source reads are opened. Files never change while a job lives: that the size
 still is the same is checked whenever a reader opens one, because a position in a file that was replaced means nothing.
 
 Files are read in the order of their names, or of the list given. Names that begin with "." or "_" are nobody's output yet.
@@ -45,6 +46,8 @@ class FileSource(Source):
             self._directory = str(Path(paths).absolute())
         self._until = until
         self._files = find_files(paths, self.suffix, may_be_none=grows)
+        folders = {os.path.dirname(file) for file in self._files}  # noqa: PTH120 - names, not paths, are what is wanted
+        self._folders = frozenset(folders | ({self._directory} if self._directory else set()))
         self.bounded = not grows or until is not None
 
     def enumerator(self) -> SplitEnumerator:
@@ -63,6 +66,7 @@ class FileSource(Source):
         """The rest of a file or of its part, in batches of at most ``batch_rows``."""
         payload = json.loads(split.payload)
         path, size_bytes = payload["path"], payload["size_bytes"]
+        self._check_place(path)
         found = _size_of(path)
         if found != size_bytes:
             raise InvalidInput(
@@ -87,6 +91,19 @@ class FileSource(Source):
             if isinstance(error, StorageError):
                 raise
             raise StorageError(f"{path} cannot be read: {error}", path=path) from error
+
+    def _check_place(self, path: str) -> None:
+        """``InvalidInput`` for a file in none of the folders that the source reads: a split comes out of a checkpoint."""
+        folder, name = os.path.split(path)
+        resolved = {os.path.realpath(each) for each in self._folders}
+        if name in ("", ".", "..") or (folder not in self._folders and os.path.realpath(folder) not in resolved):
+            raise InvalidInput(
+                f"a split of the source is of {path!r}, which lies in none of the folders that it reads "
+                f"({', '.join(sorted(self._folders))}). If the source was given another path since, give it the old one too "
+                "until its files are read; otherwise something else has written the checkpoint: do not go on from it",
+                kind=ErrorKind.INVALID_PATH,
+                path=path,
+            )
 
     def _conformed(self, batch: pa.RecordBatch, path: str) -> pa.RecordBatch:
         """A batch in the schema of the source; ``InvalidInput`` where a file has other columns or types."""

@@ -413,6 +413,13 @@ def _written(files: _Files) -> dict[str, int | str]:
 def _read_back(position: Position) -> _Files:
     found = {}
     for path, value in position.items():
+        if ".." in path.split("/"):
+            raise InvalidInput(
+                f"the position of the source has the file {path!r}, which does not lie in its directory, so the source has "
+                "not written it. Something else has written the checkpoint: do not go on from it",
+                kind=ErrorKind.INVALID_PATH,
+                path=path,
+            )
         if not path.startswith("/"):
             size_bytes, modified_ms = str(value).split("@")
             found[path] = _Stat(int(modified_ms), int(size_bytes))
