@@ -13,7 +13,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from redistribution.columns import ColumnPlan, column_plans, lost_columns
 from redistribution.refusals import Refusal, RefusalCode
+from stateformat.continuation import check_had, column_name, split_drop
 from stateformat.errors import InvalidInput
 from stateformat.evolution import evolution_faults
 from stateformat.graph_rules import inputs_by_target
@@ -31,7 +33,7 @@ class Match:
 
     ``statuses`` are those of ``graph_rules.saved_statuses``; ``rows`` the rows of each state of the record by (operator,
     name), over all of its handles; ``wanted`` the states that the new program declares, by (operator, name); ``drop``
-    what the caller gives up: uids of operators that the topology lacks, and ``uid/state``.
+    what the caller gives up: uids of operators that the topology lacks, ``uid/state`` and ``uid/state.column``.
     """
 
     record: Record
@@ -47,6 +49,37 @@ class Match:
         for state in self.record.states:
             if not self.dropped(state):
                 found[state.operator].append(state)
+        return found
+
+    @cached_property
+    def _parted(self) -> tuple[list[str], dict[tuple[str, str], frozenset[str]]]:
+        return split_drop([name for name in self.drop if name not in self.record.graph.by_uid], self.record.states)
+
+    @property
+    def given_up(self) -> Mapping[tuple[str, str], frozenset[str]]:
+        """The columns that the caller gives up, by (operator, state); some may be gone already."""
+        return self._parted[1]
+
+    @property
+    def drop_whole(self) -> list[str]:
+        """What the caller gives up of operators and states."""
+        return [*(name for name in self.drop if name in self.record.graph.by_uid), *self._parted[0]]
+
+    @cached_property
+    def columns(self) -> Mapping[tuple[str, str], tuple[ColumnPlan, ...]]:
+        """What becomes of the columns of each state that is declared, or of which some are given up, by (operator, state).
+
+        Those of operators that have finished, and of states that no part of the topology takes, become nothing.
+        """
+        restarted = {operator.uid for operator, _ in self.restarted}
+        found = {}
+        for state in self.record.states:
+            key = (state.operator, state.name)
+            wanted, given_up = self.wanted.get(key), self.given_up.get(key, frozenset())
+            takes = state.operator in (self.topology.by_uid if state.mode is Mode.COMMITTABLES else restarted)
+            takes = takes and (state.mode is not Mode.IN_FLIGHT or self.rows_of(state) > 0)
+            if takes and (wanted is not None or given_up) and not self.dropped(state):
+                found[key] = column_plans(state, wanted, given_up)
         return found
 
     def dropped(self, state: State) -> bool:
@@ -81,7 +114,16 @@ class Match:
 
 def check_drop(match: Match) -> None:
     """``InvalidInput`` for an entry of ``drop`` that gives up nothing that can be given up: the caller's slip."""
-    for name in match.drop:
+    for (uid, state_name), columns in match.given_up.items():
+        state = match.record.state(uid, state_name)
+        keys = columns & {*state.key_columns, "_map_key"}
+        if keys:
+            raise InvalidInput(
+                f"column {sorted(keys)[0]!r} is a key of state {state_name!r} of operator {uid!r}; keys are never dropped",
+                operator=uid,
+            )
+        check_had(state, columns)
+    for name in match.drop_whole:
         if name in match.record.graph.by_uid:
             if name in match.topology.by_uid:
                 raise InvalidInput(
@@ -92,7 +134,7 @@ def check_drop(match: Match) -> None:
         elif not any(f"{state.operator}/{state.name}" == name for state in match.record.states):
             raise InvalidInput(
                 f"nothing to drop under {name!r}: checkpoint {match.record.checkpoint_id} has the operators "
-                f"{', '.join(match.record.graph.by_uid) or 'none'}; a state is named UID/STATE",
+                f"{', '.join(match.record.graph.by_uid) or 'none'}; a state is named UID/STATE, a column UID/STATE.COLUMN",
                 operator=name,
             )
 
@@ -199,7 +241,8 @@ def state_refusals(match: Match) -> Iterator[Refusal]:
                 operator.uid,
                 f"operator {operator.uid!r} is not in the topology, but the checkpoint holds state of it: "
                 + ", ".join(f"{name!r} with {_counted(rows, 'row')}" for name, rows in lost.items()),
-                f"keep the operator under this uid, or give its state up with drop={str(operator.uid)!r}",
+                "keep the operator under this uid, give its state another one with "
+                f"`ckpt rewrite --rename {operator.uid}=NEW`, or give it up with drop={str(operator.uid)!r}",
                 {"states": list(lost), "rows": sum(lost.values())},
             )
     declares = {operator for operator, _ in match.wanted}
@@ -209,7 +252,7 @@ def state_refusals(match: Match) -> Iterator[Refusal]:
             if wanted is not None:
                 # What is in flight is the runtime's: where nothing is, nobody reads what an edge once carried.
                 if state.mode is not Mode.IN_FLIGHT or match.rows_of(state):
-                    yield from _schema_refusal(state, wanted)
+                    yield from _schema_refusal(match, state, wanted)
                 continue
             by_name = state.mode in _DECLARED_BY_PROGRAMS and operator.uid in declares
             if state.mode is Mode.COORDINATOR and not operator.coordinator:
@@ -225,7 +268,7 @@ def state_refusals(match: Match) -> Iterator[Refusal]:
                 if state.mode is not Mode.COMMITTABLES or not match.rows_of(state):
                     continue
                 if wanted is not None:
-                    yield from _schema_refusal(state, wanted)
+                    yield from _schema_refusal(match, state, wanted)
                 elif uid in declares:
                     yield from _missing_refusal(match, state, "is no sink that could commit them")
 
@@ -244,16 +287,38 @@ def _missing_refusal(match: Match, state: State, lacks: str) -> Iterator[Refusal
         )
 
 
-def _schema_refusal(saved: State, wanted: State) -> Iterator[Refusal]:
+def _schema_refusal(match: Match, saved: State, wanted: State) -> Iterator[Refusal]:
     faults = evolution_faults(saved, wanted)
+    what, give_up = f"state {saved.name!r} of operator {saved.operator!r}", f"drop='{saved.operator}/{saved.name}'"
     if faults:
         yield Refusal(
             RefusalCode.SCHEMA_CANNOT_EVOLVE,
             saved.operator,
-            f"state {saved.name!r} of operator {saved.operator!r} cannot be read as it is now declared: {'; '.join(faults)}",
-            "declare a state that the saved one can evolve to, change the checkpoint with `ckpt rewrite`, or give the state up "
-            f"with drop='{saved.operator}/{saved.name}'",
+            f"{what} cannot be read as it is now declared: {'; '.join(faults)}",
+            "declare what the saved state can become, declare a column of another type under another name and give up the old "
+            f"one with drop='{column_name(saved, 'COLUMN')}', or give the whole state up with {give_up}",
             {"state": saved.name, "faults": faults},
+        )
+    lost = [
+        name
+        for name in lost_columns(match.columns.get((saved.operator, saved.name), ()))
+        if name not in saved.key_columns
+    ]
+    if lost and saved.mode is wanted.mode and saved.kind is wanted.kind:
+        many = len(lost) > 1
+        renamed = (
+            ""
+            if saved.mode not in _DECLARED_BY_PROGRAMS
+            else f"say what {'they are' if many else 'it is'} called now with renames={{{lost[0]!r}: 'NEW'}}, "
+        )
+        yield Refusal(
+            RefusalCode.COLUMN_MISSING,
+            saved.operator,
+            f"{what} has the column{'s' if many else ''} {', '.join(map(repr, lost))} in the checkpoint, which the program does "
+            f"not declare: {'their' if many else 'its'} values would be lost",
+            f"declare {'them' if many else 'it'} again, {renamed}or give {'them' if many else 'it'} up with "
+            + ", ".join(f"drop='{column_name(saved, name)}'" for name in lost),
+            {"state": saved.name, "columns": lost},
         )
 
 

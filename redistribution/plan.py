@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from redistribution import plan_text
 from redistribution.arrays import EVERY, Flags, Ints, spread
+from redistribution.columns import ColumnPlan
 from redistribution.operator_plan import OperatorPlan
 from redistribution.refusals import PlanWarning, Refusal
 from stateformat.errors import RestoreRefused
@@ -30,7 +31,8 @@ class RestorePlan:
 
     ``source`` is the checkpoint. ``topology`` is resolved: max parallelism and key hash are filled in, broken chains are
     named in ``unchained`` and gone. ``operators`` has one entry per operator of the topology, in its order, then those of
-    the checkpoint that the topology lacks. ``drop`` is what the caller gave up, sorted.
+    the checkpoint that the topology lacks. ``drop`` is what the caller gave up, sorted. ``columns`` says of each state that the
+    program declares what becomes of its columns; where it declares nothing of an operator, all are kept.
 
     ``assigned`` is the plan's core, a table of ``SLICE_SCHEMA`` in which a slice that *every* subtask of its operator
     reads (union; progress that is merged) stands once, with a null subtask. :attr:`slices` spells these out.
@@ -45,6 +47,7 @@ class RestorePlan:
     warnings: tuple[PlanWarning, ...] = ()
     unchained: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
+    columns: tuple[ColumnPlan, ...] = ()
 
     def __repr__(self) -> str:
         return (

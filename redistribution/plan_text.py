@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from redistribution.columns import ColumnAction, ColumnPlan
 from redistribution.operator_plan import Action, OperatorPlan
 from redistribution.refusals import PlanWarning, Refusal, RefusalCode, WarningCode
 from stateformat.errors import InvalidInput
@@ -60,6 +61,12 @@ def _lines(plan: RestorePlan) -> Iterator[str]:
     committables = plan.committables
     if committables.num_rows:
         yield f"To commit before anything starts: {_total(committables['rows'])} rows of committables."
+    changed = [column for column in plan.columns if column.action is not ColumnAction.KEPT]
+    if changed:
+        yield ""
+        yield "Columns that change:"
+        for column in changed:
+            yield from _bullet(f"{column.operator}/{column.state}: {column}")
     if plan.refusals:
         yield ""
         yield f"REFUSED, for {len(plan.refusals)} reason{'s' if len(plan.refusals) > 1 else ''}:"
@@ -129,6 +136,7 @@ def to_document(plan: RestorePlan) -> dict[str, Any]:
         "warnings": [asdict(warning) for warning in plan.warnings],
         "unchained": list(plan.unchained),
         "drop": list(plan.drop),
+        "columns": [asdict(column) for column in plan.columns],
         "slices": {name: plan.assigned[name] for name in SLICE_SCHEMA.names},
     }
 
@@ -161,6 +169,7 @@ def from_json(text: str) -> dict[str, Any]:
             "warnings": tuple(PlanWarning(**item | {"code": WarningCode(item["code"])}) for item in value["warnings"]),
             "unchained": tuple(value["unchained"]),
             "drop": tuple(value["drop"]),
+            "columns": tuple(_column_in(item) for item in value.get("columns", ())),
             "assigned": pa.table(_columns(value["slices"]), schema=SLICE_SCHEMA),
         }
     except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
@@ -181,6 +190,10 @@ def _edge_in(item: Mapping[str, Any]) -> Edge:
             "key_columns": tuple(item["key_columns"]),
         }
     )
+
+
+def _column_in(item: Mapping[str, Any]) -> ColumnPlan:
+    return ColumnPlan(**{**item, "operator": OperatorId(item["operator"]), "action": ColumnAction(item["action"])})
 
 
 def _operator_in(item: Mapping[str, Any]) -> OperatorPlan:

@@ -31,6 +31,7 @@ class RefusalCode(StrEnum):
     OPERATOR_MISSING = "operator_missing"
     STATE_MISSING = "state_missing"
     SCHEMA_CANNOT_EVOLVE = "schema_cannot_evolve"
+    COLUMN_MISSING = "column_missing"
     IN_FLIGHT_NOT_ALLOWED = "in_flight_not_allowed"
     IN_FLIGHT_EDGE_MISSING = "in_flight_edge_missing"
     IN_FLIGHT_EDGE_CHANGED = "in_flight_edge_changed"
@@ -47,6 +48,7 @@ class WarningCode(StrEnum):
     UNCHAINED = "unchained"
     FINISHED_SUBTASKS_START = "finished_subtasks_start"
     STATE_DROPPED = "state_dropped"
+    COLUMN_DROPPED = "column_dropped"
 
 
 @dataclass(frozen=True, slots=True)

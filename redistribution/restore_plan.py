@@ -22,6 +22,7 @@ import pyarrow as pa
 from redistribution.arrays import EVERY, Handles, Ints, Slices, States, assemble, blocks, read_handles
 from redistribution.broadcast import copy_broadcast
 from redistribution.checkpoint_rules import check_groups, check_owners, checkpoint_refusals
+from redistribution.columns import ColumnAction
 from redistribution.compatibility import (
     Match,
     check_drop,
@@ -70,9 +71,10 @@ def plan_restore(
     """Plan the restore of a checkpoint into a topology.
 
     ``states`` are those that the new program declares; empty means: whatever the checkpoint has. Where an operator declares
-    any, its saved keyed, even-split, union and broadcast states with rows must be among them. ``drop`` gives up state, by
-    the uid of an operator that is gone or as ``uid/state``. Raises ``InvalidInput`` for an entry of ``drop`` that
-    names nothing, and ``DamagedCheckpoint`` for a manifest that contradicts its record; all else is a refusal in the plan.
+    any, its saved keyed, even-split, union and broadcast states with rows must be among them, and a column that the checkpoint has
+    must be in their newest schemas, by its field id. ``drop`` gives up state, by the uid of an operator that is gone, as
+    ``uid/state``, or a column as ``uid/state.column``; one that has gone before needs no more giving up. Raises ``InvalidInput``
+    for an entry of ``drop`` that names nothing, or a column that the state never had, and ``DamagedCheckpoint`` for a manifest that contradicts its record; all else is a refusal in the plan.
     """
     record = checkpoint.record
     ordered = sorted(record.states, key=lambda state: (state.operator, state.name))
@@ -115,7 +117,8 @@ def plan_restore(
         refusals=tuple(refusals),
         warnings=(*broken, *_warnings(match)),
         unchained=unchained,
-        drop=tuple(sorted(match.drop)),
+        drop=tuple(sorted([*match.drop_whole, *_columns_dropped(match)])),
+        columns=tuple(plan for plans in match.columns.values() for plan in plans),
     )
 
 
@@ -226,6 +229,16 @@ def _partitioner(record: Record, state: State) -> Partitioner | None:
     return edge.partitioner if edge else None
 
 
+def _columns_dropped(match: Match) -> list[str]:
+    """The columns that are given up here; not those that had gone before."""
+    return [
+        f"{plan.operator}/{plan.state}.{plan.saved}"
+        for plans in match.columns.values()
+        for plan in plans
+        if plan.action is ColumnAction.DROPPED
+    ]
+
+
 def _warnings(match: Match) -> Iterator[PlanWarning]:
     for operator, saved in match.restarted:
         if saved.status is Status.PARTIALLY_FINISHED:
@@ -244,6 +257,14 @@ def _warnings(match: Match) -> Iterator[PlanWarning]:
                 f"{state.mode} state {state.name!r} of operator {state.operator!r} with {match.rows_of(state)} rows is "
                 "given up, as asked",
             )
+        for plan in match.columns.get((state.operator, state.name), ()):
+            if plan.action is ColumnAction.DROPPED and match.rows_of(state):
+                yield PlanWarning(
+                    WarningCode.COLUMN_DROPPED,
+                    state.operator,
+                    f"column {plan.saved!r} of {state.mode} state {state.name!r} of operator {state.operator!r} with "
+                    f"{match.rows_of(state)} rows is given up, as asked",
+                )
 
 
 __all__ = ["Plannable", "RestorePlan", "plan_restore"]

@@ -95,11 +95,11 @@ def evolution_faults(saved: State, wanted: State) -> list[str]:
                     faults.append(f"new column {item.name!r} is neither nullable nor has a default")
             elif old[item.id].name in fixed and replace(old[item.id], nullable=True) != replace(item, nullable=True):
                 faults.append(
-                    f"key column {old[item.id].name!r} was {_type_text(old[item.id].type)} and would be {item.name!r} "
-                    f"{_type_text(item.type)}; keys never change (use `ckpt rewrite`)"
+                    f"key column {old[item.id].name!r} was {type_text(old[item.id].type)} and would be {item.name!r} "
+                    f"{type_text(item.type)}; keys never change"
                 )
             else:
-                faults += _widening_faults(old[item.id], item)
+                faults += widening_faults(old[item.id], item)
         faults += _default_faults(old, saved, wanted)
         faults += [
             f"key column {item.name!r} would be dropped"
@@ -119,7 +119,8 @@ def _default_faults(old: Mapping[int, Field], saved: State, wanted: State) -> li
     ]
 
 
-def _widening_faults(old: Field, new: Field) -> list[str]:
+def widening_faults(old: Field, new: Field) -> list[str]:
+    """Why a field cannot hold what it held under the same id before, a sentence each; names are not looked at."""
     if old.nullable and not new.nullable:
         return [f"column {old.name!r} may hold nulls and would be declared without"]
     if old.type == new.type:
@@ -138,12 +139,12 @@ def _widening_faults(old: Field, new: Field) -> list[str]:
         )
         return [] if fine else [f"column {old.name!r} was {old.type} and would be {new.type}, which is no widening"]
     if isinstance(old.type, str) or isinstance(new.type, str) or old.type[0] != new.type[0]:
-        return [f"column {old.name!r} was {_type_text(old.type)} and would be {_type_text(new.type)}"]
+        return [f"column {old.name!r} was {type_text(old.type)} and would be {type_text(new.type)}"]
     before_by_id = {item.id: item for item in children(old)}
     faults = []
     for item in children(new):
         if item.id in before_by_id:
-            faults += _widening_faults(before_by_id[item.id], item)
+            faults += widening_faults(before_by_id[item.id], item)
         elif old.type[0] != "struct" or not item.nullable:
             faults.append(f"nested field {old.name}.{item.name} is new and cannot be")
     return faults
@@ -156,5 +157,6 @@ def _paths(fields: Iterable[Field], above: tuple[str, ...] = ()) -> Iterator[tup
         yield from _paths(children(item), path)
 
 
-def _type_text(kind: FieldType) -> str:
+def type_text(kind: FieldType) -> str:
+    """A type as Arrow writes it."""
     return str(arrow_type(kind))

@@ -228,6 +228,11 @@ def children(item: Field) -> tuple[Field, ...]:
     return cast("tuple[Field, ...]", item.type[1:])
 
 
+def nesting(kind: FieldType, inner: tuple[Field, ...]) -> FieldType:
+    """A struct, list or map type with other fields in it."""
+    return ("struct", inner) if kind[0] == "struct" else cast("FieldType", (kind[0], *inner))
+
+
 def make_fields(
     columns: pa.Schema,
     *,

@@ -6,14 +6,16 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from backends.dataflow.api import Dataflow, Stream
 from backends.dataflow.events import TaskId
 from backends.local import LocalRun
 from backends.running.worker import Worker
+from stateformat.errors import RestoreRefused
 from stateformat.model import StopMode
-from tests.local_jobs import INTERVAL_US, Bench, Count, Out, Tap, Told, rows, settle, state_of, to_end, until
+from tests.local_jobs import INTERVAL_US, ROWS, Bench, Count, Out, Tap, Told, rows, settle, state_of, to_end, until
 
 
 class Job:
@@ -284,3 +286,26 @@ def test_records_are_saved_of_every_channel_in_the_order_of_that_channel() -> No
     for sender in (0, 1):
         mine = [row["value"] for row in saved if row["_sender"] == sender]
         assert mine == [sender, sender + 2, sender + 4, sender + 6]
+
+
+class Narrow(Tap):
+    """A later version of the source, whose rows lack a column."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        return pa.schema([item for item in ROWS if item.name != "at"])
+
+
+def test_columns_of_records_in_flight_do_not_go_in_silence() -> None:
+    bench = Bench(unaligned=True)
+    job = Job(bench)
+    overtake(bench, job.filled())
+    (name,) = [state.name for state in bench.newest.states if state.mode == "in_flight" and state.operator == "op"]
+
+    job.tap = Narrow([], endless=True)
+    for unaligned in (True, False):
+        with pytest.raises(RestoreRefused, match=f"has the column 'at' .*drop='op/{name}.at'"):
+            bench.begin(job.flow(), unaligned=unaligned)
+    run = bench.begin(job.flow(), drop=[f"op/{name}.at"])
+    settle(run)
+    assert bench.log.of("op/0", "process") == ["process 0: 0 1 2 3 4 5"]

@@ -356,7 +356,7 @@ def test_another_mode_is_a_schema_that_cannot_evolve() -> None:
 
 def test_committables_of_a_fully_finished_operator_must_be_readable() -> None:
     source = checkpoint([op("a", 1, finished=[0])], [state("a", "x", "committables")], [Part("a", "x", 0, ("part",))])
-    other = state("a", "x", "committables", fields=[Field(1, "k", "utf8")])
+    other = state("a", "x", "committables", fields=[Field(1, "k", "utf8"), Field(2, "v", "int64")])
     assert codes(plan_restore(source, source.record.graph.at(), states=[other])) == ["schema_cannot_evolve"]
     assert codes(plan_restore(source, source.record.graph.at(), states=[state("a", "x", "committables")])) == []
 

@@ -207,7 +207,7 @@ def test_layers_of_three_schemas_become_one_segment_of_the_newest(tmp_path: Any)
         rewrite(store, store.open(), spec)
         after = store.open()
         (state,) = after.states
-        assert state.schemas == (third.current,)
+        assert state.schemas == third.schemas
         assert {handle["layer"] for handle in jobs.handles_of(after)} == {0}
         assert "layers" not in after.record.required_features
         rows = after.read("op", "s").table().to_pylist()

@@ -10,7 +10,7 @@ senders and *r* receivers, where s ≥ r receiver i hears ⌊i·s/r⌋ … ⌊(i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -92,6 +92,10 @@ class Job:
         """The states of an operator, the runtime's own among them."""
         return tuple(state for state in self.states if state.operator == uid)
 
+    def state(self, uid: str, name: str) -> State | None:
+        """A state of an operator; None where it has none of that name."""
+        return next((state for state in self.states_of(uid) if state.name == name), None)
+
     def overtakable(self, edge: Edge) -> bool:
         """Whether barriers overtake the records of an edge."""
         return may_overtake(edge, unaligned=self.unaligned)
@@ -122,11 +126,19 @@ class Job:
         return self.graph.operator(edge.source).parallelism, self.graph.operator(edge.target).parallelism
 
 
-def lay_out(flow: Dataflow, graph: JobGraph, *, unaligned: bool, previous: Record | None = None) -> Job:
+def lay_out(
+    flow: Dataflow,
+    graph: JobGraph,
+    *,
+    unaligned: bool,
+    previous: Record | None = None,
+    drop: Collection[str] = (),
+) -> Job:
     """Lay a dataflow out by a graph: that of :func:`graph_of` for a first run, the topology of the plan after a restore.
 
     Chains are those of the graph; what it says to be finished is left to whoever starts tasks. ``previous``: the record of the
-    checkpoint that is restored, so that those of the job go on from them (``flow_states``). Raises ``InvalidInput`` for a graph
+    checkpoint that is restored, so that those of the job go on from them, and ``drop`` the columns that the run gives up
+    (``flow_states``). Raises ``InvalidInput`` for a graph
     that is not the dataflow's.
     """
     if {operator.uid for operator in graph.operators} != set(flow.steps):
@@ -139,7 +151,7 @@ def lay_out(flow: Dataflow, graph: JobGraph, *, unaligned: bool, previous: Recor
     return Job(
         flow=flow,
         graph=graph,
-        states=states_of(flow, graph, unaligned=unaligned, previous=previous),
+        states=states_of(flow, graph, unaligned=unaligned, previous=previous, drop=drop),
         vertices=_vertices(flow, graph),
         schemas={edge.id: flow.steps[edge.source].schema for edge in graph.edges},
         unaligned=unaligned,

@@ -13,22 +13,24 @@ edge                    `in-flight …` the edge's columns, those of its key fir
 
 A program declares its states anew each time it is started, and field ids follow names (SPEC.md section 5.7). So whoever
 restores gives the record of the checkpoint as ``previous``: without it a column that was put before another would be taken for it.
+What a program says of columns that were renamed or given up is carried out by ``stateformat.continuation``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
 
 import stateformat as sf
 from backends.dataflow.api import Dataflow, Operator, Source, Step, TwoPhaseCommitSink
+from stateformat.continuation import Changes, begun, column_name, continued, split_drop
 from stateformat.declare import Columns, as_schema
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState
-from stateformat.evolution import evolve
-from stateformat.model import Edge, Field, FieldType, JobGraph, Mode, Partitioner, Record, State, Status
-from stateformat.schema import arrow_type, children, make_fields
+from stateformat.model import Edge, FieldType, JobGraph, Mode, Partitioner, Record, State, Status
+from stateformat.schema import arrow_type, make_fields
 
 SPLITS: Final = "splits"
 ENUMERATOR: Final = "enumerator"
@@ -70,29 +72,97 @@ def states_of(
     *,
     unaligned: bool,
     previous: Record | None = None,
-    planned: bool = True,
+    drop: Collection[str] = (),
     finished: Collection[str] = (),
 ) -> tuple[State, ...]:
     """Every state of a dataflow, in order of its steps. ``graph`` is that of ``graph_of``, or a plan's topology.
 
     ``previous``: the record of the checkpoint that is restored; a state that it has goes on from there, its fields matched
-    by name. One that cannot evolve: ``planned`` False, as for a plan, which refuses it if anything of it is to be read; True, when
-    nothing is, it begins anew. ``finished``: operators that have finished, besides those that ``previous`` says; their coordinators
-    and enumerators are not made, so their states are those of ``previous``. Raises ``InvalidInput`` for states that contradict each other or their edges.
+    by name. One that cannot evolve begins anew: nothing of it is to be read, or the plan would have refused it. ``drop``: columns
+    that the run gives up, ``UID/STATE.COLUMN``. ``finished``: operators that have finished, besides those that ``previous`` says;
+    their coordinators and enumerators are not made, so their states are those of ``previous``. Raises ``InvalidInput`` for states
+    that contradict each other, their edges or their earlier columns.
     """
+    found = []
+    for state, changes in _with_changes(flow, graph, previous, drop, unaligned=unaligned, finished=finished):
+        saved = _predecessor(state, previous)
+        try:
+            found.append(begun(state, changes) if saved is None else continued(saved, state, changes).state)
+        except InvalidState:
+            found.append(begun(state, changes))  # It was given up, or its operator has finished, or it was empty.
+    return tuple(found)
+
+
+def states_to_plan(
+    flow: Dataflow,
+    graph: JobGraph,
+    *,
+    unaligned: bool,
+    previous: Record,
+    drop: Collection[str] = (),
+    logged: Collection[str] = (),
+) -> tuple[tuple[State, ...], list[str], list[str]]:
+    """What ``plan_restore`` takes: the states; of ``drop`` what names operators and states; and the columns that are given up.
+
+    States are those of :func:`states_of`, but for those that cannot evolve, which the plan refuses. Columns are named as in
+    ``previous``. ``logged``: the edges of which it holds records in flight, whether or not barriers overtake them now. Raises as
+    :func:`states_of`.
+    """
+    found: list[State] = []
+    declared = list(_with_changes(flow, graph, previous, drop, unaligned=unaligned, logged=logged))
+    columns: list[str] = []
+    for state, changes in declared:
+        saved = _predecessor(state, previous)
+        if saved is None:
+            found.append(state)
+            continue
+        went_on = continued(saved, state, changes, check=False)
+        found.append(went_on.state)
+        columns += [column_name(saved, name) for name in went_on.dropped]
+    whole, _ = split_drop(drop, [state for state, _ in declared])
+    return tuple(found), whole, columns
+
+
+def _with_changes(
+    flow: Dataflow,
+    graph: JobGraph,
+    previous: Record | None,
+    drop: Collection[str],
+    *,
+    unaligned: bool,
+    finished: Collection[str] = (),
+    logged: Collection[str] = (),
+) -> Iterator[tuple[State, Changes]]:
+    """Every state as it is declared, with what has become of columns by the program and by ``drop``."""
     saved = previous.by_state if previous is not None else {}
     over = finished_in(previous) | frozenset(finished)
-    found: dict[tuple[str, str], State] = {}
+    found: dict[tuple[str, str], tuple[State, Changes]] = {}
     for step in flow.steps.values():
         edges = [edge for edge in graph.edges if edge.target == step.uid]
         ended = step.uid in over
         kept = [saved[step.uid, name] for name in (ENUMERATOR, COORDINATOR) if ended and (step.uid, name) in saved]
-        for state in (*kept, *_declared(step, edges, unaligned=unaligned, ended=ended)):
+        declared = _declared(step, edges, unaligned=unaligned, ended=ended, logged=logged)
+        for state, changes in (*((state, Changes()) for state in kept), *declared):
             key = (state.operator, state.name)
             if key in found:
                 raise InvalidInput(f"operator {step.uid!r} declares two states named {state.name!r}; rename one")
-            found[key] = _evolved(state, saved.get(key), planned=planned)
-    return tuple(found.values())
+            found[key] = (state, changes)
+    _, columns = split_drop(drop, [state for state, _ in found.values()])
+    for key, (state, changes) in found.items():
+        yield state, replace(changes, drops=changes.drops | columns.get(key, frozenset()))
+
+
+def _predecessor(state: State, previous: Record | None) -> State | None:
+    """The saved state that goes on as this one; None for another sort of state, which planning refuses."""
+    saved = None if previous is None else previous.by_state.get((state.operator, state.name))
+    if saved is None or (saved.mode, saved.kind, saved.key_columns, saved.edge) != (
+        state.mode,
+        state.kind,
+        state.key_columns,
+        state.edge,
+    ):
+        return None
+    return saved
 
 
 def finished_in(previous: Record | None) -> frozenset[str]:
@@ -101,18 +171,29 @@ def finished_in(previous: Record | None) -> frozenset[str]:
     return frozenset(operator.uid for operator in operators if operator.status is Status.FULLY_FINISHED)
 
 
-def _declared(step: Step, edges: list[Edge], *, unaligned: bool, ended: bool) -> Iterator[State]:
+def _declared(
+    step: Step, edges: list[Edge], *, unaligned: bool, ended: bool, logged: Collection[str]
+) -> Iterator[tuple[State, Changes]]:
+    logic = step.logic
+    if not isinstance(logic, Source):
+        _check_broadcast(step, logic, edges)
+        for state, changes in _own(step, logic):
+            if state.mode is Mode.KEYED:
+                _check_keys(state, step, edges)
+            yield state, changes
+    for state in _of_the_runtime(step, edges, unaligned=unaligned, ended=ended, logged=logged):
+        yield state, Changes()
+
+
+def _of_the_runtime(
+    step: Step, edges: list[Edge], *, unaligned: bool, ended: bool, logged: Collection[str]
+) -> Iterator[State]:
     uid, logic = step.uid, step.logic
     if isinstance(logic, Source):
         yield sf.even_split_state(uid, SPLITS, columns=SPLITS_SCHEMA)
         if not ended:
             yield sf.coordinator_state(uid, ENUMERATOR, columns=_columns(uid, "enumerator", logic.enumerator()))
         return
-    _check_broadcast(step, logic, edges)
-    for state in _own(step, logic):
-        if state.mode is Mode.KEYED:
-            _check_keys(state, step, edges)
-        yield state
     yield sf.progress_state(uid, PROGRESS)
     coordinator = None if ended else logic.coordinator()
     if coordinator is not None:
@@ -123,7 +204,7 @@ def _declared(step: Step, edges: list[Edge], *, unaligned: bool, ended: bool) ->
             raise InvalidInput(f"sink {uid!r} has no committable_columns; say what prepare_commit returns")
         yield sf.committables_state(uid, COMMITTABLES, columns=logic.committable_columns)
     for edge in edges:
-        if edge.feedback or may_overtake(edge, unaligned=unaligned):
+        if edge.feedback or may_overtake(edge, unaligned=unaligned) or edge.id in logged:
             yield _in_flight(edge, step.inputs[edge.input].schema)
 
 
@@ -137,7 +218,7 @@ def _columns(uid: str, hook: str, made: object) -> Columns:
     return columns
 
 
-def _own(step: Step, logic: Operator) -> Iterator[State]:
+def _own(step: Step, logic: Operator) -> Iterator[tuple[State, Changes]]:
     declared: object = logic.states(*(item.schema for item in step.inputs))
     descriptors: list[Any] = list(declared) if isinstance(declared, Iterable) else [None]
     wrong = [item for item in descriptors if not hasattr(item, "declare")]
@@ -154,6 +235,7 @@ def _own(step: Step, logic: Operator) -> Iterator[State]:
             )
         try:
             state = descriptor.declare(step.uid)
+            changes = getattr(descriptor, "changes", Changes())
         except InvalidInput as error:
             raise InvalidInput(
                 f"state {descriptor.name!r} of operator {step.uid!r} cannot be declared: {error}",
@@ -161,7 +243,7 @@ def _own(step: Step, logic: Operator) -> Iterator[State]:
                 operator=step.uid,
                 state=descriptor.name,
             ) from error
-        yield state
+        yield state, changes
 
 
 def _with_messages(uid: str, columns: pa.Schema) -> pa.Schema:
@@ -226,34 +308,6 @@ def _key_types(keys: pa.Schema) -> list[FieldType]:
     return [item.type for item in make_fields(keys, defaults={})[0]]
 
 
-def _evolved(state: State, saved: State | None, *, planned: bool) -> State:
-    """The state as what has become of the saved one. Where it is another sort of state, planning refuses it."""
-    if saved is None:
-        return state
-    shape = (state.mode, state.kind, state.key_columns, state.edge)
-    if (saved.mode, saved.kind, saved.key_columns, saved.edge) != shape:
-        return state
-    try:
-        return evolve(saved, pa.schema([_arrow(item) for item in state.current.fields]), check=planned)
-    except InvalidState:
-        return state  # It was given up, or its operator has finished, or it was empty.
-
-
-def _arrow(item: Field) -> pa.Field:
-    """The field as it was declared, nullable or not, nested ones too."""
-    if isinstance(item.type, str):
-        dtype = arrow_type(item.type)
-    else:
-        # Only the type that it is: a map of what a struct has may be none, for its keys would be null.
-        make: Mapping[str, Callable[..., pa.DataType]] = {
-            "struct": lambda *inner: pa.struct(inner),
-            "list": pa.list_,
-            "map": pa.map_,
-        }
-        dtype = make[item.type[0]](*(_arrow(child) for child in children(item)))
-    return pa.field(item.name, dtype, nullable=item.nullable)
-
-
 __all__ = [
     "COMMITTABLES",
     "COORDINATOR",
@@ -266,4 +320,5 @@ __all__ = [
     "in_flight_name",
     "may_overtake",
     "states_of",
+    "states_to_plan",
 ]

@@ -155,8 +155,8 @@ class _Names:
         )
 
     def state(self, state: State) -> State:
-        """A state keeps only its current schema: nothing is written with an older one any more."""
-        return replace(state, operator=self.uid(state.operator), schemas=(state.current,))
+        """A state keeps its older schemas, though nothing is written with them any more: they say what has become of columns."""
+        return replace(state, operator=self.uid(state.operator))
 
     def former(self, former: RescaledFrom | None) -> RescaledFrom | None:
         if former is None:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backends.dataflow.api import Dataflow, TwoPhaseCommitSink
+from backends.dataflow.compile import Job
 from backends.dataflow.failures import Guard, OperatorError
 from backends.dataflow.flow_states import COMMITTABLES
 from backends.running.clock import Clock
@@ -31,13 +32,20 @@ def sinks_of(flow: Dataflow) -> dict[str, TwoPhaseCommitSink]:
     return {uid: step.logic for uid, step in flow.steps.items() if isinstance(step.logic, TwoPhaseCommitSink)}
 
 
-def held(permit: CommitPermit | None, sinks: Iterable[str]) -> dict[str, pa.Table]:
-    """What a checkpoint holds of these sinks, to be committed, by uid; nothing of one without rows."""
+def held(permit: CommitPermit | None, job: Job, sinks: Iterable[str]) -> dict[str, pa.Table]:
+    """What a checkpoint holds of these sinks, to be committed, by uid, in the columns that they declare in the job; nothing of one
+    without rows.
+    """
     if permit is None or "committables" not in permit.record.required_features:
         return {}
-    known = [uid for uid in sinks if (uid, COMMITTABLES) in permit.record.by_state]
-    tables = {uid: permit.checkpoint().read(uid, COMMITTABLES).table() for uid in known}
-    return {uid: rows for uid, rows in tables.items() if rows.num_rows}
+    found = {}
+    for uid in sinks:
+        declared = job.state(uid, COMMITTABLES)
+        if declared is not None and (uid, COMMITTABLES) in permit.record.by_state:
+            rows = permit.checkpoint().read(uid, COMMITTABLES).table(as_schema=declared.current)
+            if rows.num_rows:
+                found[uid] = rows
+    return found
 
 
 def commit(

@@ -371,7 +371,7 @@ class Driver:
         assert self.permit is not None
         begun = time.perf_counter()
         try:
-            self._retries = commit(self.permit, self.sinks, held(self.permit, self.sinks))
+            self._retries = commit(self.permit, self.sinks, held(self.permit, self._job, self.sinks))
         except Exception as error:
             logger.debug("commit of checkpoint %d failed", self.permit.ref.checkpoint_id, exc_info=error)
             self.inbox.append(ev.CommitFailed(command.number, str(error)))

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backends.dataflow.api import Dataflow
-from backends.dataflow.compile import Job, Vertex, graph_of, lay_out, states_of
+from backends.dataflow.compile import Job, Vertex, graph_of, lay_out
+from backends.dataflow.flow_states import states_to_plan
 from stateformat.checkpoint import Checkpoint, ReadTask
 from stateformat.model import Mode, Partitioner, SchemaVersion
 from stateformat.publication import CommitPermit
@@ -95,6 +96,10 @@ class Restored:
             if task.state.mode is Mode.IN_FLIGHT and task.state.edge is not None and task.slices.num_rows
         }
 
+    def gives_up(self, uid: str, state: str) -> bool:
+        """Whether the run gives up a state of the checkpoint as a whole."""
+        return self.plan is not None and not {uid, f"{uid}/{state}"}.isdisjoint(self.plan.drop)
+
     @cached_property
     def _logged(self) -> frozenset[str]:
         """The operators of which the checkpoint holds in-flight states."""
@@ -103,15 +108,16 @@ class Restored:
 
     @cached_property
     def coordinators(self) -> Mapping[str, pa.Table]:
-        """What the coordinators of operators kept, by uid."""
+        """What the coordinators of operators kept, by uid, in the columns that they have now."""
         if self.permit is None:
             return {}
         found = {}
         for state in self.permit.record.states:
             if state.mode is Mode.COORDINATOR and state.operator in self.job.graph.by_uid:
                 tasks = self.permit.checkpoint().restore(self.plan, state.operator, None)
-                if state.name in tasks:
-                    found[str(state.operator)] = tasks[state.name].table()
+                declared = self.job.state(state.operator, state.name)
+                if state.name in tasks and declared is not None:
+                    found[str(state.operator)] = tasks[state.name].table(as_schema=declared.current)
         return found
 
     def _knows(self, uid: str) -> bool:
@@ -133,18 +139,25 @@ def restore(
     per_operator: Mapping[str, int] | None = None,
     unaligned: bool = False,
     drop: Collection[str] = (),
+    again: bool = False,
 ) -> Restored:
     """Lay out a dataflow for a run that goes on from ``permit``.
 
-    Raises ``RestoreRefused`` with every reason where the checkpoint does not fit, ``InvalidInput`` for a dataflow that cannot be.
+    ``again``: of ``drop`` only columns are given up, which stay given up; operators and states were, when the job was started. Raises ``RestoreRefused`` with every reason where the checkpoint does not fit, ``InvalidInput`` for a dataflow that cannot be.
     """
     if permit is None:
         graph = graph_of(flow, parallelism=parallelism, per_operator=per_operator or {}, unaligned=unaligned)
-        return Restored(lay_out(flow, graph, unaligned=unaligned))
+        return Restored(lay_out(flow, graph, unaligned=unaligned, drop=_names(drop)))
     plan = plan_of(
-        flow, permit.checkpoint(), parallelism=parallelism, per_operator=per_operator, unaligned=unaligned, drop=drop
+        flow,
+        permit.checkpoint(),
+        parallelism=parallelism,
+        per_operator=per_operator,
+        unaligned=unaligned,
+        drop=drop,
+        again=again,
     )
-    job = lay_out(flow, plan.topology, unaligned=unaligned, previous=permit.record)
+    job = lay_out(flow, plan.topology, unaligned=unaligned, previous=permit.record, drop=_names(drop))
     skipped = {operator.uid for operator in plan.operators if operator.action == "skip_finished"}
     finished = frozenset(vertex.id for vertex in job.vertices if vertex.id in skipped)
     return Restored(job, permit, plan, finished)
@@ -158,28 +171,40 @@ def plan_of(
     per_operator: Mapping[str, int] | None = None,
     unaligned: bool = False,
     drop: Collection[str] = (),
+    again: bool = False,
+    check: bool = True,
 ) -> Any:
-    """The plan by which a dataflow is restored from a checkpoint. Raises as :func:`restore`."""
+    """The plan by which a dataflow is restored from a checkpoint. Raises as :func:`restore`; ``check`` False gives the plan that
+    refuses, too.
+    """
+    logged = _logged(checkpoint)
+    by_edge = checkpoint.graph.by_edge
     graph = graph_of(
         flow,
         parallelism=parallelism,
         per_operator=per_operator or {},
         unaligned=unaligned,
-        rebalanced=_rebalanced(checkpoint),
+        rebalanced=frozenset(edge for edge in logged if by_edge[edge].partitioner is Partitioner.REBALANCE),
         previous=checkpoint.record,
     )
-    states = states_of(flow, graph, unaligned=unaligned, previous=checkpoint.record, planned=False)
-    plan = checkpoint.plan_restore(graph, states=states, drop=drop)
-    plan.check()
+    states, whole, columns = states_to_plan(
+        flow, graph, unaligned=unaligned, previous=checkpoint.record, drop=_names(drop), logged=logged
+    )
+    plan = checkpoint.plan_restore(graph, states=states, drop=columns if again else [*whole, *columns])
+    if check:
+        plan.check()
     return plan
 
 
-def _rebalanced(checkpoint: Checkpoint) -> frozenset[str]:
-    """The rebalance edges on which the checkpoint holds records in flight."""
+def _names(drop: Collection[str]) -> Collection[str]:
+    return (drop,) if isinstance(drop, str) else drop
+
+
+def _logged(checkpoint: Checkpoint) -> frozenset[str]:
+    """The edges on which the checkpoint holds records in flight."""
     handles = checkpoint.handles
     holding = pc.and_(pc.equal(handles["mode"], str(Mode.IN_FLIGHT)), pc.greater(handles["rows"], 0))
-    edges = handles["edge"].filter(holding).unique().to_pylist()
-    return frozenset(edge for edge in edges if checkpoint.graph.by_edge[edge].partitioner is Partitioner.REBALANCE)
+    return frozenset(handles["edge"].filter(holding).unique().to_pylist())
 
 
 __all__ = ["Restored", "plan_of", "restore"]

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 import pyarrow as pa
 
 from backends.dataflow.api import Dataflow, TwoPhaseCommitSink
+from backends.dataflow.flow_states import COMMITTABLES
 from backends.running.clock import Clock, SystemClock
 from backends.running.commits import clean, commit, commit_rest, held, sinks_of
 from backends.running.driver import FATAL
@@ -152,10 +153,11 @@ class Runtime(ABC, Generic[RunT]):
             parallelism=options.parallelism,
             per_operator=options.per_operator,
             unaligned=options.unaligned,
-            drop=options.drop if begins_here else (),
+            drop=options.drop,
+            again=not begins_here,
         )
         sinks = sinks_of(flow)
-        retries = self._commit_before_start(permit, sinks)
+        retries = self._commit_before_start(permit, restored, sinks)
         outcome = self._ended_before(permit, restored, sinks, retries)
         if outcome is not None:
             return outcome
@@ -168,10 +170,10 @@ class Runtime(ABC, Generic[RunT]):
         """One run of the executor with these options; ``retries``: what sinks have put off, by uid."""
 
     def _commit_before_start(
-        self, permit: CommitPermit | None, sinks: Mapping[str, TwoPhaseCommitSink]
+        self, permit: CommitPermit | None, restored: Restored, sinks: Mapping[str, TwoPhaseCommitSink]
     ) -> Mapping[str, pa.Table]:
-        """Commit what the newest checkpoint holds, then let sinks remove what no checkpoint does."""
-        carried = held(permit, sinks)
+        """Commit what the newest checkpoint holds and is not given up, then let sinks remove what no checkpoint does."""
+        carried = held(permit, restored.job, [uid for uid in sinks if not restored.gives_up(uid, COMMITTABLES)])
         retries = {} if permit is None else commit(permit, sinks, carried)
         clean(self.store, permit, sinks, carried)
         return retries

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from tools.ckpt.parallelism import parallelism_options, per_operator
 from tools.ckpt.plan_page import draw
 
 if TYPE_CHECKING:
+    from redistribution.columns import ColumnPlan
     from redistribution.plan import RestorePlan
     from stateformat.checkpoint import Checkpoint
     from stateformat.model import JobGraph, State
@@ -32,7 +33,12 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Another job graph, as JSON, in place of the options above.",
 )
-@click.option("--drop", multiple=True, metavar="UID[/STATE]", help="Give up an operator or a state of it; repeatable.")
+@click.option(
+    "--drop",
+    multiple=True,
+    metavar="UID[/STATE[.COLUMN]]",
+    help="Give up an operator, a state of it, or a column of that; repeatable.",
+)
 def explain_restore(
     session: Session,
     address: Address,
@@ -45,8 +51,9 @@ def explain_restore(
 ) -> int:
     """Show who would restore what at another parallelism.
 
-    Without options: the same job as it is. Nothing is written, and no segment is opened. Exit status 1 when the restore
-    would be refused; every reason is told, with what to do about it.
+    Without options: the same job as it is. With --topology a program that declares other states: column by column, what
+    becomes of them. Nothing is written, and no segment is opened. Exit status 1 when the restore would be refused; every
+    reason is told, with what to do about it.
     """
     store, checkpoint = session.checkpoint(address)
     drop = tuple(_dropped(checkpoint, name) for name in drop)
@@ -68,13 +75,16 @@ def explain_restore(
 
 
 def _dropped(checkpoint: Checkpoint, name: str) -> str:
-    """What is to be given up, with the operator's uid where its name was typed: ``UID`` or ``UID/STATE``."""
+    """What is to be given up, with the operator's uid where its name was typed: ``UID``, ``UID/STATE`` or ``UID/STATE.COLUMN``."""
     known = {text for operator in checkpoint.graph.operators for text in (operator.uid, operator.name)}
     if name not in known:
         # Both uids and names of states may hold a slash.
         for end in (i for i, char in enumerate(name) if char == "/" and name[:i] in known):
-            uid = operator_uid(checkpoint, name[:end])
-            return f"{uid}/{checkpoint.record.state(uid, name[end + 1 :]).name}"
+            uid, rest = operator_uid(checkpoint, name[:end]), name[end + 1 :]
+            states = {state.name for state in checkpoint.states if state.operator == uid}
+            if rest in states or not any(rest.startswith(f"{state}.") for state in states):
+                rest = checkpoint.record.state(uid, rest).name  # Tells which there are.
+            return f"{uid}/{rest}"
     return operator_uid(checkpoint, name)
 
 
@@ -93,6 +103,9 @@ def plan_document(store: str, checkpoint: Checkpoint, plan: RestorePlan) -> Docu
     What is as long as the plan stays in columns (``json_text``) until it is written.
     """
     operators = {operator.uid: operator for operator in plan.operators}
+    columns: dict[tuple[str, str], list[ColumnPlan]] = {}
+    for column in plan.columns:
+        columns.setdefault((column.operator, column.state), []).append(column)
     states = [
         {
             "operator": state.operator,
@@ -100,6 +113,7 @@ def plan_document(store: str, checkpoint: Checkpoint, plan: RestorePlan) -> Docu
             "mode": state.mode.value,
             "kind": state.kind.value if state.kind else None,
             "rule": rule(checkpoint, plan, state.operator, state.name),
+            "columns": [_column(column) for column in columns.get((state.operator, state.name)) or _kept(plan, state)],
         }
         for state in checkpoint.states
         if state.operator in operators
@@ -113,6 +127,22 @@ def plan_document(store: str, checkpoint: Checkpoint, plan: RestorePlan) -> Docu
         "committable_rows": int(plan.committables["rows"].to_numpy().sum()),
         "plan": {**whole, "slices": {name: Column(column) for name, column in whole["slices"].items()}},
     }
+
+
+def _kept(plan: RestorePlan, state: State) -> tuple[ColumnPlan, ...]:
+    """The columns of a state of which the program says nothing: they stay as they are, where it is restored."""
+    from redistribution.columns import column_plans
+    from stateformat.model import Mode
+
+    operator = plan.by_operator[state.operator]
+    restored = operator.parallelism > 0 if state.mode is Mode.COMMITTABLES else operator.starts
+    given_up = {state.operator, f"{state.operator}/{state.name}"} & {*plan.drop}
+    return column_plans(state, None, ()) if restored and not given_up else ()
+
+
+def _column(column: ColumnPlan) -> Document:
+    whole = asdict(column)
+    return {name: value for name, value in whole.items() if name not in ("operator", "state")}
 
 
 def _loads(plan: RestorePlan) -> Iterator[Document]:

@@ -32,6 +32,7 @@ MOST: Final = 20
 TOLD: Final = 20
 """Refusals, warnings and names in a row on a page."""
 MODE_WIDTH: Final = 12
+ACTION_WIDTH: Final = 9
 LOADED: Final = 5
 """The most loaded subtasks, where not all operators are shown."""
 
@@ -197,6 +198,35 @@ def _states(states: list[Json], look: Look) -> Iterator[str]:
         mode = f"{state['mode']} {state['kind']}" if state["kind"] else state["mode"]
         name = pad(shorten(label(state["name"]), name_width, look), name_width)
         yield f"    {name}  {look.paint(pad(mode, MODE_WIDTH), 'dim')}  {state['rule']}"
+        yield from _columns(state["columns"], look)
+
+
+def _columns(columns: Sequence[Json], look: Look) -> Iterator[str]:
+    """A line for each column that is not merely kept, and one for the others; nothing where all are kept."""
+    changed = [column for column in columns if column["action"] != "kept"]
+    lines = [(column["action"], _column_text(column, look)) for column in changed[:TOLD]]
+    kept = [column["saved"] for column in columns if column["action"] == "kept"]
+    if changed and kept:
+        lines.append(("kept", _names(kept, look)))
+    for action, text in lines:
+        first = "        " + look.paint(pad(action, ACTION_WIDTH), "problem" if action == "refused" else "dim")
+        yield from paragraph(text, look, indent=" " * (8 + ACTION_WIDTH), first=first)
+    yield from _more(len(changed) - TOLD, "column", look)
+
+
+def _column_text(column: Json, look: Look) -> str:
+    before = None if column["saved"] is None else f"{label(column['saved'])} {column['saved_type']}"
+    after = None if column["column"] is None else f"{label(column['column'])} {column['type']}"
+    if before is None:
+        older = "null" if column["default"] is None else label(column["default"])
+        return (
+            f"{after} ({older} in older rows)"
+            if column["action"] == "added"
+            else f"{after} (new, not null, no default)"
+        )
+    if after is None:
+        return before if column["action"] == "dropped" else f"{before} (not declared, and not given up)"
+    return f"{before} {look['arrow']} {after}"
 
 
 def _refusal(refusal: Json, look: Look) -> Iterator[str]:

@@ -162,7 +162,12 @@ class _JsonLog(logging.Formatter):
 )
 @click.option("--claim", is_flag=True, help="STORE is a savepoint: run in it, and let it expire in time.")
 @click.option("--resume", is_flag=True, help="Go on after a stop without drain.")
-@click.option("--drop", multiple=True, metavar="OPERATOR[/STATE]", help="State of the checkpoint that is given up.")
+@click.option(
+    "--drop",
+    multiple=True,
+    metavar="OPERATOR[/STATE[.COLUMN]]",
+    help="State of the checkpoint that is given up, or a column of it.",
+)
 @click.option("--endpoint-url", metavar="URL", help="The S3 server, where it is not Amazon's.")
 @click.option(
     "--option",

@@ -1,0 +1,135 @@
+"""What a restore does with each column of a state that the new program declares."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from stateformat.evolution import type_text, widening_faults
+from stateformat.model import Field, OperatorId, State
+from stateformat.schema import children, nesting
+
+
+class ColumnAction(StrEnum):
+    """What becomes of a column. Of several the first that applies, in this order."""
+
+    REFUSED = "refused"
+    DROPPED = "dropped"
+    ADDED = "added"
+    RENAMED = "renamed"
+    WIDENED = "widened"
+    KEPT = "kept"
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnPlan:
+    """One column of a state, before and after.
+
+    ``saved`` and ``saved_type`` are its name and type in the checkpoint, None where it is added; ``column`` and ``type`` those that
+    the program declares, None where it goes. Types are written as Arrow does. ``default`` is what an added column holds in rows that
+    are older than it, as text; None: null. Names of nested fields are paths with points.
+    """
+
+    operator: OperatorId
+    state: str
+    action: ColumnAction
+    column: str | None
+    saved: str | None
+    type: str | None = None
+    saved_type: str | None = None
+    default: str | None = None
+
+    def __str__(self) -> str:
+        """The column and what becomes of it, as a phrase."""
+        before, after = f"{self.saved} {self.saved_type}", f"{self.column} {self.type}"
+        if self.saved is None:
+            then = "null" if self.default is None else repr(self.default)
+            return f"{after} added, {then} in older rows" if self.action is ColumnAction.ADDED else f"{after} refused"
+        if self.column is None:
+            return f"{before} {'dropped' if self.action is ColumnAction.DROPPED else 'refused: not declared'}"
+        if before == after:
+            return f"{before} {self.action}"
+        return f"{before} {self.action}{': would be' if self.action is ColumnAction.REFUSED else ' to'} {after}"
+
+
+def column_plans(saved: State, wanted: State | None, given_up: Collection[str]) -> tuple[ColumnPlan, ...]:
+    """What becomes of the columns of a state: those declared, in their order, then those that go.
+
+    ``wanted`` None: the program does not say, so all are kept but those ``given_up``, which are names in the checkpoint. Nested
+    fields stand behind their column where it is kept and they are not.
+    """
+    fixed = {*saved.key_columns, "_map_key"}
+    wanted = wanted or _without(saved, given_up)
+    before, after = saved.current.fields, wanted.current.fields
+    return tuple(_Comparison(saved, given_up, fixed).plans(before, after, "", ""))
+
+
+def lost_columns(plans: Sequence[ColumnPlan]) -> list[str]:
+    """The columns that would go though nobody has named them."""
+    return [str(plan.saved) for plan in plans if plan.action is ColumnAction.REFUSED and plan.column is None]
+
+
+def _without(saved: State, given_up: Collection[str]) -> State:
+    fields = _left(saved.current.fields, given_up, "")
+    return replace(saved, schemas=(*saved.schemas[:-1], replace(saved.current, fields=fields)))
+
+
+def _left(fields: Sequence[Field], given_up: Collection[str], prefix: str) -> tuple[Field, ...]:
+    return tuple(
+        replace(item, type=nesting(item.type, _left(children(item), given_up, f"{prefix}{item.name}.")))
+        if children(item)
+        else item
+        for item in fields
+        if prefix + item.name not in given_up
+    )
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    state: State
+    given_up: Collection[str]
+    fixed: Collection[str]
+
+    def plans(self, before: Sequence[Field], after: Sequence[Field], old: str, new: str) -> Iterator[ColumnPlan]:
+        """Of one level, whose fields' names begin with ``old`` in the checkpoint and with ``new`` in the program."""
+        by_id = {item.id: item for item in before}
+        for item in after:
+            saved = by_id.pop(item.id, None)
+            is_key = saved is not None and old + saved.name in self.fixed
+            action = _added(item, nested=bool(new)) if saved is None else _action(saved, item, is_key=is_key)
+            yield self._plan(action, saved, item, old, new)
+            if saved is not None and action is not ColumnAction.REFUSED and saved.type != item.type:
+                inner = self.plans(children(saved), children(item), f"{old}{saved.name}.", f"{new}{item.name}.")
+                yield from (plan for plan in inner if plan.action is not ColumnAction.KEPT)
+        for saved in by_id.values():
+            named = old + saved.name in self.given_up and (old + saved.name) not in self.fixed
+            yield self._plan(ColumnAction.DROPPED if named else ColumnAction.REFUSED, saved, None, old, new)
+
+    def _plan(self, action: ColumnAction, saved: Field | None, item: Field | None, old: str, new: str) -> ColumnPlan:
+        return ColumnPlan(
+            self.state.operator,
+            self.state.name,
+            action,
+            column=None if item is None else new + item.name,
+            saved=None if saved is None else old + saved.name,
+            type=None if item is None else type_text(item.type),
+            saved_type=None if saved is None else type_text(saved.type),
+            default=item.default if item is not None and saved is None else None,
+        )
+
+
+def _added(item: Field, *, nested: bool) -> ColumnAction:
+    fine = item.nullable or (item.default is not None and not nested)
+    return ColumnAction.ADDED if fine else ColumnAction.REFUSED
+
+
+def _action(saved: Field, item: Field, *, is_key: bool) -> ColumnAction:
+    if widening_faults(saved, item) or (is_key and (saved.name, saved.type) != (item.name, item.type)):
+        return ColumnAction.REFUSED
+    if saved.name != item.name:
+        return ColumnAction.RENAMED
+    return ColumnAction.WIDENED if isinstance(item.type, str) and saved.type != item.type else ColumnAction.KEPT
+
+
+__all__ = ["ColumnAction", "ColumnPlan", "column_plans", "lost_columns"]
