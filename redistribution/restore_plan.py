@@ -44,11 +44,12 @@ from redistribution.keyed import cut_keyed
 from redistribution.operator_plan import Action, OperatorPlan, operator_plans
 from redistribution.plan import RestorePlan
 from redistribution.progress import share_progress
-from redistribution.refusals import PlanWarning, WarningCode
+from redistribution.refusals import PlanWarning, RefusalCode, WarningCode
 from redistribution.union import share_union
 from stateformat.graph_rules import saved_statuses
 from stateformat.key_groups import MAX_PARALLELISM_LIMIT
 from stateformat.model import JobGraph, Mode, OperatorId, Partitioner, Record, State, Status
+from stateformat.schema import SLICE_SCHEMA
 
 _THREADS: Final = 2
 
@@ -92,6 +93,10 @@ def plan_restore(
         drop=frozenset((drop,) if isinstance(drop, str) else drop),
     )
     check_drop(match)
+    beyond = tuple(found for found in parallelism_refusals(match) if found.code is RefusalCode.INVALID_PARALLELISM)
+    if beyond:
+        # Planning millions of subtasks, only to refuse them, takes minutes; numbers beyond int64 fit in no array.
+        return RestorePlan(record.ref, record.job_id, topology, (), SLICE_SCHEMA.empty_table(), beyond)
     resolved, unchained, pinned, broken = unchain(_resolved(match), match.statuses)
     refusals = [
         *checkpoint_refusals(record, ordered, handles),

@@ -199,6 +199,13 @@ def require_records(storage: Storage, history: History) -> History:
             kind=ErrorKind.STORE_NOT_FOUND,
             url=storage.url,
         )
+    if not storage.list(layout.MANIFESTS) and not storage.list(layout.SEGMENTS):
+        raise NotFound(
+            f"{storage.url} is no store of checkpoints: nothing lies in its {layout.RECORDS}, {layout.MANIFESTS} and "
+            f"{layout.SEGMENTS}. Check the address; a job makes them with its first checkpoint",
+            kind=ErrorKind.STORE_EMPTY,
+            url=storage.url,
+        )
     raise NotFound(
         f"the store {storage.url} holds no checkpoint; the job has not published one yet",
         kind=ErrorKind.STORE_EMPTY,

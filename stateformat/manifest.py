@@ -106,6 +106,10 @@ class Manifest:
                 self.handles = self.handles.combine_chunks()
         return _with_inline(take_rows(self.handles, indices), column.take(indices))
 
+    def inline_bytes(self) -> int:
+        """Bytes of the distinct segments that lie in the manifest. It compresses them, so it may be smaller."""
+        return self.inline_faults()[0]
+
     def inline_faults(self) -> tuple[int, list[HandleFault]]:
         """Bytes of the distinct inline segments, and the rules of section 4.4 that handles break (for validation)."""
         with self._lock:

@@ -8,11 +8,11 @@ wrong in *stored* checkpoints is collected by ``validation`` instead.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import NamedTuple, NewType
+from typing import Final, NamedTuple, NewType
 
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner, Status, SubtaskSet, shortened
@@ -277,14 +277,30 @@ class Record:
         found = self.by_state.get((operator, name))
         if found is None:
             self.graph.operator(operator)
-            names = ", ".join(state.name for state in self.states if state.operator == operator)
+            names = [state.name for state in self.states if state.operator == operator]
             raise InvalidInput(
-                f"operator {operator!r} has no state {name!r}; it has {names or 'none'}",
+                f"operator {operator!r} has no state {name!r}; {known_names(names, name)}",
                 kind=ErrorKind.UNKNOWN_STATE,
                 operator=operator,
                 state=name,
             )
         return found
+
+
+NAMES_LISTED: Final = 20
+"""Names that a sentence lists; where there are more, it says how many."""
+
+
+def known_names(names: Sequence[str], given: str) -> str:
+    """The end of a sentence about a name that is not known: the one that was probably meant, and which there are."""
+    from difflib import get_close_matches
+
+    names = list(dict.fromkeys(names))
+    close = get_close_matches(given, names, n=1)
+    meant = f"did you mean {close[0]!r}? It" if close else "it"
+    left = len(names) - NAMES_LISTED
+    listed = ", ".join(map(repr, names[:NAMES_LISTED]))
+    return f"{meant} has {listed or 'none'}{f' and {left:,} more' if left > 0 else ''}"
 
 
 __all__ = [
@@ -317,6 +333,7 @@ __all__ = [
     "SubtaskSet",
     "Totals",
     "WriteId",
+    "known_names",
     "new_attempt_id",
     "new_write_id",
 ]

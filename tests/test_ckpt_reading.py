@@ -403,7 +403,7 @@ def test_export_that_fails_leaves_no_file(tmp_path: Path) -> None:
     [
         (["--operator", "delays", "--state", "sums", "--to", "x.txt"], "--as"),
         (["--operator", "delays", "--state", "sums", "--to", "-", "--as", "parquet"], "standard output"),
-        (["--operator", "delays", "--state", "nope", "--to", "x.csv"], "it has sums, by_month"),
+        (["--operator", "delays", "--state", "nope", "--to", "x.csv"], "it has 'sums', 'by_month'"),
         (["--operator", "nope", "--state", "sums", "--to", "x.csv"], "delays (Delays per plane)"),
         (["--operator", "delays", "--state", "sums", "--subtask", "4", "--to", "x.csv"], "subtasks 0 to 3"),
     ],

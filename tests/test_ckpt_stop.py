@@ -371,7 +371,7 @@ def test_interrupting_the_command_withdraws_the_request(tmp_path: Path) -> None:
         running.wait()
     assert running.returncode == 130
     assert json.loads(out)["error"]["kind"] == "interrupted"
-    assert b"The request was withdrawn" in err
+    assert b"the request was withdrawn" in err
     assert list(folder.iterdir()) == []
 
 

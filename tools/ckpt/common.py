@@ -11,12 +11,12 @@ import click
 
 from tools.ckpt.address import Address, AddressType, StorageOptionType, is_local, options_for
 from tools.ckpt.output import Output
+from tools.ckpt.render import label
 from tools.ckpt.watch import Watch
 
 if TYPE_CHECKING:
     from stateformat.checkpoint import Checkpoint
     from stateformat.model import Operator
-    from stateformat.stats import Stats
     from stateformat.storage import Storage
     from stateformat.store import CheckpointStore
 
@@ -24,10 +24,22 @@ if TYPE_CHECKING:
 class Session:
     """One run of one command: where it writes, and how it reaches stores; ``stats`` counts what all of them do."""
 
-    def __init__(self, output: Output, storage_options: Mapping[str, Any], stats: Stats | None = None) -> None:
+    def __init__(self, output: Output, storage_options: Mapping[str, Any], watch: Watch | None = None) -> None:
         self.output = output
         self._options = storage_options
-        self._stats = stats
+        self._watch = watch or Watch()
+        self._stats = self._watch.stats
+
+    def changes(self, effect: str) -> None:
+        """From here on the command changes something: what an interruption leaves behind, as the end of a sentence."""
+        self._watch.effect = effect
+
+    def publishes(self, store: str) -> None:
+        """From here on the command publishes in a store."""
+        self.changes(
+            f"`ckpt history {store}` shows whether its checkpoint was published before. If not, nothing was changed, "
+            "and `ckpt gc` finds what was written"
+        )
 
     def store(self, url: str, *others: str) -> CheckpointStore:
         """The store at a URL; ``others`` are the further stores of the same command."""
@@ -95,7 +107,7 @@ def command(
             context = click.get_current_context()
             watch = context.ensure_object(Watch)
             watch.begin(verbose, context.command_path)
-            session = Session(Output(as_json=output_format == "json"), options, watch.stats)
+            session = Session(Output(as_json=output_format == "json"), options, watch)
             return function(session, rest.pop("address"), **rest)
 
         decorated: Callable[..., Any] = run
@@ -196,11 +208,11 @@ def _known(operators: Sequence[Operator], given: str) -> str:
     """Which operators there are, and the one that was probably meant."""
     from difflib import get_close_matches
 
-    uids = {text: operator.uid for operator in operators for text in (operator.name, operator.uid) if text}
-    close = get_close_matches(given, uids, n=1)
+    uids = {label(text): operator.uid for operator in operators for text in (operator.name, operator.uid) if text}
+    close = get_close_matches(label(given), uids, n=1)
     meant = f"did you mean {uids[close[0]]!r}? It" if close else "it"
     told = [
-        f"{operator.uid} ({operator.name})" if operator.name not in ("", operator.uid) else operator.uid
+        label(f"{operator.uid} ({operator.name})" if operator.name not in ("", operator.uid) else operator.uid)
         for operator in operators[:OPERATORS_TOLD]
     ]
     left = len(operators) - len(told)

@@ -67,6 +67,11 @@ def export(
     uid = operator_uid(checkpoint, operator)
     declared = checkpoint.record.state(uid, state)
     reading = _reading(checkpoint, declared, subtask)
+    session.changes(
+        "what was written to standard output by then is all there is"
+        if target == "-"
+        else f"{label(target)} was not written"
+    )
     with session.output.progress(f"Exporting {state}") as step, _target(target) as file:
         rows = _write(file, chosen, declared, _counted(reading, step))
         length = file.tell() if target != "-" else 0
@@ -114,6 +119,8 @@ def _format_of(target: str, given: str | None) -> str:
                 "Parquet cannot be written to standard output; give --to a file, or --as csv or jsonl"
             )
         return given
+    if target == "-":
+        raise click.UsageError("--to - is standard output, which has no name to end; add --as csv or --as jsonl")
     if suffix is None:
         known = ", ".join(SUFFIXES)
         raise click.UsageError(

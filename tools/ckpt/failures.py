@@ -79,10 +79,15 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float)) else str(value)
 
 
+def interrupted(effect: str = "nothing was changed") -> Failure:
+    """The failure of a command that Ctrl-C has ended; ``effect`` says what it may have done by then."""
+    return Failure(INTERRUPTED, "interrupted", f"interrupted; {effect}")
+
+
 def failure_of(error: BaseException) -> Failure:
     """The failure that an exception stands for; whatever is not known by name is a bug of ours, and is called so."""
     if isinstance(error, (click.Abort, KeyboardInterrupt)):
-        return Failure(INTERRUPTED, "interrupted", "interrupted; what was not yet published has no effect")
+        return interrupted()
     if isinstance(error, click.ClickException):
         return _usage(error)
     for base in type(error).__mro__:
@@ -133,5 +138,6 @@ __all__ = [
     "Failure",
     "failure_of",
     "in_options",
+    "interrupted",
     "trace_of",
 ]

@@ -37,6 +37,8 @@ def gc(session: Session, address: Address, *, keep: int | None, delete: bool) ->
     """
     store = session.store(address.url)
     newest = store.history(1)[0].checkpoint_id
+    if delete:
+        session.changes("what was deleted by then stays deleted, the rest is still there; run it again to go on")
     with session.output.progress("Looking for garbage"):
         found = store.collect_garbage(delete=delete) if keep is None else store.expire(keep, delete=delete)
     document = {
@@ -91,4 +93,4 @@ def draw(document: Document, look: Look) -> Iterator[str]:
         yield from paragraph(look.paint(f"Stopped: {label(document['stopped'])}", "problem"), look)
     elif counts and not document["deleted"]:
         yield ""
-        yield "  Nothing was changed. Run it again with --delete to delete these."
+        yield from paragraph("Nothing was changed. Run it again with --delete to delete these.", look)

@@ -37,6 +37,7 @@ def inspect(session: Session, address: Address, *, operator: str | None, state: 
     uid = None if operator is None else operator_uid(checkpoint, operator)
     states = chosen_states(checkpoint, uid, state)
     document = record_document(checkpoint.storage.url, checkpoint.record)
+    document["inline_bytes"] = checkpoint.manifest.inline_bytes()
     document["selection"] = {"operator": uid, "state": state}
     declared = dict(zip(checkpoint.states, document["states"], strict=True))
     holdings = Holdings(checkpoint.record, checkpoint.handles)
@@ -56,6 +57,7 @@ def inspect(session: Session, address: Address, *, operator: str | None, state: 
 def chosen_states(checkpoint: Checkpoint, operator: str | None, name: str | None) -> list[State]:
     """The states that ``--operator`` (a uid) and ``--state`` leave; ``InvalidInput`` where a name fits none."""
     from stateformat.errors import ErrorKind, InvalidInput
+    from stateformat.model import known_names
 
     found = [state for state in checkpoint.states if operator is None or state.operator == operator]
     if name is None:
@@ -63,10 +65,8 @@ def chosen_states(checkpoint: Checkpoint, operator: str | None, name: str | None
     named = [state for state in found if state.name == name]
     if not named:
         where = f"operator {operator!r}" if operator is not None else f"checkpoint {checkpoint.id}"
-        known = ", ".join(dict.fromkeys(state.name for state in found))
-        raise InvalidInput(
-            f"{where} has no state {name!r}; it has {known or 'none'}", kind=ErrorKind.UNKNOWN_STATE, state=name
-        )
+        known = known_names([state.name for state in found], name)
+        raise InvalidInput(f"{where} has no state {name!r}; {known}", kind=ErrorKind.UNKNOWN_STATE, state=name)
     return named
 
 

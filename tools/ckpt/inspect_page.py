@@ -39,6 +39,8 @@ OPERATORS_SHOWN: Final = 40
 STATES_SHOWN: Final = 40
 """States on a page; of more than that it shows the :data:`LARGEST` that take the most bytes."""
 LARGEST: Final = 20
+NARROW: Final = 72
+"""Columns below which titles are shorter."""
 
 
 def draw(document: Json, look: Look, now_us: int) -> Iterator[str]:
@@ -98,6 +100,8 @@ def _facts(document: Json, look: Look, now_us: int) -> Iterator[tuple[str, str]]
         plural(totals["handles"], "handle"),
         f"manifest {size(document['manifest']['size_bytes'])}",
     ]
+    if document["inline_bytes"]:
+        sizes[-1] += f", with {size(document['inline_bytes'])} of the segments inline, compressed"
     yield "size", f" {look['dot']} ".join(sizes)
     yield "holds", holds_line(document["holds"], look)
     yield "features", ", ".join([*document["required_features"], *document["optional_features"]])
@@ -122,13 +126,13 @@ def _rescaled(rescaled_from: Json) -> str:
 def _states(document: Json, chosen: Sequence[Json], look: Look, *, narrow: bool) -> Iterator[str]:
     """Per operator its states, those ``chosen``: a line of figures, then what the state is made of."""
     operators = {operator["uid"]: operator for operator in document["operators"]}
-    bars_width = 12 + (look.width - 80) // 2
+    bars_width = max(4, 12 + (look.width - 80) // 2)
     columns = [
         Column("state", flexible=True),
         Column("mode"),
         Column("rows", right=True),
         Column("bytes", right=True),
-        Column("rows per subtask"),
+        Column("rows per subtask" if look.width >= NARROW else "per subtask"),
     ]
     place = {uid: i for i, uid in enumerate(operators)}
     states = sorted(chosen, key=lambda state: place.get(state["operator"], len(place)))
@@ -180,6 +184,8 @@ def _per_subtask(state: Json, operator: Json | None) -> list[int | None] | None:
 def _skew(state: Json, operator: Json | None, look: Look, width: int) -> str:
     rows = _per_subtask(state, operator)
     if rows is None:
+        if look.width < NARROW:
+            return ""  # The mode says as much.
         return "the coordinator's" if state["mode"] == "coordinator" else "the sink's"
     if all(value is None for value in rows):
         return "finished"
@@ -243,7 +249,7 @@ def _subtasks(state: Json, operator: Json, look: Look) -> Iterator[str]:
         owner = "-" if entry["subtask"] is None else str(entry["subtask"])
         groups = "" if entry["first_group"] is None else f"{entry['first_group']}-{entry['last_group']}"
         row = [owner, count(entry["rows"]), size(entry["bytes"])] + [groups] * keyed
-        rows.append([*row, bar(entry["rows"], top, look, width=24)])
+        rows.append([*row, bar(entry["rows"], top, look, width=min(24, look.width - 42))])
     yield from table(columns, rows, look, indent="      ")
     if len(entries) > SUBTASKS_SHOWN:
         yield f"      {look['ellipsis']} and {count(len(entries) - SUBTASKS_SHOWN)} more (--format json lists all)"

@@ -77,6 +77,16 @@ class Column:
                 yield json.dumps(part.to_pylist(), **options)[1:-1]
 
 
+def unprintable_escaped(text: str) -> str:
+    """JSON text with every character that does not print escaped: a terminal obeys some of them (U+009B, U+202E).
+
+    JSON has such characters inside strings only, so the value stays the same.
+    """
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text)
+
+
 def pieces(value: Any, *, indent: int = 0, ensure_ascii: bool = False) -> Iterator[str]:
     """The text of a JSON value, in pieces."""
     inner = "\n" + " " * (indent + 2)
@@ -111,4 +121,4 @@ def _joined(lines: Iterator[str], begin: str, between: str, end: str) -> Iterato
     yield end if lead is not begin else "[]"
 
 
-__all__ = ["LONG", "Column", "Rows", "pieces"]
+__all__ = ["LONG", "Column", "Rows", "pieces", "unprintable_escaped"]

@@ -19,8 +19,9 @@ from typing import Final
 
 import click
 
-from tools.ckpt.failures import FINE, PIPE_CLOSED, failure_of, trace_of
-from tools.ckpt.output import show_failure
+from tools.ckpt.failures import FINE, PIPE_CLOSED, failure_of, interrupted, trace_of
+from tools.ckpt.interrupts import Interrupts
+from tools.ckpt.output import complain, show_failure
 from tools.ckpt.watch import Watch
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
@@ -37,6 +38,10 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "stop": ("stop", "Ask a running job to stop with a savepoint, and wait."),
 }
 """Every command: the module below ``tools.ckpt``, in which it has the module's name, and its line in ``ckpt --help``."""
+
+
+CHANGING: Final = frozenset({"rescale", "rewrite", "copy", "rollback", "gc", "stop", "repair"})
+"""Commands that change or write something. None of them is suggested for a misspelled command: it might be run unread."""
 
 
 class LazyGroup(click.Group):
@@ -61,7 +66,7 @@ class LazyGroup(click.Group):
         if args[0] not in COMMANDS and not args[0].startswith("-"):
             from difflib import get_close_matches
 
-            close = get_close_matches(args[0], COMMANDS, n=1)
+            close = get_close_matches(args[0], [name for name in COMMANDS if name not in CHANGING], n=1)
             ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {close[0]!r}?" if close else ""))
         return super().resolve_command(ctx, args)
 
@@ -92,9 +97,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         atexit.register(gc.freeze)
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     _open_closed_streams()
-    watch = Watch()
+    with Interrupts() as interrupts:
+        return _run(arguments, Watch(), interrupts)
+
+
+def _run(arguments: Sequence[str], watch: Watch, interrupts: Interrupts) -> int:
     try:
-        status = ckpt.main(arguments, prog_name="ckpt", standalone_mode=False, obj=watch)
+        status = ckpt.main(list(arguments), prog_name="ckpt", standalone_mode=False, obj=watch)
         sys.stdout.flush()
     except BrokenPipeError:
         return _reader_left()
@@ -102,12 +111,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # click leaves so when the reader of standard output is gone, and after printing a shell completion.
         return _reader_left() if leaving.code == 1 else FINE
     except BaseException as error:
-        failure = failure_of(error)
+        # An import that is interrupted may raise an ImportError instead.
+        failure = interrupted(watch.effect) if interrupts.seen else failure_of(error)
         # The reader may be gone, or the disk behind standard output full, which is what the error says.
         with contextlib.suppress(OSError):
             show_failure(failure, as_json=_wants_json(arguments))
-            if watch.level and not isinstance(error, click.ClickException):
-                click.echo(trace_of(error), err=True)
+            if watch.level and not interrupts.seen and not isinstance(error, click.ClickException):
+                complain(trace_of(error))
         return failure.status
     finally:
         watch.end()

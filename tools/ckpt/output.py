@@ -16,8 +16,8 @@ from typing import Any, TextIO
 import click
 
 from tools.ckpt.failures import Failure
-from tools.ckpt.json_text import pieces
-from tools.ckpt.render import WIDTH_MAX, WIDTH_MIN, Look
+from tools.ckpt.json_text import pieces, unprintable_escaped
+from tools.ckpt.render import WIDTH_DEFAULT, WIDTH_MAX, WIDTH_MIN, Look, label, lines_label
 
 Document = dict[str, Any]
 Draw = Callable[[Document, Look], Iterable[str]]
@@ -29,7 +29,7 @@ _WRITE_CHARACTERS = 1 << 20
 def look_of(stream: TextIO) -> Look:
     """How pages for this stream may look: COLUMNS or the terminal's width, its encoding, NO_COLOR."""
     colour = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return Look(min(max(_terminal_columns(), WIDTH_MIN), WIDTH_MAX), _is_utf8(stream), colour)
+    return Look(min(max(_terminal_columns() or WIDTH_DEFAULT, WIDTH_MIN), WIDTH_MAX), _is_utf8(stream), colour)
 
 
 def _terminal_columns() -> int:
@@ -54,7 +54,7 @@ def _is_utf8(stream: TextIO) -> bool:
 def write_json(document: Mapping[str, Any]) -> None:
     """A document on standard output, indented, in the characters that it takes."""
     parts, size = [], 0
-    for part in pieces(document, ensure_ascii=not _is_utf8(sys.stdout)):
+    for part in map(unprintable_escaped, pieces(document, ensure_ascii=not _is_utf8(sys.stdout))):
         parts.append(part)
         size += len(part)
         if size >= _WRITE_CHARACTERS:
@@ -96,7 +96,7 @@ class Output:
 
     def note(self, text: str) -> None:
         """A sentence for the person at the terminal, on standard error, in either format."""
-        _complain(text)
+        complain(label(text))
 
     @contextmanager
     def progress(self, title: str, *, unit: str = "") -> Iterator[Step]:
@@ -121,18 +121,29 @@ class Output:
             yield lambda done, total: bars.update(task, completed=done, total=total or None)
 
 
-def _complain(text: str) -> None:
+def complain(text: str) -> None:
+    """Text on standard error. Line ends are ours; whatever else a terminal would obey is spelled out."""
     encoding = sys.stderr.encoding or "ascii"
-    click.echo(text.encode(encoding, "backslashreplace").decode(encoding), err=True)
+    click.echo(lines_label(text).encode(encoding, "backslashreplace").decode(encoding), err=True)
 
 
 def show_failure(failure: Failure, *, as_json: bool) -> None:
     """One sentence on standard error; in JSON format also a document with ``error`` on standard output."""
-    _complain(failure.message if failure.kind == "help" else f"ckpt: {failure.message}")
+    complain(failure.message if failure.kind == "help" else f"ckpt: {failure.message}")
     if failure.hint:
-        _complain(f"      {failure.hint}")
+        complain(f"      {failure.hint}")
     if as_json:
         write_json(failure.to_json())
 
 
-__all__ = ["Document", "Draw", "Output", "Step", "look_of", "on_standard_output", "show_failure", "write_json"]
+__all__ = [
+    "Document",
+    "Draw",
+    "Output",
+    "Step",
+    "complain",
+    "look_of",
+    "on_standard_output",
+    "show_failure",
+    "write_json",
+]

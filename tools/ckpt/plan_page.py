@@ -33,6 +33,8 @@ TOLD: Final = 20
 """Refusals, warnings and names in a row on a page."""
 MODE_WIDTH: Final = 12
 ACTION_WIDTH: Final = 9
+NARROW: Final = 72
+"""Columns below which titles are shorter."""
 LOADED: Final = 5
 """The most loaded subtasks, where not all operators are shown."""
 
@@ -109,13 +111,13 @@ def _operators(document: Json, look: Look) -> Iterator[str]:
         order = sorted(operators, key=lambda one: (one["uid"] not in refused, -_bytes(loads.get(one["uid"]))))
         kept = {operator["uid"] for operator in order[:MOST]}
         shown = [operator for operator in operators if operator["uid"] in kept]
-    bars_width = 16 + (look.width - 80) // 2
+    bars_width = max(6, 16 + (look.width - 80) // 2)
     columns = [
         Column("operator", flexible=True),
         Column("subtasks", right=True),
-        Column("reads rows", right=True),
+        Column("reads rows" if look.width >= NARROW else "rows", right=True),
         Column("bytes", right=True),
-        Column("rows per new subtask"),
+        Column("rows per new subtask" if look.width >= NARROW else "per new subtask"),
     ]
     rows = []
     for operator in shown:
@@ -179,7 +181,7 @@ def _numbers(operator: Json, look: Look) -> str:
 
 def _bars(operator: Json, rows: list[int], look: Look, width: int, *, refused: bool, given_up: bool) -> str:
     if operator["action"] == "skip_finished":
-        return look.paint("finished: not started", "finished")
+        return look.paint("finished: not started" if look.width >= NARROW else "not started", "finished")
     if operator["action"] == "dropped" and not refused:
         return look.paint("given up" if given_up else "left out", "dim")
     if not any(rows):
@@ -197,7 +199,8 @@ def _states(states: list[Json], look: Look) -> Iterator[str]:
     for state in states:
         mode = f"{state['mode']} {state['kind']}" if state["kind"] else state["mode"]
         name = pad(shorten(label(state["name"]), name_width, look), name_width)
-        yield f"    {name}  {look.paint(pad(mode, MODE_WIDTH), 'dim')}  {state['rule']}"
+        head = f"    {name}  {look.paint(pad(mode, MODE_WIDTH), 'dim')}  "
+        yield from paragraph(state["rule"], look, indent=" " * text_width(head), first=head)
         yield from _columns(state["columns"], look)
 
 

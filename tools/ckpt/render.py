@@ -17,7 +17,9 @@ from typing import Any, Final
 
 import click
 
-WIDTH_MIN: Final = 80
+WIDTH_MIN: Final = 60
+WIDTH_DEFAULT: Final = 80
+"""Columns where nothing says how many there are."""
 WIDTH_MAX: Final = 120
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
@@ -51,7 +53,7 @@ _COLOURS: Final[Mapping[str, Mapping[str, Any]]] = {
 class Look:
     """How a page may look: columns to fill, whether the output takes more than ASCII, whether it takes colours."""
 
-    width: int = WIDTH_MIN
+    width: int = WIDTH_DEFAULT
     unicode: bool = True
     colour: bool = False
 
@@ -66,6 +68,11 @@ class Look:
 def label(text: object) -> str:
     """A stranger's text on one line: characters that do not print (line ends, escapes) are spelled out."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(text))
+
+
+def lines_label(text: str) -> str:
+    """The same for text of ours that has several lines (help, stack traces): only its line ends stay."""
+    return "\n".join(map(label, text.split("\n")))
 
 
 def text_width(text: str) -> int:
@@ -216,7 +223,7 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[str]], look: Look, 
     for i in sorted((i for i in kept if columns[i].flexible), key=lambda i: -widths[i]):
         widths[i] = max(len(columns[i].title), widths[i] - max(0, too_wide()))
         for row in body:
-            row[i] = shorten(row[i], widths[i], look)
+            row[i] = shorten(row[i].rstrip(), widths[i], look)
     titles = "  ".join(pad(columns[i].title, widths[i], right=columns[i].right) for i in kept).rstrip()
     lines = [indent + look.paint(titles, "dim")] if any(column.title for column in columns) else []
     lines += [

@@ -44,6 +44,7 @@ def rescale(
         session.output.show(plan_document(store.url, checkpoint, plan), draw_plan)
         return
     destination = store if target is None else other_store(session, store, target, address)
+    session.publishes(destination.url)
     if target is None:
         permit = publish_rescaled(checkpoint, topology, store=store)
     else:

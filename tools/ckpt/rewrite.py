@@ -71,6 +71,7 @@ def rewrite(
         options=WriteOptions(codec=codec, encoding=encoding),  # type: ignore[arg-type]
     )
     destination = None if target is None else other_store(session, store, target, address)
+    session.publishes((destination or store).url)
     with session.output.progress(f"Rewriting checkpoint {checkpoint.id}") as step:
         done = run(
             store,

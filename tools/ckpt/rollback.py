@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from tools.ckpt.address import Address
-from tools.ckpt.common import Session, command
+import click
+
+from tools.ckpt.address import Address, AddressType
+from tools.ckpt.common import Session, command, other_store
 from tools.ckpt.published import draw_published, published
 
 
 @command("rollback", checkpoint="always")
-def rollback(session: Session, address: Address) -> None:
+@click.option("--to", "target", type=AddressType("never"), metavar="URL", help="Publish in this empty store instead.")
+def rollback(session: Session, address: Address, *, target: Address | None) -> None:
     """Make an older checkpoint the newest again; metadata only.
 
     Publishes newest + 1 with the content of STORE@ID; nothing is deleted and no data is copied. A running job stops at its
-    next publication. Output that the checkpoints left behind have committed stays committed.
+    next publication. Output that the checkpoints left behind have committed stays committed. With --to, the store stays as
+    it is, and a new one begins with the content and a copy of the segments.
     """
-    store, source = session.checkpoint(address)
-    permit = store.rollback(source.id)
+    store, source = session.checkpoint(address, *(() if target is None else (target.url,)))
+    destination = store if target is None else other_store(session, store, target, address)
+    session.publishes(destination.url)
+    if target is None:
+        permit = store.rollback(source.id)
+    else:
+        with session.output.progress(f"Copying checkpoint {source.id}", unit="bytes") as step:
+            permit = destination.start_from(source, progress=lambda now: step(now.bytes_done, now.bytes_total))
     reference = {"store": store.url, **source.record.ref._asdict()}
-    document = published(store.url, permit.record, reference, permit.record.graph, permit.notes)
+    document = published(destination.url, permit.record, reference, permit.record.graph, permit.notes)
     session.output.show(document, draw_published)

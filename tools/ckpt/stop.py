@@ -73,14 +73,14 @@ def stop(session: Session, address: Address, *, drain: bool, target: Address | N
     savepoint = None if target is None else _empty_store(session.store(target.url, address.url), store)
     mode = StopMode.DRAIN if drain else StopMode.NO_DRAIN
     asking = Asking(store, savepoint_store=lambda url: session.store(url, address.url))
+    session.changes("the request was withdrawn; a run that had begun to stop by it may still do so")
     try:
         with session.output.progress("Waiting for the job to stop (seconds)") as step:
             told = asking.ask(mode, savepoint, timeout_seconds=timeout, step=step)
-    except BaseException as error:
+    except BaseException:
         if asking.left_behind:
+            session.changes("the request could not be removed")
             session.output.note(asking.left_behind)
-        elif isinstance(error, KeyboardInterrupt):
-            session.output.note("The request was withdrawn; a run that had begun to stop by it may still do so.")
         raise
     document = asking.document(mode, told)
     session.output.show(document, draw)

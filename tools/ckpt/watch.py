@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from tools.ckpt.output import complain
 from tools.ckpt.render import size
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ class Watch:
     def __init__(self) -> None:
         self.level = 0
         self.stats: Stats | None = None
+        self.effect = "nothing was changed"
+        """What an interruption now leaves behind, as the end of a sentence."""
         self._start = time.perf_counter()
         self._command = ""
         # Without any handler Python would print warnings; commands say what matters themselves.
@@ -75,7 +78,7 @@ class _OnStandardError(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(BrokenPipeError):
-            click.echo(self.format(record), err=True)
+            complain(self.format(record))
 
 
 def peak_memory_bytes() -> int:

@@ -40,6 +40,8 @@ from backends.spark.session import lent_session
 from stateformat.errors import CheckpointError, InvalidInput, StorageError
 from tools.ckpt.address import Address, AddressType, StorageOptionType, is_local, options_for
 from tools.ckpt.failures import FINE, PROBLEMS, UNAVAILABLE, Failure, failure_of, in_options
+from tools.ckpt.output import complain
+from tools.ckpt.render import label
 from tools.ckpt.seconds import SecondsType
 
 if TYPE_CHECKING:
@@ -123,7 +125,7 @@ class Telling:
             failure = failure_of(error)
         if self._json:
             click.echo(json.dumps({"kind": "Failure", **failure.to_json()}))
-        click.echo(f"error: {in_options(failure.message)}", err=True)
+        complain(f"error: {label(in_options(failure.message))}")
         return failure.status
 
 
@@ -305,7 +307,7 @@ def main(arguments: list[str]) -> int:
         return int(command.main(arguments, prog_name="run.py", standalone_mode=False) or FINE)
     except (click.ClickException, click.Abort) as error:
         failure = failure_of(error)
-        click.echo(f"error: {failure.message}" + (f" ({failure.hint})" if failure.hint else ""), err=True)
+        complain(f"error: {label(failure.message)}" + (f" ({failure.hint})" if failure.hint else ""))
         return failure.status
 
 

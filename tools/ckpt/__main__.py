@@ -1,0 +1,33 @@
+"""The program ``ckpt``, and ``python -m tools.ckpt``: takes interrupts from the first moment, then imports the rest."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Final
+
+_NOTHING_DONE: Final = b"ckpt: interrupted; nothing was changed\n"
+_INTERRUPTED: Final = 130
+
+
+def main() -> int:
+    """Run ``ckpt`` and return its exit status. Ctrl-C ends it with 130 and a sentence, also while it is importing."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _leave)
+    from tools.ckpt.main import main as run
+
+    status = run()
+    if signal.getsignal(signal.SIGINT) is _leave:
+        # Everything is done and said: an interrupt now could only spoil the exit status.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return status
+
+
+def _leave(*_: object) -> None:
+    os.write(2, _NOTHING_DONE)
+    os._exit(_INTERRUPTED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
