@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from backends.spark.base import Base, Part, resolved
+from backends.running.state_layers import Part, resolved
+from backends.spark.base import Base
 from backends.spark.cache import Cache, Kept, local_directory
 from backends.spark.epoch import levels_of
 from backends.state import SubtaskStates

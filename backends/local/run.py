@@ -18,6 +18,7 @@ from backends.dataflow import events as ev
 from backends.dataflow.activation import Activation, in_flight_batches
 from backends.dataflow.life import State
 from backends.dataflow.routing import Router
+from backends.local.layers import TaskLayers
 from backends.local.readiness import Readiness
 from backends.running.channels import CAPACITY, Queue
 from backends.running.clock import Clock
@@ -26,6 +27,7 @@ from backends.running.options import Schedule
 from backends.running.progress import Progress
 from backends.running.restore import Restored
 from backends.running.run import Run
+from backends.running.state_layers import restored_parts
 from backends.running.wiring import receiver_of, sender_of, wired
 from backends.running.worker import Mail, Message, Worker
 from stateformat.errors import CheckpointError
@@ -55,9 +57,11 @@ class LocalRun(Run):
         self._choose = random.Random(seed)  # noqa: S311 - an order of events, not a secret
         self._due_us = self._begun_us
         self._next_checkpoint()
-        self._rows_at_checkpoint = 0
+        self._rows_read = self._rows_at_checkpoint = 0
+        self._asked = self._paused = False
         self._readiness = Readiness()
         self._workers: dict[ev.TaskId, Worker] = {}
+        self._layers: dict[ev.TaskId, TaskLayers] = {}
         self._channels: dict[ev.Channel, Queue] = {}
         self._connect(restored)
         try:
@@ -88,10 +92,12 @@ class LocalRun(Run):
         self._sources = [worker for worker in self._workers.values() if worker.vertex.is_source]
 
     def _open(self, restored: Restored) -> None:
+        parts = dict(restored_parts(restored))
         for worker in self._workers.values():
-            vertex, subtask = worker.vertex, worker.id.subtask
-            worker.operators = Activation(self.job, vertex, subtask, worker)
-            worker.operators.open(restored.states(vertex, subtask))
+            own = parts.get(worker.id, {})
+            worker.operators = Activation(self.job, worker.vertex, worker.id.subtask, worker)
+            self._layers[worker.id] = TaskLayers(worker.operators.states, own)
+            worker.operators.open({uid: part.tasks or {} for uid, part in own.items()} or None)
         # What was in flight is processed before anything else, and after everybody is open to receive what comes of it.
         for worker in self._workers.values():
             for edge_id, task in restored.in_flight(worker.vertex, worker.id.subtask).items():
@@ -106,13 +112,17 @@ class LocalRun(Run):
         """Let one actor do one thing. False: the job has ended, and :attr:`outcome` says how."""
         if self.outcome is not None:
             return False
-        now_us = self._look_at_clock()
-        worker = self._readiness.draw(self._choose, now_us, others=bool(self._driver.inbox))
         try:
+            now_us = self._look_at_clock()
+            worker = self._readiness.draw(self._choose, now_us, others=len(self._driver.inbox))
             if worker is not None:
+                read = worker.rows
                 worker.step(self._choose)
+                self._rows_read += worker.rows - read
                 self._clock.tick()
             elif self._driver.inbox:
+                if isinstance(self._driver.inbox[0], ev.CheckpointDue):
+                    self._asked = False
                 self._driver.step()
                 self._clock.tick()
             else:
@@ -127,18 +137,32 @@ class LocalRun(Run):
         """Let begin what is due; returns what time it is."""
         now_us = self._clock.now_us()
         in_flight, schedule = self._driver.in_flight, self._schedule
-        if in_flight is None:
-            rows = schedule.checkpoint_rows
-            by_rows = rows is not None and self.rows_read - self._rows_at_checkpoint >= rows
+        rows = schedule.checkpoint_rows
+        by_rows = rows is not None and self._rows_read - self._rows_at_checkpoint >= rows
+        self._pause(by_rows or self._asked)
+        if in_flight is None and not self._asked:
             if by_rows or (schedule.checkpoint_interval_us is not None and now_us >= self._due_us):
                 self._next_checkpoint()
-                self._rows_at_checkpoint = self.rows_read
+                self._rows_at_checkpoint = self._rows_read
                 self._driver.inbox.append(ev.CheckpointDue())
-        elif schedule.timeout_us is not None and in_flight.is_late(now_us - schedule.timeout_us):
+                self._asked = True
+        elif (
+            in_flight is not None
+            and schedule.timeout_us is not None
+            and in_flight.is_late(now_us - schedule.timeout_us)
+        ):
             self._driver.inbox.append(ev.TimedOut(in_flight.barrier.number))
         if self._stopping.is_due(now_us):
             self._stopping.look()
         return now_us
+
+    def _pause(self, paused: bool) -> None:
+        """Let sources wait until the barrier that is due has begun; so rows are read between two as ``checkpoint_rows`` says."""
+        if paused != self._paused:
+            self._paused = paused
+            for worker in self._sources:
+                worker.paused = paused
+                self.wake(worker)
 
     def _next_checkpoint(self) -> None:
         if self._schedule.checkpoint_interval_us is not None:
@@ -187,7 +211,7 @@ class LocalRun(Run):
     @property
     def rows_read(self) -> int:
         """Rows that sources have read in this run."""
-        return sum(worker.rows for worker in self._sources)
+        return self._rows_read
 
     @property
     def tasks(self) -> Mapping[ev.TaskId, Worker]:
@@ -241,7 +265,8 @@ class LocalRun(Run):
         """The snapshots of a task."""
         in_flight = self._driver.in_flight
         if in_flight is not None and in_flight.checkpoint is not None and in_flight.barrier.number == number:
-            for snapshot in snapshots:
+            task = ev.TaskId(self.job.vertex_of(snapshots[0].operator).id, snapshots[0].subtask or 0)
+            for snapshot in self._layers[task].take(number, snapshots):
                 in_flight.checkpoint.add(snapshot)
 
     def awaits_snapshot(self, task: ev.TaskId, number: int) -> bool:
@@ -267,6 +292,7 @@ class LocalRun(Run):
         """A task is gone: nobody need wait for it to process anything."""
         for channel in self._workers[task].inputs:
             self.confirm(channel)
+        del self._layers[task]
         self.tell(ev.TaskEnded(task))
 
     def now_us(self) -> int:
@@ -279,6 +305,8 @@ class LocalRun(Run):
         if worker is None:
             return
         if not worker.gone:
+            if isinstance(mail, ev.Completed):
+                self._layers[task].complete(mail.number)
             worker.mail.append(mail)
             self.wake(worker)
         elif isinstance(mail, Message):

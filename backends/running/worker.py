@@ -123,6 +123,8 @@ class Worker:
         self.rows = 0
         """Rows that its source has read."""
         self.gone = False
+        self.paused = False
+        """Its source reads nothing for now, since a checkpoint goes first."""
         self._closed = False
         self._outputs = outputs
         self._filled: dict[Queue, None] = {}
@@ -179,8 +181,12 @@ class Worker:
     @property
     def idle_until_us(self) -> int | None:
         """When its reader looks again; None where it waits for nothing but events."""
-        waits = self.vertex.is_source and not self.gone and not self._held and self.task.may_read
+        waits = self.vertex.is_source and not self.gone and self._may_read
         return self._idle_until_us if waits and self._idle_until_us < _UNTIL_MAIL else None
+
+    @property
+    def _may_read(self) -> bool:
+        return not (self._held or self.paused) and self.task.may_read
 
     # What the schedule asks --------------------------------------------------------------------------------------------
 
@@ -193,7 +199,7 @@ class Worker:
         if self._filled:
             return False
         if self.vertex.is_source:
-            return not self._held and self.task.may_read and now_us >= self._idle_until_us
+            return self._may_read and now_us >= self._idle_until_us
         return self._waiting.any_open()
 
     def step(self, choose: random.Random) -> None:
@@ -296,6 +302,7 @@ class Worker:
                 operators.close()
             case ev.Ended():
                 self.gone = True
+                self.mail.clear()
                 del self.operators  # What it kept may be large, and the job may go on for long.
                 self._link.ended(self.id)
             case ev.HoldSource(hold):

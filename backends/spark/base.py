@@ -1,7 +1,7 @@
 """What an epoch begins from: where the states of every task lie after the epoch before, published or not.
 
 Theory of operation. The report of a task names what it has written: whole segments, and for keyed states *layers* on top of what
-stays underneath. :func:`resolved` puts the two together, so a snapshot names everything that it consists of, and the base of the
+stays underneath. ``state_layers.resolved`` puts the two together, so a snapshot names everything that it consists of, and the base of the
 next epoch follows from the reports alone; no manifest is read. Each layer has the *version* of the epoch that wrote it. A worker
 that holds the state of version v needs only the layers above v; where the lowest layer is younger than v, the state was written
 whole since, and is read whole.
@@ -12,17 +12,16 @@ version then.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
-from typing import Final, NamedTuple
+from typing import Final
 
 import pyarrow.compute as pc
 
 from backends.dataflow.events import TaskId
 from backends.dataflow.member import Reported
 from backends.running.restore import Restored
+from backends.running.state_layers import Part, by_layer, layers_of, restored_parts
 from backends.state import Layer
 from stateformat.checkpoint import ReadTask, whole_slices
 from stateformat.manifest import handles_table
@@ -35,18 +34,7 @@ from stateformat.model import (
     Record,
     Totals,
 )
-from stateformat.snapshot import ON_TOP, Snapshot, WriteContext
-
-Versions = Mapping[str, tuple[int | None, ...]]
-"""By keyed state: the versions of its layers, lowest first."""
-
-
-class Part(NamedTuple):
-    """What one operator has in one subtask. ``tasks``: how to read each state, after a restore; else the snapshot says it."""
-
-    snapshot: Snapshot
-    versions: Versions
-    tasks: Mapping[str, ReadTask] | None = None
+from stateformat.snapshot import WriteContext
 
 
 @dataclass(frozen=True)
@@ -70,13 +58,7 @@ class Base:
         part = self.parts.get(uid)
         if part is None:
             return {}
-        return {
-            state: [
-                Layer(version, sum(handle.rows for handle in some), sum(_share(handle) for handle in some))
-                for version, some in zip(part.versions[state], _by_layer(part.snapshot, state), strict=True)
-            ]
-            for state in part.versions
-        }
+        return layers_of(part)
 
     def tasks(self, context: WriteContext, uid: str, *, above: int | None = None) -> Mapping[str, ReadTask]:
         """How to read the states of an operator; with ``above``, of keyed states only the layers of later versions."""
@@ -90,7 +72,7 @@ class Base:
             found.setdefault(handle.state, []).append(handle)
         if above is not None:
             for name, versions in part.versions.items():
-                layers = _by_layer(part.snapshot, name)
+                layers = by_layer(part.snapshot, name)
                 late = [some for some, version in zip(layers, versions, strict=True) if _after(version, above)]
                 found[name] = [handle for some in late for handle in some]
         return _Tasks(context, uid, found)
@@ -131,41 +113,6 @@ def _after(version: int | None, other: int) -> bool:
     return version is not None and version > other
 
 
-def _share(handle: Handle) -> int:
-    return handle.size_bytes * handle.rows // handle.segment_rows if handle.segment_rows else 0
-
-
-def _by_layer(snapshot: Snapshot, state: str) -> list[list[Handle]]:
-    mine = sorted((handle for handle in snapshot.handles if handle.state == state), key=lambda handle: handle.layer)
-    return [list(some) for _, some in groupby(mine, key=lambda handle: handle.layer)]
-
-
-def resolved(snapshot: Snapshot, kept: Mapping[str, int], before: Part | None, version: int) -> Part:
-    """A snapshot as a task has reported it, with what stays underneath its layers named; and the versions of all layers.
-
-    ``kept``: by keyed state, how many of the lowest layers stay (``SubtaskStates.snapshot``).
-    """
-    underneath: list[Handle] = []
-    versions: dict[str, tuple[int | None, ...]] = {}
-    own: list[Handle] = []
-    by_state: dict[str, list[Handle]] = {name: [] for name in kept}
-    for handle in snapshot.handles:
-        if handle.state in by_state:
-            by_state[handle.state].append(handle)
-        else:
-            own.append(handle)
-    for state, count in kept.items():
-        lower = _by_layer(before.snapshot, state)[:count] if before is not None and count else []
-        underneath += [handle for some in lower for handle in some]
-        top = lower[-1][0].layer + 1 if lower else 0
-        written = [handle._replace(layer=top) if handle.layer == ON_TOP else handle for handle in by_state[state]]
-        own += written
-        below = before.versions[state][:count] if before is not None and count else ()
-        versions[state] = (*below, version) if written else below
-    full = Snapshot(snapshot.operator, snapshot.subtask, (*underneath, *own), (), snapshot.finishing)
-    return Part(full, versions)
-
-
 _NO_MANIFEST: Final = ManifestRef("", 0, "", 0)
 
 
@@ -191,25 +138,10 @@ def read_task(context: WriteContext, uid: str, name: str, handles: Sequence[Hand
 
 def restored_bases(restored: Restored) -> Mapping[TaskId, Base]:
     """What each task of a run begins from: the slices of a restore plan. Empty on a first run."""
-    if restored.permit is None:
-        return {}
-    carried: dict[tuple[str, int], list[Handle]] = defaultdict(list)
-    table = restored.permit.checkpoint().carried(restored.plan)
-    for row in table.to_pylist():
-        carried[row["operator"], row["subtask"]].append(Handle(**row))
-    bases = {}
-    for vertex in restored.job.vertices:
-        for subtask in () if vertex.id in restored.finished else range(vertex.parallelism):
-            parts = {}
-            for uid, tasks in (restored.states(vertex, subtask) or {}).items():
-                handles = sorted(carried[uid, subtask], key=lambda handle: (handle.state, handle.layer))
-                snapshot = Snapshot(uid, subtask, tuple(handles))
-                states = {handle.state for handle in handles}
-                versions = {state: (None,) * len(_by_layer(snapshot, state)) for state in states}
-                parts[uid] = Part(snapshot, versions, tasks)
-            replays = bool(restored.in_flight(vertex, subtask))
-            bases[TaskId(vertex.id, subtask)] = Base(parts, replays=replays)
-    return bases
+    return {
+        task: Base(parts, replays=bool(restored.in_flight(restored.job.vertex(task.vertex), task.subtask)))
+        for task, parts in restored_parts(restored)
+    }
 
 
-__all__ = ["Base", "Part", "Versions", "read_task", "resolved", "restored_bases"]
+__all__ = ["Base", "read_task", "restored_bases"]

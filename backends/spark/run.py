@@ -33,9 +33,10 @@ from backends.running.outcome import RunDiscarded
 from backends.running.progress import EpochProgress
 from backends.running.restore import Restored
 from backends.running.run import Run
+from backends.running.state_layers import resolved
 from backends.running.wiring import receiver_of, sender_of, wired
 from backends.running.worker import Mail, Message
-from backends.spark.base import Base, read_task, resolved, restored_bases
+from backends.spark.base import Base, read_task, restored_bases
 from backends.spark.dealing import SPLITS_AHEAD_MAX, Dealer
 from backends.spark.epoch import EpochJob, first_line, levels_of
 from backends.spark.feeds import Feed

@@ -68,6 +68,8 @@ class SubtaskStates:
         """What :meth:`snapshot` is told of layers where its caller knows nothing of them."""
         self.kept: Mapping[str, int] = {}
         """What the last snapshot returned."""
+        self.version = 0
+        """The version of the layers that the last snapshot wrote, where versions are counted (:meth:`begin`)."""
         self._max_parallelism = ceiling
         self._declared = {state.name: state for state in states if state.operator == operator.uid}
         self._kept: dict[str, Keyed | Entries] = {}
@@ -167,6 +169,13 @@ class SubtaskStates:
         for kept in self._keyed.values():
             kept.changes.begin(version)
 
+    def _begin_together(self) -> None:
+        """A snapshot that failed has ended the version of the states before the one that failed: let all go on from the same."""
+        versions = [kept.changes.version for kept in self._keyed.values() if kept.changes.version is not None]
+        if versions:
+            self.version = max(versions)
+            self.begin(self.version)
+
     def catch_up(self, tasks: Mapping[str, ReadTask], layers: Mapping[str, Sequence[Layer]]) -> None:
         """Take what others have written since: go from an older snapshot of this subtask to a newer one.
 
@@ -215,6 +224,7 @@ class SubtaskStates:
         trust_key_groups=True)`` saves the writer two checks. Nothing may change while this runs.
         """
         known = self.layers if layers is None else layers
+        self._begin_together()
         counts = {}
         for name, kept in self._kept.items():
             if not isinstance(kept, Entries):

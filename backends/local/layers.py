@@ -1,0 +1,52 @@
+"""Deltas in this process: in which layers the keyed states of a task lie, in the newest checkpoint and in the one in flight.
+
+What a checkpoint that is given up had written is named by nothing: the next one writes all that has changed since the newest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from backends.running.state_layers import Part, layers_of, resolved
+from backends.state import SubtaskStates
+from stateformat.snapshot import Snapshot
+
+_FIRST_VERSION = 1
+
+
+class TaskLayers:
+    """The layers of the states of one task's operators. Make it before the states are restored: it begins their versions.
+
+    ``parts``: what the task goes on from (``state_layers.restored_parts``).
+    """
+
+    def __init__(self, states: Mapping[str, SubtaskStates], parts: Mapping[str, Part]) -> None:
+        self._states = states
+        self._parts = dict(parts)
+        self._taken: dict[str, Part] = {}
+        self._number = 0
+        for uid, of_operator in states.items():
+            of_operator.begin(_FIRST_VERSION)
+            of_operator.layers = layers_of(self._parts[uid]) if uid in self._parts else {}
+
+    def take(self, number: int, snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+        """The snapshots of a barrier, with the layers that stay underneath."""
+        self._number, self._taken = number, {}
+        for snapshot in snapshots:
+            states = self._states.get(snapshot.operator)
+            if states is not None and not snapshot.finishing:
+                before = self._parts.get(snapshot.operator)
+                self._taken[snapshot.operator] = resolved(snapshot, states.kept, before, states.version)
+        return [self._taken[each.operator].snapshot if each.operator in self._taken else each for each in snapshots]
+
+    def complete(self, number: int) -> None:
+        """The checkpoint of a barrier is published: the next deltas go on top of it."""
+        if number != self._number:
+            return
+        self._parts.update(self._taken)
+        for uid, part in self._taken.items():
+            self._states[uid].layers = layers_of(part)
+        self._taken = {}
+
+
+__all__ = ["TaskLayers"]
