@@ -401,7 +401,7 @@ class Driver:
         current, self.in_flight = self.in_flight, None
         logger.info("gave up checkpoint of barrier %d: %s", command.number, command.reason)
         self._post.drop_in_flight()
-        for task in command.tasks:
+        for task in sorted(command.tasks):  # In the same order in every process: a seed decides the rest.
             self._post.mail(task, ev.Aborted(command.number))
         if current is not None and current.checkpoint is not None:
             checkpoint_id = int(current.checkpoint.checkpoint_id)

@@ -302,6 +302,9 @@ class Worker:
                 operators.close()
             case ev.Ended():
                 self.gone = True
+                for mail in self.mail:
+                    if isinstance(mail, Message):
+                        self._link.lost(mail.uid, self.id.subtask)
                 self.mail.clear()
                 del self.operators  # What it kept may be large, and the job may go on for long.
                 self._link.ended(self.id)

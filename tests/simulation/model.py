@@ -15,6 +15,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
@@ -211,6 +212,11 @@ def outputs(output: dict[tuple[Any, ...], tuple[str, ...]]) -> Iterator[tuple[Fa
             yield (key[0], row["id"], row["path"]), row
 
 
+def _values(row: dict[str, Any], columns: Iterable[str]) -> str:
+    """What a row has in some columns, as a text that tells values apart."""
+    return repr([row[name] for name in columns])
+
+
 class _Reading:
     """One checkpoint being read."""
 
@@ -219,13 +225,33 @@ class _Reading:
         self.record = checkpoint.record
         self.graph = self.record.graph
         self._states: dict[tuple[str, str], list[tuple[int | None, Stored]]] = defaultdict(list)
-        columns = ["operator", "state", "subtask", "row_start", "rows", "path", "inline"]
+        columns = ["operator", "state", "subtask", "layer", "row_start", "rows", "path", "inline"]
+        layers: dict[tuple[str, str, int | None], list[tuple[int, Stored]]] = defaultdict(list)
         for handle in checkpoint.manifest.full().select(columns).to_pylist():
             if handle["rows"]:
-                self._states[handle["operator"], handle["state"]].append((handle["subtask"], self._read(handle)))
+                place = (handle["operator"], handle["state"], handle["subtask"])
+                layers[place].append((handle["layer"], self._read(handle)))
+        for (operator, state, subtask), stored in layers.items():
+            self._states[operator, state].append((subtask, self._merged(operator, state, stored)))
+
+    def _merged(self, operator: str, state: str, layers: list[tuple[int, Stored]]) -> Stored:
+        """What layers come to, row by row (SPEC.md section 5.4)."""
+        if not any(number for number, _ in layers):
+            return [row for _, rows in layers for row in rows]
+        declared = self.record.by_state[operator, state]
+        found: dict[str, dict[str, Any]] = {}
+        for _, rows in sorted(layers, key=itemgetter(0)):
+            cleared = [_values(row, declared.key_columns) for row in rows if row.get("_op") == 2]
+            found = {key: row for key, row in found.items() if _values(row, declared.key_columns) not in cleared}
+            for row in rows:
+                if row.get("_op", 0) == 0:
+                    found[_values(row, declared.row_key)] = row
+                elif row["_op"] == 1:
+                    found.pop(_values(row, declared.row_key), None)
+        return [*found.values()]
 
     def _read(self, handle: dict[str, Any]) -> Stored:
-        """The rows of a handle, by Arrow alone. The runtime writes no layers."""
+        """The rows of a handle, by Arrow alone."""
         data = handle["inline"] or self.checkpoint.storage.read(handle["path"])
         found: Stored = (
             pq.ParquetFile(pa.BufferReader(data)).read().slice(handle["row_start"], handle["rows"]).to_pylist()
