@@ -36,7 +36,14 @@ from stateformat.assembly import (
 )
 from stateformat.checkpoint import Checkpoint, load_manifest
 from stateformat.codec import encode_record, required_features
-from stateformat.errors import CheckpointExpired, ErrorKind, InvalidInput, InvalidState, PublishConflict
+from stateformat.errors import (
+    CheckpointExpired,
+    DamagedCheckpoint,
+    ErrorKind,
+    InvalidInput,
+    InvalidState,
+    PublishConflict,
+)
 from stateformat.history import find_record, record_ids, stands
 from stateformat.manifest import (
     Manifest,
@@ -66,6 +73,7 @@ from stateformat.model import (
     new_attempt_id,
     new_write_id,
 )
+from stateformat.presence import check_present
 from stateformat.problems import Problem
 from stateformat.publication import At, CommitPermit, conflict, create_record, permit
 from stateformat.schema import MANIFEST_SCHEMA
@@ -331,6 +339,19 @@ class PendingCheckpoint:
                 kind=ErrorKind.STATE_NOT_ALLOWED,
                 path=unknown[0].as_py(),
             )
+        source = self._draft.source
+        if source is not None:
+            self._check_present(handles.filter(pc.is_in(handles["path"], value_set=paths)), source)
+
+    def _check_present(self, handles: pa.Table, source: ParentRef) -> None:
+        """Refuse a source whose segments are not all there: what is derived from it could not be read."""
+        try:
+            check_present(self._storage, handles, source.checkpoint_id)
+        except DamagedCheckpoint as error:
+            parent = self._draft.parent
+            if parent is not None and parent.storage.url == self._storage.url and not stands(self._storage, source):
+                raise self._source_gone(source) from error
+            raise
 
     @property
     def _own_prefix(self) -> str:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from stateformat.model import Status
+from stateformat.segment import WriteOptions
 from stateformat.store import open as open_store
 from tests import stores
 from tests.ckpt_runs import CKPT, document, failure, fingerprint, page, run
@@ -43,6 +44,43 @@ def sums(folder: Path, operator: str = "delays") -> dict[str, tuple[Any, Any]]:
     """The merged state ``sums`` of the newest checkpoint."""
     table = open_store(str(folder)).open().read(operator, "sums").table()
     return {row["tailnum"]: (row["n"], row["minutes"]) for row in table.to_pylist()}
+
+
+# ---- a segment that is not there -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["missing", "short"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("rescale", "--parallelism", 3),
+        ("rescale", "--parallelism", 3, "--to", "there"),
+        ("rewrite",),
+        ("rollback",),
+        ("copy", "there"),
+    ],
+    ids=lambda command: " ".join(map(str, command)),
+)
+def test_nothing_is_made_of_a_checkpoint_of_which_a_segment_is_not_there(
+    tmp_path: Path, command: tuple[Any, ...], what: str
+) -> None:
+    store = open_store(tmp_path / "store")
+    options = WriteOptions(inline_bytes_max=0)
+    first = stores.counts_job().publish(store, None, options=options)
+    if command[0] == "rollback":
+        stores.counts_job().publish(store, first, options=options)
+    path = min((tmp_path / "store" / "segments" / f"{1:020}").iterdir())
+    if what == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-1])
+    arguments = [tmp_path / "there" if part == "there" else part for part in command[1:]]
+    at = f"{tmp_path / 'store'}@1" if command[0] in ("rollback", "copy") else tmp_path / "store"
+    error = failure(command[0], at, *arguments, status=1)
+    assert path.name in error["message"]
+    assert error["kind"] in ("object_missing", "object_size_differs", "object_digest_differs")
+    assert len(list((tmp_path / "store" / "checkpoints").iterdir())) == (2 if command[0] == "rollback" else 1)
+    assert not (tmp_path / "there" / "checkpoints").exists() or not any((tmp_path / "there" / "checkpoints").iterdir())
 
 
 # ---- rescale ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,42 @@
+"""Whether the segments that a checkpoint names are in the store, by one listing: nothing is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateformat import layout
+from stateformat.errors import DamagedCheckpoint, ErrorKind
+from stateformat.storage import Storage
+
+
+def check_present(storage: Storage, handles: pa.Table, source: int) -> None:
+    """Raise ``DamagedCheckpoint`` where a segment of ``handles`` is not in the store, or has another size.
+
+    ``handles`` have the manifest's columns ``path``, ``size_bytes`` and ``inline``. ``source`` is the checkpoint whose
+    segments these are, for the message.
+    """
+    objects = handles.select(["path", "size_bytes"]).filter(
+        pc.and_(pc.is_valid(handles["path"]), pc.is_null(handles["inline"]))
+    )
+    if not objects.num_rows:
+        return
+    named = objects.group_by("path", use_threads=False).aggregate([("size_bytes", "max")])
+    there: Mapping[str, int] = {item.path: item.size_bytes for item in storage.list(layout.SEGMENTS)}
+    missing, wrong = [], []
+    for path, size_bytes in zip(named["path"].to_pylist(), named["size_bytes_max"].to_pylist(), strict=True):
+        if path not in there:
+            missing.append(path)
+        elif there[path] != size_bytes:
+            wrong.append(f"{path} has {there[path]:,} bytes, not {size_bytes:,}")
+    if missing or wrong:
+        fault = f"{len(missing)} of its segments are not in the store, {missing[0]} first" if missing else wrong[0]
+        raise DamagedCheckpoint(
+            f"checkpoint {source} of {storage.url} is damaged: {fault}. Nothing was published. `ckpt validate` lists all "
+            "that is wrong, `ckpt history` the other checkpoints",
+            kind=ErrorKind.OBJECT_MISSING if missing else ErrorKind.OBJECT_SIZE_DIFFERS,
+            path=missing[0] if missing else wrong[0].split(" ", 1)[0],
+            checkpoint_id=source,
+        )
