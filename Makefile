@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java demo test test-truth simulate lint format docs bench golden clean
+.PHONY: help setup java demo test test-truth simulate lint format docs bench golden corpus clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -59,6 +59,9 @@ docs: $(READY) ## regenerate what docs/ takes from the code
 
 bench: java $(READY) ## the budgets as ratios, and the table for the README
 	@$(BIN)/python -m benchmarks
+
+corpus: $(READY) ## write the corpus for other implementers of the format anew
+	@$(BIN)/python tests/corpus/make_corpus.py
 
 golden: $(READY) ## write the golden checkpoints of the current version anew
 	@$(BIN)/python tests/golden/make_golden.py

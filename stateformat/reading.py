@@ -15,7 +15,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, groupby, pairwise
+from itertools import chain, groupby
 from typing import Final
 
 import numpy as np
@@ -106,11 +106,11 @@ def _in_flight(reading: _Reading, owners: Iterable[Sequence[_Part]]) -> Generato
         for part in _coalesced(parts):
             segments.setdefault(part.handle.path, []).append(part)
         # A group that one segment alone has needs no other; the usual case is one segment.
-        spans = sorted(
-            (min(p.first_group for p in of), max(p.first_group + len(p.counts) for p in of)) for of in segments.values()
-        )
-        if all(before[1] <= after[0] for before, after in pairwise(spans)):
-            yield from reading.in_order([*chain.from_iterable(segments.values())])
+        ordered = sorted(segments.values(), key=lambda of: min(part.first_group for part in of))
+        ends = [max(part.first_group + len(part.counts) for part in of) for of in ordered]
+        begins = [min(part.first_group for part in of) for of in ordered]
+        if all(end <= begin for end, begin in zip(ends, begins[1:], strict=False)):
+            yield from reading.in_order([*chain.from_iterable(ordered)])
             continue
         groups = ["_key_group"] if "_key_group" in reading.schema.names else []
         with closing(merged(reading.streams(list(segments.values())), [*groups, "_sender", "_seq"])) as tables:

@@ -56,7 +56,7 @@ class RowsCheck:
         self._told: set[str] = set()
         self._counts = np.zeros(MAX_PARALLELISM_LIMIT, np.int64)
         self._last: tuple[int, ...] = ()
-        self._unique = RowKeyCheck(state, "it") if state.mode is Mode.KEYED else None
+        self._unique = RowKeyCheck(state, "it") if state.mode is Mode.KEYED and state.key_columns else None
         self.rows = 0
 
     def _tell(self, kind: ErrorKind, clause: str, rule: str, what: str) -> None:

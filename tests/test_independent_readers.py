@@ -60,6 +60,8 @@ class JsonAndParquet:
         if state["mode"] == "keyed":
             return merge(state, [layers[layer] for layer in sorted(layers)])
         rows = layers.get(0, [])
+        if state["mode"] == "in_flight":
+            rows.sort(key=lambda row: (row.get("_key_group", 0), row["_sender"], row["_seq"]))
         return progress(rows) if state["mode"] == "progress" else rows
 
     def _rows(self, state: dict[str, Any], handle: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -166,7 +168,9 @@ class Sql:
         elif mode == "keyed":
             query = self._merged(keys, keys + ROW_KEYS[kind], internal, "_op" in columns)
         else:
-            query = f"SELECT * EXCLUDE ({', '.join(internal)}) FROM found ORDER BY place_, file_row_number"
+            channels = ["_key_group"] * ("_key_group" in columns) + ["_sender", "_seq"] * (mode == "in_flight")
+            order = ", ".join([*channels, "place_", "file_row_number"])
+            query = f"SELECT * EXCLUDE ({', '.join(internal)}) FROM found ORDER BY {order}"
         rows: Rows = self.db.sql(query).to_arrow_table().to_pylist()
         return rows
 

@@ -680,7 +680,7 @@ def test_another_jobs_store_is_refused_and_stays_as_it_is() -> None:
             world.store.start("another")
         with pytest.raises(JobMismatch):
             world.store.begin(job_id="another", graph=GRAPH, states=STATES, parent=run.permit)
-        stranger = world.store.begin(job_id="another", graph=replace(GRAPH, operators=()), states=(), parent=None)
+        stranger = world.store.begin(job_id="another", graph=GRAPH, states=(), parent=None)
         with pytest.raises(JobMismatch, match="'job'"):
             stranger.publish()
         assert world.storage.list("checkpoints/") == before
