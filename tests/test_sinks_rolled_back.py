@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ from backends.dataflow.api import Dataflow, Prepared, TwoPhaseCommitSink
 from backends.dataflow.failures import OperatorError
 from backends.local import RunDiscarded
 from backends.running.commits import check_places
+from backends.storage.memory import MemoryStorage
 from stateformat import layout
 from stateformat.carried import carried_committables
 from stateformat.errors import DamagedCheckpoint, InvalidInput
 from stateformat.model import CheckpointId
+from stateformat.storage import open_storage
+from stateformat.store import CheckpointStore
 from tests.forgery import Forger, put
-from tests.local_jobs import Bench, Tap, rows, until
+from tests.local_jobs import Bench, Tap, rows, to_end, until
 from tests.servers.server import S3Server
 from tests.sink_s3 import Outside
 
@@ -287,3 +291,49 @@ def test_a_job_that_starts_again_or_is_rolled_back_finds_its_own_output_and_goes
     assert [each.checkpoint_id for each in world.files.prepared_attempts("files")] == [2]
     world.publish(4)
     assert world.seen() == [[0, 1, 2, 3]] * 3
+
+
+def test_a_second_job_from_one_savepoint_is_refused_where_it_shares_a_place_and_goes_on_in_one_of_its_own(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "out"
+    world = World(tmp_path, FileSink(out, durable=False), list)
+    world.publish(2)
+    store = world.bench.store
+    MemoryStorage.reset("second")
+    second = CheckpointStore(open_storage("memory://second"), sleep=lambda seconds: None)
+    runtime = world.bench.runtime(start_from=f"{store.url}@1")
+    runtime.store = second
+    # The old job goes on: it has prepared its second checkpoint and not committed it.
+    world.publish(4, down=True)
+    before = sorted(out.rglob("*"))
+    with pytest.raises(InvalidInput, match="Two jobs must not share a place"):
+        runtime.begin(world.flow)
+    assert sorted(out.rglob("*")) == before
+    assert second.storage.list("") == []
+    # In places of its own it begins, prepares, dies before its first record, and begins again.
+    flow = Dataflow("job")
+    stream = flow.source(world.tap, uid="in")
+    other_place = tmp_path / "other"
+    other = FileSink(other_place, durable=False)
+    stream.apply(other, uid="files")
+    stream.apply(SqlSink(f"sqlite:///{tmp_path}/other.db", "t", durable=False), uid="table")
+    stream.apply(Renaming(), uid="renaming")
+    with pytest.raises(OperatorError, match=r"its 2 rows are lost.* If the sink has moved.* drop='UID/committables'"):
+        runtime.begin(flow)
+    runtime.options = replace(runtime.options, drop=("files/committables", "table/committables"))
+    run = runtime.begin(flow)
+    for _ in range(80):
+        run.step()
+    world.bench.clock.wait_until(world.bench.clock.now_us() + 10**13)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(second.storage, "create", broken)
+        with pytest.raises(RunDiscarded):
+            until(run, lambda: False)
+    assert [each.checkpoint_id for each in other.prepared_attempts("files")] == [3]
+    run = runtime.begin(flow)
+    world.tap.let(0)
+    to_end(run)
+    found = sorted(n for path in other_place.glob("part-*") for n in pq.read_table(path)["value"].to_pylist())
+    # The old job has 0 and 1, and goes on with the others too.
+    assert found == [*range(2, 10)]

@@ -131,7 +131,8 @@ def lost(file: Ready, where: object, what: str) -> StorageError:
     """The error for a file that is neither prepared nor committed."""
     return StorageError(
         f"{file.path} was prepared in {where} and is there neither under that name nor {what}; its {file.rows} rows are "
-        "lost. Put the file back, from a backup, or go on from a checkpoint that does not hold it",
+        "lost. Put the file back, from a backup, or go on from a checkpoint that does not hold it. If the sink has moved, and "
+        "the file is in its old place, give up committing it once: drop='UID/committables'",
         kind=ErrorKind.OBJECT_MISSING,
         path=file.path,
     )

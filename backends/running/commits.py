@@ -97,7 +97,8 @@ def check_places(sinks: Mapping[str, TwoPhaseCommitSink], source: Record, url: s
                 f"the place of sink {uid!r} holds output that was prepared for checkpoint {ahead.checkpoint_id} (attempt "
                 f"{ahead.attempt_id}), and the job is to begin after checkpoint {source.checkpoint_id} of {url}. Another job "
                 "that goes on from that checkpoint writes there, or did before it crashed. Two jobs must not share a place: "
-                "give the sink another one. If the other job has ended for good, remove what it has left "
+                f"give the sink another one, and leave to the other job what it has still to commit: "
+                f"drop={f'{uid}/{COMMITTABLES}'!r}. If the other job has ended for good, remove what it has left instead "
                 "(docs/sinks.md says where), and start again",
                 operator=uid,
                 checkpoint_id=ahead.checkpoint_id,

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import stateformat as sf
 from backends.dataflow.api import Dataflow
+from backends.running.commits import check_places, sinks_of
 from backends.running.options import Options
 from backends.running.restore import plan_of
 from backends.running.retention import marks
@@ -29,8 +30,9 @@ def start(store: CheckpointStore, flow: Dataflow, options: Options) -> CommitPer
     """The checkpoint that a run goes on from: the newest of its store, or that made from ``start_from``. None: from nothing.
 
     Raises ``InvalidInput`` where the store is a savepoint that is not claimed, ``JobMismatch`` for a savepoint of another
-    job, ``RestoreRefused`` for one that does not fit, before anything is copied; ``PublishConflict`` where another run has
-    begun the store meanwhile; and what reading the savepoint raises.
+    job, ``RestoreRefused`` for one that does not fit, ``InvalidInput`` where another job writes to the place of a sink, all
+    before anything is copied; ``PublishConflict`` where another run has begun the store meanwhile; and what reading the
+    savepoint raises.
     """
     permit = store.start(flow.job_id)
     if permit is not None:
@@ -70,6 +72,12 @@ def _begin_from(store: CheckpointStore, flow: Dataflow, options: Options, addres
         unaligned=options.unaligned,
         drop=options.drop,
     )
+    try:
+        check_places(sinks_of(flow), checkpoint.record, checkpoint.storage.url)
+    except InvalidInput:
+        # Another run of this very job may have begun the store meanwhile, and what is said below is about that.
+        if store.start(flow.job_id) is None:
+            raise
     try:
         permit = store.start_from(checkpoint, marks(options.schedule), _News(checkpoint, store))
     except InvalidInput as error:
