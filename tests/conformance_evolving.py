@@ -1,0 +1,135 @@
+"""A job of which version after version is started: each stops without drain, and the next goes on with other columns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from backends.dataflow.api import Dataflow, Operator, Output
+from backends.dataflow.descriptors import Descriptor, ListState, MapState, SplitList, ValueState
+from stateformat.errors import RestoreRefused
+from stateformat.model import StopMode
+from tests.conformance import Gated, Out, Stage, batches, to_end, until
+from tests.local_jobs import KEY, ROWS
+
+STEP = 8
+"""Rows that a version reads."""
+
+
+class Versioned(Operator):
+    """Counts the rows of each key in the column ``counted`` of a state of every kind, and emits what the value state has come to.
+
+    Other columns hold -1 when a row is written.
+    """
+
+    def __init__(self, columns: Mapping[str, pa.DataType], counted: str, said: Mapping[str, Any]) -> None:
+        self._columns = pa.schema(list(columns.items()))
+        self._counted = counted
+        self._said = said
+
+    def states(self, *inputs: pa.Schema) -> Sequence[Descriptor]:
+        columns, said = self._columns, self._said
+        return [
+            ValueState("value", KEY, columns, **said),
+            MapState("map", KEY, pa.int64(), columns, **said),
+            ListState("list", KEY, columns, **said),
+            SplitList("split", columns, **said),
+        ]
+
+    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+        context, counted = self.context, []
+        for number, row in enumerate(batch.to_pylist()):
+            keys = batch.select(["key"]).slice(number, 1)
+            old, found = context.value_state("value").get(keys)
+            count = (old[self._counted][0].as_py() or 0) + 1 if found[0] else 1
+            values = pa.RecordBatch.from_pylist(
+                [{name: count if name == self._counted else -1 for name in self._columns.names}], self._columns
+            )
+            context.value_state("value").put(keys, values)
+            context.map_state("map").put(_beside(keys, pa.field("_map_key", pa.int64()), row["value"], values))
+            context.list_state("list").append(keys, values)
+            context.entries("split").append(values)
+            counted.append(count)
+        return pa.RecordBatch.from_arrays([batch["key"], pa.array(counted, pa.int64()), batch["at"]], schema=ROWS)
+
+
+def _beside(keys: pa.RecordBatch, item: pa.Field, value: Any, values: pa.RecordBatch) -> pa.RecordBatch:
+    schema = pa.schema([*keys.schema, item, *values.schema])
+    return pa.RecordBatch.from_arrays([*keys.columns, pa.array([value], item.type), *values.columns], schema=schema)
+
+
+class Evolving:
+    """The job on a stage; ``start`` reads :data:`STEP` rows more than the checkpoint had."""
+
+    def __init__(self, stage: Stage, executor: str) -> None:
+        self._stage = stage
+        self._executor = executor
+        self._source = Gated(stage.directory / "in", batches(range(20 * STEP), 2), shut=True, endless=True)
+        self._out = Out()
+        self.let = 0
+
+    def start(self, columns: Mapping[str, pa.DataType], counted: str, *, read: int, **said: Any) -> list[int]:
+        """Run a version until ``read`` rows were read in all, and stop it; returns what it has emitted."""
+        before = Counter(self._out.values)
+        options: dict[str, Any] = {"drop": said.pop("drop", ())}
+        flow = Dataflow("versions", parallelism=2)
+        keyed = flow.source(self._source, uid="in", parallelism=1).key_by("key")
+        keyed.apply(Versioned(columns, counted, said), uid="op").apply(self._out, uid="out", parallelism=1, chain=False)
+        self._source.let(0, read // 2)
+        run = self._stage.begin(self._executor, flow, resume=True, requests_every_us=None, **options)
+        expected = read - self.let
+        until(run, lambda: run.rows_read >= expected)
+        run.request_stop(StopMode.NO_DRAIN)
+        to_end(run)
+        self.let = read
+        return sorted((Counter(self._out.values) - before).elements())
+
+    def rows(self, state: str) -> list[dict[str, Any]]:
+        """The rows of a state in the newest checkpoint, without what the format adds."""
+        own = ("key", "_map_key", "_index")
+        return [
+            {name: value for name, value in row.items() if name not in own} for row in self._stage.state("op", state)
+        ]
+
+
+def rename_drop_and_roll_back(stage: Stage, executor: str) -> None:
+    """Rename a column, drop one, roll back to before both, and start the last program again: its changes are made once more."""
+    job, long = Evolving(stage, executor), pa.int64()
+    assert job.start({"n": pa.int32(), "old": long}, "n", read=STEP) == [1] * 4 + [2] * 4
+    before = stage.newest_id
+    for columns in ({"count": long, "old": long}, {"n": pa.int32()}):
+        with pytest.raises(RestoreRefused) as refused:
+            job.start(columns, next(iter(columns)), read=STEP)
+        assert {str(refusal.code) for refusal in refused.value.refusals} == {"column_missing"}
+        assert len(refused.value.refusals) == 4
+    renames = {"n": "count"}
+    counts = job.start({"old": long, "count": long}, "count", read=2 * STEP, renames=renames)
+    assert counts == [3] * 4 + [4] * 4
+    last: dict[str, Any] = {"columns": {"count": long, "more": long}, "counted": "count"}
+    said = {"renames": renames, "drops": ["old"], "defaults": {"more": "9"}}
+    for nth in (2, 3):
+        counts = job.start(**last, read=(nth + 1) * STEP, **said)
+        assert counts == [2 * nth + 1] * 4 + [2 * nth + 2] * 4
+    for state in ("map", "list", "split"):
+        found = job.rows(state)
+        assert sorted(row["count"] for row in found) == sorted([*range(1, 9)] * 4)
+        # Written before the column was there, and since.
+        assert {(row["count"] > 4, row["more"]) for row in found} == {(False, 9), (True, -1)}
+    stage.store.rollback(before)
+    job.let = STEP
+    assert job.start(**last, read=2 * STEP, **said) == [3] * 4 + [4] * 4
+    # Dropped and declared again is a new column; what is written in it stays.
+    again = {**last["columns"], "old": long, "n": long}
+    for nth in (2, 3):
+        counts = job.start(again, "count", read=(nth + 1) * STEP, **said)
+        assert counts == [2 * nth + 1] * 4 + [2 * nth + 2] * 4
+    for state in ("map", "list", "split"):
+        found = job.rows(state)
+        assert {(row["count"] > 4, row["old"], row["n"]) for row in found} == {(False, None, None), (True, -1, -1)}
+
+
+__all__ = ["rename_drop_and_roll_back"]
