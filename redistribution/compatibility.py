@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from redistribution.columns import ColumnPlan, column_plans, lost_columns
+from redistribution.columns import ColumnAction, ColumnPlan, column_plans, lost_columns
 from redistribution.refusals import Refusal, RefusalCode
 from stateformat.continuation import check_had, column_name, split_drop
 from stateformat.errors import InvalidInput
@@ -289,37 +289,50 @@ def _missing_refusal(match: Match, state: State, lacks: str) -> Iterator[Refusal
 
 def _schema_refusal(match: Match, saved: State, wanted: State) -> Iterator[Refusal]:
     faults = evolution_faults(saved, wanted)
-    what, give_up = f"state {saved.name!r} of operator {saved.operator!r}", f"drop='{saved.operator}/{saved.name}'"
+    columns = match.columns.get((saved.operator, saved.name), ())
     if faults:
+        values = [item.name for item in saved.current.fields if item.name not in (*saved.key_columns, "_map_key")]
+        changed = [
+            plan.saved
+            for plan in columns
+            if plan.action is ColumnAction.REFUSED and plan.column and plan.saved in values
+        ]
+        begins_anew = (
+            f"give the values of {', '.join(map(repr, changed))} up with {_drops(saved, changed)} and begin with new "
+            f"column{'s' if len(changed) > 1 else ''}, "
+            if changed
+            else ""
+        )
         yield Refusal(
             RefusalCode.SCHEMA_CANNOT_EVOLVE,
             saved.operator,
-            f"{what} cannot be read as it is now declared: {'; '.join(faults)}",
-            "declare what the saved state can become, declare a column of another type under another name and give up the old "
-            f"one with drop='{column_name(saved, 'COLUMN')}', or give the whole state up with {give_up}",
+            f"state {saved.name!r} of operator {saved.operator!r} cannot be read as it is now declared: {'; '.join(faults)}",
+            f"declare what the saved state can become, {begins_anew}or give the whole state up with "
+            f"drop='{saved.operator}/{saved.name}'",
             {"state": saved.name, "faults": faults},
         )
-    lost = [
-        name
-        for name in lost_columns(match.columns.get((saved.operator, saved.name), ()))
-        if name not in saved.key_columns
-    ]
-    if lost and saved.mode is wanted.mode and saved.kind is wanted.kind:
-        many = len(lost) > 1
-        renamed = (
-            ""
-            if saved.mode not in _DECLARED_BY_PROGRAMS
-            else f"say what {'they are' if many else 'it is'} called now with renames={{{lost[0]!r}: 'NEW'}}, "
-        )
-        yield Refusal(
-            RefusalCode.COLUMN_MISSING,
-            saved.operator,
-            f"{what} has the column{'s' if many else ''} {', '.join(map(repr, lost))} in the checkpoint, which the program does "
-            f"not declare: {'their' if many else 'its'} values would be lost",
-            f"declare {'them' if many else 'it'} again, {renamed}or give {'them' if many else 'it'} up with "
-            + ", ".join(f"drop='{column_name(saved, name)}'" for name in lost),
-            {"state": saved.name, "columns": lost},
-        )
+    lost = [name for name in lost_columns(columns) if name not in saved.key_columns]
+    if lost and (saved.mode, saved.kind) == (wanted.mode, wanted.kind):
+        yield _column_refusal(saved, lost)
+
+
+def _column_refusal(saved: State, lost: Sequence[str]) -> Refusal:
+    """Columns that the checkpoint has and that nobody has named, though the program lacks them."""
+    plural, they, them = ("s", "they are", "them") if len(lost) > 1 else ("", "it is", "it")
+    renames = f"say what {they} called now with renames={{{lost[0]!r}: 'NEW'}}, "
+    return Refusal(
+        RefusalCode.COLUMN_MISSING,
+        saved.operator,
+        f"state {saved.name!r} of operator {saved.operator!r} has the column{plural} {', '.join(map(repr, lost))} in the "
+        f"checkpoint, which the program does not declare: {'their' if plural else 'its'} values would be lost",
+        f"declare {them} again, {renames if saved.mode in _DECLARED_BY_PROGRAMS else ''}or give {them} up with "
+        + _drops(saved, lost),
+        {"state": saved.name, "columns": list(lost)},
+    )
+
+
+def _drops(state: State, columns: Sequence[str | None]) -> str:
+    return ", ".join(f"drop='{column_name(state, str(name))}'" for name in columns)
 
 
 def in_flight_refusals(match: Match) -> Iterator[Refusal]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -275,11 +276,65 @@ def test_a_schema_that_cannot_evolve_is_refused(flights: Path, tmp_path: Path) -
     assert "'n' was int64 and would be utf8" in refusal["message"]
 
 
+def declaring(flights: Path, file: Path, columns: Sequence[tuple[str, str]], **said: Any) -> Path:
+    """A topology file whose operator `delays` declares its state `sums` as a program does."""
+    whole = document("inspect", flights)
+    (sums,) = [item for item in whole["states"] if (item["operator"], item["name"]) == ("delays", "sums")]
+    keys = [item for item in sums["schemas"][-1]["fields"] if item["name"] in sums["key_columns"]]
+    declared = {name: sums[name] for name in ("operator", "name", "mode", "kind", "key_columns")}
+    fields = [{"name": item["name"], "type": item["type"]} for item in keys]
+    fields += [{"name": name, "type": kind} for name, kind in columns]
+    parts = {name: whole[name] for name in ("operators", "edges")}
+    others = [item for item in whole["states"] if item["operator"] == "delays" and item is not sums]
+    file.write_text(json.dumps({**parts, "states": [*others, {**declared, "columns": fields, **said}]}))
+    return file
+
+
+def test_explain_restore_says_column_by_column_what_becomes_of_a_state(flights: Path, tmp_path: Path) -> None:
+    (sums,) = [
+        item
+        for item in document("inspect", flights)["states"]
+        if (item["operator"], item["name"]) == ("delays", "sums")
+    ]
+    old = [item["name"] for item in sums["schemas"][-1]["fields"] if item["name"] not in sums["key_columns"]]
+    file = declaring(flights, tmp_path / "topology.json", [("count", "int64"), ("new", "utf8")], renames={"n": "count"})
+    gone = [name for name in old if name != "n"]
+    refused = document("explain-restore", flights, "--topology", file, status=1)
+    assert [(each["code"], each["details"]["columns"]) for each in refused["plan"]["refusals"]] == [
+        ("column_missing", gone)
+    ]
+    drops = [word for name in gone for word in ("--drop", f"delays/sums.{name}")]
+    found = document("explain-restore", flights, "--topology", file, *drops)
+    (state,) = [item for item in found["states"] if (item["operator"], item["name"]) == ("delays", "sums")]
+    actions = {column["column"] or column["saved"]: column["action"] for column in state["columns"]}
+    assert actions == {
+        **dict.fromkeys(sums["key_columns"], "kept"),
+        "count": "renamed",
+        "new": "added",
+        **dict.fromkeys(gone, "dropped"),
+    }
+    assert found["plan"]["drop"] == sorted(f"delays/sums.{name}" for name in gone)
+    text = page("explain-restore", flights, "--topology", file, *drops)
+    assert "        renamed  n int64 → count int64\n" in text
+    assert "        added    new string (null in older rows)\n" in text
+    assert all(f"        dropped  {name} " in text for name in gone)
+
+
+def test_a_column_can_be_given_up_by_name_and_one_that_never_was_cannot(flights: Path) -> None:
+    text = page("explain-restore", flights, "--drop", "Delays per plane/sums.n")
+    assert "        dropped  n int64\n" in text
+    assert "given up         delays/sums.n\n" in text
+    for wrong, told in (("delays/sums.zz", "never had a column 'zz'"), ("delays/zz.n", "has no state 'zz.n'")):
+        assert told in failure("explain-restore", flights, "--drop", wrong, status=2)["message"]
+
+
 @pytest.mark.parametrize(
     ("content", "told"),
     [
         ("{", "cannot be read"),
         ("[]", "no JSON object"),
+        ('{"operators": [], "states": [{"columns": [], "schema": []}]}', "states[0].schema is unknown"),
+        ('{"operators": [], "states": [{"columns": [], "renames": {"a": 1}}]}', "states[0].renames has 1 for 'a'"),
         ('{"operators": [{"uid": "a"}]}', "operators[0].parallelism is missing"),
         ('{"operators": [{"uid": "a", "paralelism": 1}]}', "operators[0].paralelism is unknown"),
         (

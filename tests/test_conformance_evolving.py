@@ -19,6 +19,7 @@ def test_columns_are_renamed_and_dropped_and_again_after_a_rollback(
 
 
 @pytest.mark.spark
+@pytest.mark.truth
 def test_columns_are_renamed_and_dropped_and_again_after_a_rollback_on_a_cluster(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -68,7 +68,7 @@ def explain_restore(
             raise click.UsageError("--topology says how parallel each operator is; leave the other options out")
         from tools.ckpt.topology import read_topology
 
-        chosen, states = read_topology(topology, checkpoint.record)
+        chosen, states, drop = read_topology(topology, checkpoint.record, drop)
     plan = checkpoint.plan_restore(chosen, states=states, drop=drop)
     session.output.show(plan_document(store.url, checkpoint, plan), draw)
     return PROBLEMS if plan.refused else FINE

@@ -204,7 +204,7 @@ def _shape(state: Json, look: Look) -> Iterator[tuple[str, str]]:
         yield "edge", label(state["edge"])
     if len(state["schemas"]) > 1:
         older = ", ".join(str(schema["id"]) for schema in state["schemas"][:-1])
-        yield "schema", f"{state['schemas'][-1]['id']}, and {older} in older segments"
+        yield "schema", f"{state['schemas'][-1]['id']}, after {older}"
     if any(layer["layer"] for layer in state["layers"]):
         parts = [
             f"{'base' if layer['layer'] == 0 else 'delta'} {plural(layer['rows'], 'row')} {size(layer['bytes'])}"

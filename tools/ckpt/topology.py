@@ -4,17 +4,22 @@ A file is an object with ``operators`` and ``edges`` as they stand in a record (
 ``ckpt inspect --format json`` is one as it is. Optional: what can be derived or adopted from the checkpoint, and ``states``
 (section 3.6) where the new program declares others. What a checkpoint alone knows (``status``, ``finished``,
 ``finishing``) is read over; any other unknown member of an operator or edge is refused, because it is most likely a typing error.
+
+A state is given as it stands in a record, with the ids of its fields, or as a program declares it: ``columns`` in place of ``schemas``,
+without ids, and what has become of earlier columns in ``renames`` and ``drops``.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
 from stateformat.codec_v1 import members_of, record_of
+from stateformat.continuation import Changes, column_name, continued, split_drop
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.model import Edge, JobGraph, Operator, OperatorId, Partitioner, Record, State
 from stateformat.record_members import Members, RecordFault
@@ -23,10 +28,16 @@ _OPERATOR: Final = {"uid", "name", "parallelism", "max_parallelism", "key_hash",
 _OF_A_CHECKPOINT: Final = {"status", "finished", "finishing"}
 _EDGE: Final = {"id", "from", "to", "input", "partitioner", "key_columns", "feedback"}
 _STATE: Final = {"operator", "name", "mode", "kind", "key_columns", "edge", "last_field_id", "schemas"}
+_PROGRAM: Final = {"operator", "name", "mode", "kind", "key_columns", "edge", "columns", "renames", "drops"}
 
 
-def read_topology(path: Path, record: Record) -> tuple[JobGraph, tuple[State, ...]]:
-    """The graph and the declared states (none where the file has none). ``InvalidInput`` names the member at fault."""
+def read_topology(
+    path: Path, record: Record, drop: Collection[str] = ()
+) -> tuple[JobGraph, tuple[State, ...], tuple[str, ...]]:
+    """The graph, the declared states (none where the file has none), and what is given up: ``drop``, and the columns that states name.
+
+    ``InvalidInput`` names the member at fault.
+    """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(values, dict):
@@ -36,7 +47,7 @@ def read_topology(path: Path, record: Record) -> tuple[JobGraph, tuple[State, ..
             tuple(_operator(item, record.graph) for item in members.objects("operators")),
             tuple(_edge(item) for item in members.objects("edges")) if members.has("edges") else (),
         )
-        return graph, _states(values, record)
+        return graph, *_states(values, record, drop)
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise InvalidInput(
             f"topology file {path} cannot be read: {error}; it is a JSON object with operators and edges, like what "
@@ -95,16 +106,70 @@ def _edge(members: Members) -> Edge:
     )
 
 
-def _states(values: dict[str, Any], record: Record) -> tuple[State, ...]:
+def _states(values: dict[str, Any], record: Record, drop: Collection[str]) -> tuple[tuple[State, ...], tuple[str, ...]]:
     """The declared states, read by the codec of records. Members that only ``inspect`` prints are read over."""
     if "states" not in values:
-        return ()
-    states = [
-        {name: value for name, value in item.values.items() if name in _STATE and value is not None}
-        for item in Members(values, "").objects("states")
-    ]
+        return (), tuple(drop)
+    raw, changes = [], []
+    for item in Members(values, "").objects("states"):
+        by_program = item.has("columns")
+        changes.append(_changes(item) if by_program else None)
+        whole = _as_in_a_record(item) if by_program else item.values
+        raw.append({name: value for name, value in whole.items() if name in _STATE and value is not None})
     as_parsed = json.loads(json.dumps(members_of(record)))
-    return record_of({**as_parsed, "states": states}).states
+    declared = record_of({**as_parsed, "states": raw}).states
+    others, columns = split_drop(drop, declared)
+    found: list[State] = []
+    for state, said in zip(declared, changes, strict=True):
+        given_up = columns.get((state.operator, state.name), frozenset())
+        saved = record.by_state.get((state.operator, state.name))
+        if saved is None or said is None or _sort(saved) != _sort(state):
+            found.append(state)
+        else:
+            went_on = continued(saved, state, replace(said, drops=said.drops | given_up), check=False)
+            found.append(went_on.state)
+            given_up = frozenset(went_on.dropped)
+        others += [column_name(state, name) for name in sorted(given_up)]
+    return tuple(found), tuple(others)
+
+
+def _sort(state: State) -> tuple[object, ...]:
+    return state.mode, state.kind, state.key_columns, state.edge
+
+
+def _changes(members: Members) -> Changes:
+    _known(members, _PROGRAM)
+    renames = members.object("renames").values if members.has("renames") else {}
+    for name, value in renames.items():
+        if not isinstance(value, str):
+            raise members.fault("renames", f"has {value!r} for {name!r}, which is no name")
+    return Changes(dict(renames), frozenset(members.texts("drops") if members.has("drops") else ()))
+
+
+def _as_in_a_record(members: Members) -> dict[str, Any]:
+    """A state as a program declares it, with ids."""
+    ids = count(1)
+    columns = [_numbered(item.values, ids) for item in members.objects("columns")]
+    return {
+        "key_columns": [],
+        **members.values,
+        "schemas": [{"id": 1, "fields": columns}],
+        "last_field_id": next(ids) - 1,
+    }
+
+
+def _numbered(value: Any, ids: Iterator[int]) -> Any:
+    """A field with ids, for itself and what is nested in it; nullable unless it says otherwise."""
+    if isinstance(value, list):
+        return [_numbered(item, ids) for item in value]
+    if not isinstance(value, dict):
+        return value
+    own = {"id": next(ids)} if "type" in value else {}
+    return (
+        {"nullable": True, **{name: _numbered(inner, ids) for name, inner in value.items()}, **own}
+        if own
+        else {name: _numbered(inner, ids) for name, inner in value.items()}
+    )
 
 
 __all__ = ["read_topology"]
