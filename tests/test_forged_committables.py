@@ -330,13 +330,15 @@ def job(tmp_path: Path) -> Callable[..., Any]:
     store = stateformat.open(f"{tmp_path}/store")
     table = pa.table({"n": [1, 2, 3]})
 
-    def run(files: str = "files", table_uid: str = "table") -> Any:
+    def run(files: str = "files", table_uid: str = "table", into: str | None = None) -> Any:
         flow = Dataflow("forged")
         rows = flow.source(MemorySource(table), uid="rows")
         rows.apply(FileSink(tmp_path / "files", durable=False), uid=files)
         sink = SqlSink(f"sqlite:///{tmp_path}/data.db", "t", staging=tmp_path / "staging", durable=False)
         rows.apply(sink, uid=table_uid)
-        return LocalRuntime(store, max_restarts=0, restart_delay_us=0).run(flow)
+        own = store if into is None else stateformat.open(into)
+        start_from = None if into is None else store.url
+        return LocalRuntime(own, start_from=start_from, max_restarts=0, restart_delay_us=0).run(flow)
 
     run()
     return run
@@ -365,10 +367,13 @@ def test_a_job_does_not_start_from_forged_committables_and_no_sink_commits(
     assert tree(tmp_path) == before
 
 
-def test_a_renamed_sink_commits_what_it_prepared_under_its_old_uid(tmp_path: Path, job: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_renamed_sink_commits_what_it_prepared_under_its_old_uid(
+    tmp_path: Path, job: Callable[..., Any], elsewhere: bool
+) -> None:
     store = stateformat.open(f"{tmp_path}/store")
     rewrite(store, store.open(), RewriteSpec(renames={"files": "new files", "table": "new table"}))
     before = tree(tmp_path / "files")
-    job("new files", "new table")
+    job("new files", "new table", into=f"{tmp_path}/own" if elsewhere else None)
     assert tree(tmp_path / "files") == before
     assert in_table(tmp_path) == [1, 2, 3]
