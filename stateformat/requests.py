@@ -37,7 +37,7 @@ from stateformat.addresses import check_no_secrets
 from stateformat.codec import refuse_null, sealed, unsealed
 from stateformat.errors import CheckpointError, ErrorKind, InvalidInput, NotFound, OutcomeUnknown, StorageError
 from stateformat.history import record_ids
-from stateformat.model import MAX_CHECKPOINT_ID, StopMode
+from stateformat.model import MAX_CHECKPOINT_ID, Record, StopMode
 from stateformat.record_members import Members, RecordFault
 from stateformat.storage import REFUSALS, CreateOutcome, ObjectInfo, Storage
 
@@ -49,6 +49,8 @@ VERSIONS: Final = (1,)
 BYTES_MAX: Final = (64 << 10) - 1
 """A request, or an answer."""
 SAVEPOINT_CHARACTERS_MAX: Final = 4096
+SAVEPOINT_PROPERTY: Final = "savepoint"
+"""The property of the record of a stop that says where its copy is wanted; absent: the default place."""
 MESSAGE_CHARACTERS_MAX: Final = 2000
 READ_AT_ONCE_MAX: Final = 100
 """Requests that are read of one listing, the first by name. There is rarely more than one."""
@@ -125,6 +127,12 @@ def asking_order(request: StopRequest) -> tuple[bool, int, str]:
 def default_savepoint(store_url: str, checkpoint_id: int, request_id: str) -> str:
     """Where a savepoint goes if nobody says where: ``savepoints/<checkpoint id>-<first 8 digits of the request id>``."""
     return layout.savepoint_url(store_url, f"{checkpoint_id}-{request_id[:8]}" if request_id else str(checkpoint_id))
+
+
+def savepoint_of_stop(store_url: str, record: Record) -> str:
+    """Where the savepoint of the stop in a record is to lie: where its request said, or at the default place."""
+    request = record.stop.request if record.stop else ""
+    return record.properties.get(SAVEPOINT_PROPERTY) or default_savepoint(store_url, record.checkpoint_id, request)
 
 
 # ---- who asks --------------------------------------------------------------------------------------------------------
@@ -379,6 +387,7 @@ def _create(storage: Storage, path: str, data: bytes, sleep: Sleep) -> bool:
 
 
 __all__ = [
+    "SAVEPOINT_PROPERTY",
     "StopAnswer",
     "StopOutcome",
     "StopRequest",
@@ -391,6 +400,7 @@ __all__ = [
     "encode_answer",
     "encode_request",
     "request_stop",
+    "savepoint_of_stop",
     "stop_answer",
     "stop_requests",
     "withdraw_stop",

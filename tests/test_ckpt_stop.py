@@ -99,12 +99,18 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Checkpoint
 
 
 def ask(
-    store: CheckpointStore, steps: Steps, *, mode: str = "no_drain", to: str | None = None, seconds: float = 60
+    store: CheckpointStore,
+    steps: Steps,
+    *,
+    mode: str = "no_drain",
+    to: str | None = None,
+    seconds: float = 60,
+    **how: Any,
 ) -> Any:
     """The document of a command that has asked and waited; no request is left behind."""
     asking = command.Asking(store, savepoint_store=open_store, wait=steps.wait, clock=steps.clock)
     shown: list[tuple[int, int]] = []
-    told = asking.ask(mode, to, timeout_seconds=seconds, step=lambda done, total: shown.append((done, total)))
+    told = asking.ask(mode, to, timeout_seconds=seconds, step=lambda done, total: shown.append((done, total)), **how)
     assert store.storage.list("requests/") == []
     assert len(shown) == len(steps.pauses)
     assert shown == sorted(shown)
@@ -147,7 +153,7 @@ def test_a_stop_that_does_not_come_about_is_told_with_the_reason(store: Checkpoi
     run = FakeRun(store)
     found = ask(store, Steps(at2=lambda: run.tell(StopOutcome(outcome), "operator 'x' threw \x1b[2J")))
     assert (found["outcome"], found["checkpoint_id"], found["savepoint"]) == (outcome, None, None)
-    assert command.status_of(found) == 1
+    assert command.status_of(found) == (0 if outcome == "finished" else 1)
     assert found["page"].startswith(command.TITLES[outcome])
     assert "operator 'x' threw \\x1b[2J" in found["page"]
 
@@ -188,7 +194,7 @@ def test_a_job_that_ends_by_itself_is_told_at_once(store: CheckpointStore) -> No
     found = ask(store, steps)
     assert (found["outcome"], found["checkpoint_id"], found["answered"]) == ("finished", 2, False)
     assert len(steps.pauses) == 2
-    assert command.status_of(found) == 1
+    assert command.status_of(found) == 0
     assert "without having been asked" in found["message"]
 
 
@@ -198,6 +204,7 @@ def test_a_job_that_has_ended_is_not_asked(store: CheckpointStore) -> None:
     found = ask(store, steps)
     assert (found["outcome"], found["request"], steps.pauses) == ("finished", None, [])
     assert f"by request {'f' * 32}" in found["message"]
+    assert command.status_of(found) == 0
     assert store.stats.since(before)["create"].calls == 0
 
 
@@ -229,7 +236,6 @@ def test_a_drain_that_finishes_everything_is_a_stop_and_no_end_of_its_own(store:
     [
         (lambda run: None, "perhaps none is running"),
         (lambda run: run.publish(), "so a run is alive"),
-        (lambda run: run.publish(stop=Stop(StopMode.NO_DRAIN, "f" * 32)), "by another request"),
     ],
 )
 def test_when_the_time_is_up_the_request_is_withdrawn(store: CheckpointStore, event: Any, told: str) -> None:
@@ -244,11 +250,88 @@ def test_when_the_time_is_up_the_request_is_withdrawn(store: CheckpointStore, ev
     assert run.asked() is None
 
 
-def test_a_job_that_has_stopped_before_is_told_so(store: CheckpointStore) -> None:
+def test_a_stop_by_another_request_is_told_when_nobody_answers(store: CheckpointStore) -> None:
+    run = FakeRun(store)
+    found = ask(store, Steps(at3=lambda: run.publish(stop=Stop(StopMode.NO_DRAIN, "f" * 32))), seconds=7.5)
+    assert (found["outcome"], found["checkpoint_id"], found["answered"]) == ("stopped", 2, False)
+    assert f"by request {'f' * 32}" in found["message"]
+
+
+@pytest.mark.parametrize(
+    ("was", "mode", "outcome", "status", "words"),
+    [
+        ("no_drain", "no_drain", "stopped", 0, "has published nothing since"),
+        ("drain", "no_drain", "stopped", 0, "stopped (drain) at checkpoint 2"),
+        ("drain", "drain", "stopped", 0, "stopped (drain) at checkpoint 2"),
+        (
+            "no_drain",
+            "drain",
+            "not_drained",
+            1,
+            "start the job again so that it goes on (resume=True, --resume), then ask",
+        ),
+    ],
+)
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_job_that_has_stopped_before_is_told_at_once_and_not_asked(
+    store: CheckpointStore, was: str, mode: str, outcome: str, status: int, words: str, copied: bool
+) -> None:
+    FakeRun(store).publish(stop=Stop(StopMode(was), "f" * 32))
+    url = f"{store.url}/savepoints/2-ffffffff"
+    if copied:
+        store.copy(store.open(), open_store(url))
+    steps, before = Steps(), store.stats.copy()
+    found = ask(store, steps, mode=mode)
+    assert (found["outcome"], found["checkpoint_id"], found["request"], steps.pauses) == (outcome, 2, None, [])
+    assert words in found["message"]
+    assert found["savepoint"] == (url if copied else None)
+    assert command.status_of(found) == status
+    assert store.stats.since(before)["create"].calls == 0
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_savepoint_that_is_wanted_of_a_job_that_has_ended_is_told_how_to_make(
+    store: CheckpointStore, finished: bool
+) -> None:
+    there = f"memory://there-{uuid4().hex}"
+    how: dict[str, Any] = {"finished": EVERYTHING} if finished else {"stop": Stop(StopMode.NO_DRAIN, "f" * 32)}
+    FakeRun(store).publish(**how)
+    found = ask(store, Steps(), to=there)
+    assert (found["outcome"], found["savepoint"], command.status_of(found)) == ("not_saved", None, 1)
+    assert f"`ckpt copy {store.url}@2 {there}` makes the savepoint." in found["message"]
+    store.copy(store.open(), open_store(there))
+    again = ask(store, Steps(), to=there)
+    assert (again["savepoint"], command.status_of(again)) == (there, 0)
+
+
+def test_a_job_that_was_resumed_and_has_not_published_yet_can_be_asked_all_the_same(store: CheckpointStore) -> None:
     FakeRun(store).publish(stop=Stop(StopMode.NO_DRAIN, "f" * 32))
-    found = ask(store, Steps(), seconds=1)
-    assert found["outcome"] == "timed_out"
-    assert "the job stopped at checkpoint 2, and has published nothing since" in found["message"]
+    found = ask(store, Steps(at2=FakeRun(store).stop), if_stopped=True)
+    assert (found["outcome"], found["checkpoint_id"], found["answered"]) == ("stopped", 3, True)
+    assert command.status_of(found) == 0
+
+
+def test_a_drain_that_another_request_to_stop_comes_before_is_no_drain(store: CheckpointStore) -> None:
+    run = FakeRun(store)
+
+    def stop() -> None:
+        drain = run.asked()
+        assert drain is not None
+        run.publish(stop=Stop(StopMode.NO_DRAIN, "f" * 32))
+        store.answer_stop(StopAnswer(drain.id, StopOutcome.STOPPED, "the job has stopped (no drain)", 2, "memory://x"))
+
+    found = ask(store, Steps(at1=stop), mode="drain")
+    assert (found["outcome"], found["checkpoint_id"], command.status_of(found)) == ("not_drained", 2, 1)
+    assert "The job has ended for good" not in found["page"]
+
+
+def test_after_ten_seconds_of_silence_the_command_asks_whether_the_job_runs(store: CheckpointStore) -> None:
+    notes: list[tuple[float, str]] = []
+    steps = Steps()
+    ask(store, steps, seconds=40, note=lambda text: notes.append((steps.now - 100, text)))
+    ((at, text),) = notes
+    assert 10 <= at <= 12
+    assert text.startswith("No run has answered for 10 s.")
 
 
 def test_a_stop_that_is_published_while_the_request_is_withdrawn_is_told(

@@ -15,13 +15,18 @@ from stateformat.addresses import check_no_secrets, without_secrets
 from stateformat.errors import CheckpointError, InvalidInput
 from stateformat.model import Stop, StopMode
 from stateformat.publication import CommitPermit
-from stateformat.requests import StopAnswer, StopOutcome, StopRequest, asking_order, counts_for, default_savepoint
+from stateformat.requests import (
+    SAVEPOINT_PROPERTY,
+    StopAnswer,
+    StopOutcome,
+    StopRequest,
+    asking_order,
+    counts_for,
+    savepoint_of_stop,
+)
 from stateformat.store import CheckpointStore
 
 logger = logging.getLogger(__name__)
-
-SAVEPOINT_PROPERTY = "savepoint"
-"""The property of the record of a stop that says where its copy is wanted; absent: the default place."""
 
 
 class Stopping:
@@ -141,9 +146,7 @@ def end_stopped(
     ``savepoint_options``: with what the copy's store is opened.
     """
     record = permit.record
-    wanted = record.properties.get(SAVEPOINT_PROPERTY) or default_savepoint(
-        store.url, record.checkpoint_id, stop.request
-    )
+    wanted = savepoint_of_stop(store.url, record)
     savepoint: str | None = wanted
     sentence = f"the job has stopped ({stop.mode.replace('_', ' ')}) at checkpoint {record.checkpoint_id}"
     try:
@@ -163,4 +166,4 @@ def end_stopped(
     return JobOutcome(record.checkpoint_id, sentence, stop=stop, savepoint=savepoint)
 
 
-__all__ = ["SAVEPOINT_PROPERTY", "Stopping", "end_finished", "end_stopped"]
+__all__ = ["Stopping", "end_finished", "end_stopped"]

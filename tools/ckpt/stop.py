@@ -11,6 +11,7 @@ an interruption too. Only then is the record looked at a last time, for a run th
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -35,13 +36,23 @@ PAUSE_SECONDS: Final = 0.05
 PAUSE_SECONDS_MAX: Final = 2.0
 PAUSE_GROWTH: Final = 1.3
 
+SILENCE_SECONDS: Final = 10.0
+"""After so long without an answer the command asks whether the job runs at all."""
+
 TIMED_OUT: Final = "timed_out"
-"""The outcome that no run tells: nothing was heard until the time was up. The others are those of ``requests.StopOutcome``."""
+"""Nothing was heard until the time was up. This outcome and the next two are the command's own; the others are those of
+``requests.StopOutcome``."""
+NOT_DRAINED: Final = "not_drained"
+"""A drain was asked for, and the job has stopped without one."""
+NOT_SAVED: Final = "not_saved"
+"""The job has stopped or finished, and there is no savepoint where ``--to`` wants one."""
 
 TITLES: Final = {
     "failed": "The stop failed",
     "refused": "The stop was refused",
-    "finished": "The job had ended",
+    "finished": "The job has finished",
+    NOT_DRAINED: "The job has stopped without a drain",
+    NOT_SAVED: "The job has ended, and there is no savepoint",
     "missed": "The request came too late for its run",
     TIMED_OUT: "No run has answered",
 }
@@ -58,25 +69,42 @@ TITLES: Final = {
     metavar="SECONDS",
     help="How long to wait for the job.",
 )
-def stop(session: Session, address: Address, *, drain: bool, target: Address | None, timeout: float) -> int:
+@click.option(
+    "--even-if-stopped",
+    is_flag=True,
+    help="Ask although the newest checkpoint is that of a stop: the job was resumed and has not published yet.",
+)
+def stop(
+    session: Session, address: Address, *, drain: bool, target: Address | None, timeout: float, even_if_stopped: bool
+) -> int:
     """Ask a running job to stop with a savepoint, and wait.
 
     The job stops at its next checkpoint, which is copied to a store of its own: the savepoint, by default below the store in
     savepoints/. Without --drain nothing is flushed, and the job can go on from there. The request is withdrawn when the
     time is up, and on Ctrl-C.
 
-    Exit status: 0 stopped; 1 it failed, was refused, or the job had ended; 3 no run answered, or the savepoint is missing.
+    A job that has stopped or finished already is not asked.
+
+    Exit status: 0 stopped or finished; 1 it failed, was refused, or is not what was asked for; 3 no run answered, or the
+    savepoint is missing.
     """
     from stateformat.model import StopMode
 
     store = session.store(address.url, *(() if target is None else (target.url,)))
-    savepoint = None if target is None else _empty_store(session.store(target.url, address.url), store)
+    savepoint = None if target is None else _another_store(session.store(target.url, address.url), store)
     mode = StopMode.DRAIN if drain else StopMode.NO_DRAIN
     asking = Asking(store, savepoint_store=lambda url: session.store(url, address.url))
     session.changes("the request was withdrawn; a run that had begun to stop by it may still do so")
     try:
         with session.output.progress("Waiting for the job to stop (seconds)") as step:
-            told = asking.ask(mode, savepoint, timeout_seconds=timeout, step=step)
+            told = asking.ask(
+                mode,
+                savepoint,
+                timeout_seconds=timeout,
+                step=step,
+                note=session.output.note,
+                if_stopped=even_if_stopped,
+            )
     except BaseException:
         if asking.left_behind:
             session.changes("the request could not be removed")
@@ -89,25 +117,32 @@ def stop(session: Session, address: Address, *, drain: bool, target: Address | N
 
 def status_of(document: Document) -> int:
     """The exit status of an outcome."""
-    if document["outcome"] == "stopped":
+    if document["outcome"] == "stopped" and document["request"]:
         return FINE if document["savepoint"] else UNAVAILABLE
+    if document["outcome"] in ("stopped", "finished"):
+        return FINE
     return UNAVAILABLE if document["outcome"] == TIMED_OUT else PROBLEMS
 
 
-def _empty_store(there: CheckpointStore, store: CheckpointStore) -> str:
-    """The absolute URL of a store that a savepoint can be made in: the job may run in another directory."""
-    from stateformat.errors import ErrorKind, InvalidInput
-    from stateformat.layout import RECORDS
+def _another_store(there: CheckpointStore, store: CheckpointStore) -> str:
+    """The absolute URL of a store for a savepoint: the job may run in another directory."""
+    from stateformat.errors import InvalidInput
 
     if there.url == store.url:
         raise InvalidInput(f"{store.url} cannot hold its own savepoint; give another address with --to", url=there.url)
+    return there.url
+
+
+def _require_empty(there: CheckpointStore) -> None:
+    from stateformat.errors import ErrorKind, InvalidInput
+    from stateformat.layout import RECORDS
+
     if there.storage.list(RECORDS):
         raise InvalidInput(
             f"{there.url} holds a checkpoint already, and a savepoint is a store of its own; the job was not asked",
             kind=ErrorKind.STORE_NOT_EMPTY,
             url=there.url,
         )
-    return there.url
 
 
 @dataclass(frozen=True)
@@ -157,16 +192,45 @@ class Asking:
             "waited_seconds": round(self._clock() - self._begin, 1),
         }
 
-    def ask(self, mode: str, savepoint: str | None, *, timeout_seconds: float, step: Step) -> Told:
-        """Make the request, wait for what comes of it, and remove it again. Raises what the store raises."""
+    def ask(
+        self,
+        mode: str,
+        savepoint: str | None,
+        *,
+        timeout_seconds: float,
+        step: Step,
+        note: Callable[[str], None] = lambda _: None,
+        if_stopped: bool = False,
+    ) -> Told:
+        """Make the request, wait for what comes of it, and remove it again. Raises what the store raises.
+
+        A job that has finished, or stopped, is not asked; one that has stopped is with ``if_stopped``. ``note`` is called
+        with sentences while the command waits.
+        """
+        told = self._ask(mode, savepoint, timeout_seconds, step, note, if_stopped)
+        return self._judged(mode, savepoint, told)
+
+    def _ask(
+        self,
+        mode: str,
+        savepoint: str | None,
+        timeout_seconds: float,
+        step: Step,
+        note: Callable[[str], None],
+        if_stopped: bool,
+    ) -> Told:
         from stateformat.model import StopMode
 
         self._look()
         if self.newest is not None and _all_finished(self.newest):
             return self._own_end(self.newest)
+        if self.newest is not None and self.newest.stop is not None and not if_stopped:
+            return self._stopped_before(self.newest)
+        if savepoint is not None:
+            _require_empty(self._savepoint_store(savepoint))
         request = self.request = self._store.request_stop(StopMode(mode), savepoint)
         try:
-            told = self._wait_for(request, timeout_seconds, step)
+            told = self._wait_for(request, timeout_seconds, step, note)
         except BaseException:
             self._withdraw(request)
             raise
@@ -176,9 +240,46 @@ class Asking:
             told = self._from_record(request) or self._silence(request, timeout_seconds)
         return replace(told, message=f"{told.message} {self.left_behind}".strip())
 
-    def _wait_for(self, request: StopRequest, timeout_seconds: float, step: Step) -> Told | None:
+    def _judged(self, mode: str, savepoint: str | None, told: Told) -> Told:
+        """What came of it, held against what was asked for."""
+        from stateformat.model import StopMode
+
+        record = self._record_of(told)
+        if record is None:
+            return told
+        number, drained = record.checkpoint_id, record.stop is not None and record.stop.mode is StopMode.DRAIN
+        if told.outcome == "stopped" and mode == StopMode.DRAIN and not drained:
+            how = (
+                "Only a run can drain: start the job again so that it goes on (resume=True, --resume), then ask again."
+            )
+            return replace(told, outcome=NOT_DRAINED, message=f"{told.message} {how}")
+        if told.outcome == "stopped" and told.answered:
+            after = "The job has ended for good." if drained else "Started again to resume, the job goes on from there."
+            return replace(told, message=f"{told.message}\n{after}".strip())
+        if savepoint is None or (told.outcome == "stopped" and self.request is not None):
+            return told
+        if self._stands(savepoint, record):
+            return replace(told, savepoint=savepoint)
+        copy = f"`ckpt copy {self._store.url}@{number} {savepoint}` makes the savepoint."
+        return replace(told, outcome=NOT_SAVED, message=f"{told.message} {copy}", savepoint=None)
+
+    def _record_of(self, told: Told) -> Record | None:
+        """The checkpoint at which the job has stopped or finished; None where it did not, or cannot be looked at."""
+        from stateformat.errors import CheckpointError
+
+        if told.outcome not in ("stopped", "finished"):
+            return None
+        # What a run has answered stands, whether its record can be read now or not.
+        with contextlib.suppress(CheckpointError):
+            self._look()
+        record = self.newest
+        return record if record is not None and record.checkpoint_id == told.checkpoint_id else None
+
+    def _wait_for(
+        self, request: StopRequest, timeout_seconds: float, step: Step, note: Callable[[str], None]
+    ) -> Told | None:
         """What a run has answered, or the newest record alone says for certain; None when the time is up."""
-        pause = PAUSE_SECONDS
+        pause, silent = PAUSE_SECONDS, True
         while True:
             answer = self._store.stop_answer(request.id)
             if answer is not None:
@@ -190,6 +291,12 @@ class Asking:
             waited = self._clock() - self._begin
             if waited >= timeout_seconds:
                 return None
+            if silent and waited >= SILENCE_SECONDS:
+                silent = False
+                note(
+                    f"No run has answered for {SILENCE_SECONDS:g} s. One that is at work answers when it has stopped; if the "
+                    "job does not run, press Ctrl-C."
+                )
             step(int(waited), int(timeout_seconds))
             self._wait(min(pause, timeout_seconds - waited))
             pause = min(pause * PAUSE_GROWTH, PAUSE_SECONDS_MAX)
@@ -224,11 +331,22 @@ class Asking:
         number = record.checkpoint_id
         how = f"by request {record.stop.request}" if record.stop else "without having been asked"
         return Told(
-            "finished",
-            f"Everything in checkpoint {number} has finished, {how}; there is nothing to stop. "
-            f"`ckpt copy {self._store.url}@{number} URL` makes a savepoint of it.",
-            number,
+            "finished", f"Everything in checkpoint {number} has finished, {how}; there is nothing to stop.", number
         )
+
+    def _stopped_before(self, record: Record) -> Told:
+        """The job has stopped by a request of somebody else, or before."""
+        from stateformat.requests import savepoint_of_stop
+
+        assert record.stop is not None
+        number, mode = record.checkpoint_id, record.stop.mode.replace("_", " ")
+        url = savepoint_of_stop(self._store.url, record)
+        message = (
+            f"The job stopped ({mode}) at checkpoint {number}, by request {record.stop.request}, and has published "
+        )
+        message += "nothing since. Was it resumed a moment ago? Then ask with --even-if-stopped."
+        stands = self._stands(url, record)
+        return Told("stopped", message, number, url if stands else None)
 
     def _from_record(self, request: StopRequest) -> Told | None:
         """A stop that stands in the newest record, although no run has answered."""
@@ -262,10 +380,8 @@ class Asking:
         waited = f"No run has answered within {timeout_seconds:g} s, and the request was withdrawn"
         if newest is None or newest.checkpoint_id <= request.newest:
             seen = "no checkpoint was published meanwhile, so perhaps none is running"
-            if newest is not None and newest.stop is not None:
-                seen += f": the job stopped at checkpoint {newest.checkpoint_id}, and has published nothing since"
         elif newest.stop is not None:
-            seen = f"the job has stopped at checkpoint {newest.checkpoint_id} by another request"
+            return self._stopped_before(newest)
         else:
             seen = (
                 f"checkpoint {newest.checkpoint_id} was published meanwhile, so a run is alive: it may still stop, if it had "
@@ -304,9 +420,6 @@ def draw(document: Document, look: Look) -> Iterator[str]:
         ],
         look,
     )
-    after = ""
-    if stopped and document["answered"]:
-        after = "The job has ended for good." if drain else "Started again to resume, the job goes on from there."
-    for text in filter(None, (document["message"], after)):
+    for text in filter(None, document["message"].split("\n")):
         yield ""
         yield from paragraph(label(text), look)
