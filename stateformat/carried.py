@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -18,30 +19,37 @@ from stateformat.codec_v1 import MANIFEST_BYTES_MAX
 from stateformat.errors import CheckpointExpired
 from stateformat.history import Ids, Moved, find_record, settled
 from stateformat.manifest import decode_manifest, unpublished_ref
-from stateformat.model import CheckpointId, Record
+from stateformat.model import CheckpointId, Record, SchemaVersion
 from stateformat.retention import manifests_under
 from stateformat.storage import Storage
 
 
-def carried_committables(storage: Storage, state: str, down_to: Mapping[str, int]) -> dict[str, list[pa.Table]]:
+class Wanted(NamedTuple):
+    """What is to be read of an operator's committables: down to which checkpoint id, and in which columns."""
+
+    down_to: int
+    schema: SchemaVersion
+
+
+def carried_committables(storage: Storage, state: str, wanted: Mapping[str, Wanted]) -> dict[str, list[pa.Table]]:
     """The rows of the committables ``state`` of operators, by uid, one table for each checkpoint that carries some.
 
-    ``down_to`` gives the least id of interest for each uid: what was prepared under an id is carried by no checkpoint
-    below it, so nothing below is read. Columns are those of each checkpoint: ``_checkpoint_id``, ``_attempt_id``, then the
-    sink's. Tables of different checkpoints may repeat rows. Only the handles of these states are read, once the manifest
+    What was prepared under an id is carried by no checkpoint below it, so nothing below ``down_to`` is read. Columns:
+    ``_checkpoint_id``, ``_attempt_id``, then those of the schema that is wanted. Tables of different checkpoints may repeat rows. Only the handles of these states are read, once the manifest
     was. Raises ``DamagedCheckpoint``, ``UnsupportedFormat`` or ``StorageError`` where a record, a manifest or a segment of
-    committables cannot be read: then it is unknown what is carried.
+    committables cannot be read, ``InvalidState`` where committables do not evolve to the schema: then it is unknown what is carried.
     """
-    if not down_to:
+    if not wanted:
         return {}
-    return settled(storage, lambda ids: _carried(storage, ids, state, down_to))
+    return settled(storage, lambda ids: _carried(storage, ids, state, wanted))
 
 
-def _carried(storage: Storage, ids: Ids, state: str, down_to: Mapping[str, int]) -> dict[str, list[pa.Table]]:
-    found: dict[str, list[pa.Table]] = {uid: [] for uid in down_to}
+def _carried(storage: Storage, ids: Ids, state: str, wanted: Mapping[str, Wanted]) -> dict[str, list[pa.Table]]:
+    found: dict[str, list[pa.Table]] = {uid: [] for uid in wanted}
+    least = min(each.down_to for each in wanted.values())
     newest: Record | None = None
     for checkpoint_id in ids:
-        if checkpoint_id < min(down_to.values()):
+        if checkpoint_id < least:
             continue
         record = find_record(storage, checkpoint_id)
         if record is None:
@@ -50,21 +58,21 @@ def _carried(storage: Storage, ids: Ids, state: str, down_to: Mapping[str, int])
                 raise Moved
             continue
         newest = record
-        for uid, rows in _rows(Checkpoint(storage, record), state, down_to):
+        for uid, rows in _rows(Checkpoint(storage, record), state, wanted):
             found[uid].append(rows)
     for checkpoint in _unpublished(storage, newest):
-        for uid, rows in _rows(checkpoint, state, down_to):
+        for uid, rows in _rows(checkpoint, state, wanted):
             found[uid].append(rows)
     return found
 
 
-def _rows(checkpoint: Checkpoint, state: str, down_to: Mapping[str, int]) -> Iterator[tuple[str, pa.Table]]:
+def _rows(checkpoint: Checkpoint, state: str, wanted: Mapping[str, Wanted]) -> Iterator[tuple[str, pa.Table]]:
     if "committables" not in checkpoint.record.required_features:
         return
     try:
-        for uid, least in down_to.items():
-            if checkpoint.id >= least and (uid, state) in checkpoint.record.by_state:
-                rows = checkpoint.read(uid, state).table()
+        for uid, (down_to, schema) in wanted.items():
+            if checkpoint.id >= down_to and (uid, state) in checkpoint.record.by_state:
+                rows = checkpoint.read(uid, state).table(as_schema=schema)
                 if rows.num_rows:
                     yield uid, rows
     except CheckpointExpired:
@@ -91,4 +99,4 @@ def _unpublished(storage: Storage, newest: Record | None) -> Iterator[Checkpoint
         yield Checkpoint(storage, record, manifest=decode_manifest(data, ref))
 
 
-__all__ = ["carried_committables"]
+__all__ = ["Wanted", "carried_committables"]

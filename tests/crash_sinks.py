@@ -91,7 +91,7 @@ class SinkJudge:
             CheckpointStore(storage_at(self._place / STORE, durable=False)).expire(1)
             run(self._place, durable=False)
             return self._differs()
-        except (CheckpointError, pa.ArrowException, sqlite3.Error) as error:
+        except (CheckpointError, OSError, pa.ArrowException, sqlite3.Error) as error:
             return f"the job cannot be run again, or its output not be read: {error}"
 
     def _differs(self) -> str:
@@ -122,13 +122,12 @@ class SinkRecording:
         calls: Sequence[Call] | None = None,
         disk: Disk | None = None,
         *,
-        begin: int = 0,
-        every: int = 1,
+        removals: bool = False,
         stop: bool = False,
     ) -> list[str]:
         """What is wrong after a crash at any of these calls, on a disk; by default of those recorded, on the first disk.
 
-        Looks from the call ``begin`` on, after every so many calls, and up to the first problem where it is to ``stop``.
+        ``removals``: look only where a sink has just removed something, and at the end. ``stop`` at the first problem.
         """
         calls, disk = calls or self.calls, copy.deepcopy(disk or self.disk)
         learning, draw, found = copy.deepcopy(disk), random.Random(SEED), []
@@ -139,7 +138,8 @@ class SinkRecording:
             self.judge.learn(learning.look())
         for number, call in enumerate([Call("mark", ""), *calls]):
             disk.apply(call._replace(covers=call.covers + offset + 1))
-            if number < begin or number % every or (stop and found):
+            removes = call.verb == "unlink" and not call.path.startswith(STORE)
+            if (stop and found) or (removals and not removes and number < len(calls)):
                 continue
             told = set()
             for kind, tree in disk.crashes(draw):
@@ -149,38 +149,30 @@ class SinkRecording:
                     found.append(f"{kind} after call {number} ({call.verb} {call.path}): {problem}")
         return found
 
-    def syncs(self) -> list[int]:
-        """The calls that make something durable of the sinks' places that was not."""
-        disk = copy.deepcopy(self.disk)
-        useful = [disk.apply(call) for call in self.calls]
+    def without(self, path: str) -> list[Call]:
+        """The calls, without the syncs of what a pattern matches whole."""
         return [
-            number
-            for number, call in enumerate(self.calls)
-            if call.verb == "sync" and useful[number] and not call.path.startswith("run")
+            Call("mark", "") if call.verb == "sync" and re.fullmatch(path, call.path) else call for call in self.calls
         ]
 
-    def without(self, number: int) -> list[Call]:
-        """The calls, without one of them."""
-        return [*self.calls[:number], Call("mark", ""), *self.calls[number + 1 :]]
-
     def moments(self) -> list[int]:
-        """After how many calls a name of a sink's place had just changed."""
-        changing = ("ensure", "create", "mkdir", "link", "rename", "unlink")
+        """After how many calls the first run has done what the second relies on: a folder, a link, the end of a journal."""
         return [
             number + 1
             for number, call in enumerate(self.calls)
-            if call.verb in changing and not call.path.startswith(STORE)
+            if not call.path.startswith("run")
+            and (call.verb in ("mkdir", "link") or (call.verb, call.path) == ("unlink", "data.db-journal"))
         ]
 
-    def second_run(self, died_after: int, *, every: int = 1) -> list[str]:
-        """The first dies after so many calls, a second runs on what is seen then, and the power fails at any time."""
+    def second_run(self, died_after: int) -> list[str]:
+        """The first dies after so many calls, a second runs on what is seen then, and the power fails."""
         disk = copy.deepcopy(self.disk)
         for call in self.calls[:died_after]:
             disk.apply(call)
         base = self.workspace / f"second-{died_after}"
         base.mkdir()
         put(disk.look(), base)
-        found = self.problems(recorded(base), disk, every=every)
+        found = self.problems(recorded(base), disk, removals=True)
         shutil.rmtree(base)
         return [f"death after call {died_after}, then {problem}" for problem in found]
 

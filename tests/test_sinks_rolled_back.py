@@ -20,7 +20,7 @@ from backends.local import RunDiscarded
 from backends.running.commits import check_places
 from backends.storage.memory import MemoryStorage
 from stateformat import layout
-from stateformat.carried import carried_committables
+from stateformat.carried import Wanted, carried_committables
 from stateformat.errors import DamagedCheckpoint, InvalidInput
 from stateformat.model import CheckpointId
 from stateformat.storage import open_storage
@@ -234,9 +234,10 @@ def test_a_start_reads_other_checkpoints_only_where_something_is_left(tmp_path: 
     bench.begin(flow)
     assert asked == [0, 4]
     # And only down to the least id that is left.
-    assert carried_committables(bench.store.storage, "committables", {"files": 3})["files"]
+    schema = bench.newest.state("files", "committables").current
+    assert carried_committables(bench.store.storage, "committables", {"files": Wanted(3, schema)})["files"]
     with pytest.raises(DamagedCheckpoint):
-        carried_committables(bench.store.storage, "committables", {"files": 2})
+        carried_committables(bench.store.storage, "committables", {"files": Wanted(2, schema)})
 
 
 def test_a_sink_that_fails_to_tell_what_it_has_prepared_is_named(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from backends.dataflow.failures import Guard, OperatorError
 from backends.dataflow.flow_states import COMMITTABLES
 from backends.running.clock import Clock
 from backends.running.outcome import RunDiscarded
-from stateformat.carried import carried_committables
+from stateformat.carried import Wanted, carried_committables
 from stateformat.errors import DamagedCheckpoint, InvalidInput, InvalidState, StorageError, UnsupportedFormat
 from stateformat.model import CheckpointKind, Record
 from stateformat.publication import CommitPermit
@@ -118,6 +118,7 @@ def _check(uid: str, sink: TwoPhaseCommitSink, rows: pa.Table, *, renamed: bool)
 def clean(
     store: CheckpointStore,
     permit: CommitPermit | None,
+    job: Job,
     sinks: Mapping[str, TwoPhaseCommitSink],
     carried: Mapping[str, pa.Table],
 ) -> None:
@@ -128,33 +129,34 @@ def clean(
     ``OperatorError`` for what a sink raises.
     """
     newest_id = permit.ref.checkpoint_id if permit else 0
-    down_to = {}
+    wanted = {}
     for uid, sink in sinks.items():
-        if newest_id and type(sink).clean is not TwoPhaseCommitSink.clean:
+        declared = job.state(uid, COMMITTABLES)
+        if newest_id and declared is not None and type(sink).clean is not TwoPhaseCommitSink.clean:
             with Guard(uid, None)("prepared_attempts"):
                 attempts = sink.prepared_attempts(uid)
             ids = [1] if attempts is None else [each.checkpoint_id for each in attempts]
             if min(ids, default=newest_id + 1) <= newest_id:
-                down_to[uid] = min(ids)
+                wanted[uid] = Wanted(min(ids), declared.current)
     try:
-        others = carried_committables(store.storage, COMMITTABLES, down_to)
+        others = carried_committables(store.storage, COMMITTABLES, wanted)
         for uid, tables in others.items():
             for rows in tables:
                 _check(uid, sinks[uid], rows, renamed=True)
-    except (DamagedCheckpoint, UnsupportedFormat, StorageError) as error:
+    except (DamagedCheckpoint, UnsupportedFormat, InvalidState, StorageError) as error:
         logger.warning(
             "sinks %s keep what earlier runs prepared, for it is unknown what the checkpoints of %s carry: %s",
-            ", ".join(map(repr, down_to)),
+            ", ".join(map(repr, wanted)),
             store.url,
             error,
         )
         others = None
     for uid, sink in sinks.items():
         tables = [carried[uid]] if uid in carried else []
-        known = others is not None or uid not in down_to
+        known = others is not None or uid not in wanted
         tables += (others or {}).get(uid, [])
         with Guard(uid, None)("clean"):
-            kept = pa.concat_tables(tables, promote_options="permissive") if tables else None
+            kept = pa.concat_tables(tables) if tables else None
             sink.clean(uid, newest_id if known else 0, kept)
 
 

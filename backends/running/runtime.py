@@ -175,7 +175,7 @@ class Runtime(ABC, Generic[RunT]):
         """Commit what the newest checkpoint holds and is not given up, then let sinks remove what no checkpoint does."""
         carried = held(permit, restored.job, [uid for uid in sinks if not restored.gives_up(uid, COMMITTABLES)])
         retries = {} if permit is None else commit(permit, sinks, carried)
-        clean(self.store, permit, sinks, carried)
+        clean(self.store, permit, restored.job, sinks, carried)
         return retries
 
     def _ended_before(
