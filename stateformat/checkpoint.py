@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from stateformat import layout
 from stateformat.codec import RECORD_BYTES_MAX, decode_record
-from stateformat.errors import CheckpointExpired, DamagedCheckpoint, ErrorKind, InvalidInput, NotFound
+from stateformat.errors import REPAIR_ADVICE, CheckpointExpired, DamagedCheckpoint, ErrorKind, InvalidInput, NotFound
 from stateformat.graph import shortened
 from stateformat.manifest import Manifest, decode_manifest, read_manifest
 from stateformat.model import CheckpointId, JobGraph, Mode, OperatorId, Record, SchemaVersion, State, Status
@@ -40,7 +40,7 @@ def load_record(storage: Storage, checkpoint_id: CheckpointId) -> Record:
     if record.checkpoint_id != checkpoint_id:
         raise DamagedCheckpoint(
             f"{path} in {storage.url} is the record of checkpoint {record.checkpoint_id}, not of {checkpoint_id}; "
-            "an object lies under another's name",
+            f"an object lies under another's name{REPAIR_ADVICE}",
             kind=ErrorKind.DAMAGED_RECORD,
             path=path,
         )

@@ -31,7 +31,14 @@ import pyarrow.compute as pc
 import xxhash
 
 from stateformat import codec_v1, layout
-from stateformat.errors import CheckpointError, DamagedCheckpoint, ErrorKind, InvalidInput, UnsupportedFormat
+from stateformat.errors import (
+    REPAIR_ADVICE,
+    CheckpointError,
+    DamagedCheckpoint,
+    ErrorKind,
+    InvalidInput,
+    UnsupportedFormat,
+)
 from stateformat.model import JobGraph, Mode, Record, RescaledFrom, State
 from stateformat.record_members import INTEGER_MAX, RecordFault
 
@@ -94,8 +101,7 @@ def decode_record(data: bytes, *, path: str = "") -> Record:
             raise RecordFault("checkpoint_id", f"is {record.checkpoint_id}, but the object's name says {named}")
     except RecordFault as fault:
         raise DamagedCheckpoint(
-            f"{what} is damaged: {fault}; it cannot be restored from: `ckpt validate` shows what else is wrong, "
-            "`ckpt history` what else there is",
+            f"{what} is damaged: {fault}{REPAIR_ADVICE}",
             kind=fault.kind,
             path=path,
             member=fault.where,

@@ -72,6 +72,8 @@ def members_of(record: Record) -> dict[str, Any]:
     }
     if record.parent is not None:
         members["parent"] = record.parent._asdict()
+    if record.content_of is not None:
+        members["content_of"] = record.content_of._asdict()
     members |= {"job_id": record.job_id, "job_name": record.job_name}
     if record.stop is not None:
         members["stop"] = {"mode": record.stop.mode, "request": record.stop.request}
@@ -176,11 +178,6 @@ def record_of(values: dict[str, Any]) -> Record:
     """The record of a parsed JSON object of version 1. Raises :class:`RecordFault` at the first member that is wrong."""
     members = Members(values, "")
     checkpoint_id = CheckpointId(members.integer("checkpoint_id", 1, MAX_CHECKPOINT_ID))
-    parent = _reference(members.object("parent")) if members.has("parent") else None
-    if parent is not None and parent.checkpoint_id >= checkpoint_id:
-        raise RecordFault(
-            "parent.checkpoint_id", f"is {parent.checkpoint_id}, not less than its child's {checkpoint_id}"
-        )
     return Record(
         checkpoint_id=checkpoint_id,
         attempt_id=AttemptId(members.hexadecimal("attempt_id")),
@@ -196,7 +193,8 @@ def record_of(values: dict[str, Any]) -> Record:
         created_at_us=members.integer("created_at_us", -INTEGER_MAX),
         job_name=members.text("job_name"),
         writer=members.text("writer"),
-        parent=parent,
+        parent=_below(members, "parent", checkpoint_id),
+        content_of=_below(members, "content_of", checkpoint_id),
         stop=_stop(members.object("stop")) if members.has("stop") else None,
         rescaled_from=_rescaled_from(members.object("rescaled_from")) if members.has("rescaled_from") else None,
         properties=_properties(members.object("properties")),
@@ -217,6 +215,18 @@ def _reference(members: Members) -> ParentRef:
         CheckpointId(members.integer("checkpoint_id", 1, MAX_CHECKPOINT_ID)),
         AttemptId(members.hexadecimal("attempt_id")),
     )
+
+
+def _below(members: Members, name: str, checkpoint_id: CheckpointId) -> ParentRef | None:
+    """An optional reference by which history goes on, so its id is less than the record's: every chain ends."""
+    if not members.has(name):
+        return None
+    found = _reference(members.object(name))
+    if found.checkpoint_id >= checkpoint_id:
+        raise RecordFault(
+            f"{name}.checkpoint_id", f"is {found.checkpoint_id}, not less than the record's {checkpoint_id}"
+        )
+    return found
 
 
 def _stop(members: Members) -> Stop:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import replace
@@ -26,11 +26,12 @@ import xxhash
 
 from stateformat.checkpoint import Checkpoint, load_manifest, missing_object
 from stateformat.codec import encode_record
+from stateformat.draft import Draft
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, JobMismatch, StorageError
-from stateformat.history import chain_down_to, read_history
+from stateformat.history import chain_down_to, newest_record, record_ids
 from stateformat.model import CheckpointId, CheckpointKind, Record
 from stateformat.observed import read_input
-from stateformat.pending import Draft, PendingCheckpoint, require_empty
+from stateformat.pending import PendingCheckpoint, require_empty
 from stateformat.publication import At, CommitPermit, conflict, create_record
 from stateformat.retention import reachable
 from stateformat.storage import Storage, make_durable
@@ -101,16 +102,15 @@ def copy(
 
 
 def _check_target(record: Record, target: Storage) -> None:
-    history = read_history(target, limit=1)
-    if not history.listed:
+    there = newest_record(target)
+    if there is None:
         return
-    there = history.chain[0]
     if there.job_id != record.job_id:
         raise JobMismatch(
             f"{target.url} belongs to job {there.job_id!r}, and the checkpoint to job {record.job_id!r}; copy it elsewhere",
             job_id=there.job_id,
         )
-    if there.ref != record.ref or len(history.listed) > 1:
+    if there.ref != record.ref or len(record_ids(target)) > 1:
         raise InvalidInput(
             f"{target.url} holds checkpoint {there.checkpoint_id} (attempt {there.attempt_id}), so checkpoint "
             f"{record.checkpoint_id} (attempt {record.attempt_id}) cannot be copied there; a copy is a store of its own",
@@ -238,6 +238,14 @@ def begin_from(
     return pending.publish()
 
 
+def left_behind(ids: Sequence[CheckpointId]) -> str:
+    """The sentence that tells what a rollback or a repair means for the output. ``ids`` are ascending."""
+    return (
+        f"left behind: {', '.join(map(str, ids))}. What these checkpoints have committed, or still commit, stays in the "
+        "output; sinks will see their input again"
+    )
+
+
 def rollback(
     storage: Storage, checkpoint_id: CheckpointId, *, sleep: Callable[[float], None] = time.sleep
 ) -> CommitPermit:
@@ -256,10 +264,7 @@ def rollback(
             f"{left[0].checkpoint_id}, of job {left[0].job_id!r}; a store belongs to one job",
             job_id=left[0].job_id,
         )
-    note = (
-        f"left behind: {', '.join(str(record.checkpoint_id) for record in reversed(left))}. What these checkpoints have "
-        "committed, or still commit, stays in the output; sinks will see their input again"
-    )
+    note = left_behind([record.checkpoint_id for record in reversed(left)])
     handles = load_manifest(storage, source).full()
     draft = Draft(
         job_id=left[0].job_id,
@@ -270,7 +275,7 @@ def rollback(
         kind=CheckpointKind.ROLLBACK,
         source=source.ref,
         rescaled_from=source.rescaled_from,
-        properties=source.properties,
+        properties=source.lasting_properties,
         notes=(note,),
     )
     pending = PendingCheckpoint(storage, draft, sleep=sleep)
@@ -280,4 +285,4 @@ def rollback(
     return found
 
 
-__all__ = ["CopyProgress", "Progress", "begin_from", "copy", "copy_objects", "rollback"]
+__all__ = ["CopyProgress", "Progress", "begin_from", "copy", "copy_objects", "left_behind", "rollback"]

@@ -12,7 +12,7 @@
     │   └── CheckpointExpired             it was there and retention has removed it; take a newer one
     ├── JobMismatch                       the store belongs to another job
     ├── UnsupportedFormat                 written by a newer version or with an unknown required feature; upgrade
-    ├── DamagedCheckpoint                 bytes are not what was written; run ``ckpt validate``
+    ├── DamagedCheckpoint                 bytes are not what was written; run ``ckpt repair``
     └── StorageError (OSError)            the storage failed, or lacks a guarantee that the format needs
 
 Every message names the object, the two values that disagree, and the next step. ``kind`` is a stable string from
@@ -75,6 +75,11 @@ class ErrorKind(StrEnum):
     STORAGE_REFUSED = "storage_refused"
     OPERATOR_FAILED = "operator_failed"
     ILLEGAL_EVENT = "illegal_event"
+    RECORD_LOST = "record_lost"
+
+
+REPAIR_ADVICE = ". `ckpt repair` says what can be done"
+"""How messages about stored bytes end that are not what was written: it is the command that names a way out."""
 
 
 class CheckpointError(Exception):
@@ -162,7 +167,7 @@ class UnsupportedFormat(CheckpointError):
 
 
 class DamagedCheckpoint(CheckpointError):
-    """Stored bytes differ from what was written. ``ckpt validate`` lists everything that is wrong."""
+    """Stored bytes differ from what was written. ``ckpt repair`` says what can be done."""
 
     default_kind = ErrorKind.DAMAGED_SEGMENT
 

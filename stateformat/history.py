@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from stateformat import layout
 from stateformat.checkpoint import load_record
@@ -29,13 +29,16 @@ from stateformat.errors import (
     StorageError,
     UnsupportedFormat,
 )
-from stateformat.model import AttemptId, CheckpointId, ParentRef, Record
-from stateformat.storage import Storage
+from stateformat.model import CheckpointId, ParentRef, Record
+from stateformat.storage import Storage, names, names_after
 
 logger = logging.getLogger(__name__)
 
 TRIES = 20
 """How often a reading starts over before it says that the history will not hold still."""
+
+UNREADABLE: Final = (DamagedCheckpoint, UnsupportedFormat)
+"""What reading a record raises where it stands and its bytes are no record that this version knows."""
 
 T = TypeVar("T")
 Ids = Sequence[CheckpointId]
@@ -51,7 +54,7 @@ class History:
 
     ``listed``: every id that has a record, ascending, strays too. ``chain``: the checkpoints, newest first, as far down
     as was asked for. ``ended_by``: why the chain could not be followed to its end (a damaged record, or one of a newer
-    version, below the last of ``chain``); None where it ends by itself.
+    version, below the last of ``chain``; the newest itself where ``chain`` is empty); None where it ends by itself.
     """
 
     listed: tuple[CheckpointId, ...]
@@ -61,7 +64,14 @@ class History:
 
 def record_ids(storage: Storage) -> list[CheckpointId]:
     """The ids of all records, ascending, by one listing. Names that are no record's are passed over."""
-    found = (layout.record_id(item.path) for item in storage.list(layout.RECORDS))
+    found = (layout.record_id(path) for path in names(storage, layout.RECORDS))
+    return sorted(checkpoint_id for checkpoint_id in found if checkpoint_id is not None)
+
+
+def ids_from(storage: Storage, least: CheckpointId) -> list[CheckpointId]:
+    """The ids of records from this one on, ascending, by one look (``storage.ListsNames``)."""
+    before = layout.record_path(CheckpointId(least - 1))
+    found = (layout.record_id(path) for path in names_after(storage, before))
     return sorted(checkpoint_id for checkpoint_id in found if checkpoint_id is not None)
 
 
@@ -77,7 +87,7 @@ def is_there(storage: Storage, checkpoint_id: CheckpointId) -> bool:
     """Whether there is any record under an id, readable or not."""
     try:
         return find_record(storage, checkpoint_id) is not None
-    except (DamagedCheckpoint, UnsupportedFormat):
+    except UNREADABLE:
         return True
 
 
@@ -140,25 +150,30 @@ def follow(
 ) -> History:
     """The chain from the greatest of ``ids`` (not empty) along parents; stops at an id or a length.
 
+    Below a repair the chain goes on at the checkpoint whose content it has (SPEC.md section 8.4).
+
     ``known`` keeps what was read before, for a reading that starts over: a record of an attempt never changes, so one
-    that the new chain names and that is still listed is not fetched again. Raises what reading the newest raises; a
-    fault further down ends the chain and stands in ``ended_by``. Call it inside :func:`settled`.
+    that the new chain names and that is still listed is not fetched again. A record that cannot be read ends the chain
+    and stands in ``ended_by``, the newest too. Call it inside :func:`settled`.
     """
     listed, present = tuple(ids), set(ids)
     known = {} if known is None else known
-    newest = find_record(storage, listed[-1])
+    try:
+        newest = find_record(storage, listed[-1])
+    except UNREADABLE as error:
+        return History(listed, (), _of_newest(storage, listed[-1], error))
     if newest is None:
         raise Moved
     chain, ended_by = [newest], None
     while limit is None or len(chain) < limit:
-        parent = chain[-1].parent
+        parent = chain[-1].link
         if parent is None or parent.checkpoint_id not in present:
             break
         if down_to is not None and parent.checkpoint_id < down_to:
             break
         try:
             found = known.get(parent) or find_record(storage, parent.checkpoint_id)
-        except (DamagedCheckpoint, UnsupportedFormat) as error:
+        except UNREADABLE as error:
             ended_by = error
             break
         if found is None or not is_link(found, parent):
@@ -184,15 +199,32 @@ def read_history(storage: Storage, *, down_to: CheckpointId | None = None, limit
 
 
 def newest_record(storage: Storage) -> Record | None:
-    """The record of the newest checkpoint, settled; None in a store without records. Never an older one instead."""
-    chain = read_history(storage, limit=1).chain
-    return chain[0] if chain else None
+    """The record of the newest checkpoint, settled; None in a store without records. Never an older one instead.
+
+    Raises ``DamagedCheckpoint`` and ``UnsupportedFormat`` where it cannot be read.
+    """
+    history = read_history(storage, limit=1)
+    if history.ended_by is not None:
+        raise history.ended_by
+    return history.chain[0] if history.chain else None
 
 
-def require_records(storage: Storage, history: History) -> History:
-    """The history, if it has a checkpoint; ``NotFound`` (``STORE_NOT_FOUND``, ``STORE_EMPTY``) with a sentence if not."""
-    if history.chain:
-        return history
+def _of_newest(storage: Storage, checkpoint_id: CheckpointId, error: CheckpointError) -> CheckpointError:
+    """The error for a newest record that cannot be read. Damage has a way out of its own; another version has not."""
+    if not isinstance(error, DamagedCheckpoint):
+        return error
+    return DamagedCheckpoint(
+        f"the newest checkpoint of {storage.url}, {checkpoint_id}, cannot be read, and no older one is taken in its place "
+        f"unasked: {error.args[0]}",
+        kind=error.kind,
+        **error.details,
+    )
+
+
+def require_records(storage: Storage, listed: Ids) -> None:
+    """Raise ``NotFound`` (``STORE_NOT_FOUND``, ``STORE_EMPTY``) where no record is listed."""
+    if listed:
+        return
     if not storage.exists():
         raise NotFound(
             f"there is no store at {storage.url}; check the address, or run the job once",
@@ -213,53 +245,80 @@ def require_records(storage: Storage, history: History) -> History:
     )
 
 
-def chain_down_to(storage: Storage, checkpoint_id: CheckpointId | None) -> tuple[Record, ...]:
-    """The checkpoints from the newest down to one of the history, both included, newest first; None is the newest.
+def chain_down_to(storage: Storage, checkpoint_id: CheckpointId) -> tuple[Record, ...]:
+    """The checkpoints from the newest down to one of the history, both included, newest first.
 
-    Raises ``NotFound`` (no store, no checkpoint, or the record under the id is a stray), ``CheckpointExpired`` (below
-    the newest and no longer there), and what a damaged record on the way raises.
+    What is built on an older checkpoint must be reached from the newest. Raises ``NotFound`` (no store, no checkpoint, or
+    the record under the id is a stray), ``CheckpointExpired`` (below the newest and no longer there), and what a damaged
+    record on the way raises.
     """
-    if checkpoint_id is None:
-        return require_records(storage, read_history(storage, limit=1)).chain
-    history = require_records(storage, read_history(storage, down_to=checkpoint_id))
-    oldest = history.chain[-1].checkpoint_id
-    if oldest == checkpoint_id:
-        return history.chain
-    where, newest = f"checkpoint {checkpoint_id} of {storage.url}", history.chain[0].checkpoint_id
-    if checkpoint_id > newest or checkpoint_id < 1:
-        raise NotFound(
-            f"no {where}: the newest is {newest}; `ckpt history` lists what is there", checkpoint_id=checkpoint_id
-        )
+    history = read_history(storage, down_to=checkpoint_id)
+    require_records(storage, history.listed)
     if history.ended_by is not None:
         raise history.ended_by
+    if history.chain[-1].checkpoint_id == checkpoint_id:
+        return history.chain
+    raise _not_reached(storage, checkpoint_id, history)
+
+
+def record_of(storage: Storage, checkpoint_id: CheckpointId | None) -> Record:
+    """The record of a checkpoint that is to be looked at, the newest where no id is given.
+
+    An id needs its own record and nothing above it: where a damaged or lost record cuts it off from the newest, it is
+    given all the same. A stray is not: every record above it could be read, and none leads to it. Raises as
+    :func:`chain_down_to` does; damage only of the record that is asked for.
+    """
+    if checkpoint_id is None:
+        history = read_history(storage, limit=1)
+        require_records(storage, history.listed)
+        if history.ended_by is not None:
+            raise history.ended_by
+        return history.chain[0]
+    try:
+        history = read_history(storage, down_to=checkpoint_id)
+    except StorageError:
+        # Something above may not be readable for want of rights, or by a disk that fails. That one decides nothing here.
+        found = find_record(storage, checkpoint_id)
+        if found is None:
+            raise
+        return found
+    require_records(storage, history.listed)
+    if history.chain and history.chain[-1].checkpoint_id == checkpoint_id:
+        return history.chain[-1]
+    found = find_record(storage, checkpoint_id) if checkpoint_id in history.listed else None
+    if found is not None and (history.ended_by is not None or _is_cut_off(storage, found.ref)):
+        return found
+    raise _not_reached(storage, checkpoint_id, history)
+
+
+def _is_cut_off(storage: Storage, ref: ParentRef) -> bool:
+    """Whether a lost record stands between the newest and this checkpoint. Rare, so everything is read once more."""
+    from stateformat.survey import survey
+
+    return any(record.ref == ref for record in survey(storage).cut_off)
+
+
+def _not_reached(storage: Storage, checkpoint_id: CheckpointId, history: History) -> CheckpointError:
+    """The error for an id that no link from the newest reaches: never was, a stray, expired, or lost."""
+    where, newest = f"checkpoint {checkpoint_id} of {storage.url}", history.listed[-1]
+    if checkpoint_id > newest or checkpoint_id < 1:
+        return NotFound(
+            f"no {where}: the newest is {newest}; `ckpt history` lists what is there", checkpoint_id=checkpoint_id
+        )
+    from stateformat.survey import record_lost, survey
+
+    found = survey(storage, down_to=checkpoint_id)
     if checkpoint_id in history.listed and is_there(storage, checkpoint_id):
-        raise NotFound(
+        above = found.fault(storage)
+        if above is not None and any(record.checkpoint_id == checkpoint_id for record in found.cut_off):
+            return above
+        return NotFound(
             f"{where} is a stray: no parent link from the newest, {newest}, reaches it, so it is no part of the history. "
             "It goes when retention reaches it",
             checkpoint_id=checkpoint_id,
         )
-    raise CheckpointExpired(f"{where} has expired; the oldest that is left is {oldest}", checkpoint_id=checkpoint_id)
-
-
-def stray_refs(storage: Storage) -> list[ParentRef]:
-    """Records that are no checkpoints, by id, ascending. A stray that cannot be read has an empty attempt id."""
-
-    def decide(ids: Ids) -> list[ParentRef]:
-        if not ids:
-            return []
-        history = follow(storage, ids)
-        if history.ended_by is not None:
-            raise history.ended_by
-        reached = {record.checkpoint_id for record in history.chain}
-        found = (_stray(storage, checkpoint_id) for checkpoint_id in ids if checkpoint_id not in reached)
-        return [ref for ref in found if ref is not None]
-
-    return settled(storage, decide)
-
-
-def _stray(storage: Storage, checkpoint_id: CheckpointId) -> ParentRef | None:
-    try:
-        found = find_record(storage, checkpoint_id)
-    except (DamagedCheckpoint, UnsupportedFormat):
-        return ParentRef(checkpoint_id, AttemptId(""))
-    return found.ref if found is not None else None
+    lost = [ref for ref in found.lost if ref.checkpoint_id == checkpoint_id]
+    if lost:
+        return record_lost(storage, lost[0])
+    oldest = found.checkpoints[-1].checkpoint_id if found.checkpoints else newest
+    return CheckpointExpired(f"{where} has expired; the oldest that is left is {oldest}", checkpoint_id=checkpoint_id)

@@ -16,6 +16,7 @@ SAVEPOINTS = "savepoints/"
 
 _RECORD_NAME = re.compile(r"checkpoints/(\d{20})\.json")
 _OWNED_NAME = re.compile(r"(?:checkpoints/(\d{20})\.|manifests/(\d{20})-|segments/(\d{20})/).+")
+_MANIFEST_NAME = re.compile(r"manifests/\d{20}-([0-9a-f]{32})\.parquet")
 _REQUEST_NAME = re.compile(r"requests/(\d{20})-stop-([0-9a-f]{32})\.json")
 _ANSWER_NAME = re.compile(r"requests/(\d{20})-answer-([0-9a-f]{32})\.json")
 _ASKED_NAME = re.compile(r"requests/(\d{20})-.*")
@@ -49,6 +50,12 @@ def owner_id(path: str) -> CheckpointId | None:
     """The id under which a record, manifest or segment lies, or was to lie; None for any other name."""
     match = _OWNED_NAME.fullmatch(path)
     return CheckpointId(int(match[match.lastindex or 0])) if match else None
+
+
+def attempt_of(path: str) -> AttemptId | None:
+    """The attempt id in the name of a manifest; None for any other name."""
+    match = _MANIFEST_NAME.fullmatch(path)
+    return AttemptId(match[1]) if match else None
 
 
 def request_path(newest: int, request_id: str) -> str:

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from stateformat.codec_v1 import MANIFEST_BYTES_MAX
-from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidState
+from stateformat.errors import REPAIR_ADVICE, DamagedCheckpoint, ErrorKind, InvalidState
 from stateformat.footer import read_footer, without_arrow_schema
 from stateformat.handle_cut import cut_handles
 from stateformat.handle_sharing import codes_of, inline_faults
@@ -415,8 +415,7 @@ def _both_lists(found: pa.DataType, due: pa.DataType) -> bool:
 
 def _damaged(ref: ManifestRef, message: str, kind: ErrorKind = ErrorKind.DAMAGED_MANIFEST) -> DamagedCheckpoint:
     return DamagedCheckpoint(
-        f"manifest {ref.path} is damaged: {message}; `ckpt validate` lists everything that is wrong, `ckpt history` "
-        "what else there is",
+        f"manifest {ref.path} is damaged: {message}{REPAIR_ADVICE}",
         kind=kind,
         path=ref.path,
     )

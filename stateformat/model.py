@@ -250,6 +250,7 @@ class Record:
     job_name: str = ""
     writer: str = ""
     parent: ParentRef | None = None
+    content_of: ParentRef | None = None
     stop: Stop | None = None
     rescaled_from: RescaledFrom | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
@@ -266,6 +267,20 @@ class Record:
     def ref(self) -> ParentRef:
         """This checkpoint, as a child would name it."""
         return ParentRef(self.checkpoint_id, self.attempt_id)
+
+    @property
+    def link(self) -> ParentRef | None:
+        """Where history goes on below: at the checkpoint whose content a repair has, else at the parent."""
+        return self.content_of or self.parent
+
+    @property
+    def lasting_properties(self) -> dict[str, str]:
+        """The properties that a checkpoint with the same content takes over: the user's, and of SPEC.md's ``keep``."""
+        return {
+            name: value
+            for name, value in self.properties.items()
+            if name == KEEP_PROPERTY or not name.startswith(RESERVED_PROPERTIES)
+        }
 
     @cached_property
     def by_state(self) -> Mapping[tuple[str, str], State]:

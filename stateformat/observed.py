@@ -75,6 +75,8 @@ class Observed:
         found = getattr(self._inner, name)
         if name == "leftovers":
             return lambda: self._observe(name, "", found, (), _many)
+        if name in ("names", "names_after"):
+            return lambda path: self._observe("list", path, found, (path,), _many)
         if name in ("discard", "make_durable"):
             return lambda items: self._each(name, found, items)
         return found

@@ -15,8 +15,8 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import cache
 from importlib import metadata
 
@@ -36,6 +36,7 @@ from stateformat.assembly import (
 )
 from stateformat.checkpoint import Checkpoint, load_manifest
 from stateformat.codec import encode_record, required_features
+from stateformat.draft import Draft
 from stateformat.errors import (
     CheckpointExpired,
     DamagedCheckpoint,
@@ -58,17 +59,12 @@ from stateformat.manifest_rules import BATCH_ROWS
 from stateformat.model import (
     AttemptId,
     CheckpointId,
-    CheckpointKind,
     JobGraph,
-    JobId,
     ManifestRef,
     Mode,
     Operator,
     ParentRef,
     Record,
-    RescaledFrom,
-    State,
-    Stop,
     SubtaskSet,
     new_attempt_id,
     new_write_id,
@@ -76,41 +72,11 @@ from stateformat.model import (
 from stateformat.presence import check_present
 from stateformat.problems import Problem
 from stateformat.publication import At, CommitPermit, conflict, create_record, permit
-from stateformat.schema import MANIFEST_SCHEMA
-from stateformat.segment import WriteOptions
 from stateformat.snapshot import Snapshot, SnapshotWriter, WriteContext, snapshot_of
 from stateformat.storage import Storage
 from stateformat.validation import check_content
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Draft:
-    """What is known of a checkpoint when it begins.
-
-    ``parent`` is the checkpoint held, or None for the first of a job; it lies in another store where a checkpoint is
-    derived into an empty one. ``source``: whose content this one has (rollback, rescale, rewrite); it must still stand
-    when the record is created. ``carried``: handles to carry from instead of the parent's, in the manifest's columns,
-    already cut for this graph (after a restore at another parallelism).
-    """
-
-    job_id: JobId
-    graph: JobGraph
-    states: tuple[State, ...]
-    parent: Checkpoint | None = None
-    job_name: str = ""
-    kind: CheckpointKind = CheckpointKind.CHECKPOINT
-    source: ParentRef | None = None
-    rescaled_from: RescaledFrom | None = None
-    stop: Stop | None = None
-    properties: Mapping[str, str] = field(default_factory=dict)
-    options: WriteOptions = field(default_factory=WriteOptions)
-    carried: pa.Table | None = None
-    notes: tuple[str, ...] = ()
-
-    def __repr__(self) -> str:
-        return f"Draft({self.kind} of job {self.job_id!r} after {self.parent!r})"
 
 
 class PendingCheckpoint:
@@ -129,7 +95,8 @@ class PendingCheckpoint:
         self._tables: list[pa.Table] = []
         self._finished: dict[str, SubtaskSet] = defaultdict(SubtaskSet)
         self._finishing: dict[str, SubtaskSet] = defaultdict(SubtaskSet)
-        self.checkpoint_id = CheckpointId(draft.parent.id + 1 if draft.parent else 1)
+        before = draft.over.checkpoint_id if draft.over else draft.parent.id if draft.parent else 0
+        self.checkpoint_id = CheckpointId(before + 1)
         self.attempt_id: AttemptId = new_attempt_id()
 
     def __repr__(self) -> str:
@@ -330,8 +297,11 @@ class PendingCheckpoint:
         paths = pc.unique(pa.chunked_array(foreign, pa.string()))
         if not len(paths):
             return
-        known = [chunk for table in self._referable() for chunk in table["path"].chunks]
-        unknown = paths.filter(pc.invert(pc.is_in(paths, value_set=pa.chunked_array(known, pa.string()))))
+        unknown = paths
+        for table in self._referable():
+            unknown = unknown.filter(pc.invert(pc.is_in(unknown, value_set=table["path"])))
+            if not len(unknown):
+                break
         if len(unknown):
             raise InvalidState(
                 f"checkpoint {self.checkpoint_id} would refer to {len(unknown)} segments that neither it nor its parent "
@@ -357,18 +327,20 @@ class PendingCheckpoint:
     def _own_prefix(self) -> str:
         return layout.segment_path(self.checkpoint_id, new_write_id(), label="").rpartition("/")[0] + "/"
 
-    def _referable(self) -> list[pa.Table]:
-        """The manifests whose objects this checkpoint may refer to."""
+    def _referable(self) -> Iterator[pa.Table]:
+        """The manifests whose objects this checkpoint may refer to.
+
+        The source's comes first: a rollback away from a checkpoint whose manifest is damaged needs no other.
+        """
         parent, source = self._draft.parent, self._draft.source
-        if parent is None:
-            return [MANIFEST_SCHEMA.empty_table()]
-        tables = [self._of_parent(parent).handles]
-        if source is not None and source != parent.record.ref:
-            record = find_record(parent.storage, source.checkpoint_id)
+        if source is not None and (parent is None or source != parent.record.ref):
+            storage = parent.storage if parent is not None else self._storage
+            record = find_record(storage, source.checkpoint_id)
             if record is None or record.ref != source:
                 raise self._source_gone(source)
-            tables.append(load_manifest(parent.storage, record).handles)
-        return tables
+            yield load_manifest(storage, record).handles
+        if parent is not None:
+            yield self._of_parent(parent).handles
 
     def _spilled(self, handles: pa.Table) -> pa.Table:
         """Write the largest inline segments as objects of our own until the rest is small enough for a manifest."""
@@ -404,7 +376,8 @@ class PendingCheckpoint:
             totals=totals(handles),
             created_at_us=time.time_ns() // 1000,
             writer=_writer(),
-            parent=draft.parent.record.ref if draft.parent else None,
+            parent=draft.over.ref if draft.over else draft.parent.record.ref if draft.parent else None,
+            content_of=draft.source if draft.over else None,
             stop=draft.stop,
             rescaled_from=draft.rescaled_from,
             properties=dict(draft.properties),

@@ -12,8 +12,10 @@ from stateformat.model import CheckpointId
 
 Severity = Literal["error", "warning"]
 
-ADVICE_RESTORE = "restore from another checkpoint (`ckpt history` lists them), or roll back to one (`ckpt rollback`)"
+ADVICE_RESTORE = "`ckpt repair` says which whole checkpoint can take its place"
 """For stored bytes that are wrong: nothing can mend them."""
+ADVICE_OTHER = "take another checkpoint (`ckpt history` lists them)"
+"""For what is no checkpoint."""
 ADVICE_WRITER = "the program that wrote this broke the format; fix it, and write the state again (`ckpt rewrite`)"
 """For content that contradicts itself though its bytes are what was written."""
 

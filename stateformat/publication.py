@@ -14,7 +14,9 @@ record had already expired, and is a stray; a listing that shows nothing greater
    1 but for one thing: a refusal of this request says nothing of the one before it, which may still land, so → 2.
 4. List, twice. Nothing greater, both times → the permit. Something greater → 5.
 5. Read record id + 1. It names us as parent → our checkpoint is in the history and another run has gone on from it: the
-   record stays, and we stop. Otherwise ours is a stray: remove it, and stop.
+   record stays, and we stop. It is there and names another → ours is a stray: remove it, and stop. It is not there,
+   cannot be read, or is a repair, which has the content of an older checkpoint whomever it names → nothing proves that
+   ours is a stray, and others may rest on it: the record stays, and we stop as one that was overtaken.
 
 The steps are data (:data:`MOVES`); :func:`create_record` carries them out, one storage request each, and decides nothing.
 Steps that the storage does not answer are tried again with growing pauses, a bounded number of times; then nobody knows,
@@ -33,16 +35,14 @@ from typing import Final
 from stateformat import layout
 from stateformat.checkpoint import Checkpoint
 from stateformat.errors import (
-    DamagedCheckpoint,
     ErrorKind,
     InvalidInput,
     JobMismatch,
     OutcomeUnknown,
     PublishConflict,
     StorageError,
-    UnsupportedFormat,
 )
-from stateformat.history import find_record, newest_record, record_ids
+from stateformat.history import UNREADABLE, find_record, ids_from, newest_record
 from stateformat.manifest import Manifest
 from stateformat.model import CheckpointId, ParentRef, Record
 from stateformat.stats import stats_of
@@ -79,6 +79,8 @@ class At(Enum):
     """Ours is in the history (or nothing proves the contrary), and another run has gone on from it."""
     WITHDRAWN = "withdrawn"
     """Ours was a stray and has been removed."""
+    OVERTAKEN = "overtaken"
+    """There is a greater id, and nothing tells whether ours is in the history. Its record stays."""
     REFUSED = "refused"
     """The storage would not create it. Ours was never there and never will be."""
     UNKNOWN = "unknown"
@@ -102,6 +104,7 @@ class Saw(Enum):
     NONE_GREATER = "none_greater"
     OUR_CHILD = "our_child"
     NO_CHILD = "no_child"
+    NO_PROOF = "no_proof"
     REMOVED = "removed"
 
 
@@ -132,6 +135,7 @@ MOVES: dict[tuple[At, Saw], At] = {
     (At.LIST_AGAIN, Saw.NO_ANSWER): At.LIST,
     (At.READ_CHILD, Saw.OUR_CHILD): At.CONTINUED,
     (At.READ_CHILD, Saw.NO_CHILD): At.WITHDRAW,
+    (At.READ_CHILD, Saw.NO_PROOF): At.OVERTAKEN,
     (At.READ_CHILD, Saw.NO_ANSWER): At.READ_CHILD,
     (At.WITHDRAW, Saw.REMOVED): At.WITHDRAWN,
     (At.WITHDRAW, Saw.NO_ANSWER): At.WITHDRAW,
@@ -140,9 +144,9 @@ MOVES: dict[tuple[At, Saw], At] = {
 
 _CREATES: Final = frozenset({At.CREATE, At.CREATE_AGAIN})
 
-ENDS: Final = frozenset({At.PERMITTED, At.LOST, At.CONTINUED, At.WITHDRAWN, At.REFUSED, At.UNKNOWN})
+ENDS: Final = frozenset({At.PERMITTED, At.LOST, At.CONTINUED, At.WITHDRAWN, At.OVERTAKEN, At.REFUSED, At.UNKNOWN})
 
-GIVEN_UP: Final[Mapping[At, At]] = {At.READ_CHILD: At.CONTINUED, At.WITHDRAW: At.CONTINUED}
+GIVEN_UP: Final[Mapping[At, At]] = {At.READ_CHILD: At.OVERTAKEN, At.WITHDRAW: At.OVERTAKEN}
 """Where a step ends that was repeated too often; any other in UNKNOWN. Whoever reads the child or withdraws has been
 overtaken, which is all that the caller needs; what stays behind is at worst a stray."""
 
@@ -185,7 +189,9 @@ def see_back(found: Record | None, ours: ParentRef) -> Saw:
 
 def see_child(found: Record | None, ours: ParentRef) -> Saw:
     """What the record under our id + 1 shows. A parent is named by id *and* attempt."""
-    return Saw.OUR_CHILD if found is not None and found.parent == ours else Saw.NO_CHILD
+    if found is None or found.content_of is not None:
+        return Saw.NO_PROOF
+    return Saw.OUR_CHILD if found.parent == ours else Saw.NO_CHILD
 
 
 @dataclass
@@ -228,30 +234,30 @@ class _Steps:
     def _read_back(self) -> Saw:
         try:
             return see_back(find_record(self.storage, self.ours.checkpoint_id), self.ours)
-        except (DamagedCheckpoint, UnsupportedFormat):
+        except UNREADABLE:
+            # Perhaps it was ours. Whoever takes a damaged record for its own gets a permit for what nobody can read.
             return Saw.ANOTHERS
 
-    def _list(self) -> int:
-        """The greatest id listed; 0 where there is none."""
-        ids = record_ids(self.storage)
-        self.newest = ids[-1] if ids else None
-        return ids[-1] if ids else 0
+    def _ids_from(self, least: int) -> list[CheckpointId]:
+        found = ids_from(self.storage, CheckpointId(least))
+        self.newest = found[-1] if found else None
+        return found
 
     def _look(self) -> Saw:
-        found = self._list()
-        if found == self.ours.checkpoint_id:
-            return Saw.SAME
-        return Saw.GREATER if found > self.ours.checkpoint_id else Saw.LESS
+        found = self._ids_from(self.ours.checkpoint_id)
+        if not found:
+            return Saw.LESS
+        return Saw.SAME if found[-1] == self.ours.checkpoint_id else Saw.GREATER
 
     def _list_greater(self) -> Saw:
-        return Saw.GREATER if self._list() > self.ours.checkpoint_id else Saw.NONE_GREATER
+        return Saw.GREATER if self._ids_from(self.ours.checkpoint_id + 1) else Saw.NONE_GREATER
 
     def _read_child(self) -> Saw:
         try:
             return see_child(find_record(self.storage, CheckpointId(self.ours.checkpoint_id + 1)), self.ours)
-        except (DamagedCheckpoint, UnsupportedFormat):
+        except UNREADABLE:
             # It may name us. A record is removed only when it is certain that nobody does.
-            return Saw.OUR_CHILD
+            return Saw.NO_PROOF
 
     def _withdraw(self) -> Saw:
         self.storage.delete([layout.record_path(self.ours.checkpoint_id)])
@@ -317,6 +323,7 @@ def conflict(storage: Storage, record: Record, ending: Ending) -> PublishConflic
         At.LOST: "was lost to another run",
         At.CONTINUED: "was published, and another run has gone on from it and taken over its commits",
         At.WITHDRAWN: "was overtaken and has been withdrawn",
+        At.OVERTAKEN: "was overtaken",
     }[ending.at]
     return PublishConflict(
         f"checkpoint {record.checkpoint_id} (attempt {record.attempt_id}) of {storage.url} {what}; the newest is {who}. "
@@ -333,7 +340,7 @@ def conflict(storage: Storage, record: Record, ending: Ending) -> PublishConflic
 def _newest_for_message(storage: Storage) -> Record | None:
     try:
         return newest_record(storage)
-    except (StorageError, DamagedCheckpoint, UnsupportedFormat):
+    except (StorageError, *UNREADABLE):
         logger.debug("cannot tell who overtook us in %s", storage.url, exc_info=True)
         return None
 

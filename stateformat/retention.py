@@ -7,8 +7,9 @@ checkpoint's objects; it writes its manifest first and then looks whether that c
 records that retention dooms are deleted before the first object is.
 
 So garbage is found like this: list the records, read the manifest of every one, strays too; read the manifests that lie
-under newest + 1, published or not; list again. Another newest: start over (``history.settled``). A record whose manifest
-is missing or cannot be read ends it without deleting: what it needs is unknown. What lies under ids up to the newest and
+under newest + 1, published or not; list again. Another newest: start over (``history.settled``). A record that cannot be
+read, one whose manifest is missing or cannot be read, and a record that is proven to be lost (``survey``) end it without
+deleting: what they need is unknown. (Of an unreadable record that was repaired every manifest under its id is kept.) What lies under ids up to the newest and
 is named by nothing that was read, is garbage; no clock is asked. A dry run is the same plan, not carried out.
 
 Temporary files and uploads go by the same rule: whoever still writes under an id up to the newest has lost, or has
@@ -30,20 +31,21 @@ from stateformat import layout
 from stateformat.checkpoint import load_manifest
 from stateformat.codec_v1 import MANIFEST_BYTES_MAX
 from stateformat.errors import (
+    CheckpointError,
     CheckpointExpired,
     DamagedCheckpoint,
     ErrorKind,
     InvalidInput,
     NotFound,
     StorageError,
-    UnsupportedFormat,
 )
 from stateformat.handle_sharing import codes_of, first_uses
-from stateformat.history import Ids, Moved, find_record, settled
+from stateformat.history import UNREADABLE, Ids, Moved, find_record, settled
 from stateformat.manifest import read_unpublished
 from stateformat.manifest_rules import take_rows
 from stateformat.model import AttemptId, CheckpointId, Record
 from stateformat.storage import Leftover, ObjectInfo, Storage, TellsLeftovers
+from stateformat.survey import Downwards, record_lost, repaired_over, survey
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +116,9 @@ def expire(storage: Storage, keep: int, *, delete: bool = True) -> Garbage:
     """Delete the records with ids up to newest − ``keep``, strays among them, then collect garbage.
 
     Every doomed record goes before the first object: a crash in between leaves garbage, never a record that cannot be
-    read. Raises ``InvalidInput`` for ``keep`` < 1 and ``NotFound`` where there is no store.
+    read. Nothing is deleted (``stopped`` says why) where the newest record cannot be read, since the older ones may be all
+    that is left, or where a record above the doomed ones was lost, since these prove it. Raises ``InvalidInput`` for
+    ``keep`` < 1 and ``NotFound`` where there is no store.
     """
     if keep < 1:
         raise InvalidInput(f"cannot keep {keep} checkpoints: at least 1, the newest, is always kept")
@@ -123,14 +127,35 @@ def expire(storage: Storage, keep: int, *, delete: bool = True) -> Garbage:
     ids = sorted(checkpoint_id for checkpoint_id in listed if checkpoint_id is not None)
     doomed = [checkpoint_id for checkpoint_id in ids if checkpoint_id <= ids[-1] - keep]
     records = tuple(listed[checkpoint_id] for checkpoint_id in doomed)
+    if doomed and (why := why_not_expire(storage, CheckpointId(doomed[-1]))):
+        return _sweep(
+            Garbage(newest=ids[-1], unfinished=tuple(_leftovers(storage)), stopped=why), storage, delete=delete
+        )
     if delete:
         remove_records(storage, records)
         return replace(_sweep(_find(storage, frozenset()), storage, delete=True), records=records, deleted=True)
     return replace(_find(storage, frozenset(doomed)), records=records)
 
 
+def why_not_expire(storage: Storage, last_doomed: CheckpointId) -> str | None:
+    """Why the records up to this id must not be deleted; None where they may be.
+
+    Looks at the newest, and for a lost record above the doomed ones. A loss among those to be deleted is no reason: time
+    heals the store.
+    """
+    found = survey(storage, down_to=last_doomed + 1)
+    newest = found.listed[-1]
+    if newest in found.unreadable:
+        return f"no record is deleted, for the newest cannot be read: {found.unreadable[newest]}"
+    lost = [ref for ref in found.lost if ref.checkpoint_id > last_doomed]
+    return f"no record is deleted, for the older ones prove a loss: {record_lost(storage, lost[0])}" if lost else None
+
+
 def remove_records(storage: Storage, records: Iterable[ObjectInfo]) -> None:
-    """Delete doomed records, the lowest id first and one after the other: a child never goes before its parent."""
+    """Delete doomed records, the lowest id first and one after the other: a child never goes before its parent.
+
+    Stops where one cannot be deleted. Whoever finds a gap rests on this order (``survey``).
+    """
     for item in records:
         storage.delete([item.path])
         logger.info("expired %s of %s", item.path, storage.url)
@@ -155,7 +180,7 @@ def _find(storage: Storage, doomed: Collection[CheckpointId]) -> Garbage:
     leftovers = _leftovers(storage)
     try:
         needed = settled(storage, lambda ids: _needed(storage, ids, doomed))
-    except (DamagedCheckpoint, UnsupportedFormat) as error:
+    except UNREADABLE as error:
         why = f"nothing is collected, for what is needed is unknown: {error}"
         return Garbage(unfinished=tuple(leftovers), stopped=why)
     if needed is None:
@@ -231,15 +256,30 @@ def _needed(storage: Storage, ids: Ids, doomed: Collection[CheckpointId]) -> _Ne
     newest = ids[-1]
     manifests: set[str] = set()
     segments: list[pa.Array] = [pa.array([], pa.string())]
-    for checkpoint_id in ids:
+    order, above = Downwards(), None
+    for checkpoint_id in reversed(ids):
         if checkpoint_id in doomed:
             continue
-        found = _record_and_handles(storage, checkpoint_id)
+        try:
+            found = _record_and_handles(storage, checkpoint_id)
+        except _Unreadable as error:
+            if not repaired_over(above, checkpoint_id):
+                raise error.cause from None
+            # What it named is known to nobody, and a run that has opened it may still commit.
+            order.read(checkpoint_id, error.cause)
+            kept = manifests_under(storage, checkpoint_id)
+            manifests.update(kept)
+            segments.extend(_paths(_unpublished_handles(storage, path)) for path in kept)
+            continue
+        order.read(checkpoint_id, found and found[0])
+        above = found and found[0]
         if found is None:
             missed(checkpoint_id, newest)
             continue
         manifests.add(found[0].manifest.path)
         segments.append(_paths(found[1]))
+    if order.lost:
+        raise record_lost(storage, order.lost[0])
     unpublished = manifests_under(storage, CheckpointId(newest + 1))
     segments.extend(_paths(_unpublished_handles(storage, path)) for path in unpublished)
     return _Needed(newest, frozenset(manifests), pc.unique(pa.concat_arrays(segments)))
@@ -259,10 +299,21 @@ def _paths(handles: pa.Table) -> pa.Array:
     return reachable(handles)["path"].combine_chunks()
 
 
+class _Unreadable(Exception):
+    """A record that stands and cannot be read; its manifest was not looked for."""
+
+    def __init__(self, cause: CheckpointError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
 def _record_and_handles(storage: Storage, checkpoint_id: CheckpointId) -> tuple[Record, pa.Table] | None:
     """The record under an id and its manifest; None where there is no record, which is looked at again if need be."""
     while True:
-        record = find_record(storage, checkpoint_id)
+        try:
+            record = find_record(storage, checkpoint_id)
+        except UNREADABLE as error:
+            raise _Unreadable(error) from error
         if record is None:
             return None
         try:

@@ -175,6 +175,40 @@ class MakesDurable(Protocol):
 
 
 @runtime_checkable
+class ListsNames(Protocol):
+    """What a :class:`Storage` has besides where names alone, or the last of them, are cheaper than a listing with sizes.
+
+    Publishing then costs the same however many records are kept.
+    """
+
+    def names(self, folder: str) -> list[str]:
+        """The paths of the objects directly in a folder (``"checkpoints/"``), sorted; as complete as :meth:`Storage.list`."""
+        ...
+
+    def names_after(self, path: str) -> list[str]:
+        """The paths in the folder of ``path`` that are greater, sorted, by one look.
+
+        A look holds every name that existed during the whole of it. A name that comes, or goes, meanwhile may be missing,
+        so whoever concludes something from a missing name looks twice.
+        """
+        ...
+
+
+def names(storage: Storage, folder: str) -> list[str]:
+    """The same for any storage."""
+    if isinstance(storage, ListsNames):
+        return storage.names(folder)
+    return [item.path for item in storage.list(folder)]
+
+
+def names_after(storage: Storage, path: str) -> list[str]:
+    """The same for any storage."""
+    if isinstance(storage, ListsNames):
+        return storage.names_after(path)
+    return [item.path for item in storage.list(path[: path.rindex("/") + 1]) if item.path > path]
+
+
+@runtime_checkable
 class ReadsAtOnce(Protocol):
     """What a :class:`Storage` has besides where a small read is mostly waiting, as over a network."""
 

@@ -21,14 +21,9 @@ from stateformat import layout, requests
 from stateformat.beginning import check_arguments, check_beginning
 from stateformat.checkpoint import Checkpoint
 from stateformat.copying import Progress, begin_from, copy, copy_objects, rollback
+from stateformat.draft import Draft
 from stateformat.errors import ErrorKind, InvalidInput, JobMismatch, PublishConflict
-from stateformat.history import (
-    chain_down_to,
-    newest_record,
-    read_history,
-    require_records,
-    stray_refs,
-)
+from stateformat.history import newest_record, record_of, require_records
 from stateformat.model import (
     KEEP_PROPERTY,
     RESERVED_PROPERTIES,
@@ -44,13 +39,16 @@ from stateformat.model import (
     StopMode,
 )
 from stateformat.observed import observed
-from stateformat.pending import Draft, PendingCheckpoint
+from stateformat.pending import PendingCheckpoint
 from stateformat.publication import CommitPermit, permit
+from stateformat.repair import Diagnosis, diagnose, repair
 from stateformat.requests import StopAnswer, StopRequest
 from stateformat.retention import Garbage, collect_garbage, expire
 from stateformat.segment import WriteOptions
 from stateformat.stats import Stats, stats_of
 from stateformat.storage import Storage, as_url, make_durable, open_storage
+from stateformat.survey import Survey, survey
+from stateformat.validation import Level
 
 _DERIVED = frozenset({CheckpointKind.RESCALE, CheckpointKind.REWRITE, CheckpointKind.ROLLBACK})
 
@@ -91,27 +89,38 @@ class CheckpointStore:
     def history(self, limit: int | None = None) -> list[Record]:
         """The checkpoints, newest first along their parents; at most ``limit``.
 
-        Raises ``NotFound`` (kinds ``STORE_NOT_FOUND``, ``STORE_EMPTY``), and what reading a record raises: a damaged one
-        is never passed over, since what lies below it cannot be told from strays.
+        Raises ``NotFound`` (kinds ``STORE_NOT_FOUND``, ``STORE_EMPTY``), and ``DamagedCheckpoint`` or ``UnsupportedFormat``
+        where a record on the way cannot be read or was lost: it is never passed over. :meth:`survey` has the rest then.
         """
         if limit is not None and limit < 1:
             raise InvalidInput(f"a history of {limit} checkpoints is none; ask for at least 1")
-        found = require_records(self.storage, read_history(self.storage, limit=limit))
-        if found.ended_by is not None:
-            raise found.ended_by
+        found = self.survey(limit)
+        fault = found.fault(self.storage)
+        if fault is not None and (limit is None or len(found.chain) < limit):
+            raise fault
         return list(found.chain)
 
+    def survey(self, limit: int | None = None) -> Survey:
+        """All records of the store and what they are to each other: history, damage, losses, strays (``survey.survey``).
+
+        Raises ``NotFound`` where there is no record. ``limit`` bounds the checkpoints that are read.
+        """
+        found = survey(self.storage, limit=limit)
+        require_records(self.storage, found.listed)
+        return found
+
     def strays(self) -> list[ParentRef]:
-        """Records that no parent link reaches: no checkpoints. Expire removes them. One that is damaged has attempt ``""``."""
-        return stray_refs(self.storage)
+        """Records that are no checkpoints, by id. Expire removes them. One that is damaged has attempt ``""``."""
+        return list(survey(self.storage).strays)
 
     def open(self, checkpoint_id: int | None = None) -> Checkpoint:
         """A checkpoint of the history, the newest by default; to look at, not to run from (that is :meth:`start`).
 
-        Raises ``NotFound`` for a store or id that is not there and for a stray, ``CheckpointExpired`` for one that was.
+        An id needs its own record only: damage above it does not matter. Raises ``NotFound`` for a store or id that is
+        not there and for a stray, ``CheckpointExpired`` for one that was, ``DamagedCheckpoint``.
         """
         wanted = None if checkpoint_id is None else CheckpointId(checkpoint_id)
-        return Checkpoint(self.storage, chain_down_to(self.storage, wanted)[-1])
+        return Checkpoint(self.storage, record_of(self.storage, wanted))
 
     def start(self, job_id: str) -> CommitPermit | None:
         """The newest checkpoint, opened for a run: what it goes on from, and may commit. None: a first run.
@@ -235,6 +244,16 @@ class CheckpointStore:
     def rollback(self, checkpoint_id: int) -> CommitPermit:
         """Make an older checkpoint the newest again (``copying.rollback``); ``notes`` name those left behind."""
         return rollback(self.storage, CheckpointId(checkpoint_id), sleep=self._sleep)
+
+    def diagnose(self, source: int | None = None, *, level: Level = "quick") -> Diagnosis:
+        """What is wrong with the newest checkpoint, and the ways out of it (``repair.diagnose``); changes nothing."""
+        return diagnose(self.storage, source, level=level)
+
+    def repair(
+        self, source: int | None = None, *, level: Level = "quick", diagnosis: Diagnosis | None = None
+    ) -> CommitPermit:
+        """Publish the content of a whole checkpoint over a damaged newest one (``repair.repair``)."""
+        return repair(self.storage, source, level=level, diagnosis=diagnosis, sleep=self._sleep)
 
     def request_stop(self, mode: StopMode, savepoint: str | os.PathLike[str] | None = None) -> StopRequest:
         """Ask the running job to stop with a savepoint, at this URL or by default below the store (``requests``).

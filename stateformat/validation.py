@@ -11,7 +11,7 @@ footer of every segment; full reads every byte and every row. Nothing is ever wr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
@@ -23,12 +23,13 @@ import pyarrow as pa
 from stateformat import layout
 from stateformat.codec import RECORD_BYTES_MAX, decode_record, required_features
 from stateformat.errors import CheckpointError, ErrorKind, NotFound, StorageError, UnsupportedFormat
-from stateformat.history import chain_down_to, read_history, record_ids, require_records, stray_refs
+from stateformat.history import Ids, record_ids, record_of, require_records
 from stateformat.manifest import INLINE_BYTES_MAX, Manifest, read_handles, totals, verify_manifest
 from stateformat.manifest_rules import integers, state_runs, unusable
 from stateformat.model import CheckpointId, Record
-from stateformat.problems import ADVICE_RESTORE, Counts, Problem, Report, ordered
+from stateformat.problems import ADVICE_OTHER, ADVICE_RESTORE, Counts, Problem, Report, ordered
 from stateformat.storage import Storage
+from stateformat.survey import record_lost, survey
 from stateformat.validation_content import check_content
 from stateformat.validation_segments import Level, SegmentResult, check_segment, segments_of
 
@@ -81,16 +82,23 @@ def validate(
     storage = store if isinstance(store, Storage) else store.storage
     ids = record_ids(storage)
     if not ids:
-        require_records(storage, read_history(storage, limit=1))
-        ids = record_ids(storage)  # The first has been published between the two.
+        ids = record_ids(storage)
+        require_records(storage, ids)
     chosen = CheckpointId(ids[-1] if checkpoint_id is None else checkpoint_id)
     if chosen not in ids:
-        chain_down_to(storage, chosen)  # Says whether it never was, or has expired.
+        record_of(storage, chosen)  # Says whether it never was, has expired, or was lost.
         raise NotFound(f"no checkpoint {chosen} in {storage.url}", checkpoint_id=chosen)
     run = _Run(storage, chosen, level, progress)
     run.whole()
     findings = ordered([*run.findings, *_history_problems(storage, ids, chosen, level)])
     return Report(storage.url, chosen, level, findings, run.counts)
+
+
+def check_checkpoint(storage: Storage, checkpoint_id: CheckpointId, *, level: Level = "quick") -> tuple[Problem, ...]:
+    """Everything that is wrong with one checkpoint by itself, whatever else the store holds: record, manifest, segments."""
+    run = _Run(storage, checkpoint_id, level, None)
+    run.whole()
+    return ordered(run.findings)
 
 
 class _Run:
@@ -215,6 +223,7 @@ def _declared(record: Record, handles: pa.Table) -> np.ndarray[Any, np.dtype[np.
 def _record_problems(record: Record, manifest: Manifest) -> Iterator[Problem]:
     """The record against the manifest: totals, features; and what is inline (section 4.4)."""
     path = layout.record_path(record.checkpoint_id)
+    yield from _order_problems(record)
     counted = totals(manifest.handles)
     if counted != record.totals:
         message = f"the record's totals are {record.totals}, the manifest's {counted}"
@@ -236,37 +245,60 @@ def _record_problems(record: Record, manifest: Manifest) -> Iterator[Problem]:
         yield Problem(fault.kind, fault.clause, fault.describe(manifest.handles), path=record.manifest.path)
 
 
+def _order_problems(record: Record) -> Iterator[Problem]:
+    """Ids follow by one (section 8.2); only a repair may begin a chain with another id than 1."""
+    path, here = layout.record_path(record.checkpoint_id), record.checkpoint_id
+    if record.parent is None and record.content_of is None and here != 1:
+        message = f"record {here} names no parent, and the first checkpoint of a job has id 1"
+        yield Problem(ErrorKind.DAMAGED_RECORD, "SPEC 8.2", message, path=path)
+    if record.parent is not None and record.parent.checkpoint_id != here - 1:
+        message = f"record {here} names {record.parent.checkpoint_id} as its parent; ids follow by one"
+        yield Problem(ErrorKind.DAMAGED_RECORD, "SPEC 8.2", message, path=path)
+
+
 def _expired(storage: Storage, checkpoint_id: CheckpointId) -> Problem:
     message = f"checkpoint {checkpoint_id} of {storage.url} has expired while it was validated; this is not damage"
     return Problem(ErrorKind.CHECKPOINT_EXPIRED, "SPEC 7.3", message, "validate the newest")
 
 
-def _history_problems(
-    storage: Storage, ids: Iterable[CheckpointId], chosen: CheckpointId, level: Level
-) -> Iterator[Problem]:
-    """Whether the checkpoint is one (section 8.1), and, in full, which records of the store are not."""
+def _history_problems(storage: Storage, ids: Ids, chosen: CheckpointId, level: Level) -> Iterator[Problem]:
+    """Whether the checkpoint is one, which records were lost, and, in full, which are strays (sections 8.1 and 8.4).
+
+    Quick reads no other record of the newest checkpoint of a store whose ids have no gap.
+    """
+    gaps = len(ids) != ids[-1] - ids[0] + 1
+    if level == "quick" and chosen == ids[-1] and not gaps:
+        return
     try:
-        if chosen != max(ids):
-            history = read_history(storage, down_to=chosen)
-            if history.ended_by is None and history.chain and history.chain[-1].checkpoint_id != chosen:
-                message = (
-                    f"record {chosen} is a stray: no parent link from the newest, {history.chain[0].checkpoint_id}, reaches "
-                    "it, so it is no checkpoint"
-                )
-                path = layout.record_path(chosen)
-                yield Problem(ErrorKind.CHECKPOINT_NOT_FOUND, "SPEC 8.1", message, ADVICE_RESTORE, path=path)
-        if level == "full":
-            for ref in stray_refs(storage):
-                message = f"record {ref.checkpoint_id} is a stray: no checkpoint, and nobody will restore from it"
-                path, advice = layout.record_path(ref.checkpoint_id), "nothing: retention removes it (`ckpt gc`)"
-                kind = ErrorKind.CHECKPOINT_NOT_FOUND
-                yield Problem(kind, "SPEC 8.1", message, advice, path=path, severity="warning")
-    except CheckpointError as error:
-        # A record that is not this one cannot be read. It is told, and this checkpoint is judged by itself.
+        found = survey(storage, down_to=1 if gaps or level == "full" else chosen)
+    except StorageError as error:
+        message = f"the other records of {storage.url} could not be read: {error}"
+        advice = "try again; check the storage if it stays so"
         path = str(error.details.get("path", ""))
-        if path != layout.record_path(chosen):
-            clause = _CLAUSES.get(error.kind, "SPEC 8.1")
-            yield Problem(error.kind, clause, str(error), ADVICE_RESTORE, path=path, severity="warning")
+        yield Problem(error.kind, "SPEC 8.1", message, advice, path=path, severity="warning")
+        return
+    for ref in found.lost:
+        lost = record_lost(storage, ref)
+        path = str(lost.details["path"])
+        yield Problem(lost.kind, "SPEC 8.4", str(lost), "`ckpt repair` says what can be done", path=path)
+    if chosen in found.listed and chosen not in {record.checkpoint_id for record in found.checkpoints}:
+        newest = found.chain[0].checkpoint_id if found.chain else found.listed[-1]
+        if chosen not in found.unreadable:
+            message = f"record {chosen} is a stray: no parent link from the newest, {newest}, reaches it, so it is no checkpoint"
+            path = layout.record_path(chosen)
+            yield Problem(ErrorKind.CHECKPOINT_NOT_FOUND, "SPEC 8.1", message, ADVICE_OTHER, path=path)
+    for checkpoint_id, fault in found.unreadable.items():
+        # A record that is not this one cannot be read. It is told, and this checkpoint is judged by itself.
+        if checkpoint_id != chosen and checkpoint_id in found.damaged:
+            clause = _CLAUSES.get(fault.kind, "SPEC 8.1")
+            path = layout.record_path(checkpoint_id)
+            yield Problem(fault.kind, clause, str(fault), ADVICE_RESTORE, path=path, severity="warning")
+    if level == "full":
+        for ref in found.strays:
+            message = f"record {ref.checkpoint_id} is a stray: no checkpoint, and nobody will restore from it"
+            path, advice = layout.record_path(ref.checkpoint_id), "nothing: retention removes it (`ckpt gc --keep`)"
+            kind = ErrorKind.CHECKPOINT_NOT_FOUND
+            yield Problem(kind, "SPEC 8.1", message, advice, path=path, severity="warning")
 
 
-__all__ = ["Counts", "Level", "Problem", "Progress", "Report", "check_content", "validate"]
+__all__ = ["Counts", "Level", "Problem", "Progress", "Report", "check_checkpoint", "check_content", "validate"]

@@ -541,7 +541,7 @@ def test_f4b_gc_that_reads_a_stray_in_the_place_of_the_newest_starts_over() -> N
         world.check()
 
 
-@pytest.mark.parametrize("steps", range(14))
+@pytest.mark.parametrize("steps", range(20))
 def test_f5_expire_removes_all_doomed_records_before_the_first_object(steps: int) -> None:
     with World() as world:
         # 2 lies on top of the base of 1; 3 is whole.
@@ -943,7 +943,7 @@ def expire_one_after_the_other(patch: Patch) -> None:
 
 
 def test_f5_at_every_step() -> None:
-    for steps in range(14):
+    for steps in range(20):
         test_f5_expire_removes_all_doomed_records_before_the_first_object(steps)
 
 

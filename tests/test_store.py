@@ -209,9 +209,11 @@ def test_the_history_does_not_pass_over_a_damaged_record(store: CheckpointStore,
     storage.delete([path])
     storage.create(path, bytes(data))
     assert store.open().record.checkpoint_id == 3
-    for ask in (store.history, store.strays, lambda: store.open(2), lambda: store.open(1)):
+    for ask in (store.history, lambda: store.open(2), lambda: store.rollback(1)):
         with pytest.raises(DamagedCheckpoint, match="0002"):
             ask()
+    assert store.open(1).id == 1, "an id needs its own record only"
+    assert store.strays() == []
     assert [record.checkpoint_id for record in store.history(limit=1)] == [3]
 
 

@@ -410,16 +410,25 @@ def test_a_store_and_its_storage_are_both_taken(url: str) -> None:
 
 def test_a_stray_is_no_checkpoint_and_a_warning_for_others(url: str) -> None:
     store = counts_store(url, 3)
-    forger = Forger(store.storage, 2)
+    forger = Forger(store.storage, 1)
     forger.seal(attempt_id="ab" * 16)
-    (problem,) = validate(store, 2).problems
+    (problem,) = validate(store, 1).problems
     assert (problem.clause, problem.kind) == ("SPEC 8.1", ErrorKind.CHECKPOINT_NOT_FOUND)
-    assert "record 2 is a stray" in problem.message
+    assert "record 1 is a stray" in problem.message
     report = validate(store, level="full")
     assert report.ok
-    assert [(w.severity, w.path) for w in report.warnings] == [
-        ("warning", f"checkpoints/{i:020d}.json") for i in (1, 2)
-    ]
+    assert [(w.severity, w.path) for w in report.warnings] == [("warning", f"checkpoints/{1:020d}.json")]
+
+
+def test_another_attempt_in_the_place_of_a_record_that_was_lost_is_a_stray(url: str) -> None:
+    store = counts_store(url, 3)
+    Forger(store.storage, 2).seal(attempt_id="ab" * 16)
+    for checkpoint_id, kinds in (
+        (1, {ErrorKind.RECORD_LOST}),
+        (2, {ErrorKind.RECORD_LOST, ErrorKind.CHECKPOINT_NOT_FOUND}),
+        (3, {ErrorKind.RECORD_LOST}),
+    ):
+        assert {problem.kind for problem in validate(store, checkpoint_id, level="full").problems} == kinds
 
 
 def test_damage_of_another_record_is_a_warning(url: str) -> None:

@@ -44,7 +44,7 @@ def publish_rescaled(
         source=record.ref,
         rescaled_from=dealt.rescaled_from,
         stop=record.stop,
-        properties=record.properties,
+        properties=record.lasting_properties,
     )
     if target is not None:
         target.adopt_objects(checkpoint, progress)

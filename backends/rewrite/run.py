@@ -86,7 +86,7 @@ def rewrite(
         source=record.ref,
         rescaled_from=plan.rescaled_from,
         stop=record.stop,
-        properties=record.properties,
+        properties=record.lasting_properties,
         options=spec.options,
     )
     handles = list(runner.run(pending.context, plan, _Counter(progress, plan.segments)))

@@ -35,7 +35,16 @@ import pytest
 
 from backends.storage.conformance_objects import MISSING, RECORD, SEGMENT, ObjectConformance, paths, put
 from stateformat.errors import InvalidInput, StorageError
-from stateformat.storage import CreateOutcome, Leftover, ObjectInfo, Storage, TellsLeftovers, open_storage
+from stateformat.storage import (
+    CreateOutcome,
+    Leftover,
+    ObjectInfo,
+    Storage,
+    TellsLeftovers,
+    names,
+    names_after,
+    open_storage,
+)
 
 __all__ = ["MISSING", "RECORD", "SEGMENT", "StorageConformance", "paths", "put"]
 
@@ -52,6 +61,19 @@ class StorageConformance(ObjectConformance):
     race_threads = 16
     race_rounds = 25
     listing_rounds = 60
+
+    # Names alone
+
+    def test_names_are_those_of_a_listing_and_names_after_the_greater_ones(self, storage: Storage) -> None:
+        records = [f"checkpoints/{number:020}.json" for number in (1, 2, 9, 10, 11)]
+        for path in (*records, f"manifests/{11:020}-x.parquet", SEGMENT):
+            put(storage, path, b"x")
+        assert names(storage, "checkpoints/") == records
+        assert names(storage, "requests/") == []
+        for i, record in enumerate(records):
+            assert names_after(storage, record) == records[i + 1 :]
+        assert names_after(storage, f"checkpoints/{0:020}.json") == records
+        assert names_after(storage, "requests/x") == []
 
     # Create if absent
 

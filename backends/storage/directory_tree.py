@@ -125,6 +125,41 @@ class DirectoryTree:
             self._told.add(path)
             logger.warning("%s in the store %s %s; it is left alone", json.dumps(path), self.root, what)
 
+    def names(self, parts: Parts) -> list[str]:
+        """The names of the objects directly in a directory, sorted, as :meth:`files` finds them; no file is looked at."""
+        try:
+            descriptor = self.open(parts)
+        except FileNotFoundError:
+            return []
+        try:
+            found = self._scan_until_stable(descriptor, parts, "", temporary=False, sizes=False)
+            return [name for name, size_bytes in found if size_bytes is not None]
+        finally:
+            os.close(descriptor)
+
+    def names_after(self, parts: Parts, name: str) -> list[str]:
+        """The names of the objects directly in a directory that are greater, sorted, by one scan of it."""
+        try:
+            descriptor = self.open(parts)
+        except FileNotFoundError:
+            return []
+        try:
+            entries = os.listdir(descriptor)  # noqa: PTH208 - Path cannot list a descriptor
+            greater = sorted(entry for entry in entries if entry > name and is_object_name(entry))
+            return [entry for entry in greater if self._is_object(entry, descriptor, parts)]
+        finally:
+            os.close(descriptor)
+
+    def _is_object(self, name: str, directory: int, parts: Parts) -> bool:
+        """Whether a plain file has the name; false where it is gone. What stands in the place of a record is an error."""
+        try:
+            mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
+        except FileNotFoundError:
+            return False
+        if not stat.S_ISREG(mode) and not (stat.S_ISDIR(mode) and not name.endswith(".json")):
+            raise OSError(errno.ENOTDIR, "not a plain file", "/".join((*parts, name)))
+        return stat.S_ISREG(mode)
+
     def unlink(self, parts: Parts, names: Iterable[str], *, durable: bool) -> None:
         """Remove files from a directory, in order; missing ones are fine. An empty segment directory goes, too."""
         with contextlib.suppress(FileNotFoundError), self.opened(parts) as directory:
@@ -197,9 +232,9 @@ class DirectoryTree:
         return child
 
     def _scan_until_stable(
-        self, directory: int, parts: Parts, start: str, *, temporary: bool
+        self, directory: int, parts: Parts, start: str, *, temporary: bool, sizes: bool = True
     ) -> list[tuple[str, int | None]]:
-        """Names, sorted, with sizes in bytes; ``None`` for a directory."""
+        """Names, sorted, with sizes in bytes (0 without ``sizes``); ``None`` for a directory."""
         before: list[tuple[str, bool]] | None = None
         for _ in range(_SCANS_MAX):
             now = self._scan(directory, parts, start, temporary=temporary)
@@ -207,6 +242,12 @@ class DirectoryTree:
                 # One that is gone by now spoils the whole scan. Leaving it out could leave the greatest name out and
                 # nothing greater in. But if the greatest still stands after the scan, nothing greater was there when it
                 # began: records are deleted lowest first, so that one would have stood all the time and been seen.
+                if not sizes:
+                    # A third scan that shows them all says the same as looking at each.
+                    before = self._scan(directory, parts, start, temporary=temporary)
+                    if set(now) <= set(before):
+                        return [(name, None if is_directory else 0) for name, is_directory in now]
+                    continue
                 with contextlib.suppress(FileNotFoundError):
                     return [(name, None if is_directory else _size(name, directory)) for name, is_directory in now]
             before = now

@@ -14,6 +14,7 @@ of each that a crash left behind it is known to which attempt it belonged (:meth
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import errno
 import io
@@ -173,6 +174,18 @@ class LocalStorage:
         directory, slash, start = check_prefix(prefix).rpartition("/")
         with self._tree.translated("list", prefix):
             return sorted(self._tree.files(tuple(directory.split("/")) if slash else (), start))
+
+    def names(self, folder: str) -> builtins.list[str]:
+        """The paths of the objects directly in a folder, sorted; scanned as :meth:`list` does, without their sizes."""
+        with self._tree.translated("list", folder):
+            parts = tuple(check_prefix(folder).rstrip("/").split("/"))
+            return ["/".join((*parts, name)) for name in self._tree.names(parts)]
+
+    def names_after(self, path: str) -> builtins.list[str]:
+        """The paths of the objects in the folder of ``path`` that are greater, by one scan."""
+        parts, name = _split(path)
+        with self._tree.translated("list", "/".join(parts)):
+            return ["/".join((*parts, found)) for found in self._tree.names_after(parts, name)]
 
     def delete(self, paths: Iterable[str]) -> None:
         """Delete these objects, in the order given; one that is already gone is fine.

@@ -156,10 +156,17 @@ class S3Storage(S3Place):
 
     def list(self, prefix: str) -> list[ObjectInfo]:
         """All objects whose path begins with ``prefix``, sorted; the pages come ascending and from no cache."""
-        check_prefix(prefix)
+        return self._listed(check_prefix(prefix))
+
+    def _listed(self, prefix: str, **more: str) -> builtins.list[ObjectInfo]:
         found: list[ObjectInfo] = []
         skipped_length = len(self._key(""))
-        arguments: dict[str, Any] = {"Bucket": self._bucket, "Prefix": self._key(prefix), "MaxKeys": _LISTED_AT_ONCE}
+        arguments: dict[str, Any] = {
+            "Bucket": self._bucket,
+            "Prefix": self._key(prefix),
+            "MaxKeys": _LISTED_AT_ONCE,
+            **more,
+        }
         while True:
             with self._translated("list", prefix):
                 page = self._client.call("list_objects_v2", **arguments)
@@ -171,6 +178,16 @@ class S3Storage(S3Place):
             if not page.get("IsTruncated"):
                 return sorted(found)
             arguments["ContinuationToken"] = page["NextContinuationToken"]
+
+    def names(self, folder: str) -> builtins.list[str]:
+        """The paths of the objects directly in a folder, sorted."""
+        return [item.path for item in self.list(folder) if "/" not in item.path[len(folder) :]]
+
+    def names_after(self, path: str) -> builtins.list[str]:
+        """The paths of the objects in the folder of ``path`` that are greater: one request where they are few."""
+        folder = check_path(path)[: path.rindex("/") + 1]
+        found = self._listed(folder, StartAfter=self._key(path))
+        return [item.path for item in found if item.path > path and "/" not in item.path[len(folder) :]]
 
     def delete(self, paths: Iterable[str]) -> None:
         """Delete these objects; one that is already gone is fine.

@@ -61,7 +61,7 @@ class Session:
         What writes checkpoints is not imported, nor is a directory looked for among the installed storages.
         """
         from stateformat.checkpoint import Checkpoint
-        from stateformat.history import chain_down_to
+        from stateformat.history import record_of
         from stateformat.model import CheckpointId
 
         options = options_for(address.url, self._options)
@@ -75,7 +75,7 @@ class Session:
             storage = open_storage(address.url, **options)
         chosen = None if address.checkpoint_id is None else CheckpointId(address.checkpoint_id)
         storage = self._observed(storage)
-        return Checkpoint(storage, chain_down_to(storage, chosen)[-1])
+        return Checkpoint(storage, record_of(storage, chosen))
 
     def checkpoint(self, address: Address, *others: str) -> tuple[CheckpointStore, Checkpoint]:
         """The store of an address, and the checkpoint (the newest where no id is given)."""

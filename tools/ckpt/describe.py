@@ -37,6 +37,7 @@ def record_document(store: str, record: Record) -> Document:
         "store": store,
         **members,
         "parent": members.get("parent"),
+        "content_of": members.get("content_of"),
         "stop": members.get("stop"),
         "rescaled_from": members.get("rescaled_from"),
         "created_at": moment(record.created_at_us),

@@ -11,7 +11,7 @@ from tools.ckpt.address import Address
 from tools.ckpt.common import Session, command
 from tools.ckpt.failures import FINE, PROBLEMS
 from tools.ckpt.output import Document
-from tools.ckpt.render import Column, Look, facts, heading, label, paragraph, plural, size, table
+from tools.ckpt.render import Column, Look, facts, heading, label, paragraph, plural, sentence, size, table
 
 if TYPE_CHECKING:
     from stateformat.storage import Leftover, ObjectInfo
@@ -33,17 +33,17 @@ def gc(session: Session, address: Address, *, keep: int | None, delete: bool) ->
 
     Garbage is what no checkpoint names: expired records with their data, and what crashed or beaten attempts left
     behind, temporary files included. What a running job is writing lies above the newest checkpoint and is never
-    touched. Nothing is deleted where a record or manifest cannot be read, because what it needs is unknown.
+    touched. Nothing is deleted where a record or manifest cannot be read or was lost, because what it needs is unknown;
+    exit status 1.
     """
     store = session.store(address.url)
-    newest = store.history(1)[0].checkpoint_id
     if delete:
         session.changes("what was deleted by then stays deleted, the rest is still there; run it again to go on")
     with session.output.progress("Looking for garbage"):
         found = store.collect_garbage(delete=delete) if keep is None else store.expire(keep, delete=delete)
     document = {
         "store": store.url,
-        "newest": newest,
+        "newest": found.newest,
         "keep": keep,
         "deleted": found.deleted,
         "stopped": found.stopped,
@@ -77,7 +77,8 @@ def draw(document: Document, look: Look) -> Iterator[str]:
     unfinished = document["unfinished"]
     left = f"{plural(len(unfinished), 'temporary file')} of writers that may be alive" if unfinished else ""
     verb = "freed" if document["deleted"] else "would free"
-    pairs = [("keeps", f"{kept}, newest {document['newest']}"), (verb, freed), ("not touched", left)]
+    newest = f", newest {document['newest']}" if document["newest"] is not None else ""
+    pairs = [("keeps", f"{kept}{newest}"), (verb, freed), ("not touched", left)]
     yield from facts([("store", label(document["store"])), *pairs], look)
     for name, items in what:
         if items:
@@ -90,7 +91,7 @@ def draw(document: Document, look: Look) -> Iterator[str]:
                 yield f"  {look['ellipsis']} and {len(items) - SHOWN} more (--format json lists all)"
     if document["stopped"]:
         yield ""
-        yield from paragraph(look.paint(f"Stopped: {label(document['stopped'])}", "problem"), look)
+        yield from paragraph(look.paint(sentence(f"stopped: {document['stopped']}"), "problem"), look)
     elif counts and not document["deleted"]:
         yield ""
         yield from paragraph("Nothing was changed. Run it again with --delete to delete these.", look)

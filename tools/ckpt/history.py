@@ -10,8 +10,23 @@ import click
 from tools.ckpt.address import Address
 from tools.ckpt.common import Session, command
 from tools.ckpt.describe import history_document, reference
+from tools.ckpt.failures import FINE, PROBLEMS
 from tools.ckpt.output import Document
-from tools.ckpt.render import Column, Look, age, clock, count, facts, heading, label, paragraph, plural, size, table
+from tools.ckpt.render import (
+    Column,
+    Look,
+    age,
+    clock,
+    count,
+    facts,
+    heading,
+    label,
+    paragraph,
+    plural,
+    sentence,
+    size,
+    table,
+)
 
 
 @command("history", checkpoint="never")
@@ -19,26 +34,30 @@ from tools.ckpt.render import Column, Look, age, clock, count, facts, heading, l
 def history(session: Session, address: Address, *, limit: int | None) -> int:
     """List the checkpoints of a store, newest first.
 
-    Finished are the operators of which every subtask has ended, partly those of which some have. A record that no parent link
-    from the newest reaches is a stray: no checkpoint, and named below the table. Where a record cannot be read the list ends
-    with a sentence, for what lies below cannot be told from strays; exit status 1.
+    Finished are the operators of which every subtask has ended, partly those of which some have. A record that cannot be
+    read, or was lost, is shown in its place, with the checkpoints beneath it, and makes the exit status 1; `ckpt repair`
+    says what can be done. A record that no parent link reaches is a stray: no checkpoint, and named below the table.
     """
-    from stateformat.history import read_history, require_records
-
     store = session.store(address.url)
-    found = require_records(store.storage, read_history(store.storage, limit=limit))
-    records, broken = found.chain, found.ended_by
-    strays = None if limit is not None or broken else store.strays()
+    found = store.survey(limit)
+    fault = found.fault(store.storage)
+    records = found.checkpoints[:limit]
     document = {
         "store": store.url,
-        "job_id": records[0].job_id,
-        "job_name": records[0].job_name,
-        "checkpoints": [history_document(record) for record in records],
-        "strays": None if strays is None else [reference(stray) for stray in strays],
-        "ended_by": None if broken is None else {"kind": broken.kind.value, "message": str(broken)},
+        "job_id": records[0].job_id if records else "",
+        "job_name": records[0].job_name if records else "",
+        "checkpoints": [history_document(record) for record in found.chain[:limit]],
+        "cut_off": [history_document(record) for record in records[len(found.chain) :]],
+        "damaged": [
+            {"checkpoint_id": number, "kind": error.kind.value, "message": str(error)}
+            for number, error in ((number, found.unreadable[number]) for number in found.damaged)
+        ],
+        "lost": [reference(ref) for ref in found.lost],
+        "strays": None if limit is not None else [reference(stray) for stray in found.strays],
+        "ended_by": None if fault is None else {"kind": fault.kind.value, "message": str(fault)},
     }
     session.output.show(document, draw)
-    return 0 if broken is None else 1
+    return FINE if fault is None else PROBLEMS
 
 
 def draw(document: Document, look: Look) -> Iterator[str]:
@@ -61,7 +80,10 @@ def draw(document: Document, look: Look) -> Iterator[str]:
         Column("parent", right=True, optional=1),
     ]
     now_us = time.time_ns() // 1000
-    yield from table(columns, [_row(entry, now_us) for entry in checkpoints], look)
+    rows = {entry["checkpoint_id"]: _row(entry, now_us) for entry in (*checkpoints, *document["cut_off"])}
+    rows |= {entry["checkpoint_id"]: _missing(entry, "damaged") for entry in document["damaged"]}
+    rows |= {entry["checkpoint_id"]: _missing(entry, "lost") for entry in document["lost"]}
+    yield from table(columns, [rows[number] for number in sorted(rows, reverse=True)], look)
     for entry in checkpoints:
         if entry["stop"]:
             yield ""
@@ -71,17 +93,25 @@ def draw(document: Document, look: Look) -> Iterator[str]:
             )
     if document["ended_by"]:
         yield ""
-        yield from paragraph(f"The list ends here: {document['ended_by']['message']}", look)
+        message = sentence(document["ended_by"]["message"])
+        yield from paragraph(look.paint(f"{look['fail']} {message}", "problem"), look)
     if document["strays"]:
         names = ", ".join(
-            f"{stray['checkpoint_id']} (attempt {stray['attempt_id'][:8]})" for stray in document["strays"]
+            f"{stray['checkpoint_id']} ({'attempt ' + stray['attempt_id'][:8] if stray['attempt_id'] else 'damaged'})"
+            for stray in document["strays"]
         )
         yield ""
+        them = "it" if len(document["strays"]) == 1 else "them"
         yield from paragraph(
-            f"{plural(len(document['strays']), 'stray')}, no checkpoint: {names}. `ckpt gc --keep N --delete` removes it "
-            "when it has expired.",
+            f"{plural(len(document['strays']), 'stray')}, no checkpoint: {names}. Retention removes {them} "
+            "(`ckpt gc --keep N`).",
             look,
         )
+
+
+def _missing(entry: Document, what: str) -> list[str]:
+    """The row of a checkpoint whose record cannot be read."""
+    return [str(entry["checkpoint_id"]), what, *[""] * 6]
 
 
 def _row(entry: Document, now_us: int) -> list[str]:

@@ -108,6 +108,8 @@ def _facts(document: Json, look: Look, now_us: int) -> Iterator[tuple[str, str]]
     if document["stop"]:
         mode, request = document["stop"]["mode"], label(document["stop"]["request"])
         yield "stop", f"the job stopped here, {mode.replace('_', ' ')}{f' (request {request})' if request else ''}"
+    if document["content_of"]:
+        yield "repair", f"has the content of checkpoint {document['content_of']['checkpoint_id']}"
     if document["rescaled_from"]:
         yield "rescaled", _rescaled(document["rescaled_from"])
     for i, (key, value) in enumerate(sorted(document["properties"].items())):

@@ -34,6 +34,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "rewrite": ("rewrite", "Rewrite the data: align, compact, re-encode, re-hash."),
     "copy": ("copy", "Copy a checkpoint into a store of its own: a savepoint."),
     "rollback": ("rollback", "Make an older checkpoint the newest again; metadata only."),
+    "repair": ("repair", "Say what is wrong with the newest checkpoint, and mend it."),
     "gc": ("gc", "Show, or with --delete remove, what retention would free."),
     "stop": ("stop", "Ask a running job to stop with a savepoint, and wait."),
 }

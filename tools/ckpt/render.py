@@ -274,6 +274,12 @@ def _wrap_wide(text: str, width: int) -> list[str]:
     return [*lines, line]
 
 
+def sentence(text: object) -> str:
+    """A stranger's text as a sentence on one line: :func:`label`, a capital, a full stop."""
+    safe = label(text)
+    return safe[:1].upper() + safe[1:] + ("" if safe.endswith(".") else ".")
+
+
 def paragraph(text: str, look: Look, *, indent: str = "  ", first: str | None = None) -> list[str]:
     """Wrapped text; ``first`` begins the first line in place of the indent and is of its width."""
     lines = wrap(text, look.width - text_width(indent))
