@@ -18,7 +18,7 @@ from backends.rewrite.threads import ThreadEngine
 from backends.storage.memory import MemoryStorage
 from redistribution.rescale import rescale
 from stateformat import declare, pending
-from stateformat.errors import InvalidInput
+from stateformat.errors import ErrorKind, InvalidInput, InvalidState
 from stateformat.model import Edge, Handle, JobGraph, Operator, Partitioner, State, StopMode, SubtaskSet
 from stateformat.snapshot import Snapshot
 from stateformat.store import CheckpointStore
@@ -152,6 +152,22 @@ def test_a_path_is_as_good_as_a_url(tmp_path: Path) -> None:
     assert begin(store).publish().ref.checkpoint_id == 1
     request = store.request_stop(StopMode.NO_DRAIN, tmp_path / "savepoint")
     assert request.savepoint == str(tmp_path / "savepoint")
+
+
+@pytest.mark.parametrize("ended", [[0], [0, 1]], ids=["partially", "fully"])
+def test_what_has_finished_behind_a_running_operator_is_not_published(store: CheckpointStore, ended: list[int]) -> None:
+    both = JobGraph((Operator("a", 2, 8), Operator("b", 2, 8)), (Edge("e", "a", "b", HASH, key_columns=("k",)),))
+    begun = begin(store, both)
+    begun.mark_finished("b", ended)
+    with pytest.raises(
+        InvalidState, match=r"its predecessor 'a'.* is running and would have to be fully finished"
+    ) as caught:
+        begun.publish()
+    assert caught.value.kind is ErrorKind.STATUS_CONTRADICTION
+    assert not store.storage.list("manifests/")
+    begun.mark_finished("a", [0, 1])
+    begun.publish()
+    assert validate(store, level="full").ok
 
 
 def test_an_operator_that_has_fully_finished_keeps_its_parallelism_behind_a_forward_edge(
