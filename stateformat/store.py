@@ -235,6 +235,8 @@ class CheckpointStore:
 
     def copy(self, checkpoint: Checkpoint, target: CheckpointStore, progress: Progress | None = None) -> Record:
         """Copy a checkpoint of this store into a store of its own: a savepoint (``copying.copy``)."""
+        if not isinstance(target, CheckpointStore):
+            raise InvalidInput(f"the target of a copy is {target!r}; open it first, with stateformat.open(url)")
         return copy(checkpoint, target.storage, progress=progress, sleep=self._sleep)
 
     def adopt_objects(self, checkpoint: Checkpoint, progress: Progress | None = None) -> None:

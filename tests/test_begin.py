@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import stateformat as sf
+from backends.connectors import SqlSink
 from backends.rewrite.planning import plan_rewrite
 from backends.rewrite.rescaling import publish_rescaled
 from backends.rewrite.spec import RewriteSpec
@@ -97,6 +98,8 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: sf.open(7), "7 is of type int; give a URL, or a path as text or pathlib.Path"),
     (lambda: sf.open(b"store"), "b'store' is of type bytes"),
     (lambda: sf.open(Path("s3://bucket/store")), "was a URL before it became a path"),
+    (lambda: SqlSink(Path("totals.db"), "t"), "the URL of a SQL sink begins with 'no scheme'"),
+    (lambda: SqlSink(7, "t"), "7 is of type int; give a URL"),
     (lambda: ThreadEngine(0), "0 threads rewrite nothing"),
 ]  # fmt: skip
 
@@ -168,6 +171,14 @@ def test_what_has_finished_behind_a_running_operator_is_not_published(store: Che
     begun.mark_finished("a", [0, 1])
     begun.publish()
     assert validate(store, level="full").ok
+
+
+def test_a_copy_goes_to_an_open_store(store: CheckpointStore, tmp_path: Path) -> None:
+    checkpoint = begin(store).publish().checkpoint()
+    target: Any = tmp_path / "copy"
+    with pytest.raises(InvalidInput, match=r"open it first, with stateformat.open\(url\)"):
+        store.copy(checkpoint, target)
+    assert store.copy(checkpoint, sf.open(target)).checkpoint_id == 1
 
 
 def test_an_operator_that_has_fully_finished_keeps_its_parallelism_behind_a_forward_edge(

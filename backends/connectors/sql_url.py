@@ -7,6 +7,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.storage import as_url
 
 _SECRET: Final = ("password", "sslpassword")
 _SCHEMES: Final = ("sqlite", "postgresql", "postgres")
@@ -20,6 +21,7 @@ class SqlUrl:
     """
 
     def __init__(self, url: str) -> None:
+        url = as_url(url)
         scheme, separator, rest = url.partition("://")
         if not separator or scheme not in _SCHEMES:
             raise InvalidInput(
