@@ -19,6 +19,9 @@ from backends.dataflow.events import (
     InputsEnded,
     JobEnded,
     LogicEnded,
+    Notify,
+    Overdue,
+    Overtake,
     Publish,
     Published,
     PublishFailed,
@@ -77,6 +80,37 @@ def test_nothing_begins_while_one_is_in_flight() -> None:
 def test_barriers_overtake_only_in_unaligned_jobs() -> None:
     assert begun(Run(tiny_job({"a": 1}, unaligned=True)).due()).barrier.unaligned
     assert not begun(Run(tiny_job({"a": 1})).due()).barrier.unaligned
+
+
+def test_a_barrier_of_a_job_that_begins_aligned_turns_once_for_the_triggered_tasks_that_have_not_acknowledged() -> None:
+    run = Run(tiny_job({"a": 2, "b": 1}, "a hash b", unaligned=True), begins_aligned=True)
+    begin = begun(run.due())
+    assert not begin.barrier.unaligned
+    run.acknowledge(1, "a0")
+    assert run(Overdue(2)) == []
+    turned = begin.barrier._replace(unaligned=True)
+    assert run(Overdue(1)) == [Overtake(turned, tasks("a1"))]
+    assert run(Overdue(1)) == []
+    assert kinds(run.acknowledge(1, "a1", "b0")) == ["Publish"]
+    assert run(Overdue(1)) == []
+
+
+@pytest.mark.parametrize("how", ["aligned", "stop"])
+def test_other_barriers_never_turn(how: str) -> None:
+    run = Run(tiny_job({"a": 1}, unaligned=how != "aligned"), begins_aligned=True)
+    commands = run.ask(StopMode.NO_DRAIN) if how == "stop" else run.due()
+    assert run(Overdue(begun(commands).barrier.number)) == []
+
+
+def test_a_barrier_that_has_turned_ends_no_loop() -> None:
+    run = Run(tiny_job({"a": 1, "h": 1}, "a hash h", "h feedback h", unaligned=True), begins_aligned=True)
+    run.logic_ends("a0")
+    begin = begun(run.due())
+    run(Overdue(1))
+    commands = run.complete(begin, ["a0"], quiet=True, inputs_ended=True)
+    assert [command.tasks for command in commands if isinstance(command, Notify)] == [
+        {TaskId("a", 0): None, TaskId("h", 0): None}
+    ]
 
 
 def test_acknowledgements_that_are_late_doubled_or_of_nobody_mean_nothing() -> None:

@@ -336,3 +336,62 @@ def test_a_waiting_task_logs_nothing() -> None:
     assert task.state is State.WAITING
     commands = tell(task, Announced(A, barrier(1, unaligned=True)))
     assert [type(command) for command in commands] == [Snapshot, Emit, Acknowledge]
+
+
+# Aligned at first, and unaligned after a time ------------------------------------------------------------------------------
+
+
+LATE = barrier(1, unaligned=True)
+
+
+def test_a_task_that_aligns_logs_the_channels_that_it_waits_for_when_one_of_their_barriers_turns() -> None:
+    task = started(edge("a", 3, overtakable=True))
+    tell(task, (A, barrier(1)))
+    assert task.blocked == {A}
+    assert tell(task, Announced(B, LATE)) == [
+        taken(1, unaligned=True),
+        LogQueued(B, arriving=False),
+        LogQueued(C, arriving=True),
+        Emit(LATE),
+    ]
+    assert task.blocked == set()
+    assert tell(task, (C, LATE)) == [StopLog(C), Acknowledge(1, False)]
+    assert tell(task, (B, LATE)) == []
+
+
+def test_a_barrier_that_has_turned_on_the_way_turns_the_checkpoint_though_its_channel_may_not_be_overtaken() -> None:
+    task = started(edge("a", 1, overtakable=True), edge("f", 1, input=1))
+    tell(task, (A, "1"))
+    commands = tell(task, (F, LATE))
+    assert only(commands, Emit, LogQueued) == [LogQueued(A, arriving=True), Emit(LATE)]
+
+
+def test_a_mixed_gate_still_waits_for_what_may_not_be_overtaken_when_its_barrier_turns() -> None:
+    task = started(edge("a", 2, overtakable=True), edge("f", 1, input=1))
+    tell(task, (A, barrier(1)))
+    assert tell(task, Announced(B, LATE)) == []
+    assert task.blocked == {A}
+    commands = tell(task, (F, barrier(1)))
+    assert only(commands, Emit, LogQueued, Acknowledge) == [
+        LogQueued(B, arriving=False),
+        Emit(LATE),
+        Acknowledge(1, False),
+    ]
+
+
+def test_a_second_trigger_turns_a_direct_one_and_means_nothing_once_the_snapshot_is_taken() -> None:
+    task = started(edge("a", 2, overtakable=True))
+    assert only(tell(task, (A, DRAIN), (A, END), Triggered(barrier(1))), Snapshot) == []
+    commands = tell(task, Triggered(LATE))
+    assert only(commands, Emit, LogQueued, Acknowledge) == [
+        LogQueued(B, arriving=False),
+        Emit(LATE),
+        Acknowledge(1, False),
+    ]
+    assert tell(task, Triggered(LATE), (B, LATE)) == []
+
+
+def test_a_checkpoint_that_was_taken_aligned_is_not_taken_again() -> None:
+    task = started(edge("a", 1, overtakable=True))
+    tell(task, (A, barrier(1)))
+    assert tell(task, Announced(A, LATE), Triggered(LATE)) == []

@@ -14,7 +14,9 @@ Theory of operation.
    trigger), that is all, else what arrives until its barrier or its end is logged too. Nothing is logged of a channel whose data
    has ended: no record follows.
 4. The snapshot is whole, and acknowledged, when no channel is logged any more.
-5. A higher number subsumes a pending one. Numbers up to one that was acknowledged, aborted or subsumed mean nothing any more:
+5. A checkpoint that began aligned may turn unaligned, once: when its barrier, or a direct trigger, comes as unaligned. What was in
+   stays in; the rest goes on as in 3.
+6. A higher number subsumes a pending one. Numbers up to one that was acknowledged, aborted or subsumed mean nothing any more:
    such barriers are consumed and do nothing, also when the abort came before them.
 
 Feedback channels are not known here; see ``iteration.py``.
@@ -85,9 +87,15 @@ class Alignment:
         return self._stop_logs(pending, channel)
 
     def trigger(self, barrier: Barrier) -> None:
-        """The task is triggered directly. If barriers have begun the checkpoint, they will complete it."""
-        if self.counts(barrier) and self.pending is None:
-            self._begin(barrier).held_by_queue.update(self._open)
+        """The task is triggered directly. If barriers have begun the checkpoint, they will complete it. A second trigger of a
+        checkpoint can only turn it unaligned.
+        """
+        if not self.counts(barrier):
+            return
+        begun = self.pending is not None
+        pending = self._begin(barrier)
+        if not begun:
+            pending.held_by_queue.update(self._open)
 
     def end(self, channel: Channel) -> list[TaskCommand]:
         """A channel has ended: it is in, now and for every later checkpoint."""
@@ -142,11 +150,11 @@ class Alignment:
 
     def _begin(self, barrier: Barrier) -> Pending:
         if self.pending is None:
-            lacking = set(self._open)
-            if barrier.unaligned:
-                lacking -= self._overtakable
-            self.pending = Pending(barrier, tuple(self._open), lacking)
+            self.pending = Pending(barrier, tuple(self._open), set(self._open))
         assert self.pending.barrier.number == barrier.number, "the older checkpoint is aborted first"
+        if barrier.unaligned and not self.pending.taken:
+            self.pending.barrier = barrier
+            self.pending.lacking -= self._overtakable
         return self.pending
 
     def _unblock(self) -> None:

@@ -48,6 +48,8 @@ from backends.dataflow.events import (
     LogicEnded,
     LoopStep,
     Notify,
+    Overdue,
+    Overtake,
     Publish,
     Published,
     PublishFailed,
@@ -74,6 +76,7 @@ NumberedEvent: TypeAlias = (
     | Declined
     | SnapshotFailed
     | TimedOut
+    | Overdue
     | Published
     | PublishRefused
     | PublishFailed
@@ -89,7 +92,8 @@ class Coordinator:
     """One run of a job. ``finished``: vertices that a restore found fully finished and that were not started.
 
     ``tolerable_failures``: how many checkpoints in a row may fail before the run restarts. ``loop_rounds_max``: how often loops
-    are turned at once before the run fails with the name of a head.
+    are turned at once before the run fails with the name of a head. ``begins_aligned``: barriers of an unaligned job overtake only
+    when they are :class:`Overdue`.
     """
 
     def __init__(
@@ -99,11 +103,13 @@ class Coordinator:
         finished: Iterable[str] = (),
         tolerable_failures: int = 0,
         loop_rounds_max: int = LOOP_ROUNDS_MAX,
+        begins_aligned: bool = False,
     ) -> None:
         self._job = job
         self._roster = Roster(job, finished)
         self._tolerable_failures = tolerable_failures
         self._loop_rounds_max = loop_rounds_max
+        self._begins_aligned = begins_aligned
         self._number = 0
         self._pending: PendingBarrier | None = None
         self._stop: Stopping | None = None
@@ -167,6 +173,9 @@ class Coordinator:
                 return self._give_up(pending, f"the snapshot of {of} failed: {reason}", counted=True)
             case Phase.COLLECTING, TimedOut():
                 return self._give_up(pending, f"barrier {number} took longer than allowed", counted=True)
+            case Phase.COLLECTING, Overdue():
+                tasks = pending.overtake()
+                return [] if tasks is None else [Overtake(pending.barrier, tasks)]
             case Phase.PUBLISHING, Published():
                 return self._commit(pending)
             case Phase.PUBLISHING, PublishRefused(_, reason, counted):
@@ -234,9 +243,11 @@ class Coordinator:
     ) -> list[CoordinatorCommand]:
         self._number += 1
         roster = self._roster
-        unaligned = self._job.unaligned and purpose is Purpose.CHECKPOINT and not roster.draining_heads
-        barrier = Barrier(self._number, purpose, unaligned)
-        self._pending = PendingBarrier(barrier, roster.plan(), stop=stop, turned=turned, closed=roster.closed_loops)
+        may_overtake = self._job.unaligned and purpose is Purpose.CHECKPOINT and not roster.draining_heads
+        barrier = Barrier(self._number, purpose, unaligned=may_overtake and not self._begins_aligned)
+        self._pending = PendingBarrier(
+            barrier, roster.plan(), stop=stop, turned=turned, closed=roster.closed_loops, may_overtake=may_overtake
+        )
         return [Begin(barrier, self._pending.plan, stop)]
 
     # How it comes to its end --------------------------------------------------------------------------------------------

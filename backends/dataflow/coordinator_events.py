@@ -84,6 +84,12 @@ class TimedOut(NamedTuple):
     number: int
 
 
+class Overdue(NamedTuple):
+    """The barrier of this number has been under way for so long that it is to overtake records."""
+
+    number: int
+
+
 class Published(NamedTuple):
     """The checkpoint exists, and its permit is held."""
 
@@ -133,6 +139,7 @@ CoordinatorEvent = (
     | TaskFailed
     | SnapshotFailed
     | TimedOut
+    | Overdue
     | Published
     | PublishRefused
     | PublishFailed
@@ -156,6 +163,15 @@ class Begin(NamedTuple):
     barrier: Barrier
     plan: CheckpointPlan
     stop: StopOf | None
+
+
+class Overtake(NamedTuple):
+    """The barrier in flight turns unaligned, wherever it is: put ``barrier`` in its place in every channel, announce it where it
+    may overtake, and put it into every channel in which it is still to come. Deliver :class:`Triggered` to these tasks again.
+    """
+
+    barrier: Barrier
+    tasks: frozenset[TaskId]
 
 
 class Publish(NamedTuple):
@@ -222,4 +238,6 @@ class Warn(NamedTuple):
     sentence: str
 
 
-CoordinatorCommand = Begin | Publish | Commit | Notify | Abort | EndSources | Restart | StopFailed | JobEnded | Warn
+CoordinatorCommand = (
+    Begin | Overtake | Publish | Commit | Notify | Abort | EndSources | Restart | StopFailed | JobEnded | Warn
+)

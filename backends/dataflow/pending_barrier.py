@@ -35,7 +35,7 @@ class PendingBarrier:
     """A barrier that has begun.
 
     ``turned``: heads of loops for whose sake it was begun at once. ``closed``: the loops into which nothing came from outside any
-    more when it began. ``spoken``: vertices in which a coordinator has sent to its operator since then.
+    more when it began. ``spoken``: vertices in which a coordinator has sent to its operator since then. ``may_overtake``: it may turn unaligned later.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class PendingBarrier:
         stop: StopOf | None = None,
         turned: tuple[str, ...] = (),
         closed: Iterable[Loop] = (),
+        may_overtake: bool = False,
     ) -> None:
         self.barrier = barrier
         self.plan = plan
@@ -53,6 +54,7 @@ class PendingBarrier:
         self.turned = turned
         self.closed = tuple(closed)
         self.spoken: set[str] = set()
+        self._may_overtake = may_overtake
         self.phase = Phase.COLLECTING
         self.finishing: set[TaskId] = set()
         self._missing = {vertex: mask.copy() for vertex, mask in plan.wait.masks.items()}
@@ -80,6 +82,13 @@ class PendingBarrier:
         elif task.vertex in self._of_heads:
             self._of_heads[task.vertex][task] = acknowledgement
         return True
+
+    def overtake(self) -> frozenset[TaskId] | None:
+        """Turn unaligned. Returns the triggered tasks that have not acknowledged; None where it may not, or has."""
+        if not self._may_overtake or self.barrier.unaligned:
+            return None
+        self.barrier = self.barrier._replace(unaligned=True)
+        return frozenset(task for task in self.plan.trigger if self.waits_for(task))
 
     def waits_for(self, task: TaskId) -> bool:
         """Whether this task has a part in it and has not acknowledged."""

@@ -60,6 +60,8 @@ class LocalRun(Run):
         self._rows_read = self._rows_at_checkpoint = 0
         self._asked = self._paused = False
         self._readiness = Readiness()
+        self._overtaking: ev.Barrier | None = None
+        """The last barrier that has turned unaligned while it was under way."""
         self._workers: dict[ev.TaskId, Worker] = {}
         self._layers: dict[ev.TaskId, TaskLayers] = {}
         self._channels: dict[ev.Channel, Queue] = {}
@@ -76,7 +78,7 @@ class LocalRun(Run):
     # Building ------------------------------------------------------------------------------------------------------------
 
     def _connect(self, restored: Restored) -> None:
-        overtaken = frozenset(edge.id for edge in self.job.graph.edges if self.job.overtakable(edge))
+        self._overtaken = frozenset(edge.id for edge in self.job.graph.edges if self.job.overtakable(edge))
         every = list(wired(restored))
         for item in every:
             for edge_id, channels in item.inputs.items():
@@ -85,7 +87,7 @@ class LocalRun(Run):
         for vertex, core, inputs, outputs in every:
             queues = [self._channels[channel] for channels in inputs.values() for channel in channels]
             leaving = {edge_id: [self._channels[channel] for channel in some] for edge_id, some in outputs.items()}
-            worker = Worker(core.id, vertex, core, queues, leaving, overtaken, self)
+            worker = Worker(core.id, vertex, core, queues, leaving, self._overtaken, self)
             worker.routers = {edge.id: Router(self.job, edge, core.id.subtask) for edge in vertex.outputs}
             self._workers[core.id] = worker
             self.wake(worker)
@@ -152,6 +154,9 @@ class LocalRun(Run):
             and in_flight.is_late(now_us - schedule.timeout_us)
         ):
             self._driver.inbox.append(ev.TimedOut(in_flight.barrier.number))
+        elif in_flight is not None and self._overtakes_at_us is not None and now_us >= self._overtakes_at_us:
+            in_flight.overdue = True
+            self._driver.inbox.append(ev.Overdue(in_flight.barrier.number))
         if self._stopping.is_due(now_us):
             self._stopping.look()
         return now_us
@@ -164,13 +169,21 @@ class LocalRun(Run):
                 worker.paused = paused
                 self.wake(worker)
 
+    @property
+    def _overtakes_at_us(self) -> int | None:
+        """When the barrier in flight is to overtake; None where it is not, or was told to."""
+        in_flight, after_us = self._driver.in_flight, self._schedule.unaligned_after_us
+        if in_flight is None or after_us is None or in_flight.overdue:
+            return None
+        return in_flight.begun_us + after_us
+
     def _next_checkpoint(self) -> None:
         if self._schedule.checkpoint_interval_us is not None:
             self._due_us = self._clock.now_us() + self._schedule.checkpoint_interval_us
 
     def _wait(self) -> None:
         """Nobody has anything to do: wait for the clock."""
-        waits = [self._readiness.next_us]
+        waits = [self._readiness.next_us, self._overtakes_at_us]
         if self._schedule.checkpoint_interval_us is not None and self._driver.in_flight is None:
             waits.append(self._due_us)
         if self._driver.in_flight is not None and self._schedule.timeout_us is not None:
@@ -315,6 +328,18 @@ class LocalRun(Run):
     def wake(self, worker: Worker) -> None:
         """A task may have become ready."""
         self._readiness.wake(worker)
+
+    def overtake(self, barrier: ev.Barrier) -> None:
+        """A barrier that is under way overtakes from here on."""
+        self._overtaking = barrier
+        for channel, queue in self._channels.items():
+            if queue.replace_barrier(barrier) and channel.edge in self._overtaken:
+                self.announce(channel, barrier)
+
+    def as_it_is_now(self, barrier: ev.Barrier) -> ev.Barrier:
+        """A barrier as it is put into channels."""
+        turned = self._overtaking
+        return turned if turned is not None and turned.number == barrier.number else barrier
 
     def drop_in_flight(self) -> None:
         """Nothing is logged any more."""

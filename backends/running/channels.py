@@ -69,6 +69,14 @@ class Queue:
             elif isinstance(element, Barrier) and element.number == number:
                 return
 
+    def replace_barrier(self, barrier: Barrier) -> bool:
+        """Put a barrier in the place of the one of the same number. Whether that lies in it."""
+        for at, element in enumerate(self.elements):
+            if isinstance(element, Barrier) and element.number == barrier.number:
+                self.elements[at] = barrier
+                return True
+        return False
+
     def holds_barrier(self, number: int) -> bool:
         """Whether the barrier of this number lies in it."""
         return any(isinstance(element, Barrier) and element.number == number for element in self.elements)

@@ -86,6 +86,9 @@ class Post(Protocol):
     def mail(self, task: ev.TaskId, mail: Mail) -> None:
         """Put mail into a task's box. A task that is gone needs none; a message of a coordinator to it is :meth:`Driver.lost`."""
 
+    def overtake(self, barrier: ev.Barrier) -> None:
+        """The barrier in flight turns unaligned, in the channels where it lies and where it is still to come."""
+
     def drop_in_flight(self) -> None:
         """Nothing is logged in any channel any more."""
 
@@ -131,6 +134,7 @@ class Driver:
         self.sinks = sinks_of(job.flow)
         self._carry: Mapping[type, Callable[[Any], None]] = {
             ev.Begin: self._begin,
+            ev.Overtake: self._overtake,
             ev.Publish: self._publish,
             ev.Commit: self._commit,
             ev.Notify: self._notify,
@@ -286,6 +290,11 @@ class Driver:
                 self.inbox.append(ev.SnapshotFailed(None, number, reason))
                 return
         for task in command.plan.trigger:
+            self._post.mail(task, ev.Triggered(command.barrier))
+
+    def _overtake(self, command: ev.Overtake) -> None:
+        self._post.overtake(command.barrier)
+        for task in sorted(command.tasks):
             self._post.mail(task, ev.Triggered(command.barrier))
 
     def new_checkpoint(self, stop: ev.StopOf | None = None) -> PendingCheckpoint:

@@ -30,7 +30,8 @@ class Schedule:
     """When what is due, and what goes with it. Times in µs of the executor's clock; None: never.
 
     A checkpoint begins ``checkpoint_interval_us`` after the last one, or after ``checkpoint_rows`` rows that sources have read,
-    whichever comes first; ``timeout_us`` after its begin it is given up. The store is looked at for requests every
+    whichever comes first; ``timeout_us`` after its begin it is given up. ``unaligned_after_us``: the barriers of an unaligned job
+    begin aligned and overtake so long after the checkpoint's begin; None: they overtake from the begin. The store is looked at for requests every
     ``requests_every_us``. ``tolerable_failures`` in a row are no failure of the job.
     ``keep``: so many checkpoints are kept, None for all; by default 10 in stores that the job begins, and all in a store that
     holds more and was begun without a limit (a warning says so). ``savepoint_options``: with what the store of a savepoint is opened.
@@ -40,6 +41,7 @@ class Schedule:
     checkpoint_interval_us: int | None = 10_000_000
     checkpoint_rows: int | None = None
     timeout_us: int | None = 600_000_000
+    unaligned_after_us: int | None = None
     requests_every_us: int | None = 1_000_000
     tolerable_failures: int = 0
     keep: int | Keep | None = Keep.DEFAULT
@@ -53,6 +55,7 @@ class Schedule:
             checkpoint_interval_us=1,
             checkpoint_rows=1,
             timeout_us=1,
+            unaligned_after_us=0,
             requests_every_us=1,
             tolerable_failures=0,
             loop_rounds_max=1,
@@ -98,6 +101,11 @@ class Options:
             object.__setattr__(self, "start_from", os.fspath(self.start_from))
             check_no_secrets(self.start_from, "start_from")
             checkpoint_address(self.start_from)
+        if self.schedule.unaligned_after_us is not None and not self.unaligned:
+            raise InvalidInput(
+                f"unaligned_after_us is {self.schedule.unaligned_after_us}, but the job is aligned, so no barrier ever overtakes. "
+                "Give unaligned=True as well, or leave unaligned_after_us out."
+            )
 
 
 __all__ = ["KEPT_BY_DEFAULT", "Keep", "Options", "Schedule"]

@@ -26,6 +26,8 @@ class InFlight:
     checkpoint: PendingCheckpoint | None = None
     coordinators: dict[str, pa.Table] = field(default_factory=dict)
     messages: dict[str, list[tuple[int, bytes]]] = field(default_factory=lambda: defaultdict(list))
+    overdue: bool = False
+    """Whether its barrier was told to overtake."""
     _told: bool = False
 
     def is_late(self, begun_before_us: int) -> bool:

@@ -55,6 +55,7 @@ class Run(ABC):
             finished=restored.finished,
             tolerable_failures=schedule.tolerable_failures,
             loop_rounds_max=schedule.loop_rounds_max,
+            begins_aligned=schedule.unaligned_after_us is not None,
         )
         self._driver = Driver(
             store,
@@ -91,6 +92,10 @@ class Run(ABC):
     @abstractmethod
     def drop_in_flight(self) -> None:
         """Nothing is logged any more (``driver.Post``)."""
+
+    @abstractmethod
+    def overtake(self, barrier: ev.Barrier) -> None:
+        """The barrier in flight turns unaligned (``driver.Post``)."""
 
     @abstractmethod
     def progress(self) -> Progress:

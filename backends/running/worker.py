@@ -78,6 +78,9 @@ class Link(Protocol):
     def confirm(self, channel: ev.Channel) -> None:
         """Tell the sender of a channel that its data has been processed."""
 
+    def as_it_is_now(self, barrier: ev.Barrier) -> ev.Barrier:
+        """A barrier that is to be put into channels: unaligned if it has turned so since it came to the sender."""
+
     def announce(self, channel: ev.Channel, barrier: ev.Barrier) -> None:
         """Tell the receiver of a channel that a barrier overtakes."""
 
@@ -369,6 +372,8 @@ class Worker:
             self._idle_until_us = self.now_us() + IDLE_US
 
     def _emit(self, element: ev.Element) -> None:
+        if isinstance(element, ev.Barrier):
+            element = self._link.as_it_is_now(element)
         for edge, queues in self._outputs.items():
             overtakes = isinstance(element, ev.Barrier) and element.unaligned and edge in self._overtaken
             for queue in queues:

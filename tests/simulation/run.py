@@ -219,6 +219,8 @@ class Simulation:
             "tolerable_failures": rng.choice((0, 0, 1, 5)),
             "keep": self.keeps,
         }
+        if options["unaligned"]:
+            options["unaligned_after_us"] = (None, 0, 20_000)[self.runs % 3]
         self.say(
             f"run {self.runs} at {self.parallelism} from {newest.record.checkpoint_id if newest else 'nothing'}: "
             f"{options}, {hooks}, {faults}"
