@@ -199,7 +199,8 @@ def key_refusals(match: Match) -> Iterator[Refusal]:
                 uid,
                 f"operator {uid!r} has keyed state of max parallelism {saved.max_parallelism} and is asked for "
                 f"{operator.max_parallelism}",
-                "leave it open to adopt the saved one, or change the checkpoint with `ckpt rewrite`",
+                "leave it open to adopt the saved one, or change the checkpoint with "
+                f"`ckpt rewrite --max-parallelism {operator.max_parallelism}`",
                 {"saved": saved.max_parallelism, "wanted": operator.max_parallelism},
             )
         before = saved.key_hash or DEFAULT_KEY_HASH
@@ -208,7 +209,7 @@ def key_refusals(match: Match) -> Iterator[Refusal]:
                 RefusalCode.KEY_HASH_CHANGED,
                 uid,
                 f"operator {uid!r} has keyed state hashed by {before!r} and is asked for {operator.key_hash!r}",
-                "leave it open to adopt the saved one, or change the checkpoint with `ckpt rewrite`",
+                "leave it open to adopt the saved one; a key hash never changes",
                 {"saved": before, "wanted": operator.key_hash},
             )
         pointwise = [edge for edge in inputs.get(uid, ()) if not edge.partitioner.all_to_all]
