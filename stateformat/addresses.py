@@ -71,8 +71,8 @@ def check_no_secrets(url: str, what: str) -> None:
     """
     if without_secrets(url) != url:
         raise InvalidInput(
-            f"{what} has more than a place in it (before an @, or after a ? or #), and everybody can read where it will "
-            "stand. Leave credentials out of the URL; pass them as storage options or in the environment",
+            f"{what} is more than an address: something stands before an @, or after a ? or #. URLs are stored and shown, so "
+            "leave credentials out of them; pass them as storage options or in the environment",
             kind=ErrorKind.INVALID_URL,
         )
 

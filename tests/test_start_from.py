@@ -122,7 +122,7 @@ def test_a_url_is_shown_without_what_may_be_a_secret_and_refused_where_it_would_
     if shown is None:
         check_no_secrets(url, "the URL")
         return
-    with pytest.raises(InvalidInput, match="the URL has more than a place in it") as caught:
+    with pytest.raises(InvalidInput, match="the URL is more than an address") as caught:
         check_no_secrets(url, "the URL")
     assert "SEC" not in str(caught.value)
     assert "SEC" not in str(caught.value.details)

@@ -40,6 +40,7 @@ import pyarrow as pa
 from backends.connectors.part_names import PartName, file_name_of, pending_folder
 from backends.connectors.uploads import Upload
 from backends.storage.shared import check_options
+from stateformat.addresses import without_secrets
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 
 _DURABLE_NAMES: set[Path] = set()
@@ -114,9 +115,8 @@ def open_directory(address: str | os.PathLike[str], durable: bool, options: Mapp
         return S3Directory.at(str(address), options)
     if separator and scheme != "file":
         raise InvalidInput(
-            f"no file sink for {scheme}:// (in {address}); known are file, s3, and paths",
+            f"no file sink for {scheme}:// (in {without_secrets(str(address))}); known are file, s3, and paths",
             kind=ErrorKind.UNKNOWN_SCHEME,
-            url=str(address),
         )
     if re.match(r"[A-Za-z0-9+.-]{2,}:/[^/]", str(address)):
         raise InvalidInput(

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from backends.connectors.directories import Directory
+from stateformat.addresses import without_secrets
 from stateformat.errors import ErrorKind, StorageError
 
 
@@ -105,7 +106,7 @@ class RemoteStaging(Staging):
         self._options = dict(options)
 
     def __str__(self) -> str:
-        return self._url
+        return without_secrets(self._url)
 
     def _at(self, name: str) -> tuple[Any, str]:
         # fsspec keeps file systems by their options, so this opens no second one.
@@ -161,7 +162,7 @@ class RemoteStaging(Staging):
             yield
         except Exception as error:
             raise StorageError(
-                f"cannot {what} {self._url}/{name}: {type(error).__name__}: {error}; see that the place is there and can be "
+                f"cannot {what} {self}/{name}: {type(error).__name__}: {error}; see that the place is there and can be "
                 "written from the workers and the driver",
                 kind=ErrorKind.STORAGE_FAILED,
                 path=name,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -12,6 +11,7 @@ from backends.dataflow.coordinator import LOOP_ROUNDS_MAX
 from backends.running.checks import check_whole
 from stateformat.addresses import check_no_secrets, checkpoint_address
 from stateformat.errors import InvalidInput
+from stateformat.storage import as_url
 
 KEPT_BY_DEFAULT: Final = 10
 
@@ -98,9 +98,12 @@ class Options:
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise InvalidInput(f"seed is {self.seed!r}; it is a whole number")
         if self.start_from is not None:
-            object.__setattr__(self, "start_from", os.fspath(self.start_from))
-            check_no_secrets(self.start_from, "start_from")
-            checkpoint_address(self.start_from)
+            address = as_url(self.start_from)
+            check_no_secrets(address, "start_from")
+            checkpoint_address(address)
+            object.__setattr__(self, "start_from", address)
+        if not isinstance(self.claim, bool):
+            raise InvalidInput(f"claim is {self.claim!r}; it is True or False")
         if self.schedule.unaligned_after_us is not None and not self.unaligned:
             raise InvalidInput(
                 f"unaligned_after_us is {self.schedule.unaligned_after_us}, but the job is aligned, so no barrier ever overtakes. "
