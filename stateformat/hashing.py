@@ -398,3 +398,16 @@ def _finish(h: _U32, length_bytes: Any, t: _U32) -> None:
         np.multiply(h, factor, out=h)
     np.right_shift(h, 16, out=t)
     np.bitwise_xor(h, t, out=h)
+
+
+def mixed_hashes(hashes: npt.NDArray[np.int32], level: int = 0) -> npt.NDArray[np.uint32]:
+    """The hashes as numbers of 32 bits that depend on all of theirs; others on another ``level``. In memory of their own.
+
+    For tables of this process: hashes of rows of one key group have the same remainder, these do not.
+    """
+    found: npt.NDArray[np.uint32] = hashes.view(np.uint32) ^ np.uint32(0x9E3779B9 * (level + 1) & 0xFFFFFFFF)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        found ^= found >> np.uint32(shift)
+        found *= np.uint32(factor)
+    found ^= found >> np.uint32(16)
+    return found

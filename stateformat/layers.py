@@ -19,14 +19,16 @@ import pyarrow.compute as pc
 
 from stateformat.clustering import Clustered, clustered, groups_of_keys
 from stateformat.errors import ErrorKind, InvalidState
-from stateformat.hashing import hash_keys
+from stateformat.hashing import hash_keys, mixed_hashes
 from stateformat.model import Field, SchemaVersion, State
 from stateformat.row_keys import row_key_codes
 from stateformat.schema import CLEAR, KEY_GROUP, OP, UPSERT, arrow_field, arrow_type, children, default_scalar
 
 _Rows = npt.NDArray[np.int64]
 
-_BUCKETS: Final = 1 << 20
+# Of the number of buckets in a table of hashes: it is 8 times as many as there are rows, within these.
+_BITS_MIN: Final = 16
+_BITS_MAX: Final = 24
 
 
 def merge_layers(
@@ -51,7 +53,7 @@ def merge_layers(
         ]
     )
     layer_of = np.repeat(np.arange(len(layers), dtype=np.int32), [len(layer) for layer in layers])
-    contested = _contested(table, key_columns, len(layers[0]))
+    contested = _contested(table, len(layers[0]), operations == CLEAR, row_key, key_columns)
     candidates = np.flatnonzero(contested)
     found = _standing(
         table.select(list(dict.fromkeys([*key_columns, *row_key]))).take(pa.array(candidates)),
@@ -70,16 +72,36 @@ def merge_layers(
     return _in_order(table, np.flatnonzero(stands))
 
 
-def _contested(table: pa.Table, key_columns: Sequence[str], lowest: int) -> npt.NDArray[np.bool_]:
-    """Which rows may have a key that stands above the lowest layer too; the others are all in the lowest, and stand."""
+def _contested(
+    table: pa.Table, lowest: int, is_clear: npt.NDArray[np.bool_], row_key: Sequence[str], key_columns: Sequence[str]
+) -> npt.NDArray[np.bool_]:
+    """Which rows may stand above the lowest layer too, or be cleared there; the others are all in the lowest, and stand."""
     above = len(table) - lowest
-    if above > lowest or above > _BUCKETS // 4:
+    if above > lowest:
         return np.ones(len(table), np.bool_)
-    buckets = hash_keys([table[name] for name in key_columns]) & np.int32(_BUCKETS - 1)
-    marked = np.zeros(_BUCKETS, np.bool_)
-    marked[buckets[lowest:]] = True
-    contested: npt.NDArray[np.bool_] = marked[buckets]
-    return contested
+    upper = table.slice(lowest)
+    found = Marks(upper, row_key).may_have(table)
+    if is_clear[lowest:].any():
+        found |= Marks(upper.filter(pa.array(is_clear[lowest:])), key_columns).may_have(table)
+    return found
+
+
+class Marks:
+    """A small table of hashes that tells which rows may have a key of the ``named`` rows: all that do, and few others."""
+
+    def __init__(self, named: pa.Table, names: Sequence[str]) -> None:
+        self._names = names
+        self._shift = np.uint32(32 - min(max(_BITS_MIN, (8 * len(named)).bit_length()), _BITS_MAX))
+        self._marked = np.zeros(1 << (32 - int(self._shift)), np.bool_)
+        self._marked[self._buckets(named)] = True
+
+    def may_have(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
+        """Whether each of the rows may have such a key."""
+        found: npt.NDArray[np.bool_] = self._marked[self._buckets(rows)]
+        return found
+
+    def _buckets(self, rows: pa.Table) -> npt.NDArray[np.uint32]:
+        return mixed_hashes(hash_keys([rows[name] for name in self._names])) >> self._shift
 
 
 def _standing(

@@ -3,10 +3,12 @@
 Theory of operation. Slices of one state come in and batches of one schema go out. What a slice holds is read a piece at a
 time by ``segment_reader``, which verifies it, and brought to the schema that is asked for. Where keyed state lies in layers,
 key groups are taken a chunk at a time, few enough for all layers of them to fit in memory; the manifest says how many rows
-each group has, so chunks are planned before anything is read. Two pieces are read ahead of whoever takes the rows; and where
+each group has, so chunks are planned before anything is read. A key group that is too large by itself is merged by row key,
+piece by piece (``overlay``). Two pieces are read ahead of whoever takes the rows; and where
 a read is mostly waiting (``storage.ReadsAtOnce``), a few segments are opened ahead of the one that is read, so that many small
 ones do not cost a wait each.
-Memory is a few pieces, whatever the size of the state.
+Memory is a few pieces, whatever the size of the state, of its rows and of its key groups; a piece has at least one row, and a
+row group of each layer.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from stateformat.layers import evolve_table, merge_layers
 from stateformat.manifest import Manifest
 from stateformat.merging import merged
 from stateformat.model import Handle, Mode, Record, SchemaVersion, State
+from stateformat.overlay import Keys, merged_piecewise
 from stateformat.pieces import small_batches
 from stateformat.schema import OP, segment_schema
 from stateformat.segment_reader import PIECE_BYTES_MAX, PIECE_ROWS_MAX, SegmentReader
@@ -35,6 +38,8 @@ from stateformat.storage import Storage, reads_at_once
 
 WHOLE_BYTES_MAX: Final = 128 << 20
 """A segment of which every row is wanted is fetched at once up to this size, and in ranges above."""
+MERGED_BYTES_MAX: Final = 64 << 20
+"""Layers of key groups that take more are not merged at once, but piece by piece."""
 # What segments that are opened ahead may hold together.
 _OPENED_BYTES_MAX: Final = 32 << 20
 # Below this a second request costs more than the bytes that it saves.
@@ -301,17 +306,36 @@ class _Reading:
         whole = sum(part.handle.size_bytes for part in parts) <= WHOLE_BYTES_MAX
         readers = list(self._opened(parts, whole=whole))
         for first, last in _chunks(parts, _row_width(self.schema)):
-            # By layer, the lowest first, because parts are sorted so.
-            layers: dict[int, list[_Call]] = {}
-            for part, reader in zip(parts, readers, strict=True):
-                start = part.row_start + int(part.counts[: max(0, first - part.first_group)].sum())
-                stop = part.row_start + int(part.counts[: max(0, last + 1 - part.first_group)].sum())
-                if start < stop:
-                    calls = (self._evolved(call, part) for call in reader.calls(start, stop - start))
-                    layers.setdefault(part.handle.layer, []).extend(calls)
-            if layers:
-                size_bytes = sum(call.size_bytes for calls in layers.values() for call in calls)
-                yield Sized(partial(self._merged, list(layers.values())), size_bytes)
+            yield from self._chunk(parts, readers, first, last)
+
+    def _chunk(
+        self, parts: Sequence[_Part], readers: Sequence[SegmentReader], first: int, last: int
+    ) -> Generator[_Call, None, None]:
+        """The rows of key groups first … last, both inclusive, their layers merged."""
+        # By layer, the lowest first, because parts are sorted so.
+        layers: dict[int, list[_Call]] = {}
+        for part, reader in zip(parts, readers, strict=True):
+            start = part.row_start + int(part.counts[: max(0, first - part.first_group)].sum())
+            stop = part.row_start + int(part.counts[: max(0, last + 1 - part.first_group)].sum())
+            if start < stop:
+                calls = (self._evolved(call, part) for call in reader.calls(start, stop - start))
+                layers.setdefault(part.handle.layer, []).extend(calls)
+        size_bytes = sum(call.size_bytes for calls in layers.values() for call in calls)
+        if not layers:
+            return
+        if size_bytes <= MERGED_BYTES_MAX:
+            # While they are merged they exist twice.
+            yield Sized(partial(self._merged, list(layers.values())), 2 * size_bytes)
+        elif first < last:
+            middle = (first + last) // 2
+            yield from self._chunk(parts, readers, first, middle)
+            yield from self._chunk(parts, readers, middle + 1, last)
+        elif len(layers) == 1:
+            yield from (
+                Sized(partial(self._merged, [[call]]), call.size_bytes) for calls in layers.values() for call in calls
+            )
+        else:
+            yield from merged_piecewise(list(layers.values()), Keys(self._state.row_key, self._state.key_columns))
 
     def _merged(self, layers: Sequence[Sequence[_Call]]) -> pa.Table:
         tables = [pa.concat_tables(call() for call in calls) for calls in layers]
@@ -356,7 +380,7 @@ def _row_width(schema: pa.Schema) -> int:
 def _chunks(parts: Sequence[_Part], row_width: int) -> Iterator[tuple[int, int]]:
     """First and last key group, both inclusive, of chunks whose layers are merged at a time: a few megabytes of rows.
 
-    A chunk is at least one key group, however many rows that has.
+    A chunk is at least one key group.
     """
     first = min(part.first_group for part in parts)
     rows = np.zeros(max(part.first_group + len(part.counts) for part in parts) - first, np.int64)

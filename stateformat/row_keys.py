@@ -24,8 +24,12 @@ from stateformat.errors import ErrorKind, InvalidState
 from stateformat.hashing import hash_keys, normalise_key_column
 from stateformat.model import State
 from stateformat.schema import CLEAR, KEY_GROUP, OP
+from stateformat.spill import Spill, dealt, heaps_of
 
 _CODES_MAX: Final = 2**62
+KEYS_BYTES_MAX: Final = 32 << 20
+"""Row keys of one key group that are more than this are not held in memory."""
+_HEAPS: Final = 64
 # Values of these types are equal exactly when these integers are.
 _PLAIN_TYPES: Final = {
     **dict.fromkeys((pa.int8(), pa.int16(), pa.int32(), pa.date32()), pa.int32()),
@@ -59,52 +63,87 @@ def _combine(codes: Any, count: int, more: Any, more_count: int) -> tuple[npt.ND
 
 def _column_codes(column: Any) -> tuple[npt.NDArray[np.int64], int, bool]:
     """Codes of one column, a number that all are below, and whether they have no gaps."""
+    if isinstance(column, pa.ChunkedArray):
+        # Arrow does not put dictionaries of several chunks together where they hold nulls.
+        column = one_array(column)
     if pa.types.is_struct(column.type):
-        array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         # Flattening hides what stands under a null struct; the validity keeps it apart from a struct of nulls.
-        codes, count = array.is_valid().cast(pa.int8()).to_numpy(zero_copy_only=False).astype(np.int64), 2
-        for child in array.flatten():
+        codes, count = column.is_valid().cast(pa.int8()).to_numpy(zero_copy_only=False).astype(np.int64), 2
+        for child in column.flatten():
             more, more_count, _ = _column_codes(child)
             codes, count = _combine(codes, count, more, more_count)
         return codes, count, False
     encoded = pc.dictionary_encode(normalise_key_column(column), null_encoding="encode")
-    if isinstance(encoded, pa.ChunkedArray):
-        encoded = encoded.combine_chunks()
     return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), max(1, len(encoded.dictionary)), True
 
 
 class RowKeyCheck:
     """Refuses a second row with the same row key. Fed with tables whose ``_key_group`` never falls; then finished.
 
-    Holds the row keys of one key group at a time. Raises ``InvalidState`` (kind ``DUPLICATE_ROW_KEY``, the writer's
-    fault) that names one such row key. In a layer above the base a clear counts apart from upserts and deletes.
+    Holds the row keys of one key group at a time; where they are more than some megabytes, they are dealt to a temporary file
+    by their hash. Raises ``InvalidState`` (kind ``DUPLICATE_ROW_KEY``, the writer's fault) that names one such row key. In a
+    layer above the base a clear counts apart from upserts and deletes.
     """
 
     def __init__(self, state: State, where: str) -> None:
         self._row_key = list(state.row_key)
         self._where = where
+        self._group = -1
         self._held: list[pa.Table] = []
+        self._held_bytes = 0
+        self._spill: Spill | None = None
 
     def add(self, rows: pa.Table) -> None:
         """Take the next rows, in segment order, with ``_key_group``."""
         if not len(rows):
             return
-        groups = rows[KEY_GROUP.name]
         names = [*self._row_key, *([OP.name] if OP.name in rows.column_names else [])]
-        keys = rows.select([KEY_GROUP.name, *names])
-        last = groups[len(rows) - 1].as_py()
-        if self._held and self._held[0][KEY_GROUP.name][0].as_py() == last:
-            self._held.append(keys)
+        groups = one_array(rows[KEY_GROUP.name]).to_numpy()
+        keys = rows.select(names)
+        first, last = int(groups[0]), int(groups[-1])
+        # The group that is held may go on in these rows, and their last one in the next.
+        border = int(np.searchsorted(groups, self._group, "right")) if first == self._group else 0
+        start = int(np.searchsorted(groups, last))
+        if self._group == last:
+            self._hold(keys)
             return
-        # Everything before the last group is complete; that group may go on in the next rows.
-        start = int(np.searchsorted(one_array(groups).to_numpy(), last)) if groups[0].as_py() != last else 0
-        self._check([*self._held, keys.slice(0, start)])
-        self._held = [keys.slice(start)]
+        if self._spill is None:
+            # Small groups are cheaper to check together.
+            self._check([*self._held, keys.slice(0, start)])
+        else:
+            self._hold(keys.slice(0, border))
+            self._check_spilled(self._spill)
+            self._check([keys.slice(border, start - border)])
+        self._group, self._held, self._held_bytes = last, [], 0
+        self._hold(keys.slice(start))
 
     def finish(self) -> None:
         """Check what is held."""
-        self._check(self._held)
+        if self._spill is None:
+            self._check(self._held)
+        else:
+            self._check_spilled(self._spill)
         self._held = []
+
+    def _hold(self, keys: pa.Table) -> None:
+        self._held.append(keys)
+        self._held_bytes += keys.nbytes
+        if self._held_bytes > KEYS_BYTES_MAX:
+            self._spill = self._spill or Spill()
+            self._set_aside(self._spill)
+
+    def _set_aside(self, spill: Spill) -> None:
+        for keys in self._held:
+            for heap, chosen in dealt(keys, heaps_of([keys[name] for name in self._row_key], _HEAPS, 0)):
+                spill.add(heap, chosen)
+        self._held, self._held_bytes = [], 0
+
+    def _check_spilled(self, spill: Spill) -> None:
+        self._set_aside(spill)
+        with spill:
+            for heap in range(_HEAPS):
+                self._check([pa.Table.from_batches([batch]) for batch in spill.read(heap)])
+        self._spill = None
 
     def _check(self, parts: list[pa.Table]) -> None:
         rows = pa.concat_tables(parts) if parts else None

@@ -134,7 +134,9 @@ class SegmentReader:
         self.open()
         for first, last in self._pieces(row_start, row_start + rows):
             call = partial(self._piece, first, last, row_start, row_start + rows)
-            yield Sized(call, int(self._sizes[last + 1] - self._sizes[first]))
+            begin, end = int(self._starts[first]), int(self._starts[last + 1])
+            share = (min(row_start + rows, end) - max(row_start, begin)) / (end - begin)
+            yield Sized(call, int((self._sizes[last + 1] - self._sizes[first]) * (share if share < 0.5 else 1)))
 
     def _piece(self, first: int, last: int, start: int, stop: int) -> pa.Table:
         """Those of rows start … stop − 1 that are in row groups first … last."""

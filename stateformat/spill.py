@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from threading import Lock
 from types import TracebackType
 from typing import Any, Final
@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stateformat.errors import StorageError
-from stateformat.hashing import hash_keys
+from stateformat.hashing import hash_keys, mixed_hashes
 from stateformat.pieces import BATCH_BYTES, cut, own_memory, take_rows
 
 HELD_BYTES: Final = 64 << 20
@@ -36,11 +36,11 @@ class Spill:
         self._piece_bytes = piece_bytes
         self._file: Any = None
         self._end = 0
-        self._pieces: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        self._waiting: dict[int, list[pa.Table]] = defaultdict(list)
+        self._pieces: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
+        self._waiting: dict[Hashable, list[pa.Table]] = defaultdict(list)
         self._waiting_bytes = 0
         self._lock = Lock()
-        self.sizes: dict[int, int] = defaultdict(int)
+        self.sizes: dict[Hashable, int] = defaultdict(int)
         """Bytes of each heap that has rows, as they are in memory."""
 
     def __enter__(self) -> Spill:
@@ -51,7 +51,10 @@ class Spill:
     ) -> None:
         self.close()
 
-    def add(self, heap: int, rows: pa.Table) -> None:
+    def __del__(self) -> None:
+        self.close()
+
+    def add(self, heap: Hashable, rows: pa.Table) -> None:
         """Put rows on a heap, behind those that are there; all rows of one heap have one schema."""
         if not len(rows):
             return
@@ -63,7 +66,7 @@ class Spill:
         if self._waiting_bytes >= _BUFFERED_BYTES:
             self._flush()
 
-    def read(self, heap: int) -> Iterator[pa.RecordBatch]:
+    def read(self, heap: Hashable) -> Iterator[pa.RecordBatch]:
         """The rows of a heap in the order in which they were added, in batches of at most ``piece_bytes``."""
         with self._lock:
             self._flush()
@@ -92,7 +95,7 @@ class Spill:
         self._waiting.clear()
         self._waiting_bytes = 0
 
-    def _write(self, heap: int, rows: pa.Table) -> None:
+    def _write(self, heap: Hashable, rows: pa.Table) -> None:
         if self._file is None:
             self._file = tempfile.TemporaryFile(prefix="stateformat-")  # noqa: SIM115
         sink = pa.BufferOutputStream()
@@ -111,26 +114,16 @@ def heaps_of(columns: Sequence[pa.ChunkedArray], count: int, level: int) -> npt.
     Rows that are equal in the columns have the same heap. Rows of one key group have hashes with the same remainder, so the
     hash is mixed before it is divided.
     """
-    return (mixed(hash_keys(columns), level).astype(np.int64) * count) >> 32
+    return (mixed_hashes(hash_keys(columns), level).astype(np.int64) * count) >> 32
 
 
-def mixed(hashes: npt.NDArray[np.int32], level: int = 0) -> npt.NDArray[np.uint32]:
-    """The hashes as numbers of 32 bits all of which depend on all of theirs; others on another ``level``."""
-    found = hashes.view(np.uint32) ^ np.uint32(0x9E3779B9 * (level + 1) & 0xFFFFFFFF)
-    found ^= found >> np.uint32(16)
-    found *= np.uint32(0x85EBCA6B)
-    found ^= found >> np.uint32(13)
-    found *= np.uint32(0xC2B2AE35)
-    found ^= found >> np.uint32(16)
-    return found
-
-
-def deal(rows: pa.Table, heaps: npt.NDArray[np.int64], spill: Spill) -> None:
-    """Put every row on its heap."""
+def dealt(rows: pa.Table, heaps: npt.NDArray[np.int64]) -> Iterator[tuple[int, pa.Table]]:
+    """The heaps that any of the rows belong to, ascending, and the rows of each, in the order in which they are given."""
+    if not len(rows):
+        return
     order = np.argsort(heaps, kind="stable")
     present, starts = np.unique(heaps[order], return_index=True)
     stops = [*starts[1:].tolist(), len(order)]
     for heap, start, stop in zip(present.tolist(), starts.tolist(), stops, strict=True):
-        chosen = order[start:stop]
-        columns = [take_rows(column, chosen) for column in rows.columns]
-        spill.add(heap, pa.Table.from_arrays(columns, schema=rows.schema))
+        columns = [take_rows(column, order[start:stop]) for column in rows.columns]
+        yield heap, pa.Table.from_arrays(columns, schema=rows.schema)

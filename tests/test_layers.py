@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stateformat import declare
+from stateformat import declare, overlay
+from stateformat.ahead import Sized
 from stateformat.errors import ErrorKind, InvalidState
 from stateformat.layers import evolve_table, merge_layers, rekey
 from stateformat.model import Field, SchemaVersion, State
+from stateformat.overlay import Keys, merged_piecewise
 from stateformat.row_keys import row_key_codes
 from stateformat.schema import segment_schema
 from tests.segments import table
@@ -144,6 +146,26 @@ def test_a_large_base_under_small_deltas_merges_the_same(above: int) -> None:
     assert as_model(again, ["k"]) == model([base, *deltas], ["k"], ["k"])
 
 
+@pytest.mark.parametrize("bounds", [{}, {"HELD_BYTES": -1}, {"HELD_BYTES": -1, "_HEAP_BYTES": 100, "_LARGE_HEAP": 1}])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(map_layers(), st.integers(1, 5))
+def test_layers_merge_piece_by_piece_as_they_do_together(
+    bounds: dict[str, int], layers: list[list[dict[str, Any]]], rows: int
+) -> None:
+    layers = layers if len(layers) > 1 else [*layers, []]
+    pieces = []
+    for number, layer in enumerate(layers):
+        table = map_table(layer, delta=number > 0)
+        parts = [table.slice(start, rows) for start in range(0, len(table), rows)] or [table]
+        pieces.append([Sized(lambda part=part: part, part.nbytes) for part in parts])
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in bounds.items():
+            patch.setattr(overlay, name, value)
+        merged = [call() for call in merged_piecewise(pieces, Keys(MAP.row_key, MAP.key_columns))]
+    found = pa.concat_tables([segment_schema(MAP).empty_table(), *merged])
+    assert as_model(found, MAP.row_key) == model(layers, ["k"], MAP.row_key)
+
+
 def test_struct_keys_and_a_column_of_everything_are_merged() -> None:
     state = declare.list_state(
         "op", "s", keys={"k": pa.struct([("a", pa.int64()), ("b", pa.float64())])}, values={"v": pa.list_(pa.string())}
@@ -217,6 +239,11 @@ def test_row_keys_have_the_same_number_exactly_if_they_are_equal(rows: list[tupl
     keys = [tuple(map(plain, row)) for row in rows]
     assert sorted(set(codes)) == list(range(len(set(keys))))
     assert len(set(zip(keys, codes, strict=True))) == len(set(keys))
+
+
+def test_chunks_with_nulls_have_one_numbering() -> None:
+    column = pa.chunked_array([pa.array([None, "a"]), pa.array(["b", None]), pa.array(["a"])])
+    assert row_key_codes([column]).tolist() == [0, 1, 2, 0, 1]
 
 
 def test_many_columns_of_many_values_do_not_overflow() -> None:

@@ -191,12 +191,23 @@ def random_layers(seed: int) -> list[list[dict[str, Any]]]:
     return layers
 
 
-@pytest.mark.parametrize("chunk_rows", [1, 50, 100_000])
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"reading.PIECE_ROWS_MAX": 1},
+        {"reading.PIECE_ROWS_MAX": 50},
+        {},
+        {"reading.MERGED_BYTES_MAX": 0, "segment_reader.PIECE_ROWS_MAX": 3},
+        {"reading.MERGED_BYTES_MAX": 0, "overlay.HELD_BYTES": 0},
+        {"reading.MERGED_BYTES_MAX": 0, "overlay.HELD_BYTES": 0, "overlay._HEAP_BYTES": 500, "overlay._LARGE_HEAP": 1},
+    ],
+)
 @pytest.mark.parametrize("options", [WriteOptions(), WriteOptions(row_group_rows=20, inline_bytes_max=0)])
 def test_layers_are_merged_whatever_is_read_at_a_time(
-    storage: CountingStorage, options: WriteOptions, chunk_rows: int, monkeypatch: pytest.MonkeyPatch
+    storage: CountingStorage, options: WriteOptions, bounds: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stateformat.reading.PIECE_ROWS_MAX", chunk_rows)
+    for name, value in bounds.items():
+        monkeypatch.setattr(f"stateformat.{name}", value)
     layers = random_layers(1)
     handles = [write(storage, MAP, rows, options, layer=number) for number, rows in enumerate(layers)]
     found = read(storage, MAP, handles)

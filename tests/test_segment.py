@@ -495,8 +495,12 @@ def test_a_key_may_have_many_rows_but_each_row_key_one(storage: CountingStorage,
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("keys_held", [32 << 20, 40_000])
 @pytest.mark.parametrize("distance", [1, 20_000, 69_999])
-def test_a_duplicate_is_found_however_far_away_it_is(storage: CountingStorage, distance: int, stream: bool) -> None:
+def test_a_duplicate_is_found_however_far_away_it_is(
+    storage: CountingStorage, monkeypatch: pytest.MonkeyPatch, distance: int, stream: bool, keys_held: int
+) -> None:
+    monkeypatch.setattr("stateformat.row_keys.KEYS_BYTES_MAX", keys_held)
     # One key group of several row groups.
     keys = np.arange(70_000)
     keys[distance] = keys[0]
@@ -505,6 +509,26 @@ def test_a_duplicate_is_found_however_far_away_it_is(storage: CountingStorage, d
     with pytest.raises(InvalidState, match=r"row key \{'k': 0\} stands on 2 rows"):
         write(storage, VALUE, iter(given.to_batches(max_chunksize=999)) if stream else given, options)
     assert objects(storage) == []
+
+
+def test_row_keys_of_large_key_groups_between_small_ones_are_told_apart_from_a_file(
+    storage: CountingStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stateformat.row_keys.KEYS_BYTES_MAX", 1000)
+    counts = [3, 0, 9000, 5, 700, 1, 8000, 8000]
+    groups = np.repeat(np.arange(8, dtype=np.int32), counts)
+    options = WriteOptions(trust_key_groups=True, inline_bytes_max=0)
+    for twice in (None, 100, 9000, 9020, 17_000, len(groups) - 1):
+        keys = np.arange(len(groups))
+        if twice is not None:
+            keys[twice] = keys[twice - 1]
+        given = pa.table({"_key_group": groups, "k": keys})
+        stream = iter(given.to_batches(max_chunksize=777))
+        if twice is None:
+            assert write(storage, VALUE, stream, options).rows_per_group == counts
+        else:
+            with pytest.raises(InvalidState, match="stands on 2 rows"):
+                write(storage, VALUE, stream, options)
 
 
 @pytest.mark.parametrize(("one", "other"), [(None, None), (math.nan, -math.nan), (0.0, -0.0)])

@@ -11,7 +11,7 @@ import pytest
 
 from stateformat import declare, pieces, segment, sorting, spill
 from stateformat.pieces import cut, row_sizes, small_batches, take_rows
-from stateformat.spill import Spill, deal, heaps_of
+from stateformat.spill import Spill, dealt, heaps_of
 from tests.segments import CountingStorage, operator, place, read, write
 
 BLOBS = declare.value_state("op", "blobs", keys={"k": pa.int64()}, values={"v": pa.string()})
@@ -112,7 +112,8 @@ def test_equal_rows_are_dealt_to_one_heap_and_the_others_evenly_on_every_level()
         assert 350 < (first == heap).sum() < 650
         assert 20 < (second[first == heap] == 3).sum() < 120
     with Spill() as heaps:
-        deal(rows, first, heaps)
+        for heap, chosen in dealt(rows, first):
+            heaps.add(heap, chosen)
         found = pa.concat_tables(pa.Table.from_batches(heaps.read(heap)) for heap in range(8))
     assert rows.sort_by("k").equals(found.sort_by("k"))
 
