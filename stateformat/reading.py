@@ -33,11 +33,13 @@ from stateformat.model import Handle, Mode, Record, SchemaVersion, State
 from stateformat.overlay import Keys, merged_piecewise
 from stateformat.pieces import small_batches
 from stateformat.schema import OP, segment_schema
-from stateformat.segment_reader import PIECE_BYTES_MAX, PIECE_ROWS_MAX, SegmentReader
+from stateformat.segment_reader import PIECE_ROWS_MAX, SegmentReader
 from stateformat.storage import Storage, reads_at_once
 
-WHOLE_BYTES_MAX: Final = 128 << 20
+WHOLE_BYTES_MAX: Final = 64 << 20
 """A segment of which every row is wanted is fetched at once up to this size, and in ranges above."""
+CHUNK_BYTES_MAX: Final = 32 << 20
+"""Key groups whose layers have about as much are merged at a time."""
 MERGED_BYTES_MAX: Final = 64 << 20
 """Layers of key groups that take more are not merged at once, but piece by piece."""
 # What segments that are opened ahead may hold together.
@@ -387,7 +389,7 @@ def _chunks(parts: Sequence[_Part], row_width: int) -> Iterator[tuple[int, int]]
     for part in parts:
         rows[part.first_group - first :][: len(part.counts)] += part.counts
     row_bytes = max(part.handle.uncompressed_bytes // max(1, part.handle.segment_rows) for part in parts)
-    limit = max(1, min(PIECE_ROWS_MAX, PIECE_BYTES_MAX // max(1, row_bytes, row_width)))
+    limit = max(1, min(PIECE_ROWS_MAX, CHUNK_BYTES_MAX // max(1, row_bytes, row_width)))
     ends = np.cumsum(rows)
     group = done = 0
     while group < len(rows):
