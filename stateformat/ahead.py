@@ -16,7 +16,7 @@ from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
 
-AHEAD_BYTES: Final = 64 << 20
+AHEAD_BYTES: Final = 32 << 20
 """While results of this size wait in the process, no further one is made ahead; every reader may have one all the same."""
 
 

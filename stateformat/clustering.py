@@ -46,7 +46,7 @@ _RUN_ROWS_MIN: Final = 128
 _PASS_ROWS: Final = 1 << 16
 # Arrow sorts a range of integers of this size by counting, stably, and a larger one by comparing.
 _COUNTING_SORT_MAX: Final = 4095
-_JOINED_BYTES_MAX: Final = 64 << 20
+_JOINED_BYTES_MAX: Final = 24 << 20
 """Columns in chunks are copied into one array each, which is faster to gather from, as long as they are no more than this."""
 _SLICE_BYTES_MAX: Final = 256 << 20
 """A slice of more is put together in several chunks, since 32-bit offsets end at 2 GiB."""

@@ -104,6 +104,8 @@ def _untouched(overlay: Overlay, piece: _Piece) -> pa.Table:
     return overlay.untouched(piece())
 
 
+_Heaps = Spill[tuple[int, int]]
+"""By number and layer."""
 _Dealt = Iterable[tuple[pa.Table, npt.NDArray[np.int64]]]
 """Rows, and the heap of each."""
 
@@ -141,9 +143,9 @@ def _by_row_key(rows: pa.Table, keys: Keys, count: int) -> Iterator[tuple[pa.Tab
     yield rows, heaps_of([rows[name] for name in keys.row_key], count, 1)
 
 
-def _dealt(layers: Iterable[Iterable[Callable[[], pa.Table]]], deals: Callable[[pa.Table], _Dealt]) -> Spill:
+def _dealt(layers: Iterable[Iterable[Callable[[], pa.Table]]], deals: Callable[[pa.Table], _Dealt]) -> _Heaps:
     """Every row on the heap (number, layer)."""
-    heaps = Spill()
+    heaps: _Heaps = Spill()
     for layer, pieces in enumerate(layers):
         for piece in pieces:
             for rows, numbers in deals(piece()):
@@ -152,7 +154,7 @@ def _dealt(layers: Iterable[Iterable[Callable[[], pa.Table]]], deals: Callable[[
     return heaps
 
 
-def _heap_merged(heaps: Spill, heap: int, layer_count: int, keys: Keys) -> pa.Table:
+def _heap_merged(heaps: _Heaps, heap: int, layer_count: int, keys: Keys) -> pa.Table:
     found = [[*heaps.read((heap, layer))] for layer in range(layer_count)]
     tables = [pa.Table.from_batches(batches) for batches in found if batches]
     return merge_layers(tables, keys.row_key, keys.key_columns, includes_base=True)

@@ -38,9 +38,9 @@ from stateformat.storage import Storage, reads_at_once
 
 WHOLE_BYTES_MAX: Final = 64 << 20
 """A segment of which every row is wanted is fetched at once up to this size, and in ranges above."""
-CHUNK_BYTES_MAX: Final = 32 << 20
+CHUNK_BYTES_MAX: Final = 16 << 20
 """Key groups whose layers have about as much are merged at a time."""
-MERGED_BYTES_MAX: Final = 64 << 20
+MERGED_BYTES_MAX: Final = 32 << 20
 """Layers of key groups that take more are not merged at once, but piece by piece."""
 # What segments that are opened ahead may hold together.
 _OPENED_BYTES_MAX: Final = 32 << 20
@@ -326,8 +326,7 @@ class _Reading:
         if not layers:
             return
         if size_bytes <= MERGED_BYTES_MAX:
-            # While they are merged they exist twice.
-            yield Sized(partial(self._merged, list(layers.values())), 2 * size_bytes)
+            yield Sized(partial(self._merged, list(layers.values())), size_bytes)
         elif first < last:
             middle = (first + last) // 2
             yield from self._chunk(parts, readers, first, middle)

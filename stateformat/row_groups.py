@@ -21,13 +21,13 @@ from stateformat.errors import ErrorKind, InvalidState
 from stateformat.schema import KEY_GROUP
 
 ROW_GROUPS_MAX: Final = 1024
-ROW_GROUP_BYTES: Final = 16 << 20
+ROW_GROUP_BYTES: Final = 8 << 20
 """Rows that are large come in fewer per row group, so that one row group is read in little memory …"""
 _COLUMN_BYTES: Final = 128 << 10
 """… but a column of a table of many has so much of a row group, …"""
 _ROW_GROUP_BYTES_MAX: Final = 64 << 20
 """… up to this."""
-SPLIT_BYTES: Final = 32 << 20
+SPLIT_BYTES: Final = 16 << 20
 """A row group that takes more is cut once more, unless the table has many columns: below what readers take in any case
 (SPEC.md section 7.4)."""
 CODECS: Final = frozenset({"UNCOMPRESSED", "LZ4", "LZ4_RAW", "ZSTD", "SNAPPY"})

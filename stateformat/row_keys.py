@@ -91,7 +91,7 @@ class RowKeyCheck:
         self._group = -1
         self._held: list[pa.Table] = []
         self._held_bytes = 0
-        self._spill: Spill | None = None
+        self._spill: Spill[int] | None = None
 
     def add(self, rows: pa.Table) -> None:
         """Take the next rows, in segment order, with ``_key_group``."""
@@ -132,13 +132,13 @@ class RowKeyCheck:
             self._spill = self._spill or Spill()
             self._set_aside(self._spill)
 
-    def _set_aside(self, spill: Spill) -> None:
+    def _set_aside(self, spill: Spill[int]) -> None:
         for keys in self._held:
             for heap, chosen in dealt(keys, heaps_of([keys[name] for name in self._row_key], _HEAPS, 0)):
                 spill.add(heap, chosen)
         self._held, self._held_bytes = [], 0
 
-    def _check_spilled(self, spill: Spill) -> None:
+    def _check_spilled(self, spill: Spill[int]) -> None:
         self._set_aside(spill)
         with spill:
             for heap in range(_HEAPS):

@@ -136,7 +136,7 @@ class SegmentReader:
             call = partial(self._piece, first, last, row_start, row_start + rows)
             begin, end = int(self._starts[first]), int(self._starts[last + 1])
             share = (min(row_start + rows, end) - max(row_start, begin)) / (end - begin)
-            yield Sized(call, int((self._sizes[last + 1] - self._sizes[first]) * (share if share < 0.5 else 1)))
+            yield Sized(call, int((self._sizes[last + 1] - self._sizes[first]) * share))
 
     def _piece(self, first: int, last: int, start: int, stop: int) -> pa.Table:
         """Those of rows start … stop − 1 that are in row groups first … last."""

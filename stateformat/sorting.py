@@ -38,7 +38,7 @@ class SortedRuns:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._spill = Spill(_PIECE_BYTES)
+        self._spill: Spill[int] = Spill(_PIECE_BYTES)
         self.count = 0
         """How many runs there are."""
 
@@ -63,7 +63,8 @@ class SortedRuns:
         if len(runs) <= _RUNS_MAX:
             yield from self._merge_few(runs)
             return
-        with Spill(_PIECE_BYTES) as longer:
+        longer: Spill[int] = Spill(_PIECE_BYTES)
+        with longer:
             count = 0
             for start in range(0, len(runs), _RUNS_MAX):
                 for rows in self._merge_few(runs[start : start + _RUNS_MAX]):

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from threading import Lock
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,30 +20,34 @@ import pyarrow as pa
 
 from stateformat.errors import StorageError
 from stateformat.hashing import hash_keys, mixed_hashes
-from stateformat.pieces import BATCH_BYTES, cut, own_memory, take_rows
+from stateformat.pieces import cut, own_memory, take_rows
 
-HELD_BYTES: Final = 64 << 20
+HELD_BYTES: Final = 32 << 20
 """What an operation on rows holds in memory before it sets any aside."""
 _BUFFERED_BYTES: Final = 16 << 20
+_PIECE_BYTES: Final = 4 << 20
 _COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 _ROWS_MAX: Final = 1 << 18
 
+H = TypeVar("H", bound=Hashable)
+"""What names a heap."""
 
-class Spill:
-    """Heaps of rows in one temporary file. One thread adds; when all is added any may read, several at a time."""
 
-    def __init__(self, piece_bytes: int = BATCH_BYTES) -> None:
+class Spill(Generic[H]):
+    """Heaps of rows in one temporary file. Any number of threads may add, and when all is added, read."""
+
+    def __init__(self, piece_bytes: int = _PIECE_BYTES) -> None:
         self._piece_bytes = piece_bytes
         self._file: Any = None
         self._end = 0
-        self._pieces: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
-        self._waiting: dict[Hashable, list[pa.Table]] = defaultdict(list)
+        self._pieces: dict[H, list[tuple[int, int]]] = defaultdict(list)
+        self._waiting: dict[H, list[pa.Table]] = defaultdict(list)
         self._waiting_bytes = 0
         self._lock = Lock()
-        self.sizes: dict[Hashable, int] = defaultdict(int)
+        self.sizes: dict[H, int] = defaultdict(int)
         """Bytes of each heap that has rows, as they are in memory."""
 
-    def __enter__(self) -> Spill:
+    def __enter__(self) -> Spill[H]:
         return self
 
     def __exit__(
@@ -54,26 +58,28 @@ class Spill:
     def __del__(self) -> None:
         self.close()
 
-    def add(self, heap: Hashable, rows: pa.Table) -> None:
+    def add(self, heap: H, rows: pa.Table) -> None:
         """Put rows on a heap, behind those that are there; all rows of one heap have one schema."""
         if not len(rows):
             return
         size_bytes = rows.nbytes
-        self.sizes[heap] += size_bytes
         # Small slices of a large table would keep all of it.
-        self._waiting[heap].append(own_memory(rows) if size_bytes < _BUFFERED_BYTES else rows)
-        self._waiting_bytes += size_bytes
-        if self._waiting_bytes >= _BUFFERED_BYTES:
-            self._flush()
-
-    def read(self, heap: Hashable) -> Iterator[pa.RecordBatch]:
-        """The rows of a heap in the order in which they were added, in batches of at most ``piece_bytes``."""
+        mine = own_memory(rows) if size_bytes < _BUFFERED_BYTES else rows
         with self._lock:
-            self._flush()
+            self.sizes[heap] += size_bytes
+            self._waiting[heap].append(mine)
+            self._waiting_bytes += size_bytes
+            if self._waiting_bytes >= _BUFFERED_BYTES:
+                self._flush()
+
+    def read(self, heap: H) -> Iterator[pa.RecordBatch]:
+        """The rows of a heap in the order in which they were added, in batches of at most ``piece_bytes``."""
         for start, length in self._pieces.get(heap, ()):
-            data = os.pread(self._file.fileno(), length, start)
-            with pa.ipc.open_stream(data) as stream:
+            with pa.ipc.open_stream(os.pread(self._file.fileno(), length, start)) as stream:
                 yield from stream
+        for table in self._waiting.get(heap, ()):
+            for piece in cut(table, _ROWS_MAX, self._piece_bytes):
+                yield from piece.to_batches()
 
     def close(self) -> None:
         """Give the file back."""
@@ -95,7 +101,7 @@ class Spill:
         self._waiting.clear()
         self._waiting_bytes = 0
 
-    def _write(self, heap: Hashable, rows: pa.Table) -> None:
+    def _write(self, heap: H, rows: pa.Table) -> None:
         if self._file is None:
             self._file = tempfile.TemporaryFile(prefix="stateformat-")  # noqa: SIM115
         sink = pa.BufferOutputStream()

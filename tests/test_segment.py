@@ -397,8 +397,8 @@ def test_large_rows_come_in_fewer_per_row_group(storage: CountingStorage) -> Non
     blobs = pa.table({"blob": pa.array([bytes(1 << 20)] * 40, pa.binary())})
     file = stored(storage, write(storage, state, blobs))
     sizes = [file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups)]
-    assert len(sizes) == 3
-    assert max(sizes) <= 17 << 20
+    assert len(sizes) == 6
+    assert max(sizes) <= 9 << 20
 
 
 def test_one_large_row_among_small_ones_shares_a_row_group_with_few(

@@ -1,7 +1,7 @@
 """The engine of ``--engine local``: the tasks of a rewrite in threads of this process.
 
-Arrow reads, hashes, sorts and compresses outside the interpreter's lock, so threads are enough. Memory: every thread holds
-a row group and a few batches; where max parallelism changes, the rows of one state at a time.
+Arrow reads, hashes, sorts and compresses outside the interpreter's lock, so threads are enough. Memory: a large
+task holds some row groups, and large tasks run one after another; each reads and writes with threads of its own. Where max parallelism changes, rows on their way to their new subtask wait in a temporary file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from threading import Condition
+from typing import Final, TypeVar
 
 import pyarrow as pa
 
@@ -20,8 +22,12 @@ from backends.rewrite.work import deal, write_move, write_target
 from stateformat.errors import InvalidInput
 from stateformat.model import Handle
 from stateformat.snapshot import WriteContext
+from stateformat.spill import Spill
 
 T = TypeVar("T")
+
+AT_ONCE_BYTES: Final = 64 << 20
+"""Tasks that run at a time have together no more stored state than this, unless there is only one."""
 
 
 @dataclass(frozen=True)
@@ -40,31 +46,66 @@ class ThreadEngine:
         with ThreadPoolExecutor(threads, thread_name_prefix="rewrite") as pool:
             # The largest first, so that the last to end is a small one.
             moves = sorted(plan.moves, key=lambda move: -move.bytes)
-            handles = _finished(
-                [pool.submit(write_move, context.only(move.place.operator), move) for move in moves], done
-            )
+            gate = _Gate(AT_ONCE_BYTES)
+            writing = [
+                pool.submit(gate.run, move.bytes, partial(write_move, context.only(move.place.operator), move))
+                for move in moves
+            ]
+            handles = _finished(writing, done)
             for _, sources in _by_state(plan.sources):
-                handles += self._rehash(pool, context, plan, sources, done)
+                handles += _rehash(pool, gate, context, plan, sources, done)
         return handles
 
-    def _rehash(
-        self,
-        pool: ThreadPoolExecutor,
-        context: WriteContext,
-        plan: RewritePlan,
-        sources: Sequence[Source],
-        done: Callable[[int], None],
-    ) -> list[Handle]:
-        """All rows of one state, dealt into a buffer for each target, then written."""
-        buffers: dict[int, list[pa.RecordBatch]] = defaultdict(list)
-        dealt: list[Future[list[tuple[int, pa.RecordBatch]]]] = [
-            pool.submit(lambda source: list(deal(source)), source) for source in sources
+
+class _Gate:
+    """Lets tasks run at a time as long as their bytes do not come to more than a limit together."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._held = 0
+        self._changed = Condition()
+
+    def run(self, size_bytes: int, task: Callable[[], T]) -> T:
+        """Run a task when there is room for it, which there is when no other runs."""
+        size_bytes = min(size_bytes, self._bytes_max)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._held or self._held + size_bytes <= self._bytes_max)
+            self._held += size_bytes
+        try:
+            return task()
+        finally:
+            with self._changed:
+                self._held -= size_bytes
+                self._changed.notify_all()
+
+
+def _rehash(
+    pool: ThreadPoolExecutor,
+    gate: _Gate,
+    context: WriteContext,
+    plan: RewritePlan,
+    sources: Sequence[Source],
+    done: Callable[[int], None],
+) -> list[Handle]:
+    """All rows of one state, dealt to a heap for each target, then written."""
+    heaps: Spill[int] = Spill()
+    with heaps:
+
+        def deal_one(source: Source) -> None:
+            for target, batch in deal(source):
+                heaps.add(target, pa.Table.from_batches([batch]))
+
+        _finished(
+            [pool.submit(gate.run, source.bytes, partial(deal_one, source)) for source in sources], lambda _: None
+        )
+
+        def write_one(target: int) -> Handle:
+            place = plan.targets[target]
+            return write_target(context.only(place.operator), place, heaps.read(target))
+
+        writing = [
+            pool.submit(gate.run, heaps.sizes[target], partial(write_one, target)) for target in sorted(heaps.sizes)
         ]
-        for frames in _finished(dealt, lambda _: None):
-            for target, batch in frames:
-                buffers[target].append(batch)
-        places = [(plan.targets[target], batches) for target, batches in sorted(buffers.items())]
-        writing = [pool.submit(write_target, context.only(place.operator), place, batches) for place, batches in places]
         return _finished(writing, done)
 
 

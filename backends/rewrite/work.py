@@ -6,12 +6,12 @@ run a task again whenever it likes, and takes one answer for each place.
 
 - :func:`write_move` reads the slices of one place and writes its segment.
 - :func:`deal` reads the rows of one old subtask, gives them new key groups, and says which target each batch is for.
-- :func:`write_target` puts together what all sources dealt to one place, and writes its segment.
+- :func:`write_target` sorts what all sources dealt to one place, and writes its segment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 
@@ -23,16 +23,16 @@ from stateformat.errors import InvalidInput
 from stateformat.key_groups import range_bounds
 from stateformat.layers import rekey
 from stateformat.model import Handle, State
-from stateformat.segment import SegmentPlace, write_segment
+from stateformat.segment import SegmentPlace, WriteOptions, write_segment, write_unsorted
 from stateformat.snapshot import WriteContext
 
-DEAL_BYTES = 64 * 2**20
+DEAL_BYTES = 16 * 2**20
 """How many bytes of rows a source hashes and sorts at once."""
 
 
 def write_move(context: WriteContext, move: Move) -> Handle:
     """Read what belongs to one place, merged and evolved, and write it. Memory: a row group and a few batches."""
-    return _write(context, move.place, move.read.batches())
+    return write_segment(context.storage, _where(context, move.place), move.read.batches(), _options(context))
 
 
 def deal(source: Source) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -67,23 +67,23 @@ def _gathered(batches: Iterable[pa.RecordBatch], size_bytes: int) -> Iterator[pa
         yield pa.Table.from_batches(waiting)
 
 
-def write_target(context: WriteContext, place: Place, batches: Sequence[pa.RecordBatch]) -> Handle:
-    """Write what was dealt to one place, by whatever sources and in whatever order. Holds all of its rows.
+def write_target(context: WriteContext, place: Place, batches: Iterable[pa.RecordBatch]) -> Handle:
+    """Write what was dealt to one place, by whatever sources and in whatever order, in bounded memory.
 
     ``batches`` are those of :func:`deal`, at least one, all with ``_key_group`` or all without. The writer sorts: keyed rows
     by key group, records in flight by key group, sender and sequence number, so that the order of a channel does not depend
     on the order in which batches come.
     """
-    return _write(context, place, pa.Table.from_batches(batches))
+    return write_unsorted(context.storage, _where(context, place), batches, _options(context))
 
 
 def _state(context: WriteContext, place: Place) -> State:
     return next(item for item in context.states if (item.operator, item.name) == (place.operator, place.state))
 
 
-def _write(context: WriteContext, place: Place, rows: pa.Table | Iterable[pa.RecordBatch]) -> Handle:
+def _where(context: WriteContext, place: Place) -> SegmentPlace:
     state = _state(context, place)
-    where = SegmentPlace(
+    return SegmentPlace(
         job_id=context.job_id,
         checkpoint_id=context.checkpoint_id,
         attempt_id=context.attempt_id,
@@ -93,11 +93,12 @@ def _write(context: WriteContext, place: Place, rows: pa.Table | Iterable[pa.Rec
         layer=0,
         schema_id=state.current.id,
     )
+
+
+def _options(context: WriteContext) -> WriteOptions:
     # Key groups were verified when the rows were read, or have just been computed; row keys were unique in each layer,
     # and merging layers keeps them so.
-    options = replace(context.options, check_unique=False, trust_key_groups=True)
-    handle: Handle = write_segment(context.storage, where, rows, options)
-    return handle
+    return replace(context.options, check_unique=False, trust_key_groups=True)
 
 
 __all__ = ["DEAL_BYTES", "deal", "write_move", "write_target"]

@@ -79,7 +79,7 @@ class SparkEngine:
             sources = [_pickled(chosen) for chosen in evened(plan.sources, cores)]
             targets = [_pickled((context.only(place.operator), place)) for place in plan.targets]
             frames = _numbers(spark, len(sources)).mapInArrow(deal_sources(sources), FRAME_SCHEMA)
-            # Spark takes the target modulo the number of partitions. A partition's targets are in memory together.
+            # Spark takes the target modulo the number of partitions. A partition's targets wait in a temporary file of its worker.
             size = sum(source.bytes for source in plan.sources)
             dealt = frames.repartitionById(task_count(len(targets), size, cores), "target")
             written = spark.sparkContext.accumulator(0)

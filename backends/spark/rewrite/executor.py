@@ -13,20 +13,22 @@ import gc
 import json
 import pickle
 import struct
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any, Final, Protocol
 
+import numpy as np
 import pyarrow as pa
 
 import stateformat.errors
-from backends.rewrite.planning import Move, Place, Source
+from backends.rewrite.planning import Move, Source
 from backends.rewrite.work import deal, write_move, write_target
 from stateformat.errors import CheckpointError, ErrorKind, StorageError
 from stateformat.model import Handle
+from stateformat.pieces import cut
 from stateformat.schema import KEY_GROUP
 from stateformat.snapshot import Snapshot, WriteContext
+from stateformat.spill import Spill, dealt
 
 Batches = Iterable[pa.RecordBatch]
 Stage = Callable[[Batches], Iterator[pa.RecordBatch]]
@@ -73,7 +75,7 @@ def deal_sources(tasks: Sequence[bytes]) -> Stage:
                 dealt = deal(source)
                 while (one := _told(next, dealt, None)) is not None:
                     target, batch = one
-                    for part in _parts(batch):
+                    for part in cut(batch, batch.num_rows, FRAME_BYTES):
                         yield pa.record_batch([pa.array([target], pa.int32()), _frame(part)], ["target", "payload"])
 
     return run
@@ -84,21 +86,24 @@ def write_targets(tasks: Sequence[bytes], written: Counter) -> Stage:
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
         _settle()
-        frames: dict[int, list[pa.Buffer]] = defaultdict(list)
-        for batch in batches:
-            for target, payload in zip(batch["target"].to_pylist(), batch["payload"], strict=True):
-                frames[target].append(payload.as_buffer())
-        for target in sorted(frames):
-            context, place = pickle.loads(tasks[target])  # noqa: S301
-            yield _result(_told(_write_frames, context, place, frames.pop(target)))
-            written.add(1)
+        frames: Spill[int] = Spill()
+        with frames:
+            for batch in batches:
+                rows = pa.Table.from_batches([batch])
+                for target, payloads in dealt(rows.select(["payload"]), rows["target"].to_numpy().astype(np.int64)):
+                    frames.add(target, payloads)
+            for target in sorted(frames.sizes):
+                context, place = pickle.loads(tasks[target])  # noqa: S301
+                yield _result(_told(write_target, context, place, _unframed(frames.read(target))))
+                written.add(1)
 
     return run
 
 
-def _write_frames(context: WriteContext, place: Place, payloads: Sequence[pa.Buffer]) -> Handle:
-    batches = [batch for payload in payloads for batch in pa.ipc.open_stream(payload)]
-    return write_target(context, place, batches)
+def _unframed(frames: Batches) -> Iterator[pa.RecordBatch]:
+    for batch in frames:
+        for payload in batch["payload"]:
+            yield from pa.ipc.open_stream(payload.as_buffer())
 
 
 @cache
@@ -114,14 +119,6 @@ def _settle() -> None:
 def _ids(batches: Batches) -> Iterator[int]:
     for batch in batches:
         yield from batch["id"].to_pylist()
-
-
-def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The batch in pieces whose payload is a frame's size at most (a single greater row stays whole)."""
-    pieces = max(1, -(-batch.nbytes // FRAME_BYTES))
-    rows = max(1, -(-batch.num_rows // pieces))
-    for start in range(0, batch.num_rows, rows):
-        yield batch.slice(start, rows)
 
 
 def _frame(batch: pa.RecordBatch) -> pa.Array:
