@@ -31,7 +31,7 @@ from stateformat.manifest import Manifest
 from stateformat.merging import merged
 from stateformat.model import Handle, Mode, Record, SchemaVersion, State
 from stateformat.overlay import Keys, merged_piecewise
-from stateformat.pieces import small_batches
+from stateformat.pieces import own_memory, small_batches
 from stateformat.schema import OP, segment_schema
 from stateformat.segment_reader import PIECE_ROWS_MAX, SegmentReader
 from stateformat.storage import Storage, reads_at_once
@@ -263,7 +263,7 @@ class _Reading:
     def streams(self, segments: Sequence[Sequence[_Part]]) -> list[Iterator[pa.Table]]:
         """The rows of each list of parts, for streams that are read side by side: together they hold a few megabytes."""
         whole = sum(part.handle.size_bytes for parts in segments for part in parts) <= WHOLE_BYTES_MAX
-        return [self._windows(parts, PIECE_BYTES_MAX // len(segments), whole=whole) for parts in segments]
+        return [self._windows(parts, CHUNK_BYTES_MAX // len(segments), whole=whole) for parts in segments]
 
     def _windows(self, parts: Sequence[_Part], size_bytes: int, *, whole: bool) -> Iterator[pa.Table]:
         """The rows of the parts, about so many bytes at a time, each in memory of its own."""
@@ -276,7 +276,7 @@ class _Reading:
                 for call in reader.calls(start, min(step, part.row_start + part.rows - start)):
                     table = self._evolved(call, part)()
                     # A slice would keep the whole row group alive.
-                    yield table if step >= part.rows else table.combine_chunks().take(pa.array(np.arange(len(table))))
+                    yield table if step >= part.rows else own_memory(table)
 
     def layer(self, parts: Sequence[_Part], batch_rows: int) -> Iterator[pa.RecordBatch]:
         """The rows of the parts, which are of one layer, with ``_op`` if it is a delta."""
