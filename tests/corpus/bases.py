@@ -204,6 +204,23 @@ def _published(job: Callable[[], Job], **more: Any) -> Callable[[CheckpointStore
     return publish
 
 
+def history(store: CheckpointStore, count: int = 4) -> None:
+    """A chain of checkpoints."""
+    permit = None
+    for _ in range(count):
+        permit = small_job().publish(store, permit)
+
+
+def repaired(store: CheckpointStore) -> None:
+    """A damaged newest record, 3, over which checkpoint 4 was published with the content of 2."""
+    history(store, 3)
+    record = "checkpoints/00000000000000000003.json"
+    store.storage.delete([record])
+    with store.storage.open_output(record) as output:
+        output.write(b"{")
+    store.repair()
+
+
 def _rescaled(store: CheckpointStore) -> None:
     wide_job().publish(store, None)
     rescale_newest(store, 3)
@@ -225,6 +242,11 @@ BASES: dict[str, tuple[str, Callable[[CheckpointStore], Any]]] = {
         _rescaled,
     ),
     "crossed": ("Two segments of one subtask hold records of one channel in turn (section 5.2).", crossed),
+    "history": ("A chain of four checkpoints (section 8.1).", history),
+    "repaired": (
+        "Record 3 was damaged; checkpoint 4 was published over it with the content of 2 (section 8.4).",
+        repaired,
+    ),
     "stopped": (
         "A checkpoint at which the job stops, with properties.",
         _published(small_job, stop=sf.Stop(sf.StopMode.DRAIN, "0" * 32), properties={"owner": "ann"}),

@@ -218,6 +218,16 @@ def _stray(store: Store) -> None:
     store.members(lambda m: m["parent"].update(attempt_id="f" * 32))
 
 
+def _ref(store: Store, checkpoint_id: int) -> dict[str, Any]:
+    """A checkpoint as a child names it."""
+    found = json.loads(get(store.storage, f"checkpoints/{checkpoint_id:020}.json"))
+    return {"checkpoint_id": checkpoint_id, "attempt_id": found["attempt_id"]}
+
+
+def _other_attempt(store: Store) -> None:
+    store.members(lambda m: m["parent"].update(attempt_id="f" * 32))
+
+
 def _null_rows(table: pa.Table) -> pa.Table:
     at = table.schema.get_field_index("rows")
     nullable = table.set_column(at, table.schema.field("rows").with_nullable(True), table["rows"])
@@ -356,4 +366,11 @@ SEGMENT: list[Case] = [
     Case("8.1-stray", "layers", "SPEC 8.1", "checkpoint_not_found", "checkpoint 2 names another attempt as its parent, so record 1 is a stray", REPORT, _stray, "", "warning"),
 ]  # fmt: skip
 
-CASES = [*RECORD, *MANIFEST, *SEGMENT]
+HISTORY: list[Case] = [
+    Case("8.2-id-after-a-gap", "history", "SPEC 8.2", "damaged_record", "checkpoint 4 names checkpoint 2 as its parent, which is not the id before", REPORT, lambda s: s.members(lambda m: m.update(parent=_ref(s, 2)))),
+    Case("8.2-first-is-not-1", "layers", "SPEC 8.2", "damaged_record", "checkpoint 2 has no parent, and only checkpoint 1 may have none", REPORT, lambda s: s.members(lambda m: m.pop("parent"))),
+    Case("8.4-lost-record", "history", "SPEC 8.4", "record_lost", "record 3 is gone, which 4 names as its parent, and records 1 and 2, of which 2 names 1, are there: retention takes the lowest first, so 3 was lost", REPORT, lambda s: s.storage.delete(["checkpoints/00000000000000000003.json"])),
+    Case("8.4-lost-record-of-another-attempt", "history", "SPEC 8.4", "record_lost", "the record under id 3 is of another attempt than 4 names as its parent, and records 1 and 2 stand below it: 3 was lost", REPORT, _other_attempt),
+]  # fmt: skip
+
+CASES = [*RECORD, *MANIFEST, *SEGMENT, *HISTORY]

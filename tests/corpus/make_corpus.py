@@ -7,6 +7,7 @@ beside itself, with the same bytes each time (for one version of pyarrow, which 
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import sys
 from collections.abc import Iterator
@@ -174,4 +175,5 @@ def main(folder: Path = HERE) -> None:
 
 
 if __name__ == "__main__":
+    logging.disable(logging.WARNING)  # A repair says aloud what it leaves behind.
     main(*map(Path, sys.argv[1:]))
