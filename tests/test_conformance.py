@@ -7,14 +7,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from backends.connectors import CollectSink, RateSource
+from backends.connectors import CollectSink, FileSink, MemorySource, RateSource
 from backends.dataflow.api import Dataflow
 from backends.running.clock import SystemClock
+from stateformat.errors import CheckpointError
 from stateformat.model import StopMode
 from tests.conformance import EXECUTORS, Gated, Out, Stage, Told, batches, lose, plain, to_end, until
 from tests.conformance_jobs import Counting, LapJob, StateJob, Who, every_operator, hops_job, two_heads
+from tests.forgery import Forger
 from tests.local_jobs import rows
 
 pytestmark = pytest.mark.spark
@@ -351,3 +354,27 @@ def test_a_job_of_which_everything_has_finished_is_not_run_again(stage: Stage, e
     assert (first.checkpoint_id, again.checkpoint_id) == (stage.newest_id, stage.newest_id)
     assert again.sentence.startswith("the job had finished")
     assert out.values == [*range(12)]
+
+
+# Sinks -------------------------------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_names_that_no_sink_has_made_are_refused_before_anything_runs(stage: Stage, executor: str) -> None:
+    flow = Dataflow("forged")
+    rows_in = flow.source(MemorySource(pa.table({"n": [1, 2, 3]})), uid="in")
+    rows_in.apply(FileSink(stage.directory / "out", durable=False), uid="out")
+    stage.run("local", flow)
+    (stage.directory / "victim").write_text("mine")
+    forger = Forger(stage.storage, stage.newest_id)
+    at = forger.find("out", "committables")
+    rows_of = forger.table_of(at)
+    for column, name in (("pending", "../victim"), ("path", "../stolen")):
+        place = rows_of.schema.get_field_index(column)
+        rows_of = rows_of.set_column(place, rows_of.schema.field(place), pa.array([name]))
+    forger.set_rows(at, rows_of)
+    forger.seal()
+    with pytest.raises(CheckpointError, match=r"sink 'out'.*'\.\./stolen' as 'path'.*Nothing was committed or removed"):
+        stage.run(executor, flow, max_restarts=0)
+    assert (stage.directory / "victim").read_text() == "mine"
+    assert not (stage.directory / "stolen").exists()
