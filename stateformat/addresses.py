@@ -6,8 +6,11 @@ storage and never part of its URL: one that has some is refused where it would b
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from typing import Final
+from urllib.parse import unquote
 
 from stateformat.errors import ErrorKind, InvalidInput
 
@@ -77,4 +80,52 @@ def check_no_secrets(url: str, what: str) -> None:
         )
 
 
-__all__ = ["check_no_secrets", "checkpoint_address", "is_id", "split_id", "without_secrets"]
+def check_outside(url: str, store_url: str) -> None:
+    """``InvalidInput`` for a place in one of a store's own folders, where the next garbage collection would delete it.
+
+    Beside the folders a store may hold another, as it holds its savepoints. Links in a local path are followed.
+    """
+    from stateformat.storage import TOP_LEVEL
+
+    (place, parts), (store, above) = _place(url), _place(store_url)
+    inside = parts[len(above) :]
+    if place == store and parts[: len(above)] == above and inside and inside[0] in TOP_LEVEL:
+        raise InvalidInput(
+            f"{without_secrets(url)} lies in {inside[0]}/ of the store {without_secrets(store_url)}, where garbage "
+            "collection would delete it. Choose a place outside of the store's folders, as savepoints/NAME",
+            kind=ErrorKind.INVALID_URL,
+        )
+
+
+def stores_around(url: str) -> list[str]:
+    """The paths of local directories that would be stores if a local URL lay in a store's own folder."""
+    from stateformat.storage import TOP_LEVEL
+
+    place, parts = _place(url)
+    if place != "file":
+        return []
+    return ["/" + "/".join(parts[:i]) for i, part in enumerate(parts) if i and part in TOP_LEVEL]
+
+
+def _place(url: str) -> tuple[str, list[str]]:
+    """What a URL or path points at, to be compared: the scheme with the host, and the parts of the path."""
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme.lower() == "file":
+        path = unquote(rest, errors="surrogateescape") if separator else os.path.expanduser(url)  # noqa: PTH111
+        # What is no path at all (a null character, half a surrogate pair) is told where it is used.
+        with contextlib.suppress(ValueError):
+            path = os.path.realpath(path)
+        return "file", [part for part in path.split("/") if part]
+    host, _, path = rest.partition("/")
+    return f"{scheme.lower()}://{host}", [part for part in path.split("/") if part]
+
+
+__all__ = [
+    "check_no_secrets",
+    "check_outside",
+    "checkpoint_address",
+    "is_id",
+    "stores_around",
+    "split_id",
+    "without_secrets",
+]

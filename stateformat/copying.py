@@ -24,6 +24,8 @@ from typing import Any, NamedTuple
 import pyarrow.compute as pc
 import xxhash
 
+from stateformat import layout
+from stateformat.addresses import check_outside, stores_around
 from stateformat.checkpoint import Checkpoint, load_manifest, missing_object
 from stateformat.codec import encode_record
 from stateformat.draft import Draft
@@ -34,7 +36,7 @@ from stateformat.observed import read_input
 from stateformat.pending import PendingCheckpoint, require_empty
 from stateformat.publication import At, CommitPermit, conflict, create_record
 from stateformat.retention import reachable
-from stateformat.storage import Storage, make_durable
+from stateformat.storage import Storage, make_durable, names, open_storage
 
 logger = logging.getLogger(__name__)
 
@@ -71,13 +73,14 @@ def copy(
     """Make ``target`` a self-contained copy of one checkpoint, and return the record there (kind ``savepoint``).
 
     May be called again after any failure, and on a target that is complete. Raises ``InvalidInput`` (kind
-    ``STORE_NOT_EMPTY``) for a target that holds another checkpoint, ``JobMismatch`` for one of another job,
+    ``STORE_NOT_EMPTY``) for a target that holds another checkpoint or lies in the source's own folders, ``JobMismatch`` for one of another job,
     ``CheckpointExpired`` or ``DamagedCheckpoint`` where the source cannot be read, ``StorageError`` and ``OutcomeUnknown``.
     """
     start = time.perf_counter()
     record = checkpoint.record
     if target.url == checkpoint.storage.url:
         raise InvalidInput(f"cannot copy {checkpoint!r} into its own store; give another address", url=target.url)
+    _check_place(checkpoint, target)
     _check_target(record, target)
     copy_objects(checkpoint, target, progress=progress)
     manifest = record.manifest
@@ -99,6 +102,14 @@ def copy(
         time.perf_counter() - start,
     )
     return savepoint
+
+
+def _check_place(checkpoint: Checkpoint, target: Storage) -> None:
+    """Refuse a target in a folder where garbage is collected: of the checkpoint's store, or of another local one."""
+    check_outside(target.url, checkpoint.storage.url)
+    for url in stores_around(target.url):
+        if names(open_storage(url), layout.RECORDS):
+            check_outside(target.url, url)
 
 
 def _check_target(record: Record, target: Storage) -> None:
@@ -125,6 +136,7 @@ def copy_objects(checkpoint: Checkpoint, target: Storage, *, progress: Progress 
     One that is there with the same size and digest is kept. This is what a checkpoint derived into another store needs
     before it publishes there, and the greater part of :func:`copy`.
     """
+    _check_place(checkpoint, target)
     needed = reachable(checkpoint.manifest.full())
     stored = needed.filter(pc.invert(needed["inline"])).select(["path", "size_bytes", "digest"])
     objects = [_Object(*row.values()) for row in stored.to_pylist()]
@@ -221,6 +233,7 @@ def begin_from(
     and handles; no ``stop``, kind ``checkpoint``. What an interrupted call leaves is used, or collected as garbage. Raises
     ``InvalidInput`` (kind ``STORE_NOT_EMPTY``), what :func:`copy` raises of the source, and what ``publish`` raises.
     """
+    _check_place(checkpoint, target)
     require_empty(target)
     record = checkpoint.record
     draft = Draft(

@@ -33,7 +33,7 @@ from enum import StrEnum
 from typing import Any, Final, TypeVar
 
 from stateformat import layout
-from stateformat.addresses import check_no_secrets
+from stateformat.addresses import check_no_secrets, check_outside
 from stateformat.codec import refuse_null, sealed, unsealed
 from stateformat.errors import CheckpointError, ErrorKind, InvalidInput, NotFound, OutcomeUnknown, StorageError
 from stateformat.history import record_ids
@@ -149,6 +149,7 @@ def request_stop(
         )
     if savepoint is not None:
         check_no_secrets(savepoint, "the savepoint's URL")
+        check_outside(savepoint, storage.url)
     if not storage.exists():
         raise NotFound(
             f"there is no store at {storage.url}, so no job is asked; check the address, or wait for the job's first "

@@ -694,6 +694,27 @@ def test_of_two_copies_into_one_store_one_wins(store: CheckpointStore, target: C
     assert validate(target, 2, level="full").problems == ()
 
 
+@pytest.mark.parametrize("folder", ["segments/00000000000000000001/sp", "checkpoints/x", "manifests/x", "requests/x"])
+def test_a_copy_into_a_stores_own_folders_is_refused(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "store")
+    store, other = open_store(str(tmp_path / "store")), open_store(str(tmp_path / "other"))
+    permit = publish(store, None)
+    publish(other, None)
+    before = sorted(tmp_path.rglob("*"))
+    places = [f"{store.url}/{folder}", tmp_path / "x" / ".." / "store" / folder, tmp_path / "link" / folder]
+    for place in (*places, tmp_path / "other" / folder):
+        target = open_store(str(place))
+        for into in (lambda to: store.copy(permit.checkpoint(), to), lambda to: to.adopt_objects(permit.checkpoint())):
+            with pytest.raises(InvalidInput, match="garbage collection would delete it"):
+                into(target)
+    for place in places:
+        with pytest.raises(InvalidInput, match="garbage collection would delete it"):
+            store.request_stop(StopMode.DRAIN, str(place))
+    assert sorted(tmp_path.rglob("*")) == before
+    store.copy(permit.checkpoint(), open_store(f"{store.url}/savepoints/mine"))
+    store.copy(permit.checkpoint(), open_store(str(tmp_path / "segments" / "not" / "of" / "a" / "store")))
+
+
 def test_a_checkpoint_derived_into_another_store_goes_on_from_the_id(
     store: CheckpointStore, target: CheckpointStore
 ) -> None:

@@ -11,7 +11,7 @@ from backends.dataflow import events as ev
 from backends.running.clock import Clock
 from backends.running.driver import Driver
 from backends.running.outcome import JobOutcome
-from stateformat.addresses import check_no_secrets, without_secrets
+from stateformat.addresses import check_no_secrets, check_outside, without_secrets
 from stateformat.errors import CheckpointError, InvalidInput
 from stateformat.model import Stop, StopMode
 from stateformat.publication import CommitPermit
@@ -80,9 +80,10 @@ class Stopping:
         answer_stop(self._store, StopAnswer(request.id, outcome, message))
 
     def ask(self, request: str, mode: StopMode, savepoint: str | None) -> None:
-        """A user asks for a stop. Raises ``InvalidInput`` for a savepoint's URL with credentials: the record would show it."""
+        """A user asks for a stop. Raises ``InvalidInput`` for a savepoint's URL that the record must not show, or that is no place."""
         if savepoint is not None:
             check_no_secrets(savepoint, "the savepoint's URL")
+            check_outside(savepoint, self._store.url)
         self._seen.add(request)
         if savepoint is not None:
             self._driver.properties[request] = {SAVEPOINT_PROPERTY: savepoint}

@@ -221,9 +221,12 @@ def _known(operators: Sequence[Operator], given: str) -> str:
 
 def other_store(session: Session, store: CheckpointStore, target: Address, address: Address) -> CheckpointStore:
     """The store of ``--to``, which is to be another one than the command works on."""
+    from stateformat.addresses import check_outside
+
     there = session.store(target.url, address.url)
     if there.url == store.url:
         raise click.UsageError(f"--to names {store.url} itself; leave it out to publish there")
+    check_outside(there.url, store.url)
     return there
 
 

@@ -46,6 +46,7 @@ def repair(session: Session, address: Address, *, yes: bool, level: str) -> int:
     with session.output.progress("Looking for damage"):
         diagnosis = store.diagnose(address.checkpoint_id, level=cast("Any", level))
     if yes and (diagnosis.closed or address.checkpoint_id is not None):
+        session.publishes(store.url)
         permit = store.repair(address.checkpoint_id, diagnosis=diagnosis)
         source = diagnosis.chosen
         assert source is not None, "what was carried out had a source"
