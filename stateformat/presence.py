@@ -32,7 +32,8 @@ def check_present(storage: Storage, handles: pa.Table, source: int) -> None:
         elif there[path] != size_bytes:
             wrong.append(f"{path} has {there[path]:,} bytes, not {size_bytes:,}")
     if missing or wrong:
-        fault = f"{len(missing)} of its segments are not in the store, {missing[0]} first" if missing else wrong[0]
+        more = f", and {len(missing) - 1:,} more of its segments" if len(missing) > 1 else ""
+        fault = f"{missing[0]} is not in the store{more}" if missing else wrong[0]
         raise DamagedCheckpoint(
             f"checkpoint {source} of {storage.url} is damaged: {fault}. Nothing was published. `ckpt validate` lists all "
             "that is wrong, `ckpt history` the other checkpoints",

@@ -14,9 +14,14 @@ Severity = Literal["error", "warning"]
 
 ADVICE_RESTORE = "`ckpt repair` says which whole checkpoint can take its place"
 """For stored bytes that are wrong: nothing can mend them."""
+ADVICE_BEFORE = "no restore takes it; take a checkpoint from before that (`ckpt history` lists them)"
+"""For what has finished in a way that cannot be gone on from."""
 ADVICE_OTHER = "take another checkpoint (`ckpt history` lists them)"
 """For what is no checkpoint."""
-ADVICE_WRITER = "the program that wrote this broke the format; fix it, and write the state again (`ckpt rewrite`)"
+ADVICE_WRITER = (
+    "the program that wrote this broke the format; fix it. If all rows can still be read, `ckpt rewrite` writes them anew; "
+    "if not, take another checkpoint (`ckpt history` lists them)"
+)
 """For content that contradicts itself though its bytes are what was written."""
 
 

@@ -128,8 +128,8 @@ def _check_attempts(table: pa.Table, where: str) -> None:
     wrong = table.filter(pc.invert(pc.match_substring_regex(table["_attempt_id"], "^[0-9a-f]{32}$")))
     if len(wrong):
         raise InvalidState(
-            f"{where}: _attempt_id is {wrong['_attempt_id'][0].as_py()[:40]!r} in {len(wrong)} rows; an attempt id is 32 "
-            "lower-case hexadecimal digits, that of the checkpoint under which the output was prepared"
+            f"{where}: _attempt_id is {wrong['_attempt_id'][0].as_py()[:40]!r} ({len(wrong)} such rows); an attempt id is "
+            "32 lower-case hexadecimal digits, that of the checkpoint under which the output was prepared"
         )
     low = pc.min(table["_checkpoint_id"]).as_py()
     if low is not None and low < 1:

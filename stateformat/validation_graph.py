@@ -30,7 +30,7 @@ from stateformat.model import (
     Status,
     SubtaskSet,
 )
-from stateformat.problems import Problem
+from stateformat.problems import ADVICE_BEFORE, Problem
 from stateformat.schema import MAX_NESTING, arrow_field, children, default_scalar
 
 _STATUS = ErrorKind.STATUS_CONTRADICTION
@@ -67,7 +67,7 @@ def check_statuses(graph: JobGraph, rescaled_from: RescaledFrom | None) -> list[
     """Finished operators behind ones that have not finished enough (section 3.5): no restore takes such a checkpoint."""
     statuses = saved_statuses(graph, rescaled_from)
     return [
-        Problem(_STATUS, "SPEC 3.5", str(unfit), operator=unfit.operator.uid)
+        Problem(_STATUS, "SPEC 3.5", str(unfit), ADVICE_BEFORE, operator=unfit.operator.uid)
         for unfit in unfit_predecessors(graph, statuses)
     ]
 
@@ -174,7 +174,8 @@ def _in_graph(state: State, graph: JobGraph) -> Iterator[Problem]:
             f"is union state, but subtasks {operator.done} of {operator.parallelism} have finished: what they held is "
             "missing from the union"
         )
-        yield _problem(state, ErrorKind.UNION_PARTIALLY_FINISHED, "SPEC 4.6", what)
+        found = _problem(state, ErrorKind.UNION_PARTIALLY_FINISHED, "SPEC 4.6", what)
+        yield replace(found, advice=ADVICE_BEFORE)
     if state.mode is not Mode.IN_FLIGHT or state.edge is None:
         return
     edge = graph.by_edge.get(state.edge)
