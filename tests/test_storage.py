@@ -22,6 +22,8 @@ from backends.storage.local import LocalStorage
 from backends.storage.memory import MemoryStorage
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 from stateformat.storage import REFUSALS, CreateOutcome, Storage, open_storage
+from stateformat.store import CheckpointStore
+from tests.stores import counts_job, counts_store
 
 
 class TestMemoryStorage(StorageConformance):
@@ -534,6 +536,39 @@ def test_a_scan_is_void_if_one_of_its_objects_is_gone_afterwards(
     monkeypatch.setattr(directory_tree.DirectoryTree, "_scan", scans)
     assert paths(storage, "checkpoints/") == ["checkpoints/1", "checkpoints/3"]
     assert scans.count == 4
+
+
+def test_names_are_scanned_once_more_instead_of_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = LocalStorage(tmp_path)
+    put(storage, RECORD, b"x")
+    scans = ScansOf([["1", "2"], ["1", "2"], ["1", "3"], ["1", "3"], ["1", "3"]])
+    monkeypatch.setattr(directory_tree.DirectoryTree, "_scan", scans)
+    monkeypatch.setattr(
+        directory_tree, "_size", lambda name, directory: pytest.fail("a name needs no look at its file")
+    )
+    assert storage.names("checkpoints/") == ["checkpoints/1", "checkpoints/3"]
+    assert scans.count == 5
+
+
+@pytest.mark.parametrize("kept", [3, 40])
+def test_publishing_looks_at_no_record_that_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
+    store = counts_store(str(tmp_path), checkpoints=kept)
+    looks = []
+    monkeypatch.setattr(directory_tree, "_size", lambda name, directory: looks.append(name) or 0)
+    listed = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: looks.append("names") or listed(path))
+    job = counts_job()
+    permit = store.start(job.job_id)
+    looks.clear()
+    job.publish(store, permit)
+    assert looks == ["names", "names"], "two scans for names greater than its own"
+
+
+def test_a_history_reads_every_record_once(tmp_path: Path) -> None:
+    counts_store(str(tmp_path), checkpoints=6)
+    store = CheckpointStore(LocalStorage(tmp_path))
+    assert len(store.survey().chain) == 6
+    assert store.stats["read_range"].calls == 6
 
 
 def test_deleting_the_last_segment_removes_its_directory_only(tmp_path: Path) -> None:

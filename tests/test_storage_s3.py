@@ -20,6 +20,7 @@ import pytest
 from backends.storage import s3, s3_client, s3_files
 from backends.storage.conformance import RECORD, SEGMENT, paths, put
 from backends.storage.s3 import S3Storage
+from backends.storage.s3_client import S3Client
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 from stateformat.observed import observed
 from stateformat.storage import REFUSALS, CreateOutcome, Storage, open_storage
@@ -92,6 +93,21 @@ def test_keys_that_are_no_objects_are_not_listed(moto: S3Server, prefix: str, st
         moto.client.put_object(Bucket=BUCKET, Key=f"{prefix}/{key}", Body=b"x")
     put(storage, SEGMENT, b"x")
     assert paths(storage, "") == paths(storage, "segments/") == [SEGMENT]
+
+
+def test_names_after_a_record_cost_one_request_however_many_are_before_it(
+    storage: S3Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [f"checkpoints/{number:020}.json" for number in range(9)]
+    for record in records:
+        assert storage.create(record, b"x") is CreateOutcome.CREATED
+    monkeypatch.setattr(s3, "_LISTED_AT_ONCE", 2)
+    asked = []
+    call = S3Client.call
+    monkeypatch.setattr(S3Client, "call", lambda self, *args, **more: asked.append(args) or call(self, *args, **more))
+    assert storage.names_after(records[7]) == [records[8]]
+    assert asked == [("list_objects_v2",)]
+    assert storage.names("checkpoints/") == records
 
 
 def test_a_listing_and_a_delete_of_several_pages_are_whole(storage: S3Storage, monkeypatch: pytest.MonkeyPatch) -> None:
