@@ -28,6 +28,7 @@ class Downwards:
         self._linked: set[ParentRef] = set()
         self._parents: set[ParentRef] = set()
         self._gaps: list[ParentRef] = []
+        self._left_behind = range(0)
 
     def in_doubt(self, least: int) -> bool:
         """Whether a record from this id on is missing, and was not proven to be lost. Asked before one beneath is read."""
@@ -46,8 +47,11 @@ class Downwards:
             if found.ref in self._parents:
                 self.lost += self._gaps
                 self._gaps.clear()
-            if found.link is not None:
+            # What a repair has left behind, between itself and its source, is no history: nothing is missed there.
+            if found.link is not None and checkpoint_id not in self._left_behind:
                 self._linked.add(found.link)
+            if found.content_of is not None:
+                self._left_behind = range(found.content_of.checkpoint_id + 1, checkpoint_id)
             if found.parent is not None:
                 self._parents.add(found.parent)
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from stateformat import layout
 from stateformat.codec import RECORD_BYTES_MAX, decode_record, required_features
-from stateformat.errors import CheckpointError, ErrorKind, NotFound, StorageError, UnsupportedFormat
+from stateformat.errors import REPAIR_ADVICE, CheckpointError, ErrorKind, NotFound, StorageError, UnsupportedFormat
 from stateformat.history import Ids, record_ids, record_of, require_records
 from stateformat.manifest import INLINE_BYTES_MAX, Manifest, read_handles, totals, verify_manifest
 from stateformat.manifest_rules import integers, state_runs, unusable
@@ -147,7 +147,7 @@ class _Run:
             advice = "upgrade stateformat" if isinstance(error, UnsupportedFormat) else ADVICE_RESTORE
             clause = _CLAUSES.get(error.kind, "SPEC 3.2")
             operator = str(error.details.get("operator", ""))
-            self.findings.append(Problem(error.kind, clause, str(error), advice, path=path, operator=operator))
+            self.findings.append(Problem(error.kind, clause, _fault(error), advice, path=path, operator=operator))
             return None
         self.counts = Counts(records=1, bytes=data.size)
         return record
@@ -164,7 +164,7 @@ class _Run:
             manifest.inline("")  # Reads the column, so that damage in it shows here.
         except CheckpointError as error:
             clause = _MANIFEST_CLAUSES.get(error.kind, "SPEC 4")
-            self.findings.append(Problem(error.kind, clause, str(error), ADVICE_RESTORE, path=ref.path))
+            self.findings.append(Problem(error.kind, clause, _fault(error), ADVICE_RESTORE, path=ref.path))
             return None
         return manifest
 
@@ -245,6 +245,11 @@ def _record_problems(record: Record, manifest: Manifest) -> Iterator[Problem]:
         yield Problem(fault.kind, fault.clause, fault.describe(manifest.handles), path=record.manifest.path)
 
 
+def _fault(error: CheckpointError) -> str:
+    """What is wrong, without the advice, which a problem has of its own."""
+    return str(error).removesuffix(REPAIR_ADVICE)
+
+
 def _order_problems(record: Record) -> Iterator[Problem]:
     """Ids follow by one (section 8.2); only a repair may begin a chain with another id than 1."""
     path, here = layout.record_path(record.checkpoint_id), record.checkpoint_id
@@ -280,7 +285,7 @@ def _history_problems(storage: Storage, ids: Ids, chosen: CheckpointId, level: L
     for ref in found.lost:
         lost = record_lost(storage, ref)
         path = str(lost.details["path"])
-        yield Problem(lost.kind, "SPEC 8.4", str(lost), "`ckpt repair` says what can be done", path=path)
+        yield Problem(lost.kind, "SPEC 8.4", _fault(lost), "`ckpt repair` says what can be done", path=path)
     if chosen in found.listed and chosen not in {record.checkpoint_id for record in found.checkpoints}:
         newest = found.chain[0].checkpoint_id if found.chain else found.listed[-1]
         if chosen not in found.unreadable:
@@ -292,7 +297,7 @@ def _history_problems(storage: Storage, ids: Ids, chosen: CheckpointId, level: L
         if checkpoint_id != chosen and checkpoint_id in found.damaged:
             clause = _CLAUSES.get(fault.kind, "SPEC 8.1")
             path = layout.record_path(checkpoint_id)
-            yield Problem(fault.kind, clause, str(fault), ADVICE_RESTORE, path=path, severity="warning")
+            yield Problem(fault.kind, clause, _fault(fault), ADVICE_RESTORE, path=path, severity="warning")
     if level == "full":
         for ref in found.strays:
             message = f"record {ref.checkpoint_id} is a stray: no checkpoint, and nobody will restore from it"

@@ -573,6 +573,19 @@ def test_l5_an_expire_at_work_is_not_called_damage_in_any_order() -> None:
     assert count > 5
 
 
+def test_what_a_repair_has_left_behind_is_not_missed() -> None:
+    with World() as world:
+        published(world, 5)
+        remove(world, 4)
+        assert told(world) == [4]
+        permit = world.store.repair(3)
+        assert (permit.record.content_of, permit.record.parent) == ((3, world.attempts()[3]), (5, world.attempts()[5]))
+        assert told(world) == []
+        assert ids_of(world.store.history()) == [6, 3, 2, 1]
+        assert [ref.checkpoint_id for ref in world.store.strays()] == [5]
+        check(world, {4, 5})
+
+
 def test_one_checkpoint_beneath_a_gap_is_too_few_to_prove_a_loss() -> None:
     with World() as world:
         published(world, 3)

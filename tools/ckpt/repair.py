@@ -54,17 +54,18 @@ def repair(session: Session, address: Address, *, yes: bool, level: str) -> int:
         document = published(store.url, permit.record, content, permit.record.graph, permit.notes)
         session.output.show({**document, "content_of": reference(permit.record.content_of)}, draw_published)
         return FINE
-    document = _document(store.url, diagnosis)
+    document = _document(store.url, diagnosis, level)
     session.output.show(document, draw)
     return FINE if document["ok"] else PROBLEMS
 
 
-def _document(url: str, found: Diagnosis) -> Document:
+def _document(url: str, found: Diagnosis, level: str) -> Document:
     survey = found.found
     return {
         "store": url,
         "ok": not (found.closed or survey.damaged or survey.lost),
         "newest": found.newest,
+        "level": level,
         "closed": found.closed,
         "undecided": found.undecided,
         "damaged": [
@@ -137,7 +138,7 @@ def _ways(ways: list[Document], look: Look) -> Iterator[str]:
         Column("published (UTC)"),
         Column("bytes", right=True),
         Column("is"),
-        Column("output that may be there twice", flexible=True),
+        Column("repeats output of", flexible=True),
     ]
     rows = [
         [
@@ -145,7 +146,7 @@ def _ways(ways: list[Document], look: Look) -> Iterator[str]:
             clock(way["created_at_us"], seconds=False),
             size(way["totals"]["bytes"]),
             _is(way),
-            f"of {_ids(way['doubled'])}",
+            _ids(way["doubled"]),
         ]
         for way in ways[:SHOWN]
     ]
@@ -174,32 +175,43 @@ def _advice(document: Document) -> Iterator[str]:
     """What to do next, a paragraph each."""
     store, chosen = label(document["store"]), document["chosen"]
     way = next((way for way in document["ways"] if way["checkpoint_id"] == chosen), None)
-    if document["ok"]:
-        yield "Nothing is wrong."
-    elif document["undecided"]:
+    deeply = " --level full" if document["level"] == "full" else ""
+    if document["undecided"]:
         yield "Whether the newest checkpoint is damaged cannot be said as long as it cannot be read. Mend that first."
-    elif document["closed"]:
-        if way is not None and way["whole"]:
-            yield (
-                f"`ckpt repair {store}@{chosen} --yes` publishes checkpoint {document['newest'] + 1} with the content of "
-                f"{chosen}. Sinks then see the input of {_ids(way['doubled'])} again: what was "
-                "committed by then, or still is, stays in the output."
-            )
-            if not way["certain"]:
-                yield f"Checkpoint {chosen} stands alone, so it may be the remains of a run that was beaten."
-        elif way is not None:
-            yield f"Checkpoint {chosen} is damaged too: {way['problems'][0]['message']}"
-        else:
-            yield (
-                "No checkpoint of this store is whole and certain. Name one that is listed to have it looked at (STORE@ID), "
-                "or start the job from a savepoint or another copy."
-            )
-        yield f"A checkpoint that is whole can be copied out first: `ckpt copy {store}@ID TARGET`."
-    else:
-        yield "The newest checkpoint is whole, and a job can go on from it. Nothing has to be done."
+        return
+    if document["ok"]:
+        deeper = (
+            "" if document["level"] == "full" else " Footers were read, and no rows: --level full reads every byte."
+        )
+        yield f"Nothing is wrong.{deeper}"
+        return
+    if not document["closed"]:
+        yield "The newest checkpoint is whole, and the job can go on from it. Nothing has to be done."
         if document["cut_off"]:
             yield (
-                f"What is cut off, {_ids(document['cut_off'][::-1])}, can be looked at and copied by its id "
-                f"(`ckpt copy {store}@ID TARGET`). Nothing is collected until retention has passed it. If the newest is not of "
-                f"this history, `ckpt repair {store}@ID --yes` goes on from one of these."
+                f"What is cut off, {_ids(document['cut_off'][::-1])}, can be looked at and copied by its id (`ckpt copy "
+                f"{store}@ID TARGET`). `ckpt repair {store}@ID --yes` goes back to one of these; a rollback does not reach "
+                "them. Nothing is collected until retention has passed the damage."
             )
+        if document["cut_off"] and document["cut_off"][0] < document["newest"] - 2:
+            yield (
+                f"More than one record is missing between {document['cut_off'][0]} and {document['newest']}. If "
+                f"{document['newest']} was put there by hand or from a backup, go back to {document['cut_off'][0]}."
+            )
+    if way is not None and way["whole"] and (document["closed"] or chosen in document["cut_off"]):
+        yield (
+            f"`ckpt repair {store}@{chosen}{deeply} --yes` publishes checkpoint {document['newest'] + 1} with the content of "
+            f"{chosen}. Sinks then see the input of {_ids(way['doubled'])} again: what was committed by then, or still is, "
+            "stays in the output."
+        )
+        if not way["certain"]:
+            yield f"Checkpoint {chosen} stands alone, so it may be the remains of a run that was beaten."
+    elif way is not None and not way["whole"]:
+        yield f"Checkpoint {chosen} is damaged too: {sentence(way['problems'][0]['message'])}"
+    elif document["closed"]:
+        yield (
+            "No checkpoint of this store is whole and certain. Name one that is listed to have it looked at (STORE@ID), or "
+            "start the job from a savepoint or another copy."
+        )
+    if document["closed"] and document["ways"]:
+        yield f"A checkpoint that is whole can be copied out first: `ckpt copy {store}@ID TARGET`."
