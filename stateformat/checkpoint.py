@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,6 +24,9 @@ from stateformat.manifest import Manifest, decode_manifest, read_manifest
 from stateformat.model import CheckpointId, JobGraph, Mode, OperatorId, Record, SchemaVersion, State, Status
 from stateformat.schema import SLICE_SCHEMA, segment_schema
 from stateformat.storage import Storage
+
+if TYPE_CHECKING:
+    from stateformat.folding import Layer
 
 
 def load_record(storage: Storage, checkpoint_id: CheckpointId) -> Record:
@@ -230,6 +233,28 @@ class Checkpoint:
             mine = pc.and_(mine, pc.fill_null(pc.equal(handles["subtask"], subtask), False))
         indices = pc.indices_nonzero(pc.and_(mine, pc.greater(handles["rows"], 0)))
         return self._task(declared, whole_slices(handles, indices))
+
+    def layers(self, operator: str, state: str, subtask: int) -> tuple[Layer, ...]:
+        """The layers of a subtask's part of a keyed state, lowest first: rows and stored bytes of each, ``version`` None.
+
+        Layers without rows are left out. ``InvalidInput`` for a state that the checkpoint does not have.
+        """
+        from stateformat.folding import Layer
+
+        slices = self.read(operator, state, subtask).slices
+        sums = slices.group_by("layer").aggregate([("rows", "sum"), ("bytes", "sum")]).sort_by("layer")
+        columns = (sums["rows_sum"].to_pylist(), sums["bytes_sum"].to_pylist())
+        return tuple(Layer(None, rows, size_bytes) for rows, size_bytes in zip(*columns, strict=True))
+
+    def should_fold(self, operator: str, state: str, subtask: int, *, rows: int) -> bool:
+        """Whether the next checkpoint should have this keyed state whole rather than as a delta of ``rows`` rows.
+
+        True where the deltas would come to half of the base, where there are 16 of them already, and where the state has no
+        rows yet. Every layer costs each read and each publish; a state that is written whole starts again with one.
+        """
+        from stateformat.folding import should_fold
+
+        return should_fold(self.layers(operator, state, subtask), rows)
 
     def plan_restore(self, topology: JobGraph, **choices: Any) -> Any:
         """Who gets what in ``topology``: a ``redistribution.RestorePlan``, which opens no segment and can be printed.

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 from importlib import metadata
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -45,6 +46,7 @@ from stateformat.errors import (
     InvalidState,
     PublishConflict,
 )
+from stateformat.folding import warn_of_layers
 from stateformat.history import find_record, record_ids, stands
 from stateformat.manifest import (
     Manifest,
@@ -77,6 +79,8 @@ from stateformat.storage import Storage
 from stateformat.validation import check_content
 
 logger = logging.getLogger(__name__)
+
+_CHUNKS_MAX: Final = 8
 
 
 class PendingCheckpoint:
@@ -219,6 +223,7 @@ class PendingCheckpoint:
             record.totals.bytes,
             time.perf_counter() - start,
         )
+        warn_of_layers(handles)
         return permit(self._storage, record, notes=self._draft.notes, manifest=Manifest(handles))
 
     def _graph(self) -> JobGraph:
@@ -235,6 +240,9 @@ class PendingCheckpoint:
             for (uid, state), subtasks in carried_keys(self._snapshots).items()
         }
         handles = pa.concat_tables([*underneath.values(), on_top(own, underneath), *self._tables])
+        if handles["path"].num_chunks > _CHUNKS_MAX:
+            # What each checkpoint put on top would stay a chunk of its own, and every rule looks at each chunk.
+            handles = handles.combine_chunks()
         # Empty committables only say that a subtask has answered, which is of no use to a reader.
         says_nothing = pc.and_(pc.equal(handles["mode"], Mode.COMMITTABLES.value), pc.equal(handles["rows"], 0))
         return sort_handles(handles.filter(pc.invert(says_nothing)) if pc.any(says_nothing).as_py() else handles)

@@ -17,6 +17,9 @@ import pyarrow.compute as pc
 BATCH_BYTES: Final = 16 << 20
 """Bytes of a batch that readers give out and writers take at a time, unless one row has more."""
 
+TAKEN_BYTES: Final = 256 << 20
+"""What is gathered into one array at most."""
+
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
 
@@ -99,6 +102,25 @@ def take_rows(column: pa.ChunkedArray, rows: npt.NDArray[Any]) -> pa.Array:
     back = np.empty(len(order), np.int64)
     back[order] = np.arange(len(order))
     return pc.take(together, pa.array(back), boundscheck=False)
+
+
+def take_table(table: pa.Table, rows: npt.NDArray[Any], bytes_max: int = TAKEN_BYTES) -> pa.Table:
+    """These rows of a table, in this order; in several chunks where they are more than about ``bytes_max``."""
+    step = max(1, bytes_max * len(table) // max(1, table.nbytes))
+    windows = [rows[start : start + step] for start in range(0, len(rows), step)][::-1]
+    found = [table.schema.empty_table()]
+    while windows:
+        window = windows.pop()
+        try:
+            columns = [take_rows(column, window) for column in table.columns]
+        except (pa.ArrowInvalid, pa.ArrowCapacityError):
+            # Rows that are far larger than the others: 32-bit offsets end at 2 GiB.
+            if len(window) == 1:
+                raise
+            windows += [window[len(window) // 2 :], window[: len(window) // 2]]
+            continue
+        found.append(pa.Table.from_arrays(columns, schema=table.schema))
+    return pa.concat_tables(found)
 
 
 def row_sizes(columns: Sequence[pa.ChunkedArray]) -> tuple[int, npt.NDArray[np.int64] | None]:

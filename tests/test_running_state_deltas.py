@@ -21,11 +21,11 @@ import pyarrow.compute as pc
 import pytest
 
 from backends.dataflow.compile import graph_of, lay_out
-from backends.state import Layer, SubtaskStates, folding
+from backends.state import Layer, SubtaskStates
 from backends.state import chains as chains_module
 from backends.state import parts as parts_module
 from backends.state import store as store_module
-from stateformat import declare
+from stateformat import declare, folding
 from stateformat.checkpoint import Checkpoint, ReadTask
 from stateformat.errors import DamagedCheckpoint, InvalidInput
 from stateformat.layers import merge_layers

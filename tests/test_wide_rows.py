@@ -9,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from backends.state import KeyedValue, parts
+from backends.state.entries import Entries
 from stateformat import declare, pieces, segment, sorting, spill
 from stateformat.pieces import cut, row_sizes, small_batches, take_rows
 from stateformat.spill import Spill, dealt, heaps_of
@@ -188,3 +190,42 @@ def test_a_table_in_small_chunks_of_large_rows_is_not_copied_together(
     assert rows_of(segment.cluster(chunked, BLOBS, operator())) == rows_of(segment.cluster(given, BLOBS, operator()))
     found = read(storage, BLOBS, [write(storage, BLOBS, chunked)])
     assert rows_of(found) == rows_of(read(storage, BLOBS, [write(storage, BLOBS, given)]))
+
+
+# ---- running state ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.list_(pa.string()), pa.map_(pa.string(), pa.binary())])
+def test_running_state_of_wide_values_is_squeezed_and_gathered_in_several_arrays(
+    monkeypatch: pytest.MonkeyPatch, kind: pa.DataType
+) -> None:
+    monkeypatch.setattr(parts, "TAKEN_BYTES", LIMIT)
+    monkeypatch.setattr(pieces.take_table, "__defaults__", (LIMIT,))
+
+    def value(number: int) -> Any:
+        text = str(number) * 200
+        if pa.types.is_map(kind):
+            return [(text, text.encode())]
+        return [text, None] if pa.types.is_list(kind) else text
+
+    state = KeyedValue(operator(), declare.value_state("op", "s", keys={"k": pa.int64()}, values={"v": kind}))
+    expected = {}
+    for first in range(0, 900, 30):
+        keys = [number % 400 for number in range(first, first + 30)]
+        values = [value(number) for number in range(first, first + 30)]
+        expected |= dict(zip(keys, values, strict=True))
+        state.put(pa.record_batch({"k": keys}), pa.record_batch([pa.array(values, kind)], ["v"]))
+    gone = list(range(0, 400, 3))
+    state.delete(pa.record_batch({"k": pa.array(gone, pa.int64())}))
+    expected = {key: found for key, found in expected.items() if key not in gone}
+    found = state.rows()
+    assert dict(zip(found["k"].to_pylist(), found["v"].to_pylist(), strict=True)) == expected
+
+
+def test_entries_put_together_stay_in_chunks_of_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces.small_batches, "__defaults__", (LIMIT,))
+    state = Entries(declare.even_split_state("op", "s", columns={"v": pa.list_(pa.string())}))
+    for number in range(200):
+        state.append(pa.record_batch({"v": pa.array([[str(number) * 100]], pa.list_(pa.string()))}))
+    assert [value for [value] in state.rows()["v"].to_pylist()] == [str(number) * 100 for number in range(200)]
+    assert 3 < state.rows()["v"].num_chunks < 100

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from backends.dataflow.events import Channel
 from stateformat.errors import ErrorKind, InvalidState
+from stateformat.pieces import BATCH_BYTES, cut, take_table
 
 if TYPE_CHECKING:
     from stateformat.checkpoint import ReadTask
@@ -61,14 +61,14 @@ def in_flight_batches(task: ReadTask, edge_schema: pa.Schema) -> Iterator[tuple[
     table = task.table()
     order = [table[name].to_numpy() for name in _ORDER]
     if not _ascends(order):
-        table = table.take(pc.sort_indices(table, sort_keys=[(name, "ascending") for name in _ORDER]))
+        table = take_table(table, np.lexsort(order[::-1]))
     senders = table["_sender"].to_numpy()
     records = _conformed(table, edge_schema, str(task.state.edge))
     bounds = [0, *(np.flatnonzero(np.diff(senders)) + 1).tolist(), len(senders)]
     for start, stop in pairwise(bounds):
-        for batch in records.slice(start, stop - start).to_batches(max_chunksize=BATCH_ROWS):
+        for batch in records.slice(start, stop - start).to_batches():
             if batch.num_rows:
-                yield int(senders[start]), batch
+                yield from ((int(senders[start]), piece) for piece in cut(batch, BATCH_ROWS, BATCH_BYTES))
 
 
 def _ascends(columns: list[np.ndarray]) -> bool:

@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from backends.dataflow import events as ev
 from stateformat.errors import CheckpointError
+from stateformat.pieces import small_batches
 
 ROWS: Final = pa.schema([("target", pa.int32()), ("level", pa.int32()), ("payload", pa.binary())])
 """The columns of every exchange."""
@@ -37,6 +38,7 @@ FRAME_BYTES_MAX: Final = 4 << 20
 _ALIGNMENT: Final = 64
 _SMALL_BYTES: Final = 256 << 10
 """Larger rows are not worth a copy."""
+_FRAME_ROWS_MAX: Final = 1 << 20
 _FLUSH_BYTES: Final = 16 << 20
 """So much is kept for all receivers before frames are sent on."""
 
@@ -183,10 +185,11 @@ def _frames(bag: _Bag) -> Iterator[tuple[tuple[tuple[ev.Channel, ev.Element | in
 
 def _pieces(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The rows of batches of one channel, in pieces that are neither tiny nor larger than a frame."""
-    whole = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-    rows = max(1, whole.num_rows * FRAME_BYTES_MAX // max(whole.nbytes, 1))
-    for start in range(0, whole.num_rows, rows):
-        yield whole.slice(start, rows)
+    if not batches[0].num_columns:
+        yield from batches
+        return
+    tables = (pa.Table.from_batches([batch]) for batch in batches)
+    yield from small_batches(tables, batches[0].schema, _FRAME_ROWS_MAX, FRAME_BYTES_MAX)
 
 
 def row(target: int, level: int, payload: bytes) -> pa.RecordBatch:

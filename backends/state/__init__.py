@@ -16,9 +16,9 @@ to a subtask is the business of whoever sends it batches; the writer of a snapsh
 
 from backends.state.collections import KeyedList, KeyedMap
 from backends.state.entries import Entries
-from backends.state.folding import Layer
 from backends.state.subtask import SubtaskStates
 from backends.state.timers import TimerSet
 from backends.state.value import KeyedValue
+from stateformat.folding import Layer
 
 __all__ = ["Entries", "KeyedList", "KeyedMap", "KeyedValue", "Layer", "SubtaskStates", "TimerSet"]

@@ -24,10 +24,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from backends.state.folding import UNKNOWN_MAX, Layer, layers_kept
 from backends.state.parts import Mask, Slots
 from backends.state.store import Rows, as_table, with_groups
 from stateformat.errors import InvalidInput
+from stateformat.folding import UNKNOWN_MAX, Layer, layers_kept
 from stateformat.model import State
 from stateformat.row_keys import row_key_codes
 from stateformat.schema import DELETE, KEY_GROUP, OP, UPSERT, segment_schema

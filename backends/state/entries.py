@@ -9,8 +9,10 @@ import pyarrow as pa
 from backends.state.store import Fitter
 from stateformat.errors import InvalidInput
 from stateformat.model import State
+from stateformat.pieces import small_batches
 
 _BATCHES_MAX: Final = 64
+_JOINED_ROWS: Final = 1 << 18
 
 
 class Entries:
@@ -38,7 +40,9 @@ class Entries:
     def append(self, rows: pa.Table | pa.RecordBatch) -> None:
         """Put rows at the end."""
         table = pa.concat_tables([self._table, self._fitted(rows)])
-        self._table = table.combine_chunks() if _chunks(table) > _BATCHES_MAX else table
+        if _chunks(table) > _BATCHES_MAX:
+            table = pa.Table.from_batches(small_batches([table], table.schema, _JOINED_ROWS), schema=table.schema)
+        self._table = table
 
     def append_one(self, **values: Any) -> None:
         """Put one row at the end."""

@@ -23,6 +23,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stateformat.pieces import TAKEN_BYTES, take_rows, take_table
+
 Slots: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Raw: TypeAlias = Any
@@ -299,7 +301,11 @@ class NestedPart:
         self._arrays.append(raw)
         self._rows += len(raw)
         # Neighbours of like size are put together, so a value is copied once for every doubling.
-        while len(self._arrays) > _ARRAYS_MAX and len(self._arrays[-2]) <= 2 * len(self._arrays[-1]):
+        while (
+            len(self._arrays) > _ARRAYS_MAX
+            and len(self._arrays[-2]) <= 2 * len(self._arrays[-1])
+            and self._arrays[-2].nbytes + self._arrays[-1].nbytes <= TAKEN_BYTES
+        ):
             self._arrays[-2:] = [pa.concat_arrays(self._arrays[-2:])]
 
     def get(self, slots: Slots | slice) -> Raw:
@@ -307,20 +313,7 @@ class NestedPart:
         where = self._where[slots]
         if not self._rows:
             return pa.nulls(len(where), self._kind)
-        if len(self._arrays) == 1:
-            return self._arrays[0].take(pa.array(where))
-        starts = np.cumsum([0, *(len(array) for array in self._arrays)])
-        place = np.searchsorted(starts, where, "right") - 1
-        order = np.argsort(place, kind="stable")
-        cuts = np.searchsorted(place[order], np.arange(len(self._arrays) + 1))
-        gathered = [
-            array.take(pa.array(where[order[cuts[number] : cuts[number + 1]]] - starts[number]))
-            for number, array in enumerate(self._arrays)
-            if cuts[number] < cuts[number + 1]
-        ]
-        back = np.empty(len(order), np.int64)
-        back[order] = np.arange(len(order))
-        return pa.concat_arrays(gathered).take(pa.array(back)) if gathered else pa.nulls(0, self._kind)
+        return take_rows(pa.chunked_array(self._arrays, self._kind), where)
 
     def same(self, slots: Slots, raw: Raw) -> Any:
         """Lists and maps are no keys (SPEC.md section 3.7)."""
@@ -334,7 +327,9 @@ class NestedPart:
         self._squeeze()
 
     def _squeeze(self) -> None:
-        self._arrays = [self.get(slice(0, self._used))]
+        whole = pa.table([pa.chunked_array(self._arrays, self._kind)], ["values"])
+        found = take_table(whole, self._where[: self._used])["values"]
+        self._arrays = [chunk for chunk in found.chunks if len(chunk)]
         self._rows = self._used
         self._where[: self._used] = np.arange(self._used)
 

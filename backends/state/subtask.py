@@ -7,7 +7,7 @@ layers that others have written, and one that is not needed for now can be kept 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -18,13 +18,13 @@ import pyarrow.compute as pc
 from backends.state.changes import BEFORE
 from backends.state.collections import KeyedList, KeyedMap
 from backends.state.entries import Entries
-from backends.state.folding import Layer
 from backends.state.spilling import loading, saving
 from backends.state.store import without
 from backends.state.timers import TimerSet
 from backends.state.value import KeyedValue
 from stateformat.checkpoint import ReadTask
 from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.folding import Layer
 from stateformat.hashing import DEFAULT_KEY_HASH
 from stateformat.key_groups import check_parallelism, key_group_count
 from stateformat.model import Kind, Mode, Operator, SchemaVersion, State
@@ -200,9 +200,9 @@ class SubtaskStates:
             if layer.version is None or number < 0:
                 raise _no_layers(name, layers)
             with kept.changes.taking(layer.version):
-                rows = [(batch, None if task is None else self._groups(task, batch)) for batch in batches]
+                rows = ((batch, None if task is None else self._groups(task, batch)) for batch in batches)
                 if number:
-                    exactly = _apply(kept, rows)
+                    exactly = _apply(kept, list(rows))
                 else:
                     exactly = True
                     _replace(kept, rows)
@@ -277,7 +277,7 @@ class SubtaskStates:
                 kept.loaded()
 
 
-def _replace(kept: Keyed, base: Sequence[_Rows]) -> None:
+def _replace(kept: Keyed, base: Iterable[_Rows]) -> None:
     """Have these rows and no others."""
     for store in kept.stores:
         store.clear()

@@ -102,6 +102,12 @@ def hexadecimal(column: pa.Array) -> pa.Array:
     packed = pc.take(column, pa.array(np.arange(len(column))))
     validity, offsets, data = packed.buffers()
     bounds = np.frombuffer(offsets, np.int32)[: len(packed) + 1].astype(np.int64) * 2
+    if bounds[-1] >= 2**31 and len(column) == 1:
+        from stateformat.errors import InvalidInput
+
+        raise InvalidInput(
+            f"a value of {bounds[-1] // 2:,} bytes has more than 2 GiB of hexadecimal text; export to Parquet"
+        )
     if bounds[-1] >= 2**31:
         half = len(column) // 2
         return pa.concat_arrays([hexadecimal(column[:half]), hexadecimal(column[half:])])

@@ -14,6 +14,7 @@ from backends.dataflow.operators.stateless import check_columns
 from stateformat.errors import InvalidInput
 
 _GATHERED_ROWS_MAX: Final = 262_144
+_GATHERED_BYTES_MAX: Final = 64 << 20
 
 
 class Aggregate(Operator):
@@ -71,7 +72,7 @@ class Aggregate(Operator):
     def open(self, context: OperatorContext) -> None:
         """Begin with nothing beside the totals."""
         super().open(context)
-        self._gathered, self._gathered_rows = [], 0
+        self._gathered, self._gathered_rows, self._gathered_bytes = [], 0, 0
 
     def process(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch | None:  # noqa: ARG002 - there is one
         """Merge a batch into the totals; where nobody waits for them, together with others."""
@@ -81,14 +82,15 @@ class Aggregate(Operator):
             return self._merge(batch)
         self._gathered.append(batch.select(self._used))
         self._gathered_rows += batch.num_rows
-        if self._gathered_rows >= _GATHERED_ROWS_MAX:
+        self._gathered_bytes += self._gathered[-1].nbytes
+        if self._gathered_rows >= _GATHERED_ROWS_MAX or self._gathered_bytes >= _GATHERED_BYTES_MAX:
             self._merge_gathered()
         return None
 
     def _merge_gathered(self) -> None:
         if self._gathered:
             self._merge(pa.concat_batches(self._gathered))
-        self._gathered, self._gathered_rows = [], 0
+        self._gathered, self._gathered_rows, self._gathered_bytes = [], 0, 0
 
     def _merge(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Merge a batch into the totals; those of its keys."""

@@ -29,6 +29,7 @@ from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.hashing import normalise_key_column
 from stateformat.model import Operator as Place
 from stateformat.model import OperatorId
+from stateformat.pieces import BATCH_BYTES, cut
 
 _SMALL_ROWS: Final = 32_768
 
@@ -130,6 +131,7 @@ class BroadcastJoin(Operator):
         declared = value_state("join", "table", keys=keys, values=added)
         self._index = KeyedValue(Place(OperatorId("join"), 1, 1), declared)
         self._small = None
+        self._table_bytes = 0
         for batch in context.entries("table").rows().to_batches():
             self._take(batch)
         self._ended = self._wait and len(context.entries("table_ended")) > 0
@@ -141,6 +143,7 @@ class BroadcastJoin(Operator):
             known = reduce(pc.and_, (column.is_valid() for column in keys.columns))
             batch, keys = batch.filter(known), keys.filter(known)
         self._index.put(keys, batch.select(self._added))
+        self._table_bytes += batch.nbytes
         self._small = None
 
     def process(self, batch: pa.RecordBatch, input: int) -> Output:
@@ -153,7 +156,13 @@ class BroadcastJoin(Operator):
         if self._wait and not self._ended:
             self.context.entries("held").append(batch)
             return None
-        return self._joined(batch)
+        return self._parts(batch)
+
+    def _parts(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """The joined rows, few enough at a time for the columns that are added."""
+        added_bytes = self._table_bytes // max(1, len(self._index))
+        for part in cut(batch, max(1, BATCH_BYTES // max(1, added_bytes)), BATCH_BYTES):
+            yield self._joined(part)
 
     def _joined(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if len(self._on) == 1 and len(self._index) <= _SMALL_ROWS and not pa.types.is_nested(self._kept[0].type):
@@ -187,7 +196,7 @@ class BroadcastJoin(Operator):
         held = entries.rows()
         entries.clear()
         for batch in in_batches(held):
-            yield self._joined(batch)
+            yield from self._parts(batch)
 
     def snapshot(self) -> None:
         """Leave out rows of the table that others have replaced."""
