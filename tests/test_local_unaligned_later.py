@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pytest
 
 from backends.dataflow.api import Dataflow
-from backends.dataflow.events import TaskId
+from backends.dataflow.events import CheckpointDue, TaskId
 from backends.dataflow.operators import Filter, Map
 from backends.local import LocalRun, LocalRuntime
 from backends.running.worker import Worker
@@ -28,7 +28,7 @@ def bench_of(**options: Any) -> Bench:
 def begin(bench: Bench, run: LocalRun) -> None:
     """Let a checkpoint begin; nobody else does anything."""
     bench.clock.wait_until(bench.clock.now_us() + INTERVAL_US)
-    run._look_at_clock()
+    run._driver.inbox.append(CheckpointDue())
     run._driver.step()
     assert run.in_flight is not None
 
