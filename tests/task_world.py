@@ -39,6 +39,7 @@ class Sender:
     put: int = 0
     time: int = MIN_WATERMARK
     heard: int = MIN_WATERMARK
+    drained: bool = False
     ended: Any = None
     final: int | None = None
     left: bool = False
@@ -211,7 +212,7 @@ class World:
         if isinstance(element, Watermark):
             sender.heard = element.timestamp
         elif isinstance(element, events.EndOfData) and element.drain and not sender.feedback:
-            sender.heard = MAX_WATERMARK
+            sender.drained = True
         self.tell(on(sender.channel, element))
 
     # What the task does -------------------------------------------------------------------------------------------------
@@ -225,6 +226,8 @@ class World:
             self.check_time()
 
     def check_time(self) -> None:
+        if all(sender.drained for sender in self.normal):
+            self.release()
         time = min((sender.heard for sender in self.normal), default=MIN_WATERMARK)
         if self.task.state in (State.HELD, State.STOPPING):
             return
@@ -253,7 +256,16 @@ class World:
                 case events.Acknowledge():
                     self.acknowledge(command)
 
+    def release(self) -> None:
+        """An end holds time up until the next barrier."""
+        for sender in self.normal:
+            if sender.drained:
+                sender.heard = MAX_WATERMARK
+
     def snapshot(self) -> None:
+        assert self.pending is not None
+        if self.pending.purpose is not Purpose.STOP_NO_DRAIN:
+            self.release()
         self.at_snapshot = {channel: list(records) for channel, records in self.processed.items()}
         self.logged = {channel: [] for channel in self.senders}
 

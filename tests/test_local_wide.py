@@ -88,6 +88,7 @@ def test_the_watermark_is_the_least_of_the_channels_however_they_rise(seed: int)
         if choose.random() < 0.01:
             drain = choose.random() < 0.7
             inputs.end_data(channel, ev.EndOfData(drain=drain))
+            inputs.release_time()
             ended.add(channel)
             heard[channel] = ev.MAX_WATERMARK if drain else heard[channel]
         else:

@@ -86,15 +86,37 @@ def test_a_channel_that_stopped_stays_where_it_was_and_ends_no_input() -> None:
     inputs.advance(A, 4)
     inputs.end_data(A, STOP)
     inputs.end_data(B, DRAIN)
+    inputs.release_time()
     assert inputs.watermark == 4
     assert inputs.drained_inputs == []
     assert inputs.all_data_ended
 
 
-def test_a_channel_that_has_drained_is_at_the_end_of_time() -> None:
+@pytest.mark.parametrize("purpose", [Purpose.CHECKPOINT, Purpose.ROUND])
+def test_a_channel_that_has_drained_is_at_the_end_of_time_from_the_next_barrier_on(purpose: Purpose) -> None:
     task = started(edge("a", 2))
     tell(task, (A, Watermark(5)))
-    assert tell(task, (B, DRAIN)) == [*advance(5), ConfirmProcessed(B)]
+    assert tell(task, (B, DRAIN), (A, "r")) == [ConfirmProcessed(B), processed(A, "r")]
+    commands = tell(task, (A, barrier(1, purpose)), (B, barrier(1, purpose)))
+    assert only(commands, AdvanceWatermark, Emit) == [*advance(5), Emit(barrier(1, purpose))]
+    assert tell(task, (A, Watermark(6))) == advance(6)
+
+
+def test_a_stop_without_drain_lets_no_time_go_on_that_an_end_has_released() -> None:
+    task = started(edge("a", 2))
+    commands = tell(task, (A, Watermark(5)), (B, DRAIN), (A, stop(1)), (B, stop(1)))
+    assert only(commands, AdvanceWatermark) == []
+    assert only(tell(task, Aborted(1), (A, barrier(2)), (B, barrier(2))), AdvanceWatermark) == [AdvanceWatermark(5)]
+
+
+def test_a_task_of_epochs_that_hears_several_channels_lets_time_go_on_at_barriers_only() -> None:
+    task = Task(TaskId("task", 0), [edge("a", 2)], (OUT,), by_epoch=True)
+    task.start()
+    assert tell(task, (A, Watermark(5)), (B, Watermark(7)), (A, Watermark(6))) == []
+    assert only(tell(task, (B, barrier(1)), (A, barrier(1))), AdvanceWatermark) == [AdvanceWatermark(6)]
+    alone = Task(TaskId("task", 0), [edge("f", 1)], (OUT,), by_epoch=True)
+    alone.start()
+    assert tell(alone, (F, Watermark(5))) == advance(5)
 
 
 def test_the_end_of_time_is_sent_once_however_it_came() -> None:
@@ -126,7 +148,9 @@ def test_l1_drained_channels_end_the_logic_with_the_last_of_them() -> None:
 def test_two_inputs_end_at_different_times_each_once_and_before_the_time_that_it_held_up() -> None:
     task = started(edge("a", 2), edge("f", 1, input=1))
     tell(task, (F, Watermark(8)), (A, DRAIN), (F, "r"))
-    assert tell(task, (B, DRAIN)) == [EndInput(0), *advance(8), ConfirmProcessed(B)]
+    assert tell(task, (B, DRAIN)) == [EndInput(0), ConfirmProcessed(B)]
+    commands = tell(task, *((channel, barrier(1)) for channel in (A, B, F)))
+    assert only(commands, AdvanceWatermark) == [AdvanceWatermark(8)]
     assert tell(task, (F, "s"), (F, Watermark(9))) == [processed(F, "s"), *advance(9)]
     assert tell(task, (F, DRAIN)) == end_of_logic(1, confirm=F)
 

@@ -5,6 +5,11 @@ itself with ``EndOfPartition``. An *input* (one or more edges with the same inde
 the data of all its channels has ended drained. Time on an edge is the least of its channels', but never falls behind what a
 checkpoint said; a channel whose data has drained, and an edge of which nobody sends any more, have come to the end of time. A
 stopped channel stays where it was. Feedback channels have no time and no end.
+
+What an end does to time is *released* at the next barrier, behind all records of the epoch, or when everything has drained. So which
+records are late does not depend on whether the end of one channel came before or behind the records of another. ``by_epoch``: a task
+that hears several channels releases all of its time so, watermarks too; for executors in which channels overtake one another
+freely within an epoch.
 """
 
 from __future__ import annotations
@@ -82,7 +87,7 @@ class _Heard:
 class Inputs:
     """Everything that one task has heard."""
 
-    def __init__(self, edges: Sequence[InputEdge]) -> None:
+    def __init__(self, edges: Sequence[InputEdge], *, by_epoch: bool = False) -> None:
         self.edges = tuple(edge for edge in edges if not edge.feedback)
         self.feedback = tuple(edge for edge in edges if edge.feedback)
         self.channels = tuple(channel for edge in self.edges for channel in edge.channels)
@@ -92,6 +97,9 @@ class Inputs:
         self._undrained = Counter({edge.id: len(edge.channels) for edge in edges})
         self._numbers = sorted({edge.input for edge in self.edges})
         self._silent: dict[Channel, None] = {}
+        self._by_epoch = by_epoch and len(self.channels) > 1
+        self._held: dict[Channel, int] = {}
+        """How far channels have come whose time has not been released."""
         self._present = len(self.channels)
         self.ended = {edge.input for edge in self.edges} - {edge.input for edge in self.edges if not edge.ended}
         """Inputs of which ``end_input`` was called, before the checkpoint or since."""
@@ -116,10 +124,22 @@ class Inputs:
 
     def advance(self, channel: Channel, timestamp: int) -> None:
         """A watermark came. One that falls back has no effect."""
+        if self._by_epoch:
+            self._held[channel] = max(self._held.get(channel, timestamp), timestamp)
+        else:
+            self._advance(channel, timestamp)
+
+    def _advance(self, channel: Channel, timestamp: int) -> None:
         heard = self._heard[channel]
         if timestamp > heard.watermark and not heard.edge.feedback:
             self._least[heard.edge.id].rise(heard.watermark, timestamp)
             heard.watermark = timestamp
+
+    def release_time(self) -> None:
+        """All records of the epoch have come: what ended in it holds time up no longer."""
+        for channel, timestamp in self._held.items():
+            self._advance(channel, timestamp)
+        self._held.clear()
 
     def end_data(self, channel: Channel, element: EndOfData) -> None:
         """The data of a channel has ended."""
@@ -127,7 +147,7 @@ class Inputs:
         heard.drained = element.drain
         if element.drain:
             self._undrained[heard.edge.id] -= 1
-            self.advance(channel, MAX_WATERMARK)
+            self._held[channel] = MAX_WATERMARK
         if not heard.edge.feedback:
             self._silent[channel] = None
 

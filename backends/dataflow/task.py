@@ -6,7 +6,7 @@ Theory of operation.
    an event that cannot be leaves the task as it was.
 2. *What is due.* Watermarks and ends are handled in one place (:meth:`Task._due`): whatever came, it looks at all that was heard
    and gives what is due now. While something goes on: the ends of inputs, then the watermark, so that what an end releases is late
-   for nobody. At the end: the end of time, the ends of inputs, ``finish``, and only then ``EndOfData``, which implies the end of time
+   for nobody. Time that an end releases waits for the next barrier (``inputs.py``). At the end: the end of time, the ends of inputs, ``finish``, and only then ``EndOfData``, which implies the end of time
    for the consumers. Where the operator has a coordinator, its answers to what was sent come before the ends of inputs.
    A restore, an end of data and a stop that was aborted all go through it, so no order of ends is forgotten.
 3. *Snapshots.* ``alignment.py`` says when one is due and what is logged with it, ``iteration.py`` what a loop head logs besides.
@@ -81,7 +81,7 @@ class Task:
 
     ``inputs``: every edge into it. Without any it is a source; with a feedback edge, the head of a loop. ``outputs``: the channels
     to receivers that run, feedback channels too. ``replayed``: in-flight records were processed before :meth:`start`. ``asks``: its
-    operator has a coordinator; such an operator is the first of its chain (``flow_graph``).
+    operator has a coordinator; such an operator is the first of its chain (``flow_graph``). ``by_epoch``: see ``inputs.py``.
 
     Raises ``InvalidInput`` (kind ``ILLEGAL_EVENT``) for an event that cannot be; nothing has changed then.
     """
@@ -94,13 +94,14 @@ class Task:
         *,
         replayed: bool = False,
         asks: bool = False,
+        by_epoch: bool = False,
     ) -> None:
         self.id = task
         self._asks = asks
         self._asked = 0
         self._sent = False
         """The operator has sent to its coordinator since it was asked."""
-        self._inputs = Inputs(inputs)
+        self._inputs = Inputs(inputs, by_epoch=by_epoch)
         self._life = Life(task)
         self._alignment = Alignment(
             self._inputs.channels, [channel for edge in inputs if edge.overtakable for channel in edge.channels]
@@ -275,6 +276,8 @@ class Task:
             return []
         time_may_end, may_end = self._told[LoopStep.MAX_WATERMARK], self._told[LoopStep.END]
         all_drained = self._inputs.drained(self._inputs.edges)
+        if all_drained:
+            self._inputs.release_time()
         if all_drained and may_end:
             return self._end_of_time() + (self._ask() if self._asks else self._end())
         commands: list[TaskCommand] = []
@@ -359,6 +362,9 @@ class Task:
         finishing = self.state is State.WAITING
         holds = barrier.purpose is Purpose.STOP_NO_DRAIN and not finishing
         commands: list[TaskCommand] = [HoldSource(hold=True)] if holds and self.is_source else []
+        if not (holds or self.is_source) and self.state in (State.RUNNING, State.DRAINING):
+            self._inputs.release_time()
+            commands += self._time()
         if barrier.purpose is not Purpose.ROUND:
             commands.append(Snapshot(barrier, finishing, *self.progress()))
             self._snapshots[barrier.number] = finishing

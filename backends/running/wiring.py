@@ -26,8 +26,10 @@ class Wired(NamedTuple):
     outputs: Mapping[str, tuple[ev.Channel, ...]]
 
 
-def wired(restored: Restored) -> Iterator[Wired]:
-    """Every task that a run starts: all but those of the finished vertices, whose channels count as ended."""
+def wired(restored: Restored, *, by_epoch: bool = False) -> Iterator[Wired]:
+    """Every task that a run starts: all but those of the finished vertices, whose channels count as ended. ``by_epoch``: as of
+    :class:`Task`.
+    """
     job = restored.job
     loops = loops_of(job.vertices)
     for vertex in job.vertices:
@@ -49,7 +51,7 @@ def wired(restored: Restored) -> Iterator[Wired]:
             channels = [channel for some in outputs.values() for channel in some]
             replayed = bool(restored.in_flight(vertex, subtask))
             asks = job.graph.operator(vertex.id).coordinator and not vertex.is_source
-            core = Task(ev.TaskId(vertex.id, subtask), edges, channels, replayed=replayed, asks=asks)
+            core = Task(ev.TaskId(vertex.id, subtask), edges, channels, replayed=replayed, asks=asks, by_epoch=by_epoch)
             yield Wired(vertex, core, inputs, outputs)
 
 

@@ -83,7 +83,9 @@ class SparkRun(Run):
         self._news: dict[str, Any] = {}
         self._told = 0
         bases = restored_bases(restored)
-        self._tasks = {item.core.id: Resting(item, bases.get(item.core.id, Base())) for item in wired(restored)}
+        self._tasks = {
+            item.core.id: Resting(item, bases.get(item.core.id, Base())) for item in wired(restored, by_epoch=True)
+        }
         self._levels, self._last_level = levels_of(self.job.vertices, restored.finished)
         self._dealer = Dealer(self.job, self._driver, spark)
         self._driver.open_coordinators(restored.coordinators, restored.finished)
