@@ -25,11 +25,23 @@ import xxhash
 
 from backends.storage.memory import MemoryStorage
 from stateformat import layout
-from stateformat.checkpoint import Checkpoint
+from stateformat.checkpoint import Checkpoint, load_manifest, load_record
 from stateformat.declare import committables_state, even_split_state, value_state
-from stateformat.errors import CheckpointExpired, ErrorKind, StorageError
-from stateformat.model import Handle, JobGraph, Mode, Operator, OperatorId, ParentRef, Record, new_write_id
+from stateformat.errors import CheckpointExpired, DamagedCheckpoint, ErrorKind, NotFound, StorageError
+from stateformat.manifest import decode_manifest, unpublished_ref
+from stateformat.model import (
+    CheckpointId,
+    Handle,
+    JobGraph,
+    Mode,
+    Operator,
+    OperatorId,
+    ParentRef,
+    Record,
+    new_write_id,
+)
 from stateformat.publication import CommitPermit
+from stateformat.retention import manifests_under
 from stateformat.snapshot import ON_TOP, Snapshot
 from stateformat.storage import CreateOutcome, ObjectInfo
 from stateformat.store import CheckpointStore
@@ -284,14 +296,39 @@ def fake_segment(storage: Any, ref: ParentRef, content: Any, *, inline: bool) ->
 
 def contents(checkpoint: Checkpoint) -> dict[str, list[Any]]:
     """What the segments of each state hold, in manifest order, every object read and its digest verified."""
+    return held(checkpoint.storage, checkpoint.manifest.full())
+
+
+def held(storage: Any, handles: pa.Table) -> dict[str, list[Any]]:
+    """The same of the handles of a manifest."""
     found: dict[str, list[Any]] = {"total": [], "position": [], "prepared": []}
-    handles = checkpoint.manifest.full()
     for row in handles.select(["state", "rows", "path", "digest", "inline"]).to_pylist():
         if row["rows"]:
-            data = row["inline"] if row["inline"] is not None else checkpoint.storage.read(row["path"]).to_pybytes()
+            data = row["inline"] if row["inline"] is not None else storage.read(row["path"]).to_pybytes()
             assert xxhash.xxh3_128_digest(data) == row["digest"], f"{row['path']} is not what was written"
             found[row["state"]].append(json.loads(data))
     return found
+
+
+def carried_attempts(storage: Any, newest: Record) -> set[str] | None:
+    """The attempts whose output may still be committed: of all records and of manifests under newest + 1.
+
+    None where a record cannot be read: then nobody knows.
+    """
+    tables = []
+    for item in storage.list(layout.RECORDS):
+        try:
+            record = load_record(storage, CheckpointId(int(item.path[12:32])))
+            tables.append(load_manifest(storage, record).full())
+        except NotFound:
+            continue
+        except DamagedCheckpoint:
+            return None
+    for path in manifests_under(storage, CheckpointId(newest.checkpoint_id + 1)):
+        data = storage.read(path)
+        tables.append(decode_manifest(data, unpublished_ref(data, path)).full())
+    prepared = [items for handles in tables for items in held(storage, handles)["prepared"]]
+    return {item["attempt"] for items in prepared for item in items}
 
 
 def whole(checkpoint: Checkpoint) -> dict[str, list[Any]]:
@@ -323,7 +360,7 @@ class Sink:
         return item["attempt"]
 
     def clean_up(self, newest: Record, carried: Iterable[str]) -> None:
-        """Remove what attempts prepared under ids up to the newest that the newest does not carry."""
+        """Remove what attempts prepared under ids up to the newest that no checkpoint carries."""
         kept = {*carried, newest.attempt_id, *self.known}
         for attempt, (checkpoint_id, _) in list(self.prepared.items()):
             if self.may_go(checkpoint_id, newest) and attempt not in kept:
@@ -357,7 +394,9 @@ class Run:
             return self.restart(clean_up=clean_up)
         self.commit()
         if clean_up:
-            self.sink.clean_up(self.permit.record, [item["attempt"] for item in self.uncommitted])
+            carried = carried_attempts(self.storage, self.permit.record)
+            if carried is not None:
+                self.sink.clean_up(self.permit.record, carried)
         return self
 
     def commit(self) -> None:

@@ -499,7 +499,7 @@ def test_f6b_what_is_carried_and_committed_late_is_committed_once() -> None:
 def test_f11_a_restart_does_not_clean_up_what_a_slow_attempt_is_about_to_commit() -> None:
     with World() as world:
         run = world.run().publish()
-        a = world.publisher("A", run.permit, interval=1).until("create")
+        a = world.publisher("A", run.permit, interval=1).until("write", "manifests/")
         world.restarter("B", clean_up=True).finish()
         a.finish()
         assert sorted(world.sink.outputs) == [1, 2]

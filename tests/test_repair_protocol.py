@@ -29,6 +29,7 @@ from stateformat.problems import Problem
 from stateformat.publication import MOVES, At, Saw
 from stateformat.store import CheckpointStore
 from stateformat.validation import validate
+from tests import stepping
 from tests.stepping import GRAPH, JOB, STATES, Do, Driver, Run, World, contents, explore, whole
 from tests.test_publish_protocol import lost, overtaken, protocol_only, records_and_manifests
 
@@ -464,6 +465,58 @@ def test_a_child_that_cannot_be_read_is_no_reason_to_withdraw_nor_proof_of_havin
         assert world.ids() == [1, 2]
 
 
+def left_uncommitted(world: World) -> None:
+    """1 is committed, 2 is published and not, and 3 has gone back to 1."""
+    run = world.run().publish()
+    run.sink_is_down = True
+    run.publish(full=True)
+    world.store.rollback(1)
+
+
+def restarted(world: World) -> Run:
+    """A run that cleans up, and whose sink is not reached again before it ends."""
+    return Run(world.storage, world.sink, sink_is_down=True).restart(clean_up=True)
+
+
+def test_r9b_clean_up_keeps_what_a_record_that_stands_carries() -> None:
+    with World() as world:
+        left_uncommitted(world)
+        restarted(world)
+        world.store.rollback(2)
+        world.run()
+        assert sorted(world.sink.outputs) == [1, 2], "nothing of 2 is lost"
+
+
+def test_r9_clean_up_keeps_what_a_repair_over_a_rollback_may_go_back_to() -> None:
+    with World() as world:
+        left_uncommitted(world)
+        restarted(world)
+        damage(world, 3)
+        assert restarted_or_refused(world)
+        assert world.store.repair().record.content_of is not None
+        world.run()
+        assert sorted(world.sink.outputs) == [1, 2]
+
+
+def restarted_or_refused(world: World) -> bool:
+    try:
+        restarted(world)
+    except DamagedCheckpoint:
+        return True
+    return False
+
+
+def test_r9c_clean_up_keeps_what_a_manifest_under_newest_plus_one_carries() -> None:
+    with World() as world:
+        left_uncommitted(world)
+        second = world.driver("rollback", lambda storage: CheckpointStore(storage).rollback(2)).until("create")
+        world.expire(keep=1)
+        restarted(world)
+        second.finish()
+        world.run()
+        assert sorted(world.sink.outputs) == [1, 2]
+
+
 # --- lost records ----------------------------------------------------------------------------------------------------
 
 
@@ -764,6 +817,18 @@ def a_gap_is_a_loss(patch: Patch) -> None:
     patch.setattr(survey.Downwards, "lost", gaps, raising=False)
 
 
+def keep_what_the_newest_carries(patch: Patch) -> None:
+    def carried(storage: Any, newest: Record) -> set[str]:
+        items = contents(Checkpoint(storage, newest))["prepared"]
+        return {item["attempt"] for item in items[0]} if items else set()
+
+    patch.setattr(stepping, "carried_attempts", carried)
+
+
+def keep_what_records_carry(patch: Patch) -> None:
+    patch.setattr(stepping, "manifests_under", lambda storage, checkpoint_id: [])
+
+
 def nothing_is_lost(patch: Patch) -> None:
     patch.setattr(survey.Downwards, "read", lambda self, checkpoint_id, found: None)
 
@@ -803,6 +868,19 @@ def highest_first(patch: Patch) -> None:
         ),
         pytest.param(expire_by_names, test_r6_expire_reads_the_newest_before_it_deletes_a_record, id="R6-expire"),
         pytest.param(take_damage_for_ours, test_r7_a_damaged_record_is_never_taken_for_ours, id="R7-read-back"),
+        pytest.param(
+            keep_what_the_newest_carries,
+            test_r9_clean_up_keeps_what_a_repair_over_a_rollback_may_go_back_to,
+            id="R9-clean-up",
+        ),
+        pytest.param(
+            keep_what_the_newest_carries, test_r9b_clean_up_keeps_what_a_record_that_stands_carries, id="R9b-clean-up"
+        ),
+        pytest.param(
+            keep_what_records_carry,
+            test_r9c_clean_up_keeps_what_a_manifest_under_newest_plus_one_carries,
+            id="R9c-clean-up",
+        ),
         pytest.param(a_gap_is_a_loss, test_l1_a_manifest_without_its_record_is_no_sign_of_loss, id="L1-proof"),
         pytest.param(a_gap_is_a_loss, test_l2_an_older_record_that_stands_is_no_sign_of_loss, id="L2-proof"),
         pytest.param(a_gap_is_a_loss, test_l3_nor_are_several_that_nobody_names, id="L3-proof"),
