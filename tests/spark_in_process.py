@@ -97,7 +97,7 @@ class Stand:
         for number in range(job.last_level + 1):
             specs = {slot: pickle.dumps(found, protocol=5) for slot, found in by_level[number].items()}
             ends = dict(heads) if number == job.last_level else {}
-            one = level.Level(job.run, job.setup, number, specs, ends, job.checkpoint_id, job.attempt_id)
+            one = level.Level(job.run, job.live, job.setup, number, specs, ends, job.checkpoint_id, job.attempt_id)
             rows = self._exchanged(slots, [self._slot(one, slot, found) for slot, found in enumerate(rows)])
         reports = [
             pickle.loads(data.as_buffer()) for some in rows for batch in some for data in batch.column("payload")

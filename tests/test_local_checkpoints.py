@@ -12,9 +12,10 @@ import pytest
 from backends.dataflow.api import Dataflow
 from backends.dataflow.descriptors import Descriptor, UnionList
 from backends.dataflow.events import TaskId
+from backends.dataflow.failures import OperatorError
 from backends.local import JobFailed, RunDiscarded
 from stateformat.model import StopMode
-from tests.local_jobs import Bench, Out, Tap, Told, rows, settle, state_of, to_end, until, until_told
+from tests.local_jobs import Bench, Boom, Out, Tap, Told, rows, settle, state_of, to_end, until, until_told
 
 Caplog = pytest.LogCaptureFixture
 
@@ -290,13 +291,14 @@ def test_a_failed_publication_is_tolerated_as_far_as_the_job_says_and_the_job_go
 def test_too_many_failures_fail_the_job_with_the_last_as_the_cause() -> None:
     bench = Bench(max_restarts=2)
     flow, _ = one_sink(bench, Tap([rows(1)]))
-    bench.log.failing += ["op/0 process 0: 1"] * 3
+    bench.log.failing += ["op/0 open", "op/0 process 0: 1", "op/0 open"]
     with pytest.raises(
         JobFailed,
         match=r"job 'job' failed 3 times within a few checkpoints, and 2 restarts are allowed; .*'op'.*Boom",
     ) as raised:
         bench.run(flow)
-    assert isinstance(raised.value.__cause__, RunDiscarded)
+    assert isinstance(raised.value.__cause__, OperatorError)
+    assert isinstance(raised.value.__cause__.__cause__, Boom)
 
 
 def test_a_job_that_fails_less_often_starts_again_and_says_how_often() -> None:

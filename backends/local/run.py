@@ -255,6 +255,10 @@ class LocalRun(Run):
         """An event for the coordinator."""
         self._driver.inbox.append(event)
 
+    def note(self, reason: str, error: Exception) -> None:
+        """The exception behind a sentence."""
+        self._driver.note(reason, error)
+
     def message(self, uid: str, subtask: int, message: bytes | None, snapshot_taken: int) -> None:
         """A message, or a marker, for an operator's coordinator."""
         self._driver.inbox.append(ToCoordinator(uid, subtask, message, snapshot_taken))

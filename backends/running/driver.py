@@ -28,7 +28,7 @@ from backends.dataflow.api import (
 from backends.dataflow.compile import Job
 from backends.dataflow.conform import conformed
 from backends.dataflow.coordinator import Coordinator
-from backends.dataflow.failures import Guard
+from backends.dataflow.failures import Guard, OperatorError
 from backends.dataflow.flow_states import COMMITTABLES
 from backends.dataflow.member import checked_message
 from backends.running.clock import Clock
@@ -129,6 +129,8 @@ class Driver:
         self._retries: Mapping[str, pa.Table] = retries
         self.enumerators: dict[str, SplitEnumerator] = {}
         self.coordinators: dict[str, OperatorCoordinator] = {}
+        self._errors: dict[str, BaseException] = {}
+        """What was raised, by the sentence that the coordinator was told."""
         self._lost: set[str] = set()
         """Operators of which it was said that a message was lost."""
         self.sinks = sinks_of(job.flow)
@@ -217,6 +219,10 @@ class Driver:
         logger.warning("%s", sentence)
         self.warnings.append(sentence)
 
+    def note(self, reason: str, error: BaseException) -> None:
+        """Keep an exception, whose ``reason`` the coordinator is told: if the run is given up for it, it is the cause."""
+        self._errors[reason] = error
+
     def step(self) -> None:
         """Deal with the oldest thing in the inbox."""
         self._handle(self.inbox.popleft())
@@ -244,7 +250,7 @@ class Driver:
             if not isinstance(split, Split | NoSplit):
                 raise InvalidState(f"next_split returned {type(split).__name__}; it returns a Split or NoSplit")
         except Exception as error:
-            self._failed(f"the enumerator of source {vertex.id!r} failed: {error}", error)
+            self._failed(vertex.id, f"the enumerator of source {vertex.id!r}", error)
             split = NoSplit.LATER
         self._post.mail(task, Give(split))
         return split
@@ -260,11 +266,13 @@ class Driver:
         try:
             self.coordinators[item.uid].receive(item.subtask, item.message)
         except Exception as error:
-            self._failed(f"the coordinator of operator {item.uid!r} failed: {error}", error)
+            self._failed(item.uid, f"the coordinator of operator {item.uid!r}", error)
 
-    def _failed(self, reason: str, error: Exception) -> None:
-        logger.debug("%s", reason, exc_info=error)
-        self.inbox.append(ev.TaskFailed(None, reason))
+    def _failed(self, uid: str, what: str, error: Exception) -> None:
+        failure = OperatorError(f"{what} failed: {error}", operator=uid, subtask=None, hook=what)
+        failure.__cause__ = error
+        self.note(str(failure), failure)
+        self.inbox.append(ev.TaskFailed(None, str(failure)))
 
     # Checkpoints -------------------------------------------------------------------------------------------------------
 
@@ -285,8 +293,10 @@ class Driver:
                         f"snapshot of the coordinator of {uid!r}", owner.snapshot(), as_schema(owner.columns)
                     )
             except Exception as error:
-                logger.debug("the snapshot of the coordinator of %s failed", uid, exc_info=error)
                 reason = f"that of operator {uid!r}: {error}"
+                failure = OperatorError(reason, operator=uid, subtask=None, hook="snapshot of the coordinator")
+                failure.__cause__ = error
+                self.note(reason, failure)
                 self.inbox.append(ev.SnapshotFailed(None, number, reason))
                 return
         for task in command.plan.trigger:
@@ -340,6 +350,7 @@ class Driver:
             self.inbox.append(ev.PublishFailed(number, str(error), unknown=False))
         else:
             self._retries = {}
+            self._errors.clear()
             self.published += 1
             self.inbox.append(ev.Published(number))
 
@@ -382,7 +393,7 @@ class Driver:
         try:
             self._retries = commit(self.permit, self.sinks, held(self.permit, self._job, self.sinks))
         except Exception as error:
-            logger.debug("commit of checkpoint %d failed", self.permit.ref.checkpoint_id, exc_info=error)
+            self.note(str(error), error)
             self.inbox.append(ev.CommitFailed(command.number, str(error)))
         else:
             self.commit_us += int(1e6 * (time.perf_counter() - begun))
@@ -422,14 +433,16 @@ class Driver:
             try:
                 tell(self.coordinators[uid])
             except Exception as error:
-                self._failed(f"the coordinator of operator {uid!r} failed: {error}", error)
+                self._failed(uid, f"the coordinator of operator {uid!r}", error)
 
     def _end_sources(self, command: ev.EndSources) -> None:
         for task in sorted(command.tasks):
             self._post.mail(task, ev.EndSource())
 
     def _restart(self, command: ev.Restart) -> None:
-        raise RunDiscarded(command.reason, counted=command.counted)
+        known = [reason for reason in self._errors if reason and reason in command.reason]
+        cause = self._errors[max(known, key=len)] if known else None
+        raise RunDiscarded(command.reason, counted=command.counted) from cause
 
 
 __all__ = ["FATAL", "Driver", "SplitWanted", "ToCoordinator"]

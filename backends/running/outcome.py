@@ -25,7 +25,9 @@ class JobOutcome:
 
 
 class JobFailed(CheckpointError):
-    """A job has failed more often than it may. Its store is as whole as before: run it again when the cause is mended."""
+    """A job has failed more often than it may, or in a way in which it would fail again. Its store is as whole as before: run it
+    again when the cause is mended. ``__cause__`` is what failed last: an ``OperatorError``, whose cause is what user code raised.
+    """
 
 
 class RunDiscarded(CheckpointError):

@@ -15,8 +15,9 @@ from backends.dataflow.flow_states import COMMITTABLES
 from backends.running.clock import Clock, SystemClock
 from backends.running.commits import clean, commit, commit_rest, held, sinks_of
 from backends.running.driver import FATAL
+from backends.running.failures import Failures
 from backends.running.options import Options, Schedule
-from backends.running.outcome import JobFailed, JobOutcome, RunDiscarded
+from backends.running.outcome import JobOutcome
 from backends.running.progress import Progress
 from backends.running.restore import Restored, restore
 from backends.running.retention import decide_keep
@@ -31,9 +32,6 @@ from stateformat.store import CheckpointStore
 logger = logging.getLogger(__name__)
 
 RunT = TypeVar("RunT", bound=Run)
-
-CHECKPOINTS_TO_FORGIVE = 10
-"""After so many a failure is no longer counted. One would not do: what fails again and again may publish in between."""
 
 
 class Runtime(ABC, Generic[RunT]):
@@ -82,8 +80,8 @@ class Runtime(ABC, Generic[RunT]):
         fit the dataflow; ``PublishConflict`` where another run has the job, and then nothing is committed that this one had not
         published.
         """
-        restarts = failures = 0
-        forgiven_at = 0
+        restarts = 0
+        failures = Failures(flow.job_id, self.options.max_restarts)
         self._resumes_to = self._schedule = None
         while True:
             try:
@@ -92,19 +90,10 @@ class Runtime(ABC, Generic[RunT]):
                 raise
             except (CheckpointError, OSError) as error:
                 restarts += 1
-                if self._published >= forgiven_at:
-                    failures = 0
-                if not isinstance(error, RunDiscarded) or error.counted:
-                    failures += 1
-                    forgiven_at = self._published + CHECKPOINTS_TO_FORGIVE
-                if failures > self.options.max_restarts:
-                    raise JobFailed(
-                        f"job {flow.job_id!r} failed {failures} times within a few checkpoints, and "
-                        f"{self.options.max_restarts} restarts are allowed; the last time: {error}. Its newest checkpoint stands: mend "
-                        "the cause and run it again"
-                    ) from error
-                logger.warning("job %r starts again from its newest checkpoint: %s", flow.job_id, error)
-                delay_us = self.options.restart_delay_us * 2 ** max(failures - 1, 0)
+                failed = failures.add(error, self._published)
+                if failed is not None:
+                    raise failed from failed.__cause__
+                delay_us = self.options.restart_delay_us * 2 ** max(failures.counted - 1, 0)
                 self._clock.wait_until(self._clock.now_us() + delay_us)
 
     def _once(self, flow: Dataflow) -> JobOutcome:

@@ -14,6 +14,7 @@ from backends.dataflow import events as ev
 from backends.dataflow.activation import Activation, OpenSnapshot
 from backends.dataflow.api import NoSplit, Split
 from backends.dataflow.compile import Vertex
+from backends.dataflow.failures import OperatorError
 from backends.dataflow.life import State
 from backends.dataflow.routing import Router
 from backends.dataflow.task import Task
@@ -54,6 +55,9 @@ class Link(Protocol):
 
     def tell(self, event: ev.CoordinatorEvent) -> None:
         """Send an event to the coordinator."""
+
+    def note(self, reason: str, error: Exception) -> None:
+        """Keep the exception behind a sentence that the coordinator is told."""
 
     def message(self, uid: str, subtask: int, message: bytes | None, snapshot_taken: int) -> None:
         """Send to an operator's coordinator; ``snapshot_taken`` is the last barrier of which the sender took a snapshot. None is a
@@ -222,9 +226,10 @@ class Worker:
 
     def fail(self, error: Exception) -> None:
         """The task is lost, and with it the run."""
-        logger.debug("task %s failed", self.id, exc_info=error)
         self.gone = True
-        self._link.tell(ev.TaskFailed(self.id, str(error)))
+        self._link.note(str(error), error)
+        # The sentence of an operator's error names that operator and its subtask; the task has the name of its chain's head.
+        self._link.tell(ev.TaskFailed(None if isinstance(error, OperatorError) else self.id, str(error)))
 
     def give_up(self) -> None:
         """The run is lost: let its operators release what they hold, if they have not."""
@@ -395,8 +400,8 @@ class Worker:
         self._release_messages()
 
     def _snapshot_failed(self, error: Exception) -> None:
-        logger.debug("snapshot %d of task %s failed", self._number, self.id, exc_info=error)
         self._snapshot = None
+        self._link.note(str(error), error)
         self._link.tell(ev.SnapshotFailed(self.id, self._number, str(error)))
 
     def _log(self, command: ev.LogQueued | ev.LogRecords | ev.StopLog) -> None:

@@ -13,10 +13,11 @@ import pickle
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from backends.dataflow import events as ev
 from backends.dataflow.compile import Vertex
+from backends.dataflow.failures import FailsAgain
 from backends.spark.feeds import Feed
 from backends.spark.level import Level
 from backends.spark.mail import DDL, Address, EpochBroken, compare
@@ -51,11 +52,12 @@ def levels_of(vertices: Sequence[Vertex], finished: Iterable[str]) -> tuple[dict
 class EpochJob:
     """One epoch, ready to be run as often as need be: the same mail, the same ranges.
 
-    ``specs``: of every task that takes part. ``feeds``: DataFrames that feed sources. ``description``: what Spark's UI shows.
+    ``live``: the runs for which workers keep what they have. ``specs``: of every task that takes part. ``feeds``: DataFrames that feed sources. ``description``: what Spark's UI shows.
     """
 
     spark: SparkSession
     run: str
+    live: frozenset[str]
     setup: Broadcast[bytes]
     specs: Sequence[Spec]
     levels: Mapping[str, int]
@@ -68,17 +70,24 @@ class EpochJob:
     tries: int = 0
 
     def __call__(self) -> dict[ev.TaskId, Report]:
-        """Run it, again where it breaks. Raises what broke it last, after :data:`TRIES`."""
+        """Run it, again where it breaks. Raises what broke it last, after :data:`TRIES`; ``FailsAgain`` at once for what another try
+        cannot mend, and when code of the job's fails twice in the same way.
+        """
         from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
         from pyspark.errors import PySparkException
 
+        before: str | None = None
         for left in range(TRIES - 1, -1, -1):
             self.tries += 1
             try:
                 return self._once()
             except (PySparkException, Py4JJavaError, EpochBroken) as error:
+                said = raised_in_python(error)
+                if said is not None and (said == before or cannot_be_had(said)):
+                    raise FailsAgain(said) from error
                 if not left:
                     raise
+                before = said
                 logger.warning("%s is run again: %s", self.description, first_line(error))
         raise AssertionError
 
@@ -111,6 +120,7 @@ class EpochJob:
         for number in range(self.last_level + 1):
             level = Level(
                 run=self.run,
+                live=self.live,
                 setup=self.setup,
                 number=number,
                 specs={slot: pickle.dumps(specs, protocol=5) for slot, specs in by_level[number].items()},
@@ -169,6 +179,49 @@ def first_line(error: Exception) -> str:
         told = [cause for number, cause in enumerate(causes) if not any(cause in other for other in causes[:number])]
         return "; ".join(told or lines)[:500]
     return f"{kind}{lines[0]}"[:500] if lines else type(error).__name__
+
+
+_PASSING: Final = frozenset(
+    {
+        *(
+            "EpochBroken",
+            "StorageError",
+            "OutcomeUnknown",
+            "CheckpointExpired",
+            "MemoryError",
+            "EOFError",
+            "OSError",
+            "TimeoutError",
+        ),
+        *(
+            "ConnectionError",
+            "ConnectionResetError",
+            "ConnectionRefusedError",
+            "ConnectionAbortedError",
+            "BrokenPipeError",
+        ),
+        *("OperationalError", "InterfaceError"),
+    }
+)
+"""What code that runs in a worker may raise by bad luck."""
+
+
+def raised_in_python(error: Exception) -> str | None:
+    """What Python code raised in a worker, type and message; None where a worker or the JVM failed, or it may be bad luck."""
+    if "Traceback (most recent call last)" not in str(error):
+        return None
+    said = first_line(error)
+    return None if _type_of(said) in _PASSING else said
+
+
+def cannot_be_had(said: str) -> bool:
+    """Whether what Python raised says that something cannot be imported or unpickled."""
+    kinds = {"ImportError", "ModuleNotFoundError", "PicklingError", "UnpicklingError"}
+    return _type_of(said) in kinds or "Can't get attribute" in said
+
+
+def _type_of(said: str) -> str:
+    return said.partition(":")[0].strip().rpartition(".")[2]
 
 
 def _says_nothing(line: str) -> bool:

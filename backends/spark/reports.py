@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from backends.dataflow import events as ev
 from backends.dataflow.compile import Job
+from backends.dataflow.failures import pack
 from backends.dataflow.member import Reported
 from backends.running.channels import Queue
 from backends.running.worker import Mail, Worker
@@ -100,7 +101,8 @@ class Report:
     for them, and ``taken_id`` the id of its checkpoint; ``messages``: to coordinators, markers too; ``lost``: operators that a message of theirs came to too late; ``kept``: by
     operator and keyed state, how many layers stay underneath; ``reported``: by operator, the progress of
     its inputs. ``replays``: records have been fed back, and are
-    in the snapshot. ``travelling``: operators that go on as they were. ``sent``, ``consumed``: frames. ``opened``: how the activation
+    in the snapshot. ``travelling``: operators that go on as they were. ``errors``: exceptions behind the
+    sentences of ``events``, packed (``failures.pack``). ``sent``, ``consumed``: frames. ``opened``: how the activation
     was come by: ``kept``, ``caught_up``, ``restored``, or nothing where it needs none.
     """
 
@@ -113,6 +115,7 @@ class Report:
     replays: bool = False
     ended: bool = False
     events: list[ev.CoordinatorEvent] = field(default_factory=list)
+    errors: list[tuple[str, bytes]] = field(default_factory=list)
     messages: list[tuple[str, bytes | None, int]] = field(default_factory=list)
     lost: set[str] = field(default_factory=set)
     confirmed: list[ev.Channel] = field(default_factory=list)
@@ -133,9 +136,9 @@ class Report:
         return row(self.task.subtask, REPORT, pickle.dumps(self, protocol=5))
 
     @property
-    def failure(self) -> str | None:
+    def failure(self) -> ev.TaskFailed | None:
         """Why the task was lost; None where it was not."""
-        return next((event.reason for event in self.events if isinstance(event, ev.TaskFailed)), None)
+        return next((event for event in self.events if isinstance(event, ev.TaskFailed)), None)
 
 
 class ReportLink:
@@ -148,6 +151,10 @@ class ReportLink:
     def tell(self, event: ev.CoordinatorEvent) -> None:
         """For the coordinator."""
         self.report.events.append(event)
+
+    def note(self, reason: str, error: Exception) -> None:
+        """For the driver, in a form that travels."""
+        self.report.errors.append((reason, pack(error)))
 
     def message(self, uid: str, subtask: int, message: bytes | None, snapshot_taken: int) -> None:  # noqa: ARG002 - the report's
         """For an operator's coordinator."""

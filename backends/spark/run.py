@@ -22,10 +22,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary
 
 import pyarrow as pa
 
 from backends.dataflow import events as ev
+from backends.dataflow.failures import unpack
 from backends.dataflow.flow_states import COMMITTABLES
 from backends.running.clock import Clock
 from backends.running.driver import ToCoordinator
@@ -55,8 +57,15 @@ logger = logging.getLogger(__name__)
 
 WAIT_MAX_US: Final = 1_000_000
 """So long a job that waits for its next epoch does not look for a stop."""
+_LIVE: Final[WeakValueDictionary[str, SparkRun]] = WeakValueDictionary()
+"""The runs of this process that go on, in whatever session."""
 TOKENS_KEPT: Final = 64
 """So many epochs a worker may be behind and still catch up."""
+
+
+def live_runs() -> frozenset[str]:
+    """The ids of the runs for which workers keep what they have."""
+    return frozenset(_LIVE)
 
 
 class SparkRun(Run):
@@ -75,6 +84,7 @@ class SparkRun(Run):
         self._spark = spark
         self._options = options
         self._id = secrets.token_hex(8)
+        _LIVE[self._id] = self
         self._broadcast: Broadcast[bytes] | None = None
         self._version = 0
         self._rows_read = 0
@@ -188,6 +198,7 @@ class SparkRun(Run):
         return EpochJob(
             spark=self._spark,
             run=self._id,
+            live=live_runs(),
             setup=self._setup(writing),
             specs=specs,
             levels=self._levels,
@@ -205,8 +216,8 @@ class SparkRun(Run):
         try:
             return job()
         except Exception as error:
-            logger.debug("epoch %d", self._version, exc_info=error)
             reason = f"epoch {self._version} could not be run: {first_line(error)}"
+            self._driver.note(reason, error)
             self._driver.inbox.append(ev.TaskFailed(None, reason))
             self._deliver()
             raise RunDiscarded(reason, counted=True) from error
@@ -249,11 +260,14 @@ class SparkRun(Run):
 
     def _accept(self, reports: Mapping[ev.TaskId, Report], checkpoint: PendingCheckpoint | None) -> None:
         """Let the coordinator, and whoever else is concerned, hear what an epoch's tasks report, in order of their levels."""
-        for task, report in reports.items():
-            if report.failure is not None:
-                self._driver.inbox.append(ev.TaskFailed(task, report.failure))
-                self._deliver()
-                raise RunDiscarded(f"{task}: {report.failure}", counted=True)
+        for report in reports.values():
+            for reason, packed in report.errors:
+                self._driver.note(reason, unpack(packed))
+        failure = next((report.failure for report in reports.values() if report.failure is not None), None)
+        if failure is not None:
+            self._driver.inbox.append(failure)
+            self._deliver()
+            raise RunDiscarded(failure.reason, counted=True)
         read = 0
         for held in self._running:
             report = reports[held.core.id]
@@ -390,6 +404,7 @@ class SparkRun(Run):
 
     def close(self) -> None:
         """Give up the run: workers let go of what they kept for it when they serve another."""
+        _LIVE.pop(self._id, None)
         broadcast, self._broadcast = self._broadcast, None
         if broadcast is not None:
             try:
