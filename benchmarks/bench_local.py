@@ -3,12 +3,14 @@
 Both sides read the same files in the same batches, derive a column, filter, sum and count by key, and write the result as
 Parquet. The job does it as a dataflow: a source with splits, a map and a filter chained to it, a hash edge, a keyed aggregate
 with state, a two-phase-commit file sink, and checkpoints while it runs.
+
+Two more: 1,000 rows at parallelism 256 against 8, and a checkpoint a second where 1,000 of a million keys change, against none.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,8 @@ import pyarrow.parquet as pq
 
 import stateformat as sf
 from backends.connectors import FileSink, ParquetSource
-from backends.dataflow.api import Dataflow
+from backends.connectors.enumerators import ListEnumerator
+from backends.dataflow.api import Chunk, Dataflow, ReaderContext, Source, Split
 from backends.dataflow.operators import Aggregate, Filter, Map
 from backends.local import LocalRuntime
 from benchmarks.measuring import Row, compare
@@ -86,6 +89,100 @@ def _merged(groups: list[pa.Table]) -> pa.Table:
     return merged.rename_columns(["key", "amount_sum", "amount_count"])
 
 
+# Wide jobs, and checkpoints of much state -----------------------------------------------------------------------------------
+
+WIDE_ROWS = 1000
+STATE_KEYS, HOT_KEYS, HOT_BATCHES, CHANGED_BYTES = 1_000_000, 1000, 6000, 16
+"""Of the checkpoints: the keys of the state, those that change, and the bytes of a key and its total."""
+DELTAS = 40
+
+
+class _Batches(Source):
+    """Batches that lie in memory, read one after the other."""
+
+    def __init__(self, batches: Sequence[pa.RecordBatch]) -> None:
+        self._batches = batches
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._batches[0].schema
+
+    def enumerator(self) -> ListEnumerator:
+        return ListEnumerator(lambda: [Split("all", b"")])
+
+    def read(self, split: Split, context: ReaderContext) -> Iterator[Chunk]:  # noqa: ARG002
+        for number in range(split.position, len(self._batches)):
+            yield Chunk(self._batches[number], number + 1)
+
+
+def _totals(batches: Sequence[pa.RecordBatch], parallelism: int) -> Dataflow:
+    flow = Dataflow("totals", parallelism=parallelism)
+    keyed = flow.source(_Batches(batches), uid="rows").key_by("key")
+    keyed.apply(Aggregate("key", {"total": ("value", "sum")}, emit="end"), uid="totals")
+    return flow
+
+
+def _values(keys: np.ndarray) -> pa.RecordBatch:
+    return pa.record_batch({"key": keys.astype(np.int64), "value": np.ones(len(keys), np.int64)})
+
+
+def _all_keys() -> list[pa.RecordBatch]:
+    return [_values(part) for part in np.array_split(np.arange(STATE_KEYS), STATE_KEYS // BATCH_ROWS + 1)]
+
+
+def _wide(folder: Path, times: Iterator[int]) -> Row:
+    batches = [_values(np.arange(WIDE_ROWS) % 100)]
+
+    def job(parallelism: int) -> None:
+        store = sf.open(str(folder / f"wide-{next(times)}"), durable=False)
+        LocalRuntime(store, checkpoint_interval_us=None).run(_totals(batches, parallelism))
+
+    return compare(
+        f"in process, {WIDE_ROWS:,} rows, parallelism 256",
+        lambda: job(256),
+        lambda: job(8),
+        label="itself at parallelism 8",
+        budget="≤ 30 ×",
+        rounds=3,
+    )
+
+
+def _checkpoints(folder: Path, times: Iterator[int]) -> list[Row]:
+    random = np.random.default_rng(11)
+    hot = [random.choice(STATE_KEYS, HOT_KEYS, replace=False) for _ in range(8)]
+    busy = [_values(random.choice(keys, BATCH_ROWS)) for keys in hot]
+    batches = [*_all_keys(), *(batch for batch in busy for _ in range(HOT_BATCHES // len(busy)))]
+
+    def job(interval_us: int | None) -> None:
+        store = sf.open(str(folder / f"state-{next(times)}"), durable=False)
+        LocalRuntime(store, checkpoint_interval_us=interval_us).run(_totals(batches, 1))
+
+    what = f"in process, {HOT_KEYS:,} of {STATE_KEYS:,} keys changed"
+    cost = compare(
+        f"{what}, a checkpoint a second",
+        lambda: job(1_000_000),
+        lambda: job(None),
+        label="without checkpoints but the last",
+        budget="≤ 1.1 ×",
+    )
+    written = _bytes_of_a_delta(folder / f"state-{next(times)}", random) / HOT_KEYS
+    ratio = written / CHANGED_BYTES
+    against = f"a key and its total: {CHANGED_BYTES} B"
+    return [cost, Row(f"{what}, bytes of a checkpoint a key", f"{written:.0f} B", against, f"{ratio:.1f} ×", "≤ 20 ×")]
+
+
+def _bytes_of_a_delta(store: Path, random: np.random.Generator) -> float:
+    """What a checkpoint writes behind the first, on average: its segments and its manifest."""
+    few = [_values(random.choice(STATE_KEYS, HOT_KEYS, replace=False)) for _ in range(DELTAS)]
+    options = {"checkpoint_interval_us": None, "checkpoint_rows": HOT_KEYS, "keep": None}
+    LocalRuntime(sf.open(str(store), durable=False), **options).run(_totals([*_all_keys(), *few], 1))
+    sizes = {
+        path: path.stat().st_size for kind in ("segments", "manifests") for path in (store / kind).rglob("*.parquet")
+    }
+    newest = sorted(path.name[:20] for path in (store / "manifests").iterdir())[-DELTAS:-1]
+    return sum(size for path, size in sizes.items() if {path.name[:20], path.parent.name} & {*newest}) / len(newest)
+
+
 def measure() -> list[Row]:
     """The rows of the table."""
     rows = []
@@ -110,4 +207,5 @@ def measure() -> list[Row]:
                     budget="≤ 2 ×",
                 )
             )
+        rows += [_wide(folder, times), *_checkpoints(folder, times)]
     return rows

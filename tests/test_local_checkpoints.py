@@ -291,7 +291,7 @@ def test_a_failed_publication_is_tolerated_as_far_as_the_job_says_and_the_job_go
 def test_too_many_failures_fail_the_job_with_the_last_as_the_cause() -> None:
     bench = Bench(max_restarts=2)
     flow, _ = one_sink(bench, Tap([rows(1)]))
-    bench.log.failing += ["op/0 open", "op/0 process 0: 1", "op/0 open"]
+    bench.log.failing += ["op/0 open", "op/0 process 0: 1", "op/0 finish"]
     with pytest.raises(
         JobFailed,
         match=r"job 'job' failed 3 times within a few checkpoints, and 2 restarts are allowed; .*'op'.*Boom",

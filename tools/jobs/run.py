@@ -134,6 +134,8 @@ class _JsonLog(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         told = {"level": record.levelname, "logger": record.name, "message": record.getMessage()}
+        if record.exc_info:
+            told["trace"] = self.formatException(record.exc_info)
         return json.dumps({"kind": "Log", **told})
 
 
