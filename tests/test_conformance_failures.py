@@ -85,6 +85,8 @@ def test_a_snapshot_that_fails_is_taken_again_as_often_as_the_job_tolerates(stag
     until(run, lambda: line.out.values == [0, 1, 2, 3])
     before = stage.newest_id
     stage.calls.fails("op/0 snapshot")
+    line.source.let(0, 6)
+    until(run, lambda: line.out.values == [*range(6)])  # Published, so the next failure is not the second in a row.
     stage.calls.fails("out/0 prepare")
     line.source.let(0, 8)
     until(run, lambda: line.out.values == [*range(8)])
