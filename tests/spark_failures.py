@@ -282,8 +282,8 @@ class Place:
         return Sink(self.directory / name, self.orders)
 
     def runtime(self, spark: Any, **options: Any) -> SparkRuntime:
-        """A runtime whose waits take no time."""
-        options = {"clock": VirtualClock(), "checkpoint_rows": EPOCH_ROWS, **options}
+        """A runtime whose waits take no time, and which leaves what attempts have written."""
+        options = {"clock": VirtualClock(), "checkpoint_rows": EPOCH_ROWS, "keep": None, **options}
         return SparkRuntime(spark, options.pop("store", self.store), **options)
 
     def run(self, spark: Any, **options: Any) -> JobOutcome:
