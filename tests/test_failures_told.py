@@ -16,10 +16,11 @@ import pytest
 import stateformat
 from backends.connectors import MemorySource
 from backends.dataflow.api import Dataflow, Operator, Output
-from backends.dataflow.failures import FailsAgain, OperatorError, RemoteError
+from backends.dataflow.failures import FailsAgain, OperatorError
 from backends.local import JobFailed, LocalRuntime, VirtualClock
 from backends.running.runtime import Runtime
 from backends.spark.epoch import cannot_be_had, raised_in_python
+from backends.spark.remote_errors import RemoteError
 from backends.spark.run import SparkRun
 from backends.spark.runtime import SparkRuntime
 from stateformat.errors import StorageError

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
-import traceback
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Final
 
 from stateformat.errors import CheckpointError, ErrorKind, StorageError
@@ -71,8 +68,7 @@ class FailsAgain(CheckpointError):
     default_kind = ErrorKind.OPERATOR_FAILED
 
 
-_FOR_GOOD: Final = (FailsAgain, ImportError, pickle.PicklingError, pickle.UnpicklingError)
-"""What cannot go better another time."""
+_OF_PICKLES: Final = frozenset({"PicklingError", "UnpicklingError"})
 _OF_FILES: Final = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 _OF_DATABASES: Final = frozenset({"OperationalError", "InterfaceError"})
 """What drivers of databases raise for a lost connection (PEP 249)."""
@@ -93,7 +89,7 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
 
 def is_for_good(error: BaseException) -> bool:
     """Whether trying again cannot help: something cannot be imported or pickled."""
-    return any(isinstance(one, _FOR_GOOD) for one in chain_of(error))
+    return any(isinstance(one, FailsAgain | ImportError) or _is_named(one, _OF_PICKLES) for one in chain_of(error))
 
 
 def may_pass(error: BaseException) -> bool:
@@ -104,9 +100,13 @@ def may_pass(error: BaseException) -> bool:
         isinstance(one, StorageError | MemoryError)
         or (isinstance(one, OSError) and not isinstance(one, _OF_FILES))
         or (isinstance(one, OperatorError) and one.hook in _OUTSIDE)
-        or any(base.__name__ in _OF_DATABASES for base in type(one).__mro__)
+        or _is_named(one, _OF_DATABASES)
         for one in chain_of(error)
     )
+
+
+def _is_named(error: BaseException, names: frozenset[str]) -> bool:
+    return any(base.__name__ in names for base in type(error).__mro__)
 
 
 def signature(error: BaseException) -> tuple[str, ...]:
@@ -117,59 +117,4 @@ def signature(error: BaseException) -> tuple[str, ...]:
     return (operator, f"{type(one).__module__}.{type(one).__qualname__}", str(one))
 
 
-# Between processes ----------------------------------------------------------------------------------------------------------
-
-
-class RemoteError(Exception):
-    """Stands for an exception of a worker that cannot be pickled. Its message names the type of that one."""
-
-
-def pack(error: BaseException) -> bytes:
-    """An error and its causes as they go to another process: each pickled, if that is possible, and the trace as text."""
-    trace = "".join(traceback.format_exception(error))
-    return pickle.dumps(([_packed(one) for one in chain_of(error)], trace), protocol=5)
-
-
-def _packed(error: BaseException) -> tuple[bytes | None, str]:
-    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    try:
-        data = pickle.dumps(error, protocol=5)
-        pickle.loads(data)  # noqa: S301 - what this process has pickled. Many exceptions can be pickled and not be read again.
-    except Exception:
-        return None, said
-    return data, said
-
-
-def unpack(data: bytes) -> BaseException:
-    """The error that :func:`pack` of our own worker has packed, with its causes; the innermost has the worker's trace as a note."""
-    packed, trace = pickle.loads(data)  # noqa: S301 - from our own workers
-    found = [_unpacked(*one) for one in packed]
-    for error, cause in pairwise(found):
-        error.__cause__ = cause
-    found[-1].add_note(f"In the worker:\n{trace.rstrip()}")
-    return found[0]
-
-
-def _unpacked(data: bytes | None, said: str) -> BaseException:
-    if data is not None:
-        try:
-            error = pickle.loads(data)  # noqa: S301 - from our own workers
-        except Exception:  # Its class can be imported in the worker only.
-            return RemoteError(said)
-        if isinstance(error, BaseException):
-            return error
-    return RemoteError(said)
-
-
-__all__ = [
-    "FailsAgain",
-    "Guard",
-    "OperatorError",
-    "RemoteError",
-    "chain_of",
-    "is_for_good",
-    "may_pass",
-    "pack",
-    "signature",
-    "unpack",
-]
+__all__ = ["FailsAgain", "Guard", "OperatorError", "chain_of", "is_for_good", "may_pass", "signature"]

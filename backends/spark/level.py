@@ -15,10 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backends.dataflow.events import TaskFailed
-from backends.dataflow.failures import FailsAgain, pack
+from backends.dataflow.failures import FailsAgain
 from backends.spark.cache import WORKER_CACHE
 from backends.spark.loop_end import LoopEnd
 from backends.spark.mail import ROWS, EpochBroken, together, unpack
+from backends.spark.remote_errors import pack
 from backends.spark.reports import Report, Setup, Spec
 from backends.spark.task_run import TaskRun
 from stateformat.model import AttemptId, CheckpointId

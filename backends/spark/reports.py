@@ -13,12 +13,12 @@ import pyarrow as pa
 
 from backends.dataflow import events as ev
 from backends.dataflow.compile import Job
-from backends.dataflow.failures import pack
 from backends.dataflow.member import Reported
 from backends.running.channels import Queue
 from backends.running.worker import Mail, Worker
 from backends.spark.base import Base
 from backends.spark.mail import REPORT, Address, row
+from backends.spark.remote_errors import pack
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.snapshot import Snapshot, WriteContext
 
@@ -102,7 +102,7 @@ class Report:
     operator and keyed state, how many layers stay underneath; ``reported``: by operator, the progress of
     its inputs. ``replays``: records have been fed back, and are
     in the snapshot. ``travelling``: operators that go on as they were. ``errors``: exceptions behind the
-    sentences of ``events``, packed (``failures.pack``). ``sent``, ``consumed``: frames. ``opened``: how the activation
+    sentences of ``events``, packed (``remote_errors.pack``). ``sent``, ``consumed``: frames. ``opened``: how the activation
     was come by: ``kept``, ``caught_up``, ``restored``, or nothing where it needs none.
     """
 

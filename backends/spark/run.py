@@ -27,7 +27,6 @@ from weakref import WeakValueDictionary
 import pyarrow as pa
 
 from backends.dataflow import events as ev
-from backends.dataflow.failures import unpack
 from backends.dataflow.flow_states import COMMITTABLES
 from backends.running.clock import Clock
 from backends.running.driver import ToCoordinator
@@ -43,6 +42,7 @@ from backends.spark.dealing import SPLITS_AHEAD_MAX, Dealer
 from backends.spark.epoch import EpochJob, first_line, levels_of
 from backends.spark.feeds import Feed
 from backends.spark.options import SparkOptions
+from backends.spark.remote_errors import unpack
 from backends.spark.reports import Report, Setup, Spec
 from backends.spark.resting import ENDED, Resting, concerns_the_core, is_work
 from stateformat.model import Mode
