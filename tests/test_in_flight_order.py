@@ -91,7 +91,7 @@ def test_the_record_that_was_sent_first_comes_first_after_a_rewrite(tmp_path: Pa
     assert [row for batch in task.batches(batch_rows=1) for row in batch["_seq"].to_pylist()] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("bytes_max", [reading.PIECE_BYTES_MAX, 200], ids=["whole pieces", "small windows"])
+@pytest.mark.parametrize("bytes_max", [reading.CHUNK_BYTES_MAX, 200], ids=["whole pieces", "small windows"])
 @pytest.mark.parametrize(
     "options", [WriteOptions(), WriteOptions(inline_bytes_max=0, row_group_rows=3)], ids=["inline", "objects"]
 )
@@ -109,7 +109,7 @@ def test_channels_keep_their_order_through_rewrites_at_other_parallelisms(
         checkpoint = store.open()
         assert validate(store, level="full").ok
         with monkeypatch.context() as small:
-            small.setattr(reading, "PIECE_BYTES_MAX", bytes_max)
+            small.setattr(reading, "CHUNK_BYTES_MAX", bytes_max)
             for parallelism in (1, 4):
                 plan = checkpoint.plan_restore(checkpoint.graph.at(per_operator={"c": parallelism}))
                 got = []
