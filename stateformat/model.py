@@ -29,6 +29,8 @@ MAX_CHECKPOINT_ID = 2**53 - 1
 RESERVED_PROPERTIES = "stateformat."
 """How the names of properties begin that SPEC.md defines (section 3.2); all others are the user's."""
 KEEP_PROPERTY = f"{RESERVED_PROPERTIES}keep"
+LATE_PROPERTY = f"{RESERVED_PROPERTIES}late_rows"
+"""How many rows the job had dropped as late when the checkpoint was published."""
 """Says that the run which published the record keeps as many checkpoints as its runtime does by default."""
 
 

@@ -392,6 +392,10 @@ class PendingCheckpoint:
             required_features=required_features(graph, draft.states, handles, draft.rescaled_from),
         )
 
+    def set_property(self, name: str, value: str) -> None:
+        """Add a property to the record, or replace it, before :meth:`publish`."""
+        self._draft = replace(self._draft, properties={**self._draft.properties, name: value})
+
     def _look_before_creating(self) -> None:
         """What must hold once the manifest is there and the record is not: SPEC.md sections 8.3 and 10."""
         parent, source = self._draft.parent, self._draft.source

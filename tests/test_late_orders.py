@@ -11,9 +11,12 @@ import pytest
 
 from backends.connectors import CollectSink, MemorySource
 from backends.dataflow.api import Dataflow, EventTime, Operator, Output, Stream
+from backends.dataflow.events import MAX_WATERMARK
 from backends.dataflow.operators import BroadcastJoin
-from tests.conformance import Stage, plain
+from backends.running.progress import Progress
+from tests.conformance import Gated, Stage, plain, to_end, until
 from tests.local_jobs import ROWS
+from tests.played_stage import PlayedStage
 from tests.spark_in_process import Ranges, RangeSource, Stand
 
 COUNTS = {"n": ("*", "count"), "total": ("value", "sum")}
@@ -140,3 +143,60 @@ def test_in_process_the_end_of_a_table_lets_time_go_on_at_the_barrier_in_every_o
         found.append(plain(out.table()))
     assert all(one == found[0] for one in found)
     assert sum(row[3] * count for row, count in found[0].items()) < events.num_rows, "some are late"
+
+
+# What a job says of late rows and of time ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("executor", ["local", "spark"])
+def test_late_rows_are_in_progress_in_the_record_and_in_the_last_sentence_also_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: str
+) -> None:
+    stage, out, seen = PlayedStage(tmp_path, monkeypatch), CollectSink(), list[Progress]()
+    ranges = stream(10, 10, 300)
+    flow = Dataflow("late", parallelism=1)
+    split = [pa.RecordBatch.from_pylist(some, schema=ROWS) for some in ranges]
+    gate = Gated(tmp_path / "in", split, shut=True)
+    read = flow.source(gate, uid="in", event_time="at")
+    flow.source(MemorySource(pa.table({"id": [1]})), uid="untimed").apply(CollectSink(), uid="rest")
+    windows(read, out)
+    gate.let(0, 6)
+    often = {"checkpoint_rows": 24} if executor == "spark" else {}
+    first = stage.begin(executor, flow, **often)
+    until(first, lambda: first.rows_read == 73 and first.in_flight is None)
+    before = first.published
+    until(first, lambda: first.published > before)
+    told = first.progress()
+    first.close()
+    assert told.late_rows > 0
+    assert told.watermarks == {"in": told.watermark, "untimed": None}
+    assert told.watermark == newest(ranges, 6)
+    record = stage.newest
+    assert record.properties["stateformat.late_rows"] == str(told.late_rows)
+    assert f", {told.late_rows} late rows dropped" in told.line()
+
+    gate.let(0)
+    outcome = stage.run(executor, flow, progress=seen.append, **often)
+    in_windows = sum(row[3] * count for row, count in plain(out.table()).items())
+    late = 120 - in_windows
+    assert late > told.late_rows
+    assert outcome.sentence.endswith(f"; {late} late rows dropped")
+    assert seen[-1].late_rows == late
+    assert stage.newest.properties["stateformat.late_rows"] == str(late)
+
+
+def test_time_of_the_job_is_not_known_while_that_of_a_source_is_not(tmp_path: Path) -> None:
+    stage, out = Stage(tmp_path, lambda: None), CollectSink()
+    shut = Gated(tmp_path / "shut", [pa.RecordBatch.from_pylist(stream(1, 10, 0)[0], schema=ROWS)], shut=True)
+    quick = Gated(tmp_path / "quick", [pa.RecordBatch.from_pylist(stream(1, 10, 0)[0], schema=ROWS)])
+    flow = Dataflow("two", parallelism=1)
+    one, two = (flow.source(gate, uid=uid, event_time="at") for gate, uid in ((shut, "shut"), (quick, "quick")))
+    windows(one.rebalance().apply(Union(), two.rebalance(), uid="union"), out)
+    run = stage.begin("local", flow)
+    until(run, lambda: run.rows_read == 12)
+    until(run, lambda: run.progress().watermarks["quick"] is not None)
+    told = run.progress()
+    assert (told.watermark, told.watermarks["shut"], told.late_rows) == (None, None, 0)
+    shut.let(0)
+    to_end(run)
+    assert run.progress().watermark == MAX_WATERMARK

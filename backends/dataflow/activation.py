@@ -118,6 +118,11 @@ class Activation:
         """The operators, by uid, in the order of the chain."""
         return self._members
 
+    @property
+    def late_records(self) -> int:
+        """How many records its operators have dropped as late, as they count them."""
+        return sum(member.logic.late_records for member in self._members.values())
+
     def open(
         self,
         restored: Mapping[str, Mapping[str, ReadTask]] | None,

@@ -79,6 +79,11 @@ class Operator(ABC):
     broadcast_inputs: ClassVar[tuple[int, ...]] = ()
     """Inputs that every subtask must see whole; a dataflow that sends one of them otherwise than by ``broadcast`` is refused."""
 
+    late_records: int = 0
+    """How many records this subtask has dropped because they came too late. An operator that drops any counts them here; the
+    progress of the job shows the sum of all.
+    """
+
     def states(self, *inputs: pa.Schema) -> Sequence[Descriptor]:
         """The states that it keeps. ``inputs``: the schema of each input."""
         return ()

@@ -100,6 +100,8 @@ class LocalRun(Run):
             worker.operators = Activation(self.job, worker.vertex, worker.id.subtask, worker)
             self._layers[worker.id] = TaskLayers(worker.operators.states, own)
             worker.operators.open({uid: part.tasks or {} for uid, part in own.items()} or None)
+        for worker in self._workers.values():
+            worker.count_late_rows()
         # What was in flight is processed before anything else, and after everybody is open to receive what comes of it.
         for worker in self._workers.values():
             for edge_id, task in restored.in_flight(worker.vertex, worker.id.subtask).items():
@@ -243,11 +245,13 @@ class LocalRun(Run):
     def progress(self) -> Progress:
         """How far it has come."""
         running = [worker for worker in self._workers.values() if not worker.gone]
-        return self._progress(
-            rows_read=self.rows_read,
-            running=len(running),
-            watermark=min((worker.watermark for worker in running), default=ev.MAX_WATERMARK),
-        )
+        times = {worker.id: worker.watermark for worker in running}
+        return self._progress(rows_read=self.rows_read, running=len(running), times=times)
+
+    @property
+    def late_rows(self) -> int:
+        """Rows that were dropped as late since the job began."""
+        return self._driver.late_rows_before + sum(worker.late_rows for worker in self._workers.values())
 
     # What workers and the driver reach (worker.Link, driver.Post) ----------------------------------------------------------
 

@@ -46,7 +46,7 @@ from stateformat.errors import (
     PublishConflict,
     StorageError,
 )
-from stateformat.model import Mode, Stop
+from stateformat.model import LATE_PROPERTY, Mode, Stop
 from stateformat.publication import CommitPermit
 from stateformat.schema import segment_schema
 from stateformat.segment import WriteOptions
@@ -89,8 +89,18 @@ class Post(Protocol):
     def overtake(self, barrier: ev.Barrier) -> None:
         """The barrier in flight turns unaligned, in the channels where it lies and where it is still to come."""
 
+    @property
+    def late_rows(self) -> int:
+        """Rows that operators have dropped as late since the job began."""
+
     def drop_in_flight(self) -> None:
         """Nothing is logged in any channel any more."""
+
+
+def late_rows_of(permit: CommitPermit | None) -> int:
+    """What the record of a checkpoint says of rows that were dropped as late; 0 where it says nothing that is a number."""
+    said = permit.record.properties.get(LATE_PROPERTY, "") if permit is not None else ""
+    return int(said) if said.isdecimal() and len(said) < 19 else 0
 
 
 class Driver:
@@ -126,6 +136,8 @@ class Driver:
         self._clock = clock
         self._keep = keep
         self._marks = marks
+        self.late_rows_before = late_rows_of(permit)
+        """As of ``Run.late_rows``, when this run began."""
         self._retries: Mapping[str, pa.Table] = retries
         self.enumerators: dict[str, SplitEnumerator] = {}
         self.coordinators: dict[str, OperatorCoordinator] = {}
@@ -337,6 +349,8 @@ class Driver:
             begun = time.perf_counter()
             finished = self._mark(current, command)
             self._add_coordinators(current, finished)
+            if self._post.late_rows:
+                current.checkpoint.set_property(LATE_PROPERTY, str(self._post.late_rows))
             self.permit = current.checkpoint.publish()
             self.publish_us += int(1e6 * (time.perf_counter() - begun))
         except FATAL:

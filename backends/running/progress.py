@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Final, TextIO
 
 from backends.dataflow.events import MAX_WATERMARK, MIN_WATERMARK
@@ -14,7 +15,9 @@ class Progress:
     """A job at one moment.
 
     ``rows_read``: by all sources in this run. ``checkpoint_id``: the newest published, None before the first. ``state_rows`` and
-    ``state_bytes``: what it holds. ``running`` and ``finished``: tasks. ``watermark``: the least of all tasks that run, µs.
+    ``state_bytes``: what it holds. ``running`` and ``finished``: tasks. ``watermarks``: by uid of each source the least of its tasks,
+    µs; None for a source without event time, or before any is known. ``watermark``: the least of all sources with event time; None
+    while one of them is not known, or where there is none. ``late_rows``: what operators have dropped as late since the job began.
     ``elapsed_us``: by the executor's clock, since the run began. ``warnings``: what came since the last time.
     """
 
@@ -26,7 +29,9 @@ class Progress:
     state_bytes: int
     running: int
     finished: int
-    watermark: int
+    watermark: int | None
+    watermarks: Mapping[str, int | None] = field(default_factory=dict)
+    late_rows: int = 0
     warnings: tuple[str, ...] = ()
 
     def line(self) -> str:
@@ -35,13 +40,17 @@ class Progress:
         ended = f", {self.finished} finished" if self.finished else ""
         return (
             f"{self.job_id}: {self.elapsed_us / 1e6:.1f} s, {self.rows_read:,} rows read, {checkpoint} "
-            f"({self.state_rows:,} rows, {self.state_bytes / 1e6:.1f} MB), {self.running} tasks run{ended}"
+            f"({self.state_rows:,} rows, {self.state_bytes / 1e6:.1f} MB), {self.running} tasks run{ended}{self._late}"
         )
+
+    @property
+    def _late(self) -> str:
+        return f", {late_words(self.late_rows)}" if self.late_rows else ""
 
     @property
     def has_watermark(self) -> bool:
         """Whether event time is known and has not ended."""
-        return MIN_WATERMARK < self.watermark < MAX_WATERMARK
+        return self.watermark is not None and MIN_WATERMARK < self.watermark < MAX_WATERMARK
 
 
 @dataclass(frozen=True)
@@ -75,8 +84,13 @@ class EpochProgress(Progress):
         took = (self.planning_us + self.spark_us + self.publish_us + self.commit_us) / 1e6
         return (
             f"{self.job_id}: epoch {self.epoch}, {self.rows_epoch:,} rows in {took:.1f} s, {checkpoint} "
-            f"({self.state_rows:,} rows, +{_size(self.written_bytes)}), {self.running} {tasks}{ended}"
+            f"({self.state_rows:,} rows, +{_size(self.written_bytes)}), {self.running} {tasks}{ended}{self._late}"
         )
+
+
+def late_words(count: int) -> str:
+    """Rows that were dropped as late, in words."""
+    return f"{count:,} late {'row' if count == 1 else 'rows'} dropped"
 
 
 def _size(size_bytes: int) -> str:

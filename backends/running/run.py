@@ -6,6 +6,7 @@ import os
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -16,7 +17,7 @@ from backends.running.driver import Driver
 from backends.running.options import Schedule
 from backends.running.outcome import JobOutcome
 from backends.running.pending import InFlight
-from backends.running.progress import Progress
+from backends.running.progress import Progress, late_words
 from backends.running.restore import Restored
 from backends.running.retention import kept, marks
 from backends.running.stopping import Stopping
@@ -108,7 +109,15 @@ class Run(ABC):
     def _see_end(self) -> None:
         if self._driver.ended is not None and self.outcome is None:
             self._driver.commit_rest(self._clock)
-            self.outcome = self._stopping.outcome(self._driver.ended)
+            outcome = self._stopping.outcome(self._driver.ended)
+            if self.late_rows:
+                outcome = replace(outcome, sentence=f"{outcome.sentence}; {late_words(self.late_rows)}")
+            self.outcome = outcome
+
+    @property
+    @abstractmethod
+    def late_rows(self) -> int:
+        """Rows that operators have dropped as late since the job began, as far as checkpoints know of earlier runs."""
 
     @property
     @abstractmethod
@@ -131,9 +140,23 @@ class Run(ABC):
         self._stopping.ask(request, mode, None if savepoint is None else as_url(savepoint))
         return request
 
-    def _progress(self, *, rows_read: int, running: int, watermark: int) -> Progress:
+    def _watermarks(self, times: Mapping[ev.TaskId, int]) -> dict[str, int | None]:
+        """How far each source has come: the least of its tasks; None without event time, or before it is known."""
+        found: dict[str, int | None] = {}
+        for vertex in self.job.vertices:
+            if vertex.is_source:
+                own = [time for task, time in times.items() if task.vertex == vertex.id]
+                least = min(own, default=ev.MAX_WATERMARK)
+                timed = self.job.step(vertex.id).event_time is not None
+                found[vertex.id] = least if timed and least != ev.MIN_WATERMARK else None
+        return found
+
+    def _progress(self, *, rows_read: int, running: int, times: Mapping[ev.TaskId, int]) -> Progress:
         permit = self._driver.permit
         warnings, self._driver.warnings = tuple(self._driver.warnings), []
+        watermarks = self._watermarks(times)
+        timed = [watermarks[uid] for uid in watermarks if self.job.step(uid).event_time is not None]
+        known = [time for time in timed if time is not None]
         return Progress(
             job_id=self.job.flow.job_id,
             elapsed_us=self._clock.now_us() - self._begun_us,
@@ -143,7 +166,9 @@ class Run(ABC):
             state_bytes=permit.record.totals.bytes if permit else 0,
             running=running,
             finished=self._all_tasks - running,
-            watermark=watermark,
+            watermark=min(known) if known and len(known) == len(timed) else None,
+            watermarks=watermarks,
+            late_rows=self.late_rows,
             warnings=warnings,
         )
 

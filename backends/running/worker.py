@@ -129,6 +129,7 @@ class Worker:
         self.mail: deque[Mail] = deque()
         self.rows = 0
         """Rows that its source has read."""
+        self._late_before = self._late_at_end = 0
         self.gone = False
         self.paused = False
         """Its source reads nothing for now, since a checkpoint goes first."""
@@ -179,6 +180,16 @@ class Worker:
     def snapshot_taken(self) -> int:
         """The number of the last barrier for which it took a snapshot, or that it passed on in a round of the loops."""
         return self._number
+
+    def count_late_rows(self) -> None:
+        """Begin to count; its operators may have counted in an earlier run."""
+        self._late_before = self.operators.late_records
+
+    @property
+    def late_rows(self) -> int:
+        """Rows that its operators have dropped as late since :meth:`count_late_rows`."""
+        counted = self.operators.late_records if hasattr(self, "operators") else self._late_at_end
+        return counted - self._late_before
 
     @property
     def watermark(self) -> int:
@@ -314,6 +325,7 @@ class Worker:
                     if isinstance(mail, Message):
                         self._link.lost(mail.uid, self.id.subtask)
                 self.mail.clear()
+                self._late_at_end = operators.late_records
                 del self.operators  # What it kept may be large, and the job may go on for long.
                 self._link.ended(self.id)
             case ev.HoldSource(hold):

@@ -128,6 +128,7 @@ class Report:
     sent: dict[ev.TaskId, int] = field(default_factory=dict)
     consumed: dict[Address, tuple[bytes, int]] = field(default_factory=dict)
     rows_read: int = 0
+    late_rows: int = 0
     sent_bytes: int = 0
     opened: str = ""
 

@@ -87,7 +87,7 @@ class SparkRun(Run):
         _LIVE[self._id] = self
         self._broadcast: Broadcast[bytes] | None = None
         self._version = 0
-        self._rows_read = 0
+        self._rows_read = self._late_rows = 0
         self._idle = self._turns = False
         self._next_us = 0
         self._news: dict[str, Any] = {}
@@ -272,6 +272,7 @@ class SparkRun(Run):
         for held in self._running:
             report = reports[held.core.id]
             read += report.rows_read
+            self._late_rows += report.late_rows
             self._take_back(held, report)
             if checkpoint is not None and held.base is not None:
                 for part in held.base.parts.values():
@@ -402,6 +403,11 @@ class SparkRun(Run):
         """Rows that sources have read in this run."""
         return self._rows_read
 
+    @property
+    def late_rows(self) -> int:
+        """Rows that were dropped as late since the job began."""
+        return self._driver.late_rows_before + self._late_rows
+
     def close(self) -> None:
         """Give up the run: workers let go of what they kept for it when they serve another."""
         _LIVE.pop(self._id, None)
@@ -420,11 +426,8 @@ class SparkRun(Run):
         """How far it has come, and what the last epoch has cost."""
         self._told = self._version
         running = self._running
-        known = self._progress(
-            rows_read=self._rows_read,
-            running=len(running),
-            watermark=min((held.core.watermark for held in running), default=ev.MAX_WATERMARK),
-        )
+        times = {held.core.id: held.core.watermark for held in running}
+        known = self._progress(rows_read=self._rows_read, running=len(running), times=times)
         return EpochProgress(**vars(known), epoch=self._version, **self._news)
 
 

@@ -83,6 +83,8 @@ class _EndedOperators:
     def snapshot(self, command: ev.Snapshot, context: WriteContext) -> OpenSnapshot:  # noqa: ARG002 - it is finishing
         return OpenSnapshot([context.subtask(uid, self._subtask, finishing=True) for uid in self._operators], [])
 
+    late_records = 0
+
     def notify_complete(self, number: int) -> None:
         pass
 
@@ -144,6 +146,7 @@ class TaskRun:
         worker = self._worker
         try:
             self._open()
+            worker.count_late_rows()
             if self.spec.base is not None and self.spec.base.replays:
                 self._replay(self.spec.base)
         except Exception as error:
@@ -191,6 +194,7 @@ class TaskRun:
         self._take_mail(*self._last)
         if self.spec.triggered is not None:
             self._take_mail(self.spec.triggered)
+        self.report.late_rows = 0 if self._worker.gone else self._worker.late_rows
         snapshot, is_own = self._write()
         yield from self._outbox.flush()
         report = self.report
