@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
+from threading import Lock
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -178,14 +179,13 @@ class _Run:
             advice = "try again; check the storage if it stays so"
             self.findings.append(Problem(error.kind, "SPEC 2.1", message, advice))
             return
-        check = partial(
-            check_segment, self.storage, record, sizes={item.path: item.size_bytes for item in listed}, level=self.level
-        )
-        size_bytes = rows = done = 0
+        sizes = {item.path: item.size_bytes for item in listed}
+        meter = _Meter(self.progress, record.totals.bytes)
+        check = partial(check_segment, self.storage, record, sizes=sizes, level=self.level, done=meter)
+        size_bytes = rows = 0
         for result in _in_order(check, segments):
             self.findings += result.problems
-            size_bytes, rows, done = size_bytes + result.bytes, rows + result.rows, done + 1
-            self.progress(done, total)
+            size_bytes, rows = size_bytes + result.bytes, rows + result.rows
         self.counts = Counts(1, manifest.handles.num_rows, total, self.counts.bytes + size_bytes, rows)
 
     def _expired(self, record: Record) -> bool:
@@ -198,6 +198,20 @@ class _Run:
         except CheckpointError:
             return False
         return now.attempt_id != record.attempt_id
+
+
+class _Meter:
+    """Adds up the bytes of segments that have been checked, from any thread."""
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self._progress, self._total, self._done = progress, total, 0
+        self._lock = Lock()
+        progress(0, total)
+
+    def __call__(self, size_bytes: int) -> None:
+        with self._lock:
+            self._done += size_bytes
+            self._progress(self._done, self._total)
 
 
 def _in_order(check: Callable[..., SegmentResult], segments: Iterator[Any]) -> Iterator[SegmentResult]:

@@ -8,7 +8,7 @@ memory does not grow with the segment. What lies after a broken check is not par
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -111,10 +111,19 @@ def segments_of(record: Record, manifest: Manifest, usable: np.ndarray[Any, Any]
 
 
 def check_segment(
-    storage: Storage, record: Record, segment: Segment, *, sizes: Mapping[str, int], level: Level
+    storage: Storage,
+    record: Record,
+    segment: Segment,
+    *,
+    sizes: Mapping[str, int],
+    level: Level,
+    done: Callable[[int], None],
 ) -> SegmentResult:
-    """Everything that is wrong with one segment. ``sizes``: the objects under ``segments/`` by one listing. Never raises."""
-    check = _SegmentCheck(storage, record, segment)
+    """Everything that is wrong with one segment. ``sizes``: the objects under ``segments/`` by one listing. Never raises.
+
+    ``done`` is called with bytes, as they are checked, and comes to the size of the segment in all.
+    """
+    check = _SegmentCheck(storage, record, segment, done)
     try:
         check.run(sizes, level)
     except FileNotFoundError:
@@ -123,18 +132,28 @@ def check_segment(
         check.tell(error.kind, "SPEC 2.1", f"could not be read: {error}", "try again; check the storage if it stays so")
     except CheckpointError as error:
         check.tell(error.kind, "SPEC 5", f"could not be checked: {error}")
+    finally:
+        check.done()
     return check.result
 
 
 class _SegmentCheck:
-    def __init__(self, storage: Storage, record: Record, segment: Segment) -> None:
+    def __init__(self, storage: Storage, record: Record, segment: Segment, done: Callable[[int], None]) -> None:
         self._storage = storage
         self._record = record
         self._segment = segment
         self._whole = segment.inline
         self._pages: Footer
         self._headers_told = False
+        self._done, self._left = done, int(segment.facts["size_bytes"])
         self.result = SegmentResult([])
+
+    def done(self, size_bytes: int | None = None) -> None:
+        """So many bytes are checked; all that is left, where no number is given."""
+        size_bytes = self._left if size_bytes is None else min(size_bytes, self._left)
+        if size_bytes:
+            self._left -= size_bytes
+            self._done(size_bytes)
 
     def tell(self, kind: ErrorKind, clause: str, what: str, advice: str = ADVICE_WRITER) -> None:
         segment = self._segment
@@ -185,7 +204,9 @@ class _SegmentCheck:
             digest.update(self._whole)
         else:
             for offset in range(0, size, CHUNK_BYTES):
-                digest.update(self._storage.read_range(self._segment.path, offset, min(CHUNK_BYTES, size - offset)))
+                length = min(CHUNK_BYTES, size - offset)
+                digest.update(self._storage.read_range(self._segment.path, offset, length))
+                self.done(length // 2)  # The other half when its rows are read.
         self.result.bytes += size
         return self._same_digest(digest.digest(), "digest", "its digest")
 
@@ -323,6 +344,7 @@ class _SegmentCheck:
                 ) as file:
                     for batch in file.iter_batches(BATCH_ROWS, row_groups=[number], use_threads=False):
                         rows.add(batch)
+                self.done(int(facts["size_bytes"]) // (2 * len(self._pages.row_groups)))
         except (FileNotFoundError, StorageError):
             raise
         except LimitFault as error:

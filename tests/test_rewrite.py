@@ -268,12 +268,16 @@ def test_another_store_takes_the_rewritten_checkpoint_and_needs_nothing_of_the_f
     assert problems(target) == []
 
 
-def test_progress_is_told_up_to_the_last_segment(store: CheckpointStore) -> None:
+def test_progress_is_told_in_rows_up_to_the_last(store: CheckpointStore) -> None:
     told: list[tuple[int, int]] = []
-    done = rewrite(
-        store, store.open(), RewriteSpec(parallelism=4), progress=lambda now, total: told.append((now, total))
-    )
-    assert told == [(i + 1, done.segments) for i in range(done.segments)]
+    spec = RewriteSpec(parallelism=4, max_parallelism=64)
+    rows = store.open().record.totals.rows
+    rewrite(store, store.open(), spec, progress=lambda now, total: told.append((now, total)))
+    (total,) = {total for _, total in told}
+    assert total >= rows
+    assert [now for now, _ in told] == sorted(now for now, _ in told)
+    assert (told[0], told[-1]) == ((0, total), (total, total))
+    assert len(told) > 4
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_both_engines_write_the_same_rows_to_the_same_places(spark: Any, tmp_pat
         engine = SparkEngine(spark) if name == "spark" else "local"
         done = rewrite(store, store.open(), spec, engine=engine, progress=lambda *now, told=told: told.append(now))
         assert not validate(store, level="full").problems
-        assert told[-1][0] == done.segments
+        assert told[-1][0] == told[-1][1] >= done.rows > 0
         contents.append(content(store))
     attempts = {"prepared", "left"}  # the attempt in these is each store's own
     kept = [{place: rows for place, rows in found.items() if place[1] not in attempts} for found in contents]

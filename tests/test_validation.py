@@ -376,7 +376,9 @@ def test_a_sound_checkpoint_of_every_mode_has_no_problem(url: str, level: Any) -
         record = store.open(checkpoint_id).record
         assert (report.counts.handles, report.counts.segments) == (record.totals.handles, record.totals.segments)
         assert report.counts.rows == (record.totals.rows if level == "full" else 0)
-        assert steps == [(i + 1, record.totals.segments) for i in range(record.totals.segments)]
+        assert {of for _, of in steps} == {record.totals.bytes}
+        assert [done for done, _ in steps] == sorted(done for done, _ in steps)
+        assert (steps[0][0], steps[-1][0]) == (0, record.totals.bytes)
 
 
 def test_segments_that_are_objects_cost_a_footer_in_quick_and_every_byte_in_full(url: str) -> None:

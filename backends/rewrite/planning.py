@@ -100,9 +100,9 @@ class RewritePlan:
         return tuple(dict.fromkeys((target.operator, target.state) for target in self.targets))
 
     @property
-    def segments(self) -> int:
-        """How many segments will be written at most."""
-        return len(self.moves) + len(self.targets)
+    def rows(self) -> int:
+        """How many rows will be written at most: those stored. Where layers merge, they are fewer."""
+        return sum(move.rows for move in self.moves) + sum(source.rows for source in self.sources)
 
 
 def plan_rewrite(checkpoint: Checkpoint, spec: RewriteSpec) -> RewritePlan:

@@ -89,8 +89,10 @@ def rewrite(
         properties=record.lasting_properties,
         options=spec.options,
     )
-    handles = list(runner.run(pending.context, plan, _Counter(progress, plan.segments)))
+    counter = _Counter(progress, plan.rows)
+    handles = list(runner.run(pending.context, plan, counter))
     check_counts(plan, handles)
+    counter.finish()
     handles += _nothing(plan, handles)
     pending.add_handles(handles_table(handles))
     permit = pending.publish()
@@ -135,14 +137,18 @@ class _Counter:
     """Adds up what tasks report, from any thread."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
-        self._progress, self._total, self._sum = progress, total, 0
+        self._progress, self._total, self._sum = progress or (lambda _done, _total: None), total, 0
         self._lock = threading.Lock()
+        self._progress(0, total)
 
-    def __call__(self, segments: int) -> None:
+    def __call__(self, rows: int) -> None:
         with self._lock:
-            self._sum += segments
-            if self._progress:
-                self._progress(min(self._sum, self._total), self._total)
+            self._sum += rows
+            self._progress(min(self._sum, self._total), self._total)
+
+    def finish(self) -> None:
+        """Everything is written, fewer rows than there were where layers have been merged."""
+        self._progress(self._total, self._total)
 
 
 def check_counts(plan: RewritePlan, handles: Iterable[Handle]) -> None:

@@ -41,17 +41,17 @@ class ThreadEngine:
             raise InvalidInput(f"{self.threads} threads rewrite nothing; give at least 1, or None for all processors")
 
     def run(self, context: WriteContext, plan: RewritePlan, done: Callable[[int], None]) -> list[Handle]:
-        """A handle for each move and each target, in any order. ``done`` is told how many segments are written."""
+        """A handle for each move and each target, in any order. ``done`` is called with rows as they are written."""
         threads = (os.cpu_count() or 1) if self.threads is None else self.threads
         with ThreadPoolExecutor(threads, thread_name_prefix="rewrite") as pool:
             # The largest first, so that the last to end is a small one.
             moves = sorted(plan.moves, key=lambda move: -move.bytes)
             gate = _Gate(AT_ONCE_BYTES)
             writing = [
-                pool.submit(gate.run, move.bytes, partial(write_move, context.only(move.place.operator), move))
+                pool.submit(gate.run, move.bytes, partial(write_move, context.only(move.place.operator), move, done))
                 for move in moves
             ]
-            handles = _finished(writing, done)
+            handles = _finished(writing)
             for _, sources in _by_state(plan.sources):
                 handles += _rehash(pool, gate, context, plan, sources, done)
         return handles
@@ -95,18 +95,16 @@ def _rehash(
             for target, batch in deal(source):
                 heaps.add(target, pa.Table.from_batches([batch]))
 
-        _finished(
-            [pool.submit(gate.run, source.bytes, partial(deal_one, source)) for source in sources], lambda _: None
-        )
+        _finished([pool.submit(gate.run, source.bytes, partial(deal_one, source)) for source in sources])
 
         def write_one(target: int) -> Handle:
             place = plan.targets[target]
-            return write_target(context.only(place.operator), place, heaps.read(target))
+            return write_target(context.only(place.operator), place, heaps.read(target), done)
 
         writing = [
             pool.submit(gate.run, heaps.sizes[target], partial(write_one, target)) for target in sorted(heaps.sizes)
         ]
-        return _finished(writing, done)
+        return _finished(writing)
 
 
 def _by_state(sources: Iterable[Source]) -> list[tuple[int, list[Source]]]:
@@ -117,10 +115,8 @@ def _by_state(sources: Iterable[Source]) -> list[tuple[int, list[Source]]]:
     return list(found.items())
 
 
-def _finished(futures: Sequence[Future[T]], done: Callable[[int], None]) -> list[T]:
+def _finished(futures: Sequence[Future[T]]) -> list[T]:
     """The results, in order of the tasks. At the first failure the tasks not yet begun are dropped, and it is raised."""
-    for future in futures:
-        future.add_done_callback(lambda ended: None if ended.cancelled() or ended.exception() else done(1))
     _, left = wait(futures, return_when=FIRST_EXCEPTION)
     for future in left:
         future.cancel()

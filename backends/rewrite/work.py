@@ -11,9 +11,10 @@ run a task again whenever it likes, and takes one answer for each place.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -26,13 +27,22 @@ from stateformat.model import Handle, State
 from stateformat.segment import SegmentPlace, WriteOptions, write_segment, write_unsorted
 from stateformat.snapshot import WriteContext
 
+Done: TypeAlias = Callable[[int], None]
+"""Told of each piece of rows that is on its way to storage, with how many there are; from any thread."""
+
+
+def ignored(rows: int) -> None:
+    """Nobody wants to know."""
+
+
 DEAL_BYTES = 16 * 2**20
 """How many bytes of rows a source hashes and sorts at once."""
 
 
-def write_move(context: WriteContext, move: Move) -> Handle:
+def write_move(context: WriteContext, move: Move, done: Done = ignored) -> Handle:
     """Read what belongs to one place, merged and evolved, and write it. Memory: a row group and a few batches."""
-    return write_segment(context.storage, _where(context, move.place), move.read.batches(), _options(context))
+    batches = _counted(move.read.batches(), done)
+    return write_segment(context.storage, _where(context, move.place), batches, _options(context))
 
 
 def deal(source: Source) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -67,14 +77,22 @@ def _gathered(batches: Iterable[pa.RecordBatch], size_bytes: int) -> Iterator[pa
         yield pa.Table.from_batches(waiting)
 
 
-def write_target(context: WriteContext, place: Place, batches: Iterable[pa.RecordBatch]) -> Handle:
+def write_target(
+    context: WriteContext, place: Place, batches: Iterable[pa.RecordBatch], done: Done = ignored
+) -> Handle:
     """Write what was dealt to one place, by whatever sources and in whatever order, in bounded memory.
 
     ``batches`` are those of :func:`deal`, at least one, all with ``_key_group`` or all without. The writer sorts: keyed rows
     by key group, records in flight by key group, sender and sequence number, so that the order of a channel does not depend
     on the order in which batches come.
     """
-    return write_unsorted(context.storage, _where(context, place), batches, _options(context))
+    return write_unsorted(context.storage, _where(context, place), _counted(batches, done), _options(context))
+
+
+def _counted(batches: Iterable[pa.RecordBatch], done: Done) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield batch
+        done(batch.num_rows)
 
 
 def _state(context: WriteContext, place: Place) -> State:
@@ -101,4 +119,4 @@ def _options(context: WriteContext) -> WriteOptions:
     return replace(context.options, check_unique=False, trust_key_groups=True)
 
 
-__all__ = ["DEAL_BYTES", "deal", "write_move", "write_target"]
+__all__ = ["DEAL_BYTES", "Done", "deal", "ignored", "write_move", "write_target"]

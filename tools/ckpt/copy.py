@@ -25,7 +25,7 @@ def copy(session: Session, address: Address, *, target: Address) -> None:
     store, checkpoint = session.checkpoint(address, target.url)
     there = session.store(target.url, address.url)
     session.changes("run it again to make the copy whole: what is there already is not copied twice")
-    with session.output.progress(f"Copying checkpoint {checkpoint.id}", unit="bytes") as step:
+    with session.output.progress(f"Copying checkpoint {checkpoint.id}") as step:
         record = store.copy(checkpoint, there, lambda now: step(now.bytes_done, now.bytes_total))
     document = {
         **published_document(there.url, record),

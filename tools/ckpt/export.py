@@ -72,7 +72,7 @@ def export(
         if target == "-"
         else f"{label(target)} was not written"
     )
-    with session.output.progress(f"Exporting {state}") as step, _target(target) as file:
+    with session.output.progress(f"Exporting {state}", unit="rows") as step, _target(target) as file:
         rows = _write(file, chosen, declared, _counted(reading, step))
         length = file.tell() if target != "-" else 0
     document = {
@@ -150,6 +150,7 @@ def _reading(checkpoint: Checkpoint, state: State, subtask: int | None) -> ReadT
 
 def _counted(reading: ReadTask, step: Any) -> Iterator[pa.RecordBatch]:
     done, total = 0, sum(reading.slices["rows"].to_pylist())
+    step(done, total)
     for batch in reading.batches():
         yield batch
         done += batch.num_rows

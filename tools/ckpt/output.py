@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TextIO
@@ -17,7 +18,7 @@ import click
 
 from tools.ckpt.failures import Failure
 from tools.ckpt.json_text import pieces, unprintable_escaped
-from tools.ckpt.render import WIDTH_DEFAULT, WIDTH_MAX, WIDTH_MIN, Look, label, lines_label
+from tools.ckpt.render import WIDTH_DEFAULT, WIDTH_MAX, WIDTH_MIN, Look, count, label, lines_label, size
 
 Document = dict[str, Any]
 Draw = Callable[[Document, Look], Iterable[str]]
@@ -99,26 +100,40 @@ class Output:
         complain(label(text))
 
     @contextmanager
-    def progress(self, title: str, *, unit: str = "") -> Iterator[Step]:
-        """A bar on standard error while a long command runs, if that is a terminal; a function that does nothing if not."""
+    def progress(self, title: str, *, unit: str = "bytes") -> Iterator[Step]:
+        """A bar on standard error while a long command runs, if that is a terminal; a function that does nothing if not.
+
+        It shows how much is done of how much, how fast, and the time that is left. ``unit`` is bytes, or what is counted.
+        """
         if not sys.stderr.isatty():
             yield _silent
             return
         from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        amount = DownloadColumn(binary_units=True) if unit == "bytes" else MofNCompleteColumn()
-        columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn(compact=True))
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=16),
+            TextColumn("{task.fields[amount]}"),
+            TimeRemainingColumn(compact=True),
+        )
+        begun = time.monotonic()
         with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-            task = bars.add_task(title, total=None)
-            yield lambda done, total: bars.update(task, completed=done, total=total or None)
+            task = bars.add_task(label(title), total=None, amount="")
+
+            def step(done: int, total: int) -> None:
+                amount = amount_text(done, total, unit, time.monotonic() - begun)
+                bars.update(task, completed=done, total=total or None, amount=amount)
+
+            yield step
+
+
+def amount_text(done: int, total: int, unit: str, seconds: float) -> str:
+    """How much is done of how much, and how fast: ``1.5 GiB of 2.0 GiB, 310.0 MiB/s``; ``unit`` names what is no bytes."""
+    text = size if unit == "bytes" else count
+    amount = f"{text(done)} of {text(total)}" if total else text(done)
+    rate = f", {text(int(done / seconds))}/s" if done and seconds >= 1 else ""
+    return amount + (f" {unit}" if unit != "bytes" else "") + rate
 
 
 def complain(text: str) -> None:

@@ -48,7 +48,7 @@ def rescale(
     if target is None:
         permit = publish_rescaled(checkpoint, topology, store=store)
     else:
-        with session.output.progress(f"Copying checkpoint {checkpoint.id}", unit="bytes") as step:
+        with session.output.progress(f"Copying checkpoint {checkpoint.id}") as step:
             permit = publish_rescaled(
                 checkpoint,
                 topology,

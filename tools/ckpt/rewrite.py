@@ -72,7 +72,7 @@ def rewrite(
     )
     destination = None if target is None else other_store(session, store, target, address)
     session.publishes((destination or store).url)
-    with session.output.progress(f"Rewriting checkpoint {checkpoint.id}") as step:
+    with session.output.progress(f"Rewriting checkpoint {checkpoint.id}", unit="rows") as step:
         done = run(
             store,
             checkpoint,

@@ -24,7 +24,7 @@ def rollback(session: Session, address: Address, *, target: Address | None) -> N
     if target is None:
         permit = store.rollback(source.id)
     else:
-        with session.output.progress(f"Copying checkpoint {source.id}", unit="bytes") as step:
+        with session.output.progress(f"Copying checkpoint {source.id}") as step:
             permit = destination.start_from(source, progress=lambda now: step(now.bytes_done, now.bytes_total))
     reference = {"store": store.url, **source.record.ref._asdict()}
     document = published(destination.url, permit.record, reference, permit.record.graph, permit.notes)

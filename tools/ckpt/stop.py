@@ -96,7 +96,7 @@ def stop(
     asking = Asking(store, savepoint_store=lambda url: session.store(url, address.url))
     session.changes("the request was withdrawn; a run that had begun to stop by it may still do so")
     try:
-        with session.output.progress("Waiting for the job to stop (seconds)") as step:
+        with session.output.progress("Waiting for the job to stop", unit="s") as step:
             told = asking.ask(
                 mode,
                 savepoint,

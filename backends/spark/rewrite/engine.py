@@ -137,7 +137,7 @@ def _collected(results: DataFrame, written: Any, done: Callable[[int], None]) ->
         ended.set()
         watching.join()
     handles = [handle for row in rows for handle in Snapshot.from_bytes(bytes(row.snapshot)).handles]
-    done(len(handles) - told[0])
+    done(max(0, sum(handle.rows for handle in handles) - told[0]))
     return handles
 
 

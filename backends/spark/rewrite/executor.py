@@ -59,7 +59,7 @@ def write_moves(tasks: Sequence[bytes], written: Counter) -> Stage:
             work: list[tuple[WriteContext, Move]] = pickle.loads(tasks[number])  # noqa: S301
             for context, move in work:
                 yield _result(_told(write_move, context, move))
-                written.add(1)
+                written.add(move.rows)
 
     return run
 
@@ -94,8 +94,9 @@ def write_targets(tasks: Sequence[bytes], written: Counter) -> Stage:
                     frames.add(target, payloads)
             for target in sorted(frames.sizes):
                 context, place = pickle.loads(tasks[target])  # noqa: S301
-                yield _result(_told(write_target, context, place, _unframed(frames.read(target))))
-                written.add(1)
+                handle = _told(write_target, context, place, _unframed(frames.read(target)))
+                yield _result(handle)
+                written.add(handle.rows)
 
     return run
 
