@@ -14,10 +14,11 @@ import pytest
 from backends.rewrite import RewriteSpec, plan_rewrite, rewrite
 from backends.spark.rewrite import SparkEngine
 from backends.spark.rewrite.engine import TASK_BYTES, evened, task_count
-from backends.spark.rewrite.executor import FRAME_BYTES, _parts, decode
+from backends.spark.rewrite.executor import FRAME_BYTES, decode
 from backends.spark.session import check
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, StorageError
 from stateformat.model import Partitioner
+from stateformat.pieces import cut
 from stateformat.segment import WriteOptions
 from stateformat.storage import open_storage
 from stateformat.store import CheckpointStore
@@ -135,12 +136,12 @@ def test_a_store_in_memory_is_refused(spark: Any, tmp_path: Path) -> None:
 def test_frames_are_of_bounded_size_and_lose_no_row() -> None:
     rows = 3 * FRAME_BYTES // 8 + 5
     batch = pa.record_batch({"x": pa.array(range(rows), pa.int64())})
-    parts = list(_parts(batch))
+    parts = list(cut(batch, batch.num_rows, FRAME_BYTES))
     assert max(part.nbytes for part in parts) <= FRAME_BYTES
     assert sum(part.num_rows for part in parts) == rows
     assert [part["x"][0].as_py() for part in parts] == sorted(part["x"][0].as_py() for part in parts)
     wide = pa.record_batch({"x": pa.array([b"a" * (2 * FRAME_BYTES), b"b"])})
-    assert [part.num_rows for part in _parts(wide)] == [1, 1]
+    assert [part.num_rows for part in cut(wide, 2, FRAME_BYTES)] == [1, 1]
 
 
 def test_tasks_are_evened_out_and_none_is_lost(tmp_path: Path) -> None:
