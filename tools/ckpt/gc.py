@@ -36,7 +36,10 @@ def gc(session: Session, address: Address, *, keep: int | None, delete: bool) ->
     touched. Nothing is deleted where a record or manifest cannot be read or was lost, because what it needs is unknown;
     exit status 1.
     """
+    from stateformat.history import record_ids, require_records
+
     store = session.store(address.url)
+    require_records(store.storage, record_ids(store.storage))
     if delete:
         session.changes("what was deleted by then stays deleted, the rest is still there; run it again to go on")
     with session.output.progress("Looking for garbage"):
