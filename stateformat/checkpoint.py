@@ -7,7 +7,7 @@ with the handles that they need and nothing else; it is picklable and small, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from threading import Lock
@@ -26,6 +26,8 @@ from stateformat.schema import SLICE_SCHEMA, segment_schema
 from stateformat.storage import Storage
 
 if TYPE_CHECKING:
+    # For type checkers alone: the format finds its planner by an entry point and imports nothing above it.
+    from redistribution.plan import RestorePlan
     from stateformat.folding import Layer
 
 
@@ -256,19 +258,27 @@ class Checkpoint:
 
         return should_fold(self.layers(operator, state, subtask), rows)
 
-    def plan_restore(self, topology: JobGraph, **choices: Any) -> Any:
+    def plan_restore(
+        self, topology: JobGraph, *, states: Sequence[State] = (), drop: Collection[str] = ()
+    ) -> RestorePlan:
         """Who gets what in ``topology``: a ``redistribution.RestorePlan``, which opens no segment and can be printed.
 
-        The planner is found through the entry-point group ``stateformat.planners``; ``choices`` are its own (``states``
-        that the new program declares, ``drop`` for operators given up).
+        ``states`` are those that the new program declares; none: whatever the checkpoint has. ``drop`` names what is given
+        up: an operator that is gone (``uid``), a state (``uid/state``), or a column (``uid/state.column``). What does not
+        fit is a refusal in the plan, which ``plan.check()`` raises. The planner is found through the entry-point group
+        ``stateformat.planners``.
+
+        Raises ``InvalidInput``, the caller's fault, for a ``drop`` that names nothing, ``DamagedCheckpoint`` for a manifest
+        that contradicts its record, and ``InvalidInput`` (MISSING_DEPENDENCY) where no planner is installed.
         """
         from importlib.metadata import entry_points
 
         for entry in entry_points(group="stateformat.planners", name="restore"):
-            return entry.load()(self, topology, **choices)
+            plan: RestorePlan = entry.load()(self, topology, states=states, drop=drop)
+            return plan
         raise InvalidInput("no restore planner is installed; reinstall stateformat", kind=ErrorKind.MISSING_DEPENDENCY)
 
-    def restore(self, plan: Any, operator: str, subtask: int | None) -> Mapping[str, ReadTask]:
+    def restore(self, plan: RestorePlan, operator: str, subtask: int | None) -> Mapping[str, ReadTask]:
         """What one new subtask gets by a plan: for every state of its operator a task to read it, by state name.
 
         ``subtask`` None is the coordinator (and the committables, which the driver commits before anything starts).
@@ -301,7 +311,7 @@ class Checkpoint:
             tasks[state.name] = self._task(state, plan.slices_of(operator, subtask, state.name))
         return tasks
 
-    def carried(self, plan: Any) -> pa.Table:
+    def carried(self, plan: RestorePlan) -> pa.Table:
         """What ``begin(carried=...)`` takes after a restore by ``plan``: the keyed state, cut for its new subtasks.
 
         Handles in the manifest's columns with ``inline``, all layers of them; a subtask without rows has an empty one. No
@@ -318,7 +328,7 @@ class Checkpoint:
         started = {uid: operator.parallelism for uid, operator in plan.by_operator.items() if operator.starts}
         return carried_by_plan(self.manifest.full(), plan.assigned, states, started)
 
-    def _check_plan(self, plan: Any) -> None:
+    def _check_plan(self, plan: RestorePlan) -> None:
         if plan.source != self.record.ref:
             raise InvalidInput(
                 f"the plan is for checkpoint {plan.source.checkpoint_id} of attempt {plan.source.attempt_id}, not for "

@@ -11,7 +11,7 @@ the format does not hold; the fault is the caller's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias, TypedDict, Unpack
 
 import pyarrow as pa
 
@@ -24,50 +24,61 @@ from stateformat.schema import make_fields
 Columns: TypeAlias = "pa.Schema | Mapping[str, pa.DataType] | Iterable[pa.Field]"
 
 
-def value_state(operator: str, name: str, *, keys: Columns, values: Columns, **evolution: Any) -> State:
+class Evolution(TypedDict, total=False):
+    """How a state has changed, as every function here that takes columns is given it."""
+
+    defaults: Mapping[str, str] | None
+    """What rows hold that are older than a column, by its name, as text (SPEC.md section 3.7)."""
+    previous: State | None
+    """The state as the parent checkpoint declares it."""
+    renames: Mapping[str, str] | None
+    """New names of columns by their old ones."""
+
+
+def value_state(operator: str, name: str, *, keys: Columns, values: Columns, **evolution: Unpack[Evolution]) -> State:
     """Keyed state with one row per key."""
     return _declare(operator, name, Mode.KEYED, values, keys=keys, kind=Kind.VALUE, **evolution)
 
 
 def map_state(
-    operator: str, name: str, *, keys: Columns, map_key: pa.DataType, values: Columns, **evolution: Any
+    operator: str, name: str, *, keys: Columns, map_key: pa.DataType, values: Columns, **evolution: Unpack[Evolution]
 ) -> State:
     """Keyed state with one row per key and ``_map_key``, which is of the type ``map_key``."""
     columns = pa.schema([pa.field("_map_key", map_key), *as_schema(values)])
     return _declare(operator, name, Mode.KEYED, columns, keys=keys, kind=Kind.MAP, **evolution)
 
 
-def list_state(operator: str, name: str, *, keys: Columns, values: Columns, **evolution: Any) -> State:
+def list_state(operator: str, name: str, *, keys: Columns, values: Columns, **evolution: Unpack[Evolution]) -> State:
     """Keyed state with a list per key: rows carry ``_index`` (int64), unique within the key."""
     return _declare(operator, name, Mode.KEYED, values, keys=keys, kind=Kind.LIST, **evolution)
 
 
-def timers(operator: str, name: str, *, keys: Columns, values: Columns = (), **evolution: Any) -> State:
+def timers(operator: str, name: str, *, keys: Columns, values: Columns = (), **evolution: Unpack[Evolution]) -> State:
     """Event-time timers: rows carry ``_timestamp`` (int64, µs) and ``_tag`` (utf8)."""
     return _declare(operator, name, Mode.KEYED, values, keys=keys, kind=Kind.TIMERS, **evolution)
 
 
-def even_split_state(operator: str, name: str, *, columns: Columns, **evolution: Any) -> State:
+def even_split_state(operator: str, name: str, *, columns: Columns, **evolution: Unpack[Evolution]) -> State:
     """A list of entries, dealt out in contiguous chunks at another parallelism."""
     return _declare(operator, name, Mode.EVEN_SPLIT, columns, **evolution)
 
 
-def union_state(operator: str, name: str, *, columns: Columns, **evolution: Any) -> State:
+def union_state(operator: str, name: str, *, columns: Columns, **evolution: Unpack[Evolution]) -> State:
     """A list of entries, all of which every subtask gets at restore. Not allowed in a partially finished operator."""
     return _declare(operator, name, Mode.UNION, columns, **evolution)
 
 
-def broadcast_state(operator: str, name: str, *, columns: Columns, **evolution: Any) -> State:
+def broadcast_state(operator: str, name: str, *, columns: Columns, **evolution: Unpack[Evolution]) -> State:
     """Rows of which every subtask holds the same; each gets exactly one copy at restore."""
     return _declare(operator, name, Mode.BROADCAST, columns, **evolution)
 
 
-def coordinator_state(operator: str, name: str, *, columns: Columns, **evolution: Any) -> State:
+def coordinator_state(operator: str, name: str, *, columns: Columns, **evolution: Unpack[Evolution]) -> State:
     """What the operator's coordinator keeps: one handle per operator, handed over whole."""
     return _declare(operator, name, Mode.COORDINATOR, columns, **evolution)
 
 
-def committables_state(operator: str, name: str, *, columns: Columns, **evolution: Any) -> State:
+def committables_state(operator: str, name: str, *, columns: Columns, **evolution: Unpack[Evolution]) -> State:
     """What a two-phase-commit sink has prepared. ``_checkpoint_id`` and ``_attempt_id`` are added by the writer."""
     return _declare(operator, name, Mode.COMMITTABLES, columns, **evolution)
 
@@ -78,7 +89,7 @@ def progress_state(operator: str, name: str = "progress") -> State:
 
 
 def in_flight_state(
-    operator: str, name: str, *, edge: str, columns: Columns, keys: Columns = (), **evolution: Any
+    operator: str, name: str, *, edge: str, columns: Columns, keys: Columns = (), **evolution: Unpack[Evolution]
 ) -> State:
     """Records that a barrier overtook on ``edge``: ``_sender``, ``_receiver`` (int32), ``_seq`` (int64), then columns.
 

@@ -291,8 +291,28 @@ def test_a_value_of_one_key_is_kept_as_it_is_or_refused(put: Callable[[Puts], No
     flow = Dataflow("job")
     flow.source(Tap([rows(1)]), uid="in").key_by("key").apply(Puts(bench, put), uid="op")
     with pytest.raises(
-        JobFailed, match=r"process of 'op', subtask 0, failed: InvalidInput: .*(is|are) no (key|values) of"
+        JobFailed,
+        match=r"process of 'op', subtask 0, failed: InvalidInput: .*(is|are) no (value of key column|values of)",
     ):
+        bench.run(flow)
+
+
+@pytest.mark.parametrize(
+    ("state", "put"),
+    [
+        ("v", lambda op: [op.context.value_state("v").put_one(key, n=1) for key in range(20)]),
+        ("m", lambda op: [op.context.map_state("m").put_one(key, 1, n=1) for key in range(20)]),
+        ("t", lambda op: [op.context.timers("t").set_one(key, 1) for key in range(20)]),
+    ],
+)
+def test_a_key_that_is_not_that_of_a_record_is_told_with_operator_key_and_key_by(
+    state: str, put: Callable[[Puts], None]
+) -> None:
+    bench = Bench(max_restarts=0)
+    flow = Dataflow("job", parallelism=2)
+    flow.source(Tap([rows(1)]), uid="in").key_by("key").apply(Puts(bench, put), uid="op")
+    sentence = rf"process of 'op', .*operator 'op' puts key \d+ \(key\) into state '{state}' .*comes by key_by\('key'\)"
+    with pytest.raises(JobFailed, match=sentence):
         bench.run(flow)
 
 
@@ -483,8 +503,8 @@ class Answers(OperatorCoordinator):
 def test_what_hooks_get_wrong_is_told_with_the_operator() -> None:
     bench = Bench(max_restarts=0)
     for operator, sentence in (
-        (Puts(bench, lambda op: op.context.value_state("v").put_one(1, n=1)), "1 is no key of .* as a tuple"),  # type: ignore[arg-type]
-        (Puts(bench, lambda op: op.context.value_state("v").put_one("Oslo", n=1)), "'Oslo' is no key of .* as a tuple"),
+        (Puts(bench, lambda op: op.context.value_state("v").put_one((1, 2), n=1)), "has 2 values and the key 1"),
+        (Puts(bench, lambda op: op.context.value_state("v").put_one("Oslo", n=1)), "'Oslo' is no value of key column"),
         (
             Puts(bench, lambda op: op.context.value_state("v").put([1], [2])),
             "state 'v' of 'op': rows are given as list",

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Required, TypedDict, Unpack
 
 import pyarrow as pa
 
@@ -88,6 +88,16 @@ class Step:
     max_parallelism: int | None = None
     chain: bool = True
     event_time: EventTime | None = None
+
+
+class StepOptions(TypedDict, total=False):
+    """What every step is given besides its operator; see :meth:`Dataflow.apply`."""
+
+    uid: Required[str]
+    name: str
+    parallelism: int | None
+    max_parallelism: int | None
+    chain: bool
 
 
 class Loop:
@@ -284,32 +294,42 @@ class Stream:
 
     # Ready-made operators. ``step``: uid and all else that :meth:`apply` takes. Those by key take the columns of ``key_by``.
 
-    def map(self, fn: Callable[[pa.RecordBatch], pa.RecordBatch], schema: Columns | None = None, **step: Any) -> Stream:
+    def map(
+        self, fn: Callable[[pa.RecordBatch], pa.RecordBatch], schema: Columns | None = None, **step: Unpack[StepOptions]
+    ) -> Stream:
         """See :class:`~backends.dataflow.operators.Map`."""
         from backends.dataflow.operators import Map
 
         return self.apply(Map(fn, schema), **step)
 
-    def filter(self, predicate: Predicate, **step: Any) -> Stream:
+    def filter(self, predicate: Predicate, **step: Unpack[StepOptions]) -> Stream:
         """See :class:`~backends.dataflow.operators.Filter`."""
         from backends.dataflow.operators import Filter
 
         return self.apply(Filter(predicate), **step)
 
-    def select(self, *columns: str | Mapping[str, str], **step: Any) -> Stream:
+    def select(self, *columns: str | Mapping[str, str], **step: Unpack[StepOptions]) -> Stream:
         """See :class:`~backends.dataflow.operators.Select`."""
         from backends.dataflow.operators import Select
 
         return self.apply(Select(*columns), **step)
 
-    def aggregate(self, aggregates: Mapping[str, tuple[str, str]], *, emit: str = "updates", **step: Any) -> Stream:
+    def aggregate(
+        self, aggregates: Mapping[str, tuple[str, str]], *, emit: str = "updates", **step: Unpack[StepOptions]
+    ) -> Stream:
         """See :class:`~backends.dataflow.operators.Aggregate`."""
         from backends.dataflow.operators import Aggregate
 
         return self.apply(Aggregate(self.input.key_columns, aggregates, emit=emit), **step)
 
     def window(
-        self, size_us: int, time: str, aggregates: Mapping[str, tuple[str, str]], *, lateness_us: int = 0, **step: Any
+        self,
+        size_us: int,
+        time: str,
+        aggregates: Mapping[str, tuple[str, str]],
+        *,
+        lateness_us: int = 0,
+        **step: Unpack[StepOptions],
     ) -> Stream:
         """See :class:`~backends.dataflow.operators.TumblingWindow`."""
         from backends.dataflow.operators import TumblingWindow
@@ -317,7 +337,7 @@ class Stream:
         keys = self.input.key_columns
         return self.apply(TumblingWindow(keys, size_us, time, aggregates, lateness_us=lateness_us), **step)
 
-    def deduplicate(self, **step: Any) -> Stream:
+    def deduplicate(self, **step: Unpack[StepOptions]) -> Stream:
         """See :class:`~backends.dataflow.operators.Deduplicate`."""
         from backends.dataflow.operators import Deduplicate
 
@@ -360,6 +380,7 @@ __all__ = [
     "Split",
     "SplitEnumerator",
     "Step",
+    "StepOptions",
     "Stream",
     "TwoPhaseCommitSink",
 ]

@@ -164,6 +164,7 @@ class Member:
         self.emitter = Emitter(uid, job.step(uid).schema)
         self.states = states or SubtaskStates(operator, subtask, job.states_of(uid))
         self._restores = states is None
+        self._key_by = [edge.key_columns for edge in job.graph.inputs(uid) if edge.key_columns]
         self._inputs = tuple(edge.id for edge in job.graph.inputs(uid))
         self._context = _Context(self, operator, subtask, send)
         self._guard = Guard(uid, subtask)
@@ -185,6 +186,7 @@ class Member:
         self.reported = reported
         if self._restores:
             self.states.restore(tasks)
+        self.states.own_keys(self._key_by)
         if reported is not None:
             self.watermark = self._restored_watermark(reported.progress)
         elif PROGRESS in tasks:

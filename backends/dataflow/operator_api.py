@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from stateformat.publication import CommitPermit
 
 Output: TypeAlias = "pa.RecordBatch | Iterable[pa.RecordBatch] | None"
-"""What a hook emits, in order."""
+"""What a hook emits, in order: nothing, one batch, or several. A generator is annotated as ``Iterator[pa.RecordBatch]``."""
 
 
 class OperatorContext(Protocol):

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Unpack
 
 import pyarrow as pa
 
 from backends.dataflow.api import Source
 from backends.local.run import LocalRun
-from backends.running.options import Options
+from backends.running.clock import Clock
+from backends.running.options import Options, RuntimeOptions
+from backends.running.progress import Progress
 from backends.running.restore import Restored
 from backends.running.runtime import Runtime
 from stateformat.errors import InvalidInput
+from stateformat.store import CheckpointStore
 
 
 class LocalRuntime(Runtime[LocalRun]):
     """Runs dataflows on a store, in one thread. Keyword arguments: see :class:`~backends.running.runtime.Runtime`."""
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        *,
+        clock: Clock | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        **options: Unpack[RuntimeOptions],
+    ) -> None:
+        super().__init__(store, clock=clock, progress=progress, **options)
 
     def _make_run(self, restored: Restored, options: Options, retries: Mapping[str, pa.Table]) -> LocalRun:
         _check_sources(restored)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from backends.dataflow.coordinator import LOOP_ROUNDS_MAX
 from backends.running.checks import check_whole
@@ -111,4 +111,35 @@ class Options:
             )
 
 
-__all__ = ["KEPT_BY_DEFAULT", "Keep", "Options", "Schedule"]
+class ScheduleOptions(TypedDict, total=False):
+    """The fields of :class:`Schedule`, as keyword arguments of a runtime."""
+
+    checkpoint_interval_us: int | None
+    checkpoint_rows: int | None
+    timeout_us: int | None
+    unaligned_after_us: int | None
+    requests_every_us: int | None
+    tolerable_failures: int
+    keep: int | Keep | None
+    savepoint_options: Mapping[str, Any]
+    loop_rounds_max: int
+
+
+class RuntimeOptions(ScheduleOptions, total=False):
+    """The keyword arguments of every runtime: the fields of :class:`Options` and of :class:`Schedule`."""
+
+    parallelism: int | None
+    per_operator: Mapping[str, int]
+    unaligned: bool
+    resume: bool
+    drop: Collection[str]
+    max_restarts: int
+    restart_delay_us: int
+    seed: int
+    start_from: str | None
+    start_from_options: Mapping[str, Any]
+    claim: bool
+    schedule: Schedule
+
+
+__all__ = ["KEPT_BY_DEFAULT", "Keep", "Options", "RuntimeOptions", "Schedule", "ScheduleOptions"]

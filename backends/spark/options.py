@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from backends.running.checks import check_whole
-from backends.running.options import Options
+from backends.running.options import Options, RuntimeOptions
 from stateformat.errors import InvalidInput
 
 
@@ -32,4 +32,12 @@ class SparkOptions(Options):
             )
 
 
-__all__ = ["SparkOptions"]
+class SparkRuntimeOptions(RuntimeOptions, total=False):
+    """The keyword arguments of ``SparkRuntime``: the fields of :class:`SparkOptions` and of ``Schedule``."""
+
+    least_epoch_us: int
+    idle_us: int
+    cache_bytes: int
+
+
+__all__ = ["SparkOptions", "SparkRuntimeOptions"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import pyarrow as pa
 
@@ -12,7 +12,7 @@ from backends.running.options import Options
 from backends.running.progress import Progress
 from backends.running.restore import Restored
 from backends.running.runtime import Runtime
-from backends.spark.options import SparkOptions
+from backends.spark.options import SparkOptions, SparkRuntimeOptions
 from backends.spark.run import SparkRun
 from backends.spark.session import check, job_session
 from stateformat.errors import ErrorKind, InvalidInput
@@ -38,7 +38,7 @@ class SparkRuntime(Runtime[SparkRun]):
         *,
         clock: Clock | None = None,
         progress: Callable[[Progress], None] | None = None,
-        **options: object,
+        **options: Unpack[SparkRuntimeOptions],
     ) -> None:
         super().__init__(store, clock=clock, progress=progress, **options)
         if store.url.startswith("memory:"):

@@ -12,7 +12,7 @@ from backends.state.chains import Chains
 from backends.state.changes import Changes
 from backends.state.parts import Mask, Slots, take_apart
 from backends.state.store import Fitter, KeyedRows, Rows, as_table, key_grouping, record_batch, without
-from backends.state.value import keyed_changes, one_row, one_values
+from backends.state.value import keyed_changes, one_row, one_values, spread
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState
 from stateformat.model import Operator, State
 from stateformat.row_keys import row_key_codes
@@ -99,8 +99,8 @@ class _Collection:
         """The stores were filled from elsewhere."""
 
     def clear_one(self, *key: Any) -> None:
-        """Forget all rows of one key."""
-        self.clear(one_row(self._keys, key))
+        """Forget all rows of one key. It is given as :meth:`get_one` takes it."""
+        self.clear(one_row(self._keys, spread(key)))
 
     def rows(self) -> pa.Table:
         """All rows: the format's own columns and those of the declaration, in the order in which the rows came."""
@@ -164,21 +164,33 @@ class KeyedMap(_Collection):
         return [columns[position] for position in self._positions]
 
     def get_one(self, *key: Any) -> dict[Any, dict[str, Any]]:
-        """What one key has: values by ``_map_key``. A map key that is a struct stands as its items, sorted as declared."""
-        rows = self.get(one_row(self._keys, key)).to_pylist()
+        """All entries of one key: values by ``_map_key``. :meth:`find_one` looks up one of them.
+
+        ``key`` as for :meth:`KeyedValue.get_one`. A map key that is a struct stands as its items, in the declared order.
+        """
+        rows = self.get(one_row(self._keys, spread(key))).to_pylist()
         return {_hashable(row["_map_key"]): {name: row[name] for name in self._value_names} for row in rows}
 
-    def put_one(self, key: Sequence[Any], map_key: Any, **values: Any) -> None:
-        """Set one entry of one key."""
-        row = one_row(self._row_keys, [*key, map_key])
+    def find_one(self, key: Any, map_key: Any) -> dict[str, Any] | None:
+        """The values of one entry of one key, by column; None where there is no such entry.
+
+        ``key`` is the value of the key column, or a tuple of values where the key has several columns.
+        """
+        values, found = self.find(one_row(self._row_keys, key, map_key))
+        row: dict[str, Any] | None = values.to_pylist()[0] if found[0] else None
+        return row
+
+    def put_one(self, key: Any, map_key: Any, **values: Any) -> None:
+        """Set one entry of one key; ``key`` as for :meth:`find_one`."""
+        row = one_row(self._row_keys, key, map_key)
         columns = one_values(self._values, values)
         self.put(
             pa.RecordBatch.from_arrays([*row.columns, *columns.columns], [*row.schema.names, *columns.schema.names])
         )
 
-    def delete_one(self, key: Sequence[Any], map_key: Any) -> None:
-        """Forget one entry of one key."""
-        self.delete(one_row(self._row_keys, [*key, map_key]))
+    def delete_one(self, key: Any, map_key: Any) -> None:
+        """Forget one entry of one key; ``key`` as for :meth:`find_one`."""
+        self.delete(one_row(self._row_keys, key, map_key))
 
     def restore(self, rows: pa.RecordBatch, groups: Any = None) -> None:
         """Take rows of a checkpoint, each row key once; ``groups`` are their key groups, if known to be right."""
@@ -273,12 +285,15 @@ class KeyedList(_Collection):
         return elements >= 0
 
     def get_one(self, *key: Any) -> list[dict[str, Any]]:
-        """The values of one key, in order."""
-        rows = self.get(one_row(self._keys, key)).to_pylist()
+        """The list of one key, in order; ``key`` as for :meth:`KeyedValue.get_one`."""
+        rows = self.get(one_row(self._keys, spread(key))).to_pylist()
         return [{name: row[name] for name in self._value_names} for row in rows]
 
-    def append_one(self, key: Sequence[Any], **values: Any) -> None:
-        """Put one row of values at the end of the list of one key."""
+    def append_one(self, key: Any, **values: Any) -> None:
+        """Put one row of values at the end of the list of one key.
+
+        ``key`` is the value of the key column, or a tuple of values where the key has several columns.
+        """
         self.append(one_row(self._keys, key), one_values(self._values, values))
 
     def restore(self, rows: pa.RecordBatch, groups: Any = None) -> None:

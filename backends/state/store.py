@@ -40,6 +40,7 @@ from stateformat.schema import KEY_GROUP, segment_schema
 
 if TYPE_CHECKING:
     from backends.state.changes import Changes
+    from backends.state.ownership import Owned
 
 GroupOf = Callable[[Sequence[pa.Array]], npt.NDArray[np.int32]]
 
@@ -293,6 +294,8 @@ class KeyedRows(Rows):
         self._group_of = group_of
         self.index = SlotIndex()
         self.filling = False
+        self.owned: Owned | None = None
+        """Whose keys may be added, where that is known."""
         for name, dtype in (("hash", np.uint64), ("group", np.int16), ("stamp", np.int32)):
             self.add_array(name, dtype)
 
@@ -334,6 +337,14 @@ class KeyedRows(Rows):
         if not len(rows):
             return slots, rows
         everything = len(rows) == len(slots)
+        if groups is None:
+            added = keys if everything else [column.take(pa.array(rows)) for column in keys]
+            groups = self._group_of(added)
+            if self.owned is not None and not self.filling and (foreign := self.owned.foreign(groups)) is not None:
+                self.index.remove(hashes[rows], slots[rows])
+                raise self.owned.error([column[foreign].as_py() for column in added], int(groups[foreign]))
+        elif not everything:
+            groups = groups[rows]
         new = self.add(len(rows))
         position = 0
         for column in self.parts[: self.key_count]:
@@ -341,10 +352,6 @@ class KeyedRows(Rows):
                 part.put(new, raws[position] if everything else pick(raws[position], rows))
                 position += 1
         self.array("hash")[new] = hashes if everything else hashes[rows]
-        if groups is None:
-            groups = self._group_of(keys if everything else [column.take(pa.array(rows)) for column in keys])
-        elif not everything:
-            groups = groups[rows]
         self.array("group")[new] = groups
         return slots, rows
 

@@ -18,8 +18,9 @@ import pyarrow.compute as pc
 from backends.state.changes import BEFORE
 from backends.state.collections import KeyedList, KeyedMap
 from backends.state.entries import Entries
+from backends.state.ownership import Owned
 from backends.state.spilling import loading, saving
-from backends.state.store import without
+from backends.state.store import KeyedRows, without
 from backends.state.timers import TimerSet
 from backends.state.value import KeyedValue
 from stateformat.checkpoint import ReadTask
@@ -79,6 +80,15 @@ class SubtaskStates:
             elif state.mode in _ENTRIES:
                 self._kept[state.name] = Entries(state)
         self._keyed = {name: kept for name, kept in self._kept.items() if not isinstance(kept, Entries)}
+
+    def own_keys(self, key_by: Sequence[Sequence[str]]) -> None:
+        """From here on refuse new keys of other subtasks, as ``InvalidState``. ``key_by``: by which columns inputs are keyed."""
+        for name, kept in self._keyed.items():
+            columns = self._declared[name].key_columns
+            owned = Owned(self.operator, self.subtask, name, columns, tuple(map(tuple, key_by)))
+            for rows in kept.stores:
+                if isinstance(rows, KeyedRows):
+                    rows.owned = owned
 
     @property
     def all(self) -> Mapping[str, Keyed | Entries]:

@@ -8,7 +8,6 @@ at once and a new one is set, so a timer is looked at a few times in its life ho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -185,16 +184,19 @@ class TimerSet:
         self._least = TIMESTAMP_MAX
         self._forget_near()
 
-    def set_one(self, key: Sequence[Any], timestamp: int, tag: str = "", **values: Any) -> None:
-        """Set one timer."""
-        row, columns = one_row(self._row_keys, [*key, timestamp, tag]), one_values(self._values, values)
+    def set_one(self, key: Any, timestamp: int, tag: str = "", **values: Any) -> None:
+        """Set one timer, at ``timestamp`` (µs).
+
+        ``key`` is the value of the key column, or a tuple of values where the key has several columns.
+        """
+        row, columns = one_row(self._row_keys, key, timestamp, tag), one_values(self._values, values)
         self.set(
             pa.RecordBatch.from_arrays([*row.columns, *columns.columns], [*row.schema.names, *columns.schema.names])
         )
 
-    def delete_one(self, key: Sequence[Any], timestamp: int, tag: str = "") -> None:
-        """Forget one timer."""
-        self.delete(one_row(self._row_keys, [*key, timestamp, tag]))
+    def delete_one(self, key: Any, timestamp: int, tag: str = "") -> None:
+        """Forget one timer; ``key`` and ``timestamp`` as for :meth:`set_one`."""
+        self.delete(one_row(self._row_keys, key, timestamp, tag))
 
     def restore(self, rows: pa.RecordBatch, groups: Any = None) -> None:
         """Take rows of a checkpoint, each row key once; ``groups`` are their key groups, if known to be right."""

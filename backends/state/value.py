@@ -210,19 +210,24 @@ class KeyedValue:
         columns = self._store.get(slots)
         return [columns[position] for position in self._order]
 
+    # Calls for one key. ``key`` is the value of the key column, or a tuple of values where the key has several columns.
+
     def get_one(self, *key: Any) -> dict[str, Any] | None:
-        """The values of one key, or None."""
-        values, found = self.get(one_row(self._keys, key))
+        """The values of one key, by column; None where the key has none.
+
+        ``get_one(7)`` for one key column; ``get_one(("Oslo", 7))``, or ``get_one("Oslo", 7)``, for two.
+        """
+        values, found = self.get(one_row(self._keys, spread(key)))
         row: dict[str, Any] | None = values.to_pylist()[0] if found[0] else None
         return row
 
-    def put_one(self, key: Sequence[Any], **values: Any) -> None:
-        """Set the values of one key."""
+    def put_one(self, key: Any, **values: Any) -> None:
+        """Set the values of one key: ``put_one(7, n=1)`` for one key column, ``put_one(("Oslo", 7), n=1)`` for two."""
         self.put(one_row(self._keys, key), one_values(self._values, values))
 
     def delete_one(self, *key: Any) -> None:
-        """Forget one key."""
-        self.delete(one_row(self._keys, key))
+        """Forget one key. It is given as :meth:`get_one` takes it."""
+        self.delete(one_row(self._keys, spread(key)))
 
     def _fit(self, keys: pa.RecordBatch, values: pa.RecordBatch) -> tuple[list[pa.Array], list[pa.Array]]:
         fitted = self._keys.fit(keys), self._values.fit(values)
@@ -263,16 +268,32 @@ def keyed_changes(state: State, store: KeyedRows, columns: Callable[[Slots | sli
     )
 
 
-def one_row(fitter: Fitter, key: Sequence[Any]) -> pa.RecordBatch:
-    """A batch of one row with the key columns; ``InvalidInput`` for too many values or too few, or one of another type."""
-    if not hasattr(key, "__len__") or (isinstance(key, str | bytes) and len(key) != 1):
-        raise InvalidInput(f"{key!r} is no key of {fitter.schema.names}; give the values of its columns as a tuple")
-    if len(key) != len(fitter.fields):
-        raise InvalidInput(f"{key!r} has {len(key)} values and the key {len(fitter.fields)}: {fitter.schema.names}")
-    try:
-        columns = [_one(value, field.type) for value, field in zip(key, fitter.fields, strict=True)]
-    except (pa.ArrowException, OverflowError) as error:
-        raise InvalidInput(f"{key!r} is no key of {fitter.schema.names}: {error}") from error
+def spread(key: tuple[Any, ...]) -> Any:
+    """One key of ``*key``: the only argument, or all of them as the values of the key columns."""
+    return key[0] if len(key) == 1 else key
+
+
+def one_row(fitter: Fitter, key: Any, *rest: Any) -> pa.RecordBatch:
+    """A batch of one row: the key columns, then a column for each of ``rest``.
+
+    ``key`` is the value of the key column, or a tuple (any sequence but text and bytes) with the values of all of them.
+    Raises ``InvalidInput``, the caller's fault, for too many values or too few, and for a value of another type.
+    """
+    names = fitter.schema.names[: len(fitter.fields) - len(rest)]
+    several = isinstance(key, Sequence | np.ndarray) and not isinstance(key, str | bytes | bytearray | memoryview)
+    if not several and len(names) > 1:
+        raise InvalidInput(
+            f"{key!r} is no key of {names}; the key has {len(names)} columns: give a tuple of their values"
+        )
+    values = tuple(key) if several else (key,)
+    if len(values) != len(names):
+        raise InvalidInput(f"{key!r} has {len(values)} values and the key {len(names)}: {names}")
+    columns = []
+    for value, field in zip((*values, *rest), fitter.fields, strict=True):
+        try:
+            columns.append(_one(value, field.type))
+        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+            raise InvalidInput(f"{value!r} is no value of key column {field.name!r} ({field.type}): {error}") from error
     return pa.RecordBatch.from_arrays(columns, schema=fitter.schema)
 
 

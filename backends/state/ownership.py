@@ -1,0 +1,62 @@
+"""The keys that a subtask may have: those of the key groups that it owns (SPEC.md section 5.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stateformat.errors import ErrorKind, InvalidState
+from stateformat.key_groups import key_group_count, key_group_range, subtask_of_key_group
+from stateformat.model import Operator
+
+
+@dataclass(frozen=True)
+class Owned:
+    """The keys that one subtask owns, for one of its keyed states.
+
+    ``columns`` are the key columns of the state, ``key_by`` those by which each keyed input reaches the operator.
+    """
+
+    operator: Operator
+    subtask: int
+    state: str
+    columns: tuple[str, ...]
+    key_by: tuple[tuple[str, ...], ...]
+
+    @cached_property
+    def _range(self) -> tuple[int, int]:
+        count = key_group_count(self.operator)
+        return key_group_range(self.subtask, parallelism=self.operator.parallelism, max_parallelism=count)
+
+    def foreign(self, groups: npt.NDArray[Any]) -> int | None:
+        """The first position in ``groups`` (key groups) with one that another subtask owns; None where there is none."""
+        first, last = self._range
+        if self.operator.parallelism == 1 or (groups.min() >= first and groups.max() <= last):
+            return None
+        return int(np.argmax((groups < first) | (groups > last)))
+
+    def error(self, row_key: Sequence[Any], group: int) -> InvalidState:
+        """What to raise for a row key (key columns first) that falls into a key group of another subtask."""
+        key = tuple(row_key[: len(self.columns)])
+        shown = repr(key[0]) if len(key) == 1 else repr(key)
+        owner = subtask_of_key_group(
+            group, parallelism=self.operator.parallelism, max_parallelism=key_group_count(self.operator)
+        )
+        keyed = " and ".join(f"key_by({', '.join(map(repr, columns))})" for columns in dict.fromkeys(self.key_by))
+        return InvalidState(
+            f"operator {self.operator.uid!r} puts key {shown} ({', '.join(self.columns)}) into state {self.state!r} in subtask "
+            f"{self.subtask}, but that key belongs to subtask {owner}. Its input comes by {keyed or 'no key'}: put the values of "
+            "those columns from a record, or key the input by what the state is keyed by.",
+            kind=ErrorKind.STATE_NOT_ALLOWED,
+            operator=self.operator.uid,
+            state=self.state,
+            subtask=self.subtask,
+        )
+
+
+__all__ = ["Owned"]
