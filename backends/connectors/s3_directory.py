@@ -29,7 +29,7 @@ purpose; but on the clients, the options and the sentences of its S3 implementat
 
 The price: what a checkpoint writes has to fit into ``TMPDIR``, and goes up within the snapshot. A rule of the bucket that aborts
 unfinished uploads after some days loses what a job prepared that is not started again by then; that is said when it is.
-Nothing is listed to commit, no condition is asked of the server, and a listing of the prefix shows committed files alone.
+No condition is asked of the server, and a listing of the prefix shows committed files alone.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ import xxhash
 from backends.connectors.directories import NewFile, Ready, lost, size_differs
 from backends.connectors.part_names import PATH_PREFIX, PartName, file_name_of
 from backends.connectors.uploads import PARTS_MAX, Upload
-from backends.storage.s3_files import abort_upload, begun_uploads, has_begun
+from backends.storage.s3_files import abort_upload, uploads_under
 from backends.storage.s3_place import S3Place, address_of
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 
@@ -132,8 +132,8 @@ class S3Directory(S3Place):
         """The uploads of a sink that have not ended, by path."""
         skipped_length, owner = len(self._key("")), file_name_of(uid)
         with self._translated("list the uploads of", ""):
-            found = begun_uploads(self._client, self._bucket, self._key(PATH_PREFIX))
-            begun = sorted((key[skipped_length:], upload_id) for key, _, upload_id in found)
+            found = uploads_under(self._client, self._bucket, self._key(PATH_PREFIX))
+            begun = sorted((key[skipped_length:], upload_id) for key, upload_id in found)
         named = [(PartName.of_path(path), upload_id) for path, upload_id in begun]
         return [(name, upload_id) for name, upload_id in named if name is not None and name.owner == owner]
 
@@ -209,7 +209,8 @@ class S3Directory(S3Place):
         try:
             with self._translated("write", file.path):
                 # There are servers that complete an upload of another key under that key.
-                if not has_begun(self._client, self._bucket, place["Key"], upload.upload_id):
+                begun = uploads_under(self._client, self._bucket, place["Key"])
+                if (place["Key"], upload.upload_id) not in begun:
                     return _no_such_upload(file, self)
                 self._client.call("complete_multipart_upload", **place, MultipartUpload={"Parts": parts})
         except StorageError as error:

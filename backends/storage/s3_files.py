@@ -108,32 +108,26 @@ class MultipartOutput(NewObject):
             return False
 
 
-def begun_uploads(client: S3Client, bucket: str, prefix: str) -> Iterator[tuple[str, int, str]]:
-    """The multipart uploads under a prefix of keys that have not ended: key, size of the parts so far, upload id."""
+def uploads_under(client: S3Client, bucket: str, prefix: str) -> Iterator[tuple[str, str]]:
+    """The multipart uploads under a prefix of keys that are listed: key and upload id. Some may just have ended."""
     arguments: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix}
     while True:
         page = client.call("list_multipart_uploads", **arguments)
         for upload in page.get("Uploads", ()):
-            key, upload_id = upload["Key"], upload["UploadId"]
             # There are servers that do not heed the prefix.
-            size_bytes = _uploaded_bytes(client, bucket, key, upload_id) if key.startswith(prefix) else None
-            if size_bytes is not None:
-                yield key, size_bytes, upload_id
+            if upload["Key"].startswith(prefix):
+                yield upload["Key"], upload["UploadId"]
         if not page.get("IsTruncated"):
             return
         arguments |= {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
 
 
-def has_begun(client: S3Client, bucket: str, key: str, upload_id: str) -> bool:
-    """Whether an upload of this id to this very key has begun and not ended."""
-    arguments: dict[str, Any] = {"Bucket": bucket, "Prefix": key}
-    while True:
-        page = client.call("list_multipart_uploads", **arguments)
-        if any((each["Key"], each["UploadId"]) == (key, upload_id) for each in page.get("Uploads", ())):
-            return True
-        if not page.get("IsTruncated"):
-            return False
-        arguments |= {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+def begun_uploads(client: S3Client, bucket: str, prefix: str) -> Iterator[tuple[str, int, str]]:
+    """The multipart uploads under a prefix of keys that have not ended: key, size of the parts so far, upload id."""
+    for key, upload_id in uploads_under(client, bucket, prefix):
+        size_bytes = _uploaded_bytes(client, bucket, key, upload_id)
+        if size_bytes is not None:
+            yield key, size_bytes, upload_id
 
 
 def _uploaded_bytes(client: S3Client, bucket: str, key: str, upload_id: str) -> int | None:
