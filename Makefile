@@ -57,8 +57,8 @@ docs: $(READY) ## regenerate what docs/ takes from the code
 	@$(BIN)/python -m tools.ckpt.docs
 	@$(BIN)/python -m backends.dataflow.life > docs/task-life.md
 
-bench: java $(READY) ## the budgets as ratios, and the table for the README
-	@$(BIN)/python -m benchmarks
+bench: java $(READY) ## the budgets as ratios, and the tables for the README; ONLY="segments spark" runs a part
+	@$(BIN)/python -m benchmarks $(ONLY)
 
 corpus: $(READY) ## write the corpus for other implementers of the format anew
 	@$(BIN)/python tests/corpus/make_corpus.py

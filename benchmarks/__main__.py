@@ -1,9 +1,11 @@
-"""`make bench`: every budget as a ratio measured side by side in this run, and the table for the README.
+"""`make bench`: every budget as a ratio measured side by side in this run, and the tables for the README.
 
 Each module ``bench_*`` of this folder has a function ``measure()`` that gives a list of rows, or yields them; one that draws has ``save() -> str`` too, which
-a whole run calls at its end. Ratios, not times: machines are noisy,
-and both sides of a ratio run in turn on the same one. ``python -m benchmarks NAME …`` runs some of the modules; with ``--full``
-those that know it (their ``measure`` takes ``full``) leave nothing out, however long it takes.
+a whole run calls at its end. Ratios, not times: machines are noisy, and both sides of a ratio run in turn on the same one.
+
+A whole run replaces the table of each module in README.md as soon as the module is done. ``python -m benchmarks NAME …`` (or ``make bench
+ONLY="NAME …"``) runs some of the modules, ``segments`` or ``bench_segments``, and prints; with ``--update-readme`` it replaces their tables, too. With
+``--full`` those that know it (their ``measure`` takes ``full``) leave nothing out, however long it takes.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ import importlib
 import inspect
 import os
 import platform
-import re
 import sys
 from pathlib import Path
 
@@ -20,8 +21,8 @@ from benchmarks.measuring import Row
 
 HERE = Path(__file__).parent
 README = HERE.parent / "README.md"
-FULL = "--full"
-TABLE = re.compile(r"(<!-- bench:begin -->\n).*?(<!-- bench:end -->)", re.DOTALL)
+FULL, UPDATE = "--full", "--update-readme"
+END = "<!-- bench:end -->"
 
 
 def machine() -> str:
@@ -32,25 +33,41 @@ def machine() -> str:
 
 def table(rows: list[Row]) -> str:
     """The rows as Markdown."""
-    lines = ["| what | ours | against | ratio | budget |", "|---|---|---|---|---|"]
-    lines += [f"| {row.what} | {row.ours} | {row.against} | {row.ratio} | {row.budget} |" for row in rows]
-    return "\n".join(lines) + f"\n\nMeasured on: {machine()}.\n"
+    lines = ["| what | ours | against | ratio | processor time | budget |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        cells = row.what, row.ours, row.against, row.ratio, row.cpu_text, f"{row.budget} {row.mark}".rstrip()
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def replace_section(page: str, name: str, title: str, rows: list[Row], measured_on: str) -> str:
+    """The page with the table of one module replaced, or put behind the others."""
+    begin = f"<!-- {name} -->\n"
+    head, found, rest = page.partition(begin)
+    if found:
+        tail = rest[rest.index("<!-- bench") :]
+    else:
+        head, end, rest = page.partition(END)
+        tail = end + rest
+    return f"{head}{begin}{title}\n\n{table(rows)}\nMeasured on: {measured_on}.\n\n{tail}"
 
 
 def main() -> None:
-    """Run the modules named, or all, and put the table of a whole run into the README."""
-    named = [name for name in sys.argv[1:] if name != FULL]
+    """Run the modules named, or all, and put the tables of a whole run into the README."""
+    named = [f"bench_{name.removeprefix('bench_')}" for name in sys.argv[1:] if not name.startswith("--")]
     names = named or sorted(path.stem for path in HERE.glob("bench_*.py"))
-    rows: list[Row] = []
     modules = [importlib.import_module(f"benchmarks.{name}") for name in names]
-    for module in modules:
+    for name, module in zip(names, modules, strict=True):
+        rows: list[Row] = []
         knows_full = "full" in inspect.signature(module.measure).parameters
         for row in module.measure(**({"full": FULL in sys.argv} if knows_full else {})):
-            print(f"{row.what}: {row.ours} against {row.against}: {row.ratio} (budget {row.budget})", flush=True)
             rows.append(row)
+            print(table([row]).splitlines()[-1], flush=True)
+        if rows and (UPDATE in sys.argv or not named):
+            title = (module.__doc__ or name).partition("\n")[0]
+            README.write_text(replace_section(README.read_text(), name, title, rows, machine()))
+            print(f"The table of {name} in README.md is from this run.", flush=True)
     if not named:
-        README.write_text(TABLE.sub(lambda match: match[1] + table(rows) + match[2], README.read_text()))
-        print("The table in README.md is from this run.")
         for module in modules:
             if hasattr(module, "save"):
                 print(module.save())

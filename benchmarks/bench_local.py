@@ -204,7 +204,7 @@ def measure() -> list[Row]:
                     job,
                     lambda: _loop(paths, folder / f"loop-{next(times)}.parquet"),
                     label="the same Arrow kernels in a loop",
-                    budget="≤ 2 ×",
+                    budget="≤ 3 ×",
                 )
             )
         rows += [_wide(folder, times), *_checkpoints(folder, times)]

@@ -166,7 +166,7 @@ def measure() -> list[Row]:
 
         what = f"of one million handles, {'all keyed' if keyed_only else 'mixed'}"
         found.append(
-            compare(f"open and plan a rescale {what}", planned, read, label="reading", budget="≤ 3 ×", rounds=ROUNDS)
+            compare(f"open and plan a rescale {what}", planned, read, label="reading", budget="≤ 2.5 ×", rounds=ROUNDS)
         )
         if not keyed_only:
             with tempfile.TemporaryDirectory() as folder:

@@ -11,8 +11,7 @@ import pyarrow as pa
 
 import stateformat as sf
 from benchmarks.measuring import Row, compare
-from redistribution import rescale
-from stateformat.manifest import cut_handles
+from benchmarks.scale_stores import publish_rescaled, sharing_segments
 
 PARALLELISM, GROUPS = 4, 128
 GRAPH = sf.JobGraph((sf.Operator("sums", PARALLELISM, GROUPS),))
@@ -38,21 +37,7 @@ def _rescaler(store: sf.CheckpointStore, spare: Path) -> Callable[[], None]:
     times = iter(range(10**6))
 
     def rescale_once() -> None:
-        source = store.open()
-        plan = source.plan_restore(source.graph.at(6))
-        plan.check()
-        dealt = rescale(source, plan)
-        target = sf.open(str(spare / str(next(times))), durable=False)
-        pending = target.begin(
-            job_id="bench",
-            graph=dealt.graph,
-            states=dealt.states,
-            parent=source,
-            kind=sf.CheckpointKind.RESCALE,
-            rescaled_from=dealt.rescaled_from,
-        )
-        pending.add_handles(cut_handles(source.manifest.full(), dealt.slices))
-        pending.publish()
+        publish_rescaled(store, store.open(), 6, sharing_segments(store, spare / str(next(times))))
 
     return rescale_once
 

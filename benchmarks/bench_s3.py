@@ -139,7 +139,7 @@ def rows_of(
     what: str, ours: Callable[[], None], against: Callable[[], None], label: str, budget: str = "–"
 ) -> list[Row]:
     """A row of time and one of the processor's."""
-    mine, theirs = side_by_side(ours, against)
+    mine, theirs = (side.seconds for side in side_by_side(ours, against))
     rows = [Row(what, f"{mine * 1e3:.0f} ms", f"{label}: {theirs * 1e3:.0f} ms", f"{mine / theirs:.2f} ×", "–")]
     mine, theirs = processor_seconds(ours), processor_seconds(against)
     texts = f"{mine * 1e3:.0f} ms", f"{label}: {theirs * 1e3:.0f} ms", f"{mine / theirs:.2f} ×", budget
@@ -199,7 +199,7 @@ def measure() -> list[Row]:
             slow = {**options, "endpoint_url": endpoint}
             waits = MANY[0] * DELAY_SECONDS
             restore = restoring(slow, many)
-            mine, theirs = side_by_side(restore, fetching(slow, many), rounds=3)
+            mine, theirs = (side.seconds for side in side_by_side(restore, fetching(slow, many), rounds=3))
             found += [
                 Row(
                     "restore 500 segments from S3, 10 ms more for each request",

@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 import stateformat as sf
 from benchmarks import plots
 from benchmarks.measuring import Row, seconds
-from benchmarks.scale_stores import many_bytes, many_handles, publish_rescaled
+from benchmarks.scale_stores import many_bytes, many_handles, publish_rescaled, sharing_segments
 from stateformat.schema import PLANNING_COLUMNS
 from stateformat.validation import validate
 from tools.ckpt.describe import Holdings, record_document
@@ -78,7 +78,7 @@ def actions(store: sf.CheckpointStore, scratch: Path) -> dict[str, Callable[[], 
 
     def rescaled() -> None:
         checkpoint = opened()
-        target = sf.open(str(scratch / str(next(numbers))), durable=False)
+        target = sharing_segments(store, scratch / str(next(numbers)))
         publish_rescaled(store, checkpoint, _others(checkpoint), target)
 
     def restored() -> int:

@@ -1,21 +1,68 @@
-"""How the benchmarks measure: two functions in turn, medians of five, the ratio."""
+"""How the benchmarks measure: two functions in turn, medians of five, the ratio; by the clock, and by the processor's time beside it."""
 
 from __future__ import annotations
 
+import os
+import re
+import resource
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
+
+MISSED, MISSED_BY_CPU = "**missed**", "**missed by CPU**"
+_LIMIT = re.compile(r"([≤≥]) ([\d.]+)")
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Cost(NamedTuple):
+    """Seconds by the clock, and seconds of the processor: of this process and of all below it."""
+
+    seconds: float
+    cpu: float
 
 
 class Row(NamedTuple):
-    """A line of the table. All texts, ready to print."""
+    """A line of the table. Texts, ready to print, and the processor seconds of both sides where they were measured."""
 
     what: str
     ours: str
     against: str
     ratio: str
     budget: str
+    cpu: tuple[float, float] | None = None
+
+    @property
+    def cpu_text(self) -> str:
+        """Both sides' processor time and its ratio, in the direction of the budget."""
+        if self.cpu is None:
+            return "–"
+        return f"{duration(self.cpu[0])} : {duration(self.cpu[1])} = {self._cpu_ratio():.2f} ×"
+
+    @property
+    def mark(self) -> str:
+        """What stands beside a budget that is missed: by the clock; or by more than half by processor time alone."""
+        limit = _LIMIT.match(self.budget)
+        if limit is None:
+            return ""
+        measured = self.ratio if self.ratio != "–" else self.ours
+        if _misses(float(measured.split()[0].replace(",", "")), limit, 1):
+            return MISSED
+        return MISSED_BY_CPU if self.cpu is not None and _misses(self._cpu_ratio(), limit, 1.5) else ""
+
+    def _cpu_ratio(self) -> float:
+        mine, theirs = self.cpu or (0, 0)
+        return theirs / mine if self.budget.startswith("≥") else mine / theirs
+
+
+def _misses(value: float, limit: re.Match[str], slack: float) -> bool:
+    return value > float(limit[2]) * slack if limit[1] == "≤" else value < float(limit[2]) / slack
+
+
+def duration(seconds: float) -> str:
+    """Milliseconds, or seconds from ten on."""
+    return f"{seconds * 1000:.0f} ms" if seconds < 10 else f"{seconds:.1f} s"
 
 
 def seconds(action: Callable[[], object]) -> float:
@@ -25,12 +72,59 @@ def seconds(action: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def side_by_side(ours: Callable[[], object], against: Callable[[], object], *, rounds: int = 5) -> tuple[float, float]:
+def family(pid: int) -> list[int]:
+    """A process and all that run below it."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found
+
+
+def processor_seconds(*pids: int) -> float:
+    """What processes have used of the processor until now, with what those below them used that have ended."""
+    ticks = 0
+    for pid in pids:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        ticks += sum(map(int, fields[11:15]))
+    return ticks / _TICKS
+
+
+def cost(action: Callable[[], object]) -> Cost:
+    """What one call takes."""
+    others, ended, own = _running_below(), _ended_below(), time.process_time()
+    taken = seconds(action)
+    own, ended, others = time.process_time() - own, _ended_below() - ended, _running_below() - others
+    return Cost(taken, own + ended + others)
+
+
+def _running_below() -> float:
+    return processor_seconds(*family(os.getpid())[1:])
+
+
+def _ended_below() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def side_by_side(ours: Callable[[], object], against: Callable[[], object], *, rounds: int = 5) -> tuple[Cost, Cost]:
     """Medians of both, run in turn A B A B … after one warm-up each."""
     ours()
     against()
-    pairs = [(seconds(ours), seconds(against)) for _ in range(rounds)]
-    return statistics.median(pair[0] for pair in pairs), statistics.median(pair[1] for pair in pairs)
+    mine, theirs = zip(*((cost(ours), cost(against)) for _ in range(rounds)), strict=True)
+    return _medians(mine), _medians(theirs)
+
+
+def _medians(costs: tuple[Cost, ...]) -> Cost:
+    return Cost(*map(statistics.median, zip(*costs, strict=True)))
 
 
 def compare(
@@ -38,4 +132,5 @@ def compare(
 ) -> Row:
     """A row of two times and their ratio."""
     mine, theirs = side_by_side(ours, against, rounds=rounds)
-    return Row(what, f"{mine * 1000:.0f} ms", f"{label}: {theirs * 1000:.0f} ms", f"{mine / theirs:.2f} ×", budget)
+    texts = duration(mine.seconds), f"{label}: {duration(theirs.seconds)}", f"{mine.seconds / theirs.seconds:.2f} ×"
+    return Row(what, *texts, budget, (mine.cpu, theirs.cpu))

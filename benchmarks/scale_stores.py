@@ -16,9 +16,12 @@ import numpy as np
 import pyarrow as pa
 
 import stateformat as sf
+from backends.storage.local import LocalStorage
 from redistribution import rescale
+from stateformat.layout import SEGMENTS
 from stateformat.manifest import cut_handles
 from stateformat.model import Edge, Mode, OperatorId, Partitioner
+from stateformat.storage import ObjectInfo
 
 MAX_PARALLELISM: Final = 4096
 ROWS: Final = 8192
@@ -100,12 +103,29 @@ def many_handles(folder: Path, operators: int, subtasks: int) -> sf.CheckpointSt
     return store
 
 
+class SharedSegments(LocalStorage):
+    """Local storage of a store in which the segments of another are listed, too."""
+
+    def __init__(self, folder: Path, other: sf.CheckpointStore) -> None:
+        super().__init__(str(folder), durable=False)
+        self._other = other.storage
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        """What is there, or the segments of the other store."""
+        return self._other.list(prefix) if prefix == SEGMENTS else super().list(prefix)
+
+
+def sharing_segments(store: sf.CheckpointStore, folder: Path) -> sf.CheckpointStore:
+    """An empty store for rescaled checkpoints of another: publishing looks for their segments, and needs no copy of them."""
+    return sf.CheckpointStore(SharedSegments(folder, store))
+
+
 def publish_rescaled(
     store: sf.CheckpointStore, source: sf.Checkpoint, subtasks: int, target: sf.CheckpointStore | None = None
 ) -> None:
     """Publish a checkpoint at another parallelism, by metadata alone: the newest, or the first of another store.
 
-    ``target`` gets a manifest and a record and no segments: for measurements, and nothing that could be restored.
+    ``target`` gets a manifest and a record; it has the segments already (:func:`sharing_segments`).
     """
     plan = source.plan_restore(source.graph.at(subtasks))
     plan.check()

@@ -33,6 +33,7 @@ from backends.dataflow.descriptors import ValueState
 from backends.running.run import Run
 from backends.spark.session import job_session, local_session
 from backends.storage.local import LocalStorage
+from benchmarks.measuring import family
 from benchmarks.spark_input import FILES, Epoch, fold
 
 if TYPE_CHECKING:
@@ -128,6 +129,26 @@ class PerKey(Operator):
         return pa.RecordBatch.from_arrays([columns["k"], totals, counts], ["k", "total", "n"])
 
 
+class PlainPerKey(PerKey):
+    """The same as one writes it who thinks of one key: its rows are put together, and its state is read and written alone."""
+
+    def process(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch | None:  # noqa: ARG002
+        """``get_one``, :func:`~benchmarks.spark_input.fold` and ``put_one`` for each key."""
+        if not batch.num_rows:
+            return None
+        grouped: dict[int, list[int]] = {}
+        for key, value in zip(batch["k"].to_pylist(), batch["v"].to_pylist(), strict=True):
+            grouped.setdefault(key, []).append(value)
+        state = self.context.value_state("totals")
+        rows = []
+        for key, values in grouped.items():
+            old = state.get_one(key) or {"total": 0, "n": 0}
+            total, count = fold(old["total"], old["n"], np.array(values))
+            state.put_one((key,), total=total, n=count)
+            rows.append({"k": key, "total": total, "n": count})
+        return pa.RecordBatch.from_pylist(rows, schema=self.output_schema())
+
+
 class Discard(TwoPhaseCommitSink):
     """Takes rows and has nothing to commit."""
 
@@ -153,6 +174,11 @@ def _rows(name: str, folder: str, parallelism: int) -> Stream:
 def per_key(folder: str, parallelism: int = FILES) -> Dataflow:
     """The per-key function. Two levels: the sink is chained to the operator."""
     return _rows("per-key", folder, parallelism).apply(PerKey(), uid="totals").apply(Discard(), uid="out").flow
+
+
+def plain_per_key(folder: str, parallelism: int = FILES) -> Dataflow:
+    """The same function, called as its author writes it who does not vectorise."""
+    return _rows("plain", folder, parallelism).apply(PlainPerKey(), uid="totals").apply(Discard(), uid="out").flow
 
 
 def vectorised(folder: str, parallelism: int = FILES) -> Dataflow:
@@ -296,16 +322,12 @@ def in_turn(store: str, pairs: int) -> list[tuple[float, float]]:
 
 def peak_memory() -> int:
     """Bytes: the sum of what this process and all below it (Spark, its workers) had at most, each at its own time."""
-    parents = {}
-    for status in Path("/proc").glob("[0-9]*/status"):
+    sum_bytes = 0
+    for pid in family(os.getpid()):
         try:
-            fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
+            status = Path(f"/proc/{pid}/status").read_text()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        parents[int(fields["Pid"])] = (int(fields["PPid"]), int(fields.get("VmHWM", "0 kB").split()[0]) * 1024)
-    below, sum_bytes = [os.getpid()], 0
-    while below:
-        one = below.pop()
-        sum_bytes += parents[one][1]
-        below += [pid for pid, (parent, _) in parents.items() if parent == one]
+        fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+        sum_bytes += int(fields.get("VmHWM", "0 kB").split()[0]) * 1024
     return sum_bytes
