@@ -14,6 +14,8 @@ from itertools import chain, islice
 from threading import Lock
 from typing import Final, Generic, TypeVar
 
+from stateformat.pieces import passed
+
 T = TypeVar("T")
 
 AHEAD_BYTES: Final = 32 << 20
@@ -75,6 +77,7 @@ class _Waiting(Generic[T]):
             result = future.result()
         finally:
             _HELD.add(-size_bytes)
+        passed(size_bytes)
         self.fill()
         return result
 

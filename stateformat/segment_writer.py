@@ -30,6 +30,7 @@ from stateformat.pages import (
     decoded_bytes,
     text_bytes,
 )
+from stateformat.pieces import passed
 from stateformat.row_groups import check_row_groups, grown_limit, split_bytes, split_large
 from stateformat.schema import KEY_GROUP, segment_schema
 from stateformat.storage import Storage
@@ -144,6 +145,7 @@ class SegmentWriter:
             self._parquet.write_table(part, row_group_size=len(part))
             self.row_groups += 1
             self._rows += len(part)
+            passed(taken)
             self._largest_bytes = max(self._largest_bytes, taken)
             self._decoded_bytes += taken
 

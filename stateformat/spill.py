@@ -20,11 +20,11 @@ import pyarrow as pa
 
 from stateformat.errors import StorageError
 from stateformat.hashing import hash_keys, mixed_hashes
-from stateformat.pieces import cut, own_memory, take_rows
+from stateformat.pieces import cut, own_memory, passed, take_rows
 
 HELD_BYTES: Final = 32 << 20
 """What an operation on rows holds in memory before it sets any aside."""
-_BUFFERED_BYTES: Final = 16 << 20
+_BUFFERED_BYTES: Final = 8 << 20
 _PIECE_BYTES: Final = 4 << 20
 _COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 _ROWS_MAX: Final = 1 << 18
@@ -99,6 +99,7 @@ class Spill(Generic[H]):
                 "let TMPDIR name a directory with more room"
             ) from error
         self._waiting.clear()
+        passed(self._waiting_bytes)
         self._waiting_bytes = 0
 
     def _write(self, heap: H, rows: pa.Table) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -229,3 +232,25 @@ def test_entries_put_together_stay_in_chunks_of_so_many_bytes(monkeypatch: pytes
         state.append(pa.record_batch({"v": pa.array([[str(number) * 100]], pa.list_(pa.string()))}))
     assert [value for [value] in state.rows()["v"].to_pylist()] == [str(number) * 100 for number in range(200)]
     assert 3 < state.rows()["v"].num_chunks < 100
+
+
+# ---- measured --------------------------------------------------------------------------------------------------------
+
+STREAMED = """
+import sys
+from benchmarks import bench_memory as bench
+import stateformat.reading, stateformat.segment
+
+bench.WIDE_ROWS = 3000
+begin = bench.peak_bytes()
+bench.write(sys.argv[1], "wide")
+bench.read(sys.argv[1], "wide")
+print((bench.peak_bytes() - begin) // 10**6)
+"""
+
+
+def test_300_megabytes_of_wide_rows_are_written_and_read_in_less_than_that(tmp_path: Path) -> None:
+    """In no order, by a process that holds neither what it writes nor what it reads; both at once took 700 MB and more."""
+    command = [sys.executable, "-c", STREAMED, str(tmp_path / "store")]
+    above = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert above < 450

@@ -1,0 +1,74 @@
+"""Gigabytes in bounded memory, and more text than 32-bit offsets reach: every action in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import bench_memory
+
+pytestmark = pytest.mark.truth
+
+ACTIONS = ("read", "validate", "compact", "rehash", "export")
+
+
+@pytest.mark.parametrize("shape", ["wide", "hot"])
+def test_every_command_takes_little_memory(tmp_path: Path, shape: str) -> None:
+    store = str(tmp_path / "store")
+    above = {"write": bench_memory.measured("write", store, shape)[0]}
+    for number in range(3 if shape == "hot" else 1):
+        bench_memory.publish(store, shape, delta=0.01 + number / 1e6)
+    above |= {action: bench_memory.measured(action, store, shape)[0] for action in ACTIONS}
+    # A busy machine returns memory later: the budget of the benchmark is 400 MB.
+    assert max(above.values()) <= 1.5 * bench_memory.BUDGET_MB, above
+
+
+LARGE = """
+import sys
+import pyarrow as pa
+import stateformat as sf
+from backends.state import SubtaskStates
+from stateformat.model import JobGraph, Operator, OperatorId
+
+ROWS, WIDTH = 11_000, 200_000
+state = sf.value_state("op", "s", keys={"k": pa.int64()}, values={"v": pa.string()})
+graph = JobGraph((Operator(OperatorId("op"), 1, 128),))
+store = sf.open(sys.argv[1], durable=False)
+pending = store.begin(job_id="j", graph=graph, states=[state], parent=None)
+
+
+def batches():
+    for start in range(0, ROWS, 100):
+        keys = range(start, start + 100)
+        yield pa.record_batch({"k": keys, "v": [f"{key:0{WIDTH}d}" for key in keys]})
+
+
+with pending.context.subtask("op", 0) as writer:
+    writer.write("s", batches())
+pending.add(writer)
+checkpoint = pending.publish().checkpoint()
+rows = sum(len(batch) for batch in checkpoint.read("op", "s").batches())
+table = checkpoint.read("op", "s").table()
+assert rows == len(table) == ROWS
+assert table.nbytes > 2**31
+assert all(int(value.as_py()) == key.as_py() for key, value in zip(table["k"][::500], table["v"][::500]))
+del table
+states = SubtaskStates(checkpoint.graph.operator("op"), 0, [state])
+states.restore(checkpoint.restore(checkpoint.plan_restore(graph), "op", 0))
+assert len(states.value("s")) == ROWS
+pending = store.begin(job_id="j", graph=graph, states=[state], parent=store.start("j"))
+with pending.context.subtask("op", 0) as writer:
+    states.snapshot(writer)
+pending.add(writer)
+again = pending.publish().checkpoint()
+assert sum(len(batch) for batch in again.read("op", "s").batches()) == ROWS
+"""
+
+
+def test_more_text_than_two_gibibytes_is_written_read_and_goes_on_as_running_state(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", "-c", LARGE, str(tmp_path / "store")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
