@@ -42,6 +42,8 @@ CHUNK_BYTES_MAX: Final = 16 << 20
 """Key groups whose layers have about as much are merged at a time."""
 MERGED_BYTES_MAX: Final = 32 << 20
 """Layers of key groups that take more are not merged at once, but piece by piece."""
+LARGE_ROW_BYTES: Final = 1024
+"""Layers of rows that have more are merged one chunk at a time."""
 # What segments that are opened ahead may hold together.
 _OPENED_BYTES_MAX: Final = 32 << 20
 # Below this a second request costs more than the bytes that it saves.
@@ -316,17 +318,21 @@ class _Reading:
         """The rows of key groups first … last, both inclusive, their layers merged."""
         # By layer, the lowest first, because parts are sorted so.
         layers: dict[int, list[_Call]] = {}
+        rows = 0
         for part, reader in zip(parts, readers, strict=True):
             start = part.row_start + int(part.counts[: max(0, first - part.first_group)].sum())
             stop = part.row_start + int(part.counts[: max(0, last + 1 - part.first_group)].sum())
             if start < stop:
+                rows += stop - start
                 calls = (self._evolved(call, part) for call in reader.calls(start, stop - start))
                 layers.setdefault(part.handle.layer, []).extend(calls)
         size_bytes = sum(call.size_bytes for calls in layers.values() for call in calls)
         if not layers:
             return
         if size_bytes <= MERGED_BYTES_MAX:
-            yield Sized(partial(self._merged, list(layers.values())), size_bytes)
+            # While they are merged they exist twice. Small rows, which cost more to merge, may take the memory for it.
+            times = 2 if size_bytes > LARGE_ROW_BYTES * rows else 1
+            yield Sized(partial(self._merged, list(layers.values())), times * size_bytes)
         elif first < last:
             middle = (first + last) // 2
             yield from self._chunk(parts, readers, first, middle)

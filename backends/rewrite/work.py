@@ -35,7 +35,7 @@ def ignored(rows: int) -> None:
     """Nobody wants to know."""
 
 
-DEAL_BYTES = 16 * 2**20
+DEAL_BYTES = 8 * 2**20
 """How many bytes of rows a source hashes and sorts at once."""
 
 

@@ -54,7 +54,7 @@ rows = sum(len(batch) for batch in checkpoint.read("op", "s").batches())
 table = checkpoint.read("op", "s").table()
 assert rows == len(table) == ROWS
 assert table.nbytes > 2**31
-assert all(int(value.as_py()) == key.as_py() for key, value in zip(table["k"][::500], table["v"][::500]))
+assert all(int(table["v"][row].as_py()[-9:]) == table["k"][row].as_py() for row in range(0, ROWS, 500))
 del table
 states = SubtaskStates(checkpoint.graph.operator("op"), 0, [state])
 states.restore(checkpoint.restore(checkpoint.plan_restore(graph), "op", 0))
