@@ -1,0 +1,399 @@
+"""The harness of operators; see the package."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+
+from backends.dataflow import events as ev
+from backends.dataflow.activation import Activation
+from backends.dataflow.api import (
+    Operator,
+    OperatorContext,
+    OperatorCoordinator,
+)
+from backends.dataflow.conform import conformed
+from backends.dataflow.failures import Guard
+from backends.dataflow.flow_states import COMMITTABLES
+from backends.dataflow.member import checked_message
+from backends.dataflow.routing import Router
+from backends.dataflow.testing.stand_ins import JOB, OUTPUT, KeyBy, Place, Rows, batches_of, flow_of, new_store
+from backends.running.commits import clean, commit, held, sinks_of
+from backends.running.restore import restore
+from stateformat.declare import Columns, as_schema
+from stateformat.errors import InvalidInput, InvalidState
+from stateformat.model import Mode
+from stateformat.schema import segment_schema
+from stateformat.store import CheckpointStore
+
+
+@dataclass(frozen=True)
+class HarnessSnapshot:
+    """A published checkpoint of an operator, as :meth:`OperatorHarness.snapshot` returns it."""
+
+    checkpoint_id: int
+    _store: CheckpointStore = field(repr=False)
+    _place: Place = field(repr=False)
+
+    def state(self, name: str) -> pa.Table:
+        """The rows of a state in the checkpoint, of all subtasks, with the columns of the format (SPEC.md section 5.1)."""
+        return self._store.open(self.checkpoint_id).read(self._place.uid, name).table()
+
+    @property
+    def committables(self) -> pa.Table:
+        """What the sink has to commit by this checkpoint, with ``_checkpoint_id`` and ``_attempt_id``."""
+        return self.state(COMMITTABLES)
+
+
+class OperatorHarness:
+    """All subtasks of one operator, driven by hand. Methods that drive return the harness, so calls can be chained.
+
+    ``inputs``: the columns of each input, by position. ``key_by``: the key columns of every input that is not a broadcast
+    input, or by the number of the input. ``subtask``: the only one that :meth:`push` gives rows to, and that
+    :meth:`state` shows; None: all of them, by the routing of the edges. What the operator raises comes out as
+    ``OperatorError`` with its cause, as in a run; the harness is of no more use then.
+    """
+
+    def __init__(
+        self,
+        operator: Operator,
+        *inputs: Columns,
+        key_by: KeyBy = (),
+        parallelism: int = 1,
+        max_parallelism: int | None = None,
+        subtask: int | None = None,
+        uid: str = "operator",
+    ) -> None:
+        schemas = tuple(as_schema(columns) for columns in inputs)
+        self._begin(Place(operator, schemas, key_by, parallelism, max_parallelism, uid), subtask, None, ())
+
+    @classmethod
+    def restore(
+        cls,
+        snapshot: HarnessSnapshot,
+        operator: Operator | None = None,
+        *inputs: Columns,
+        parallelism: int | None = None,
+        subtask: int | None = None,
+        drop: Collection[str] = (),
+    ) -> OperatorHarness:
+        """A harness that goes on from a snapshot, at another ``parallelism`` where one is given.
+
+        ``operator`` and ``inputs``: those of the new version of the program; by default those of the snapshot. ``drop``:
+        state that is given up, as a runtime takes it. A sink commits what the snapshot holds before it opens, once more if
+        it has done so already. The snapshot stays as it is and may be restored again.
+
+        Raises ``RestoreRefused`` where the state does not fit the operator.
+        """
+        place = snapshot._place
+        if operator is not None:
+            place = replace(place, prototype=operator)
+        if inputs:
+            place = replace(place, inputs=tuple(as_schema(columns) for columns in inputs))
+        place = replace(place, parallelism=parallelism or place.parallelism)
+        harness = cls.__new__(cls)
+        harness._begin(place, subtask, snapshot._store, drop)
+        return harness
+
+    def _begin(self, place: Place, subtask: int | None, saved: CheckpointStore | None, drop: Collection[str]) -> None:
+        if subtask is not None and not 0 <= subtask < place.parallelism:
+            raise InvalidInput(f"there is no subtask {subtask} at parallelism {place.parallelism}")
+        self._place, self._subtask = place, subtask
+        self._store = new_store(saved)
+        self._permit = None if saved is None else self._store.start(JOB)
+        flow = flow_of(place)
+        restored = restore(flow, self._permit, per_operator={place.uid: place.parallelism}, drop=drop)
+        if place.uid in restored.finished:
+            raise InvalidInput(
+                f"operator {place.uid!r} had finished when the snapshot was taken; nothing of it is left to run"
+            )
+        self._job, self._sinks = restored.job, sinks_of(flow)
+        self._vertex = self._job.vertex(place.uid)
+        self._edges = {edge.input: edge for edge in self._vertex.inputs}
+        self._routers = {number: Router(self._job, edge, 0) for number, edge in self._edges.items()}
+        self._watermarks = dict.fromkeys(self._edges, ev.MIN_WATERMARK)
+        self._ended: set[int] = set()
+        self._finished = False
+        self._emitted: list[pa.RecordBatch] = []
+        self._mail: deque[tuple[int | None, int, bytes]] = deque()
+        self._number = 0
+        self.messages: list[tuple[int, bytes]] = []
+        """What subtasks have sent to the coordinator: subtask and message, in order."""
+        carried = held(self._permit, self._job, [] if COMMITTABLES in drop else self._sinks)
+        self._put_off: dict[str, pa.Table] = {}
+        if self._permit is not None:
+            self._put_off = commit(self._permit, self._sinks, carried)
+        clean(self._store, self._permit, self._job, self._sinks, carried)
+        self._open_coordinator(restored.coordinators.get(place.uid))
+        self._activations = [
+            Activation(self._job, self._vertex, number, _Outside(self, number)) for number in range(place.parallelism)
+        ]
+        for number, activation in enumerate(self._activations):
+            watermarks, ended = restored.progress(self._vertex, number)
+            for of_input, edge in self._edges.items():
+                self._watermarks[of_input] = max(self._watermarks[of_input], watermarks.get(edge.id, ev.MIN_WATERMARK))
+                if edge.id in ended:
+                    self._ended.add(of_input)
+            activation.open(restored.states(self._vertex, number))
+        self._deliver()
+
+    # What is given ---------------------------------------------------------------------------------------------------------
+
+    def push(self, rows: Rows, input: int = 0, *, subtask: int | None = None) -> OperatorHarness:
+        """Give rows to an input: a record batch, a table, or rows as dictionaries.
+
+        With ``subtask`` they go to that one; else to each subtask goes what its edge would bring it.
+        """
+        if input in self._ended:
+            raise InvalidInput(f"input {input} of operator {self._place.uid!r} has ended; nothing follows")
+        chosen = self._subtask if subtask is None else subtask
+        edge = self._edge(input)
+        for batch in batches_of(rows, self._place.inputs[input]):
+            parts = self._routers[input].route(batch) if chosen is None else [(chosen, batch)]
+            for number, part in parts:
+                self._activations[number].process(edge.id, part)
+                self._deliver()
+        return self
+
+    def advance(self, timestamp: int, input: int | None = None) -> OperatorHarness:
+        """Let event time come to ``timestamp`` (µs), on one input or on all; timers that are due fire.
+
+        The watermark of the operator is the least of its inputs that have not ended. Time never goes back.
+        """
+        for number in self._edges if input is None else [self._edge(input).input]:
+            self._watermarks[number] = max(self._watermarks[number], timestamp)
+        self._advance()
+        return self
+
+    def _advance(self) -> None:
+        open_inputs = [number for number in self._edges if number not in self._ended]
+        if open_inputs:
+            timestamp = min(self._watermarks[number] for number in open_inputs)
+            for activation in self._activations:
+                activation.advance_watermark(timestamp)
+                self._deliver()
+
+    def end_input(self, input: int = 0) -> OperatorHarness:
+        """End an input in every subtask. The last one takes event time to its end before."""
+        self._edge(input)
+        if input in self._ended:
+            raise InvalidInput(f"input {input} of operator {self._place.uid!r} has ended already")
+        self._ended.add(input)
+        last = self._ended.issuperset(self._edges)
+        for activation in self._activations:
+            if last:
+                activation.advance_watermark(ev.MAX_WATERMARK, ending=True)
+                self._deliver()
+            activation.end_input(input)
+            self._deliver()
+        self._advance()
+        return self
+
+    def finish(self) -> OperatorHarness:
+        """End the inputs that have not ended, and finish every subtask."""
+        for number in self._edges:
+            if number not in self._ended:
+                self.end_input(number)
+        for activation in self._activations:
+            activation.finish()
+        self._finished = True
+        return self
+
+    def receive(self, message: bytes, subtask: int = 0) -> OperatorHarness:
+        """Give a subtask a message, as its coordinator would."""
+        self._activations[subtask].receive(self._place.uid, message)
+        self._deliver()
+        return self
+
+    # What is shown -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def output(self) -> pa.Table:
+        """What all subtasks have emitted and nobody has taken, in order."""
+        return pa.Table.from_batches(self._emitted, self._job.step(self._place.uid).schema)
+
+    def take_output(self) -> pa.Table:
+        """:attr:`output`, which is empty afterwards."""
+        taken = self.output
+        self._emitted = []
+        return taken
+
+    def state(self, name: str, subtask: int | None = None) -> pa.Table:
+        """The rows that a state has now, of one subtask or of all, in order of subtask. ``InvalidInput`` for an unknown name."""
+        chosen = self._subtask if subtask is None else subtask
+        found = []
+        for number in range(self._place.parallelism) if chosen is None else [chosen]:
+            states = self._activations[number].states[self._place.uid].all
+            if name not in states:
+                raise InvalidInput(
+                    f"operator {self._place.uid!r} has no state {name!r}; it has {', '.join(states) or 'none'}"
+                )
+            found.append(states[name].rows())
+        return pa.concat_tables(found)
+
+    def context(self, subtask: int = 0) -> OperatorContext:
+        """What the operator may ask in a subtask."""
+        return self._activations[subtask].members[self._place.uid].context
+
+    def operator(self, subtask: int = 0) -> Operator:
+        """The copy of the operator that runs in a subtask."""
+        return self._activations[subtask].members[self._place.uid].logic
+
+    # Checkpoints -------------------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> HarnessSnapshot:
+        """Take a checkpoint, publish it, commit what sinks have prepared, and tell the operator that it is complete."""
+        self._number += 1
+        pending = self._store.begin(job_id=JOB, graph=self._job.graph, states=self._job.states, parent=self._permit)
+        kept = None if self.coordinator is None else self._coordinator_rows(self.coordinator)
+        for snapshot in self._subtasks(pending.context):
+            pending.add(snapshot)
+        self._add_driver_states(pending, kept)
+        self._permit = pending.publish()
+        self._put_off = commit(self._permit, self._sinks, held(self._permit, self._job, self._sinks))
+        for activation in self._activations:
+            activation.notify_complete(self._number)
+        if self.coordinator is not None:
+            self.coordinator.checkpoint_complete()
+        self._deliver()
+        return HarnessSnapshot(int(self._permit.ref.checkpoint_id), new_store(self._store), self._place)
+
+    def abort_snapshot(self) -> OperatorHarness:
+        """Take a checkpoint that is not published: operators hear ``checkpoint_aborted``, and what sinks have prepared waits."""
+        self._number += 1
+        pending = self._store.begin(job_id=JOB, graph=self._job.graph, states=self._job.states, parent=self._permit)
+        if self.coordinator is not None:
+            self._coordinator_rows(self.coordinator)
+        self._subtasks(pending.context)
+        for activation in self._activations:
+            activation.notify_aborted(self._number)
+        if self.coordinator is not None:
+            self.coordinator.checkpoint_aborted(pending.context.checkpoint_id)
+        self._deliver()
+        return self
+
+    def _subtasks(self, context: Any) -> list[Any]:
+        """The snapshots of every subtask of the operator, and those of its neighbours, which keep nothing."""
+        found = []
+        # As in a task: the time of an input that has ended is the end of time.
+        watermarks = {
+            edge.id: ev.MAX_WATERMARK if number in self._ended else self._watermarks[number]
+            for number, edge in self._edges.items()
+        }
+        ended = {edge.id: number in self._ended for number, edge in self._edges.items()}
+        command = ev.Snapshot(ev.Barrier(self._number), self._finished, watermarks, ended)
+        for activation in self._activations:
+            found += activation.snapshot(command, context).close()
+        for operator in self._job.graph.operators:
+            if operator.uid == self._place.uid:
+                continue
+            finishing = self._finished and operator.uid != OUTPUT
+            for subtask in range(operator.parallelism):
+                writer = context.subtask(operator.uid, subtask, finishing=finishing)
+                for state in () if finishing else self._job.states_of(operator.uid):
+                    if state.mode not in (Mode.COORDINATOR, Mode.COMMITTABLES):
+                        writer.empty(state.name)
+                found.append(writer.snapshot())
+        return found
+
+    def _add_driver_states(self, pending: Any, kept: pa.Table | None) -> None:
+        uid = self._place.uid
+        for operator in self._job.graph.operators:
+            done = self._finished and operator.uid != OUTPUT
+            retries = self._put_off.get(operator.uid)
+            states = [state for state in self._job.states_of(operator.uid) if state.mode is Mode.COORDINATOR]
+            if (done or not states) and retries is None:
+                continue
+            writer = pending.context.coordinator(operator.uid, finished=done)
+            for state in () if done else states:
+                if operator.uid != uid or kept is None:
+                    writer.empty(state.name)
+                    continue
+                schema = segment_schema(state)
+                rows = kept
+                for name in schema.names:
+                    if name not in rows.column_names:
+                        rows = rows.append_column(schema.field(name), pa.nulls(len(rows), schema.field(name).type))
+                writer.write(state.name, rows.select(schema.names).cast(schema))
+            if retries is not None:
+                writer.write(COMMITTABLES, retries)
+            pending.add(writer)
+
+    # Coordinators ------------------------------------------------------------------------------------------------------------
+
+    def _open_coordinator(self, rows: pa.Table | None) -> None:
+        self.coordinator: OperatorCoordinator | None = self._place.prototype.coordinator()
+        """The coordinator of the operator, where it has one."""
+        if self.coordinator is not None:
+            with Guard(self._place.uid, None)("the coordinator"):
+                self.coordinator.open(self._send)
+                if rows is not None:
+                    self.coordinator.restore(rows.drop_columns(["message_from", "message"]))
+
+    def _coordinator_rows(self, coordinator: OperatorCoordinator) -> pa.Table:
+        what = f"snapshot of the coordinator of {self._place.uid!r}"
+        return conformed(what, coordinator.snapshot(), as_schema(coordinator.columns))
+
+    def _send(self, subtask: int, message: bytes) -> None:
+        checked_message(f"the coordinator of operator {self._place.uid!r}", message)
+        if not 0 <= subtask < self._place.parallelism:
+            raise InvalidState(
+                f"the coordinator of operator {self._place.uid!r} sent to subtask {subtask}. The operator has subtasks 0 to "
+                f"{self._place.parallelism - 1}."
+            )
+        self._mail.append((subtask, subtask, message))
+
+    def _hear(self, subtask: int, message: bytes) -> None:
+        self.messages.append((subtask, message))
+        self._mail.append((None, subtask, message))
+
+    def _deliver(self) -> None:
+        """Deliver messages between subtasks and the coordinator until none is left."""
+        while self._mail:
+            receiver, sender, message = self._mail.popleft()
+            if receiver is not None:
+                self._activations[receiver].receive(self._place.uid, message)
+            elif self.coordinator is not None:
+                with Guard(self._place.uid, None)("the coordinator"):
+                    self.coordinator.receive(sender, message)
+
+    def _edge(self, input: int) -> Any:
+        if input not in self._edges:
+            raise InvalidInput(
+                f"operator {self._place.uid!r} has no input {input}; it has {len(self._edges)}, from 0 on"
+            )
+        return self._edges[input]
+
+    def close(self) -> None:
+        """Close the operator in every subtask."""
+        for activation in self._activations:
+            activation.close()
+
+    def __enter__(self) -> OperatorHarness:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self.close()
+
+
+class _Outside:
+    """What an activation reaches: the harness."""
+
+    def __init__(self, harness: OperatorHarness, subtask: int) -> None:
+        self._harness, self._subtask = harness, subtask
+
+    def emit(self, edge_id: str, batch: pa.RecordBatch) -> None:  # noqa: ARG002 - there is one edge
+        self._harness._emitted.append(batch)
+
+    def send(self, uid: str, message: bytes) -> None:  # noqa: ARG002 - there is one operator
+        self._harness._hear(self._subtask, message)
+
+    def now_us(self) -> int:
+        return 0
+
+
+__all__ = ["HarnessSnapshot", "OperatorHarness"]

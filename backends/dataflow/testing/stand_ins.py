@@ -1,0 +1,127 @@
+"""What stands around the operator of a harness: its dataflow, with sources and an output that do nothing, and its stores."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+
+from backends.dataflow.api import (
+    Dataflow,
+    NoSplit,
+    Operator,
+    Source,
+    Split,
+    SplitEnumerator,
+    TwoPhaseCommitSink,
+)
+from backends.storage.memory import MemoryStorage
+from stateformat.declare import as_schema
+from stateformat.store import CheckpointStore
+
+KeyBy: TypeAlias = "str | Sequence[str] | Mapping[int, Sequence[str]]"
+Rows: TypeAlias = "pa.RecordBatch | pa.Table | Iterable[Mapping[str, Any]]"
+
+JOB: Final = "harness"
+OUTPUT: Final = "harness-output"
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Place:
+    """How an operator stands in its dataflow."""
+
+    prototype: Operator
+    inputs: tuple[pa.Schema, ...]
+    key_by: KeyBy
+    parallelism: int
+    max_parallelism: int | None
+    uid: str
+
+
+class _NoSplits(SplitEnumerator):
+    columns = pa.schema([("split", pa.string())])
+
+    def next_split(self, subtask: int, parallelism: int) -> Split | NoSplit:  # noqa: ARG002
+        return NoSplit.NEVER
+
+    def snapshot(self) -> pa.Table:
+        return as_schema(self.columns).empty_table()
+
+    def restore(self, rows: pa.Table) -> None:
+        pass
+
+
+class _Hand(Source):
+    """Stands for an input; nothing is read from it."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._schema
+
+    def enumerator(self) -> SplitEnumerator:
+        return _NoSplits()
+
+    def read(self, split: Split, context: object) -> Any:  # noqa: ARG002
+        return iter(())
+
+
+class _Collect(Operator):
+    """Stands behind the operator, so that what it emits goes somewhere."""
+
+    def process(self, batch: pa.RecordBatch, input: int) -> None:
+        pass
+
+
+def flow_of(place: Place) -> Dataflow:
+    """The dataflow of an operator alone."""
+    flow = Dataflow(JOB)
+    streams = []
+    for number, schema in enumerate(place.inputs):
+        stream = flow.source(_Hand(schema), uid=f"harness-input-{number}")
+        key_by = place.key_by.get(number, ()) if isinstance(place.key_by, Mapping) else place.key_by
+        columns = (key_by,) if isinstance(key_by, str) else tuple(key_by)
+        if number in place.prototype.broadcast_inputs:
+            stream = stream.broadcast()
+        else:
+            stream = stream.key_by(*columns) if columns else stream.rebalance()
+        streams.append(stream)
+    stream = flow.apply(
+        place.prototype,
+        *streams,
+        uid=place.uid,
+        parallelism=place.parallelism,
+        max_parallelism=place.max_parallelism,
+        chain=False,
+    )
+    if not isinstance(place.prototype, TwoPhaseCommitSink) and stream.schema.names:
+        stream.rebalance().apply(_Collect(), uid=OUTPUT, chain=False)
+    return flow
+
+
+def batches_of(rows: Rows, schema: pa.Schema) -> list[pa.RecordBatch]:
+    """Rows as record batches; dictionaries in the columns of ``schema``."""
+    if isinstance(rows, pa.RecordBatch):
+        return [rows]
+    table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(list(rows), schema=schema)
+    found: list[pa.RecordBatch] = table.to_batches()
+    return found
+
+
+def new_store(like: CheckpointStore | None) -> CheckpointStore:
+    """A store in memory, which goes with its last user; a copy of another one where that is given."""
+    name = f"operator-harness-{next(_numbers)}"
+    storage = MemoryStorage(name)
+    if like is not None:
+        for item in like.storage.list(""):
+            storage.create(item.path, like.storage.read(item.path).to_pybytes())
+    store = CheckpointStore(storage)
+    weakref.finalize(store, MemoryStorage.reset, name)
+    return store
