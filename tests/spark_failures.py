@@ -44,7 +44,7 @@ from stateformat.errors import StorageError
 from stateformat.model import Record, Status
 from stateformat.publication import CommitPermit
 from stateformat.segment import WriteOptions
-from stateformat.storage import CreateOutcome, Storage, open_storage
+from stateformat.storage import CreateOutcome, Storage, names, names_after, open_storage
 from stateformat.store import CheckpointStore
 
 ROWS = 3000
@@ -156,6 +156,14 @@ class Storm:
     def list(self, prefix: str) -> Any:
         self._ask("list", prefix)
         return self._inner.list(prefix)
+
+    def names(self, folder: str) -> Any:
+        self._ask("list", folder)
+        return names(self._inner, folder)
+
+    def names_after(self, path: str) -> Any:
+        self._ask("list", path)
+        return names_after(self._inner, path)
 
     def create(self, path: str, data: bytes) -> CreateOutcome:
         what = self._orders.take("driver.publish") if path.startswith("checkpoints/") else None
