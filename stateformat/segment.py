@@ -42,7 +42,7 @@ from stateformat.row_keys import RowKeyCheck
 from stateformat.rows import cluster, conform, key_groups_of, senders_of
 from stateformat.schema import KEY_GROUP, has_key_groups
 from stateformat.segment_writer import SegmentPlace, SegmentWriter, WriteOptions
-from stateformat.sorting import SortedRuns
+from stateformat.sorting import RUN_BYTES, SortedRuns
 from stateformat.spill import HELD_BYTES
 from stateformat.storage import Storage
 
@@ -188,7 +188,7 @@ def _row_key_check(place: SegmentPlace, options: WriteOptions) -> RowKeyCheck | 
 def _write_unsorted(
     writer: SegmentWriter, place: SegmentPlace, batches: Iterable[pa.RecordBatch], options: WriteOptions
 ) -> None:
-    """Write batches that come in any order; what is more than ``HELD_BYTES`` waits in a temporary file."""
+    """Write batches that come in any order; what is more than ``RUN_BYTES`` waits in a temporary file."""
     pending: list[pa.Table] = []
     size_bytes = 0
     with closing(SortedRuns(place.state)) as runs:
@@ -203,7 +203,7 @@ def _write_unsorted(
         for rows in _conformed(place, batches):
             pending.append(rows)
             size_bytes += rows.nbytes
-            if size_bytes >= HELD_BYTES:
+            if size_bytes >= RUN_BYTES:
                 set_aside()
                 size_bytes = 0
         if runs.count:

@@ -21,10 +21,12 @@ from stateformat.pieces import take_rows
 from stateformat.schema import KEY_GROUP, has_key_groups
 from stateformat.spill import Spill
 
-_PIECE_BYTES: Final = 1 << 20
-_RUNS_MAX: Final = 64
+_PIECE_BYTES: Final = 256 << 10
+_RUNS_MAX: Final = 32
 """So many runs are merged at a time, with a piece of each in memory."""
 _SLICE_BYTES: Final = 8 << 20
+RUN_BYTES: Final = 64 << 20
+"""What is sorted in memory and becomes a run."""
 
 _Order = list[npt.NDArray[np.int64]]
 """Columns by which rows are sorted, the first one first."""

@@ -130,7 +130,7 @@ def test_equal_rows_are_dealt_to_one_heap_and_the_others_evenly_on_every_level()
 def low(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of 10 kB, and 40 kB in memory."""
     monkeypatch.setattr(segment, "BATCH_BYTES", LIMIT)
-    monkeypatch.setattr(segment, "HELD_BYTES", 4 * LIMIT)
+    monkeypatch.setattr(segment, "RUN_BYTES", 4 * LIMIT)
     monkeypatch.setattr(sorting, "_PIECE_BYTES", LIMIT)
     monkeypatch.setattr(pieces.small_batches, "__defaults__", (LIMIT,))
 
