@@ -91,7 +91,7 @@ def _faster(
     cpu: tuple[float, float] | None = None,
 ) -> Row:
     a, b = rate(mine), rate(other)
-    return Row(what, _per_second(a), f"{label}: {_per_second(b)}", f"{a / b:.2f} ×", budget, cpu)
+    return Row(what, _per_second(a), f"{label}: {_per_second(b)}", f"{a / b:.2f} ×", budget, cpu, faster=True)
 
 
 def _per_epoch(written: Written, epochs: int) -> str:

@@ -24,7 +24,10 @@ class Cost(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A line of the table. Texts, ready to print, and the processor seconds of both sides where they were measured."""
+    """A line of the table. Texts, ready to print, and the processor seconds of both sides where they were measured.
+
+    ``faster``: the ratio is how many times as fast our side is; otherwise it is how many times as long it takes.
+    """
 
     what: str
     ours: str
@@ -32,10 +35,11 @@ class Row(NamedTuple):
     ratio: str
     budget: str
     cpu: tuple[float, float] | None = None
+    faster: bool = False
 
     @property
     def cpu_text(self) -> str:
-        """Both sides' processor time and its ratio, in the direction of the budget."""
+        """Both sides' processor time and its ratio, in the direction of the other ratio."""
         if self.cpu is None:
             return "–"
         return f"{duration(self.cpu[0])} : {duration(self.cpu[1])} = {self._cpu_ratio():.2f} ×"
@@ -53,7 +57,7 @@ class Row(NamedTuple):
 
     def _cpu_ratio(self) -> float:
         mine, theirs = self.cpu or (0, 0)
-        return theirs / mine if self.budget.startswith("≥") else mine / theirs
+        return theirs / mine if self.faster else mine / theirs
 
 
 def _misses(value: float, limit: re.Match[str], slack: float) -> bool:
