@@ -55,6 +55,7 @@ format: $(READY) ## rewrite the code in the house's format
 
 docs: $(READY) ## regenerate what docs/ takes from the code
 	@$(BIN)/python -m tools.ckpt.docs
+	@$(BIN)/python -m tools.api_docs
 	@$(BIN)/python -m backends.dataflow.life > docs/task-life.md
 
 bench: java $(READY) ## the budgets as ratios, and the tables for the README; ONLY="segments spark" runs a part

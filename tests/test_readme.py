@@ -9,12 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from backends.storage.memory import MemoryStorage
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+ONE_PROGRAM = ROOT / "docs" / "operators.md"
+"""Its snippets go on from each other, and run in this process."""
 SNIPPET = r"```python\n(.*?)```(?:\s+It prints:\s+```text\n(.*?)```)?"
 SNIPPETS = [
     pytest.param(code, printed, id=f"{page.name}-{number}")
     for page in PAGES
+    if page != ONE_PROGRAM
     for number, (code, printed) in enumerate(re.findall(SNIPPET, page.read_text(), re.DOTALL), 1)
 ]
 
@@ -26,6 +31,19 @@ def test_a_python_snippet_runs_as_it_stands_and_prints_what_is_shown(code: str, 
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == printed or not printed
+
+
+def test_the_snippets_of_the_page_on_operators_run_one_after_another_and_print_what_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "operators"}
+    snippets = re.findall(SNIPPET, ONE_PROGRAM.read_text(), re.DOTALL)
+    assert len(snippets) >= 14
+    for code, printed in snippets:
+        exec(compile(code, str(ONE_PROGRAM), "exec"), names)
+        assert capsys.readouterr().out == printed
+    MemoryStorage.reset("halves")
 
 
 def test_the_readme_shows_what_its_examples_print() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 import typing
@@ -105,16 +106,18 @@ FIRST_SLIP = SLIPS[: SLIPS.index("    checkpoint.plan_restore")].count("\n") + 1
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What one run of ``mypy --strict`` says of all three files, as for a user whose project is elsewhere."""
+    """What one run of ``mypy --strict`` says of these files, the examples of docs/operators.md among them, as for a user whose project is elsewhere."""
     folder = tmp_path_factory.mktemp("user")
     (folder / "job.py").write_text(JOB)
     (folder / "runtime.py").write_text(RUNTIME)
     (folder / "slips.py").write_text(SLIPS)
+    page = (ROOT / "docs" / "operators.md").read_text()
+    (folder / "operators.py").write_text("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)))
     # As the project's settings: pyarrow has no types. Nothing of ours is passed over.
     (folder / "mypy.ini").write_text(
         "[mypy]\nstrict = True\n[mypy-pyarrow.*,pyspark.*,fsspec.*]\nignore_missing_imports = True\nfollow_imports = skip\n"
     )
-    files = ["job.py", "runtime.py", "slips.py"]
+    files = ["job.py", "runtime.py", "operators.py", "slips.py"]
     cache = ROOT / ".mypy_cache" / "of_users"
     command = [sys.executable, "-m", "mypy", "--no-error-summary", "--cache-dir", str(cache), *files]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stdout

@@ -8,7 +8,7 @@ executor sends each subtask the records of its keys; a key of another subtask is
 ``index``           from keys to slots                                a hash table, searched a batch at a time
 ``store``           rows in slots, fitted, found by key               holes are closed when they are more than half
 ``chains``          which elements belong to which key                for maps and lists
-``ownership``       the keys that a subtask may have            errors with the operator, the key, and ``key_by``
+``ownership``       the keys that a subtask may have                 errors with the operator, the key, and ``key_by``
 ``changes``         which rows have changed since when            stamps by slot; deltas, and what they are put on
 ``spilling``        states on local disk                          arrays as they lie in memory
 ``value`` …         the states themselves, and ``subtask``: all of them
