@@ -233,7 +233,7 @@ def test_an_expired_checkpoint_says_that_it_has_expired(tmp_path: Path) -> None:
         (("rewrite", "--max-parallelism", "40000"), "32768"),
         (("explain-restore", "--operator-parallelism", "nope=2"), "nope"),
         (("explain-restore", "--drop", "nope"), "nope"),
-        (("inspect", "--state", "nope"), "it has counts"),
+        (("inspect", "--state", "nope"), "it has 'counts'"),
         (("gc", "--keep", "0"), "x>=1"),
         (("inspect", "--rows", "many"), "not a valid integer"),
         (("validate", "--level", "deep"), "quick"),
