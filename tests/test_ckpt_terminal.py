@@ -54,6 +54,7 @@ def test_an_interrupt_while_modules_are_imported_is_a_sentence(tmp_path: Path) -
 
 
 @pytest.mark.skipif(not Path("/proc/self/syscall").exists(), reason="asks Linux in which system call a thread is")
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_that_comes_just_before_a_read_ends_the_read_all_the_same() -> None:
     read_end, write_end = os.pipe()
     reader = Path(f"/proc/self/task/{threading.get_native_id()}/syscall")
@@ -77,6 +78,7 @@ def test_an_interrupt_that_comes_just_before_a_read_ends_the_read_all_the_same()
     os.close(write_end)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_import_that_turns_an_interrupt_into_another_error_is_no_bug(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -92,6 +94,7 @@ def test_an_import_that_turns_an_interrupt_into_another_error_is_no_bug(
     assert capsys.readouterr().err == f"ckpt: {interrupted().message}\n"
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_deletion_says_that_something_may_be_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

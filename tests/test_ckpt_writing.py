@@ -311,6 +311,7 @@ def test_a_command_whose_reader_leaves_is_quiet(flights: Path) -> None:
         assert process.wait(timeout=60) == 141
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_command_says_so_and_leaves_nothing(tmp_path: Path) -> None:
     store = tmp_path / "store"
     stores.counts_store(str(store))
