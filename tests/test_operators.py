@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pytest
 
 from backends.dataflow.events import MAX_WATERMARK
+from backends.dataflow.failures import OperatorError
 from backends.dataflow.operators import (
     Aggregate,
     BroadcastJoin,
@@ -22,8 +23,9 @@ from backends.dataflow.operators import (
     Select,
     TumblingWindow,
 )
-from stateformat.errors import InvalidInput, InvalidState
-from tests.operator_harness import Driven, rows_of
+from backends.dataflow.testing import OperatorHarness
+from stateformat.errors import InvalidInput
+from tests.operator_harness import again, driven_by, rows_of
 
 AGGREGATES = {
     "rows": ("*", "count"),
@@ -86,9 +88,9 @@ def doubled(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def test_a_map_learns_its_columns_by_calling_the_function_on_nothing() -> None:
     table = some_rows(20, 3, 1)
-    driven = Driven(Map(doubled), table.schema)
-    assert driven.schema == pa.schema([("double", pa.int64())])
-    values = driven.give(table).taken()["double"].to_pylist()
+    driven = driven_by(Map(doubled), table.schema)
+    assert driven.output.schema == pa.schema([("double", pa.int64())])
+    values = driven.push(table).take_output()["double"].to_pylist()
     assert values == [None if value is None else 2 * value for value in table["v"].to_pylist()]
 
 
@@ -98,38 +100,38 @@ def test_a_map_whose_function_fails_on_nothing_is_told_to_be_given_a_schema() ->
 
     table = some_rows(3, 1, 2)
     with pytest.raises(InvalidInput, match="give Map the schema"):
-        Driven(Map(first_value), table.schema)
-    driven = Driven(Map(first_value, {"first": pa.int64()}), table.schema)
-    assert driven.give(table).taken().to_pylist() == [{"first": table["v"][0].as_py()}]
+        driven_by(Map(first_value), table.schema)
+    driven = driven_by(Map(first_value, {"first": pa.int64()}), table.schema)
+    assert driven.push(table).take_output().to_pylist() == [{"first": table["v"][0].as_py()}]
 
 
 def test_a_map_that_returns_other_columns_than_it_said_is_refused() -> None:
     def fickle(batch: pa.RecordBatch) -> pa.RecordBatch:
         return pa.record_batch({"x": pa.array([1] * len(batch), pa.int64() if len(batch) else pa.int32())})
 
-    driven = Driven(Map(fickle), some_rows(3, 1, 2).schema)
-    with pytest.raises(InvalidState, match="int64"):
-        driven.give(some_rows(3, 1, 2))
+    driven = driven_by(Map(fickle), some_rows(3, 1, 2).schema)
+    with pytest.raises(OperatorError, match="int64"):
+        driven.push(some_rows(3, 1, 2))
 
 
 @pytest.mark.parametrize("predicate", [pc.field("v") > 3, lambda batch: pc.greater(batch["v"], 3)])
 def test_a_filter_keeps_the_rows_for_which_its_predicate_is_true(predicate: Any) -> None:
     table = some_rows(50, 3, 3)
-    kept = Driven(Filter(predicate), table.schema).give(table).taken().to_pylist()
+    kept = driven_by(Filter(predicate), table.schema).push(table).take_output().to_pylist()
     assert kept == [row for row in table.to_pylist() if row["v"] is not None and row["v"] > 3]
 
 
 def test_a_filter_of_a_column_that_is_not_there_is_refused_when_the_dataflow_is_built() -> None:
     with pytest.raises(InvalidInput, match="does not fit the columns k, v, s, t"):
-        Driven(Filter(pc.field("w") > 3), some_rows(1, 1, 0).schema)
+        driven_by(Filter(pc.field("w") > 3), some_rows(1, 1, 0).schema)
 
 
 def test_a_selection_orders_and_renames() -> None:
     table = some_rows(9, 2, 4)
-    driven = Driven(Select("v", {"key": "k"}), table.schema).give(table)
-    assert driven.taken().to_pylist() == [{"v": row["v"], "key": row["k"]} for row in table.to_pylist()]
+    driven = driven_by(Select("v", {"key": "k"}), table.schema).push(table)
+    assert driven.take_output().to_pylist() == [{"v": row["v"], "key": row["k"]} for row in table.to_pylist()]
     with pytest.raises(InvalidInput, match="'nowhere'"):
-        Driven(Select("nowhere"), table.schema)
+        driven_by(Select("nowhere"), table.schema)
 
 
 # Aggregate ----------------------------------------------------------------------------------------------------------------
@@ -141,41 +143,41 @@ def test_an_aggregate_emits_at_the_end_what_python_says_of_all_rows(
 ) -> None:
     monkeypatch.setattr("backends.dataflow.operators.aggregate._GATHERED_ROWS_MAX", gathered)
     table = some_rows(400, 11, 5)
-    driven = Driven(Aggregate("k", AGGREGATES, emit="end"), table.schema)
+    driven = driven_by(Aggregate("k", AGGREGATES, emit="end"), table.schema)
     for batch in chunks(table, rows):
-        driven.give(batch)
-    assert driven.taken().num_rows == 0
+        driven.push(batch)
+    assert driven.take_output().num_rows == 0
     expected = [(key, *aggregates_of(group)) for key, group in grouped(table, lambda row: row["k"]).items()]
-    assert rows_of(driven.end().taken()) == sorted(expected, key=repr)
+    assert rows_of(driven.finish().take_output()) == sorted(expected, key=repr)
 
 
 def test_an_aggregate_emits_the_totals_of_the_keys_of_each_batch() -> None:
     table = some_rows(60, 4, 6)
-    driven = Driven(Aggregate("k", AGGREGATES), table.schema)
+    driven = driven_by(Aggregate("k", AGGREGATES), table.schema)
     seen = 0
     for batch in chunks(table, 13):
         seen += batch.num_rows
         groups = grouped(table.slice(0, seen), lambda row: row["k"])
         expected = [(key, *aggregates_of(groups[key])) for key in set(batch["k"].to_pylist())]
-        assert rows_of(driven.give(batch).taken()) == sorted(expected, key=repr)
-    assert driven.end().taken().num_rows == 0
+        assert rows_of(driven.push(batch).take_output()) == sorted(expected, key=repr)
+    assert driven.finish().take_output().num_rows == 0
 
 
 def test_an_aggregate_goes_on_from_a_snapshot() -> None:
     table = some_rows(200, 5, 7)
-    driven = Driven(Aggregate("k", AGGREGATES, emit="end"), table.schema)
+    driven = driven_by(Aggregate("k", AGGREGATES, emit="end"), table.schema)
     for batch in chunks(table, 20):
-        driven = driven.give(batch).again()
-    whole = Driven(Aggregate("k", AGGREGATES, emit="end"), table.schema).give(table)
-    assert rows_of(driven.end().taken()) == rows_of(whole.end().taken())
+        driven = again(driven.push(batch))
+    whole = driven_by(Aggregate("k", AGGREGATES, emit="end"), table.schema).push(table)
+    assert rows_of(driven.finish().take_output()) == rows_of(whole.finish().take_output())
 
 
 def test_keys_that_are_equal_in_the_format_are_one_key() -> None:
     keys = pa.array([0.0, -0.0, math.nan, -math.nan, None, None])
     table = pa.table({"x": keys, "y": pa.array([{"a": 1}, {"a": 1}, None, None, {"a": None}, {"a": None}])})
     for names, expected in (("x", [2, 2, 2]), ("y", [2, 2, 2]), (["y", "x"], [2, 2, 2])):
-        driven = Driven(Aggregate(names, {"rows": ("*", "count")}, emit="end"), table.schema)
-        assert driven.give(table).end().taken()["rows"].to_pylist() == expected
+        driven = driven_by(Aggregate(names, {"rows": ("*", "count")}, emit="end"), table.schema)
+        assert driven.push(table).finish().take_output()["rows"].to_pylist() == expected
 
 
 def test_sums_have_types_that_hold_them() -> None:
@@ -189,18 +191,18 @@ def test_sums_have_types_that_hold_them() -> None:
         }
     )
     names = ["small", "unsigned", "real", "money"]
-    driven = Driven(Aggregate("k", {f"{name}_sum": (name, "sum") for name in names}), table.schema)
-    assert driven.schema.types == [pa.string(), pa.int64(), pa.int64(), pa.float64(), pa.decimal128(38, 2)]
-    driven.give(table).taken()
-    a, b = driven.give(table).taken().to_pylist()
+    driven = driven_by(Aggregate("k", {f"{name}_sum": (name, "sum") for name in names}), table.schema)
+    assert driven.output.schema.types == [pa.string(), pa.int64(), pa.int64(), pa.float64(), pa.decimal128(38, 2)]
+    driven.push(table).take_output()
+    a, b = driven.push(table).take_output().to_pylist()
     assert list(a.values()) == ["a", 508, 2 * (2**33 - 2), 1.5, Decimal("20.02")]
     assert list(b.values()) == ["b", None, 2, None, None]
 
 
 def test_sums_of_unsigned_integers_wrap_around_as_those_of_others() -> None:
     table = pa.table({"k": ["a", "a"], "v": pa.array([2**63, 5], pa.uint64())})
-    driven = Driven(Aggregate("k", {"sum": ("v", "sum")}), table.schema)
-    assert driven.give(table).taken()["sum"].to_pylist() == [5 - 2**63]
+    driven = driven_by(Aggregate("k", {"sum": ("v", "sum")}), table.schema)
+    assert driven.push(table).take_output()["sum"].to_pylist() == [5 - 2**63]
 
 
 @pytest.mark.parametrize(
@@ -216,7 +218,7 @@ def test_sums_of_unsigned_integers_wrap_around_as_those_of_others() -> None:
 )
 def test_what_cannot_be_aggregated_is_refused_when_the_dataflow_is_built(aggregates: Any, sentence: str) -> None:
     with pytest.raises(InvalidInput, match=sentence):
-        Driven(Aggregate("k", aggregates), some_rows(1, 1, 0).schema)
+        driven_by(Aggregate("k", aggregates), some_rows(1, 1, 0).schema)
 
 
 def test_empty_batches_change_nothing() -> None:
@@ -230,7 +232,7 @@ def test_empty_batches_change_nothing() -> None:
         Filter(pc.field("v") > 1),
         Map(doubled),
     ):
-        assert Driven(operator, nothing.schema).give(empty).again().give(empty).end().taken().num_rows == 0
+        assert again(driven_by(operator, nothing.schema).push(empty)).push(empty).finish().take_output().num_rows == 0
 
 
 # TumblingWindow -----------------------------------------------------------------------------------------------------------
@@ -251,12 +253,11 @@ def plain_windows(table: pa.Table) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("rows", [1, 17, 1000])
 def test_windows_have_the_rows_that_lie_in_them_and_are_emitted_once(rows: int) -> None:
     table = some_rows(60 if rows == 1 else 300, 4, 8)
-    driven = Driven(TumblingWindow("k", 700, "t", AGGREGATES), table.schema)
+    driven = driven_by(TumblingWindow("k", 700, "t", AGGREGATES), table.schema)
     for batch in chunks(table, rows):
-        driven = driven.give(batch).again()
-    assert plain_windows(driven.end().taken()) == windows_of(table, 700)
-    snapshot = driven.snapshot()
-    assert (snapshot["windows"].num_rows, snapshot["ends"].num_rows) == (0, 0)
+        driven = again(driven.push(batch))
+    assert plain_windows(driven.finish().take_output()) == windows_of(table, 700)
+    assert (driven.state("windows").num_rows, driven.state("ends").num_rows) == (0, 0)
 
 
 def at(*times: int) -> pa.Table:
@@ -264,47 +265,49 @@ def at(*times: int) -> pa.Table:
 
 
 def test_a_window_is_emitted_when_no_record_of_it_can_follow_and_not_before() -> None:
-    driven = Driven(TumblingWindow("k", 10, "t", {"rows": ("*", "count")}), at().schema)
-    assert driven.give(at(0, 9, 10)).advance(9).taken().num_rows == 0
+    driven = driven_by(TumblingWindow("k", 10, "t", {"rows": ("*", "count")}), at().schema)
+    assert driven.push(at(0, 9, 10)).advance(9).take_output().num_rows == 0
     # Watermark 9 says that nothing below 9 follows; 9 may.
-    assert driven.give(at(9)).advance(10).taken().to_pylist() == [
+    assert driven.push(at(9)).advance(10).take_output().to_pylist() == [
         {"k": "a", "window_start": 0, "window_end": 10, "rows": 3}
     ]
-    assert driven.end().taken()["window_start"].to_pylist() == [10]
+    assert driven.finish().take_output()["window_start"].to_pylist() == [10]
 
 
 def test_windows_before_1970_begin_below_their_records() -> None:
-    driven = Driven(TumblingWindow("k", 10, "t", {"rows": ("*", "count")}), at().schema)
-    assert driven.give(at(-1, -10, -11)).end().taken()["window_start"].to_pylist() == [-20, -10]
+    driven = driven_by(TumblingWindow("k", 10, "t", {"rows": ("*", "count")}), at().schema)
+    assert driven.push(at(-1, -10, -11)).finish().take_output()["window_start"].to_pylist() == [-20, -10]
 
 
 def test_late_records_are_dropped_and_counted_across_restores() -> None:
-    driven = Driven(TumblingWindow("k", 10, "t", {"rows": ("*", "count")}, lateness_us=5), at().schema)
-    driven.give(at(3)).advance(14)
-    assert driven.give(at(4)).taken().num_rows == 0
-    assert driven.advance(15).taken()["rows"].to_pylist() == [2]
-    driven.give(at(5, 6, 12)).advance(16)
-    again = driven.again()
-    again.context.watermark = 16
-    again.give(at(9, 10)).give(pa.table({"k": ["a"], "t": pa.array([None], pa.int64())}))
-    assert again.end().taken()["rows"].to_pylist() == [2]
-    assert again.snapshot()["dropped"].to_pylist() == [{"late_records": 3, "untimed_records": 1}]
+    driven = driven_by(TumblingWindow("k", 10, "t", {"rows": ("*", "count")}, lateness_us=5), at().schema)
+    driven.push(at(3)).advance(14)
+    assert driven.push(at(4)).take_output().num_rows == 0
+    assert driven.advance(15).take_output()["rows"].to_pylist() == [2]
+    driven.push(at(5, 6, 12)).advance(16)
+    later = OperatorHarness.restore(driven.snapshot())
+    assert later.context().watermark == 16
+    later.push(at(9, 10)).push(pa.table({"k": ["a"], "t": pa.array([None], pa.int64())}))
+    assert later.snapshot().state("dropped").to_pylist() == [{"late_records": 3, "untimed_records": 1}]
+    assert later.finish().take_output()["rows"].to_pylist() == [2]
 
 
 def test_counts_of_late_records_survive_another_parallelism() -> None:
     window = TumblingWindow("k", 10, "t", {"rows": ("*", "count")})
-    counted = {"dropped": pa.table({"late_records": [2, 3], "untimed_records": [0, 1]})}
-    merged = Driven(window, at().schema, restored=counted)
-    fresh = Driven(window, at().schema, subtask=1, parallelism=2, restored={})
-    totals = [driven.snapshot()["dropped"].to_pylist() for driven in (merged, fresh)]
-    assert totals == [[{"late_records": 5, "untimed_records": 1}], [{"late_records": 0, "untimed_records": 0}]]
+    untimed = pa.table({"k": ["a"], "t": pa.array([None], pa.int64())})
+    before = OperatorHarness(window, at().schema, key_by="k", parallelism=2).advance(100)
+    before.push(at(1, 2), subtask=0).push(at(1, 2, 3), subtask=1).push(untimed, subtask=1)
+    for parallelism in (1, 3):
+        dropped = OperatorHarness.restore(before.snapshot(), parallelism=parallelism).snapshot().state("dropped")
+        assert len(dropped) == parallelism
+        assert (pc.sum(dropped["late_records"]).as_py(), pc.sum(dropped["untimed_records"]).as_py()) == (5, 1)
 
 
 def test_after_the_end_of_time_everything_is_late() -> None:
-    driven = Driven(TumblingWindow("k", 10, "t", {"rows": ("*", "count")}), at().schema).advance(MAX_WATERMARK)
-    driven.give(at(2**62))
-    assert driven.operator.late_records == 1  # type: ignore[attr-defined]
-    assert driven.end().taken().num_rows == 0
+    driven = driven_by(TumblingWindow("k", 10, "t", {"rows": ("*", "count")}), at().schema).advance(MAX_WATERMARK)
+    driven.push(at(2**62))
+    assert driven.operator().late_records == 1
+    assert driven.finish().take_output().num_rows == 0
 
 
 # Deduplicate --------------------------------------------------------------------------------------------------------------
@@ -313,11 +316,11 @@ def test_after_the_end_of_time_everything_is_late() -> None:
 @pytest.mark.parametrize("rows", [1, 9, 1000])
 def test_the_first_row_of_each_key_passes_and_no_other(rows: int) -> None:
     table = some_rows(60 if rows == 1 else 300, 30, 9)
-    driven = Driven(Deduplicate(["k", "s"]), table.schema)
+    driven = driven_by(Deduplicate(["k", "s"]), table.schema)
     passed = []
     for batch in chunks(table, rows):
-        passed += driven.give(batch).taken().to_pylist()
-        driven = driven.again()
+        passed += driven.push(batch).take_output().to_pylist()
+        driven = again(driven)
     firsts = [group[0] for group in grouped(table, lambda row: (row["k"], row["s"])).values()]
     assert passed == firsts
 
@@ -330,55 +333,56 @@ FLIGHTS = pa.table({"k": ["N1", None, "N9", "ключ 1", "N2", "N1"], "n": [0, 
 
 def test_a_stream_waits_for_the_table_and_is_joined_in_order() -> None:
     join = BroadcastJoin({"k": "tail"}, columns=["seats"])
-    driven = Driven(join, FLIGHTS.schema, PLANES.schema)
-    driven.give(FLIGHTS.slice(0, 4)).again().give(PLANES, 1)
-    assert driven.taken().num_rows == 0
-    driven.give(PLANES, 1)
-    waiting = driven.again()
+    driven = driven_by(join, FLIGHTS.schema, PLANES.schema)
+    again(driven.push(FLIGHTS.slice(0, 4))).push(PLANES, 1)
+    assert driven.take_output().num_rows == 0
+    driven.push(PLANES, 1)
+    waiting = again(driven)
     waiting.end_input(1)
-    assert rows_of(waiting.taken()) == rows_of(pa.table({"k": ["N1", "ключ 1"], "n": [0, 3], "seats": [10, 30]}))
+    assert rows_of(waiting.take_output()) == rows_of(pa.table({"k": ["N1", "ключ 1"], "n": [0, 3], "seats": [10, 30]}))
     # The end of the table is not told again, and is known.
-    after = waiting.again()
-    assert waiting.snapshot()["held"].num_rows == 0
-    after.give(FLIGHTS.slice(4))
-    assert after.taken().to_pylist() == [{"k": "N2", "n": 4, "seats": 20}, {"k": "N1", "n": 5, "seats": 10}]
-    assert after.end(0).taken().num_rows == 0
+    after = again(waiting)
+    assert waiting.state("held").num_rows == 0
+    after.push(FLIGHTS.slice(4))
+    assert after.take_output().to_pylist() == [{"k": "N2", "n": 4, "seats": 20}, {"k": "N1", "n": 5, "seats": 10}]
+    assert after.finish().take_output().num_rows == 0
 
 
 def test_a_left_join_keeps_rows_without_a_partner_and_null_has_none() -> None:
-    driven = Driven(BroadcastJoin({"k": "tail"}, how="left"), FLIGHTS.schema, PLANES.schema)
-    driven.give(PLANES, 1).end_input(1).give(FLIGHTS)
+    driven = driven_by(BroadcastJoin({"k": "tail"}, how="left"), FLIGHTS.schema, PLANES.schema)
+    driven.push(PLANES, 1).end_input(1).push(FLIGHTS)
     planes = {row["tail"]: row for row in PLANES.to_pylist() if row["tail"] is not None}
     nobody = {"seats": None, "note": None}
-    assert driven.taken().to_pylist() == [
+    assert driven.take_output().to_pylist() == [
         {**row, **{name: planes.get(row["k"], nobody)[name] for name in nobody}} for row in FLIGHTS.to_pylist()
     ]
 
 
 def test_without_waiting_a_row_is_joined_with_what_is_known() -> None:
-    driven = Driven(BroadcastJoin({"k": "tail"}, columns=["seats"], wait=False), FLIGHTS.schema, PLANES.schema)
-    assert list(driven.states) == ["table"]
-    assert driven.give(PLANES.slice(0, 1), 1).give(FLIGHTS).taken()["n"].to_pylist() == [0, 5]
-    driven = driven.give(PLANES.slice(1), 1).again()
-    assert driven.give(FLIGHTS).end(1, 0).taken()["n"].to_pylist() == [0, 3, 4, 5]
+    driven = driven_by(BroadcastJoin({"k": "tail"}, columns=["seats"], wait=False), FLIGHTS.schema, PLANES.schema)
+    with pytest.raises(InvalidInput, match="it has table"):
+        driven.state("held")
+    assert driven.push(PLANES.slice(0, 1), 1).push(FLIGHTS).take_output()["n"].to_pylist() == [0, 5]
+    driven = again(driven.push(PLANES.slice(1), 1))
+    assert driven.push(FLIGHTS).end_input(1).finish().take_output()["n"].to_pylist() == [0, 3, 4, 5]
 
 
 def test_of_table_rows_with_equal_keys_the_last_one_counts() -> None:
     more = pa.table({"tail": ["N1", "N1"], "seats": [11, 12], "note": ["x", "y"]})
-    driven = Driven(BroadcastJoin({"k": "tail"}, wait=False), FLIGHTS.schema, PLANES.schema)
-    driven.give(PLANES, 1).give(FLIGHTS.slice(0, 1)).give(more, 1).give(FLIGHTS.slice(5))
-    assert driven.taken()["seats"].to_pylist() == [10, 12]
+    driven = driven_by(BroadcastJoin({"k": "tail"}, wait=False), FLIGHTS.schema, PLANES.schema)
+    driven.push(PLANES, 1).push(FLIGHTS.slice(0, 1)).push(more, 1).push(FLIGHTS.slice(5))
+    assert driven.take_output()["seats"].to_pylist() == [10, 12]
     # One row a key is kept, and none that has no key.
-    assert sorted(driven.snapshot()["table"]["seats"].to_pylist()) == [12, 20, 30]
+    assert sorted(driven.snapshot().state("table")["seats"].to_pylist()) == [12, 20, 30]
 
 
 def test_a_join_on_two_columns_compares_both() -> None:
     stream = pa.table({"a": ["x", "x", None, "y"], "b": [1, 2, 1, 1]})
     table = pa.table({"a": ["x", "y", None], "b": [1, 1, 1], "c": ["x1", "y1", "?"]})
     for how, expected in (("inner", ["x1", "y1"]), ("left", ["x1", None, None, "y1"])):
-        driven = Driven(BroadcastJoin(["a", "b"], how=how), stream.schema, table.schema)
-        driven.give(stream).give(table, 1).end_input(1)
-        assert driven.taken()["c"].to_pylist() == expected
+        driven = driven_by(BroadcastJoin(["a", "b"], how=how), stream.schema, table.schema)
+        driven.push(stream).push(table, 1).end_input(1)
+        assert driven.take_output()["c"].to_pylist() == expected
 
 
 @pytest.mark.parametrize("rows", [32_768, 32_769])
@@ -387,33 +391,33 @@ def test_a_join_with_a_small_table_and_with_a_large_one_is_the_same(rows: int) -
     table = pa.table({"x": keys, "text": [f"é{number}" for number in range(rows + 2)]})
     stream = pa.table({"x": [-0.0, None, -math.nan, float(rows), rows - 1.0]})
     for how, expected in (("inner", ["é1", "é2", f"é{rows + 1}"]), ("left", ["é1", None, "é2", None, f"é{rows + 1}"])):
-        driven = Driven(BroadcastJoin("x", how=how), stream.schema, table.schema)
-        driven.give(table.slice(0, 2), 1).give(table.slice(2), 1).end_input(1)
-        assert driven.give(stream).taken()["text"].to_pylist() == expected
-        assert driven.again().give(stream).taken()["text"].to_pylist() == expected
+        driven = driven_by(BroadcastJoin("x", how=how), stream.schema, table.schema)
+        driven.push(table.slice(0, 2), 1).push(table.slice(2), 1).end_input(1)
+        assert driven.push(stream).take_output()["text"].to_pylist() == expected
+        assert again(driven).push(stream).take_output()["text"].to_pylist() == expected
 
 
 @pytest.mark.parametrize("key", ["k", ["k", "n"]])
 def test_a_join_that_adds_no_column_keeps_the_rows_with_a_partner(key: Any) -> None:
-    driven = Driven(BroadcastJoin(key, columns=[]), FLIGHTS.schema, FLIGHTS.schema)
-    driven.give(FLIGHTS.slice(0, 3), 1).end_input(1).give(FLIGHTS)
-    assert driven.schema == FLIGHTS.schema
-    assert driven.taken()["n"].to_pylist() == ([0, 2, 5] if key == "k" else [0, 2])
+    driven = driven_by(BroadcastJoin(key, columns=[]), FLIGHTS.schema, FLIGHTS.schema)
+    driven.push(FLIGHTS.slice(0, 3), 1).end_input(1).push(FLIGHTS)
+    assert driven.output.schema == FLIGHTS.schema
+    assert driven.take_output()["n"].to_pylist() == ([0, 2, 5] if key == "k" else [0, 2])
 
 
 def test_a_join_with_an_empty_table_has_no_partners() -> None:
-    driven = Driven(BroadcastJoin({"k": "tail"}, how="left"), FLIGHTS.schema, PLANES.schema)
-    assert driven.give(FLIGHTS).end_input(1).taken()["seats"].null_count == FLIGHTS.num_rows
+    driven = driven_by(BroadcastJoin({"k": "tail"}, how="left"), FLIGHTS.schema, PLANES.schema)
+    assert driven.push(FLIGHTS).end_input(1).take_output()["seats"].null_count == FLIGHTS.num_rows
 
 
 def test_a_join_of_what_does_not_fit_is_refused_when_the_dataflow_is_built() -> None:
     numbers = pa.table({"k": [1], "seats": [1]})
     with pytest.raises(InvalidInput, match="which is string"):
-        Driven(BroadcastJoin("k"), FLIGHTS.schema, numbers.schema)
+        driven_by(BroadcastJoin("k"), FLIGHTS.schema, numbers.schema)
     with pytest.raises(InvalidInput, match="both have"):
-        Driven(BroadcastJoin({"n": "seats"}), FLIGHTS.schema, numbers.schema)
+        driven_by(BroadcastJoin({"n": "seats"}), FLIGHTS.schema, numbers.schema)
     with pytest.raises(InvalidInput, match="two inputs"):
-        Driven(BroadcastJoin("k"), FLIGHTS.schema)
+        driven_by(BroadcastJoin("k"), FLIGHTS.schema)
     for columns in (["k"], ["seats", "seats"]):
         with pytest.raises(InvalidInput, match="more than once"):
-            Driven(BroadcastJoin({"n": "k"}, columns=columns), pa.schema({"n": pa.int64()}), numbers.schema)
+            driven_by(BroadcastJoin({"n": "k"}, columns=columns), pa.schema({"n": pa.int64()}), numbers.schema)

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from backends.dataflow.api import Dataflow
 from backends.dataflow.compile import Job, Vertex, graph_of, lay_out
 from backends.dataflow.flow_states import states_to_plan
+from redistribution.plan import RestorePlan
 from stateformat.checkpoint import Checkpoint, ReadTask
 from stateformat.model import Mode, Partitioner, SchemaVersion
 from stateformat.publication import CommitPermit
@@ -43,7 +44,7 @@ class Restored:
 
     job: Job
     permit: CommitPermit | None = None
-    plan: Any = None
+    plan: RestorePlan | None = None
     finished: frozenset[str] = frozenset()
     _read: dict[Any, pa.Table] = field(default_factory=dict, compare=False, repr=False)
     """What many subtasks get of union and progress states: reading it for each of them would cost the square of their number."""
@@ -56,6 +57,7 @@ class Restored:
 
     def _tasks(self, uid: str, subtask: int) -> Mapping[str, ReadTask]:
         assert self.permit is not None
+        assert self.plan is not None
         tasks = self.permit.checkpoint().restore(self.plan, uid, subtask)
         return {name: self._shared(task, subtask) for name, task in tasks.items()}
 
@@ -63,6 +65,7 @@ class Restored:
         state = task.state
         if state.mode not in (Mode.PROGRESS, Mode.UNION) or len(task.slices) < 2:
             return task
+        assert self.plan is not None
         # Of these modes whole handles are dealt out, so the numbers of the handles say it all.
         handles = self.plan.slices_of(state.operator, subtask, state.name)["handle"].to_numpy().tobytes()
         fields = {item.name: getattr(task, item.name) for item in dataclasses.fields(task)}
@@ -109,7 +112,7 @@ class Restored:
     @cached_property
     def coordinators(self) -> Mapping[str, pa.Table]:
         """What the coordinators of operators kept, by uid, in the columns that they have now."""
-        if self.permit is None:
+        if self.permit is None or self.plan is None:
             return {}
         found = {}
         for state in self.permit.record.states:
@@ -173,7 +176,7 @@ def plan_of(
     drop: Collection[str] = (),
     again: bool = False,
     check: bool = True,
-) -> Any:
+) -> RestorePlan:
     """The plan by which a dataflow is restored from a checkpoint. Raises as :func:`restore`; ``check`` False gives the plan that
     refuses, too.
     """

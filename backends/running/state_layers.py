@@ -80,7 +80,7 @@ def resolved(snapshot: Snapshot, kept: Mapping[str, int], before: Part | None, v
 
 def restored_parts(restored: Restored) -> Iterator[tuple[TaskId, Mapping[str, Part]]]:
     """What each task of a run begins from, by operator: the slices of a restore plan. Nothing on a first run."""
-    if restored.permit is None:
+    if restored.permit is None or restored.plan is None:
         return
     carried: dict[tuple[str, int], list[Handle]] = defaultdict(list)
     for row in restored.permit.checkpoint().carried(restored.plan).to_pylist():
