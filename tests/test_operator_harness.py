@@ -299,6 +299,38 @@ def test_errors_are_those_of_a_run() -> None:
         totals().state("tota")
     with pytest.raises(InvalidInput, match="no subtask 3"):
         totals(parallelism=3, subtask=3)
+    with pytest.raises(InvalidInput, match="no subtask 1"):
+        totals().push(some(), subtask=1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        ([{"cty": "Oslo", "n": 1}], r"in the columns \['cty'\]"),
+        (pa.table({"city": ["Oslo"]}), r"in the columns \['n'\]"),
+        (pa.record_batch({"city": ["Oslo"], "n": ["x"]}), "do not have the types of the input"),
+        ([{"city": 1, "n": 1}], "do not have the types of the input"),
+    ],
+)
+def test_rows_that_are_not_those_of_the_input_are_refused(rows: Any, sentence: str) -> None:
+    with pytest.raises(InvalidInput, match=sentence):
+        totals().push(rows)
+
+
+def test_columns_may_come_in_another_order_and_in_narrower_types() -> None:
+    rows = pa.table({"n": pa.array([5], pa.int8()), "city": ["Oslo"]})
+    assert totals().push(rows).state("total").to_pylist() == [{"city": "Oslo", "n": 5}]
+
+
+def test_what_closing_raises_does_not_hide_what_went_wrong_before() -> None:
+    class Stuck(Wrong):
+        def close(self) -> None:
+            raise OSError("cannot close")
+
+    with pytest.raises(OperatorError, match="two"), OperatorHarness(Stuck(), ROWS) as harness:
+        harness.push(some())
+    with pytest.raises(OperatorError, match="cannot close"), OperatorHarness(Stuck(), ROWS):
+        pass
 
 
 def test_its_stores_go_with_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -155,7 +156,7 @@ class OperatorHarness:
         for batch in batches_of(rows, self._place.inputs[input]):
             parts = self._routers[input].route(batch) if chosen is None else [(chosen, batch)]
             for number, part in parts:
-                self._activations[number].process(edge.id, part)
+                self._of(number).process(edge.id, part)
                 self._deliver()
         return self
 
@@ -205,7 +206,7 @@ class OperatorHarness:
 
     def receive(self, message: bytes, subtask: int = 0) -> OperatorHarness:
         """Give a subtask a message, as its coordinator would."""
-        self._activations[subtask].receive(self._place.uid, message)
+        self._of(subtask).receive(self._place.uid, message)
         self._deliver()
         return self
 
@@ -227,7 +228,7 @@ class OperatorHarness:
         chosen = self._subtask if subtask is None else subtask
         found = []
         for number in range(self._place.parallelism) if chosen is None else [chosen]:
-            states = self._activations[number].states[self._place.uid].all
+            states = self._of(number).states[self._place.uid].all
             if name not in states:
                 raise InvalidInput(
                     f"operator {self._place.uid!r} has no state {name!r}; it has {', '.join(states) or 'none'}"
@@ -237,11 +238,11 @@ class OperatorHarness:
 
     def context(self, subtask: int = 0) -> OperatorContext:
         """What the operator may ask in a subtask."""
-        return self._activations[subtask].members[self._place.uid].context
+        return self._of(subtask).members[self._place.uid].context
 
     def operator(self, subtask: int = 0) -> Operator:
         """The copy of the operator that runs in a subtask."""
-        return self._activations[subtask].members[self._place.uid].logic
+        return self._of(subtask).members[self._place.uid].logic
 
     # Checkpoints -------------------------------------------------------------------------------------------------------------
 
@@ -336,7 +337,8 @@ class OperatorHarness:
 
     def _coordinator_rows(self, coordinator: OperatorCoordinator) -> pa.Table:
         what = f"snapshot of the coordinator of {self._place.uid!r}"
-        return conformed(what, coordinator.snapshot(), as_schema(coordinator.columns))
+        with Guard(self._place.uid, None)("snapshot of the coordinator"):
+            return conformed(what, coordinator.snapshot(), as_schema(coordinator.columns))
 
     def _send(self, subtask: int, message: bytes) -> None:
         checked_message(f"the coordinator of operator {self._place.uid!r}", message)
@@ -368,6 +370,12 @@ class OperatorHarness:
             )
         return self._edges[input]
 
+    def _of(self, subtask: int) -> Activation:
+        if not 0 <= subtask < self._place.parallelism:
+            last = self._place.parallelism - 1
+            raise InvalidInput(f"operator {self._place.uid!r} has subtasks 0 to {last}; there is no subtask {subtask}")
+        return self._activations[subtask]
+
     def close(self) -> None:
         """Close the operator in every subtask."""
         for activation in self._activations:
@@ -377,7 +385,9 @@ class OperatorHarness:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self.close()
+        # What an operator raises when it is closed must not hide what went wrong before.
+        with nullcontext() if error is None else suppress(Exception):
+            self.close()
 
 
 class _Outside:

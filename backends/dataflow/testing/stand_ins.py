@@ -21,6 +21,7 @@ from backends.dataflow.api import (
 )
 from backends.storage.memory import MemoryStorage
 from stateformat.declare import as_schema
+from stateformat.errors import InvalidInput
 from stateformat.store import CheckpointStore
 
 KeyBy: TypeAlias = "str | Sequence[str] | Mapping[int, Sequence[str]]"
@@ -107,11 +108,22 @@ def flow_of(place: Place) -> Dataflow:
 
 
 def batches_of(rows: Rows, schema: pa.Schema) -> list[pa.RecordBatch]:
-    """Rows as record batches; dictionaries in the columns of ``schema``."""
+    """Rows as record batches of an input's schema. ``InvalidInput`` for other columns, and for values of other types."""
     if isinstance(rows, pa.RecordBatch):
-        return [rows]
-    table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(list(rows), schema=schema)
-    found: list[pa.RecordBatch] = table.to_batches()
+        rows = pa.Table.from_batches([rows])
+    if not isinstance(rows, pa.Table):
+        rows = list(rows)
+        names = sorted({name for row in rows for name in row} - set(schema.names))
+    else:
+        names = sorted({*rows.column_names} ^ {*schema.names})
+    if names:
+        raise InvalidInput(f"the rows differ from the input in the columns {names}; the input has {schema.names}")
+    try:
+        if isinstance(rows, list):
+            rows = pa.Table.from_pylist(rows, schema=schema)
+        found: list[pa.RecordBatch] = rows.select(schema.names).cast(schema).to_batches()
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        raise InvalidInput(f"the rows do not have the types of the input, {schema.to_string()}: {error}") from error
     return found
 
 
