@@ -242,7 +242,8 @@ def markdown(text: str, *, indent: str = "") -> str:
             out.append(
                 textwrap.fill(_inline(" ".join(block.split())), _WIDTH, break_long_words=False, break_on_hyphens=False)
             )
-    return "\n\n".join(part for part in out if part != "").replace("\n", f"\n{indent}") if indent else "\n\n".join(out)
+    joined = "\n\n".join(part for part in out if part)
+    return joined.replace("\n", f"\n{indent}") if indent else joined
 
 
 def _inline(text: str) -> str:

@@ -57,6 +57,9 @@ class OperatorHarness:
     input, or by the number of the input. ``subtask``: the only one that :meth:`push` gives rows to, and that
     :meth:`state` shows; None: all of them, by the routing of the edges. What the operator raises comes out as
     ``OperatorError`` with its cause, as in a run; the harness is of no more use then.
+
+    ``coordinator`` is the operator's coordinator, or None; ``messages`` has what subtasks have sent to it: subtask and
+    message, in order.
     """
 
     def __init__(
