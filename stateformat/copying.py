@@ -29,7 +29,7 @@ from stateformat.addresses import check_outside, stores_around
 from stateformat.checkpoint import Checkpoint, load_manifest, missing_object
 from stateformat.codec import encode_record
 from stateformat.draft import Draft
-from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, JobMismatch, StorageError
+from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, JobMismatch, PublishConflict, StorageError
 from stateformat.history import chain_down_to, newest_record, record_ids
 from stateformat.model import CheckpointId, CheckpointKind, Record
 from stateformat.observed import read_input
@@ -260,17 +260,30 @@ def left_behind(ids: Sequence[CheckpointId]) -> str:
 
 
 def rollback(
-    storage: Storage, checkpoint_id: CheckpointId, *, sleep: Callable[[float], None] = time.sleep
+    storage: Storage,
+    checkpoint_id: CheckpointId,
+    *,
+    newest: CheckpointId | None = None,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> CommitPermit:
     """Make an older checkpoint of the chain the newest again, by metadata; the permit's ``notes`` name what is left.
 
     The new checkpoint has the older one's graph, states and handles, no ``stop``, kind ``rollback`` and the newest as
-    its parent. Raises ``NotFound`` (unknown, or a stray), ``CheckpointExpired`` (before, or while this ran),
-    ``InvalidInput`` for the newest itself, ``JobMismatch``, and what ``publish`` raises.
+    its parent. ``newest``: the only checkpoint that may be the newest; any, if None. Raises ``NotFound`` (unknown, or a
+    stray), ``CheckpointExpired`` (before, or while this ran), ``InvalidInput`` for the newest itself, ``PublishConflict``
+    where another than ``newest`` is, ``JobMismatch``, and what ``publish`` raises.
     """
     *left, source = chain_down_to(storage, checkpoint_id)
     if not left:
         raise InvalidInput(f"checkpoint {checkpoint_id} is the newest of {storage.url}; there is nothing to roll back")
+    if newest is not None and left[0].checkpoint_id != newest:
+        raise PublishConflict(
+            f"{newest} is not the newest checkpoint of {storage.url} any more: {left[0].checkpoint_id} was published "
+            "meanwhile. Nothing was changed; look again before you leave it behind",
+            kind=ErrorKind.PUBLISH_LOST,
+            checkpoint_id=newest,
+            newest=left[0].checkpoint_id,
+        )
     if source.job_id != left[0].job_id:
         raise JobMismatch(
             f"checkpoint {checkpoint_id} of {storage.url} is of job {source.job_id!r}, and the newest, "

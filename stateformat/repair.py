@@ -143,6 +143,8 @@ def _doubled(found: Survey, source: CheckpointId) -> tuple[CheckpointId, ...]:
     """The checkpoints after the source: sinks see their input again."""
     after = {found.listed[-1], *found.damaged, *(ref.checkpoint_id for ref in found.lost)}
     after |= {record.checkpoint_id for record in found.checkpoints}
+    # Ids follow by one: whoever published a record that cannot be read went on from the id before.
+    after |= {CheckpointId(checkpoint_id - 1) for checkpoint_id in found.damaged}
     return tuple(sorted(checkpoint_id for checkpoint_id in after if checkpoint_id > source))
 
 
@@ -166,7 +168,7 @@ def repair(
     chosen, newest = _checked(storage, diagnosis, source), diagnosis.newest
     record = chosen.record
     if record in diagnosis.found.chain:
-        return rollback(storage, record.checkpoint_id, sleep=sleep)
+        return rollback(storage, record.checkpoint_id, newest=newest, sleep=sleep)
     fault = diagnosis.fault
     note = left_behind(chosen.doubled)
     draft = Draft(
@@ -221,6 +223,11 @@ def _checked(storage: Storage, diagnosis: Diagnosis, source: int | None) -> WayO
         raise InvalidInput(
             f"checkpoint {newest} of {storage.url} has the greatest id that there is, so nothing can be published over it. "
             "Copy a whole checkpoint to a store of its own (`ckpt copy STORE@ID TARGET`), and run the job there"
+        )
+    if chosen is None and not diagnosis.ways:
+        raise DamagedCheckpoint(
+            f"no other checkpoint of {storage.url} is left to take the place of {newest}. Start the job from a savepoint or "
+            "another copy, with an empty store"
         )
     if chosen is None:
         raise DamagedCheckpoint(

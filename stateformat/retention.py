@@ -45,7 +45,7 @@ from stateformat.manifest import read_unpublished
 from stateformat.manifest_rules import take_rows
 from stateformat.model import AttemptId, CheckpointId, Record
 from stateformat.storage import Leftover, ObjectInfo, Storage, TellsLeftovers
-from stateformat.survey import Downwards, record_lost, repaired_over, survey
+from stateformat.survey import Downwards, record_lost, survey
 
 logger = logging.getLogger(__name__)
 
@@ -256,14 +256,14 @@ def _needed(storage: Storage, ids: Ids, doomed: Collection[CheckpointId]) -> _Ne
     newest = ids[-1]
     manifests: set[str] = set()
     segments: list[pa.Array] = [pa.array([], pa.string())]
-    order, above = Downwards(), None
+    order = Downwards()
     for checkpoint_id in reversed(ids):
         if checkpoint_id in doomed:
             continue
         try:
             found = _record_and_handles(storage, checkpoint_id)
         except _Unreadable as error:
-            if not repaired_over(above, checkpoint_id):
+            if not order.left_behind(checkpoint_id):
                 raise error.cause from None
             # What it named is known to nobody, and a run that has opened it may still commit.
             order.read(checkpoint_id, error.cause)
@@ -272,7 +272,6 @@ def _needed(storage: Storage, ids: Ids, doomed: Collection[CheckpointId]) -> _Ne
             segments.extend(_paths(_unpublished_handles(storage, path)) for path in kept)
             continue
         order.read(checkpoint_id, found and found[0])
-        above = found and found[0]
         if found is None:
             missed(checkpoint_id, newest)
             continue

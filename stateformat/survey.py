@@ -34,6 +34,10 @@ class Downwards:
         """Whether a record from this id on is missing, and was not proven to be lost. Asked before one beneath is read."""
         return any(ref.checkpoint_id >= least for ref in (*self._gaps, *self._linked))
 
+    def left_behind(self, checkpoint_id: CheckpointId) -> bool:
+        """Whether the record of this id, the next to be read, stands between a repair and its source."""
+        return checkpoint_id in self._left_behind
+
     def read(self, checkpoint_id: CheckpointId, found: Record | CheckpointError | None) -> None:
         """Take what the record under the next lower id is: the record, why it cannot be read, or None: not there."""
         passed = {ref for ref in self._linked if ref.checkpoint_id > checkpoint_id}
@@ -48,10 +52,12 @@ class Downwards:
                 self.lost += self._gaps
                 self._gaps.clear()
             # What a repair has left behind, between itself and its source, is no history: nothing is missed there.
-            if found.link is not None and checkpoint_id not in self._left_behind:
-                self._linked.add(found.link)
-            if found.content_of is not None:
-                self._left_behind = range(found.content_of.checkpoint_id + 1, checkpoint_id)
+            # That holds of a repair that a later repair has left behind as well.
+            if not self.left_behind(checkpoint_id):
+                if found.link is not None:
+                    self._linked.add(found.link)
+                if found.content_of is not None:
+                    self._left_behind = range(found.content_of.checkpoint_id + 1, checkpoint_id)
             if found.parent is not None:
                 self._parents.add(found.parent)
 
@@ -150,10 +156,10 @@ def _sorted_out(
     while True:
         if current is None:
             # Interrupted: it goes on at the highest record beneath that can be read.
-            if wanted in unreadable:
-                damaged.append(wanted)
             to = cut_off
             current = next((record for checkpoint_id, record in records.items() if checkpoint_id < wanted), None)
+            beneath = current.checkpoint_id if current is not None else 0
+            damaged += [checkpoint_id for checkpoint_id in unreadable if beneath < checkpoint_id <= wanted]
             if current is None:
                 break
         to.append(current)
@@ -193,9 +199,4 @@ def _certain(chain: list[Record], records: Mapping[CheckpointId, Record]) -> fro
     return frozenset(known | {record.ref for record in records.values() if record.content_of in known})
 
 
-def repaired_over(above: Record | None, checkpoint_id: CheckpointId) -> bool:
-    """Whether the record above an unreadable one is the repair that was published over it."""
-    return above is not None and above.content_of is not None and above.checkpoint_id == checkpoint_id + 1
-
-
-__all__ = ["Downwards", "Survey", "record_lost", "repaired_over", "survey"]
+__all__ = ["Downwards", "Survey", "record_lost", "survey"]

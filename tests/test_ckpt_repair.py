@@ -149,6 +149,17 @@ def test_a_stray_above_the_newest_is_gone_back_from(store: Path, ckpt: Run) -> N
     assert (status, "1 stray, no checkpoint: 10" in page) == (0, True)
 
 
+def test_a_store_of_one_damaged_record_names_ways_that_are_there(tmp_path: Path, ckpt: Run) -> None:
+    store = tmp_path / "one"
+    stores.counts_store(str(store))
+    damage_record(store, 1)
+    for arguments in (["repair", store], ["repair", store, "--yes"]):
+        status, told = ckpt(*arguments)
+        assert status == 1
+        assert "with an empty store" in " ".join(told.split())
+        assert "listed" not in told and "lists" not in told
+
+
 def test_no_room_ends_in_a_sentence_and_changes_nothing(
     store: Path, ckpt: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -308,6 +308,43 @@ def test_a_damaged_source_is_passed_over_and_refused_by_name() -> None:
             world.store.rollback(2)
 
 
+def test_a_newest_that_was_published_meanwhile_is_not_left_behind_unasked() -> None:
+    with World() as world:
+        run = published(world, 3)
+        assert run.permit is not None
+        world.storage.delete([run.permit.record.manifest.path])
+        found = world.store.diagnose()
+        run.publish(full=True)
+        with pytest.raises(PublishConflict, match=r"3 is not the newest .*: 4 was published meanwhile"):
+            world.store.repair(diagnosis=found)
+        assert world.ids() == [1, 2, 3, 4]
+
+
+def test_two_damaged_records_on_top_are_both_told_and_repaired_at_once() -> None:
+    with World() as world:
+        published(world, 4)
+        damage(world, 3)
+        damage(world, 4)
+        found = world.store.diagnose()
+        assert (found.found.damaged, found.found.strays) == ((4, 3), ())
+        assert [way.doubled for way in found.ways] == [(3, 4), (2, 3, 4)]
+        permit = world.store.repair()
+        source = load_record(world.storage, CheckpointId(2)).ref
+        assert (permit.record.content_of, permit.notes[0][:18]) == (source, "left behind: 3, 4.")
+        collected = world.store.collect_garbage(delete=True)
+        assert collected.stopped is None, "nothing is left to repair"
+        check(world, {3, 4})
+
+
+def test_the_record_before_a_damaged_one_is_gone_and_its_output_is_repeated_too() -> None:
+    with World() as world:
+        published(world, 4)
+        remove(world, 3)
+        damage(world, 4)
+        found = world.store.diagnose()
+        assert [way.doubled for way in found.ways] == [(3, 4), (2, 3, 4)]
+
+
 def test_a_second_repair_goes_on_where_the_first_did() -> None:
     with World() as world:
         published(world, 3)
@@ -639,6 +676,20 @@ def test_what_a_repair_has_left_behind_is_not_missed() -> None:
         check(world, {4, 5})
 
 
+def test_nor_is_what_a_repair_that_was_left_behind_has_left_behind() -> None:
+    with World() as world:
+        published(world, 6)
+        damage(world, 6)
+        world.store.repair(5)
+        remove(world, 4)
+        assert told(world) == [4]
+        world.store.repair(3)
+        assert told(world) == []
+        assert ids_of(world.store.history()) == [8, 3, 2, 1]
+        assert world.store.collect_garbage(delete=False).stopped is None
+        check(world, {4, 5, 6})
+
+
 def test_one_checkpoint_beneath_a_gap_is_too_few_to_prove_a_loss() -> None:
     with World() as world:
         published(world, 3)
@@ -800,7 +851,7 @@ def everything_is_certain(patch: Patch) -> None:
 
 
 def pass_over_what_cannot_be_read(patch: Patch) -> None:
-    patch.setattr(retention, "repaired_over", lambda above, checkpoint_id: True)
+    patch.setattr(survey.Downwards, "left_behind", lambda self, checkpoint_id: True)
     patch.setattr(retention, "manifests_under", lambda storage, checkpoint_id: [])
 
 

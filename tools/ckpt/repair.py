@@ -208,6 +208,11 @@ def _advice(document: Document) -> Iterator[str]:
             yield f"Checkpoint {chosen} stands alone, so it may be the remains of a run that was beaten."
     elif way is not None and not way["whole"]:
         yield f"Checkpoint {chosen} is damaged too: {sentence(way['problems'][0]['message'])}"
+    elif document["closed"] and not document["ways"]:
+        yield (
+            "No other checkpoint of this store is left to take its place. Start the job from a savepoint or another copy, "
+            "with an empty store."
+        )
     elif document["closed"]:
         yield (
             "No checkpoint of this store is whole and certain. Name one that is listed to have it looked at (STORE@ID), or "
