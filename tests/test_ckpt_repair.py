@@ -157,7 +157,8 @@ def test_a_store_of_one_damaged_record_names_ways_that_are_there(tmp_path: Path,
         status, told = ckpt(*arguments)
         assert status == 1
         assert "with an empty store" in " ".join(told.split())
-        assert "listed" not in told and "lists" not in told
+        assert "listed" not in told
+        assert "lists" not in told
 
 
 def test_no_room_ends_in_a_sentence_and_changes_nothing(
