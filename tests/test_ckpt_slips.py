@@ -124,7 +124,7 @@ def test_of_very_many_operators_a_sentence_names_some(tmp_path: Path) -> None:
 
 def test_a_state_to_drop_is_looked_for_in_its_operator(flights: Path) -> None:
     told = failure("explain-restore", flights, "--drop", "delays/nope", status=2)["message"]
-    assert "operator 'delays' has no state 'nope'; it has sums" in told
+    assert "operator 'delays' has no state 'nope'; it has 'sums'" in told
     found = document("explain-restore", flights, "--drop", "Delays per plane/sums")
     assert found["plan"]["drop"] == ["delays/sums"]
 
