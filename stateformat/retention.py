@@ -117,7 +117,7 @@ def expire(storage: Storage, keep: int, *, delete: bool = True) -> Garbage:
 
     Every doomed record goes before the first object: a crash in between leaves garbage, never a record that cannot be
     read. Nothing is deleted (``stopped`` says why) where the newest record cannot be read, since the older ones may be all
-    that is left, or where a record above the doomed ones was lost, since these prove it. Raises ``InvalidInput`` for
+    that is left, or where a record that is to be kept was lost, since the older ones prove it. Raises ``InvalidInput`` for
     ``keep`` < 1 and ``NotFound`` where there is no store.
     """
     if keep < 1:
@@ -125,9 +125,10 @@ def expire(storage: Storage, keep: int, *, delete: bool = True) -> Garbage:
     _require_store(storage)
     listed = {layout.record_id(item.path): item for item in storage.list(layout.RECORDS)}
     ids = sorted(checkpoint_id for checkpoint_id in listed if checkpoint_id is not None)
-    doomed = [checkpoint_id for checkpoint_id in ids if checkpoint_id <= ids[-1] - keep]
+    cut = ids[-1] - keep if ids else 0
+    doomed = [checkpoint_id for checkpoint_id in ids if checkpoint_id <= cut]
     records = tuple(listed[checkpoint_id] for checkpoint_id in doomed)
-    if doomed and (why := why_not_expire(storage, CheckpointId(doomed[-1]))):
+    if doomed and (why := why_not_expire(storage, CheckpointId(cut))):
         return _sweep(
             Garbage(newest=ids[-1], unfinished=tuple(_leftovers(storage)), stopped=why), storage, delete=delete
         )
@@ -137,17 +138,16 @@ def expire(storage: Storage, keep: int, *, delete: bool = True) -> Garbage:
     return replace(_find(storage, frozenset(doomed)), records=records)
 
 
-def why_not_expire(storage: Storage, last_doomed: CheckpointId) -> str | None:
+def why_not_expire(storage: Storage, cut: CheckpointId) -> str | None:
     """Why the records up to this id must not be deleted; None where they may be.
 
-    Looks at the newest, and for a lost record above the doomed ones. A loss among those to be deleted is no reason: time
-    heals the store.
+    Looks at the newest, and for a lost record above the cut. A loss at or below it is no reason: time heals the store.
     """
-    found = survey(storage, down_to=last_doomed + 1)
+    found = survey(storage, down_to=cut + 1)
     newest = found.listed[-1]
     if newest in found.unreadable:
         return f"no record is deleted, for the newest cannot be read: {found.unreadable[newest]}"
-    lost = [ref for ref in found.lost if ref.checkpoint_id > last_doomed]
+    lost = [ref for ref in found.lost if ref.checkpoint_id > cut]
     return f"no record is deleted, for the older ones prove a loss: {record_lost(storage, lost[0])}" if lost else None
 
 

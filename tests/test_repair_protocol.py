@@ -725,6 +725,18 @@ def test_l8_expire_deletes_nothing_beneath_a_lost_record_that_it_is_to_keep() ->
         check(world, set())
 
 
+def test_expire_goes_on_where_the_lost_record_is_the_first_that_it_does_not_keep() -> None:
+    with World() as world:
+        published(world, 5)
+        remove(world, 3)
+        planned = world.store.expire(2, delete=False)
+        assert (planned.stopped, [item.path for item in planned.records]) == (None, [path_of(1), path_of(2)])
+        assert world.store.expire(2).stopped is None
+        assert world.ids() == [4, 5]
+        assert problems_of_the_history(world) == []
+        check(world, set())
+
+
 def test_l9_the_overtaken_stays_where_nothing_stands_above_it() -> None:
     with World() as world:
         run = published(world, 1)
@@ -856,7 +868,7 @@ def pass_over_what_cannot_be_read(patch: Patch) -> None:
 
 
 def expire_by_names(patch: Patch) -> None:
-    patch.setattr(retention, "why_not_expire", lambda storage, last_doomed: None)
+    patch.setattr(retention, "why_not_expire", lambda storage, cut: None)
 
 
 def take_damage_for_ours(patch: Patch) -> None:
