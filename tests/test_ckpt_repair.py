@@ -161,6 +161,17 @@ def test_a_store_of_one_damaged_record_names_ways_that_are_there(tmp_path: Path,
         assert "lists" not in told
 
 
+def test_a_higher_one_that_stands_alone_is_offered_and_not_taken(store: Path, ckpt: Run) -> None:
+    damage_record(store, 4)
+    damage_record(store, 6)
+    status, told = ckpt("repair", store)
+    words = " ".join(told.split())
+    assert (status, "publishes checkpoint 7 with the content of 3." in words) == (1, True)
+    assert "Checkpoint 5 is whole as well and would repeat less, but it stands alone" in words
+    status, told = ckpt("repair", f"{store}@5", "--yes")
+    assert (status, "Left behind: 6." in told) == (0, True)
+
+
 def test_no_room_ends_in_a_sentence_and_changes_nothing(
     store: Path, ckpt: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

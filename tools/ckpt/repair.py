@@ -206,6 +206,12 @@ def _advice(document: Document) -> Iterator[str]:
         )
         if not way["certain"]:
             yield f"Checkpoint {chosen} stands alone, so it may be the remains of a run that was beaten."
+        alone = [each["checkpoint_id"] for each in document["ways"] if each["whole"] and each["checkpoint_id"] > chosen]
+        if alone:
+            yield (
+                f"Checkpoint {alone[0]} is whole as well and would repeat less, but it stands alone, so it may be the "
+                f"remains of a run that was beaten. If you know that it is not: `ckpt repair {store}@{alone[0]}{deeply} --yes`."
+            )
     elif way is not None and not way["whole"]:
         yield f"Checkpoint {chosen} is damaged too: {sentence(way['problems'][0]['message'])}"
     elif document["closed"] and not document["ways"]:
