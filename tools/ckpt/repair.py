@@ -135,8 +135,8 @@ def draw(document: Document, look: Look) -> Iterator[str]:
 def _ways(ways: list[Document], look: Look) -> Iterator[str]:
     columns = [
         Column("content of", right=True),
-        Column("published (UTC)"),
-        Column("bytes", right=True),
+        Column("published (UTC)", optional=1),
+        Column("bytes", right=True, optional=2),
         Column("is"),
         Column("repeats output of", flexible=True),
     ]
