@@ -299,8 +299,8 @@ def _schema_refusal(match: Match, saved: State, wanted: State) -> Iterator[Refus
             if plan.action is ColumnAction.REFUSED and plan.column and plan.saved in values
         ]
         begins_anew = (
-            f"give the values of {', '.join(map(repr, changed))} up with {_drops(saved, changed)} and begin with new "
-            f"column{'s' if len(changed) > 1 else ''}, "
+            f"give the values of {', '.join(map(repr, changed))} up with {_drops(saved, changed)} and begin with "
+            f"{'new columns' if len(changed) > 1 else 'a new column'}, "
             if changed
             else ""
         )
@@ -320,7 +320,7 @@ def _schema_refusal(match: Match, saved: State, wanted: State) -> Iterator[Refus
 def _column_refusal(saved: State, lost: Sequence[str]) -> Refusal:
     """Columns that the checkpoint has and that nobody has named, though the program lacks them."""
     plural, they, them = ("s", "they are", "them") if len(lost) > 1 else ("", "it is", "it")
-    renames = f"say what {they} called now with renames={{{lost[0]!r}: 'NEW'}}, "
+    renames = f"say what {they} called now with renames={{{lost[0]!r}: 'NEW'}} where the state is declared, "
     return Refusal(
         RefusalCode.COLUMN_MISSING,
         saved.operator,

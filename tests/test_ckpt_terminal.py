@@ -172,7 +172,15 @@ def test_stack_traces_keep_their_lines_and_nothing_else(capsys: pytest.CaptureFi
 @pytest.mark.parametrize("columns", [60, 72])
 @pytest.mark.parametrize(
     "command",
-    ["inspect", "inspect --operator delays", "history", "validate", "explain-restore --parallelism 3", "gc --keep 1"],
+    [
+        "inspect",
+        "inspect --operator delays",
+        "history",
+        "validate",
+        "explain-restore --parallelism 3",
+        "explain-restore --parallelism 128",
+        "gc --keep 1",
+    ],
 )
 @pytest.mark.parametrize("store", ["flights", "stopped"])
 def test_pages_fit_narrow_terminals(

@@ -378,7 +378,7 @@ def test_a_file_that_is_lost_or_another_is_told_and_not_passed_over(tmp_path: Pa
     pending = tmp_path / rows["pending"][0].as_py()
     bytes_ = pending.read_bytes()
     pending.unlink()
-    with pytest.raises(StorageError, match="its 1 rows are lost"):
+    with pytest.raises(StorageError, match="its 1 row is lost"):
         sink.commit(PERMIT, rows)
     pending.write_bytes(bytes_[:-1])
     with pytest.raises(StorageError, match=f"has {len(bytes_) - 1} bytes and was prepared with {len(bytes_)}"):

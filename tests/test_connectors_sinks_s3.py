@@ -288,7 +288,7 @@ def test_cleaning_aborts_what_no_checkpoint_holds_and_never_what_the_next_one_ma
     outside.server.client.delete_object(Bucket=BUCKET, Key=f"{outside.prefix}/README")
     assert outside.seen() == [3, 4, 5, 5, 9, 9, 9]
     assert sink.clean("out", 9, carried) == []
-    with pytest.raises(StorageError, match="its 1 rows are lost") as raised:
+    with pytest.raises(StorageError, match="its 1 row is lost") as raised:
         sink.commit(PERMIT, tables[4, "b"])
     assert raised.value.kind is ErrorKind.OBJECT_MISSING
     assert outside.seen() == [3, 4, 5, 5, 9, 9, 9]
@@ -319,7 +319,7 @@ def test_what_was_prepared_in_a_local_directory_is_not_taken_for_an_upload(outsi
     with pytest.raises(InvalidInput, match=r"commit it once with the directory under which it was prepared"):
         outside.sink().commit(PERMIT, rows)
     rows = one(outside.sink(), 1)
-    with pytest.raises(StorageError, match="its 1 rows are lost"):
+    with pytest.raises(StorageError, match="its 1 row is lost"):
         FileSink(tmp_path).commit(PERMIT, rows)
 
 

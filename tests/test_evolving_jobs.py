@@ -200,6 +200,9 @@ def test_what_no_column_can_become_is_refused_without_advice_that_cannot_help(co
     (refusal,) = refused.value.refusals
     assert refusal.code == "schema_cannot_evolve"
     assert "rewrite" not in str(refusal)
+    assert ("give the values of 'v' up with drop='op/s.v' and begin with a new column, or" in str(refusal)) == (
+        "'v'" in told
+    )
     # The type of a column changes by giving its values up; from then on it is another column.
     for expected in ([{"v": None}], [{"v": "1"}, {"v": None}]):
         assert job.start({"v": TEXT}, said={"drops": ["v"]}) == expected

@@ -105,6 +105,9 @@ def test_a_bug_is_told_with_its_authors_frames_and_not_tried_again_and_again(
     assert isinstance(operator_error, OperatorError)
     assert (operator_error.operator, operator_error.details["subtask"], operator_error.hook) == ("broken", 0, "process")
     assert "process of 'broken', subtask 0, failed: KeyError: 'b'" in str(raised.value)
+    assert str(raised.value).endswith(". What it has published stands: mend the cause and run it again"), (
+        "perhaps nothing"
+    )
     assert "in[0]" not in str(raised.value), "the head of the chain has nothing to do with it"
     assert isinstance(bug, KeyError)
     assert "_deep_in_the_authors_code" in "".join(traceback.format_exception(raised.value))

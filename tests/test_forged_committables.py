@@ -215,7 +215,7 @@ def test_an_upload_to_another_key_is_not_completed(outside: Outside) -> None:
     upload_id = client.create_multipart_upload(Bucket=BUCKET, Key=key)["UploadId"]
     part = client.upload_part(Bucket=BUCKET, Key=key, UploadId=upload_id, PartNumber=1, Body=b"x")
     pending = json.dumps({**UPLOAD, "upload_id": upload_id, "tags": [part["ETag"]]})
-    with pytest.raises(StorageError, match="its 1 rows are lost"):
+    with pytest.raises(StorageError, match="its 1 row is lost"):
         sink.commit(PERMIT, changed(rows, pending=pending))
     (kept,) = client.list_multipart_uploads(Bucket=BUCKET, Prefix=key)["Uploads"]
     assert kept["UploadId"] == upload_id

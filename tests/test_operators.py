@@ -110,7 +110,18 @@ def test_a_map_that_returns_other_columns_than_it_said_is_refused() -> None:
         return pa.record_batch({"x": pa.array([1] * len(batch), pa.int64() if len(batch) else pa.int32())})
 
     driven = driven_by(Map(fickle), some_rows(3, 1, 2).schema)
-    with pytest.raises(OperatorError, match="int64"):
+    told = r"returned the columns x int64 and should return x int32; cast them, or give Map the schema$"
+    with pytest.raises(OperatorError, match=told):
+        driven.push(some_rows(3, 1, 2))
+
+
+def test_a_map_that_may_return_nulls_where_it_said_there_are_none_is_told_so() -> None:
+    schema = pa.schema([pa.field("x", pa.int32(), nullable=False), pa.field("y", pa.int32())])
+    driven = driven_by(
+        Map(lambda batch: pa.record_batch({"x": batch["v"], "y": batch["v"]}), schema), some_rows(3, 1, 2).schema
+    )
+    told = "the columns x int32, y int32 and should return x int32 not null, y int32;"
+    with pytest.raises(OperatorError, match=told):
         driven.push(some_rows(3, 1, 2))
 
 

@@ -320,7 +320,10 @@ def test_a_second_job_from_one_savepoint_is_refused_where_it_shares_a_place_and_
     stream.apply(other, uid="files")
     stream.apply(SqlSink(f"sqlite:///{tmp_path}/other.db", "t", durable=False), uid="table")
     stream.apply(Renaming(), uid="renaming")
-    with pytest.raises(OperatorError, match=r"its 2 rows are lost.* If the sink has moved.* drop='UID/committables'"):
+    with pytest.raises(
+        OperatorError,
+        match=r"its 2 rows are lost.* If the sink has moved.* drop='UID/committables', with the uid of this sink",
+    ):
         runtime.begin(flow)
     runtime.options = replace(runtime.options, drop=("files/committables", "table/committables"))
     run = runtime.begin(flow)

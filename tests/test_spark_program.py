@@ -404,7 +404,7 @@ def test_a_job_that_fails_ends_with_status_1_and_the_name_of_the_operator(
 ) -> None:
     arguments = [place.job("failing"), place.store, "--max-restarts", "0"]
     assert main(arguments) == 1
-    says = "process of 'unlucky', subtask 0, failed: ValueError: no such luck. Its newest checkpoint stands"
+    says = "process of 'unlucky', subtask 0, failed: ValueError: no such luck. What it has published stands"
     assert says in capsys.readouterr().err
     monkeypatch.setattr(sys, "stdout", told := Told())
     assert main([*arguments, "--progress", "json"]) == 1

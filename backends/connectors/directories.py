@@ -129,10 +129,11 @@ def open_directory(address: str | os.PathLike[str], durable: bool, options: Mapp
 
 def lost(file: Ready, where: object, what: str) -> StorageError:
     """The error for a file that is neither prepared nor committed."""
+    rows = "1 row is" if file.rows == 1 else f"{file.rows} rows are"
     return StorageError(
-        f"{file.path} was prepared in {where} and is there neither under that name nor {what}; its {file.rows} rows are "
-        "lost. Put the file back, from a backup, or go on from a checkpoint that does not hold it. If the sink has moved, and "
-        "the file is in its old place, give up committing it once: drop='UID/committables'",
+        f"{file.path} was prepared in {where} and is there neither under that name nor {what}; its {rows} lost. Put the "
+        "file back, from a backup, or go on from a checkpoint that does not hold it. If the sink has moved, and "
+        "the file is in its old place, give up committing it once: drop='UID/committables', with the uid of this sink",
         kind=ErrorKind.OBJECT_MISSING,
         path=file.path,
     )

@@ -23,4 +23,9 @@ def conformed(what: str, rows: object, schema: pa.Schema, *, declared: str = "co
         raise InvalidState(f"{what} returned other types than declared: {error}") from error
 
 
-__all__ = ["conformed"]
+def columns_text(schema: pa.Schema) -> str:
+    """The columns of a schema for an error, on one line: ``city string, n int64 not null``; ``none`` where it has none."""
+    return ", ".join(f"{item.name} {item.type}{'' if item.nullable else ' not null'}" for item in schema) or "none"
+
+
+__all__ = ["columns_text", "conformed"]

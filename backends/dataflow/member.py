@@ -11,6 +11,7 @@ import pyarrow as pa
 from backends.dataflow.api import Operator, OperatorContext, Prepared, TwoPhaseCommitSink
 from backends.dataflow.committables import Committables
 from backends.dataflow.compile import Job
+from backends.dataflow.conform import columns_text
 from backends.dataflow.events import MAX_WATERMARK, MIN_WATERMARK
 from backends.dataflow.failures import Guard
 from backends.dataflow.flow_states import COMMITTABLES, PROGRESS
@@ -74,7 +75,7 @@ class Emitter:
         schema = batch.schema
         if (schema.names, schema.types) != (self._schema.names, self._schema.types):
             raise InvalidState(
-                f"{self._uid!r} emitted columns {_told(schema)}; it declares {_told(self._schema)}",
+                f"{self._uid!r} emitted columns {columns_text(schema)}; it declares {columns_text(self._schema)}",
                 kind=ErrorKind.SCHEMA_MISMATCH,
             )
         for item, column in zip(self._schema, batch.columns, strict=True):
@@ -85,10 +86,6 @@ class Emitter:
                     kind=ErrorKind.NULL_NOT_ALLOWED,
                 )
         return pa.RecordBatch.from_arrays(batch.columns, schema=self._schema)
-
-
-def _told(schema: pa.Schema) -> str:
-    return ", ".join(f"{item.name} {item.type}" for item in schema) or "none"
 
 
 def checked_message(who: str, message: object) -> bytes:

@@ -46,7 +46,7 @@ class Failures:
             logger.warning("job %r starts again from its newest checkpoint: %s", self._job_id, error)
             return None
         failed = JobFailed(
-            f"job {self._job_id!r} {sentence}. Its newest checkpoint stands: mend the cause and run it again"
+            f"job {self._job_id!r} {sentence}. What it has published stands: mend the cause and run it again"
         )
         failed.__cause__ = cause
         return failed

@@ -35,6 +35,8 @@ MODE_WIDTH: Final = 12
 ACTION_WIDTH: Final = 9
 NARROW: Final = 72
 """Columns below which titles are shorter."""
+BARS_LEAST: Final = 6
+"""Columns that the bars of an operator have at least."""
 LOADED: Final = 5
 """The most loaded subtasks, where not all operators are shown."""
 
@@ -103,33 +105,26 @@ def _sums(document: Json, look: Look) -> str:
 
 def _operators(document: Json, look: Look) -> Iterator[str]:
     """Per operator a line of figures, and below it its states; of very many those that matter most."""
-    loads = {entry["operator"]: entry for entry in document["load"]}
-    refused = {refusal["operator"] for refusal in document["plan"]["refusals"]}
     operators = document["plan"]["operators"]
     shown = operators
     if len(operators) > OPERATORS_SHOWN:
+        loads = {entry["operator"]: entry for entry in document["load"]}
+        refused = {refusal["operator"] for refusal in document["plan"]["refusals"]}
         order = sorted(operators, key=lambda one: (one["uid"] not in refused, -_bytes(loads.get(one["uid"]))))
         kept = {operator["uid"] for operator in order[:MOST]}
         shown = [operator for operator in operators if operator["uid"] in kept]
-    bars_width = max(6, 16 + (look.width - 80) // 2)
     columns = [
         Column("operator", flexible=True),
         Column("subtasks", right=True),
         Column("reads rows" if look.width >= NARROW else "rows", right=True),
-        Column("bytes", right=True),
+        Column("bytes", right=True, optional=look.width < NARROW),
         Column("rows per new subtask" if look.width >= NARROW else "per new subtask"),
     ]
-    rows = []
-    for operator in shown:
-        load = loads.get(operator["uid"])
-        per_subtask = [entry["rows"] for entry in load["subtasks"]] if load else []
-        uid = operator["uid"]
-        bars = _bars(
-            operator, per_subtask, look, bars_width, refused=uid in refused, given_up=uid in document["plan"]["drop"]
-        )
-        figures = [count(load["rows"]), size(load["bytes"])] if load else ["", ""]
-        rows.append([label(uid), _numbers(operator, look), *figures, bars])
-    titles, *lines = table(columns, rows, look)
+    # Where lines are still too long, the bars give way.
+    for bars_width in (max(BARS_LEAST, 16 + (look.width - 80) // 2), BARS_LEAST):
+        titles, *lines = table(columns, _loads(document, shown, look, bars_width), look)
+        if all(text_width(line) <= look.width for line in lines):
+            break
     states: dict[str, list[Json]] = {}
     for state in document["states"]:
         states.setdefault(state["operator"], []).append(state)
@@ -141,6 +136,23 @@ def _operators(document: Json, look: Look) -> Iterator[str]:
         yield from _more(len(operators) - len(shown), "operator", look)
         yield ""
         yield from _most_loaded(document, look)
+
+
+def _loads(document: Json, operators: Sequence[Json], look: Look, bars_width: int) -> list[list[str]]:
+    """The line of figures of each operator, with bars of at most ``bars_width`` columns."""
+    loads = {entry["operator"]: entry for entry in document["load"]}
+    refused = {refusal["operator"] for refusal in document["plan"]["refusals"]}
+    rows = []
+    for operator in operators:
+        uid = operator["uid"]
+        load = loads.get(uid)
+        per_subtask = [entry["rows"] for entry in load["subtasks"]] if load else []
+        bars = _bars(
+            operator, per_subtask, look, bars_width, refused=uid in refused, given_up=uid in document["plan"]["drop"]
+        )
+        figures = [count(load["rows"]), size(load["bytes"])] if load else ["", ""]
+        rows.append([label(uid), _numbers(operator, look), *figures, bars])
+    return rows
 
 
 def _bytes(load: Json | None) -> int:

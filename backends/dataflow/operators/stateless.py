@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backends.dataflow.api import Operator
+from backends.dataflow.conform import columns_text
 from stateformat.declare import Columns, as_schema
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState
 
@@ -57,8 +58,8 @@ class Map(Operator):
             raise InvalidState(f"the function of a map returned {type(answer).__name__}; it returns a RecordBatch")
         if answer.schema != schema:
             raise InvalidState(
-                f"the function of a map returned the columns {answer.schema} and should return {schema}; cast them, or "
-                "give Map the schema",
+                f"the function of a map returned the columns {columns_text(answer.schema)} and should return "
+                f"{columns_text(schema)}; cast them, or give Map the schema",
                 kind=ErrorKind.SCHEMA_MISMATCH,
             )
         return answer
