@@ -120,6 +120,7 @@ def test_a_record_in_the_middle_that_is_gone_needs_nothing_and_hides_nothing(sto
     ]
     status, page = ckpt("repair", store)
     assert (status, "Nothing has to be done" in " ".join(page.split())) == (1, True)
+    assert "by hand" not in page, "one record is missing, however far above it the newest is"
     assert ckpt("inspect", f"{store}@3")[0] == 0
     assert ckpt("copy", f"{store}@3", store.parent / "copy")[0] == 0
     assert ckpt("gc", store, "--keep", 3, "--delete")[0] == 1

@@ -19,6 +19,7 @@ from tools.ckpt.validate import problem_document
 if TYPE_CHECKING:
     from stateformat.problems import Problem
     from stateformat.repair import Diagnosis, WayOut
+    from stateformat.survey import Survey
 
 SHOWN: Final = 10
 """Ways out and problems that a page lists; JSON has all."""
@@ -77,7 +78,17 @@ def _document(url: str, found: Diagnosis, level: str) -> Document:
         "ways": [_way(way) for way in found.ways],
         "chosen": None if found.chosen is None else found.chosen.record.checkpoint_id,
         "cut_off": [record.checkpoint_id for record in survey.cut_off],
+        "missing": _missing(survey),
     }
+
+
+def _missing(survey: Survey) -> int:
+    """How many ids between the history and what is cut off from it have no record."""
+    if not (survey.chain and survey.cut_off):
+        return 0
+    above, beneath = survey.chain[-1].link, survey.cut_off[0].checkpoint_id
+    upper = above.checkpoint_id if above is not None else beneath
+    return upper - beneath - sum(beneath < checkpoint_id <= upper for checkpoint_id in survey.listed)
 
 
 def _problem(problem: Problem) -> Document:
@@ -193,10 +204,10 @@ def _advice(document: Document) -> Iterator[str]:
                 f"{store}@ID TARGET`). `ckpt repair {store}@ID --yes` goes back to one of these; a rollback does not reach "
                 "them. Nothing is collected until retention has passed the damage."
             )
-        if document["cut_off"] and document["cut_off"][0] < document["newest"] - 2:
+        if document["missing"] > 1:
             yield (
-                f"More than one record is missing between {document['cut_off'][0]} and {document['newest']}. If "
-                f"{document['newest']} was put there by hand or from a backup, go back to {document['cut_off'][0]}."
+                f"More than one record is missing above {document['cut_off'][0]}. If {document['newest']} was put there by "
+                f"hand or from a backup, go back to {document['cut_off'][0]}."
             )
     if way is not None and way["whole"] and (document["closed"] or chosen in document["cut_off"]):
         yield (
