@@ -18,7 +18,7 @@ from stateformat.pieces import passed
 
 T = TypeVar("T")
 
-AHEAD_BYTES: Final = 32 << 20
+AHEAD_BYTES: Final = 16 << 20
 """While results of this size wait in the process, no further one is made ahead; every reader may have one all the same."""
 
 
@@ -32,6 +32,13 @@ class Sized(Generic[T]):
     def __call__(self) -> T:
         """Make the call."""
         return self.call()
+
+
+def _made(call: Callable[[], T], size_bytes: int) -> T:
+    """The result of a call that is made in a thread of the pool."""
+    result = call()
+    passed(size_bytes)
+    return result
 
 
 class _Held:
@@ -67,7 +74,7 @@ class _Waiting(Generic[T]):
                 break
             size_bytes = call.size_bytes if isinstance(call, Sized) else 0
             _HELD.add(size_bytes)
-            self._futures.append((self._pool.submit(call), size_bytes))
+            self._futures.append((self._pool.submit(_made, call, size_bytes), size_bytes))
         return bool(self._futures)
 
     def take(self) -> T:

@@ -7,7 +7,7 @@ may hold more, in several chunks. The functions here never make one array of a w
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from threading import Lock
+from threading import local
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -18,39 +18,32 @@ import pyarrow.compute as pc
 BATCH_BYTES: Final = 16 << 20
 """Bytes of a batch that readers give out and writers take at a time, unless one row has more."""
 
-_RELEASE_BYTES: Final = 128 << 20
+_RELEASE_BYTES: Final = 32 << 20
 TAKEN_BYTES: Final = 256 << 20
 """What is gathered into one array at most."""
 
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
 
-class _Passed:
-    """Bytes that went through this process since Arrow's allocator was last told to give back what is free."""
+class _Passed(local):
+    """Bytes that went through this thread since Arrow's allocator was last told to give back what is free."""
 
-    def __init__(self) -> None:
-        self._size_bytes = 0
-        self._lock = Lock()
-
-    def add(self, size_bytes: int) -> None:
-        """So many more."""
-        with self._lock:
-            self._size_bytes += size_bytes
-            if self._size_bytes < _RELEASE_BYTES:
-                return
-            self._size_bytes = 0
-        pa.default_memory_pool().release_unused()
+    size_bytes = 0
 
 
 _PASSED: Final = _Passed()
 
 
 def passed(size_bytes: int) -> None:
-    """Note that rows of so many bytes were read, written or set aside, and are let go of soon.
+    """Note that this thread read, wrote or set aside rows of so many bytes, which are let go of soon.
 
-    Arrow's allocator keeps what was freed for a while, which of a stream is soon as much again as it needs.
+    Arrow's allocator keeps what was freed for a while, which of a stream is soon as much again as it needs. Each thread has
+    a part of its own, and gives back that one only.
     """
-    _PASSED.add(size_bytes)
+    _PASSED.size_bytes += size_bytes
+    if _PASSED.size_bytes >= _RELEASE_BYTES:
+        _PASSED.size_bytes = 0
+        pa.default_memory_pool().release_unused()
 
 
 def cut(rows: Rows, rows_max: int, bytes_max: int) -> Iterator[Rows]:

@@ -47,7 +47,7 @@ from stateformat.row_groups import CODECS, ENCODINGS, PARQUET_ERRORS, ROW_GROUPS
 from stateformat.schema import KEY_GROUP, has_key_groups, segment_schema
 from stateformat.storage import Storage
 
-PIECE_BYTES_MAX: Final = 16 << 20
+PIECE_BYTES_MAX: Final = 8 << 20
 """Uncompressed bytes that are decoded at a time, unless one row group has more."""
 PIECE_ROWS_MAX: Final = 1 << 20
 # What is smaller is decoded sooner than handed to other threads.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,11 @@ import pytest
 
 from backends.state import KeyedValue, parts
 from backends.state.entries import Entries
-from stateformat import declare, pieces, segment, sorting, spill
+from stateformat import ahead, declare, pieces, segment, sorting, spill
 from stateformat.pieces import cut, row_sizes, small_batches, take_rows
 from stateformat.spill import Spill, dealt, heaps_of
 from tests.segments import CountingStorage, operator, place, read, write
+from tools.ckpt import export
 
 BLOBS = declare.value_state("op", "blobs", keys={"k": pa.int64()}, values={"v": pa.string()})
 LIMIT = 10_000
@@ -56,6 +59,40 @@ def test_small_batches_are_joined_up_to_the_bound_and_no_further() -> None:
     assert pa.Table.from_batches(found).equals(pa.concat_tables(tables))
     assert len(found) < 12
     assert max(batch.nbytes for batch in found) <= LIMIT
+
+
+def test_every_thread_gives_back_what_it_freed_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    released: list[int] = []
+
+    class Pool:
+        def release_unused(self) -> None:
+            released.append(threading.get_ident())
+
+    monkeypatch.setattr(pieces.pa, "default_memory_pool", Pool)
+    calls = (ahead.Sized(threading.get_ident, 40 << 20) for _ in range(3))
+    makers = set(ahead.ahead((call for call in calls), workers=1))
+    assert len(makers) == 1
+    assert released.count(makers.pop()) == 3
+    assert released.count(threading.get_ident()) == 3
+
+
+@pytest.mark.parametrize("file_format", ["jsonl", "csv"])
+def test_wide_rows_become_text_a_few_megabytes_at_a_time(file_format: str) -> None:
+    """One batch of 16 rows of 1 MB, whose text has two digits a byte."""
+    state = declare.value_state("op", "s", keys={"k": pa.int64()}, values={"v": pa.binary()})
+    batch = pa.record_batch({"k": range(16), "v": [bytes([row]) * (1 << 20) for row in range(16)]})
+    sizes: list[int] = []
+
+    class Seen(io.BytesIO):
+        def write(self, data: Any) -> int:
+            sizes.append(memoryview(data).nbytes)
+            return super().write(data)
+
+    file = Seen()
+    assert export._write(file, file_format, state, iter([batch])) == 16
+    assert max(sizes) < 10 << 20
+    lines = file.getvalue().splitlines()[-16:]
+    assert [line.count(f"{row:02x}".encode() * (1 << 20)) for row, line in enumerate(lines)] == [1] * 16
 
 
 NESTED: dict[str, pa.Array] = {

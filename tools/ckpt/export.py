@@ -29,6 +29,8 @@ SUFFIXES: Final = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
 }
+_TEXT_BYTES: Final = 4 << 20
+"""Bytes of rows that become text at a time: their text takes several times as much while it is put together."""
 
 
 @command("export")
@@ -197,21 +199,23 @@ def _write(file: BinaryIO, file_format: str, state: State, batches: Iterator[pa.
     from pyarrow import csv
     from pyarrow import parquet as pq
 
+    from stateformat.pieces import cut
     from stateformat.schema import segment_schema
     from tools.ckpt.rows import flat, json_lines
 
     schema = pa.schema([item.remove_metadata() for item in segment_schema(state) if item.name != "_key_group"])
     plain = (pa.RecordBatch.from_arrays([batch[name] for name in schema.names], schema=schema) for batch in batches)
+    pieces = (piece for batch in plain for piece in cut(batch, batch.num_rows, _TEXT_BYTES))
     rows = 0
     if file_format == "jsonl":
-        for batch in plain:
+        for batch in pieces:
             file.write(memoryview(json_lines(batch)))
             rows += batch.num_rows
         return rows
     if file_format == "csv":
         empty = flat(pa.RecordBatch.from_pylist([], schema=schema))
         with csv.CSVWriter(file, empty.schema) as writer:
-            for batch in plain:
+            for batch in pieces:
                 writer.write_batch(flat(batch))
                 rows += batch.num_rows
         return rows
