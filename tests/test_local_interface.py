@@ -258,6 +258,21 @@ def test_an_option_that_is_not_there_is_named_with_those_that_are() -> None:
         Bench().runtime(interval=5)
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"resume": "no"}, "resume is 'no'; it is True or False"),
+        ({"unaligned": 1}, "unaligned is 1; it is True or False"),
+        ({"claim": None}, "claim is None; it is True or False"),
+        ({"drop": 5}, "drop is 5; it is a list of names"),
+        ({"drop": ["op", 5]}, r"drop is \['op', 5\]; it is a list of names, each 'operator', 'operator/state' or"),
+    ],
+)
+def test_an_option_of_another_type_is_refused_before_anything_runs(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidInput, match=told):
+        Bench().runtime(**options)
+
+
 def test_options_can_be_given_as_one_value() -> None:
     options = Options(parallelism=3, seed=7)
     runtime = LocalRuntime(sf.open("memory://options"), parallelism=3, seed=7)

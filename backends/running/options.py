@@ -49,7 +49,7 @@ class Schedule:
     loop_rounds_max: int = LOOP_ROUNDS_MAX
 
     def __post_init__(self) -> None:
-        """Raises ``InvalidInput`` for a number that means nothing."""
+        """Raises ``InvalidInput`` for a value that means nothing."""
         check_whole(
             self,
             checkpoint_interval_us=1,
@@ -93,7 +93,7 @@ class Options:
     schedule: Schedule = field(default_factory=Schedule)
 
     def __post_init__(self) -> None:
-        """Raises ``InvalidInput`` for a number that means nothing."""
+        """Raises ``InvalidInput`` for a value that means nothing."""
         check_whole(self, max_restarts=0, restart_delay_us=0)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise InvalidInput(f"seed is {self.seed!r}; it is a whole number")
@@ -102,8 +102,13 @@ class Options:
             check_no_secrets(address, "start_from")
             checkpoint_address(address)
             object.__setattr__(self, "start_from", address)
-        if not isinstance(self.claim, bool):
-            raise InvalidInput(f"claim is {self.claim!r}; it is True or False")
+        for name in ("unaligned", "resume", "claim"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise InvalidInput(f"{name} is {value!r}; it is True or False")
+        if not isinstance(self.drop, Collection) or not all(isinstance(name, str) for name in self.drop):
+            raise InvalidInput(
+                f"drop is {self.drop!r}; it is a list of names, each 'operator', 'operator/state' or 'operator/state.column'"
+            )
         if self.schedule.unaligned_after_us is not None and not self.unaligned:
             raise InvalidInput(
                 f"unaligned_after_us is {self.schedule.unaligned_after_us}, but the job is aligned, so no barrier ever overtakes. "
