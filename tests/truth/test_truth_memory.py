@@ -22,8 +22,8 @@ def test_every_command_takes_little_memory(tmp_path: Path, shape: str) -> None:
     for number in range(3 if shape == "hot" else 1):
         bench_memory.publish(store, shape, delta=0.01 + number / 1e6)
     above |= {action: bench_memory.measured(action, store, shape)[0] for action in ACTIONS}
-    # A busy machine returns memory later: the budget of the benchmark is 400 MB.
-    assert max(above.values()) <= 1.5 * bench_memory.BUDGET_MB, above
+    # The budget is 400 MB, and peaks are at most 350 MB. A busy machine returns memory later, for which a tenth is allowed.
+    assert max(above.values()) <= 1.1 * bench_memory.BUDGET_MB, above
 
 
 LARGE = """
