@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from stateformat import layout
 from stateformat.errors import REPAIR_ADVICE, CheckpointError, DamagedCheckpoint, ErrorKind
-from stateformat.history import UNREADABLE, Ids, Moved, find_record, settled
+from stateformat.history import UNREADABLE, Ids, Moved, find_record, is_link, settled
 from stateformat.model import AttemptId, CheckpointId, ParentRef, Record
 from stateformat.storage import Storage
 
@@ -167,7 +167,7 @@ def _sorted_out(
         if link is None:
             break
         wanted, current = link.checkpoint_id, records.get(link.checkpoint_id)
-        if current is not None and current.ref != link:
+        if current is not None and not is_link(current, link):
             current = None
         if current is None and wanted not in unreadable and link not in order.lost:
             break

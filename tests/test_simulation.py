@@ -23,23 +23,29 @@ from tests.simulation.run import Failed, simulate
 from tests.simulation.storage import Crash, Disk, Do, Faults, FaultyStorage
 from tests.tally import Tally
 
-SEEDS = 300
+SEEDS = 200
+DRAWN = 300
 BLOCK = 20
 SEARCHED = 300
 """A mutation is found among so many seeds. Whatever changes the order of things moves the ones that find it."""
 FINDS = {
-    "drop the ended-channel mark": (68, 102, 100),
-    "log all loop records": (62, 93, 26),
+    "drop the ended-channel mark": (3, 15),
+    "log all loop records": (17,),
     "commit before publish": (0, 1),
-    "skip the read-back after a lost answer": (5, 17, 9),
+    "skip the read-back after a lost answer": (1,),
     "deal out the state of finishing subtasks": (0, 1),
-    "call end_input twice after a restore": (47, 34, 18),
-    "count feedback edges when finding roots": (1, 17, 9),
-    "forget the union refusal": (12, 80, 122),
-    "merge two broadcast copies": (57,),
-    "end on any checkpoint instead of the savepoint": (48, 102),
-    "let a watermark fall back": (16, 9),
-    "a zombie publishes": (50, 9),
+    "call end_input twice after a restore": (5,),
+    "count feedback edges when finding roots": (1,),
+    "forget the union refusal": (80,),
+    "merge two broadcast copies": (68,),
+    "end on any checkpoint instead of the savepoint": (64,),
+    "let a watermark fall back": (1,),
+    "a zombie publishes": (19,),
+    "clean up one id too far": (1,),
+    "expire the highest first": (1, 4),
+    "roll back without looking": (61,),
+    "name parents by id only": (19,),
+    "forget what a sink put off": (0, 1),
 }
 """Seeds that find each, the first to be tried; ``python -m tests.simulation --mutations`` finds them anew."""
 
@@ -96,7 +102,7 @@ def test_a_seed_replays_exactly_in_another_process_too() -> None:
 
 
 def test_seeds_draw_every_kind_of_operator_edge_and_source() -> None:
-    drawn = [graphs.draw(random.Random(f"graph {seed}")) for seed in range(SEEDS)]
+    drawn = [graphs.draw(random.Random(f"graph {seed}")) for seed in range(DRAWN)]
     kinds = Counter(op.kind for graph in drawn for op in graph.ops)
     edges = Counter(edge.partitioner for graph in drawn for op in graph.ops for edge in op.inputs)
     loops = Counter(op.feedback.partitioner for graph in drawn for op in graph.ops if op.feedback)
@@ -105,7 +111,7 @@ def test_seeds_draw_every_kind_of_operator_edge_and_source() -> None:
     assert min(edges.values()) >= 20
     assert len(edges) == 5
     assert len(loops) == 2
-    assert 0.2 < sum(graph.bounded for graph in drawn) / SEEDS < 0.9
+    assert 0.2 < sum(graph.bounded for graph in drawn) / DRAWN < 0.9
 
 
 @pytest.fixture

@@ -198,10 +198,10 @@ class Model:
 def check_valid(storage: MemoryStorage, checkpoint_id: int | None = None) -> None:
     """A checkpoint, the newest if none is named, has no problems."""
     report = validate(storage, checkpoint_id, level="full")
-    if report.problems:
-        raise Violation(
-            f"checkpoint {report.checkpoint_id} of {report.url}: {[str(found) for found in report.problems]}"
-        )
+    # A stray may stay behind a process that died before it withdrew it.
+    found = [str(problem) for problem in report.problems if problem.severity == "error" or problem.clause != "SPEC 8.1"]
+    if found:
+        raise Violation(f"checkpoint {report.checkpoint_id} of {report.url}: {found}")
 
 
 def outputs(output: dict[tuple[Any, ...], tuple[str, ...]]) -> Iterator[tuple[Fate, dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""The core broken on purpose, in twelve ways that somebody could break it without noticing. The simulator must.
+"""The core broken on purpose, in seventeen ways that somebody could break it without noticing. The simulator must.
 
 Each is a context manager that puts a plausible mistake in the place of one rule. :data:`MUTATIONS` names them as issue and
 README do; ``tests/test_simulation.py`` shows that each is found.
@@ -29,12 +29,14 @@ from backends.dataflow.life import State
 from backends.dataflow.member import Member
 from backends.dataflow.pending_barrier import PendingBarrier
 from backends.dataflow.task import Task
+from backends.running import driver, runtime
 from backends.running.driver import Driver
 from backends.running.restore import Restored
 from redistribution.arrays import Slices
-from stateformat import pending
+from stateformat import history, pending, publication, retention, survey
 from stateformat.model import Mode
 from stateformat.publication import MOVES, At, Saw
+from tests.simulation.work import Recording
 
 Mutation = Callable[[], AbstractContextManager[Any]]
 
@@ -197,6 +199,61 @@ def a_zombie_publishes() -> AbstractContextManager[Any]:
     return patch.object(Driver, "_begin", begin)
 
 
+def clean_up_one_id_too_far() -> AbstractContextManager[Any]:
+    """A sink removes what was prepared under newest + 1 too, where a rival may be about to publish."""
+    right = Recording.clean
+
+    def clean(self: Recording, uid: str, newest_id: int, carried: Any) -> None:
+        right(self, uid, newest_id + 1, carried)
+
+    return patch.object(Recording, "clean", clean)
+
+
+def expire_the_highest_first() -> AbstractContextManager[Any]:
+    """Retention deletes a checkpoint before its parent."""
+    right = retention.remove_records
+    return patch.object(retention, "remove_records", lambda storage, records: right(storage, list(records)[::-1]))
+
+
+def roll_back_without_looking() -> AbstractContextManager[Any]:
+    """A rollback does not look whether its source still stands once its manifest is written."""
+    return patch.object(pending.PendingCheckpoint, "_look_before_creating", lambda self: None)
+
+
+@contextlib.contextmanager
+def name_parents_by_id_only() -> Iterator[None]:
+    """Whoever stands under the parent's id is the parent."""
+
+    def see_child(found: Any, ours: Any) -> Saw:
+        named = found.parent.checkpoint_id if found is not None and found.parent is not None else None
+        return Saw.OUR_CHILD if named == ours.checkpoint_id else right(found, ours)
+
+    right = publication.see_child
+
+    def is_link(found: Any, parent: Any) -> bool:
+        return bool(found.ref.checkpoint_id == parent.checkpoint_id)
+
+    with (
+        patch.object(history, "is_link", is_link),
+        patch.object(survey, "is_link", is_link),
+        patch.object(publication, "see_child", see_child),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def forget_what_a_sink_put_off() -> Iterator[None]:
+    """What a sink wants to commit later is not carried on."""
+
+    def commit(*args: Any) -> dict[str, Any]:
+        right(*args)
+        return {}
+
+    right = driver.commit
+    with patch.object(driver, "commit", commit), patch.object(runtime, "commit", commit):
+        yield
+
+
 MUTATIONS: dict[str, Mutation] = {
     "drop the ended-channel mark": drop_the_ended_channel_mark,
     "log all loop records": log_all_loop_records,
@@ -210,4 +267,9 @@ MUTATIONS: dict[str, Mutation] = {
     "end on any checkpoint instead of the savepoint": end_on_any_checkpoint,
     "let a watermark fall back": let_a_watermark_fall_back,
     "a zombie publishes": a_zombie_publishes,
+    "clean up one id too far": clean_up_one_id_too_far,
+    "expire the highest first": expire_the_highest_first,
+    "roll back without looking": roll_back_without_looking,
+    "name parents by id only": name_parents_by_id_only,
+    "forget what a sink put off": forget_what_a_sink_put_off,
 }

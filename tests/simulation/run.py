@@ -13,8 +13,8 @@ import os
 import random
 import traceback
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
@@ -24,9 +24,11 @@ from backends.dataflow.life import State
 from backends.local.run import LocalRun
 from backends.local.runtime import LocalRuntime
 from backends.rewrite.rescaling import publish_rescaled
+from backends.running import driver
 from backends.running.clock import VirtualClock
 from backends.running.outcome import JobOutcome
 from backends.storage.memory import _STORES, MemoryStorage
+from stateformat import layout
 from stateformat.errors import CheckpointError, CheckpointExpired, InvalidInput, PublishConflict, RestoreRefused
 from stateformat.model import CheckpointKind, JobGraph, Operator, OperatorId, ParentRef, Partitioner, Status, StopMode
 from stateformat.store import CheckpointStore
@@ -43,6 +45,10 @@ STEPS_MAX = 12_000
 ZOMBIE_STEPS_MAX = 2_000
 """A zombie that has nothing to publish any more may idle for ever."""
 ATTEMPTS_MAX = 40
+STALLS = 0.35
+"""How many runs stall before they create a record, while another runs the job."""
+TENDED = 0.6
+"""How often somebody looks after the store between two runs."""
 LEGAL = (CheckpointError, OSError, UserError)
 """With what a run may end that is given up; anything else is a fault of the product."""
 
@@ -126,13 +132,17 @@ class Simulation:
         self.ledger = Ledger(self.absorb)
         self.cuts: dict[ParentRef, Cut] = {}
         self.rolled_back_to: dict[ParentRef, ParentRef] = {}
-        self.left_behind: set[tuple[Any, ...]] = set()
+        self.rolling_back_to: ParentRef | None = None
         self.parallelism = [self._some() for _ in range(self.graph.groups)]
         self.zombies: list[LocalRun] = []
         self.absorbed = 0
         self.witness: Witness | None = None
         self.keeps = self.rng.choice((None, None, None, 1, 2))
+        self.options = replace(driver._OPTIONS, inline_bytes_max=self.rng.choice((16_384, 0)))
+        """Segments of this size and more are objects: with 0 each state of each subtask is one."""
         self.runs = 0
+        self.ended = False
+        """The job has come to its end: nobody runs it any more."""
 
     def _some(self) -> int:
         return self.rng.choice((1, 1, 2, 2, 3, 4))
@@ -142,7 +152,7 @@ class Simulation:
     def run(self) -> Tally:
         """Let it all happen."""
         try:
-            with drawn_ids(self.seed):
+            with drawn_ids(self.seed), mock.patch.object(driver, "_OPTIONS", self.options):
                 self._history()
         except Violation as error:
             raise Failed(self._told(str(error))) from error
@@ -160,7 +170,8 @@ class Simulation:
         self.story.append(what)
 
     def _history(self) -> None:
-        unkind = self.rng.choice((0, 1, 1, 2, 2, 3, 4))
+        # Most of what can go wrong in a store needs a longer history.
+        unkind = self.rng.choice((0, 1, 1, 2, 3, 4, 6))
         resume = False
         while True:
             self.tally.attempts += 1
@@ -168,6 +179,7 @@ class Simulation:
                 raise Violation("the job does not come to an end")
             kind = self.tally.attempts > unkind
             outcome = self._attempt(kind=kind, resume=resume)
+            self._told_history()
             if outcome is None:
                 resume = self._newest_is_suspended()
                 self._between()
@@ -192,7 +204,8 @@ class Simulation:
 
     # One attempt -------------------------------------------------------------------------------------------------------
 
-    def _attempt(self, *, kind: bool, resume: bool) -> JobOutcome | None:
+    def _attempt(self, *, kind: bool, resume: bool, limit: int | None = None) -> JobOutcome | None:
+        """Run the job, to its end or until something ends the run. ``limit``: killed behind so many checkpoints."""
         rng = self.rng
         zombies = len(self.zombies)
         self.runs += 1
@@ -202,8 +215,8 @@ class Simulation:
         faults, hooks = (NO_FAULTS, {}) if kind else self._faults()
         self.storage = FaultyStorage(self.disk, faults, random.Random(f"storage {self.seed} {self.runs}"))
         self.witness = Witness(self.runs, self.ledger, hooks, random.Random(f"witness {self.seed} {self.runs}"))
-        if kind:
-            self.witness.retries = False
+        if not kind and limit is None and rng.random() < STALLS:
+            self.storage.meanwhile = self._stall(rng.randint(1, 3))
         newest = self.newest()
         flow, placed = build(self.graph, self.witness, self.parallelism)
         self.witness.facts = self.model.facts_at(newest.facts, placed) if newest else Facts()
@@ -234,7 +247,7 @@ class Simulation:
                 self.absorb()
                 self.say(f"ended at once: {begun.sentence}")
                 return begun
-            return self._steps(begun, kind=kind)
+            return self._steps(begun, kind=kind, limit=limit)
         except Crash:
             self.say(f"crashed: {self.storage.trace[-1:]}")
             self.tally.counts["crashed"] += 1
@@ -276,12 +289,16 @@ class Simulation:
             hooks[hook] = 1 if hook in ("finish", "close", "open") and rng.random() < 0.5 else rng.randint(1, 25)
         return faults, hooks
 
-    def _steps(self, run: LocalRun, *, kind: bool) -> JobOutcome | None:
+    def _steps(self, run: LocalRun, *, kind: bool, limit: int | None) -> JobOutcome | None:
         rng = self.rng
         plan = self._plan(kind=kind)
+        # A zombie may be faster than the run that took its place.
+        zombie_share = rng.choice((0.3, 0.3, 0.9))
         # Most of what can go wrong goes wrong behind a checkpoint.
         fatal = 0 if kind or rng.random() < 0.3 else len(self.disk.chain) + rng.choice((1, 1, 1, 2, 3))
         how = rng.choice(("kill", "kill", "kill", "zombie"))
+        if limit is not None:
+            fatal, how = len(self.disk.chain) + limit, "kill"
         stops_late = rng.random() < 0.3
         steps = asked_at = 0
         saving: tuple[int, frozenset[Any]] | None = None
@@ -300,7 +317,7 @@ class Simulation:
             if kind and not self.graph.bounded and steps > 200 and steps - asked_at > 1000:
                 asked_at = steps
                 self._interfere(run, "drain", steps)
-            if self.zombies and rng.random() < 0.3:
+            if self.zombies and rng.random() < zombie_share:
                 self._step_zombie()
             goes_on = run.step()
             self.absorb()
@@ -356,8 +373,7 @@ class Simulation:
             if not run.tasks[task].gone:
                 run.fail_task(task)
         elif what == "expire":
-            with contextlib.suppress(CheckpointError, OSError):
-                self.plain_store().expire(rng.randint(1, 3))
+            self._expire()
         else:
             mode = StopMode.DRAIN if what == "drain" else StopMode.NO_DRAIN
             # A copy to where another store is fails; the stop stands.
@@ -384,28 +400,93 @@ class Simulation:
 
     # Between runs --------------------------------------------------------------------------------------------------------
 
-    def plain_store(self) -> CheckpointStore:
+    def plain_store(self, meanwhile: Callable[[str, str], None] | None = None) -> CheckpointStore:
         """The store without faults, for those who look after it."""
-        return CheckpointStore(FaultyStorage(self.disk, NO_FAULTS, self.rng), sleep=lambda seconds: None)
+        storage = FaultyStorage(self.disk, NO_FAULTS, self.rng)
+        storage.meanwhile = meanwhile
+        return CheckpointStore(storage, sleep=lambda seconds: None)
 
     def _between(self) -> None:
+        """Somebody looks after the store between two runs; somebody else may do so at the same time."""
         rng = self.rng
         newest = self.newest()
-        if newest is None or newest.record.stop is not None or rng.random() > 0.15:
+        stop = newest.record.stop if newest else None
+        if newest is None or (stop is not None and stop.mode is StopMode.DRAIN) or rng.random() > TENDED:
             return
-        store = self.plain_store()
-        if rng.random() < 0.6:
-            self._rescale(store)
+        tend = rng.choice(
+            (self._roll_back, self._roll_back, self._expire, self._rescale if stop is None else self._expire)
+        )
+        if rng.random() < 0.7:
+            rival = rng.choice((self._roll_back, self._expire, self._expire))
+            # Most of what can go wrong goes wrong before a manifest or a record is there, or between two deletions.
+            at = rng.choice((layout.MANIFESTS, layout.RECORDS, ""))
+            left = 1 if at else rng.randint(1, 16)
+
+            def meanwhile(verb: str, path: str) -> None:
+                nonlocal left
+                left -= verb in ("write", "create", "delete") and path.startswith(at) if at else 1
+                if left == 0:
+                    left = -1
+                    self.say(f"before {verb} {path}:")
+                    self.absorb()
+                    rolling_back_to, self.rolling_back_to = self.rolling_back_to, None
+                    rival(self.plain_store())
+                    self.rolling_back_to = rolling_back_to
+
+            tend(self.plain_store(meanwhile))
         else:
-            history = store.history()
-            if len(history) > 1:
-                source = rng.choice(history[1:]).ref
-                permit = store.rollback(source.checkpoint_id)
-                self.rolled_back_to[permit.ref] = source
-                self.say(f"rolled back to {source}")
-                self.tally.counts["rollback"] += 1
-                self.left_behind |= set(self.ledger.published)
+            tend(self.plain_store())
         self.absorb()
+
+    def _stall(self, count: int) -> Callable[[str, str], None]:
+        """A process stalls before it creates its ``count``-th record; another runs the job meanwhile."""
+        left = count
+
+        def meanwhile(verb: str, path: str) -> None:
+            nonlocal left
+            if verb != "create" or not path.startswith(layout.RECORDS):
+                return
+            left -= 1
+            if left == 0 and not self.ended:
+                self.say(f"stalls before it creates {path}")
+                self.tally.counts["stalled"] += 1
+                own = self.storage, self.witness, self.parallelism
+                self.absorb()
+                self._attempt(kind=False, resume=self._newest_is_suspended(), limit=self.rng.randint(2, 4))
+                stalled, newest = layout.record_id(path), self.disk.newest_id()
+                if stalled is not None and newest > stalled and self.rng.random() < 0.6:
+                    # All up to the id that it is about to create: what it creates is a stray, right below the chain.
+                    self._expire(keep=newest - stalled)
+                self.storage, self.witness, self.parallelism = own
+                self.say(f"goes on, and creates {path}")
+
+        return meanwhile
+
+    def _expire(self, store: CheckpointStore | None = None, *, keep: int | None = None) -> None:
+        keep = keep or self.rng.choice((1, 1, 2, 3))
+        self.say(f"expires all but {keep}")
+        with contextlib.suppress(CheckpointError, OSError):
+            (store or self.plain_store()).expire(keep)
+
+    def _told_history(self) -> list[ParentRef]:
+        """The checkpoints of the store, newest first: each was the newest when it was created, so no stray is among them."""
+        history = [record.ref for record in self.plain_store().history()] if self.disk.chain else []
+        never = [ref for ref in history if ref not in self.cuts]
+        if never:
+            raise Violation(f"the history lists {never}, which never were the newest")
+        return history
+
+    def _roll_back(self, store: CheckpointStore) -> None:
+        with contextlib.suppress(CheckpointError):
+            history = self._told_history()
+            if len(history) > 1:
+                source = self.rng.choice(history[1:])
+                self.say(f"rolls back to {source}")
+                self.tally.counts["rollback"] += 1
+                self.rolling_back_to = source
+                store.rollback(source.checkpoint_id)
+        self.absorb()
+        self.rolling_back_to = None
 
     def _rescale(self, store: CheckpointStore) -> None:
         source = store.open()
@@ -420,9 +501,10 @@ class Simulation:
             ),
             source.graph.edges,
         )
-        publish_rescaled(source, topology, store=store)
-        self.parallelism = parallelism
-        self.say(f"rescaled to {parallelism}")
+        with contextlib.suppress(PublishConflict, CheckpointExpired):
+            publish_rescaled(source, topology, store=store)
+            self.parallelism = parallelism
+            self.say(f"rescaled to {parallelism}")
         self.tally.counts["rescale"] += 1
 
     # Checks --------------------------------------------------------------------------------------------------------------
@@ -432,9 +514,10 @@ class Simulation:
         while self.absorbed < len(self.disk.chain):
             record = self.disk.chain[self.absorbed]
             self.absorbed += 1
-            if record.kind is CheckpointKind.ROLLBACK and record.ref not in self.rolled_back_to:
-                self.absorbed -= 1
-                return
+            if record.kind is CheckpointKind.ROLLBACK:
+                assert self.rolling_back_to is not None
+                self.rolled_back_to[record.ref] = self.rolling_back_to
+                self.ledger.left_behind |= set(self.ledger.published)
             source = self.rolled_back_to.get(record.ref) or record.parent
             if source is not None and source not in self.cuts:
                 raise Violation(f"{record.ref} goes on from {source}, which never was the newest")
@@ -505,7 +588,7 @@ class Simulation:
         missing = cut.output.keys() - self.ledger.committed.keys()
         if missing:
             raise Violation(f"published and not committed: {sorted(missing)[:4]}")
-        surplus = self.ledger.committed.keys() - cut.output.keys() - self.left_behind
+        surplus = self.ledger.committed.keys() - cut.output.keys() - self.ledger.left_behind
         if surplus:
             raise Violation(f"committed, and no part of the newest checkpoint's history: {sorted(surplus)[:4]}")
 
@@ -520,6 +603,7 @@ class Simulation:
             self.model.check_output(cut.output, positions)
         self._check_runs_nothing(outcome)
         self._check_committed(cut)
+        self.ended = True
         while self.zombies:
             self._step_zombie()
             if self.tally.counts["zombie steps"] > ZOMBIE_STEPS_MAX:

@@ -27,6 +27,7 @@ from stateformat.codec import decode_record
 from stateformat.errors import StorageError
 from stateformat.model import ParentRef, Record
 from stateformat.storage import CreateOutcome, Leftover, ObjectInfo
+from tests.simulation.witness import Violation
 
 
 class Crash(BaseException):
@@ -87,6 +88,8 @@ class Disk:
     """Every record that was the newest when it was created, in order."""
     strays: list[ParentRef] = field(default_factory=list)
     leftovers: list[Leftover] = field(default_factory=list)
+    standing: set[ParentRef] = field(default_factory=set)
+    """Checkpoints of the chain whose records have not been deleted."""
 
     def __post_init__(self) -> None:
         MemoryStorage.reset(self.name)
@@ -108,9 +111,23 @@ class Disk:
             record = decode_record(bytes(data), path=path)
             if record.checkpoint_id > newest:
                 self.chain.append(record)
+                self.standing.add(record.ref)
             else:
                 self.strays.append(record.ref)
         return outcome
+
+    def delete(self, path: str) -> None:
+        """Delete an object. A checkpoint of the chain goes only by retention, so never before one beneath it (SPEC 9)."""
+        checkpoint_id = layout.record_id(path)
+        gone = {ref for ref in self.standing if ref.checkpoint_id == checkpoint_id}
+        if gone and self.storage.exists() and any(item.path == path for item in self.storage.list(layout.RECORDS)):
+            attempt = decode_record(bytes(self.storage.read(path)), path=path).attempt_id
+            gone = {ref for ref in gone if ref.attempt_id == attempt}
+            beneath = sorted(ref.checkpoint_id for ref in self.standing if gone and ref.checkpoint_id < checkpoint_id)
+            if beneath:
+                raise Violation(f"record {checkpoint_id} is deleted, and those beneath it stand: {beneath}")
+            self.standing -= gone
+        self.storage.delete([path])
 
 
 class FaultyStorage:
@@ -123,6 +140,8 @@ class FaultyStorage:
         self.trace: list[str] = []
         """The faults that were drawn, for the story of a failure."""
         self.requests = 0
+        self.meanwhile: Callable[[str, str], None] | None = None
+        """Called with verb and path before a request goes out: the process stalls there, and others go on."""
         self._rng = rng
         self._late: list[tuple[int, Callable[[], Any]]] = []
 
@@ -156,7 +175,7 @@ class FaultyStorage:
 
     def delete(self, paths: Iterable[str]) -> None:
         for path in paths:
-            self._ask("delete", path, lambda path=path: self.disk.storage.delete([path]))
+            self._ask("delete", path, lambda path=path: self.disk.delete(path))
 
     def leftovers(self) -> list[Leftover]:
         return self._ask("list", "leftovers", lambda: sorted(self.disk.leftovers))
@@ -172,6 +191,8 @@ class FaultyStorage:
             raise Crash
         self.requests += 1
         self._land()
+        if self.meanwhile is not None and threading.current_thread() is threading.main_thread():
+            self.meanwhile(verb, path)
         # The order of requests of several threads is no matter of the seed: they are spared.
         spared = self.budget <= 0 or threading.current_thread() is not threading.main_thread()
         do = Do.IT if spared else self.faults.draw(self._rng, verb)

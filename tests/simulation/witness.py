@@ -86,9 +86,22 @@ class Ledger:
         self.published: dict[tuple[Any, ...], tuple[str, ...]] = {}
         """Every committable that stands in a checkpoint of the chain, with its content."""
         self.committed: dict[tuple[Any, ...], tuple[str, ...]] = {}
+        self.prepared: set[tuple[Any, ...]] = set()
+        """What sinks have prepared and neither committed nor removed: their temporary files, as it were."""
         self.permitted: set[tuple[int, str]] = set()
         """Every checkpoint that was the newest when it was created."""
+        self.left_behind: set[tuple[Any, ...]] = set()
+        """What was published above a checkpoint that a rollback went back to."""
         self._absorb = absorb
+
+    def prepare(self, key: tuple[Any, ...]) -> None:
+        """A sink prepares output under its uid, checkpoint id, attempt id, and a name."""
+        self.prepared.add(key)
+
+    def clean(self, uid: str, newest_id: int, carried: list[dict[str, Any]]) -> None:
+        """A sink removes what was prepared under ids up to the newest and is not carried."""
+        kept = {(uid, row["_checkpoint_id"], row["_attempt_id"], row["name"]) for row in carried}
+        self.prepared = {key for key in self.prepared if key[0] != uid or key[1] > newest_id or key in kept}
 
     def commit(self, uid: str, permit: Any, rows: list[dict[str, Any]]) -> None:
         """A sink makes output visible; twice is once."""
@@ -100,6 +113,11 @@ class Ledger:
             content = tuple(row["content"].splitlines())
             if key not in self.published:
                 raise Violation(f"{uid} commits {key}, which no published checkpoint holds: {content}")
+            if key not in self.committed and key not in self.prepared:
+                if key in self.left_behind:
+                    raise UserError(f"what {uid} prepared as {key} was left behind by a rollback, and is gone")
+                raise Violation(f"what {uid} prepared as {key} was removed before it was committed")
+            self.prepared.discard(key)
             if self.committed.setdefault(key, content) != content:
                 raise Violation(f"{uid} commits {key} with another content than before")
 
@@ -114,7 +132,8 @@ class Witness:
         self.active: dict[tuple[str, int], Seen] = {}
         self.read_to: dict[str, int] = {}
         """How far each split was read in this run."""
-        self.retries = rng.random() < 0.15
+        self.put_off = rng.choice((0, 0, 1, 1, 3))
+        """How many commits put rows off to the next checkpoint."""
         self._faults = dict(faults)
 
     def fault(self, hook: str, who: str) -> None:

@@ -420,16 +420,20 @@ class Recording(TwoPhaseCommitSink, Watched):
         self.parts += 1
         name = f"{self.witness.number}-{self.subtask}-{self.parts}"
         content = "\n".join(json.dumps(row, sort_keys=True) for row in rows)
+        self.witness.ledger.prepare((self.uid, prepared.checkpoint_id, prepared.attempt_id, name))
         return pa.table({"name": [name], "content": [content]})
 
     def commit(self, permit: Any, committables: pa.Table) -> pa.Table | None:
         self.witness.fault("commit_before", self.uid)
-        later = committables.slice(0, 1 if self.witness.retries and committables.num_rows > 1 else 0)
-        self.witness.retries = False
+        later = committables.slice(0, 1 if self.witness.put_off > 0 else 0)
+        self.witness.put_off -= 1
         now = committables.slice(later.num_rows)
         self.witness.ledger.commit(self.uid, permit, now.to_pylist())
         self.witness.fault("commit_after", self.uid)
         return later if later.num_rows else None
+
+    def clean(self, uid: str, newest_id: int, carried: pa.Table | None) -> None:
+        self.witness.ledger.clean(uid, newest_id, carried.to_pylist() if carried is not None else [])
 
 
 class Splits(SplitEnumerator):
