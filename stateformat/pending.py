@@ -240,7 +240,7 @@ class PendingCheckpoint:
             for (uid, state), subtasks in carried_keys(self._snapshots).items()
         }
         handles = pa.concat_tables([*underneath.values(), on_top(own, underneath), *self._tables])
-        if handles["path"].num_chunks > _CHUNKS_MAX:
+        if handles["path"].num_chunks > _CHUNKS_MAX + handles.num_rows // BATCH_ROWS:
             # What each checkpoint put on top would stay a chunk of its own, and every rule looks at each chunk.
             handles = handles.combine_chunks()
         # Empty committables only say that a subtask has answered, which is of no use to a reader.
@@ -319,12 +319,12 @@ class PendingCheckpoint:
             )
         source = self._draft.source
         if source is not None:
-            self._check_present(handles.filter(pc.is_in(handles["path"], value_set=paths)), source)
+            self._check_present(handles, paths, source)
 
-    def _check_present(self, handles: pa.Table, source: ParentRef) -> None:
+    def _check_present(self, handles: pa.Table, paths: pa.Array, source: ParentRef) -> None:
         """Refuse a source whose segments are not all there: what is derived from it could not be read."""
         try:
-            check_present(self._storage, handles, source.checkpoint_id)
+            check_present(self._storage, handles, paths, source.checkpoint_id)
         except DamagedCheckpoint as error:
             parent = self._draft.parent
             if parent is not None and parent.storage.url == self._storage.url and not stands(self._storage, source):

@@ -12,18 +12,17 @@ from stateformat.errors import DamagedCheckpoint, ErrorKind
 from stateformat.storage import Storage
 
 
-def check_present(storage: Storage, handles: pa.Table, source: int) -> None:
-    """Raise ``DamagedCheckpoint`` where a segment of ``handles`` is not in the store, or has another size.
+def check_present(storage: Storage, handles: pa.Table, paths: pa.Array, source: int) -> None:
+    """Raise ``DamagedCheckpoint`` where an object of ``paths`` is not in the store, or has another size.
 
-    ``handles`` have the manifest's columns ``path``, ``size_bytes`` and ``inline``. ``source`` is the checkpoint whose
-    segments these are, for the message.
+    ``handles`` have the manifest's columns ``path`` and ``size_bytes``; ``paths`` are those of segments that are objects.
+    ``source`` is the checkpoint whose segments these are, for the message.
     """
-    objects = handles.select(["path", "size_bytes"]).filter(
-        pc.and_(pc.is_valid(handles["path"]), pc.is_null(handles["inline"]))
+    # Grouped first and chosen afterwards: there may be a million handles of some hundred segments.
+    named = (
+        handles.select(["path", "size_bytes"]).group_by("path", use_threads=False).aggregate([("size_bytes", "max")])
     )
-    if not objects.num_rows:
-        return
-    named = objects.group_by("path", use_threads=False).aggregate([("size_bytes", "max")])
+    named = named.filter(pc.is_in(named["path"], value_set=paths))
     there: Mapping[str, int] = {item.path: item.size_bytes for item in storage.list(layout.SEGMENTS)}
     missing, wrong = [], []
     for path, size_bytes in zip(named["path"].to_pylist(), named["size_bytes_max"].to_pylist(), strict=True):
