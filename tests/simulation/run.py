@@ -180,6 +180,9 @@ class Simulation:
             kind = self.tally.attempts > unkind
             outcome = self._attempt(kind=kind, resume=resume)
             self._told_history()
+            if outcome is not None and outcome.checkpoint_id != self.disk.newest_id():
+                # While it came to its end, another run has gone on from there.
+                outcome = None
             if outcome is None:
                 resume = self._newest_is_suspended()
                 self._between()
