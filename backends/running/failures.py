@@ -55,9 +55,8 @@ class Failures:
         """Why the job must not start again; None where it may."""
         if is_for_good(cause):
             return f"failed, and another try cannot help: {error}"
-        known = not isinstance(
-            cause, RunDiscarded
-        )  # Else nobody knows what was raised: time ran out, or a publication failed.
+        # A run that was discarded without a cause says nothing of what was raised: time ran out, or a publication failed.
+        known = not isinstance(cause, RunDiscarded)
         if same and known and not may_pass(cause):
             return f"failed twice in the same way with no checkpoint in between, so it is not tried again: {error}"
         if self.counted > self._max_restarts:
