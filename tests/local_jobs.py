@@ -289,7 +289,7 @@ class Bench:
         before = self.newest_id
         self.due(run)
         until(run, lambda: self.newest_id > before and run.in_flight is None)
-        until(run, lambda: not any(worker.mail for worker in run.tasks.values()))
+        until(run, lambda: not any(worker.mailbox for worker in run.tasks.values()))
         return self.newest
 
     def due(self, run: LocalRun) -> None:
@@ -324,7 +324,7 @@ def until(run: LocalRun, happened: Callable[[], object], steps: int = STEPS_MAX)
         if happened():
             return
         assert run.step(), f"the job has ended before: {run.outcome}"
-    raise AssertionError(f"it did not happen in {steps} steps: {run.story()}")
+    raise AssertionError(f"it did not happen in {steps} steps: {run.describe()}")
 
 
 def until_read(run: LocalRun, count: int) -> None:
@@ -349,7 +349,7 @@ def to_end(run: LocalRun, steps: int = STEPS_MAX) -> JobOutcome:
         if not run.step():
             assert run.outcome is not None
             return run.outcome
-    raise AssertionError(f"no end after {steps} steps: {run.story()}")
+    raise AssertionError(f"no end after {steps} steps: {run.describe()}")
 
 
 def state_of(run: LocalRun, uid: str, subtask: int = 0) -> str:

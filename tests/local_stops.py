@@ -72,7 +72,7 @@ def answer(bench: Bench, request: str) -> tuple[StopOutcome, str]:
 def asked(bench: Bench, run: LocalRun, mode: StopMode) -> str:
     """Ask in the store, so that there is an answer."""
     request = bench.store.request_stop(mode)
-    run._stopping.ask(request.id, mode, request.savepoint)
+    run._stop_service.request_stop(request.id, mode, request.savepoint)
     return request.id
 
 

@@ -92,7 +92,7 @@ def test_a_stop_without_drain_while_answers_are_awaited_goes_on_with_them_elsewh
         run = here.begin(executor, job.flow(), requests_every_us=None, seed=seed)
         until(run, lambda run=run: run.rows_read == 12)
         if executor == "local":
-            until(run, lambda run=run: "asking" in run.story())
+            until(run, lambda run=run: "asking" in run.describe())
         run.request_stop(SUSPEND)
         assert to_end(run).stop is not None
         assert job.committed != job.expected

@@ -92,7 +92,7 @@ class Job:
             self.bench.storage.order("write", "manifests/", "refuse" if how == 1 else "lose")
         newest = self.bench.newest_id
         until(self.run, lambda: self.run.in_flight is None)
-        until(self.run, lambda: not any(worker.mail for worker in self.run.tasks.values()))
+        until(self.run, lambda: not any(worker.mailbox for worker in self.run.tasks.values()))
         self.bench.log.failing.clear()
         self.bench.storage.orders.clear()
         assert self.bench.newest_id == newest

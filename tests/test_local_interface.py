@@ -316,7 +316,7 @@ def test_a_job_in_which_nobody_can_do_anything_says_what_everybody_is_at() -> No
     run = bench.begin(flow)
     until(run, lambda: run.in_flight is not None)
     for worker in run.tasks.values():
-        worker.mail.clear()
+        worker.mailbox.clear()
         for queue in worker.inputs.values():
             queue.elements.clear()
     with pytest.raises(CheckpointError, match=r"job 'job' cannot go on: nobody has anything to do. .*op\[0\]: waiting"):

@@ -263,8 +263,8 @@ def test_the_same_request_twice_is_one() -> None:
     run = job.begin()
     bench.checkpoint(run)
     request = bench.store.request_stop(SUSPEND)
-    run._stopping.ask(request.id, request.mode, None)
-    run._stopping.ask(request.id, request.mode, None)
+    run._stop_service.request_stop(request.id, request.mode, None)
+    run._stop_service.request_stop(request.id, request.mode, None)
     to_end(run)
     assert answer(bench, request.id)[0] is StopOutcome.STOPPED
 

@@ -73,7 +73,7 @@ def overtake(bench: Bench, run: LocalRun) -> None:
         if bench.newest_id > before and run.in_flight is None:
             return
         step_all(bench, run, [task for task in run.tasks.values() if task.id.vertex == "out"])
-    raise AssertionError(run.story())
+    raise AssertionError(run.describe())
 
 
 def in_flight(bench: Bench, edge: str = "in->op.0") -> list[dict[str, Any]]:

@@ -41,7 +41,7 @@ def wait(bench: Bench, run: LocalRun, *idle: Worker) -> None:
             return
         run._look_at_clock()
         step_all(bench, run, [task for task in run.tasks.values() if task not in idle])
-    raise AssertionError(run.story())
+    raise AssertionError(run.describe())
 
 
 @pytest.mark.parametrize("how", ["hash", "rebalance"])

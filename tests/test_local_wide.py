@@ -18,7 +18,7 @@ from backends.dataflow.operators import Aggregate
 from backends.dataflow.task import Task
 from backends.local import LocalRun, LocalRuntime, VirtualClock
 from backends.running.channels import Queue
-from backends.running.waiting import WaitingInputs
+from backends.running.waiting import ReadyInputs
 from backends.storage.memory import MemoryStorage
 
 LOOKS: Counter[str] = Counter()
@@ -112,7 +112,7 @@ def test_channels_are_drawn_evenly_and_a_blocked_one_waits_for_the_snapshot() ->
     task = Task(ev.TaskId("t", 0), [InputEdge("e", 0, channels)], [])
     task.start()
     queues = [Queue(channel, capacity=None) for channel in channels]
-    waiting = WaitingInputs(task)
+    waiting = ReadyInputs(task)
     for queue in queues:
         queue.found, queue.emptied = waiting.add, waiting.remove
         queue.put(ev.Watermark(1))

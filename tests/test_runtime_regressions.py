@@ -349,7 +349,7 @@ def give_up_barrier(run: LocalRun, number: int) -> None:
 
 def open_mail(worker: Worker, count: int | None = None) -> None:
     """Let a task open so many of its letters, or all of them, and do nothing else."""
-    for _ in range(len(worker.mail) if count is None else count):
+    for _ in range(len(worker.mailbox) if count is None else count):
         worker.step(random.Random(0))
 
 
@@ -532,7 +532,7 @@ def test_who_asks_for_a_stop_when_all_that_is_left_is_to_leave_is_told_that_the_
     run = bench.begin(flow)
     until(run, lambda: bench.newest_id > 0 and run.in_flight is None)
     request = bench.store.request_stop(StopMode.DRAIN)
-    run._stopping.ask(request.id, request.mode, request.savepoint)
+    run._stop_service.request_stop(request.id, request.mode, request.savepoint)
     outcome = to_end(run)
     assert outcome.stop is None
     answer = bench.store.stop_answer(request.id)

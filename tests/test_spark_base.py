@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from backends.running.state_layers import Part, resolved
+from backends.running.state_layers import OperatorState, merge_snapshot
 from backends.spark.base import Base
 from backends.spark.cache import Cache, Kept, local_directory
 from backends.spark.epoch import levels_of
@@ -35,11 +35,11 @@ def handle(state: str, layer: int, rows: int = 10, *, mode: Mode = Mode.KEYED, p
     return Handle("op", state, mode, 0, layer, None, 1, name, 0, rows, rows * 2, rows * 100)
 
 
-def part(versions: Mapping[str, tuple[int | None, ...]], *handles: Handle) -> Part:
-    return Part(Snapshot("op", 0, handles), versions)
+def part(versions: Mapping[str, tuple[int | None, ...]], *handles: Handle) -> OperatorState:
+    return OperatorState(Snapshot("op", 0, handles), versions)
 
 
-def layers(found: Part, state: str) -> list[tuple[int, str | None]]:
+def layers(found: OperatorState, state: str) -> list[tuple[int, str | None]]:
     return [(item.layer, item.path) for item in found.snapshot.handles if item.state == state]
 
 
@@ -48,14 +48,14 @@ def layers(found: Part, state: str) -> list[tuple[int, str | None]]:
 
 def test_a_delta_lies_one_above_the_layers_that_stay() -> None:
     before = part({"sum": (3, 5, 8)}, handle("sum", 0), handle("sum", 2), handle("sum", 3))
-    found = resolved(Snapshot("op", 0, (handle("sum", ON_TOP, path="new"),)), {"sum": 2}, before, 9)
+    found = merge_snapshot(Snapshot("op", 0, (handle("sum", ON_TOP, path="new"),)), {"sum": 2}, before, 9)
     assert layers(found, "sum") == [(0, "sum-0"), (2, "sum-2"), (3, "new")]
     assert found.versions == {"sum": (3, 5, 9)}
 
 
 def test_what_was_not_written_stays_as_it_is() -> None:
     before = part({"sum": (3, None), "rare": (1,)}, handle("sum", 0), handle("sum", 1), handle("rare", 0))
-    found = resolved(Snapshot("op", 0, ()), {"sum": 2, "rare": 1}, before, 9)
+    found = merge_snapshot(Snapshot("op", 0, ()), {"sum": 2, "rare": 1}, before, 9)
     assert layers(found, "sum") == [(0, "sum-0"), (1, "sum-1")]
     assert found.versions == {"sum": (3, None), "rare": (1,)}
     assert found.snapshot.carried == ()
@@ -63,7 +63,7 @@ def test_what_was_not_written_stays_as_it_is() -> None:
 
 def test_what_was_written_whole_hides_all_that_was_there() -> None:
     before = part({"sum": (3, 4)}, handle("sum", 0), handle("sum", 1))
-    found = resolved(Snapshot("op", 0, (handle("sum", 0, path="whole"),)), {"sum": 0}, before, 9)
+    found = merge_snapshot(Snapshot("op", 0, (handle("sum", 0, path="whole"),)), {"sum": 0}, before, 9)
     assert layers(found, "sum") == [(0, "whole")]
     assert found.versions == {"sum": (9,)}
 
@@ -71,16 +71,18 @@ def test_what_was_written_whole_hides_all_that_was_there() -> None:
 def test_what_was_written_whole_and_empty_is_a_layer_too() -> None:
     before = part({"sum": (3,)}, handle("sum", 0))
     empty = handle("sum", 0, rows=0)._replace(path=None)
-    found = resolved(Snapshot("op", 0, (empty,)), {"sum": 0}, before, 9)
+    found = merge_snapshot(Snapshot("op", 0, (empty,)), {"sum": 0}, before, 9)
     assert found.versions == {"sum": (9,)}
     assert not Base({"op": found}).may_catch_up(8)
 
 
 def test_without_a_base_everything_is_new_and_states_without_layers_are_whole_each_time() -> None:
     written = Snapshot("op", 0, (handle("sum", 0), handle("list", 0, mode=Mode.EVEN_SPLIT)))
-    found = resolved(written, {"sum": 0}, None, 1)
+    found = merge_snapshot(written, {"sum": 0}, None, 1)
     assert (layers(found, "sum"), layers(found, "list")) == ([(0, "sum-0")], [(0, "list-0")])
-    again = resolved(Snapshot("op", 0, (handle("list", 0, mode=Mode.EVEN_SPLIT, path="later"),)), {"sum": 1}, found, 2)
+    again = merge_snapshot(
+        Snapshot("op", 0, (handle("list", 0, mode=Mode.EVEN_SPLIT, path="later"),)), {"sum": 1}, found, 2
+    )
     assert (layers(again, "sum"), layers(again, "list")) == ([(0, "sum-0")], [(0, "later")])
     assert again.versions == {"sum": (1,)}
 
@@ -90,7 +92,7 @@ def test_a_layer_of_several_segments_counts_once_with_the_rows_of_all_and_their_
     base = Base({"op": found})
     assert base.layers("op") == {"sum": [(None, 40, 2000), (7, 5, 250)]}
     assert base.layers("another") == {}
-    kept = resolved(Snapshot("op", 0, (handle("sum", ON_TOP, path="top"),)), {"sum": 1}, found, 8)
+    kept = merge_snapshot(Snapshot("op", 0, (handle("sum", ON_TOP, path="top"),)), {"sum": 1}, found, 8)
     assert layers(kept, "sum") == [(0, "sum-0"), (0, "b"), (1, "top")]
 
 
@@ -149,7 +151,7 @@ class Epochs:
         with context.subtask("op", 0) as writer:
             kept = states.snapshot(writer, self.base.layers("op"))
         before = self.base.parts.get("op")
-        self.base = Base({"op": resolved(writer.snapshot(), kept, before, self.version)}, taken=self.version)
+        self.base = Base({"op": merge_snapshot(writer.snapshot(), kept, before, self.version)}, taken=self.version)
         self.context = context
 
     @property

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from backends.running.state_layers import Part, layers_of, resolved
+from backends.running.state_layers import OperatorState, layers_of, merge_snapshot
 from backends.state import SubtaskStates
 from stateformat.snapshot import Snapshot
 
@@ -17,13 +17,13 @@ _FIRST_VERSION = 1
 class TaskLayers:
     """The layers of the states of one task's operators. Make it before the states are restored: it begins their versions.
 
-    ``parts``: what the task goes on from (``state_layers.restored_parts``).
+    ``parts``: what the task goes on from (``state_layers.restored_states``).
     """
 
-    def __init__(self, states: Mapping[str, SubtaskStates], parts: Mapping[str, Part]) -> None:
+    def __init__(self, states: Mapping[str, SubtaskStates], parts: Mapping[str, OperatorState]) -> None:
         self._states = states
         self._parts = dict(parts)
-        self._taken: dict[str, Part] = {}
+        self._taken: dict[str, OperatorState] = {}
         self._number = 0
         for uid, of_operator in states.items():
             of_operator.begin(_FIRST_VERSION)
@@ -36,7 +36,7 @@ class TaskLayers:
             states = self._states.get(snapshot.operator)
             if states is not None and not snapshot.finishing:
                 before = self._parts.get(snapshot.operator)
-                self._taken[snapshot.operator] = resolved(snapshot, states.kept, before, states.version)
+                self._taken[snapshot.operator] = merge_snapshot(snapshot, states.kept, before, states.version)
         return [self._taken[each.operator].snapshot if each.operator in self._taken else each for each in snapshots]
 
     def complete(self, number: int) -> None:

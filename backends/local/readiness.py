@@ -1,7 +1,7 @@
 """Who can do something now: drawn from by the schedule, without asking everybody at each step.
 
 Theory of operation. A task becomes ready when mail or an element comes to it, when there is room again behind it, when its clock
-has run down, or by what it did itself. In all but the last case it is told to :meth:`Readiness.wake`; after a step it stays
+has run down, or by what it did itself. In all but the last case it is told to :meth:`ReadySet.wake`; after a step it stays
 among the candidates. So the candidates hold all that are ready, and some that were. Whoever is drawn is asked, and put away
 if it is not ready; drawing again gives each ready one the same chance. What a step costs does not grow with the number of tasks.
 """
@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from backends.running.worker import Worker
 
 
-class Readiness:
+class ReadySet:
     """The tasks that may have something to do."""
 
     def __init__(self) -> None:
@@ -64,4 +64,4 @@ class Readiness:
         return self._timed[0][0] if self._timed else None
 
 
-__all__ = ["Readiness"]
+__all__ = ["ReadySet"]

@@ -19,7 +19,7 @@ from backends.dataflow.activation import Activation, in_flight_batches
 from backends.dataflow.life import State
 from backends.dataflow.routing import Router
 from backends.local.layers import TaskLayers
-from backends.local.readiness import Readiness
+from backends.local.readiness import ReadySet
 from backends.running.channels import CAPACITY, Queue
 from backends.running.clock import Clock
 from backends.running.driver import SplitWanted, ToCoordinator
@@ -27,8 +27,8 @@ from backends.running.options import Schedule
 from backends.running.progress import Progress
 from backends.running.restore import Restored
 from backends.running.run import Run
-from backends.running.state_layers import restored_parts
-from backends.running.wiring import receiver_of, sender_of, wired
+from backends.running.state_layers import restored_states
+from backends.running.wiring import receiver_of, sender_of, tasks_of
 from backends.running.worker import Mail, Message, Worker
 from stateformat.errors import CheckpointError
 from stateformat.snapshot import Snapshot, WriteContext
@@ -59,7 +59,7 @@ class LocalRun(Run):
         self._next_checkpoint()
         self._rows_read = self._rows_at_checkpoint = 0
         self._asked = self._paused = False
-        self._readiness = Readiness()
+        self._ready = ReadySet()
         self._overtaking: ev.Barrier | None = None
         """The last barrier that has turned unaligned while it was under way."""
         self._workers: dict[ev.TaskId, Worker] = {}
@@ -73,13 +73,13 @@ class LocalRun(Run):
         except BaseException:
             self.close()
             raise
-        self._see_end()
+        self._check_end()
 
     # Building ------------------------------------------------------------------------------------------------------------
 
     def _connect(self, restored: Restored) -> None:
         self._overtaken = frozenset(edge.id for edge in self.job.graph.edges if self.job.overtakable(edge))
-        every = list(wired(restored))
+        every = list(tasks_of(restored))
         for item in every:
             for edge_id, channels in item.inputs.items():
                 capacity = None if self.job.graph.by_edge[edge_id].feedback else CAPACITY
@@ -94,7 +94,7 @@ class LocalRun(Run):
         self._sources = [worker for worker in self._workers.values() if worker.vertex.is_source]
 
     def _open(self, restored: Restored) -> None:
-        parts = dict(restored_parts(restored))
+        parts = dict(restored_states(restored))
         for worker in self._workers.values():
             own = parts.get(worker.id, {})
             worker.operators = Activation(self.job, worker.vertex, worker.id.subtask, worker)
@@ -118,7 +118,7 @@ class LocalRun(Run):
             return False
         try:
             now_us = self._look_at_clock()
-            worker = self._readiness.draw(self._choose, now_us, others=len(self._driver.inbox))
+            worker = self._ready.draw(self._choose, now_us, others=len(self._driver.inbox))
             if worker is not None:
                 read = worker.rows
                 worker.step(self._choose)
@@ -133,8 +133,8 @@ class LocalRun(Run):
                 self._wait()
         finally:
             if self._driver.failed_stops:
-                self._stopping.tell_failures()
-        self._see_end()
+                self._stop_service.answer_failures()
+        self._check_end()
         return self.outcome is None
 
     def _look_at_clock(self) -> int:
@@ -159,8 +159,8 @@ class LocalRun(Run):
         elif in_flight is not None and self._overtakes_at_us is not None and now_us >= self._overtakes_at_us:
             in_flight.overdue = True
             self._driver.inbox.append(ev.Overdue(in_flight.barrier.number))
-        if self._stopping.is_due(now_us):
-            self._stopping.look()
+        if self._stop_service.is_due(now_us):
+            self._stop_service.poll()
         return now_us
 
     def _pause(self, paused: bool) -> None:
@@ -185,12 +185,12 @@ class LocalRun(Run):
 
     def _wait(self) -> None:
         """Nobody has anything to do: wait for the clock."""
-        waits = [self._readiness.next_us, self._overtakes_at_us]
+        waits = [self._ready.next_us, self._overtakes_at_us]
         if self._schedule.checkpoint_interval_us is not None and self._driver.in_flight is None:
             waits.append(self._due_us)
         if self._driver.in_flight is not None and self._schedule.timeout_us is not None:
             waits.append(self._driver.in_flight.begun_us + self._schedule.timeout_us + 1)
-        waits.append(self._stopping.next_us)
+        waits.append(self._stop_service.next_us)
         if self._driver.in_flight is None and self._schedule.checkpoint_interval_us is None and self._awaited:
             # A checkpoint that tasks wait for was given up, and nobody else would ask for the next.
             self._clock.wait_until(self._clock.now_us() + RETRY_US)
@@ -199,7 +199,7 @@ class LocalRun(Run):
         known = [at_us for at_us in waits if at_us is not None]
         if not known:
             raise CheckpointError(
-                f"job {self.job.flow.job_id!r} cannot go on: nobody has anything to do. {self.story()}"
+                f"job {self.job.flow.job_id!r} cannot go on: nobody has anything to do. {self.describe()}"
             )
         self._clock.wait_until(min(known))
 
@@ -208,14 +208,14 @@ class LocalRun(Run):
         states = {worker.task.state for worker in self._workers.values() if not worker.gone}
         return State.WAITING in states or State.DRAINING in states
 
-    def story(self) -> str:
+    def describe(self) -> str:
         """What everybody is at, in words."""
         in_flight = self._driver.in_flight
         lines = [
             f"checkpoint in flight: barrier {in_flight.barrier.number}" if in_flight else "no checkpoint in flight"
         ]
         lines += [
-            f"{worker.id}: {'gone' if worker.gone else worker.task.state.value}, mail {len(worker.mail)}, queued "
+            f"{worker.id}: {'gone' if worker.gone else worker.task.state.value}, mail {len(worker.mailbox)}, queued "
             f"{sum(len(queue.elements) for queue in worker.inputs.values())}"
             for worker in self._workers.values()
         ]
@@ -240,7 +240,7 @@ class LocalRun(Run):
     def close(self) -> None:
         """Give up the run: every operator that has been opened and not closed is closed. What closing raises is logged."""
         for worker in self._workers.values():
-            worker.give_up()
+            worker.release()
 
     def progress(self) -> Progress:
         """How far it has come."""
@@ -253,7 +253,7 @@ class LocalRun(Run):
         """Rows that were dropped as late since the job began."""
         return self._driver.late_rows_before + sum(worker.late_rows for worker in self._workers.values())
 
-    # What workers and the driver reach (worker.Link, driver.Post) ----------------------------------------------------------
+    # What workers and the driver reach (worker.WorkerEnvironment, driver.TaskMessenger) ----------------------------------------------------------
 
     def tell(self, event: ev.CoordinatorEvent) -> None:
         """An event for the coordinator."""
@@ -271,7 +271,7 @@ class LocalRun(Run):
         """A message of an operator's coordinator came too late."""
         self._driver.lost(uid, subtask)
 
-    def want_split(self, task: ev.TaskId) -> None:
+    def request_split(self, task: ev.TaskId) -> None:
         """A reader's question."""
         self._driver.inbox.append(SplitWanted(task))
 
@@ -328,14 +328,14 @@ class LocalRun(Run):
         if not worker.gone:
             if isinstance(mail, ev.Completed):
                 self._layers[task].complete(mail.number)
-            worker.mail.append(mail)
+            worker.mailbox.append(mail)
             self.wake(worker)
         elif isinstance(mail, Message):
             self._driver.lost(mail.uid, task.subtask)
 
     def wake(self, worker: Worker) -> None:
         """A task may have become ready."""
-        self._readiness.wake(worker)
+        self._ready.wake(worker)
 
     def overtake(self, barrier: ev.Barrier) -> None:
         """A barrier that is under way overtakes from here on."""
@@ -344,7 +344,7 @@ class LocalRun(Run):
             if queue.replace_barrier(barrier) and channel.edge in self._overtaken:
                 self.announce(channel, barrier)
 
-    def as_it_is_now(self, barrier: ev.Barrier) -> ev.Barrier:
+    def current_form(self, barrier: ev.Barrier) -> ev.Barrier:
         """A barrier as it is put into channels."""
         turned = self._overtaking
         return turned if turned is not None and turned.number == barrier.number else barrier

@@ -32,7 +32,7 @@ def sinks_of(flow: Dataflow) -> dict[str, TwoPhaseCommitSink]:
     return {uid: step.logic for uid, step in flow.steps.items() if isinstance(step.logic, TwoPhaseCommitSink)}
 
 
-def held(permit: CommitPermit | None, job: Job, sinks: Iterable[str]) -> dict[str, pa.Table]:
+def pending_committables(permit: CommitPermit | None, job: Job, sinks: Iterable[str]) -> dict[str, pa.Table]:
     """What a checkpoint holds of these sinks, to be committed, by uid, in the columns that they declare in the job; nothing of one
     without rows.
     """
@@ -181,4 +181,4 @@ def commit_rest(
         )
 
 
-__all__ = ["check_places", "clean", "commit", "commit_rest", "held", "sinks_of"]
+__all__ = ["check_places", "clean", "commit", "commit_rest", "pending_committables", "sinks_of"]

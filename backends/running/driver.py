@@ -32,9 +32,9 @@ from backends.dataflow.failures import Guard, OperatorError
 from backends.dataflow.flow_states import COMMITTABLES
 from backends.dataflow.member import checked_message
 from backends.running.clock import Clock
-from backends.running.commits import commit, commit_rest, held, sinks_of
+from backends.running.commits import commit, commit_rest, pending_committables, sinks_of
 from backends.running.outcome import RunDiscarded
-from backends.running.pending import InFlight
+from backends.running.pending import InFlightCheckpoint
 from backends.running.worker import Give, Mail, Message
 from stateformat.declare import as_schema
 from stateformat.errors import (
@@ -80,7 +80,7 @@ class SplitWanted:
     task: ev.TaskId
 
 
-class Post(Protocol):
+class TaskMessenger(Protocol):
     """How the driver reaches tasks."""
 
     def mail(self, task: ev.TaskId, mail: Mail) -> None:
@@ -112,11 +112,11 @@ class Driver:
         job: Job,
         permit: CommitPermit | None,
         coordinator: Coordinator,
-        post: Post,
+        messenger: TaskMessenger,
         clock: Callable[[], int],
         *,
         keep: int | None,
-        marks: Mapping[str, str],
+        properties: Mapping[str, str],
         retries: Mapping[str, pa.Table],
     ) -> None:
         self.inbox: deque[ev.CoordinatorEvent | ToCoordinator | SplitWanted] = deque()
@@ -124,18 +124,18 @@ class Driver:
         self.published = 0
         self.publish_us = self.commit_us = 0
         """How long publishing and committing have taken in all."""
-        self.in_flight: InFlight | None = None
+        self.in_flight: InFlightCheckpoint | None = None
         self.ended: ev.JobEnded | None = None
         self.warnings: list[str] = []
         self.failed_stops: list[ev.StopFailed] = []
-        self.properties: dict[str, dict[str, str]] = {}
+        self.stop_properties: dict[str, dict[str, str]] = {}
         self._store = store
         self._job = job
         self._coordinator = coordinator
-        self._post = post
+        self._messenger = messenger
         self._clock = clock
         self._keep = keep
-        self._marks = marks
+        self._own_properties = properties
         self.late_rows_before = late_rows_of(permit)
         """As of ``Run.late_rows``, when this run began."""
         self._retries: Mapping[str, pa.Table] = retries
@@ -203,7 +203,7 @@ class Driver:
                     "in this run."
                 )
             self.carry_out(self._coordinator.handle(ev.Spoken(vertex)))
-            self._post.mail(ev.TaskId(vertex, subtask), Message(uid, message, self._behind))
+            self._messenger.mail(ev.TaskId(vertex, subtask), Message(uid, message, self._behind))
 
         return send
 
@@ -241,7 +241,7 @@ class Driver:
 
     def _handle(self, item: ev.CoordinatorEvent | ToCoordinator | SplitWanted) -> None:
         if isinstance(item, SplitWanted):
-            self.deal_split(item.task)
+            self.assign_split(item.task)
         elif isinstance(item, ToCoordinator):
             self._receive(item)
         else:
@@ -254,7 +254,7 @@ class Driver:
 
     # Coordinators of operators -----------------------------------------------------------------------------------------
 
-    def deal_split(self, task: ev.TaskId) -> Split | NoSplit:
+    def assign_split(self, task: ev.TaskId) -> Split | NoSplit:
         """Ask the enumerator for a split for a reader, and mail it the answer. ``LATER`` where the enumerator failed, and the run does."""
         vertex = self._job.vertex(task.vertex)
         try:
@@ -264,13 +264,13 @@ class Driver:
         except Exception as error:
             self._failed(vertex.id, f"the enumerator of source {vertex.id!r}", error)
             split = NoSplit.LATER
-        self._post.mail(task, Give(split))
+        self._messenger.mail(task, Give(split))
         return split
 
     def _receive(self, item: ToCoordinator) -> None:
         if item.message is None:
             task = ev.TaskId(self._job.vertex_of(item.uid).id, item.subtask)
-            self._post.mail(task, Message(item.uid, None, self._behind))
+            self._messenger.mail(task, Message(item.uid, None, self._behind))
             return
         current = self.in_flight
         if current is not None and current.checkpoint is not None and item.snapshot_taken < current.barrier.number:
@@ -294,7 +294,7 @@ class Driver:
             self.inbox.remove(item)
             self._receive(item)
         number = command.barrier.number
-        current = InFlight(command.barrier, command.plan, self._clock())
+        current = InFlightCheckpoint(command.barrier, command.plan, self._clock())
         self.in_flight = current
         if command.barrier.purpose is not ev.Purpose.ROUND:
             current.checkpoint = self.new_checkpoint(command.stop)
@@ -312,12 +312,12 @@ class Driver:
                 self.inbox.append(ev.SnapshotFailed(None, number, reason))
                 return
         for task in command.plan.trigger:
-            self._post.mail(task, ev.Triggered(command.barrier))
+            self._messenger.mail(task, ev.Triggered(command.barrier))
 
     def _overtake(self, command: ev.Overtake) -> None:
-        self._post.overtake(command.barrier)
+        self._messenger.overtake(command.barrier)
         for task in sorted(command.tasks):
-            self._post.mail(task, ev.Triggered(command.barrier))
+            self._messenger.mail(task, ev.Triggered(command.barrier))
 
     def new_checkpoint(self, stop: ev.StopOf | None = None) -> PendingCheckpoint:
         """Begin a checkpoint on top of the newest. One that nobody publishes is none, but what it wrote may become part of the next."""
@@ -329,10 +329,10 @@ class Driver:
             parent=self.permit,
             stop=Stop(stop.mode, stop.request) if stop else None,
             options=_OPTIONS,
-            properties={**self._marks, **(self.properties.get(stop.request, {}) if stop else {})},
+            properties={**self._own_properties, **(self.stop_properties.get(stop.request, {}) if stop else {})},
         )
 
-    def hold(self, uid: str, committables: pa.Table) -> None:
+    def add_committables(self, uid: str, committables: pa.Table) -> None:
         """What a sink has prepared in a checkpoint that was not published becomes part of the next one."""
         held = self._retries.get(uid)
         self._retries = {
@@ -349,8 +349,8 @@ class Driver:
             begun = time.perf_counter()
             finished = self._mark(current, command)
             self._add_coordinators(current, finished)
-            if self._post.late_rows:
-                current.checkpoint.set_property(LATE_PROPERTY, str(self._post.late_rows))
+            if self._messenger.late_rows:
+                current.checkpoint.set_property(LATE_PROPERTY, str(self._messenger.late_rows))
             self.permit = current.checkpoint.publish()
             self.publish_us += int(1e6 * (time.perf_counter() - begun))
         except FATAL:
@@ -368,7 +368,7 @@ class Driver:
             self.published += 1
             self.inbox.append(ev.Published(number))
 
-    def _mark(self, current: InFlight, command: ev.Publish) -> frozenset[str]:
+    def _mark(self, current: InFlightCheckpoint, command: ev.Publish) -> frozenset[str]:
         """Say which subtasks had ended before; returns the operators of which every subtask has ended."""
         assert current.checkpoint is not None
         finished: dict[str, list[int]] = defaultdict(list)
@@ -383,7 +383,7 @@ class Driver:
                 done.update(vertex.operators)
         return frozenset(done)
 
-    def _add_coordinators(self, current: InFlight, done: frozenset[str]) -> None:
+    def _add_coordinators(self, current: InFlightCheckpoint, done: frozenset[str]) -> None:
         """Write what the operators' coordinators kept, and what sinks are still to commit; nothing of the former for an operator
         that is fully finished.
         """
@@ -405,7 +405,7 @@ class Driver:
         assert self.permit is not None
         begun = time.perf_counter()
         try:
-            self._retries = commit(self.permit, self.sinks, held(self.permit, self._job, self.sinks))
+            self._retries = commit(self.permit, self.sinks, pending_committables(self.permit, self._job, self.sinks))
         except Exception as error:
             self.note(str(error), error)
             self.inbox.append(ev.CommitFailed(command.number, str(error)))
@@ -421,7 +421,7 @@ class Driver:
     def _notify(self, command: ev.Notify) -> None:
         current, self.in_flight = self.in_flight, None
         for task, loop in command.tasks.items():
-            self._post.mail(task, ev.Completed(command.number, loop))
+            self._messenger.mail(task, ev.Completed(command.number, loop))
         if current is None or current.checkpoint is None:
             return
         self._tell_coordinators(self.coordinators, lambda coordinator: coordinator.checkpoint_complete())
@@ -434,9 +434,9 @@ class Driver:
     def _abort(self, command: ev.Abort) -> None:
         current, self.in_flight = self.in_flight, None
         logger.info("gave up checkpoint of barrier %d: %s", command.number, command.reason)
-        self._post.drop_in_flight()
+        self._messenger.drop_in_flight()
         for task in sorted(command.tasks):  # In the same order in every process: a seed decides the rest.
-            self._post.mail(task, ev.Aborted(command.number))
+            self._messenger.mail(task, ev.Aborted(command.number))
         if current is not None and current.checkpoint is not None:
             checkpoint_id = int(current.checkpoint.checkpoint_id)
             kept = [uid for uid in self.coordinators if uid in current.coordinators]
@@ -451,7 +451,7 @@ class Driver:
 
     def _end_sources(self, command: ev.EndSources) -> None:
         for task in sorted(command.tasks):
-            self._post.mail(task, ev.EndSource())
+            self._messenger.mail(task, ev.EndSource())
 
     def _restart(self, command: ev.Restart) -> None:
         known = [reason for reason in self._errors if reason and reason in command.reason]

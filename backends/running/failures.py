@@ -13,7 +13,7 @@ CHECKPOINTS_TO_FORGIVE = 10
 """After so many a failure is no longer counted. One would not do: what fails again and again may publish in between."""
 
 
-class Failures:
+class RestartPolicy:
     """The failures of one job's runs. ``counted``: how many count against ``max_restarts`` now."""
 
     def __init__(self, job_id: str, max_restarts: int) -> None:
@@ -67,4 +67,4 @@ class Failures:
         return None
 
 
-__all__ = ["CHECKPOINTS_TO_FORGIVE", "Failures"]
+__all__ = ["CHECKPOINTS_TO_FORGIVE", "RestartPolicy"]

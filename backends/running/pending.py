@@ -13,7 +13,7 @@ from stateformat.store import PendingCheckpoint
 
 
 @dataclass
-class InFlight:
+class InFlightCheckpoint:
     """One checkpoint (or, with ``checkpoint`` None, one round of the loops) from its begin to its end.
 
     ``coordinators``: what the operators' coordinators kept when it began, by uid. ``messages``: what subtasks have sent to them

@@ -58,14 +58,14 @@ def decide_keep(store: CheckpointStore, permit: CommitPermit | None, schedule: S
     return replace(schedule, keep=None)
 
 
-def kept(schedule: Schedule) -> int | None:
+def keep_count(schedule: Schedule) -> int | None:
     """How many checkpoints a run keeps by its schedule; None: all."""
     return KEPT_BY_DEFAULT if schedule.keep is Keep.DEFAULT else schedule.keep
 
 
-def marks(schedule: Schedule) -> dict[str, str]:
+def keep_properties(schedule: Schedule) -> dict[str, str]:
     """The properties that say so in every record that the run publishes."""
     return dict(BY_DEFAULT) if schedule.keep is Keep.DEFAULT else {}
 
 
-__all__ = ["decide_keep", "kept", "marks"]
+__all__ = ["decide_keep", "keep_count", "keep_properties"]

@@ -16,17 +16,17 @@ from backends.running.clock import Clock
 from backends.running.driver import Driver
 from backends.running.options import Schedule
 from backends.running.outcome import JobOutcome
-from backends.running.pending import InFlight
+from backends.running.pending import InFlightCheckpoint
 from backends.running.progress import Progress, late_words
 from backends.running.restore import Restored
-from backends.running.retention import kept, marks
-from backends.running.stopping import Stopping
+from backends.running.retention import keep_count, keep_properties
+from backends.running.stopping import StopService
 from backends.running.worker import Mail
 from stateformat.model import StopMode
 from stateformat.storage import as_url
 from stateformat.store import CheckpointStore
 
-NEWS_EVERY_US = 500_000
+PROGRESS_EVERY_US = 500_000
 
 
 class Run(ABC):
@@ -65,16 +65,16 @@ class Run(ABC):
             self._coordinator,
             self,
             clock.now_us,
-            keep=kept(schedule),
-            marks=marks(schedule),
+            keep=keep_count(schedule),
+            properties=keep_properties(schedule),
             retries=retries,
         )
-        self._stopping = Stopping(
+        self._stop_service = StopService(
             store,
             self._driver,
             clock,
             every_us=schedule.requests_every_us,
-            held=restored.permit,
+            restored_from=restored.permit,
             savepoint_options=schedule.savepoint_options,
         )
 
@@ -88,28 +88,28 @@ class Run(ABC):
 
     @abstractmethod
     def mail(self, task: ev.TaskId, mail: Mail) -> None:
-        """Put mail into a task's box (``driver.Post``)."""
+        """Put mail into a task's box (``driver.TaskMessenger``)."""
 
     @abstractmethod
     def drop_in_flight(self) -> None:
-        """Nothing is logged any more (``driver.Post``)."""
+        """Nothing is logged any more (``driver.TaskMessenger``)."""
 
     @abstractmethod
     def overtake(self, barrier: ev.Barrier) -> None:
-        """The barrier in flight turns unaligned (``driver.Post``)."""
+        """The barrier in flight turns unaligned (``driver.TaskMessenger``)."""
 
     @abstractmethod
     def progress(self) -> Progress:
         """How far it has come."""
 
-    def has_news(self, told_us: int) -> bool:
+    def has_progress(self, told_us: int) -> bool:
         """Whether it is time to tell progress again; ``told_us``: when it was told last."""
-        return self._clock.now_us() - told_us >= NEWS_EVERY_US
+        return self._clock.now_us() - told_us >= PROGRESS_EVERY_US
 
-    def _see_end(self) -> None:
+    def _check_end(self) -> None:
         if self._driver.ended is not None and self.outcome is None:
             self._driver.commit_rest(self._clock)
-            outcome = self._stopping.outcome(self._driver.ended)
+            outcome = self._stop_service.outcome(self._driver.ended)
             if self.late_rows:
                 outcome = replace(outcome, sentence=f"{outcome.sentence}; {late_words(self.late_rows)}")
             self.outcome = outcome
@@ -130,14 +130,14 @@ class Run(ABC):
         return self._driver.published
 
     @property
-    def in_flight(self) -> InFlight | None:
+    def in_flight(self) -> InFlightCheckpoint | None:
         """The checkpoint in flight."""
         return self._driver.in_flight
 
     def request_stop(self, mode: StopMode, savepoint: str | os.PathLike[str] | None = None) -> str:
         """Ask for a stop with a savepoint, as `ckpt stop` does from outside; returns the request's id."""
         request = secrets.token_hex(16)
-        self._stopping.ask(request, mode, None if savepoint is None else as_url(savepoint))
+        self._stop_service.request_stop(request, mode, None if savepoint is None else as_url(savepoint))
         return request
 
     def _watermarks(self, times: Mapping[ev.TaskId, int]) -> dict[str, int | None]:

@@ -13,9 +13,9 @@ import pyarrow as pa
 from backends.dataflow.api import Dataflow, TwoPhaseCommitSink
 from backends.dataflow.flow_states import COMMITTABLES
 from backends.running.clock import Clock, SystemClock
-from backends.running.commits import clean, commit, commit_rest, held, sinks_of
+from backends.running.commits import clean, commit, commit_rest, pending_committables, sinks_of
 from backends.running.driver import FATAL
-from backends.running.failures import Failures
+from backends.running.failures import RestartPolicy
 from backends.running.options import Options, Schedule
 from backends.running.outcome import JobOutcome
 from backends.running.progress import Progress
@@ -81,7 +81,7 @@ class Runtime(ABC, Generic[RunT]):
         published.
         """
         restarts = 0
-        failures = Failures(flow.job_id, self.options.max_restarts)
+        failures = RestartPolicy(flow.job_id, self.options.max_restarts)
         self._resumes_to = self._schedule = None
         while True:
             try:
@@ -103,7 +103,7 @@ class Runtime(ABC, Generic[RunT]):
         shown_us = self._clock.now_us()
         try:
             while begun.step():
-                if self._progress is not None and begun.has_news(shown_us):
+                if self._progress is not None and begun.has_progress(shown_us):
                     shown_us = self._clock.now_us()
                     self._progress(begun.progress())
         except BaseException:
@@ -162,7 +162,9 @@ class Runtime(ABC, Generic[RunT]):
         self, permit: CommitPermit | None, restored: Restored, sinks: Mapping[str, TwoPhaseCommitSink]
     ) -> Mapping[str, pa.Table]:
         """Commit what the newest checkpoint holds and is not given up, then let sinks remove what no checkpoint does."""
-        carried = held(permit, restored.job, [uid for uid in sinks if not restored.gives_up(uid, COMMITTABLES)])
+        carried = pending_committables(
+            permit, restored.job, [uid for uid in sinks if not restored.gives_up(uid, COMMITTABLES)]
+        )
         retries = {} if permit is None else commit(permit, sinks, carried)
         clean(self.store, permit, restored.job, sinks, carried)
         return retries

@@ -11,7 +11,7 @@ from backends.dataflow.api import Dataflow
 from backends.running.commits import check_places, sinks_of
 from backends.running.options import Options
 from backends.running.restore import plan_of
-from backends.running.retention import marks
+from backends.running.retention import keep_properties
 from stateformat.addresses import checkpoint_address
 from stateformat.checkpoint import Checkpoint
 from stateformat.copying import CopyProgress
@@ -79,7 +79,7 @@ def _begin_from(store: CheckpointStore, flow: Dataflow, options: Options, addres
         if store.start(flow.job_id) is None:
             raise
     try:
-        permit = store.start_from(checkpoint, marks(options.schedule), _News(checkpoint, store))
+        permit = store.start_from(checkpoint, keep_properties(options.schedule), _CopyReporter(checkpoint, store))
     except InvalidInput as error:
         if error.kind is not ErrorKind.STORE_NOT_EMPTY:
             raise
@@ -100,7 +100,7 @@ def _source(address: str, options: Mapping[str, object]) -> Checkpoint:
         raise InvalidInput(f"start_from={address!r} names no checkpoint: {error}", kind=error.kind) from error
 
 
-class _News:
+class _CopyReporter:
     """Says now and then how far a copy is."""
 
     def __init__(self, checkpoint: Checkpoint, store: CheckpointStore) -> None:

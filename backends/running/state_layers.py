@@ -1,6 +1,6 @@
 """In which layers the keyed states of each subtask lie: a base, and deltas on it (SPEC.md section 5.4).
 
-A snapshot names what was written: whole segments, or a delta on what stays underneath. :func:`resolved` adds the handles of
+A snapshot names what was written: whole segments, or a delta on what stays underneath. :func:`merge_snapshot` adds the handles of
 the layers below, so a snapshot names everything that it consists of. Each layer has the *version* of the state that wrote it
 (``SubtaskStates.begin``); layers of the checkpoint that a run was restored from have none.
 """
@@ -23,7 +23,7 @@ Versions = Mapping[str, tuple[int | None, ...]]
 """By keyed state: the versions of its layers, lowest first."""
 
 
-class Part(NamedTuple):
+class OperatorState(NamedTuple):
     """What one operator has in one subtask. ``tasks``: how to read each state, after a restore; else the snapshot says it."""
 
     snapshot: Snapshot
@@ -31,7 +31,7 @@ class Part(NamedTuple):
     tasks: Mapping[str, ReadTask] | None = None
 
 
-def layers_of(part: Part) -> Mapping[str, Sequence[Layer]]:
+def layers_of(part: OperatorState) -> Mapping[str, Sequence[Layer]]:
     """The layers of the keyed states of a part by state, lowest first."""
     return {
         state: [
@@ -52,7 +52,9 @@ def by_layer(snapshot: Snapshot, state: str) -> list[list[Handle]]:
     return [list(some) for _, some in groupby(mine, key=lambda handle: handle.layer)]
 
 
-def resolved(snapshot: Snapshot, kept: Mapping[str, int], before: Part | None, version: int) -> Part:
+def merge_snapshot(
+    snapshot: Snapshot, kept: Mapping[str, int], before: OperatorState | None, version: int
+) -> OperatorState:
     """A snapshot as a task has reported it, with what stays underneath its layers named; and the versions of all layers.
 
     ``kept``: by keyed state, how many of the lowest layers stay (``SubtaskStates.snapshot``).
@@ -75,10 +77,10 @@ def resolved(snapshot: Snapshot, kept: Mapping[str, int], before: Part | None, v
         below = before.versions[state][:count] if before is not None and count else ()
         versions[state] = (*below, version) if written else below
     full = Snapshot(snapshot.operator, snapshot.subtask, (*underneath, *own), (), snapshot.finishing)
-    return Part(full, versions)
+    return OperatorState(full, versions)
 
 
-def restored_parts(restored: Restored) -> Iterator[tuple[TaskId, Mapping[str, Part]]]:
+def restored_states(restored: Restored) -> Iterator[tuple[TaskId, Mapping[str, OperatorState]]]:
     """What each task of a run begins from, by operator: the slices of a restore plan. Nothing on a first run."""
     if restored.permit is None or restored.plan is None:
         return
@@ -93,8 +95,8 @@ def restored_parts(restored: Restored) -> Iterator[tuple[TaskId, Mapping[str, Pa
                 snapshot = Snapshot(uid, subtask, tuple(handles))
                 states = {handle.state for handle in handles}
                 versions = {state: (None,) * len(by_layer(snapshot, state)) for state in states}
-                parts[uid] = Part(snapshot, versions, tasks)
+                parts[uid] = OperatorState(snapshot, versions, tasks)
             yield TaskId(vertex.id, subtask), parts
 
 
-__all__ = ["Part", "Versions", "by_layer", "layers_of", "resolved", "restored_parts"]
+__all__ = ["OperatorState", "Versions", "by_layer", "layers_of", "merge_snapshot", "restored_states"]

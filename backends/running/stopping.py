@@ -1,4 +1,4 @@
-"""Stopping a job that runs here: requests in the store, what is answered, and the savepoint that is copied at the end."""
+"""StopService a job that runs here: requests in the store, what is answered, and the savepoint that is copied at the end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from stateformat.store import CheckpointStore
 logger = logging.getLogger(__name__)
 
 
-class Stopping:
+class StopService:
     """Sees requests, hands each to the coordinator once, and tells users what has become of them."""
 
     def __init__(
@@ -39,14 +39,14 @@ class Stopping:
         clock: Clock,
         *,
         every_us: int | None,
-        held: CommitPermit | None,
+        restored_from: CommitPermit | None,
         savepoint_options: Mapping[str, Any],
     ) -> None:
         self._store = store
         self._driver = driver
         self._clock = clock
         self._every_us = every_us
-        self._restored_from = held.ref.checkpoint_id if held else 0
+        self._restored_from = restored_from.ref.checkpoint_id if restored_from else 0
         self._seen: set[str] = set()
         self._savepoint_options = savepoint_options
         self.next_us: int | None = None if every_us is None else clock.now_us()
@@ -55,7 +55,7 @@ class Stopping:
         """Whether it is time to look for requests."""
         return self.next_us is not None and now_us >= self.next_us
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Look for requests in the store, if it is time to."""
         if self._every_us is None or not self.is_due(self._clock.now_us()):
             return
@@ -71,7 +71,7 @@ class Stopping:
                 self._turn_down(request, StopOutcome.MISSED, message)
                 continue
             try:
-                self.ask(request.id, request.mode, request.savepoint)
+                self.request_stop(request.id, request.mode, request.savepoint)
             except InvalidInput as error:
                 self._turn_down(request, StopOutcome.REFUSED, str(error))
 
@@ -79,17 +79,17 @@ class Stopping:
         self._seen.add(request.id)
         answer_stop(self._store, StopAnswer(request.id, outcome, message))
 
-    def ask(self, request: str, mode: StopMode, savepoint: str | None) -> None:
+    def request_stop(self, request: str, mode: StopMode, savepoint: str | None) -> None:
         """A user asks for a stop. Raises ``InvalidInput`` for a savepoint's URL that the record must not show, or that is no place."""
         if savepoint is not None:
             check_no_secrets(savepoint, "the savepoint's URL")
             check_outside(savepoint, self._store.url)
         self._seen.add(request)
         if savepoint is not None:
-            self._driver.properties[request] = {SAVEPOINT_PROPERTY: savepoint}
+            self._driver.stop_properties[request] = {SAVEPOINT_PROPERTY: savepoint}
         self._driver.inbox.append(ev.StopAsked(mode, request))
 
-    def tell_failures(self) -> None:
+    def answer_failures(self) -> None:
         """Answer the requests that have come to nothing."""
         while self._driver.failed_stops:
             failed = self._driver.failed_stops.pop(0)
@@ -167,4 +167,4 @@ def end_stopped(
     return JobOutcome(record.checkpoint_id, sentence, stop=stop, savepoint=savepoint)
 
 
-__all__ = ["Stopping", "end_finished", "end_stopped"]
+__all__ = ["StopService", "end_finished", "end_stopped"]

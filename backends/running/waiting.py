@@ -8,7 +8,7 @@ from backends.dataflow.task import Task
 from backends.running.channels import Queue
 
 
-class WaitingInputs:
+class ReadyInputs:
     """The channels of one task that hold elements.
 
     A blocked channel that is looked at is put aside. It comes back when the task frees blocked channels (``Task.releases``).
@@ -66,4 +66,4 @@ class WaitingInputs:
             self._aside.clear()
 
 
-__all__ = ["WaitingInputs"]
+__all__ = ["ReadyInputs"]

@@ -14,7 +14,7 @@ from backends.running.restore import Restored
 from stateformat.model import Edge
 
 
-class Wired(NamedTuple):
+class TaskChannels(NamedTuple):
     """One task: where it is in the job, its core, and its channels by edge, in the order of the vertex's edges.
 
     ``inputs`` holds the channels from tasks that run, feedback too; ``outputs`` those to tasks that run.
@@ -26,7 +26,7 @@ class Wired(NamedTuple):
     outputs: Mapping[str, tuple[ev.Channel, ...]]
 
 
-def wired(restored: Restored, *, by_epoch: bool = False) -> Iterator[Wired]:
+def tasks_of(restored: Restored, *, by_epoch: bool = False) -> Iterator[TaskChannels]:
     """Every task that a run starts: all but those of the finished vertices, whose channels count as ended. ``by_epoch``: as of
     :class:`Task`.
     """
@@ -52,7 +52,7 @@ def wired(restored: Restored, *, by_epoch: bool = False) -> Iterator[Wired]:
             replayed = bool(restored.in_flight(vertex, subtask))
             asks = job.graph.operator(vertex.id).coordinator and not vertex.is_source
             core = Task(ev.TaskId(vertex.id, subtask), edges, channels, replayed=replayed, asks=asks, by_epoch=by_epoch)
-            yield Wired(vertex, core, inputs, outputs)
+            yield TaskChannels(vertex, core, inputs, outputs)
 
 
 def _input_edges(
@@ -93,4 +93,4 @@ def receiver_of(job: Job, channel: ev.Channel) -> ev.TaskId:
     return ev.TaskId(job.vertex_of(job.graph.by_edge[channel.edge].target).id, channel.receiver)
 
 
-__all__ = ["Wired", "receiver_of", "sender_of", "wired"]
+__all__ = ["TaskChannels", "receiver_of", "sender_of", "tasks_of"]

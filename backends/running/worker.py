@@ -19,7 +19,7 @@ from backends.dataflow.life import State
 from backends.dataflow.routing import Router
 from backends.dataflow.task import Task
 from backends.running.channels import Queue
-from backends.running.waiting import WaitingInputs
+from backends.running.waiting import ReadyInputs
 from stateformat.snapshot import Snapshot, WriteContext
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Message(NamedTuple):
 Mail = ev.TaskEvent | Give | Message
 
 
-class Link(Protocol):
+class WorkerEnvironment(Protocol):
     """What a worker reaches of the run that it belongs to."""
 
     def tell(self, event: ev.CoordinatorEvent) -> None:
@@ -67,7 +67,7 @@ class Link(Protocol):
     def lost(self, uid: str, subtask: int) -> None:
         """A message of an operator's coordinator came to a subtask whose logic had ended."""
 
-    def want_split(self, task: ev.TaskId) -> None:
+    def request_split(self, task: ev.TaskId) -> None:
         """Ask the source's enumerator for a split."""
 
     def context(self, number: int) -> WriteContext:
@@ -82,7 +82,7 @@ class Link(Protocol):
     def confirm(self, channel: ev.Channel) -> None:
         """Tell the sender of a channel that its data has been processed."""
 
-    def as_it_is_now(self, barrier: ev.Barrier) -> ev.Barrier:
+    def current_form(self, barrier: ev.Barrier) -> ev.Barrier:
         """A barrier that is to be put into channels: unaligned if it has turned so since it came to the sender."""
 
     def announce(self, channel: ev.Channel, barrier: ev.Barrier) -> None:
@@ -115,7 +115,7 @@ class Worker:
         inputs: Sequence[Queue],
         outputs: Mapping[str, Sequence[Queue]],
         overtaken: frozenset[str],
-        link: Link,
+        environment: WorkerEnvironment,
         *,
         number: int = 0,
         snapshot: OpenSnapshot | None = None,
@@ -126,7 +126,7 @@ class Worker:
         self.operators: Activation
         self.routers: Mapping[str, Router] = {}
         self.inputs = {queue.channel: queue for queue in inputs}
-        self.mail: deque[Mail] = deque()
+        self.mailbox: deque[Mail] = deque()
         self.rows = 0
         """Rows that its source has read."""
         self._late_before = self._late_at_end = 0
@@ -137,13 +137,13 @@ class Worker:
         self._outputs = outputs
         self._filled: dict[Queue, None] = {}
         """Outputs that may be full: what it would emit has no room."""
-        self._waiting = WaitingInputs(task)
+        self._waiting = ReadyInputs(task)
         self._watch(inputs, [queue for queues in outputs.values() for queue in queues])
         self._by_receiver = {
             edge: {queue.channel.receiver: queue for queue in queues} for edge, queues in outputs.items()
         }
         self._overtaken = overtaken
-        self._link = link
+        self._environment = environment
         self._snapshot = snapshot
         self._number = number
         self._held = False
@@ -162,14 +162,14 @@ class Worker:
 
     def _find(self, queue: Queue) -> None:
         self._waiting.add(queue)
-        self._link.wake(self)
+        self._environment.wake(self)
 
     def _fill(self, queue: Queue) -> None:
         self._filled[queue] = None
 
     def _make_room(self, queue: Queue) -> None:
         self._filled.pop(queue, None)
-        self._link.wake(self)
+        self._environment.wake(self)
 
     @property
     def open_snapshot(self) -> OpenSnapshot | None:
@@ -212,7 +212,7 @@ class Worker:
         """Whether there is anything that it can do now."""
         if self.gone:
             return False
-        if self.mail:
+        if self.mailbox:
             return True
         if self._filled:
             return False
@@ -223,10 +223,10 @@ class Worker:
     def step(self, choose: random.Random) -> None:
         """Do one thing: mail first, since control goes before data. What user code raises is told to the coordinator."""
         try:
-            if self.mail:
-                self._open_mail(self.mail.popleft())
-                while self.mail and not self.gone and isinstance(self.mail[0], ev.DataProcessed):
-                    self._open_mail(self.mail.popleft())  # One of every channel, in as few steps as may be.
+            if self.mailbox:
+                self._open_mail(self.mailbox.popleft())
+                while self.mailbox and not self.gone and isinstance(self.mailbox[0], ev.DataProcessed):
+                    self._open_mail(self.mailbox.popleft())  # One of every channel, in as few steps as may be.
             elif self.vertex.is_source:
                 self._read()
             else:
@@ -238,11 +238,11 @@ class Worker:
     def fail(self, error: Exception) -> None:
         """The task is lost, and with it the run."""
         self.gone = True
-        self._link.note(str(error), error)
+        self._environment.note(str(error), error)
         # The sentence of an operator's error names that operator and its subtask; the task has the name of its chain's head.
-        self._link.tell(ev.TaskFailed(None if isinstance(error, OperatorError) else self.id, str(error)))
+        self._environment.tell(ev.TaskFailed(None if isinstance(error, OperatorError) else self.id, str(error)))
 
-    def give_up(self) -> None:
+    def release(self) -> None:
         """The run is lost: let its operators release what they hold, if they have not."""
         opened, self._closed, self.gone = hasattr(self, "operators") and not self._closed, True, True
         if opened:
@@ -276,16 +276,16 @@ class Worker:
             queue = queues[receiver]
             queue.put(ev.Records(part))
             if queue.logged_for is not None:
-                self._link.log_arrival(queue.channel, part)
+                self._environment.log_arrival(queue.channel, part)
 
     def send(self, uid: str, message: bytes) -> None:
         """Send to an operator's coordinator."""
         self.task.message_sent()
-        self._link.message(uid, self.id.subtask, message, self._number)
+        self._environment.message(uid, self.id.subtask, message, self._number)
 
     def now_us(self) -> int:
         """The clock."""
-        return self._link.now_us()
+        return self._environment.now_us()
 
     # Commands ------------------------------------------------------------------------------------------------------------
 
@@ -305,7 +305,7 @@ class Worker:
             case ev.EndInput(number):
                 operators.end_input(number)
             case ev.AskCoordinator():
-                self._link.message(self.vertex.id, self.id.subtask, None, self._number)
+                self._environment.message(self.vertex.id, self.id.subtask, None, self._number)
             case ev.Finish():
                 operators.finish()
             case ev.Snapshot():
@@ -321,13 +321,13 @@ class Worker:
                 operators.close()
             case ev.Ended():
                 self.gone = True
-                for mail in self.mail:
+                for mail in self.mailbox:
                     if isinstance(mail, Message):
-                        self._link.lost(mail.uid, self.id.subtask)
-                self.mail.clear()
+                        self._environment.lost(mail.uid, self.id.subtask)
+                self.mailbox.clear()
                 self._late_at_end = operators.late_records
                 del self.operators  # What it kept may be large, and the job may go on for long.
-                self._link.ended(self.id)
+                self._environment.ended(self.id)
             case ev.HoldSource(hold):
                 self._held = hold
             case ev.LogQueued() | ev.LogRecords() | ev.StopLog():
@@ -338,13 +338,13 @@ class Worker:
     def _tell(self, command: ev.Decline | ev.ConfirmProcessed | ev.TellLogicEnded | ev.TellInputsEnded) -> None:
         match command:
             case ev.Decline(number, reason):
-                self._link.tell(ev.Declined(self.id, number, reason))
+                self._environment.tell(ev.Declined(self.id, number, reason))
             case ev.ConfirmProcessed(channel):
-                self._link.confirm(channel)
+                self._environment.confirm(channel)
             case ev.TellLogicEnded():
-                self._link.tell(ev.LogicEnded(self.id))
+                self._environment.tell(ev.LogicEnded(self.id))
             case ev.TellInputsEnded():
-                self._link.tell(ev.InputsEnded(self.id))
+                self._environment.tell(ev.InputsEnded(self.id))
 
     def _open_mail(self, mail: Mail) -> None:
         if isinstance(mail, Give):
@@ -359,18 +359,18 @@ class Worker:
             self.deliver(mail)
             if isinstance(mail, ev.Aborted):
                 self._release_messages()  # It may never have come to this task; then nothing else would let them go.
-        elif self._link.awaits_snapshot(self.id, mail.behind) or self.task.state is State.HELD:
+        elif self._environment.awaits_snapshot(self.id, mail.behind) or self.task.state is State.HELD:
             self._late_messages.append(mail)
         elif mail.message is None:
             self.deliver(ev.Answered())
         elif self.task.state in (State.RUNNING, State.DRAINING, State.ASKING):
             self.operators.receive(mail.uid, mail.message)
         else:
-            self._link.lost(mail.uid, self.id.subtask)
+            self._environment.lost(mail.uid, self.id.subtask)
 
     def _release_messages(self) -> None:
         """What coordinators sent while the checkpoint was pending comes behind the barrier."""
-        self.mail.extendleft(reversed(self._late_messages))
+        self.mailbox.extendleft(reversed(self._late_messages))
         self._late_messages.clear()
 
     def _read(self) -> None:
@@ -380,7 +380,7 @@ class Worker:
             self.deliver(ev.SourceAdvanced(reading.watermark))
         if reading.wants_split and not self._asked and self.now_us() >= self._ask_at_us:
             self._asked = True
-            self._link.want_split(self.id)
+            self._environment.request_split(self.id)
         if reading.ended:
             self.deliver(ev.SourceEnded())
         elif reading.holds_none and self._asked:
@@ -390,7 +390,7 @@ class Worker:
 
     def _emit(self, element: ev.Element) -> None:
         if isinstance(element, ev.Barrier):
-            element = self._link.as_it_is_now(element)
+            element = self._environment.current_form(element)
         for edge, queues in self._outputs.items():
             overtakes = isinstance(element, ev.Barrier) and element.unaligned and edge in self._overtaken
             for queue in queues:
@@ -401,20 +401,20 @@ class Worker:
                 if element.number == queue.logged_for:
                     queue.logged_for = None
                 if overtakes:
-                    self._link.announce(queue.channel, element)
+                    self._environment.announce(queue.channel, element)
 
     def _take_snapshot(self, command: ev.Snapshot) -> None:
         self._number = command.barrier.number
         try:
-            self._snapshot = self.operators.snapshot(command, self._link.context(self._number))
+            self._snapshot = self.operators.snapshot(command, self._environment.context(self._number))
         except Exception as error:
             self._snapshot_failed(error)
         self._release_messages()
 
     def _snapshot_failed(self, error: Exception) -> None:
         self._snapshot = None
-        self._link.note(str(error), error)
-        self._link.tell(ev.SnapshotFailed(self.id, self._number, str(error)))
+        self._environment.note(str(error), error)
+        self._environment.tell(ev.SnapshotFailed(self.id, self._number, str(error)))
 
     def _log(self, command: ev.LogQueued | ev.LogRecords | ev.StopLog) -> None:
         queue = self.inputs[command.channel]
@@ -433,14 +433,14 @@ class Worker:
         snapshot, self._snapshot = self._snapshot, None
         if snapshot is not None:
             try:
-                self._link.add(command.number, snapshot.close())
+                self._environment.add(command.number, snapshot.close())
             except Exception as error:
                 self._snapshot_failed(error)
                 return
         elif self._number == command.number:
             return  # Its snapshot failed, and the coordinator knows.
         self._number = command.number
-        self._link.tell(ev.Acknowledged(self.id, command))
+        self._environment.tell(ev.Acknowledged(self.id, command))
 
     def _forget(self, number: int) -> None:
         self._snapshot = None
@@ -449,4 +449,4 @@ class Worker:
         self.operators.notify_aborted(number)
 
 
-__all__ = ["Give", "Link", "Mail", "Message", "Worker"]
+__all__ = ["Give", "WorkerEnvironment", "Mail", "Message", "Worker"]

@@ -1,7 +1,7 @@
 """What an epoch begins from: where the states of every task lie after the epoch before, published or not.
 
 Theory of operation. The report of a task names what it has written: whole segments, and for keyed states *layers* on top of what
-stays underneath. ``state_layers.resolved`` puts the two together, so a snapshot names everything that it consists of, and the base of the
+stays underneath. ``state_layers.merge_snapshot`` puts the two together, so a snapshot names everything that it consists of, and the base of the
 next epoch follows from the reports alone; no manifest is read. Each layer has the *version* of the epoch that wrote it. A worker
 that holds the state of version v needs only the layers above v; where the lowest layer is younger than v, the state was written
 whole since, and is read whole.
@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from backends.dataflow.events import TaskId
 from backends.dataflow.member import Reported
 from backends.running.restore import Restored
-from backends.running.state_layers import Part, by_layer, layers_of, restored_parts
+from backends.running.state_layers import OperatorState, by_layer, layers_of, restored_states
 from backends.state import Layer
 from stateformat.checkpoint import ReadTask, whole_slices
 from stateformat.manifest import handles_table
@@ -46,7 +46,7 @@ class Base:
     (``travelling.py``).
     """
 
-    parts: Mapping[str, Part] = field(default_factory=dict)
+    parts: Mapping[str, OperatorState] = field(default_factory=dict)
     reported: Mapping[str, Reported] = field(default_factory=dict)
     taken: int = 0
     taken_id: int = 0
@@ -140,7 +140,7 @@ def restored_bases(restored: Restored) -> Mapping[TaskId, Base]:
     """What each task of a run begins from: the slices of a restore plan. Empty on a first run."""
     return {
         task: Base(parts, replays=bool(restored.in_flight(restored.job.vertex(task.vertex), task.subtask)))
-        for task, parts in restored_parts(restored)
+        for task, parts in restored_states(restored)
     }
 
 

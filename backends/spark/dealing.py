@@ -73,7 +73,7 @@ class Dealer:
             reader.mail.append(Give(NoSplit.NEVER))
         elif reader.wants_split:
             for _ in range(reader.splits_ahead):
-                answer = self._driver.deal_split(reader.core.id)
+                answer = self._driver.assign_split(reader.core.id)
                 if isinstance(answer, NoSplit):
                     reader.no_more_splits, reader.told_later = answer is NoSplit.NEVER, answer is NoSplit.LATER
                     return

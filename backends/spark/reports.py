@@ -143,7 +143,7 @@ class Report:
 
 
 class ReportLink:
-    """What a worker reaches (``worker.Link``): everything goes into the report; the driver sees to it after the epoch."""
+    """What a worker reaches (``worker.WorkerEnvironment``): everything goes into the report; the driver sees to it after the epoch."""
 
     def __init__(self, report: Report, context: WriteContext) -> None:
         self.report = report
@@ -165,7 +165,7 @@ class ReportLink:
         """For the driver."""
         self.report.lost.add(uid)
 
-    def want_split(self, task: ev.TaskId) -> None:  # noqa: ARG002 - the report's
+    def request_split(self, task: ev.TaskId) -> None:  # noqa: ARG002 - the report's
         """For the enumerator, which answers before the next epoch."""
         self.report.wants_split = True
 
@@ -186,7 +186,7 @@ class ReportLink:
         """For the sender of a channel."""
         self.report.confirmed.append(channel)
 
-    def as_it_is_now(self, barrier: ev.Barrier) -> ev.Barrier:
+    def current_form(self, barrier: ev.Barrier) -> ev.Barrier:
         """Barriers of epochs are aligned."""
         return barrier
 

@@ -10,7 +10,7 @@ from backends.dataflow import events as ev
 from backends.dataflow.api import NoSplit
 from backends.dataflow.life import State
 from backends.dataflow.task import Task
-from backends.running.wiring import Wired
+from backends.running.wiring import TaskChannels
 from backends.running.worker import Give, Mail, Message
 from backends.spark.base import Base
 
@@ -24,7 +24,7 @@ class Resting:
     barrier that it took. Of a reader: whether it ``wants_split``, was ``told_later``, and how many ``splits_ahead`` it is given.
     """
 
-    wired: Wired
+    wired: TaskChannels
     base: Base | None
     mail: deque[Mail] = field(default_factory=deque)
     tokens: dict[bytes, int] = field(default_factory=dict)

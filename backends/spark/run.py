@@ -34,8 +34,8 @@ from backends.running.outcome import RunDiscarded
 from backends.running.progress import EpochProgress
 from backends.running.restore import Restored
 from backends.running.run import Run
-from backends.running.state_layers import resolved
-from backends.running.wiring import receiver_of, sender_of, wired
+from backends.running.state_layers import merge_snapshot
+from backends.running.wiring import receiver_of, sender_of, tasks_of
 from backends.running.worker import Mail, Message
 from backends.spark.base import Base, read_task, restored_bases
 from backends.spark.dealing import SPLITS_AHEAD_MAX, Dealer
@@ -94,13 +94,13 @@ class SparkRun(Run):
         self._told = 0
         bases = restored_bases(restored)
         self._tasks = {
-            item.core.id: Resting(item, bases.get(item.core.id, Base())) for item in wired(restored, by_epoch=True)
+            item.core.id: Resting(item, bases.get(item.core.id, Base())) for item in tasks_of(restored, by_epoch=True)
         }
         self._levels, self._last_level = levels_of(self.job.vertices, restored.finished)
         self._dealer = Dealer(self.job, self._driver, spark)
         self._driver.open_coordinators(restored.coordinators, restored.finished)
         self._driver.carry_out(self._coordinator.start())
-        self._see_end()
+        self._check_end()
 
     # An epoch ------------------------------------------------------------------------------------------------------------
 
@@ -111,11 +111,11 @@ class SparkRun(Run):
         try:
             self._step()
         finally:
-            self._stopping.tell_failures()
+            self._stop_service.answer_failures()
         return not self._is_over()
 
     def _is_over(self) -> bool:
-        self._see_end()
+        self._check_end()
         if self.outcome is None:
             return False
         self.close()
@@ -125,7 +125,7 @@ class SparkRun(Run):
         begun = time.perf_counter()
         feeds: list[Feed] = []
         # Also while a loop is turned, where one barrier begins when the one before is complete.
-        self._stopping.look()
+        self._stop_service.poll()
         if self.in_flight is None:
             if self._wait():
                 return
@@ -309,7 +309,7 @@ class SparkRun(Run):
             held.base = None
             return
         parts = {
-            snapshot.operator: resolved(
+            snapshot.operator: merge_snapshot(
                 snapshot, report.kept.get(snapshot.operator, {}), before.get(snapshot.operator), self._version
             )
             for snapshot in report.snapshots
@@ -323,7 +323,7 @@ class SparkRun(Run):
                 handles = [handle for handle in snapshot.handles if handle.mode == Mode.COMMITTABLES and handle.rows]
                 if handles:
                     task = read_task(context, snapshot.operator, COMMITTABLES, handles)
-                    self._driver.hold(snapshot.operator, task.table())
+                    self._driver.add_committables(snapshot.operator, task.table())
 
     # Between epochs ------------------------------------------------------------------------------------------------------
 
@@ -418,7 +418,7 @@ class SparkRun(Run):
             except Exception as error:  # The session may be gone, and then why the run has ended is what matters.
                 logger.warning("what workers share of the job could not be destroyed: %s", first_line(error))
 
-    def has_news(self, told_us: int) -> bool:  # noqa: ARG002 - each epoch is told, once
+    def has_progress(self, told_us: int) -> bool:  # noqa: ARG002 - each epoch is told, once
         """Whether an epoch has ended since progress was told."""
         return self._version > self._told
 

@@ -208,8 +208,8 @@ class TaskRun:
             yield report.rows()
 
     def _take_mail(self, *mail: Any) -> None:
-        self._worker.mail.extend(mail)
-        while self._worker.mail and not self._worker.gone:
+        self._worker.mailbox.extend(mail)
+        while self._worker.mailbox and not self._worker.gone:
             self._worker.step(self._choose)
         self._process()
 
@@ -316,7 +316,7 @@ class TaskRun:
             except Exception as error:
                 worker.fail(error)
         if worker.gone:
-            worker.give_up()
+            worker.release()
             return None, False
         report.number = worker.snapshot_taken
         self._let_go()
@@ -329,7 +329,7 @@ class TaskRun:
         activation = self._worker.operators
         self.report.kept = {uid: dict(states.kept) for uid, states in activation.states.items()}
         if self._core.state in ENDED:
-            self._worker.give_up()
+            self._worker.release()
             return
         self.report.reported = {uid: member.reported for uid, member in activation.members.items() if member.reported}
         activation.hand_over()
@@ -337,11 +337,11 @@ class TaskRun:
             self.report.travelling = packed(self._setup.job, activation)
         except InvalidState as error:
             self._worker.fail(error)
-            self._worker.give_up()
+            self._worker.release()
             return
         if any(isinstance(event, ev.SnapshotFailed) for event in self.report.events):
             # It was written once more, so the version that its states are at is not that of the epoch.
-            self._worker.give_up()
+            self._worker.release()
             return
         kept = Kept(self.report.token, self.spec.version, activation, self._outside)
         self._cache.keep(self._key, kept, limit_bytes=self._setup.cache_bytes)

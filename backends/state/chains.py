@@ -19,7 +19,7 @@ from backends.state.store import KeyedRows, Rows
 _STEP_ELEMENTS: Final = 4096
 
 
-class Chains:
+class ElementLists:
     """Elements by key. Adds the arrays it needs to the two stores; the keys that live are those with elements that do."""
 
     def __init__(self, keys: KeyedRows, elements: Rows) -> None:

@@ -8,10 +8,10 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from backends.state.chains import Chains
+from backends.state.chains import ElementLists
 from backends.state.changes import Changes
 from backends.state.parts import Mask, Slots, take_apart
-from backends.state.store import Fitter, KeyedRows, Rows, as_table, key_grouping, record_batch, without
+from backends.state.store import KeyedRows, RowNormalizer, Rows, as_table, key_grouping, record_batch, without
 from backends.state.value import keyed_changes, one_row, one_values, spread
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState
 from stateformat.model import Operator, State
@@ -28,13 +28,13 @@ class _Collection:
         self._where = f"state {state.name!r} of {state.operator!r}"
         self._key_names = list(state.key_columns)
         names = segment_schema(state).names[1:]
-        self._keys = Fitter(state, self._key_names, only=False)
-        self._schema = Fitter(state, names, only=False).schema
+        self._keys = RowNormalizer(state, self._key_names, only=False)
+        self._schema = RowNormalizer(state, names, only=False).schema
         self._key_rows = KeyedRows(
             self._keys.fields, len(self._key_names), key_grouping(operator, len(self._key_names))
         )
         self._elements = elements
-        self._chains = Chains(self._key_rows, elements)
+        self._chains = ElementLists(self._key_rows, elements)
 
     def __len__(self) -> int:
         return self._elements.count
@@ -118,8 +118,8 @@ class KeyedMap(_Collection):
         row_key = [*state.key_columns, "_map_key"]
         declared = [item.name for item in state.current.fields]
         self._value_names = [name for name in declared if name not in row_key]
-        self._row_keys = Fitter(state, row_key, only=False)
-        self._values = Fitter(state, self._value_names, only=True)
+        self._row_keys = RowNormalizer(state, row_key, only=False)
+        self._values = RowNormalizer(state, self._value_names, only=True)
         fields = [*self._row_keys.fields, *self._values.fields]
         stored = [field.name for field in fields]
         self._positions = [stored.index(name) for name in declared]
@@ -214,8 +214,8 @@ class KeyedList(_Collection):
     def __init__(self, operator: Operator, state: State) -> None:
         declared = [item.name for item in state.current.fields]
         self._value_names = [name for name in declared if name not in state.key_columns]
-        self._values = Fitter(state, self._value_names, only=True)
-        self._index = Fitter(state, ["_index"], only=False)
+        self._values = RowNormalizer(state, self._value_names, only=True)
+        self._index = RowNormalizer(state, ["_index"], only=False)
         super().__init__(operator, state, Rows([*self._index.fields, *self._values.fields]))
         stored = [*self._index.schema.names, *self._value_names, *self._key_names]
         self._positions = [stored.index(name) for name in self._schema.names]

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from backends.state.store import Fitter
+from backends.state.store import RowNormalizer
 from stateformat.errors import InvalidInput
 from stateformat.model import State
 from stateformat.pieces import small_batches
@@ -23,7 +23,7 @@ class Entries:
     """
 
     def __init__(self, state: State) -> None:
-        self._fitter = Fitter(state, [item.name for item in state.current.fields], only=True)
+        self._fitter = RowNormalizer(state, [item.name for item in state.current.fields], only=True)
         self._table = self._fitter.schema.empty_table()
 
     def __len__(self) -> int:

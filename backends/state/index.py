@@ -176,7 +176,7 @@ class SlotIndex:
         """Entries that are not empty."""
         return self._used
 
-    def hold(self, table: Slots, taken: int) -> None:
+    def import_arrays(self, table: Slots, taken: int) -> None:
         """Have the :attr:`table` of another, of which so many are :attr:`taken`."""
         self._table, self._used = table, taken
         self._mask = np.int64(len(table) - 1)

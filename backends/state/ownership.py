@@ -16,7 +16,7 @@ from stateformat.model import Operator
 
 
 @dataclass(frozen=True)
-class Owned:
+class OwnedKeys:
     """The keys that one subtask owns, for one of its keyed states.
 
     ``columns`` are the key columns of the state, ``key_by`` those by which each keyed input reaches the operator.
@@ -59,4 +59,4 @@ class Owned:
         )
 
 
-__all__ = ["Owned"]
+__all__ = ["OwnedKeys"]

@@ -48,7 +48,7 @@ _SQUEEZE_ROWS_MIN: Final = 1024
 _ARRAYS_MAX: Final = 8
 
 
-Held: TypeAlias = Any
+RawArray: TypeAlias = Any
 """An array that can be written as it is: of numpy, or nested ones of Arrow."""
 
 
@@ -66,7 +66,7 @@ def grown(old: npt.NDArray[Any], capacity: int, used: int) -> npt.NDArray[Any]:
     return new
 
 
-class Part(Protocol):
+class ColumnBuffer(Protocol):
     """One part of all rows, addressed by slot."""
 
     def reserve(self, capacity: int, used: int) -> None:
@@ -84,58 +84,58 @@ class Part(Protocol):
     def keep(self, slots: Slots) -> None:
         """Renumber: what was in ``slots[i]`` is in slot i from now on, and nothing else is kept."""
 
-    def held(self, used: int) -> list[Held]:
-        """What the slots below ``used`` have, as arrays, the first one by slot; :meth:`hold` makes the same part of them."""
+    def export_arrays(self, used: int) -> list[RawArray]:
+        """What the slots below ``used`` have, as arrays, the first one by slot; :meth:`import_arrays` makes the same part of them."""
 
-    def hold(self, arrays: list[Held]) -> None:
-        """Have what :meth:`held` gave, if that was any; the first array has been given as much room as there shall be."""
+    def import_arrays(self, arrays: list[RawArray]) -> None:
+        """Have what :meth:`export_arrays` gave, if that was any; the first array has been given as much room as there shall be."""
 
     @property
     def size_bytes(self) -> int:
         """The memory that is taken."""
 
 
-class FixedPart:
+class FixedBuffer:
     """Values of a fixed width."""
 
     def __init__(self, dtype: Any) -> None:
         self.values: npt.NDArray[Any] = np.zeros(0, dtype)
 
     def reserve(self, capacity: int, used: int) -> None:
-        """See :class:`Part`."""
+        """See :class:`ColumnBuffer`."""
         self.values = grown(self.values, capacity, used)
 
     def put(self, slots: Slots | slice, raw: Raw) -> None:
-        """See :class:`Part`."""
+        """See :class:`ColumnBuffer`."""
         self.values[slots] = raw
 
     def get(self, slots: Slots | slice) -> Raw:
-        """See :class:`Part`."""
+        """See :class:`ColumnBuffer`."""
         return self.values[slots]
 
     def same(self, slots: Slots, raw: Raw) -> Any:
-        """See :class:`Part`."""
+        """See :class:`ColumnBuffer`."""
         return _equal(self.values[slots], raw)
 
     def keep(self, slots: Slots) -> None:
-        """See :class:`Part`."""
+        """See :class:`ColumnBuffer`."""
         self.values[: len(slots)] = self.values[slots]
 
-    def held(self, used: int) -> list[Held]:
-        """See :class:`Part`."""
+    def export_arrays(self, used: int) -> list[RawArray]:
+        """See :class:`ColumnBuffer`."""
         return [self.values[:used]]
 
-    def hold(self, arrays: list[Held]) -> None:
-        """See :class:`Part`."""
+    def import_arrays(self, arrays: list[RawArray]) -> None:
+        """See :class:`ColumnBuffer`."""
         [self.values] = arrays
 
     @property
     def size_bytes(self) -> int:
-        """See :class:`Part`."""
+        """See :class:`ColumnBuffer`."""
         return self.values.nbytes
 
 
-class ValidPart:
+class ValidityBuffer:
     """Whether a value is not null. Takes memory only once something is."""
 
     def __init__(self) -> None:
@@ -143,13 +143,13 @@ class ValidPart:
         self._capacity = 0
 
     def reserve(self, capacity: int, used: int) -> None:
-        """See :class:`Part`."""
+        """See :class:`ColumnBuffer`."""
         self._capacity = capacity
         if self.values is not None:
             self.values = grown(self.values, capacity, used)
 
     def put(self, slots: Slots | slice, raw: Raw) -> None:
-        """See :class:`Part`."""
+        """See :class:`ColumnBuffer`."""
         if self.values is None:
             if raw is None:
                 return
@@ -157,39 +157,39 @@ class ValidPart:
         self.values[slots] = True if raw is None else raw
 
     def get(self, slots: Slots | slice) -> Raw:
-        """See :class:`Part`."""
+        """See :class:`ColumnBuffer`."""
         return None if self.values is None else self.values[slots]
 
     def same(self, slots: Slots, raw: Raw) -> Any:
-        """See :class:`Part`."""
+        """See :class:`ColumnBuffer`."""
         if self.values is None:
             return True if raw is None else raw
         return self.values[slots] if raw is None else self.values[slots] == raw
 
     def keep(self, slots: Slots) -> None:
-        """See :class:`Part`."""
+        """See :class:`ColumnBuffer`."""
         if self.values is not None:
             kept = self.values[slots]
             self.values[: len(slots)] = kept
             if kept.all():
                 self.values = None
 
-    def held(self, used: int) -> list[Held]:
-        """See :class:`Part`."""
+    def export_arrays(self, used: int) -> list[RawArray]:
+        """See :class:`ColumnBuffer`."""
         return [] if self.values is None else [self.values[:used]]
 
-    def hold(self, arrays: list[Held]) -> None:
-        """See :class:`Part`."""
+    def import_arrays(self, arrays: list[RawArray]) -> None:
+        """See :class:`ColumnBuffer`."""
         [self.values] = arrays
         self._capacity = len(arrays[0])
 
     @property
     def size_bytes(self) -> int:
-        """See :class:`Part`."""
+        """See :class:`ColumnBuffer`."""
         return 0 if self.values is None else self.values.nbytes
 
 
-class BytesPart:
+class BytesBuffer:
     """Strings and binary: an arena to which values are appended, and where in it the value of each slot is."""
 
     def __init__(self) -> None:
@@ -201,11 +201,11 @@ class BytesPart:
         """Slots that were ever set since the last squeeze: at most so many values are pointed at."""
 
     def reserve(self, capacity: int, used: int) -> None:
-        """See :class:`Part`."""
+        """See :class:`ColumnBuffer`."""
         self._where = grown(self._where, capacity, used)
 
     def put(self, slots: Slots | slice, raw: Raw) -> None:
-        """See :class:`Part`."""
+        """See :class:`ColumnBuffer`."""
         count = len(raw)
         if not count:
             return
@@ -235,18 +235,18 @@ class BytesPart:
         return pa.Array.from_buffers(_LARGE, self._rows, [None, pa.py_buffer(self._offsets), pa.py_buffer(self._data)])
 
     def get(self, slots: Slots | slice) -> Raw:
-        """See :class:`Part`."""
+        """See :class:`ColumnBuffer`."""
         where = self._where[slots]
         if not self._rows:
             return pa.repeat(pa.scalar(b"", _LARGE), len(where))
         return pc.take(self._values(), pa.array(where), boundscheck=False)
 
     def same(self, slots: Slots, raw: Raw) -> Any:
-        """See :class:`Part`."""
+        """See :class:`ColumnBuffer`."""
         return _equal(self.get(slots), raw)
 
     def keep(self, slots: Slots) -> None:
-        """See :class:`Part`."""
+        """See :class:`ColumnBuffer`."""
         self._where[: len(slots)] = self._where[slots]
         self._where[len(slots) :] = 0
         self._used = len(slots)
@@ -258,23 +258,23 @@ class BytesPart:
         self._where[: self._used] = np.arange(self._used)
         self._append(values)
 
-    def held(self, used: int) -> list[Held]:
-        """See :class:`Part`."""
+    def export_arrays(self, used: int) -> list[RawArray]:
+        """See :class:`ColumnBuffer`."""
         size = int(self._offsets[self._rows])
         return [self._where[:used], np.array([self._used]), self._offsets[: self._rows + 1], self._data[:size]]
 
-    def hold(self, arrays: list[Held]) -> None:
-        """See :class:`Part`."""
+    def import_arrays(self, arrays: list[RawArray]) -> None:
+        """See :class:`ColumnBuffer`."""
         self._where, [self._used], self._offsets, self._data = arrays
         self._rows = len(self._offsets) - 1
 
     @property
     def size_bytes(self) -> int:
-        """See :class:`Part`."""
+        """See :class:`ColumnBuffer`."""
         return self._where.nbytes + self._offsets.nbytes + self._data.nbytes
 
 
-class NestedPart:
+class NestedBuffer:
     """Lists and maps, with their own nulls: Arrow arrays to which others are appended, and where each slot's value is."""
 
     def __init__(self, kind: pa.DataType) -> None:
@@ -285,11 +285,11 @@ class NestedPart:
         self._used = 0
 
     def reserve(self, capacity: int, used: int) -> None:
-        """See :class:`Part`."""
+        """See :class:`ColumnBuffer`."""
         self._where = grown(self._where, capacity, used)
 
     def put(self, slots: Slots | slice, raw: Raw) -> None:
-        """See :class:`Part`."""
+        """See :class:`ColumnBuffer`."""
         if not len(raw):
             return
         stop = slots.stop if isinstance(slots, slice) else int(slots.max()) + 1
@@ -309,7 +309,7 @@ class NestedPart:
             self._arrays[-2:] = [pa.concat_arrays(self._arrays[-2:])]
 
     def get(self, slots: Slots | slice) -> Raw:
-        """See :class:`Part`."""
+        """See :class:`ColumnBuffer`."""
         where = self._where[slots]
         if not self._rows:
             return pa.nulls(len(where), self._kind)
@@ -320,7 +320,7 @@ class NestedPart:
         raise AssertionError(f"{self._kind} is compared as a key with {len(raw)} rows at {len(slots)} slots")
 
     def keep(self, slots: Slots) -> None:
-        """See :class:`Part`."""
+        """See :class:`ColumnBuffer`."""
         self._where[: len(slots)] = self._where[slots]
         self._where[len(slots) :] = 0
         self._used = len(slots)
@@ -333,33 +333,33 @@ class NestedPart:
         self._rows = self._used
         self._where[: self._used] = np.arange(self._used)
 
-    def held(self, used: int) -> list[Held]:
-        """See :class:`Part`."""
+    def export_arrays(self, used: int) -> list[RawArray]:
+        """See :class:`ColumnBuffer`."""
         return [self._where[:used], np.array([self._used]), *self._arrays]
 
-    def hold(self, arrays: list[Held]) -> None:
-        """See :class:`Part`."""
+    def import_arrays(self, arrays: list[RawArray]) -> None:
+        """See :class:`ColumnBuffer`."""
         self._where, [self._used], *self._arrays = arrays
         self._rows = sum(map(len, self._arrays))
 
     @property
     def size_bytes(self) -> int:
-        """See :class:`Part`."""
+        """See :class:`ColumnBuffer`."""
         return self._where.nbytes + sum(int(array.nbytes) for array in self._arrays)
 
 
-def make_parts(kind: pa.DataType) -> list[Part]:
+def make_buffers(kind: pa.DataType) -> list[ColumnBuffer]:
     """Empty parts for a column of this type."""
     if pa.types.is_struct(kind):
-        return [ValidPart(), *(part for field in kind for part in make_parts(field.type))]
+        return [ValidityBuffer(), *(part for field in kind for part in make_buffers(field.type))]
     if kind in _BYTES:
-        return [ValidPart(), BytesPart()]
+        return [ValidityBuffer(), BytesBuffer()]
     dtype = dtype_of(kind)
-    return [NestedPart(kind)] if dtype is None else [ValidPart(), FixedPart(dtype)]
+    return [NestedBuffer(kind)] if dtype is None else [ValidityBuffer(), FixedBuffer(dtype)]
 
 
 def take_apart(array: pa.Array) -> list[Raw]:
-    """The raw form of a column, part by part as :func:`make_parts` has them."""
+    """The raw form of a column, part by part as :func:`make_buffers` has them."""
     kind = array.type
     valid = None if not array.null_count else array.is_valid().to_numpy(zero_copy_only=False)
     if pa.types.is_struct(kind):

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 import pyarrow as pa
 
-from backends.state.parts import Part
+from backends.state.parts import ColumnBuffer
 from backends.state.store import KeyedRows, Rows
 from stateformat.errors import InvalidInput
 
@@ -48,11 +48,11 @@ class Saver:
 
     def rows(self, rows: Rows) -> dict[str, Any]:
         """Write a store; returns what :meth:`Loader.rows` must be told."""
-        parts = [part.held(rows.used) for column in rows.parts for part in column]
+        parts = [part.export_arrays(rows.used) for column in rows.parts for part in column]
         facts: dict[str, Any] = {"used": rows.used, "count": rows.count}
         facts["parts"] = [[self.array(array) for array in part] for part in parts]
         facts["arrays"] = {
-            name: [self.array(array) for array in part.held(rows.used)]
+            name: [self.array(array) for array in part.export_arrays(rows.used)]
             for name, part in rows.arrays.items()
             if name != "stamp"
         }
@@ -78,10 +78,10 @@ class Loader:
             raise _incomplete(f"it ends before an array of {read.nbytes} bytes does")
         return array
 
-    def part(self, part: Part, whats: Sequence[str], capacity: int) -> None:
+    def part(self, part: ColumnBuffer, whats: Sequence[str], capacity: int) -> None:
         """Read the arrays of a part, with room for ``capacity`` slots."""
         if whats:
-            part.hold([self.array(what, 0 if number else capacity) for number, what in enumerate(whats)])
+            part.import_arrays([self.array(what, 0 if number else capacity) for number, what in enumerate(whats)])
         else:
             part.reserve(capacity, 0)
 
@@ -106,7 +106,7 @@ class Loader:
         rows.used, rows.count, rows.capacity = used, facts["count"], capacity
         if isinstance(rows, KeyedRows):
             what, taken = facts["index"]
-            rows.index.hold(self.array(what), taken)
+            rows.index.import_arrays(self.array(what), taken)
 
 
 @contextmanager

@@ -19,12 +19,12 @@ import pyarrow as pa
 
 from backends.state.index import SlotIndex, hash_raws
 from backends.state.parts import (
-    FixedPart,
+    ColumnBuffer,
+    FixedBuffer,
     Mask,
-    Part,
     Raw,
     Slots,
-    make_parts,
+    make_buffers,
     pick,
     put_together,
     same_rows,
@@ -40,7 +40,7 @@ from stateformat.schema import KEY_GROUP, segment_schema
 
 if TYPE_CHECKING:
     from backends.state.changes import Changes
-    from backends.state.ownership import Owned
+    from backends.state.ownership import OwnedKeys
 
 GroupOf = Callable[[Sequence[pa.Array]], npt.NDArray[np.int32]]
 
@@ -49,7 +49,7 @@ _CAPACITY_MIN: Final = 1024
 _TABLE_ROWS: Final = 1 << 20
 
 
-class Fitter:
+class RowNormalizer:
     """Gives batches the columns of a declaration: by name, types as they are stored, equal floats with equal bits in keys.
 
     ``names``: the columns that are taken, of those of the segment. ``only``: refuse any other column of a batch.
@@ -169,8 +169,8 @@ class Rows:
     def __init__(self, fields: Sequence[pa.Field]) -> None:
         self.fields = list(fields)
         self.kinds = [field.type for field in fields]
-        self.parts: list[list[Part]] = [make_parts(kind) for kind in self.kinds]
-        self.arrays: dict[str, FixedPart] = {"live": FixedPart(np.bool_)}
+        self.parts: list[list[ColumnBuffer]] = [make_buffers(kind) for kind in self.kinds]
+        self.arrays: dict[str, FixedBuffer] = {"live": FixedBuffer(np.bool_)}
         self.changes: Changes | None = None
         """Who wants to know which rows change."""
         self.used = 0
@@ -186,7 +186,7 @@ class Rows:
 
     def add_array(self, name: str, dtype: Any) -> None:
         """Keep another array by slot, that moves with the rows; zero until it is set."""
-        self.arrays[name] = FixedPart(dtype)
+        self.arrays[name] = FixedBuffer(dtype)
         self.arrays[name].reserve(self.capacity, 0)
 
     @property
@@ -195,7 +195,7 @@ class Rows:
         return sum(part.size_bytes for part in self._all_parts)
 
     @property
-    def _all_parts(self) -> list[Part]:
+    def _all_parts(self) -> list[ColumnBuffer]:
         return [*(part for parts in self.parts for part in parts), *self.arrays.values()]
 
     def reserve(self, more: int) -> None:
@@ -277,8 +277,8 @@ class Rows:
 
     def clear(self) -> None:
         """Give up everything, and its memory."""
-        self.parts = [make_parts(kind) for kind in self.kinds]
-        self.arrays = {name: FixedPart(part.values.dtype) for name, part in self.arrays.items()}
+        self.parts = [make_buffers(kind) for kind in self.kinds]
+        self.arrays = {name: FixedBuffer(part.values.dtype) for name, part in self.arrays.items()}
         self.used = self.count = self.capacity = 0
         self.reserve(_CAPACITY_MIN)
         if self.changes is not None:
@@ -286,7 +286,7 @@ class Rows:
 
 
 class KeyedRows(Rows):
-    """Rows found by their first ``key_count`` columns. Key arrays that are given went through a :class:`Fitter`."""
+    """Rows found by their first ``key_count`` columns. Key arrays that are given went through a :class:`RowNormalizer`."""
 
     def __init__(self, fields: Sequence[pa.Field], key_count: int, group_of: GroupOf) -> None:
         super().__init__(fields)
@@ -294,7 +294,7 @@ class KeyedRows(Rows):
         self._group_of = group_of
         self.index = SlotIndex()
         self.filling = False
-        self.owned: Owned | None = None
+        self.owned: OwnedKeys | None = None
         """Whose keys may be added, where that is known."""
         for name, dtype in (("hash", np.uint64), ("group", np.int16), ("stamp", np.int32)):
             self.add_array(name, dtype)

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from backends.state.changes import BEFORE
 from backends.state.collections import KeyedList, KeyedMap
 from backends.state.entries import Entries
-from backends.state.ownership import Owned
+from backends.state.ownership import OwnedKeys
 from backends.state.spilling import loading, saving
 from backends.state.store import KeyedRows, without
 from backends.state.timers import TimerSet
@@ -33,7 +33,7 @@ from stateformat.schema import CLEAR, DELETE, KEY_GROUP, OP, UPSERT
 from stateformat.snapshot import SnapshotWriter
 
 Keyed = KeyedValue | KeyedMap | KeyedList | TimerSet
-Kept = TypeVar("Kept", KeyedValue, KeyedMap, KeyedList, TimerSet, Entries)
+AnyState = TypeVar("AnyState", KeyedValue, KeyedMap, KeyedList, TimerSet, Entries)
 
 _Rows = tuple[pa.RecordBatch, Any]
 """Rows of a layer, and their key groups where those are known."""
@@ -85,7 +85,7 @@ class SubtaskStates:
         """From here on refuse new keys of other subtasks, as ``InvalidState``. ``key_by``: by which columns inputs are keyed."""
         for name, kept in self._keyed.items():
             columns = self._declared[name].key_columns
-            owned = Owned(self.operator, self.subtask, name, columns, tuple(map(tuple, key_by)))
+            owned = OwnedKeys(self.operator, self.subtask, name, columns, tuple(map(tuple, key_by)))
             for rows in kept.stores:
                 if isinstance(rows, KeyedRows):
                     rows.owned = owned
@@ -115,7 +115,7 @@ class SubtaskStates:
         """The even-split, union or broadcast state of this name; ``InvalidInput`` as :meth:`value`."""
         return self._find(name, Entries, "even-split, union or broadcast")
 
-    def _find(self, name: str, kind: type[Kept], what: str) -> Kept:
+    def _find(self, name: str, kind: type[AnyState], what: str) -> AnyState:
         found = self._kept.get(name)
         if not isinstance(found, kind):
             known = ", ".join(f"{known!r} ({self._describe(known)})" for known in self._kept) or "none"

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from backends.state.parts import Mask, Slots
-from backends.state.store import Fitter, KeyedRows, Rows, as_table, key_grouping, without
+from backends.state.store import KeyedRows, RowNormalizer, Rows, as_table, key_grouping, without
 from backends.state.value import keyed_changes, one_row, one_values
 from stateformat.model import Operator, State
 from stateformat.row_keys import row_key_codes
@@ -36,10 +36,10 @@ class TimerSet:
     def __init__(self, operator: Operator, state: State) -> None:
         declared = segment_schema(state).names[1:]
         row_key = list(state.row_key)
-        self._keys = Fitter(state, state.key_columns, only=False)
-        self._row_keys = Fitter(state, row_key, only=False)
-        self._values = Fitter(state, [name for name in declared if name not in row_key], only=True)
-        self._schema = Fitter(state, declared, only=False).schema
+        self._keys = RowNormalizer(state, state.key_columns, only=False)
+        self._row_keys = RowNormalizer(state, row_key, only=False)
+        self._values = RowNormalizer(state, [name for name in declared if name not in row_key], only=True)
+        self._schema = RowNormalizer(state, declared, only=False).schema
         fields = [*self._row_keys.fields, *self._values.fields]
         stored = [field.name for field in fields]
         self._positions = [stored.index(name) for name in declared]

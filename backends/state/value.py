@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from backends.state.changes import Changes
-from backends.state.parts import FixedPart, Mask, Slots, ValidPart, take_apart
-from backends.state.store import Fitter, KeyedRows, Rows, as_table, key_grouping, record_batch, without
+from backends.state.parts import FixedBuffer, Mask, Slots, ValidityBuffer, take_apart
+from backends.state.store import KeyedRows, RowNormalizer, Rows, as_table, key_grouping, record_batch, without
 from stateformat.errors import InvalidInput
 from stateformat.model import Operator, State
 
@@ -33,9 +33,9 @@ class KeyedValue:
         names = [item.name for item in state.current.fields]
         self._key_names = list(state.key_columns)
         self._value_names = [name for name in names if name not in self._key_names]
-        self._keys = Fitter(state, self._key_names, only=False)
-        self._values = Fitter(state, self._value_names, only=True)
-        self._schema = Fitter(state, names, only=False).schema
+        self._keys = RowNormalizer(state, self._key_names, only=False)
+        self._values = RowNormalizer(state, self._value_names, only=True)
+        self._schema = RowNormalizer(state, names, only=False).schema
         fields = [*self._keys.fields, *self._values.fields]
         # From the order of storage, keys first, to that of the declaration.
         self._order = [[field.name for field in fields].index(name) for name in names]
@@ -150,8 +150,8 @@ class KeyedValue:
 
     def _accumulate(self, position: int, kind: str, column: pa.Array | None, slots: Slots, new: slice) -> None:
         valid, part = self._store.parts[position]
-        assert isinstance(valid, ValidPart)
-        assert isinstance(part, FixedPart)
+        assert isinstance(valid, ValidityBuffer)
+        assert isinstance(part, FixedBuffer)
         is_valid: Mask | None = None
         if kind == "count":
             # Of every key of the batch something is known, if only that it is 0; and 0 is what stands under a null.
@@ -273,7 +273,7 @@ def spread(key: tuple[Any, ...]) -> Any:
     return key[0] if len(key) == 1 else key
 
 
-def one_row(fitter: Fitter, key: Any, *rest: Any) -> pa.RecordBatch:
+def one_row(fitter: RowNormalizer, key: Any, *rest: Any) -> pa.RecordBatch:
     """A batch of one row: the key columns, then a column for each of ``rest``.
 
     ``key`` is the value of the key column, or a tuple (any sequence but text and bytes) with the values of all of them.
@@ -297,7 +297,7 @@ def one_row(fitter: Fitter, key: Any, *rest: Any) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=fitter.schema)
 
 
-def one_values(fitter: Fitter, values: Mapping[str, Any]) -> pa.RecordBatch:
+def one_values(fitter: RowNormalizer, values: Mapping[str, Any]) -> pa.RecordBatch:
     """A batch of one row of these values; ``InvalidInput`` for a name that is none or a value of another type."""
     unknown = sorted(set(values) - set(fitter.schema.names))
     if unknown:

@@ -338,7 +338,7 @@ class Simulation:
                 fatal = 0
             if steps > STEPS_MAX:
                 if kind or self.graph.bounded:
-                    raise Violation(f"no end after {steps} steps: {run.story()}")
+                    raise Violation(f"no end after {steps} steps: {run.describe()}")
                 self.say(f"left after {steps} steps")
                 return None
 

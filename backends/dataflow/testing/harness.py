@@ -23,7 +23,7 @@ from backends.dataflow.flow_states import COMMITTABLES
 from backends.dataflow.member import checked_message
 from backends.dataflow.routing import Router
 from backends.dataflow.testing.stand_ins import JOB, OUTPUT, KeyBy, Place, Rows, batches_of, flow_of, new_store
-from backends.running.commits import clean, commit, held, sinks_of
+from backends.running.commits import clean, commit, pending_committables, sinks_of
 from backends.running.restore import restore
 from stateformat.declare import Columns, as_schema
 from stateformat.errors import InvalidInput, InvalidState
@@ -127,7 +127,7 @@ class OperatorHarness:
         self._number = 0
         self.messages: list[tuple[int, bytes]] = []
         """What subtasks have sent to the coordinator: subtask and message, in order."""
-        carried = held(self._permit, self._job, [] if COMMITTABLES in drop else self._sinks)
+        carried = pending_committables(self._permit, self._job, [] if COMMITTABLES in drop else self._sinks)
         self._put_off: dict[str, pa.Table] = {}
         if self._permit is not None:
             self._put_off = commit(self._permit, self._sinks, carried)
@@ -258,7 +258,7 @@ class OperatorHarness:
             pending.add(snapshot)
         self._add_driver_states(pending, kept)
         self._permit = pending.publish()
-        self._put_off = commit(self._permit, self._sinks, held(self._permit, self._job, self._sinks))
+        self._put_off = commit(self._permit, self._sinks, pending_committables(self._permit, self._job, self._sinks))
         for activation in self._activations:
             activation.notify_complete(self._number)
         if self.coordinator is not None:
