@@ -21,7 +21,7 @@ from backends.dataflow.events import (
     Notify,
     Published,
     Purpose,
-    StopAsked,
+    StopRequested,
     TaskEnded,
     TaskId,
 )
@@ -115,4 +115,4 @@ class Run:
 
     def ask(self, mode: StopMode, request: str = "r1") -> Commands:
         """A user asks for a stop."""
-        return self(StopAsked(mode, request))
+        return self(StopRequested(mode, request))

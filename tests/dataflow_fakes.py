@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from backends.dataflow.activation import Activation
+from backends.dataflow.activation import OperatorChain
 from backends.dataflow.api import (
     Chunk,
     NoSplit,
@@ -193,9 +193,9 @@ class Collected:
         return [value for edge, batch in self.emitted if edge == edge_id for value in batch.column(column).to_pylist()]
 
 
-def activate(job: Job, vertex: str, subtask: int = 0, restored: Any = None) -> tuple[Activation, Collected]:
+def activate(job: Job, vertex: str, subtask: int = 0, restored: Any = None) -> tuple[OperatorChain, Collected]:
     """An open activation, and what lies outside of it."""
     outside = Collected()
-    activation = Activation(job, job.vertex(vertex), subtask, outside)
+    activation = OperatorChain(job, job.vertex(vertex), subtask, outside)
     activation.open(restored)
     return activation, outside

@@ -23,7 +23,7 @@ from backends.dataflow.events import (
     Watermark,
 )
 from backends.dataflow.inputs import InputEdge
-from backends.dataflow.life import State
+from backends.dataflow.life import TaskState
 from backends.dataflow.task import Task
 from tests.task_cases import DRAIN, END, OUT, STOP, Told, on
 
@@ -87,7 +87,7 @@ class World:
 
     def steps(self) -> list[Callable[[], None]]:
         found: list[Callable[[], None]] = []
-        if self.task.state is State.ENDED:
+        if self.task.state is TaskState.ENDED:
             return found
         for sender in self.senders.values():
             if sender.queue and not self.task.is_blocked(sender.channel):
@@ -112,7 +112,7 @@ class World:
             found.append(lambda: self.put_barrier(sender))
         held = self.pending is not None and self.pending.purpose is Purpose.STOP_NO_DRAIN and not due
         if sender.ended is None and not held and not self.stopped:
-            if not (sender.feedback and (self.steps_told or self.task.state is State.WAITING)):
+            if not (sender.feedback and (self.steps_told or self.task.state is TaskState.WAITING)):
                 found.append(lambda: self.put_record(sender))
             if not sender.feedback:
                 found.append(lambda: self.put_watermark(sender))
@@ -196,7 +196,7 @@ class World:
             self.completed = barrier.number
         self.stopped = barrier.purpose is Purpose.STOP_NO_DRAIN
         step = None
-        if self.task.is_loop_head and self.task.state is State.DRAINING and said.inputs_ended and said.quiet:
+        if self.task.is_loop_head and self.task.state is TaskState.DRAINING and said.inputs_ended and said.quiet:
             lies = any(isinstance(element, str) for sender in self.senders.values() for element in sender.queue)
             step = None if lies else LoopStep.END if said.max_watermark_sent else LoopStep.MAX_WATERMARK
         if step is not None:
@@ -218,18 +218,18 @@ class World:
     # What the task does -------------------------------------------------------------------------------------------------
 
     def tell(self, event: Any) -> None:
-        if self.task.state is State.ENDED:
+        if self.task.state is TaskState.ENDED:
             return
         before = self.task.state
         self.carry_out(self.task.handle(event))
-        if before is not State.HELD or self.task.state in (State.RUNNING, State.DRAINING):
+        if before is not TaskState.STOPPED_AT_BARRIER or self.task.state in (TaskState.RUNNING, TaskState.DRAINING):
             self.check_time()
 
     def check_time(self) -> None:
         if all(sender.drained for sender in self.normal):
             self.release()
         time = min((sender.heard for sender in self.normal), default=MIN_WATERMARK)
-        if self.task.state in (State.HELD, State.STOPPING):
+        if self.task.state in (TaskState.STOPPED_AT_BARRIER, TaskState.STOPPING):
             return
         if not (self.task.is_loop_head and time == MAX_WATERMARK and LoopStep.MAX_WATERMARK not in self.steps_told):
             self.watermark = max(self.watermark, time)
@@ -300,7 +300,7 @@ class World:
             case events.Process() | events.AdvanceWatermark() | events.EndInput() | events.Finish():
                 assert events.Finish not in self.kinds, "nothing happens behind finish"
                 assert self.said_end is None
-                assert self.task.state is not State.HELD
+                assert self.task.state is not TaskState.STOPPED_AT_BARRIER
         match command:
             case events.EndInput(number):
                 assert number not in self.ended, "an input ends once"
@@ -340,7 +340,7 @@ class World:
     def run_out(self) -> None:
         """Everything that is due happens, until the task has ended."""
         for _ in range(400):
-            if self.task.state is State.ENDED:
+            if self.task.state is TaskState.ENDED:
                 return
             for sender in self.senders.values():
                 while sender.queue and not self.task.is_blocked(sender.channel):

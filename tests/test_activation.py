@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from backends.dataflow.activation import Activation
+from backends.dataflow.activation import OperatorChain
 from backends.dataflow.api import Dataflow, Operator, Stream
-from backends.dataflow.compile import Job, graph_of, lay_out
+from backends.dataflow.compile import Job, compile_job, graph_of
 from backends.dataflow.descriptors import Timers
 from backends.dataflow.events import MAX_WATERMARK, MIN_WATERMARK
 from backends.dataflow.failures import OperatorError
@@ -27,7 +27,7 @@ def chained(*operators: Operator, connect: Callable[[Stream], Stream] = Stream.r
     for number, operator in enumerate(operators):
         stream = stream.apply(operator, uid=f"op{number}")
     stream.rebalance().apply(Pass(), uid="behind")
-    return lay_out(flow, graph_of(flow), unaligned=False)
+    return compile_job(flow, graph_of(flow), unaligned=False)
 
 
 def last_edge(job: Job) -> str:
@@ -45,7 +45,7 @@ def test_a_batch_goes_down_the_tree_and_out_of_it() -> None:
     head.apply(Pass(log, "right"), uid="right").broadcast().apply(Pass(), uid="far")
     left.apply(Pass(log, "leaf"), uid="leaf").rebalance().apply(Pass(), uid="farther")
     head.rebalance().apply(Pass(), uid="near")
-    job = lay_out(flow, graph_of(flow), unaligned=False)
+    job = compile_job(flow, graph_of(flow), unaligned=False)
     activation, outside = activate(job, "head")
     log.clear()
     activation.process("source->head.0", rows([7]))
@@ -80,7 +80,7 @@ def test_the_input_is_the_position_of_the_stream() -> None:
     source = flow.source(Chunks(), uid="source")
     loop = flow.loop(ROWS)
     loop.close(source.apply(Pass(log), source.broadcast(), loop.rebalance(), uid="head"))
-    activation, _ = activate(lay_out(flow, graph_of(flow), unaligned=False), "head")
+    activation, _ = activate(compile_job(flow, graph_of(flow), unaligned=False), "head")
     log.clear()
     for edge in ("source->head.0", "source->head.1", "head->head.2"):
         activation.process(edge, rows([1]))
@@ -174,7 +174,7 @@ class Fails(Operator):
         self._maybe("close")
 
 
-def calls(activation: Activation) -> dict[str, Callable[[], Any]]:
+def calls(activation: OperatorChain) -> dict[str, Callable[[], Any]]:
     return {
         "process": lambda: activation.process("source->op0.0", rows([1])),
         "end_input": activation.finish,
@@ -249,7 +249,7 @@ def test_behind_a_source_every_operator_is_told_that_its_input_has_ended() -> No
     log: list[Any] = []
     flow = Dataflow("job")
     flow.source(Chunks(), uid="source").apply(Pass(log, "a"), uid="a").apply(Pass(log, "b"), uid="b")
-    activation, _ = activate(lay_out(flow, graph_of(flow), unaligned=False), "source")
+    activation, _ = activate(compile_job(flow, graph_of(flow), unaligned=False), "source")
     log.clear()
     activation.finish()
     assert log == [("a", "end_input", 0), ("a", "finish"), ("b", "end_input", 0), ("b", "finish")]
@@ -307,13 +307,13 @@ class Alarms(Operator):
         self._set(pa.array([1]), pa.array([10_000]))
 
 
-def alarming(*operators: Operator) -> tuple[Activation, Collected, str]:
+def alarming(*operators: Operator) -> tuple[OperatorChain, Collected, str]:
     flow = Dataflow("job")
     stream = flow.source(Chunks(), uid="source").key_by("key")
     for number, operator in enumerate(operators):
         stream = stream.apply(operator, uid=f"op{number}").key_by("key")
     stream.apply(Pass(), uid="behind")
-    job = lay_out(flow, graph_of(flow), unaligned=False)
+    job = compile_job(flow, graph_of(flow), unaligned=False)
     activation, outside = activate(job, "op0")
     return activation, outside, last_edge(job)
 
@@ -349,7 +349,7 @@ def test_time_goes_down_the_chain_behind_what_timers_emit() -> None:
     flow = Dataflow("job")
     stream = flow.source(Chunks(), uid="source").key_by("key").apply(Alarms([]), uid="op0")
     stream.apply(Watching(log, "next"), uid="next")
-    activation, _ = activate(lay_out(flow, graph_of(flow), unaligned=False), "op0")
+    activation, _ = activate(compile_job(flow, graph_of(flow), unaligned=False), "op0")
     log.clear()
     activation.process("source->op0.0", rows([1, 2], [10, 20]))
     activation.advance_watermark(10)
@@ -408,7 +408,7 @@ def test_behind_the_end_of_time_a_timer_fires_when_it_is_set() -> None:
 def test_every_subtask_works_on_a_copy_and_knows_which_it_is() -> None:
     prototype = Pass()
     job = chained(prototype, parallelism=3)
-    found = [activate(job, "op0", subtask)[0]._members["op0"].logic for subtask in range(3)]
+    found = [activate(job, "op0", subtask)[0]._operators["op0"].logic for subtask in range(3)]
     assert not hasattr(prototype, "context")
     assert len({id(logic) for logic in found}) == 3
     contexts = [logic.context for logic in found]

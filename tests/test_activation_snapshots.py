@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from backends.dataflow.activation import Activation, in_flight_batches
+from backends.dataflow.activation import OperatorChain, in_flight_batches
 from backends.dataflow.api import Dataflow, Operator, Split, Stream
-from backends.dataflow.compile import Job, graph_of, in_flight_name, lay_out, states_of
+from backends.dataflow.compile import Job, compile_job, graph_of, in_flight_name, states_of
 from backends.dataflow.descriptors import SplitList, Timers, ValueState
 from backends.dataflow.events import MAX_WATERMARK, Barrier, Channel, Snapshot
 from backends.dataflow.routing import Router
@@ -25,7 +25,7 @@ from stateformat.validation import validate
 from tests.dataflow_fakes import ROWS, Bucket, Chunks, Collected, Pass, activate, rows
 
 KEY = {"key": pa.int64()}
-Tasks = Mapping[tuple[str, int], tuple[Activation, Collected]]
+Tasks = Mapping[tuple[str, int], tuple[OperatorChain, Collected]]
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def restarted(
     graph = graph_of(flow, parallelism=parallelism, unaligned=unaligned)
     plan = checkpoint.plan_restore(graph, states=states_of(flow, graph, unaligned=unaligned, previous=permit.record))
     plan.check()
-    job = lay_out(flow, plan.topology, unaligned=unaligned, previous=permit.record)
+    job = compile_job(flow, plan.topology, unaligned=unaligned, previous=permit.record)
 
     def restored(uid: str, subtask: int) -> Any:
         return checkpoint.restore(plan, uid, subtask)
@@ -152,7 +152,7 @@ def emitted(tasks: Tasks, edge: str) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("parallelism", [1, 2, 3, 5])
 def test_keyed_state_timers_and_entries_go_on_at_any_parallelism(store: CheckpointStore, parallelism: int) -> None:
     flow = summing()
-    job = lay_out(flow, graph_of(flow), unaligned=False)
+    job = compile_job(flow, graph_of(flow), unaligned=False)
     tasks = started(job)
     keys = [*range(40)]
     push(job, tasks, "source->sums.0", rows(keys, [key + 100 for key in keys]))
@@ -164,7 +164,7 @@ def test_keyed_state_timers_and_entries_go_on_at_any_parallelism(store: Checkpoi
     permit = publish(store, job, tasks, watermarks=marks, ended={"source->sums.0": False})
 
     job, tasks, _ = restarted(flow, permit, parallelism)
-    members = [tasks["sums", subtask][0]._members for subtask in range(parallelism)]
+    members = [tasks["sums", subtask][0]._operators for subtask in range(parallelism)]
     for uid in ("sums", "behind"):
         assert {found[uid].logic.context.watermark for found in members} == {120}
         assert all(found[uid].logic.context.restored for found in members)
@@ -185,7 +185,7 @@ def test_progress_tells_of_each_input_and_for_inner_operators_of_the_chain(store
     flow = Dataflow("job", parallelism=2)
     source = flow.source(Chunks(), uid="source")
     source.rebalance().apply(Pass(), source.broadcast(), uid="head").apply(Pass(), uid="inner")
-    job = lay_out(flow, graph_of(flow), unaligned=False)
+    job = compile_job(flow, graph_of(flow), unaligned=False)
     tasks = started(job)
     for subtask in range(2):
         tasks["head", subtask][0].advance_watermark(7)
@@ -210,7 +210,7 @@ def test_progress_tells_of_each_input_and_for_inner_operators_of_the_chain(store
         ]
     assert permit is not None
     _, tasks, _ = restarted(flow, permit, 3)
-    members = [tasks["head", subtask][0]._members for subtask in range(3)]
+    members = [tasks["head", subtask][0]._operators for subtask in range(3)]
     assert [{uid: member.watermark for uid, member in found.items()} for found in members] == [
         {"head": 7, "inner": 7}
     ] * 3
@@ -219,7 +219,7 @@ def test_progress_tells_of_each_input_and_for_inner_operators_of_the_chain(store
 def test_progress_that_is_as_it_was_is_written_once(store: CheckpointStore) -> None:
     flow = Dataflow("job", parallelism=2)
     flow.source(Chunks(), uid="source").rebalance().apply(Pass(), uid="head").apply(Pass(), uid="inner")
-    job = lay_out(flow, graph_of(flow), unaligned=False)
+    job = compile_job(flow, graph_of(flow), unaligned=False)
     tasks, permit, lay = started(job), None, []
     edge = job.vertex("head").inputs[0].id
     for number, watermark in enumerate([1, 1, 1, 2, 2], 1):
@@ -237,7 +237,7 @@ def test_progress_that_is_as_it_was_is_written_once(store: CheckpointStore) -> N
 def test_behind_a_source_that_reads_on_no_input_has_ended(store: CheckpointStore) -> None:
     flow = Dataflow("job")
     flow.source(Chunks(), uid="source").apply(Pass(), uid="inner")
-    job = lay_out(flow, graph_of(flow), unaligned=False)
+    job = compile_job(flow, graph_of(flow), unaligned=False)
     tasks = started(job)
     tasks["source", 0][0].advance_watermark(9)
     permit = publish(store, job, tasks)
@@ -254,12 +254,12 @@ def test_a_head_to_which_the_end_of_time_had_come_knows_it_when_it_comes_back(st
         .apply(Pass(), loop.rebalance(), uid="head")
         .apply(Pass(), uid="tail", chain=False)
     )
-    job = lay_out(flow, graph_of(flow), unaligned=False)
+    job = compile_job(flow, graph_of(flow), unaligned=False)
     permit = publish(
         store, job, started(job), watermarks={"s->head.0": MAX_WATERMARK, "head->tail.0": 3}, ended={"s->head.0": True}
     )
     _, tasks, _ = restarted(flow, permit, 1)
-    found = {uid: tasks[uid, 0][0]._members[uid].logic.context.watermark for uid in ("head", "tail")}
+    found = {uid: tasks[uid, 0][0]._operators[uid].logic.context.watermark for uid in ("head", "tail")}
     assert found == {"head": MAX_WATERMARK, "tail": 3}
 
 
@@ -272,10 +272,10 @@ def test_an_operator_that_the_checkpoint_does_not_know_begins_anew(store: Checkp
         return flow
 
     flow = flow_of("a")
-    job = lay_out(flow, graph_of(flow), unaligned=False)
+    job = compile_job(flow, graph_of(flow), unaligned=False)
     permit = publish(store, job, started(job))
     _, tasks, _ = restarted(flow_of("a", "b"), permit, 1)
-    members = tasks["source", 0][0]._members
+    members = tasks["source", 0][0]._operators
     assert {uid: member.logic.context.restored for uid, member in members.items()} == {"a": True, "b": False}
 
 
@@ -286,7 +286,7 @@ def test_hooks_of_snapshots_come_once_and_only_for_snapshots(store: CheckpointSt
     log: list[Any] = []
     flow = Dataflow("job")
     flow.source(Chunks(), uid="source").apply(Pass(log, "a"), uid="a").apply(Pass(log, "b"), uid="b")
-    job = lay_out(flow, graph_of(flow), unaligned=False)
+    job = compile_job(flow, graph_of(flow), unaligned=False)
     tasks = started(job)
     activation = tasks["source", 0][0]
     log.clear()
@@ -321,7 +321,7 @@ def test_committables_stay_under_their_own_ids_until_a_snapshot_that_held_them_i
 ) -> None:
     flow = Dataflow("job")
     flow.source(Chunks(), uid="source").rebalance().apply(Pass(), uid="before").apply(Bucket(), uid="sink")
-    job = lay_out(flow, graph_of(flow), unaligned=False)
+    job = compile_job(flow, graph_of(flow), unaligned=False)
     activation, _ = activate(job, "before")
     parent: CommitPermit | None = None
     attempts: list[str] = []
@@ -371,7 +371,7 @@ def test_committables_stay_under_their_own_ids_until_a_snapshot_that_held_them_i
 def test_completion_lets_go_of_what_its_snapshot_held_and_nothing_younger(store: CheckpointStore) -> None:
     flow = Dataflow("job")
     flow.source(Chunks(), uid="source").rebalance().apply(Bucket(), uid="sink", chain=False)
-    job = lay_out(flow, graph_of(flow), unaligned=False)
+    job = compile_job(flow, graph_of(flow), unaligned=False)
     activation, _ = activate(job, "sink")
     context = store.begin(job_id="job", graph=job.graph, states=job.states, parent=None).context
     for number in (1, 2):
@@ -405,7 +405,7 @@ def test_committables_that_were_not_declared_are_refused(store: CheckpointStore,
 
     flow = Dataflow("job")
     flow.source(Chunks(), uid="source").apply(Odd(), uid="sink")
-    job = lay_out(flow, graph_of(flow), unaligned=False)
+    job = compile_job(flow, graph_of(flow), unaligned=False)
     activation, _ = activate(job, "source")
     pending = store.begin(job_id="job", graph=job.graph, states=job.states, parent=None)
     with pytest.raises(InvalidState, match=message):
@@ -422,7 +422,7 @@ def test_splits_go_on_where_they_were_read_to(store: CheckpointStore, parallelis
     flow.source(Chunks(splits_per_reader=2, **of), uid="source", event_time="value").rebalance().apply(
         Pass(), uid="far"
     )
-    job = lay_out(flow, graph_of(flow), unaligned=False)
+    job = compile_job(flow, graph_of(flow), unaligned=False)
     tasks = started(job)
     for number in range(4):
         tasks["source", number % 2][0].give(Split(f"split{number}", b"p%d" % number))
@@ -478,7 +478,7 @@ def test_records_in_flight_come_back_in_the_order_of_their_channels(
     store: CheckpointStore, connect: Callable[[Stream], Stream], parallelism: int
 ) -> None:
     flow = unaligned(connect)
-    job = lay_out(flow, graph_of(flow, unaligned=True), unaligned=True)
+    job = compile_job(flow, graph_of(flow, unaligned=True), unaligned=True)
     edge = job.graph.edges[0]
     schema = job.schemas[edge.id]
     logged: list[tuple[Channel, pa.RecordBatch]] = []
@@ -517,7 +517,7 @@ def test_records_in_flight_come_back_in_the_order_of_their_channels(
 
 def test_records_of_a_sender_are_taken_by_their_channel_and_number(store: CheckpointStore) -> None:
     flow = unaligned(Stream.rebalance)
-    job = lay_out(flow, graph_of(flow, unaligned=True), unaligned=True)
+    job = compile_job(flow, graph_of(flow, unaligned=True), unaligned=True)
     edge, schema = job.graph.edges[0], job.schemas["s->t.0"]
     logged = [
         (Channel(edge.id, sender, receiver), records(schema, [100 * sender + 10 * receiver + n]))
@@ -536,7 +536,7 @@ def test_records_of_a_sender_are_taken_by_their_channel_and_number(store: Checkp
 
 def test_columns_that_an_edge_got_since_are_null_in_what_was_in_flight(store: CheckpointStore) -> None:
     flow = unaligned(Stream.rebalance)
-    job = lay_out(flow, graph_of(flow, unaligned=True), unaligned=True)
+    job = compile_job(flow, graph_of(flow, unaligned=True), unaligned=True)
     schema = job.schemas["s->t.0"]
     permit = publish(store, job, started(job), logged=[(Channel("s->t.0", 0, 0), records(schema, [4]))])
     task = permit.checkpoint().read("t", in_flight_name("s->t.0"))
@@ -552,7 +552,7 @@ def test_feedback_is_logged_aligned_or_not_and_nothing_else_is(store: Checkpoint
     loop = flow.loop(ROWS)
     head = flow.source(Chunks(), uid="s").key_by("key").apply(Pass(), loop.key_by("key"), uid="head")
     loop.close(head.apply(Pass(), uid="body"))
-    job = lay_out(flow, graph_of(flow), unaligned=False)
+    job = compile_job(flow, graph_of(flow), unaligned=False)
     edge = job.graph.by_edge["body->head.1"]
     routed = Router(job, edge, 1).route(rows([4, 4, 8], [1, 2, 3]))
     permit = publish(

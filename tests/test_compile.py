@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from backends.dataflow.api import Dataflow, Input, Operator, Step, Stream
-from backends.dataflow.compile import Job, graph_of, in_flight_name, lay_out, states_of
+from backends.dataflow.compile import Job, compile_job, graph_of, in_flight_name, states_of
 from backends.dataflow.descriptors import BroadcastState, MapState, SplitList, Timers, UnionList, ValueState
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.model import Mode, Partitioner, Record
@@ -21,7 +21,7 @@ COUNT = ValueState("count", KEY, {"n": pa.int64()})
 
 
 def job_of(flow: Dataflow, *, unaligned: bool = False, **sizes: int) -> Job:
-    return lay_out(flow, graph_of(flow, per_operator=sizes, unaligned=unaligned), unaligned=unaligned)
+    return compile_job(flow, graph_of(flow, per_operator=sizes, unaligned=unaligned), unaligned=unaligned)
 
 
 def chains(job: Job) -> dict[str, tuple[str, ...]]:
@@ -114,7 +114,7 @@ def test_a_chain_that_a_plan_has_broken_up_is_laid_out_broken_up() -> None:
     names = {"left": "source/fully_finished", "source": "source/fully_finished"}
     names |= dict.fromkeys(("right", "one", "two"), "source/running")
     graph = graph.with_operators({uid: replace(graph.operator(uid), chain=name) for uid, name in names.items()})
-    assert chains(lay_out(flow, graph, unaligned=False)) == {
+    assert chains(compile_job(flow, graph, unaligned=False)) == {
         "source": ("source", "left"),
         "right": ("right",),
         "one": ("one",),
@@ -192,12 +192,12 @@ def test_parallelism_is_the_dataflows_unless_something_nearer_says_other() -> No
     assert sizes(parallelism=4, per_operator={"own": 1, "source": 2}) == {"source": 2, "own": 1, "plain": 4}
     graph = graph_of(flow)
     assert [operator.max_parallelism for operator in graph.operators] == [None, 5, None]
-    assert [operator.max_parallelism for operator in lay_out(flow, graph, unaligned=False).graph.operators] == [
+    assert [operator.max_parallelism for operator in compile_job(flow, graph, unaligned=False).graph.operators] == [
         128,
         5,
         128,
     ]
-    assert {operator.key_hash for operator in lay_out(flow, graph, unaligned=False).graph.operators} == {
+    assert {operator.key_hash for operator in compile_job(flow, graph, unaligned=False).graph.operators} == {
         "spark-murmur3-seed42"
     }
 
@@ -324,7 +324,9 @@ def test_states_go_on_from_the_saved_ones_by_the_names_of_their_fields() -> None
     _, record = saved_with(before)
     flow, _ = saved_with(after)
     ids = {item.name: item.id for item in record.by_state["keyed", "count"].current.fields}
-    state = next(s for s in lay_out(flow, graph_of(flow), unaligned=False, previous=record).states if s.name == "count")
+    state = next(
+        s for s in compile_job(flow, graph_of(flow), unaligned=False, previous=record).states if s.name == "count"
+    )
     now = {item.name: item.id for item in state.current.fields}
     assert [item.name for item in state.current.fields] == ["key", "b", "new", "a", "c"]
     assert {name: now[name] for name in ids} == ids
@@ -527,7 +529,7 @@ def test_event_time_of_a_type_that_is_no_time() -> None:
 
 def test_a_graph_of_another_dataflow() -> None:
     with pytest.raises(InvalidInput, match="the graph has operators s, op and dataflow 'tree' has source, left"):
-        lay_out(tree(), graph_of(flow_with(Pass())), unaligned=False)
+        compile_job(tree(), graph_of(flow_with(Pass())), unaligned=False)
 
 
 def test_a_vertex_that_is_not_there() -> None:

@@ -29,7 +29,7 @@ from backends.dataflow.events import (
     Purpose,
     Restart,
     SnapshotFailed,
-    StopAsked,
+    StopRequested,
     TaskEnded,
     TaskFailed,
     TaskId,
@@ -400,7 +400,7 @@ def test_after_its_end_a_run_commands_nothing(over: str) -> None:
     assert kinds(last) == ["Restart" if over == "restarted" else "JobEnded"]
     others = [
         CheckpointDue(),
-        StopAsked(StopMode.DRAIN, "r"),
+        StopRequested(StopMode.DRAIN, "r"),
         LogicEnded(task("a0")),
         InputsEnded(task("a0")),
         TaskEnded(task("b0")),

@@ -13,11 +13,11 @@ from backends.dataflow.events import (
     EndSources,
     JobEnded,
     LoopStep,
+    MessageSent,
     Notify,
     Published,
     Purpose,
     Restart,
-    Spoken,
     StopOf,
     TaskId,
     TimedOut,
@@ -208,12 +208,12 @@ def test_a_head_that_is_told_to_end_is_told_once_and_turned_no_more_while_its_co
 def test_a_barrier_after_which_a_coordinator_sent_into_the_loop_does_not_end_it() -> None:
     run, begin = drained()
     begin = begun(run.complete(begin, max_watermark_sent=False, **SAID))
-    run(Spoken("t"))
+    run(MessageSent("t"))
     commands = run.complete(begin, max_watermark_sent=True, **SAID)
     assert steps(commands) == {}
-    run(Spoken("a"))
+    run(MessageSent("a"))
     begin = begun(commands)
-    run(Spoken("a"))
+    run(MessageSent("a"))
     assert steps(run.complete(begin, max_watermark_sent=True, **SAID)) == {TaskId("h", 0): END, TaskId("h", 1): END}
 
 

@@ -39,8 +39,8 @@ from backends.dataflow.events import (
     Purpose,
     Restart,
     SnapshotFailed,
-    StopAsked,
     StopFailed,
+    StopRequested,
     TaskEnded,
     TaskFailed,
     TaskId,
@@ -85,7 +85,7 @@ class Checker:
         assert not (self.over and commands)
         if isinstance(event, TaskEnded):
             self.ended.add(event.task)
-        if isinstance(event, StopAsked):
+        if isinstance(event, StopRequested):
             self.asked.append(event.request)
         if isinstance(event, Acknowledged) and self.in_flight is not None:
             number = self.in_flight.barrier.number
@@ -174,7 +174,7 @@ def random_event(rng: random.Random, job: TinyJob, checker: Checker) -> Coordina
         return helpful[checker.stage]
     events: list[CoordinatorEvent] = [
         CheckpointDue(),
-        StopAsked(rng.choice(list(StopMode)), rng.choice("xyz")),
+        StopRequested(rng.choice(list(StopMode)), rng.choice("xyz")),
         Acknowledged(task, Acknowledge(number, *bits)),
         Declined(task, number, "no"),
         LogicEnded(task),
@@ -308,7 +308,7 @@ def test_a_job_whose_tasks_behave_comes_to_its_end_without_any_checkpoint_being_
         waiting: list[CoordinatorEvent] = []
         for step in range(2000):
             if step == asked_at and mode is not None:
-                event: CoordinatorEvent = StopAsked(mode, "r")
+                event: CoordinatorEvent = StopRequested(mode, "r")
             elif waiting and rng.random() < 0.5:
                 event = waiting.pop(0)
             elif possible := tasks.possible():

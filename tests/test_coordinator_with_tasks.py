@@ -19,7 +19,7 @@ from backends.dataflow import events
 from backends.dataflow.coordinator import Coordinator
 from backends.dataflow.events import MAX_WATERMARK, Channel, CoordinatorEvent, Records, TaskEvent, TaskId
 from backends.dataflow.inputs import InputEdge
-from backends.dataflow.life import State
+from backends.dataflow.life import TaskState
 from backends.dataflow.loops import loops_of
 from backends.dataflow.task import Task
 from stateformat.model import Edge, Partitioner, StopMode
@@ -140,7 +140,7 @@ class World:
             mail = self.mail[which].popleft()
             if isinstance(mail, int):
                 self.answer(which, mail)
-            elif isinstance(mail, events.Answered) and self.tasks[which].state is State.HELD:
+            elif isinstance(mail, events.Answered) and self.tasks[which].state is TaskState.STOPPED_AT_BARRIER:
                 self.held.append((which, mail))
             else:
                 self.deliver(which, mail)
@@ -167,15 +167,17 @@ class World:
         if value is None:
             self.mail[task].append(events.Answered())
         else:
-            self.obey(self.coordinator.handle(events.Spoken(task.vertex)))
+            self.obey(self.coordinator.handle(events.MessageSent(task.vertex)))
             self.mail[task].append(value)
 
     def answer(self, task: TaskId, value: int) -> None:
         """A task receives what its coordinator has answered."""
-        if self.tasks[task].state is State.HELD:
+        if self.tasks[task].state is TaskState.STOPPED_AT_BARRIER:
             self.held.append((task, value))
         else:
-            assert self.tasks[task].state in (State.RUNNING, State.DRAINING, State.ASKING), "an answer comes too late"
+            assert self.tasks[task].state in (TaskState.RUNNING, TaskState.DRAINING, TaskState.ASKING), (
+                "an answer comes too late"
+            )
             self.send(task, value)
 
     def read(self, task: TaskId) -> None:
@@ -224,7 +226,7 @@ class World:
                     self.to_coordinator.append(events.Declined(task, number, reason))
                 case events.TellLogicEnded():
                     self.to_coordinator.append(events.LogicEnded(task))
-                case events.TellInputsEnded():
+                case events.ReportInputsEnded():
                     self.to_coordinator.append(events.InputsEnded(task))
                 case events.Ended():
                     self.to_coordinator.append(events.TaskEnded(task))
@@ -280,7 +282,7 @@ def test_coordinator_and_tasks_bring_every_job_to_its_end(shape: str, mode: Stop
         asked_at, due = rng.randrange(150), rng.choice([0.0, 0.05])
         for number in range(20_000):
             if number == asked_at and mode is not None:
-                world.obey(world.coordinator.handle(events.StopAsked(mode, "r")))
+                world.obey(world.coordinator.handle(events.StopRequested(mode, "r")))
             if rng.random() < due:
                 world.obey(world.coordinator.handle(events.CheckpointDue()))
             if not world.step():

@@ -13,7 +13,7 @@ import pytest
 
 import stateformat as sf
 from backends.dataflow.api import Dataflow, Stream
-from backends.dataflow.compile import Job, graph_of, lay_out
+from backends.dataflow.compile import Job, compile_job, graph_of
 from backends.dataflow.descriptors import ValueState
 from backends.dataflow.routing import PIECE_ROWS_MIN, Router
 from tests.dataflow_fakes import ROWS, Chunks, Pass, Stateful, rows
@@ -35,7 +35,7 @@ def between(
     connect(flow.source(Chunks(schema), uid="s")).apply(
         target, uid="t", parallelism=receivers, max_parallelism=max_parallelism, chain=False
     )
-    return lay_out(flow, graph_of(flow), unaligned=False)
+    return compile_job(flow, graph_of(flow), unaligned=False)
 
 
 def router(job: Job, sender: int = 0) -> Router:

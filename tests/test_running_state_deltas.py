@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from backends.dataflow.compile import graph_of, lay_out
+from backends.dataflow.compile import compile_job, graph_of
 from backends.state import Layer, SubtaskStates
 from backends.state import chains as chains_module
 from backends.state import parts as parts_module
@@ -677,7 +677,7 @@ def test_layers_are_verified_as_they_are_read() -> None:
 
 def test_an_activation_gives_the_states_of_its_operators_and_writes_them_as_they_are_told_to_be() -> None:
     flow = summing()
-    job = lay_out(flow, graph_of(flow), unaligned=False)
+    job = compile_job(flow, graph_of(flow), unaligned=False)
     activation, _ = started(job)["sums", 0]
     assert {*activation.states} == {"sums", "behind"}
     states = activation.states["sums"]

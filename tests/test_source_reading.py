@@ -9,21 +9,21 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from backends.dataflow.activation import Activation, Reading
+from backends.dataflow.activation import OperatorChain, ReadResult
 from backends.dataflow.api import Chunk, Dataflow, EventTime, NoSplit, ReaderContext, Split
-from backends.dataflow.compile import graph_of, lay_out
+from backends.dataflow.compile import compile_job, graph_of
 from backends.dataflow.failures import OperatorError
 from stateformat.errors import InvalidState
 from tests.dataflow_fakes import Chunks, Collected, Pass, activate, rows
 
 
-def reader(source: Chunks, event_time: EventTime | str | None = None) -> tuple[Activation, Collected]:
+def reader(source: Chunks, event_time: EventTime | str | None = None) -> tuple[OperatorChain, Collected]:
     flow = Dataflow("job", parallelism=2)
     flow.source(source, uid="source", event_time=event_time).rebalance().apply(Pass(), uid="far")
-    return activate(lay_out(flow, graph_of(flow), unaligned=False), "source", 1)
+    return activate(compile_job(flow, graph_of(flow), unaligned=False), "source", 1)
 
 
-def read_on(activation: Activation, times: int) -> list[Reading]:
+def read_on(activation: OperatorChain, times: int) -> list[ReadResult]:
     return [activation.read() for _ in range(times)]
 
 
@@ -33,18 +33,18 @@ def one_row_each(*values: int) -> list[pa.RecordBatch]:
 
 def test_a_reader_asks_for_splits_until_there_will_be_none_and_ends_when_its_own_have() -> None:
     activation, outside = reader(Chunks(a=[rows([1, 2]), rows([3])], b=[]))
-    assert activation.read() == Reading(0, wants_split=True, idle=True, ended=False, watermark=None, holds_none=True)
+    assert activation.read() == ReadResult(0, wants_split=True, idle=True, ended=False, watermark=None, holds_none=True)
     activation.give(NoSplit.LATER)
-    assert activation.read() == Reading(0, wants_split=True, idle=True, ended=False, watermark=None, holds_none=True)
+    assert activation.read() == ReadResult(0, wants_split=True, idle=True, ended=False, watermark=None, holds_none=True)
     activation.give(Split("a", b""))
     assert read_on(activation, 3) == [
-        Reading(2, wants_split=False, idle=False, ended=False, watermark=None),
-        Reading(1, wants_split=False, idle=False, ended=False, watermark=None),
-        Reading(0, wants_split=True, idle=True, ended=False, watermark=None, holds_none=True),
+        ReadResult(2, wants_split=False, idle=False, ended=False, watermark=None),
+        ReadResult(1, wants_split=False, idle=False, ended=False, watermark=None),
+        ReadResult(0, wants_split=True, idle=True, ended=False, watermark=None, holds_none=True),
     ]
     activation.give(Split("b", b""))
     activation.give(NoSplit.NEVER)
-    assert read_on(activation, 2) == [Reading(0, wants_split=False, idle=False, ended=True, watermark=None)] * 2
+    assert read_on(activation, 2) == [ReadResult(0, wants_split=False, idle=False, ended=True, watermark=None)] * 2
     assert outside.values("source->far.0") == [1, 2, 3]
 
 

@@ -24,7 +24,7 @@ from backends.dataflow.events import (
     Triggered,
     Watermark,
 )
-from backends.dataflow.life import State
+from backends.dataflow.life import TaskState
 from backends.dataflow.task import Task
 from tests.task_cases import DRAIN, END, MAX, barrier, channels, edge, only, processed, started, tell, turn
 
@@ -333,7 +333,7 @@ def test_an_aligned_checkpoint_overtakes_nothing_where_an_unaligned_one_might() 
 def test_a_waiting_task_logs_nothing() -> None:
     task = started(edge("a", 2, overtakable=True))
     tell(task, (A, DRAIN), (B, DRAIN))
-    assert task.state is State.WAITING
+    assert task.state is TaskState.WAITING
     commands = tell(task, Announced(A, barrier(1, unaligned=True)))
     assert [type(command) for command in commands] == [Snapshot, Emit, Acknowledge]
 

@@ -23,7 +23,7 @@ from backends.dataflow.events import (
     Snapshot,
     TellLogicEnded,
 )
-from backends.dataflow.life import State
+from backends.dataflow.life import TaskState
 from backends.dataflow.task import ANSWER_ROUNDS_MAX, Task
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState
 from tests.task_cases import DRAIN, END, STOP, barrier, channels, edge, only, started, stop, tell
@@ -39,7 +39,7 @@ def asking(*before: Any) -> Task:
     """A task that has asked."""
     task = started(edge("a", 2), asks=True)
     tell(task, *before, (A, DRAIN), (B, DRAIN))
-    assert task.state is State.ASKING
+    assert task.state is TaskState.ASKING
     return task
 
 
@@ -49,7 +49,7 @@ def test_the_last_input_ends_when_the_coordinator_has_answered_and_earlier_ones_
     assert tell(task, (A, DRAIN)) == [ConfirmProcessed(A)]
     assert tell(task, (B, DRAIN)) == [TIME, AskCoordinator(), ConfirmProcessed(B)]
     assert tell(task, Answered()) == [EndInput(0), *ENDING]
-    assert task.state is State.WAITING
+    assert task.state is TaskState.WAITING
 
 
 def test_what_is_sent_while_it_asks_is_answered_too() -> None:
@@ -77,7 +77,7 @@ def test_a_snapshot_between_question_and_answer_is_that_of_a_task_that_runs() ->
     (taken,) = only(tell(task, (A, barrier(1)), (B, barrier(1))), Snapshot)
     assert (taken.finishing, taken.ended, taken.watermarks) == (False, {"a": False}, {"a": MAX_WATERMARK})
     assert tell(task, Completed(1)) == [NotifyComplete(1)]
-    assert task.state is State.ASKING
+    assert task.state is TaskState.ASKING
     assert tell(task, (A, END), (B, END), Answered()) == [EndInput(0), *ENDING]
     assert tell(task, events.Triggered(barrier(2))).last() == [Acknowledge(2, finishing=True)]
 
@@ -87,17 +87,17 @@ def test_a_checkpoint_that_is_aborted_leaves_it_asking() -> None:
     tell(task, (A, barrier(1)))
     assert task.is_blocked(A)
     assert tell(task, events.Aborted(1)) == []
-    assert (task.state, task.is_blocked(A)) == (State.ASKING, False)
+    assert (task.state, task.is_blocked(A)) == (TaskState.ASKING, False)
 
 
 def test_a_stop_without_drain_holds_it_and_an_aborted_one_lets_it_ask_on() -> None:
     task = asking()
     tell(task, (A, stop(1)), (B, stop(1)))
-    assert task.state is State.HELD
+    assert task.state is TaskState.STOPPED_AT_BARRIER
     with pytest.raises(InvalidInput, match="coordinator has answered cannot happen to a task that is held"):
         task.handle(Answered())
     tell(task, events.Aborted(1))
-    assert task.state is State.ASKING
+    assert task.state is TaskState.ASKING
     tell(task, (A, stop(2)), (B, stop(2)))
     assert tell(task, Completed(2)) == [NotifyComplete(2), Emit(STOP)]
 
@@ -105,7 +105,7 @@ def test_a_stop_without_drain_holds_it_and_an_aborted_one_lets_it_ask_on() -> No
 def test_an_input_that_ends_while_a_stop_holds_the_task_makes_it_ask_when_the_stop_is_aborted() -> None:
     task = started(edge("a", 2), asks=True)
     tell(task, (A, stop(1)), (B, stop(1)), (A, DRAIN), (B, DRAIN))
-    assert task.state is State.HELD
+    assert task.state is TaskState.STOPPED_AT_BARRIER
     assert tell(task, events.Aborted(1)).last(2) == [TIME, AskCoordinator()]
 
 
@@ -115,7 +115,7 @@ def test_the_head_of_a_loop_asks_when_it_is_told_to_end_and_takes_what_is_fed_ba
     tell(task, Completed(1, LoopStep.MAX_WATERMARK), events.Triggered(barrier(2)), (LOOP, barrier(2)))
     assert tell(task, Completed(2, LoopStep.END)) == [NotifyComplete(2), AskCoordinator()]
     tell(task, (LOOP, "r"), events.Triggered(barrier(3)), (LOOP, barrier(3)), Completed(3))
-    assert task.state is State.ASKING
+    assert task.state is TaskState.ASKING
     assert tell(task, Answered()) == [EndInput(1), *ENDING]
 
 

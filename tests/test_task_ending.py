@@ -34,7 +34,7 @@ from backends.dataflow.events import (
     Watermark,
 )
 from backends.dataflow.inputs import InputEdge, Inputs
-from backends.dataflow.life import State
+from backends.dataflow.life import TaskState
 from backends.dataflow.task import Task
 from tests.task_cases import (
     DRAIN,
@@ -140,9 +140,9 @@ def test_a_source_advances_and_never_falls_back() -> None:
 def test_l1_drained_channels_end_the_logic_with_the_last_of_them() -> None:
     task = started(edge("a", 2))
     assert tell(task, (A, DRAIN)) == [ConfirmProcessed(A)]
-    assert task.state is State.RUNNING
+    assert task.state is TaskState.RUNNING
     assert tell(task, (B, "r"), (B, DRAIN)) == [processed(B, "r"), *end_of_logic(0, confirm=B)]
-    assert task.state is State.WAITING
+    assert task.state is TaskState.WAITING
 
 
 def test_two_inputs_end_at_different_times_each_once_and_before_the_time_that_it_held_up() -> None:
@@ -191,9 +191,9 @@ def waiting(**more: Any) -> Task:
 
 def leaves(task: Task, last: Any, *, with_: Sequence[TaskCommand] = ()) -> None:
     """The task leaves with this event and not before."""
-    assert task.state is State.WAITING
+    assert task.state is TaskState.WAITING
     assert tell(task, last) == [*with_, *GONE]
-    assert task.state is State.ENDED
+    assert task.state is TaskState.ENDED
 
 
 def test_a_waiting_task_takes_part_in_checkpoints_as_finishing() -> None:
@@ -254,14 +254,14 @@ def test_a_round_lets_nobody_leave_for_nothing_was_written() -> None:
     task = started()
     tell(task, SourceEnded(), DataProcessed(OUT), Triggered(turn(1)))
     assert tell(task, Completed(1)) == []
-    assert task.state is State.WAITING
+    assert task.state is TaskState.WAITING
 
 
 def test_z8_after_the_savepoint_of_a_stop_only_that_one_counts() -> None:
     task = started(outputs=(OUT,))
     tell(task, SourceEnded(), Triggered(barrier(6)), Completed(6))
     tell(task, Triggered(barrier(7, Purpose.STOP_DRAIN)), DataProcessed(OUT))
-    assert task.state is State.WAITING, "the completion of 6 does not end it"
+    assert task.state is TaskState.WAITING, "the completion of 6 does not end it"
     leaves(task, Completed(7), with_=[NotifyComplete(7)])
 
 
@@ -312,7 +312,7 @@ def test_z12_a_pending_checkpoint_that_the_last_end_completes_is_acknowledged_be
 def test_a_pending_checkpoint_that_is_aborted_keeps_nobody() -> None:
     task = started(edge("a", 1, overtakable=True))
     tell(task, (A, DRAIN), (A, barrier(1)), Completed(1), DataProcessed(OUT), Triggered(barrier(2)))
-    assert task.state is State.WAITING
+    assert task.state is TaskState.WAITING
     assert tell(task, Aborted(2)) == []
     leaves(task, (A, END))
 
@@ -339,7 +339,7 @@ def test_a_chain_of_tasks_needs_one_checkpoint_however_long_it_is() -> None:
 
     carry(0, tell(tasks[0], SourceEnded()))
     flow()
-    assert {task.state for task in tasks} == {State.WAITING}
+    assert {task.state for task in tasks} == {TaskState.WAITING}
     tell(tasks[4], DataProcessed(edges[4]))
     carry(0, tell(tasks[0], Triggered(barrier(1))))
     flow()
@@ -347,7 +347,7 @@ def test_a_chain_of_tasks_needs_one_checkpoint_however_long_it_is() -> None:
     for number in reversed(range(5)):
         carry(number, tell(tasks[number], Completed(1)))
     flow()
-    assert {task.state for task in tasks} == {State.ENDED}
+    assert {task.state for task in tasks} == {TaskState.ENDED}
 
 
 # Restore -----------------------------------------------------------------------------------------------------------------
@@ -388,7 +388,7 @@ def test_an_ended_input_is_not_ended_again() -> None:
 def test_when_everything_has_ended_the_logic_ends_at_the_start(ended: bool, inputs: tuple[int, ...]) -> None:
     task, commands = start(edge("a", 0, watermark=3, ended=ended))
     assert commands == end_of_logic(*inputs)
-    assert task.state is State.WAITING
+    assert task.state is TaskState.WAITING
     tell(task, Triggered(barrier(1)), DataProcessed(OUT))
     leaves(task, Completed(1), with_=[NotifyComplete(1)])
 

@@ -10,7 +10,7 @@ import pytest
 
 from backends.dataflow import events
 from backends.dataflow.events import MAX_WATERMARK, Completed, LoopStep, TaskId
-from backends.dataflow.life import LEGAL, Fact, Life, State, diagram, fact_of, page, table
+from backends.dataflow.life import LEGAL, EventKind, TaskState, TaskStateMachine, diagram, kind_of, page, table
 from backends.dataflow.task import Task
 from stateformat.errors import ErrorKind, InvalidInput
 from tests.task_cases import DRAIN, END, OUT, STOP, barrier, channels, edge, on, started, stop, tell
@@ -44,20 +44,20 @@ def test_every_move_between_two_states_is_an_arrow_of_the_diagram_and_no_other_i
 def test_every_fact_is_a_row_of_the_table_and_every_state_but_canceled_a_column() -> None:
     head, _, *rows = table().split("\n")
     columns = [cell.strip() for cell in head.split("|")[2:-1]]
-    assert columns == [state.value for state in State if state is not State.CANCELED]
-    assert [row.split("|")[1].strip() for row in rows] == [fact.value for fact in Fact]
+    assert columns == [state.value for state in TaskState if state is not TaskState.CANCELED]
+    assert [row.split("|")[1].strip() for row in rows] == [fact.value for fact in EventKind]
     for row in rows:
-        fact = Fact(row.split("|")[1].strip())
+        fact = EventKind(row.split("|")[1].strip())
         for name, cell in zip(columns, row.split("|")[2:-1], strict=True):
-            assert bool(cell.strip()) is (fact in LEGAL[State(name)])
+            assert bool(cell.strip()) is (fact in LEGAL[TaskState(name)])
 
 
 def test_nothing_leads_out_of_the_end_and_everything_leads_to_cancellation() -> None:
-    assert LEGAL[State.ENDED] == {Fact.CANCEL: {State.ENDED}}
-    assert set(LEGAL[State.CANCELED].values()) == {frozenset({State.CANCELED})}
-    assert set(LEGAL[State.CANCELED]) == set(Fact)
-    for state in set(State) - {State.ENDED}:
-        assert LEGAL[state][Fact.CANCEL] == {State.CANCELED}
+    assert LEGAL[TaskState.ENDED] == {EventKind.CANCEL: {TaskState.ENDED}}
+    assert set(LEGAL[TaskState.CANCELED].values()) == {frozenset({TaskState.CANCELED})}
+    assert set(LEGAL[TaskState.CANCELED]) == set(EventKind)
+    for state in set(TaskState) - {TaskState.ENDED}:
+        assert LEGAL[state][EventKind.CANCEL] == {TaskState.CANCELED}
 
 
 def test_every_event_and_every_element_is_a_fact() -> None:
@@ -65,14 +65,14 @@ def test_every_event_and_every_element_is_a_fact() -> None:
     for kind in events.TaskEvent.__args__:
         if kind is not events.Received:
             event = kind(*(one[name] for name in kind._fields if name in one))
-            assert isinstance(fact_of(event, feedback=False), Fact)
+            assert isinstance(kind_of(event, feedback=False), EventKind)
     ordinary = {
-        fact_of(on(A, element), feedback=False) for element in ("r", events.Watermark(1), barrier(1), DRAIN, STOP, END)
+        kind_of(on(A, element), feedback=False) for element in ("r", events.Watermark(1), barrier(1), DRAIN, STOP, END)
     }
     assert len(ordinary) == 6
-    assert fact_of(on(A, "r"), feedback=True) is Fact.FED_BACK
-    assert {fact_of(on(A, mark), feedback=True) for mark in (events.Watermark(1), barrier(1), DRAIN, STOP, END)} == {
-        Fact.FEEDBACK_MARK
+    assert kind_of(on(A, "r"), feedback=True) is EventKind.FED_BACK
+    assert {kind_of(on(A, mark), feedback=True) for mark in (events.Watermark(1), barrier(1), DRAIN, STOP, END)} == {
+        EventKind.FEEDBACK_MARK
     }
 
 
@@ -156,7 +156,7 @@ def test_nothing_is_delivered_to_a_task_that_is_gone() -> None:
     with pytest.raises(InvalidInput, match="ended"):
         task.handle(Completed(2))
     assert tell(task, events.Canceled()) == []
-    assert task.state is State.ENDED
+    assert task.state is TaskState.ENDED
 
 
 @pytest.mark.parametrize("before", [[], [events.SourceEnded()], [events.Triggered(stop(1))]])
@@ -165,12 +165,12 @@ def test_nothing_is_emitted_or_acknowledged_after_a_cancellation(before: list[An
     tell(task, *before)
     late = [events.Canceled(), events.Triggered(barrier(5)), events.SourceEnded(), Completed(1), events.Aborted(1)]
     assert tell(task, *late, events.DataProcessed(OUT), events.SourceAdvanced(MAX_WATERMARK)) == []
-    assert task.state is State.CANCELED
+    assert task.state is TaskState.CANCELED
     assert not task.may_read
 
 
 def test_a_move_that_is_not_in_the_table_is_a_mistake_of_the_task_itself() -> None:
-    life = Life(TaskId("task", 0))
-    life.admit(Fact.START, "start")
+    life = TaskStateMachine(TaskId("task", 0))
+    life.admit(EventKind.START, "start")
     with pytest.raises(AssertionError, match="may not become ended"):
-        life.move(State.ENDED)
+        life.move(TaskState.ENDED)

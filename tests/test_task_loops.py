@@ -23,16 +23,16 @@ from backends.dataflow.events import (
     LoopStep,
     NotifyAborted,
     NotifyComplete,
+    ReportInputsEnded,
     Snapshot,
     TaskCommand,
     TaskId,
-    TellInputsEnded,
     TellLogicEnded,
     Triggered,
     Watermark,
 )
 from backends.dataflow.inputs import InputEdge
-from backends.dataflow.life import State
+from backends.dataflow.life import TaskState
 from backends.dataflow.task import Task
 from stateformat.errors import InvalidInput
 from tests.task_cases import (
@@ -68,7 +68,7 @@ def drained(**options: Any) -> Task:
     """A head with nothing left but its loop."""
     task = head(**options)
     tell(task, (A, Watermark(5)), (A, MAX), (A, DRAIN), (A, END))
-    assert task.state is State.DRAINING
+    assert task.state is TaskState.DRAINING
     return task
 
 
@@ -130,7 +130,7 @@ def test_such_a_channel_is_freed_by_an_abort_and_by_a_later_snapshot(freed_by: A
     task = head()
     tell(task, (P, barrier(1)), freed_by)
     assert task.blocked == set()
-    assert task.state is State.RUNNING
+    assert task.state is TaskState.RUNNING
 
 
 def test_barriers_of_aborted_checkpoints_that_come_back_mean_nothing() -> None:
@@ -215,8 +215,8 @@ def test_what_an_acknowledgement_says_of_the_inputs_is_as_of_the_snapshot() -> N
 def test_a_head_whose_inputs_have_drained_holds_the_end_of_time_and_its_own_end_back() -> None:
     task = head()
     assert tell(task, (A, Watermark(5)), (A, MAX)) == [AdvanceWatermark(5), Emit(Watermark(5))]
-    assert tell(task, (A, DRAIN)) == [TellInputsEnded(), ConfirmProcessed(A)]
-    assert task.state is State.DRAINING
+    assert tell(task, (A, DRAIN)) == [ReportInputsEnded(), ConfirmProcessed(A)]
+    assert task.state is TaskState.DRAINING
     assert tell(task, (P, "r")) == [processed(P, "r")]
 
 
@@ -230,7 +230,7 @@ def test_a_quiet_loop_ends_in_two_steps() -> None:
     ]
     assert turned(task, 2) == Acknowledge(2, False, quiet=True, inputs_ended=True, max_watermark_sent=True)
     assert tell(task, Completed(2, LoopStep.END)) == [EndInput(1), Finish(), Emit(DRAIN), TellLogicEnded()]
-    assert task.state is State.WAITING
+    assert task.state is TaskState.WAITING
 
 
 def test_a_step_may_be_told_twice() -> None:
@@ -280,7 +280,7 @@ def test_an_input_that_is_not_the_last_ends_at_once() -> None:
     task = started(edge("a", 1), edge("b", 1, input=2), LOOP)
     tell(task, (B, Watermark(4)))
     assert tell(task, (A, DRAIN)) == [EndInput(0), ConfirmProcessed(A)]
-    assert tell(task, (B, DRAIN)) == [TellInputsEnded(), ConfirmProcessed(B)]
+    assert tell(task, (B, DRAIN)) == [ReportInputsEnded(), ConfirmProcessed(B)]
 
 
 def test_progress_of_a_head_that_holds_the_end_of_time_back_says_so() -> None:
@@ -301,15 +301,15 @@ def restored(*edges: InputEdge) -> tuple[Task, Told]:
 
 def test_a_restored_head_goes_on_where_it_held_back() -> None:
     task, commands = restored(edge("a", 0, watermark=5), LOOP)
-    assert commands == [AdvanceWatermark(5), Emit(Watermark(5)), TellInputsEnded()]
-    assert task.state is State.DRAINING
+    assert commands == [AdvanceWatermark(5), Emit(Watermark(5)), ReportInputsEnded()]
+    assert task.state is TaskState.DRAINING
     assert not turned(task, 1).max_watermark_sent
     assert tell(task, Completed(1, LoopStep.MAX_WATERMARK)).last() == [EndInput(0)]
 
 
 def test_a_restored_head_that_had_sent_the_end_of_time_sends_it_again_and_ends_no_input_twice() -> None:
     task, commands = restored(edge("a", 0, watermark=MAX_WATERMARK, ended=True), LOOP)
-    assert commands == [AdvanceWatermark(MAX_WATERMARK), Emit(MAX), TellInputsEnded()]
+    assert commands == [AdvanceWatermark(MAX_WATERMARK), Emit(MAX), ReportInputsEnded()]
     assert turned(task, 1).max_watermark_sent
     assert tell(task, Completed(1, LoopStep.END)).first() == [EndInput(1)]
 
@@ -317,7 +317,7 @@ def test_a_restored_head_that_had_sent_the_end_of_time_sends_it_again_and_ends_n
 def test_in_loops_within_loops_an_inner_head_waits_for_the_outer_one() -> None:
     """Input 2 comes from another head of the same loop, which ends only when the whole loop does."""
     task = started(edge("a", 1), edge("b", 1, input=2, inside=True), LOOP)
-    assert tell(task, (A, DRAIN)) == [EndInput(0), TellInputsEnded(), ConfirmProcessed(A)]
+    assert tell(task, (A, DRAIN)) == [EndInput(0), ReportInputsEnded(), ConfirmProcessed(A)]
     assert tell(task, (B, "r"), (B, Watermark(3))) == [processed(B, "r")]
     commands = tell(task, (B, turn(1)), Triggered(turn(1)), (A, END), (P, turn(1)), (Q, turn(1)))
     assert only(commands, AdvanceWatermark) == [AdvanceWatermark(3)]
@@ -342,7 +342,7 @@ def test_a_log_is_whole_when_the_logic_ends_for_nothing_can_come_round_any_more(
         Finish(),
         Acknowledge(2, False, quiet=False, inputs_ended=True, max_watermark_sent=False),
     ]
-    assert task.state is State.WAITING
+    assert task.state is TaskState.WAITING
 
 
 # Stops -------------------------------------------------------------------------------------------------------------------
@@ -363,7 +363,7 @@ def test_an_aborted_stop_processes_what_was_held_in_order() -> None:
     assert tell(task, Aborted(1)) == [
         NotifyAborted(1), processed(P, "1"), processed(Q, "2"), processed(P, "3"),
     ]  # fmt: skip
-    assert task.state is State.RUNNING
+    assert task.state is TaskState.RUNNING
     assert tell(task, (P, stop(1)), (Q, "4")) == [processed(Q, "4")]
     tell(task, (A, DRAIN))
     assert not turned_with_input(task, 2).quiet
@@ -381,12 +381,12 @@ def test_a_head_that_was_draining_stops_when_the_savepoint_is_complete_and_else_
     for outcome in (Completed(1), Aborted(1)):
         task = drained()
         tell(task, Triggered(stop(1)), (P, "r"), (P, stop(1)), (Q, stop(1)))
-        assert task.state is State.HELD
+        assert task.state is TaskState.STOPPED_AT_BARRIER
         commands = tell(task, outcome)
         if isinstance(outcome, Completed):
             assert commands == [NotifyComplete(1), Emit(STOP)], "all that it hears from outside had ended before"
-            assert task.state is State.STOPPING
+            assert task.state is TaskState.STOPPING
         else:
             assert commands == [NotifyAborted(1), processed(P, "r")], "the coordinator knows of its inputs already"
-            assert task.state is State.DRAINING
+            assert task.state is TaskState.DRAINING
             assert not turned(task, 2).quiet

@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.dataflow.life import State
+from backends.dataflow.life import TaskState
 from tests.task_cases import edge
 from tests.task_world import World
 
@@ -46,4 +46,4 @@ def live(shape: str, steps: int, *, unaligned: bool, seed: int) -> World:
 def test_whatever_happens_in_whatever_order(shape: str, steps: int, unaligned: bool, seed: int) -> None:
     world = live(shape, steps, unaligned=unaligned, seed=seed)
     world.run_out()
-    assert world.task.state is State.ENDED
+    assert world.task.state is TaskState.ENDED

@@ -29,7 +29,7 @@ from backends.dataflow.events import (
     Triggered,
     Watermark,
 )
-from backends.dataflow.life import State
+from backends.dataflow.life import TaskState
 from backends.dataflow.task import Task
 from stateformat.errors import InvalidInput
 from tests.task_cases import (
@@ -55,7 +55,7 @@ A, B = channels("a", 2)
 def held(**more: Any) -> Task:
     task = started(edge("a", 2), **more)
     tell(task, (A, stop(7)), (B, stop(7)))
-    assert task.state is State.HELD
+    assert task.state is TaskState.STOPPED_AT_BARRIER
     return task
 
 
@@ -77,7 +77,7 @@ def test_a_source_says_that_it_stopped_when_the_savepoint_is_complete_and_not_be
     task = started()
     tell(task, Triggered(stop(7)))
     assert tell(task, Completed(7)) == [NotifyComplete(7), Emit(STOP)]
-    assert task.state is State.STOPPING
+    assert task.state is TaskState.STOPPING
     assert tell(task, DataProcessed(OUT)) == GONE
 
 
@@ -91,7 +91,7 @@ def test_a_late_completion_of_an_older_checkpoint_stops_nobody() -> None:
     task = started()
     tell(task, Triggered(barrier(6)), Triggered(stop(7)))
     assert tell(task, Completed(6)) == [NotifyComplete(6)]
-    assert task.state is State.HELD
+    assert task.state is TaskState.STOPPED_AT_BARRIER
 
 
 def test_an_aborted_stop_lets_the_source_go_on_as_if_nothing_had_been_asked() -> None:
@@ -140,9 +140,9 @@ def test_l4_the_stop_is_told_on_in_whatever_order_it_comes() -> None:
         task = held()
         *before, last = order
         assert only(tell(task, *before), Emit) == []
-        assert task.state is State.HELD
+        assert task.state is TaskState.STOPPED_AT_BARRIER
         assert only(tell(task, last), Emit) == [Emit(STOP)]
-        assert task.state is State.STOPPING
+        assert task.state is TaskState.STOPPING
 
 
 def test_l3_an_input_that_drained_before_and_one_that_stops_last() -> None:
@@ -150,7 +150,7 @@ def test_l3_an_input_that_drained_before_and_one_that_stops_last() -> None:
     (other,) = channels("f", 1)
     assert only(tell(task, (A, DRAIN), (B, DRAIN)), EndInput) == [EndInput(0)]
     tell(task, (A, stop(7)), (B, stop(7)), (other, Watermark(3)), (other, stop(7)))
-    assert task.state is State.HELD
+    assert task.state is TaskState.STOPPED_AT_BARRIER
     commands = tell(task, Completed(7), (other, STOP))
     assert commands == [NotifyComplete(7), Emit(STOP), ConfirmProcessed(other)]
     assert tell(task, (A, END), (B, END), DataProcessed(OUT), (other, END)) == GONE
@@ -166,7 +166,7 @@ def test_l6_inputs_that_leave_one_by_one() -> None:
     task = held(outputs=())
     commands = tell(task, Completed(7), (A, STOP), (A, END), (B, STOP), (B, END))
     assert only(commands, Emit) == [Emit(STOP), GONE[1]]
-    assert task.state is State.ENDED
+    assert task.state is TaskState.ENDED
 
 
 def test_a_stop_that_completes_last_of_all() -> None:
@@ -179,7 +179,7 @@ def test_the_end_of_a_channel_can_be_what_holds_a_task() -> None:
     task = started(edge("a", 2))
     tell(task, (A, DRAIN), (B, stop(7)))
     assert only(tell(task, (A, END)), Acknowledge) == [Acknowledge(7, False)]
-    assert task.state is State.HELD
+    assert task.state is TaskState.STOPPED_AT_BARRIER
     assert only(tell(task, Completed(7), (B, STOP)), Emit) == [Emit(STOP)]
 
 
@@ -194,7 +194,7 @@ def test_l7_a_task_that_had_ended_waits_for_that_very_savepoint_and_says_nothing
 def test_after_an_aborted_stop_everything_goes_on() -> None:
     task = held()
     assert tell(task, Aborted(7)) == [NotifyAborted(7)]
-    assert task.state is State.RUNNING
+    assert task.state is TaskState.RUNNING
     assert tell(task, (A, "r"), (A, DRAIN), (B, DRAIN)) == [
         processed(A, "r"),
         ConfirmProcessed(A),
@@ -206,7 +206,7 @@ def test_an_abort_before_the_alignment_was_complete_holds_nobody() -> None:
     task = started(edge("a", 2))
     tell(task, (A, stop(7)))
     assert tell(task, Aborted(7), (B, stop(7)), (A, "r")) == [processed(A, "r")]
-    assert task.state is State.RUNNING
+    assert task.state is TaskState.RUNNING
 
 
 def test_what_ended_while_it_was_held_ends_when_the_stop_is_aborted() -> None:
@@ -218,7 +218,7 @@ def test_what_ended_while_it_was_held_ends_when_the_stop_is_aborted() -> None:
 def test_a_second_stop_after_an_aborted_one_is_its_own() -> None:
     task = held()
     tell(task, Aborted(7), (A, stop(8)), (B, stop(8)))
-    assert task.state is State.HELD
+    assert task.state is TaskState.STOPPED_AT_BARRIER
     assert tell(task, Completed(7)) == []
     assert only(tell(task, Completed(8), (A, STOP), (B, STOP)), Emit) == [Emit(STOP)]
 
@@ -227,6 +227,6 @@ def test_a_task_that_stopped_waits_for_its_consumers_and_its_producers() -> None
     task = held()
     tell(task, Completed(7), (A, STOP), (B, STOP), (A, END))
     assert tell(task, DataProcessed(OUT)) == []
-    assert task.state is State.STOPPING
+    assert task.state is TaskState.STOPPING
     assert tell(task, Completed(7)) == []
     assert tell(task, (B, END)) == GONE

@@ -1,8 +1,8 @@
 """One chain of operators, running in one subtask: what every executor carries the commands of a task out with.
 
-Theory of operation. An activation serves one subtask from :meth:`Activation.open` to :meth:`Activation.close`. It decides nothing
+Theory of operation. An activation serves one subtask from :meth:`OperatorChain.open` to :meth:`OperatorChain.close`. It decides nothing
 and opens nothing: states are read through the tasks of a restore plan and written through the context of a checkpoint, both of
-which it is handed, and what leaves the chain goes to ``Outside``. Within the chain a batch is a call: what an operator emits is
+which it is handed, and what leaves the chain goes to ``ChainOutput``. Within the chain a batch is a call: what an operator emits is
 processed by the next ones, and so on to the leaves, before the operator is asked for more. So between two calls of an
 activation nothing is under way in it, and a snapshot is of one moment.
 
@@ -24,9 +24,9 @@ from backends.dataflow.api import NoSplit, Operator, Prepared, Source, Split
 from backends.dataflow.compile import Job, Vertex
 from backends.dataflow.flow_states import SPLITS
 from backends.dataflow.in_flight import in_flight_batches
-from backends.dataflow.member import Emitter, InputProgress, Member, Reported
+from backends.dataflow.member import ChainedOperator, Emitter, InputProgress, ReportedProgress
 from backends.dataflow.open_snapshot import OpenSnapshot
-from backends.dataflow.reading import Reading, SourceReader
+from backends.dataflow.reading import ReadResult, SourceReader
 from backends.state import SubtaskStates
 from stateformat.errors import ErrorKind, InvalidInput
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from stateformat.snapshot import SnapshotWriter, WriteContext
 
 
-class Outside(Protocol):
+class ChainOutput(Protocol):
     """What an activation reaches of the executor that it runs in."""
 
     def emit(self, edge_id: str, batch: pa.RecordBatch) -> None:
@@ -49,7 +49,7 @@ class Outside(Protocol):
         """The executor's clock, µs."""
 
 
-class Activation:
+class OperatorChain:
     """The operators of one vertex in one subtask. Not thread-safe. ``states``: those of operators that have been restored already.
 
     What user code raises comes out as ``OperatorError`` with its cause; an operator that breaks the rules of ``api.Operator``
@@ -62,7 +62,7 @@ class Activation:
         job: Job,
         vertex: Vertex,
         subtask: int,
-        outside: Outside,
+        outside: ChainOutput,
         states: Mapping[str, SubtaskStates] | None = None,
     ) -> None:
         self._job = job
@@ -73,23 +73,23 @@ class Activation:
         """Barriers of which the outcome is not known, with the ids of their checkpoints: those in ``_taken``, and of failed snapshots."""
         uids = vertex.operators[1:] if vertex.is_source else vertex.operators
         states = states or {}
-        self._members = {uid: Member(job, uid, subtask, outside.send, states.get(uid)) for uid in uids}
+        self._operators = {uid: ChainedOperator(job, uid, subtask, outside.send, states.get(uid)) for uid in uids}
         self._reader: SourceReader | None = None
-        self._head: Member | None = None
-        emitters = {uid: member.emitter for uid, member in self._members.items()}
+        self._head: ChainedOperator | None = None
+        emitters = {uid: member.emitter for uid, member in self._operators.items()}
         if vertex.is_source:
             self._reader = self._make_reader(emitters, outside)
         else:
-            self._head = self._members[vertex.id]
+            self._head = self._operators[vertex.id]
         self._input_of = {edge.id: edge.input for edge in (*vertex.inputs, *vertex.feedback)}
         leaving = {edge.id for edge in vertex.outputs}
         for edge in job.graph.edges:
             if edge.id in leaving:
                 emitters[edge.source].targets.append(partial(outside.emit, edge.id))
             elif edge.source in emitters:
-                emitters[edge.source].targets.append(self._members[edge.target].process)
+                emitters[edge.source].targets.append(self._operators[edge.target].process)
 
-    def _make_reader(self, emitters: dict[str, Emitter], outside: Outside) -> SourceReader:
+    def _make_reader(self, emitters: dict[str, Emitter], outside: ChainOutput) -> SourceReader:
         uid = self._vertex.id
         step, source = self._job.step(uid), copy.copy(self._job.logic(uid))
         assert isinstance(source, Source)
@@ -99,10 +99,10 @@ class Activation:
     @property
     def states(self) -> Mapping[str, SubtaskStates]:
         """By uid the states of the operators; a source keeps none."""
-        return {uid: member.states for uid, member in self._members.items()}
+        return {uid: member.states for uid, member in self._operators.items()}
 
     @property
-    def _first(self) -> Member:
+    def _first(self) -> ChainedOperator:
         if self._head is None:
             raise InvalidInput(f"vertex {self._vertex.id!r} begins with a source, which has no inputs")
         return self._head
@@ -114,14 +114,14 @@ class Activation:
         return self._reader
 
     @property
-    def members(self) -> Mapping[str, Member]:
+    def operators(self) -> Mapping[str, ChainedOperator]:
         """The operators, by uid, in the order of the chain."""
-        return self._members
+        return self._operators
 
     @property
     def late_records(self) -> int:
         """How many records its operators have dropped as late, as they count them."""
-        return sum(member.logic.late_records for member in self._members.values())
+        return sum(member.logic.late_records for member in self._operators.values())
 
     def open(
         self,
@@ -130,7 +130,7 @@ class Activation:
         taken: int | None = None,
         taken_id: int = 0,
         going_on: Mapping[str, Operator] | None = None,
-        reported: Mapping[str, Reported] | None = None,
+        reported: Mapping[str, ReportedProgress] | None = None,
     ) -> None:
         """Restore states and begin. ``restored``: by uid and state, what ``Checkpoint.restore`` gives; None on a first run.
 
@@ -145,7 +145,7 @@ class Activation:
         splits = restored.get(self._vertex.id, {}).get(SPLITS)
         if self._reader is not None and splits is not None:
             self._reader.restore(splits.table())
-        for uid, member in self._members.items():
+        for uid, member in self._operators.items():
             member.open(restored.get(uid, {}), (going_on or {}).get(uid), (reported or {}).get(uid))
 
     # Data, time, ends ----------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class Activation:
         """Time has come to ``timestamp`` (µs): fire the timers up to it, operator by operator; of the first one alone where the
         logic is ``ending`` (the others follow in :meth:`finish`).
         """
-        for member in self._members.values():
+        for member in self._operators.values():
             if not ending or member is self._head:
                 member.advance_watermark(timestamp)
 
@@ -170,7 +170,7 @@ class Activation:
         """End every operator, first to last: for an inner one time and its input end when the one before has finished, so nothing
         that is emitted at an end comes too late for anybody.
         """
-        for member in self._members.values():
+        for member in self._operators.values():
             if member is not self._head:
                 member.advance_watermark(events.MAX_WATERMARK)
                 member.end_input(0)
@@ -178,17 +178,17 @@ class Activation:
 
     def receive(self, uid: str, message: bytes) -> None:
         """Give an operator a message of its coordinator."""
-        if uid not in self._members:
+        if uid not in self._operators:
             raise InvalidInput(
                 f"vertex {self._vertex.id!r} runs no operator {uid!r} that takes messages; it runs "
-                f"{', '.join(self._members) or 'none'}",
+                f"{', '.join(self._operators) or 'none'}",
                 kind=ErrorKind.UNKNOWN_OPERATOR,
             )
-        self._members[uid].receive(message)
+        self._operators[uid].receive(message)
 
     # Sources -------------------------------------------------------------------------------------------------------------
 
-    def read(self) -> Reading:
+    def read(self) -> ReadResult:
         """Read one chunk of one split that is held, and let the chain process it."""
         return self._source.read()
 
@@ -209,7 +209,7 @@ class Activation:
         writers = {uid: context.subtask(uid, self._subtask, finishing=finishing) for uid in self._vertex.operators}
         if self._reader is not None and not finishing:
             self._write_splits(self._reader, writers[self._vertex.id])
-        for uid, member in self._members.items():
+        for uid, member in self._operators.items():
             progress = None if finishing else self._progress(member, command)
             member.snapshot(writers[uid], number, prepared, progress)
         self._taken.add(number)
@@ -223,7 +223,7 @@ class Activation:
         else:
             writer.empty(SPLITS)
 
-    def _progress(self, member: Member, command: events.Snapshot) -> tuple[InputProgress, ...]:
+    def _progress(self, member: ChainedOperator, command: events.Snapshot) -> tuple[InputProgress, ...]:
         """Per input: how far event time has come, and whether it has ended; for inner members as for the whole chain."""
         if member is self._head:
             return tuple(
@@ -240,7 +240,7 @@ class Activation:
             return
         newest = number == max(self._taken)
         self._forget(number)
-        for member in self._members.values():
+        for member in self._operators.values():
             member.complete(number, newest=newest)
 
     def notify_aborted(self, number: int) -> None:
@@ -248,7 +248,7 @@ class Activation:
         void = [checkpoint_id for asked, checkpoint_id in sorted(self._asked.items()) if asked <= number]
         self._forget(number)
         for checkpoint_id in void:
-            for member in self._members.values():
+            for member in self._operators.values():
                 member.abort(checkpoint_id)
 
     def _forget(self, number: int) -> None:
@@ -257,12 +257,12 @@ class Activation:
 
     def hand_over(self) -> None:
         """What sinks have prepared is the caller's from here on: it makes it part of the next checkpoint that is published."""
-        for member in self._members.values():
+        for member in self._operators.values():
             member.hand_over()
 
     def close(self) -> None:
         """Release what operators and readers hold, of all of them; raises the first failure."""
-        closes = [member.close for member in self._members.values()]
+        closes = [member.close for member in self._operators.values()]
         if self._reader is not None:
             closes.insert(0, self._reader.close)
         failures = []
@@ -275,4 +275,4 @@ class Activation:
             raise failures[0]
 
 
-__all__ = ["Activation", "OpenSnapshot", "Outside", "Reading", "in_flight_batches"]
+__all__ = ["ChainOutput", "OpenSnapshot", "OperatorChain", "ReadResult", "in_flight_batches"]

@@ -13,60 +13,22 @@ side. So sets of tasks are boolean arrays per vertex, a byte a task, and one mil
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from backends.dataflow.events import TaskId
-from stateformat.model import Edge, State
+from backends.dataflow.elements import TaskId
+
+if TYPE_CHECKING:
+    from backends.dataflow.compile import Job
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 """One boolean per subtask of a vertex."""
-
-
-class PlannedVertex(Protocol):
-    """What planning asks of a chain; :class:`backends.dataflow.compile.Vertex` has it."""
-
-    @property
-    def id(self) -> str:
-        """The uid of its first operator."""
-
-    @property
-    def operators(self) -> tuple[str, ...]:
-        """The uids of all of its operators."""
-
-    @property
-    def parallelism(self) -> int:
-        """How many subtasks it has."""
-
-    @property
-    def inputs(self) -> tuple[Edge, ...]:
-        """Edges from outside, feedback edges left out."""
-
-    @property
-    def feedback(self) -> tuple[Edge, ...]:
-        """Feedback edges into it."""
-
-
-class PlannedJob(Protocol):
-    """What planning and coordinating ask of a job; :class:`backends.dataflow.compile.Job` has it."""
-
-    @property
-    def vertices(self) -> Sequence[PlannedVertex]:
-        """All chains, in topological order."""
-
-    @property
-    def states(self) -> tuple[State, ...]:
-        """All declared states."""
-
-    @property
-    def unaligned(self) -> bool:
-        """Whether barriers overtake records."""
 
 
 class TaskSet(Set[TaskId]):
@@ -129,7 +91,7 @@ class CheckpointPlan:
     """Vertices of which no task runs."""
 
 
-def make_plan(job: PlannedJob, running: Mapping[str, Mask]) -> CheckpointPlan:
+def make_plan(job: Job, running: Mapping[str, Mask]) -> CheckpointPlan:
     """The plan of a checkpoint that begins now. ``running``: an array per vertex, as long as its parallelism; copied.
 
     A vertex of which nothing runs may have a parallelism that does not fit its neighbours (a fully finished operator keeps

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from backends.dataflow.api import Prepared
-from backends.dataflow.conform import conformed
+from backends.dataflow.conform import cast_to_schema
 from stateformat.declare import Columns, as_schema
 
 
@@ -25,7 +25,7 @@ class Committables:
         """Keep what ``prepare_commit`` returned in the snapshot of a barrier. ``InvalidState`` for columns not declared."""
         if rows is None:
             return
-        table = conformed(f"prepare_commit of {self._uid!r}", rows, self._schema, declared="committable_columns")
+        table = cast_to_schema(f"prepare_commit of {self._uid!r}", rows, self._schema, declared="committable_columns")
         if table.num_rows:
             ids = pa.repeat(pa.scalar(prepared.checkpoint_id, pa.int64()), table.num_rows)
             attempts = pa.repeat(pa.scalar(prepared.attempt_id, pa.string()), table.num_rows)

@@ -2,7 +2,7 @@
 
 A vertex is a chain of operators, which one task runs. Feedback edges count for no order. Three steps: :func:`graph_of` gives the
 graph of a first run, and the topology that a checkpoint is to be restored into; the restore plan answers with a resolved topology,
-in which chains may be broken up; :func:`lay_out` makes a :class:`Job` of either.
+in which chains may be broken up; :func:`compile_job` makes a :class:`Job` of either.
 
 Point-to-point edges. ``FORWARD`` joins subtask i to subtask i. ``RESCALE`` joins near ones, as Flink's POINTWISE does: of *s*
 senders and *r* receivers, where s ≥ r receiver i hears ⌊i·s/r⌋ … ⌊(i+1)·s/r⌋ − 1, and where s < r receiver i hears ⌊i·s/r⌋.
@@ -126,7 +126,7 @@ class Job:
         return self.graph.operator(edge.source).parallelism, self.graph.operator(edge.target).parallelism
 
 
-def lay_out(
+def compile_job(
     flow: Dataflow,
     graph: JobGraph,
     *,
@@ -200,4 +200,4 @@ def _leaves(edge: Edge, head: str, uids: list[str]) -> bool:
     return edge.target not in uids or edge.target == head
 
 
-__all__ = ["Job", "Vertex", "graph_of", "in_flight_name", "lay_out", "states_of"]
+__all__ = ["Job", "Vertex", "graph_of", "in_flight_name", "compile_job", "states_of"]

@@ -7,7 +7,7 @@ import pyarrow as pa
 from stateformat.errors import InvalidState
 
 
-def conformed(what: str, rows: object, schema: pa.Schema, *, declared: str = "columns") -> pa.Table:
+def cast_to_schema(what: str, rows: object, schema: pa.Schema, *, declared: str = "columns") -> pa.Table:
     """The rows as a table of exactly this schema. ``InvalidState``, the fault of ``what``'s author, for anything else.
 
     ``declared``: the name under which the author has declared the schema.
@@ -28,4 +28,4 @@ def columns_text(schema: pa.Schema) -> str:
     return ", ".join(f"{item.name} {item.type}{'' if item.nullable else ' not null'}" for item in schema) or "none"
 
 
-__all__ = ["columns_text", "conformed"]
+__all__ = ["columns_text", "cast_to_schema"]

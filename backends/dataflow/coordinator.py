@@ -1,8 +1,8 @@
 """The coordinator of a run: when checkpoints begin, when they are complete, how the job ends.
 
 Theory of operation. Pure: :meth:`Coordinator.handle` takes an event and returns commands, which the executor carries out in
-order. What is known of tasks stands in :class:`~backends.dataflow.roster.Roster`, the one barrier in flight in
-:class:`~backends.dataflow.pending_barrier.PendingBarrier`, a stop in :class:`~backends.dataflow.stopping.Stopping`; the last two
+order. What is known of tasks stands in :class:`~backends.dataflow.roster.TaskTracker`, the one barrier in flight in
+:class:`~backends.dataflow.pending_barrier.BarrierInFlight`, a stop in :class:`~backends.dataflow.stopping.StopProgress`; the last two
 open with the tables of their phases. Here are the rules:
 
 1. *One at a time.* Nothing begins while a barrier is in flight. When none is, :meth:`Coordinator._go_on` says what begins.
@@ -29,7 +29,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from backends.dataflow.checkpoint_plan import PlannedJob
+from backends.dataflow.compile import Job
 from backends.dataflow.events import (
     Abort,
     Acknowledged,
@@ -47,6 +47,7 @@ from backends.dataflow.events import (
     JobEnded,
     LogicEnded,
     LoopStep,
+    MessageSent,
     Notify,
     Overdue,
     Overtake,
@@ -57,19 +58,18 @@ from backends.dataflow.events import (
     Purpose,
     Restart,
     SnapshotFailed,
-    Spoken,
-    StopAsked,
     StopFailed,
     StopOf,
+    StopRequested,
     TaskEnded,
     TaskFailed,
     TaskId,
     TimedOut,
     Warn,
 )
-from backends.dataflow.pending_barrier import PendingBarrier, Phase
-from backends.dataflow.roster import Roster
-from backends.dataflow.stopping import StopPhase, Stopping
+from backends.dataflow.pending_barrier import BarrierInFlight, Phase
+from backends.dataflow.roster import TaskTracker
+from backends.dataflow.stopping import StopPhase, StopProgress
 
 NumberedEvent: TypeAlias = (
     Acknowledged
@@ -98,7 +98,7 @@ class Coordinator:
 
     def __init__(
         self,
-        job: PlannedJob,
+        job: Job,
         *,
         finished: Iterable[str] = (),
         tolerable_failures: int = 0,
@@ -106,13 +106,13 @@ class Coordinator:
         begins_aligned: bool = False,
     ) -> None:
         self._job = job
-        self._roster = Roster(job, finished)
+        self._roster = TaskTracker(job, finished)
         self._tolerable_failures = tolerable_failures
         self._loop_rounds_max = loop_rounds_max
         self._begins_aligned = begins_aligned
         self._number = 0
-        self._pending: PendingBarrier | None = None
-        self._stop: Stopping | None = None
+        self._pending: BarrierInFlight | None = None
+        self._stop: StopProgress | None = None
         self._failures = 0
         self._refusals = 0
         self._warn_at = REFUSALS_UNTIL_WARNING
@@ -138,7 +138,7 @@ class Coordinator:
         match event:
             case CheckpointDue():
                 return self._go_on(due=True)
-            case StopAsked():
+            case StopRequested():
                 return self._ask_to_stop(event)
             case LogicEnded(task) | InputsEnded(task) | TaskEnded(task) if not self._roster.knows(task):
                 return []
@@ -148,7 +148,7 @@ class Coordinator:
                 return self._go_on() if self._roster.inputs_ended.add(task) else []
             case TaskEnded(task):
                 return self._end_task(task) if self._roster.end(task) else []
-            case Spoken(vertex):
+            case MessageSent(vertex):
                 if self._pending is not None:
                     self._pending.spoken.add(vertex)
                 return []
@@ -218,7 +218,7 @@ class Coordinator:
         refused = self._refuse(_partial_union(union))
         return [*refused, *self._begin(Purpose.ROUND, turned=turned)] if turned else refused
 
-    def _go_on_stopping(self, stop: Stopping) -> list[CoordinatorCommand]:
+    def _go_on_stopping(self, stop: StopProgress) -> list[CoordinatorCommand]:
         """The next step of a stop that has not saved yet."""
         roster = self._roster
         if not stop.drains:
@@ -234,7 +234,7 @@ class Coordinator:
             return commands + self._begin(Purpose.ROUND, turned=turned)
         return commands
 
-    def _begin_savepoint(self, stop: Stopping) -> list[CoordinatorCommand]:
+    def _begin_savepoint(self, stop: StopProgress) -> list[CoordinatorCommand]:
         stop.phase = StopPhase.SAVING
         return self._begin(stop.purpose, stop=stop.of)
 
@@ -245,14 +245,14 @@ class Coordinator:
         roster = self._roster
         may_overtake = self._job.unaligned and purpose is Purpose.CHECKPOINT and not roster.draining_heads
         barrier = Barrier(self._number, purpose, unaligned=may_overtake and not self._begins_aligned)
-        self._pending = PendingBarrier(
+        self._pending = BarrierInFlight(
             barrier, roster.plan(), stop=stop, turned=turned, closed=roster.closed_loops, may_overtake=may_overtake
         )
         return [Begin(barrier, self._pending.plan, stop)]
 
     # How it comes to its end --------------------------------------------------------------------------------------------
 
-    def _acknowledge(self, pending: PendingBarrier, event: Acknowledged) -> list[CoordinatorCommand]:
+    def _acknowledge(self, pending: BarrierInFlight, event: Acknowledged) -> list[CoordinatorCommand]:
         if not pending.acknowledge(event.task, event.acknowledgement) or not pending.is_whole:
             return []
         if pending.purpose is Purpose.ROUND:
@@ -264,7 +264,7 @@ class Coordinator:
         pending.phase = Phase.PUBLISHING
         return [Publish(pending.number, frozenset(pending.finishing))]
 
-    def _commit(self, pending: PendingBarrier) -> list[CoordinatorCommand]:
+    def _commit(self, pending: BarrierInFlight) -> list[CoordinatorCommand]:
         self._failures = self._refusals = 0
         self._warn_at = REFUSALS_UNTIL_WARNING
         if pending.stop is not None and self._stop is not None:
@@ -272,7 +272,7 @@ class Coordinator:
         pending.phase = Phase.COMMITTING
         return [Commit(pending.number)]
 
-    def _complete(self, pending: PendingBarrier) -> list[CoordinatorCommand]:
+    def _complete(self, pending: BarrierInFlight) -> list[CoordinatorCommand]:
         self._pending = None
         ending = self._roster.ending_heads
         steps = {task: step for task, step in pending.loop_steps().items() if task.vertex not in ending}
@@ -292,7 +292,7 @@ class Coordinator:
             return commands + self._restart(reason, counted=True)
         return commands + self._go_on()
 
-    def _count_rounds(self, pending: PendingBarrier) -> str | None:
+    def _count_rounds(self, pending: BarrierInFlight) -> str | None:
         """Count a turn of the loops. Returns a head that still drains after all the turns it may have."""
         self._rounds.update(pending.turned)
         draining = self._roster.draining_heads
@@ -304,7 +304,7 @@ class Coordinator:
         return self._go_on()
 
     def _give_up(
-        self, pending: PendingBarrier, reason: str, *, counted: bool, again: bool = False
+        self, pending: BarrierInFlight, reason: str, *, counted: bool, again: bool = False
     ) -> list[CoordinatorCommand]:
         """The barrier in flight will not be complete. ``again``: this cannot happen for ever, so the next try need not wait."""
         stop, saving = self._stop, pending.stop is not None
@@ -333,9 +333,9 @@ class Coordinator:
 
     # How the run comes to its end ---------------------------------------------------------------------------------------
 
-    def _ask_to_stop(self, asked: StopAsked) -> list[CoordinatorCommand]:
+    def _ask_to_stop(self, asked: StopRequested) -> list[CoordinatorCommand]:
         if self._stop is None:
-            self._stop = Stopping(StopOf(asked.mode, asked.request))
+            self._stop = StopProgress(StopOf(asked.mode, asked.request))
             return self._go_on()
         under_way = self._stop.of.request
         if asked.request == under_way:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from backends.dataflow.checkpoint_plan import CheckpointPlan
 from backends.dataflow.elements import Barrier, TaskId
 from backends.dataflow.task_events import Acknowledge, LoopStep
 from stateformat.model import StopMode
-
-if TYPE_CHECKING:
-    from backends.dataflow.checkpoint_plan import CheckpointPlan
 
 
 class CheckpointDue(NamedTuple):
     """The interval has passed, or enough records have. Ignored while one is pending or the job stops."""
 
 
-class StopAsked(NamedTuple):
+class StopRequested(NamedTuple):
     """A user asks the job to stop with a savepoint."""
 
     mode: StopMode
@@ -51,7 +49,7 @@ class InputsEnded(NamedTuple):
     task: TaskId
 
 
-class Spoken(NamedTuple):
+class MessageSent(NamedTuple):
     """The coordinator of an operator in this vertex has sent to a subtask."""
 
     vertex: str
@@ -129,12 +127,12 @@ class CommitFailed(NamedTuple):
 
 CoordinatorEvent = (
     CheckpointDue
-    | StopAsked
+    | StopRequested
     | Acknowledged
     | Declined
     | LogicEnded
     | InputsEnded
-    | Spoken
+    | MessageSent
     | TaskEnded
     | TaskFailed
     | SnapshotFailed

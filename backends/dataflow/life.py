@@ -2,7 +2,7 @@
 
 Theory of operation.
 
-1. A task is in one :class:`State`. Whatever happens to it is one :class:`Fact`.
+1. A task is in one :class:`TaskState`. Whatever happens to it is one :class:`EventKind`.
 2. :data:`LEGAL` tells, for a state, which facts may happen and to which states each may lead. What is not in the table is a
    mistake of whoever delivered it: it is refused with the story of the task, and nothing has changed.
 3. *Which* of the states a fact leads to is decided in ``task.py``; it cannot go anywhere else, for every move is looked up.
@@ -26,14 +26,14 @@ from backends.dataflow.events import TaskId
 from stateformat.errors import ErrorKind, InvalidInput
 
 
-class State(Enum):
+class TaskState(Enum):
     """Where a task is in its life; :data:`MEANING` says what each is."""
 
     OPENING = "opening"
     RUNNING = "running"
     DRAINING = "draining"
     ASKING = "asking"
-    HELD = "held"
+    STOPPED_AT_BARRIER = "held"
     WAITING = "waiting"
     STOPPING = "stopping"
     ENDED = "ended"
@@ -42,25 +42,25 @@ class State(Enum):
     __hash__ = object.__hash__  # That of ``Enum`` is written in Python, and every event asks for it several times.
 
 
-MEANING: Final[Mapping[State, str]] = {
-    State.OPENING: "its operators are open and in-flight records are being replayed; nothing is delivered to it yet.",
-    State.RUNNING: "it reads or processes.",
-    State.DRAINING: "the head of a loop: nothing comes from outside of the loop any more, and the loop still turns.",
-    State.ASKING: "its inputs have ended and event time with them. It has asked its operator's coordinator for the answers to "
+MEANING: Final[Mapping[TaskState, str]] = {
+    TaskState.OPENING: "its operators are open and in-flight records are being replayed; nothing is delivered to it yet.",
+    TaskState.RUNNING: "it reads or processes.",
+    TaskState.DRAINING: "the head of a loop: nothing comes from outside of the loop any more, and the loop still turns.",
+    TaskState.ASKING: "its inputs have ended and event time with them. It has asked its operator's coordinator for the answers to "
     "everything that was sent; its last `end_input` comes behind them.",
-    State.HELD: "it has taken its snapshot for a stop without drain; nothing is read, processed or emitted until the outcome "
+    TaskState.STOPPED_AT_BARRIER: "it has taken its snapshot for a stop without drain; nothing is read, processed or emitted until the outcome "
     "is known. Completed: it stops. Aborted: it goes on as if nothing had been asked.",
-    State.WAITING: "its logic has ended. It leaves when a checkpoint that it took part in since then is complete (after the "
+    TaskState.WAITING: "its logic has ended. It leaves when a checkpoint that it took part in since then is complete (after the "
     "savepoint of a stop: that very one), its consumers have processed all of its data and its producers have left.",
-    State.STOPPING: "it was stopped without drain, and its consumers were told. It leaves when they have processed all of its "
+    TaskState.STOPPING: "it was stopped without drain, and its consumers were told. It leaves when they have processed all of its "
     "data and its producers have left.",
-    State.ENDED: "it is gone.",
-    State.CANCELED: "the run was given up.",
+    TaskState.ENDED: "it is gone.",
+    TaskState.CANCELED: "the run was given up.",
 }
 """In words, as the page has them."""
 
 
-class Fact(Enum):
+class EventKind(Enum):
     """What can happen to a task. An event is one fact; an element of a channel is one of several."""
 
     START = "start"
@@ -86,159 +86,169 @@ class Fact(Enum):
     __hash__ = object.__hash__
 
 
-_Moves = dict[State, dict[Fact, tuple[State, ...]]]
+_Moves = dict[TaskState, dict[EventKind, tuple[TaskState, ...]]]
 
 
 def _moves_until_the_logic_ends() -> _Moves:
-    running, draining, asking, held = State.RUNNING, State.DRAINING, State.ASKING, State.HELD
-    waiting = State.WAITING
+    running, draining, asking, held = (
+        TaskState.RUNNING,
+        TaskState.DRAINING,
+        TaskState.ASKING,
+        TaskState.STOPPED_AT_BARRIER,
+    )
+    waiting = TaskState.WAITING
     return {
-        State.OPENING: {
-            Fact.START: (running, draining, asking, waiting),
+        TaskState.OPENING: {
+            EventKind.START: (running, draining, asking, waiting),
         },
         running: {
-            Fact.RECORDS: (running,),
-            Fact.FED_BACK: (running,),
-            Fact.WATERMARK: (running,),
-            Fact.BARRIER: (running, held),
-            Fact.FEEDBACK_MARK: (running,),
-            Fact.TRIGGER: (running, held),
-            Fact.DATA_ENDED: (running, draining, asking, waiting),
-            Fact.PARTITION_ENDED: (running, held),
-            Fact.COMPLETED: (running,),
-            Fact.ABORTED: (running,),
-            Fact.SOURCE_ADVANCED: (running,),
-            Fact.SOURCE_ENDED: (waiting,),
-            Fact.END_SOURCE: (waiting,),
-            Fact.PROCESSED: (running,),
+            EventKind.RECORDS: (running,),
+            EventKind.FED_BACK: (running,),
+            EventKind.WATERMARK: (running,),
+            EventKind.BARRIER: (running, held),
+            EventKind.FEEDBACK_MARK: (running,),
+            EventKind.TRIGGER: (running, held),
+            EventKind.DATA_ENDED: (running, draining, asking, waiting),
+            EventKind.PARTITION_ENDED: (running, held),
+            EventKind.COMPLETED: (running,),
+            EventKind.ABORTED: (running,),
+            EventKind.SOURCE_ADVANCED: (running,),
+            EventKind.SOURCE_ENDED: (waiting,),
+            EventKind.END_SOURCE: (waiting,),
+            EventKind.PROCESSED: (running,),
         },
         draining: {
-            Fact.RECORDS: (draining,),
-            Fact.FED_BACK: (draining,),
-            Fact.WATERMARK: (draining,),
-            Fact.BARRIER: (draining, held),
-            Fact.FEEDBACK_MARK: (draining,),
-            Fact.TRIGGER: (draining, held),
-            Fact.DATA_ENDED: (draining, asking, waiting),
-            Fact.PARTITION_ENDED: (draining, held),
-            Fact.COMPLETED: (draining, asking, waiting),
-            Fact.ABORTED: (draining,),
-            Fact.PROCESSED: (draining,),
+            EventKind.RECORDS: (draining,),
+            EventKind.FED_BACK: (draining,),
+            EventKind.WATERMARK: (draining,),
+            EventKind.BARRIER: (draining, held),
+            EventKind.FEEDBACK_MARK: (draining,),
+            EventKind.TRIGGER: (draining, held),
+            EventKind.DATA_ENDED: (draining, asking, waiting),
+            EventKind.PARTITION_ENDED: (draining, held),
+            EventKind.COMPLETED: (draining, asking, waiting),
+            EventKind.ABORTED: (draining,),
+            EventKind.PROCESSED: (draining,),
         },
         asking: {
-            Fact.FED_BACK: (asking,),
-            Fact.BARRIER: (asking, held),
-            Fact.FEEDBACK_MARK: (asking,),
-            Fact.TRIGGER: (asking, held),
-            Fact.PARTITION_ENDED: (asking, held),
-            Fact.COMPLETED: (asking,),
-            Fact.ABORTED: (asking,),
-            Fact.ANSWERED: (asking, waiting),
-            Fact.PROCESSED: (asking,),
+            EventKind.FED_BACK: (asking,),
+            EventKind.BARRIER: (asking, held),
+            EventKind.FEEDBACK_MARK: (asking,),
+            EventKind.TRIGGER: (asking, held),
+            EventKind.PARTITION_ENDED: (asking, held),
+            EventKind.COMPLETED: (asking,),
+            EventKind.ABORTED: (asking,),
+            EventKind.ANSWERED: (asking, waiting),
+            EventKind.PROCESSED: (asking,),
         },
     }
 
 
-def _table() -> dict[State, dict[Fact, frozenset[State]]]:
-    running, draining, asking, held = State.RUNNING, State.DRAINING, State.ASKING, State.HELD
-    waiting, stopping, ended, canceled = State.WAITING, State.STOPPING, State.ENDED, State.CANCELED
+def _table() -> dict[TaskState, dict[EventKind, frozenset[TaskState]]]:
+    running, draining, asking, held = (
+        TaskState.RUNNING,
+        TaskState.DRAINING,
+        TaskState.ASKING,
+        TaskState.STOPPED_AT_BARRIER,
+    )
+    waiting, stopping, ended, canceled = TaskState.WAITING, TaskState.STOPPING, TaskState.ENDED, TaskState.CANCELED
     moves: _Moves = {
         **_moves_until_the_logic_ends(),
         held: {
-            Fact.FED_BACK: (held,),
-            Fact.BARRIER: (held,),
-            Fact.FEEDBACK_MARK: (held,),
-            Fact.TRIGGER: (held,),
-            Fact.DATA_ENDED: (held, stopping),
-            Fact.DATA_STOPPED: (held, stopping),
-            Fact.PARTITION_ENDED: (held,),
-            Fact.COMPLETED: (held, stopping, ended),
-            Fact.ABORTED: (held, running, draining, asking, waiting),
-            Fact.PROCESSED: (held,),
+            EventKind.FED_BACK: (held,),
+            EventKind.BARRIER: (held,),
+            EventKind.FEEDBACK_MARK: (held,),
+            EventKind.TRIGGER: (held,),
+            EventKind.DATA_ENDED: (held, stopping),
+            EventKind.DATA_STOPPED: (held, stopping),
+            EventKind.PARTITION_ENDED: (held,),
+            EventKind.COMPLETED: (held, stopping, ended),
+            EventKind.ABORTED: (held, running, draining, asking, waiting),
+            EventKind.PROCESSED: (held,),
         },
         waiting: {
-            Fact.BARRIER: (waiting,),
-            Fact.FEEDBACK_MARK: (waiting,),
-            Fact.TRIGGER: (waiting,),
-            Fact.PARTITION_ENDED: (waiting, ended),
-            Fact.COMPLETED: (waiting, ended),
-            Fact.ABORTED: (waiting, ended),
-            Fact.END_SOURCE: (waiting,),
-            Fact.PROCESSED: (waiting, ended),
+            EventKind.BARRIER: (waiting,),
+            EventKind.FEEDBACK_MARK: (waiting,),
+            EventKind.TRIGGER: (waiting,),
+            EventKind.PARTITION_ENDED: (waiting, ended),
+            EventKind.COMPLETED: (waiting, ended),
+            EventKind.ABORTED: (waiting, ended),
+            EventKind.END_SOURCE: (waiting,),
+            EventKind.PROCESSED: (waiting, ended),
         },
         stopping: {
-            Fact.FEEDBACK_MARK: (stopping,),
-            Fact.PARTITION_ENDED: (stopping, ended),
-            Fact.COMPLETED: (stopping,),
-            Fact.PROCESSED: (stopping, ended),
+            EventKind.FEEDBACK_MARK: (stopping,),
+            EventKind.PARTITION_ENDED: (stopping, ended),
+            EventKind.COMPLETED: (stopping,),
+            EventKind.PROCESSED: (stopping, ended),
         },
-        ended: {Fact.CANCEL: (ended,)},
-        canceled: dict.fromkeys(Fact, (canceled,)),
+        ended: {EventKind.CANCEL: (ended,)},
+        canceled: dict.fromkeys(EventKind, (canceled,)),
     }
-    for state in set(State) - {ended, canceled}:
-        moves[state][Fact.CANCEL] = (canceled,)
+    for state in set(TaskState) - {ended, canceled}:
+        moves[state][EventKind.CANCEL] = (canceled,)
     return {state: {fact: frozenset(to) for fact, to in facts.items()} for state, facts in moves.items()}
 
 
-LEGAL: Final[Mapping[State, Mapping[Fact, frozenset[State]]]] = _table()
-"""State, fact, and the states it may lead to."""
+LEGAL: Final[Mapping[TaskState, Mapping[EventKind, frozenset[TaskState]]]] = _table()
+"""TaskState, fact, and the states it may lead to."""
 
-_OF_EVENT: Final[Mapping[type, Fact]] = {
-    events.Announced: Fact.BARRIER,
-    events.Triggered: Fact.TRIGGER,
-    events.Completed: Fact.COMPLETED,
-    events.Aborted: Fact.ABORTED,
-    events.Answered: Fact.ANSWERED,
-    events.SourceEnded: Fact.SOURCE_ENDED,
-    events.SourceAdvanced: Fact.SOURCE_ADVANCED,
-    events.EndSource: Fact.END_SOURCE,
-    events.DataProcessed: Fact.PROCESSED,
-    events.Canceled: Fact.CANCEL,
+_OF_EVENT: Final[Mapping[type, EventKind]] = {
+    events.Announced: EventKind.BARRIER,
+    events.Triggered: EventKind.TRIGGER,
+    events.Completed: EventKind.COMPLETED,
+    events.Aborted: EventKind.ABORTED,
+    events.Answered: EventKind.ANSWERED,
+    events.SourceEnded: EventKind.SOURCE_ENDED,
+    events.SourceAdvanced: EventKind.SOURCE_ADVANCED,
+    events.EndSource: EventKind.END_SOURCE,
+    events.DataProcessed: EventKind.PROCESSED,
+    events.Canceled: EventKind.CANCEL,
 }
-_OF_ELEMENT: Final[Mapping[type, Fact]] = {
-    events.Records: Fact.RECORDS,
-    events.Watermark: Fact.WATERMARK,
-    events.Barrier: Fact.BARRIER,
-    events.EndOfPartition: Fact.PARTITION_ENDED,
+_OF_ELEMENT: Final[Mapping[type, EventKind]] = {
+    events.Records: EventKind.RECORDS,
+    events.Watermark: EventKind.WATERMARK,
+    events.Barrier: EventKind.BARRIER,
+    events.EndOfPartition: EventKind.PARTITION_ENDED,
 }
 
 
-def fact_of(event: events.TaskEvent, *, feedback: bool) -> Fact:
+def kind_of(event: events.TaskEvent, *, feedback: bool) -> EventKind:
     """Which fact an event is. ``feedback``: its channel belongs to a feedback edge."""
     if not isinstance(event, events.Received):
         return _OF_EVENT[type(event)]
     if feedback:
-        return Fact.FED_BACK if isinstance(event.element, events.Records) else Fact.FEEDBACK_MARK
+        return EventKind.FED_BACK if isinstance(event.element, events.Records) else EventKind.FEEDBACK_MARK
     if isinstance(event.element, events.EndOfData):
-        return Fact.DATA_ENDED if event.element.drain else Fact.DATA_STOPPED
+        return EventKind.DATA_ENDED if event.element.drain else EventKind.DATA_STOPPED
     return _OF_ELEMENT[type(event.element)]
 
 
 _STORY_LENGTH: Final = 20
 
 
-class Life:
+class TaskStateMachine:
     """The state of one task, changed along :data:`LEGAL` only, and the story of what happened to it last."""
 
     def __init__(self, task: TaskId) -> None:
         self.task = task
-        self.state = State.OPENING
-        self._may: frozenset[State] = frozenset()
-        self._story: deque[tuple[State, object]] = deque(maxlen=_STORY_LENGTH)
+        self.state = TaskState.OPENING
+        self._may: frozenset[TaskState] = frozenset()
+        self._story: deque[tuple[TaskState, object]] = deque(maxlen=_STORY_LENGTH)
 
-    def check(self, fact: Fact, event: object) -> None:
+    def check(self, fact: EventKind, event: object) -> None:
         """Raise ``InvalidInput`` (the executor's fault) unless the fact may happen in this state. Changes nothing."""
         if fact not in LEGAL[self.state]:
             self.refuse(event, f"{fact.value} cannot happen to a task that is {self.state.value}")
 
-    def admit(self, fact: Fact, event: object) -> None:
+    def admit(self, fact: EventKind, event: object) -> None:
         """The fact happens: until the next one, :meth:`move` may go where it leads."""
         self._may = LEGAL[self.state][fact]
         if isinstance(event, events.Received) and isinstance(event.element, events.Records):
             event = event.channel  # A story keeps no batch alive.
         self._story.append((self.state, event))
 
-    def move(self, to: State) -> None:
+    def move(self, to: TaskState) -> None:
         """Go on to a state. An assertion fails where the table does not allow it: that is a mistake in the task itself."""
         assert to in self._may, f"{self.task} may not become {to.value}; {self.story}"
         self.state = to
@@ -284,40 +294,40 @@ operators. Whatever the picture and the table do not show is refused: the error 
 
 def diagram() -> str:
     """The moves between different states as a Mermaid state diagram, facts with the same move on one arrow."""
-    lines = ["stateDiagram-v2", f"    [*] --> {State.OPENING.value}"]
+    lines = ["stateDiagram-v2", f"    [*] --> {TaskState.OPENING.value}"]
     for state, facts in LEGAL.items():
-        arrows: dict[State, list[str]] = {}
+        arrows: dict[TaskState, list[str]] = {}
         for fact, targets in facts.items():
-            for target in sorted(targets - {state}, key=list(State).index):
+            for target in sorted(targets - {state}, key=list(TaskState).index):
                 arrows.setdefault(target, []).append(fact.value)
         lines += [
             f"    {state.value} --> {target.value}: {'<br/>'.join(arrows[target])}"
-            for target in State
-            if target in arrows and state is not State.CANCELED
+            for target in TaskState
+            if target in arrows and state is not TaskState.CANCELED
         ]
-    lines += [f"    {state.value} --> [*]" for state in (State.ENDED, State.CANCELED)]
+    lines += [f"    {state.value} --> [*]" for state in (TaskState.ENDED, TaskState.CANCELED)]
     return "\n".join(lines)
 
 
 def table() -> str:
     """Every fact (rows) in every state (columns): the states it may lead to, `·` where it stays, empty where it cannot happen."""
-    columns = [state for state in State if state is not State.CANCELED]
+    columns = [state for state in TaskState if state is not TaskState.CANCELED]
     lines = [
         "| | " + " | ".join(state.value for state in columns) + " |",
         "|---" * (len(columns) + 1) + "|",
     ]
-    for fact in Fact:
+    for fact in EventKind:
         cells = []
         for state in columns:
             targets = LEGAL[state].get(fact, frozenset())
-            cells.append(", ".join("·" if to is state else to.value for to in State if to in targets))
+            cells.append(", ".join("·" if to is state else to.value for to in TaskState if to in targets))
         lines.append(f"| {fact.value} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def page() -> str:
     """The whole of ``docs/task-life.md``."""
-    meanings = "\n".join(f"- **{state.value}**: {MEANING[state]}" for state in State)
+    meanings = "\n".join(f"- **{state.value}**: {MEANING[state]}" for state in TaskState)
     return (
         f"{_INTRODUCTION}\n```mermaid\n{diagram()}\n```\n\n{meanings}\n\n"
         "What may happen in which state (`·`: it stays; empty: it cannot happen; to a canceled task anything may, and means "

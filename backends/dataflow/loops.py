@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from backends.dataflow.checkpoint_plan import PlannedVertex
+from backends.dataflow.compile import Vertex
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.model import Edge
 
 
-def loops_of(vertices: Sequence[PlannedVertex]) -> list[frozenset[str]]:
+def loops_of(vertices: Sequence[Vertex]) -> list[frozenset[str]]:
     """The ids of the vertices of each loop, in the order of their first vertices.
 
     Raises ``InvalidInput`` where a feedback edge does not close a loop: its records would go on after its head was found quiet.

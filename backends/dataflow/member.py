@@ -36,7 +36,7 @@ InputProgress = tuple[str, int, bool]
 Target = Callable[[pa.RecordBatch], None]
 
 
-class Reported(NamedTuple):
+class ReportedProgress(NamedTuple):
     """How far the inputs of an operator had come when its last snapshot was taken, and where that was written."""
 
     progress: tuple[InputProgress, ...]
@@ -99,7 +99,7 @@ class _Context:
     """What an operator may ask (``api.OperatorContext``)."""
 
     def __init__(
-        self, member: Member, operator: model.Operator, subtask: int, send: Callable[[str, bytes], None]
+        self, member: ChainedOperator, operator: model.Operator, subtask: int, send: Callable[[str, bytes], None]
     ) -> None:
         self._member = member
         self._operator = operator
@@ -140,7 +140,7 @@ class _Context:
         self._send(self.uid, checked_message(f"operator {self.uid!r}", message))
 
 
-class Member:
+class ChainedOperator:
     """An operator's copy and all that belongs to it. ``watermark`` is how far event time has come for it."""
 
     def __init__(
@@ -168,13 +168,13 @@ class Member:
         self._timers = [
             (state.name, self.states.timers(state.name)) for state in job.states_of(uid) if state.kind is Kind.TIMERS
         ]
-        self.reported: Reported | None = None
+        self.reported: ReportedProgress | None = None
         self._committables: Committables | None = None
         if isinstance(self.logic, TwoPhaseCommitSink):
             self._committables = Committables(uid, self.logic.committable_columns)
 
     def open(
-        self, tasks: Mapping[str, ReadTask], logic: Operator | None = None, reported: Reported | None = None
+        self, tasks: Mapping[str, ReadTask], logic: Operator | None = None, reported: ReportedProgress | None = None
     ) -> None:
         """Restore states, and let the operator begin; or ``logic`` go on, which was opened elsewhere in the same run. ``reported``:
         what was, there.
@@ -312,7 +312,7 @@ class Member:
             return
         columns = zip(*progress, strict=True)
         rows = [pa.array(column, field.type) for column, field in zip(columns, _COLUMNS, strict=True)]
-        self.reported = Reported(progress, writer.write(PROGRESS, pa.table(rows, schema=_COLUMNS)))
+        self.reported = ReportedProgress(progress, writer.write(PROGRESS, pa.table(rows, schema=_COLUMNS)))
 
     def complete(self, number: int, *, newest: bool) -> None:
         """The snapshot of a barrier is published and committed; ``newest``: it is the last that was taken."""
@@ -335,4 +335,12 @@ class Member:
         self._call("close")
 
 
-__all__ = ["TIMER_ROUNDS_MAX", "Emitter", "InputProgress", "Member", "Reported", "Target", "checked_message"]
+__all__ = [
+    "TIMER_ROUNDS_MAX",
+    "Emitter",
+    "InputProgress",
+    "ChainedOperator",
+    "ReportedProgress",
+    "Target",
+    "checked_message",
+]

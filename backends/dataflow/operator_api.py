@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
@@ -150,6 +150,10 @@ class Operator(ABC):
         """End an activation: release files and connections. Never relied upon; a lost process closes nothing."""
 
 
+Sender: TypeAlias = Callable[[int, bytes], None]
+"""How a coordinator sends a message to a subtask."""
+
+
 class OperatorCoordinator(ABC):
     """One per operator, in the process of the driver: for what must outlive a finished subtask, and for what only one may decide.
 
@@ -185,13 +189,6 @@ class OperatorCoordinator(ABC):
 
     def checkpoint_aborted(self, checkpoint_id: int) -> None:
         """The checkpoint of the last snapshot, which would have had this id, will not be published. As ``Operator.checkpoint_aborted``."""
-
-
-class Sender(Protocol):
-    """How a coordinator reaches a subtask."""
-
-    def __call__(self, subtask: int, message: bytes) -> None:
-        """Send."""
 
 
 class Prepared(NamedTuple):

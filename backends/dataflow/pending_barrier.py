@@ -31,7 +31,7 @@ class Phase(Enum):
     COMMITTING = auto()
 
 
-class PendingBarrier:
+class BarrierInFlight:
     """A barrier that has begun.
 
     ``turned``: heads of loops for whose sake it was begun at once. ``closed``: the loops into which nothing came from outside any

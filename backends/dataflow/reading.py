@@ -24,7 +24,7 @@ from backends.dataflow.flow_states import SPLITS_SCHEMA
 from stateformat.errors import InvalidState
 
 
-class Reading(NamedTuple):
+class ReadResult(NamedTuple):
     """What came of one look at a source."""
 
     rows: int
@@ -121,7 +121,7 @@ class SourceReader:
         room = self._source.splits_per_reader
         return room is None or len(self._held) < room
 
-    def read(self) -> Reading:
+    def read(self) -> ReadResult:
         """Read one chunk of the split whose turn it is. ``OperatorError`` for what the source raises."""
         rows = 0
         if self._held:
@@ -137,7 +137,7 @@ class SourceReader:
         while self._waiting and self._has_room:
             self._held.append(self._waiting.popleft())
             self._nothing_in_a_row = 0
-        return Reading(
+        return ReadResult(
             rows=rows,
             wants_split=not self._no_more and self._has_room,
             idle=bool(not rows and self._nothing_in_a_row >= len(self._held) and not self._ended),
@@ -221,4 +221,4 @@ class SourceReader:
                     end()
 
 
-__all__ = ["Reading", "SourceReader"]
+__all__ = ["ReadResult", "SourceReader"]

@@ -1,6 +1,6 @@
 """What the coordinator knows of the tasks of a run: facts that only grow, and the questions that rules ask of them.
 
-Theory of operation. Each fact is a :class:`Marks`, one boolean per task with running counts, so that a fact and a question cost
+Theory of operation. Each fact is a :class:`TaskMask`, one boolean per task with running counts, so that a fact and a question cost
 O(1) or O(vertices), never O(tasks). A task is *released* when a checkpoint that it acknowledged as finishing is complete: it
 will end by itself as soon as its consumers have confirmed its data, and needs no further checkpoint.
 """
@@ -12,13 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from backends.dataflow.checkpoint_plan import CheckpointPlan, Mask, PlannedJob, make_plan
+from backends.dataflow.checkpoint_plan import CheckpointPlan, Mask, make_plan
+from backends.dataflow.compile import Job
 from backends.dataflow.events import TaskId
 from backends.dataflow.loops import loops_of
 from stateformat.model import Mode
 
 
-class Marks:
+class TaskMask:
     """A set of tasks that only grows, with its size per vertex and in all."""
 
     def __init__(self, parallelism: dict[str, int], full: Iterable[str] = ()) -> None:
@@ -51,20 +52,20 @@ class Loop(NamedTuple):
     outside: frozenset[str]
 
 
-class Roster:
+class TaskTracker:
     """The tasks of one run. ``finished``: vertices that are fully finished already and were not started."""
 
-    def __init__(self, job: PlannedJob, finished: Iterable[str] = ()) -> None:
+    def __init__(self, job: Job, finished: Iterable[str] = ()) -> None:
         self.job = job
         self.parallelism = {vertex.id: vertex.parallelism for vertex in job.vertices}
         done = tuple(finished)
-        self.ended = Marks(self.parallelism, done)
-        self.logic_ended = Marks(self.parallelism, done)
-        self.inputs_ended = Marks(self.parallelism, done)
+        self.ended = TaskMask(self.parallelism, done)
+        self.logic_ended = TaskMask(self.parallelism, done)
+        self.inputs_ended = TaskMask(self.parallelism, done)
         """Of loop heads: nothing comes from outside of the loop any more."""
         self.ending_heads: set[str] = set()
         """Heads that were told to end: their loops need no more turns, and they end by themselves."""
-        self.released = Marks(self.parallelism, done)
+        self.released = TaskMask(self.parallelism, done)
         self.total = sum(self.parallelism.values())
         self.sources = tuple(vertex.id for vertex in job.vertices if not vertex.inputs and not vertex.feedback)
         self.heads = tuple(vertex.id for vertex in job.vertices if vertex.feedback)
@@ -172,7 +173,7 @@ class Roster:
                 yield from self.union.get(vertex.id, ())
 
 
-def _loops(job: PlannedJob) -> list[Loop]:
+def _loops(job: Job) -> list[Loop]:
     vertex_of = {uid: vertex.id for vertex in job.vertices for uid in vertex.operators}
     return [
         Loop(

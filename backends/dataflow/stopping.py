@@ -34,7 +34,7 @@ class StopPhase(Enum):
 
 
 @dataclass
-class Stopping:
+class StopProgress:
     """The stop that was asked for."""
 
     of: StopOf

@@ -2,7 +2,7 @@
 
 Theory of operation.
 
-1. *Life.* Where a task is, and what may happen to it there, is the table of ``life.py``; it is asked before anything changes, so
+1. *TaskStateMachine.* Where a task is, and what may happen to it there, is the table of ``life.py``; it is asked before anything changes, so
    an event that cannot be leaves the task as it was.
 2. *What is due.* Watermarks and ends are handled in one place (:meth:`Task._due`): whatever came, it looks at all that was heard
    and gives what is due now. While something goes on: the ends of inputs, then the watermark, so that what an end releases is late
@@ -32,7 +32,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from backends.dataflow import events
-from backends.dataflow.admission import Admission
+from backends.dataflow.admission import EventGuard
 from backends.dataflow.alignment import Alignment
 from backends.dataflow.events import (
     MAX_WATERMARK,
@@ -58,17 +58,17 @@ from backends.dataflow.events import (
     Process,
     Purpose,
     Records,
+    ReportInputsEnded,
     Snapshot,
     TaskCommand,
     TaskEvent,
     TaskId,
-    TellInputsEnded,
     TellLogicEnded,
     Watermark,
 )
 from backends.dataflow.inputs import InputEdge, Inputs
 from backends.dataflow.iteration import LoopBuffer
-from backends.dataflow.life import Fact, Life, State
+from backends.dataflow.life import EventKind, TaskState, TaskStateMachine
 from stateformat.errors import ErrorKind, InvalidState
 
 ANSWER_ROUNDS_MAX: Final = 1000
@@ -102,13 +102,13 @@ class Task:
         self._sent = False
         """The operator has sent to its coordinator since it was asked."""
         self._inputs = Inputs(inputs, by_epoch=by_epoch)
-        self._life = Life(task)
+        self._life = TaskStateMachine(task)
         self._alignment = Alignment(
             self._inputs.channels, [channel for edge in inputs if edge.overtakable for channel in edge.channels]
         )
         feedback = self._inputs.feedback
         self._loop = LoopBuffer((channel for edge in feedback for channel in edge.channels), replayed=replayed)
-        self._admission = Admission(self._life, self._inputs, self._alignment, self._loop)
+        self._admission = EventGuard(self._life, self._inputs, self._alignment, self._loop)
         self._unprocessed = set(outputs)
         self.is_source = self._inputs.are_none
         self.is_loop_head = bool(feedback)
@@ -121,13 +121,13 @@ class Task:
         self._stop_is_complete = False
         self._may_leave = False
         """A checkpoint that was taken since the logic ended is complete."""
-        self._resumes_in = State.RUNNING
+        self._resumes_in = TaskState.RUNNING
         """Where a task that is held goes on if the stop is aborted."""
 
     # What an executor asks ----------------------------------------------------------------------------------------------
 
     @property
-    def state(self) -> State:
+    def state(self) -> TaskState:
         """Where it is in its life."""
         return self._life.state
 
@@ -144,7 +144,7 @@ class Task:
     @property
     def may_read(self) -> bool:
         """Whether the reader of a source may be asked for records."""
-        return self.is_source and self.state is State.RUNNING
+        return self.is_source and self.state is TaskState.RUNNING
 
     @property
     def blocked(self) -> frozenset[Channel]:
@@ -180,9 +180,9 @@ class Task:
 
     def start(self) -> list[TaskCommand]:
         """Its operators are open, and in-flight records replayed: emit what time it is, and end what has ended already."""
-        self._life.check(Fact.START, "start")
-        self._life.admit(Fact.START, "start")
-        self._life.move(State.RUNNING)
+        self._life.check(EventKind.START, "start")
+        self._life.admit(EventKind.START, "start")
+        self._life.move(TaskState.RUNNING)
         commands: list[TaskCommand] = []
         if self.is_loop_head:
             # The end of time stands in the checkpoint only if it had been sent round.
@@ -195,7 +195,7 @@ class Task:
         """Something has happened. Returns what is to be done, in order."""
         fact = self._admission.check(event, stop=self._stop, end_of_time_told=self._told[LoopStep.MAX_WATERMARK])
         self._life.admit(fact, event)
-        if self.state in (State.CANCELED, State.ENDED):
+        if self.state in (TaskState.CANCELED, TaskState.ENDED):
             return []
         commands = self._handle(event)
         return commands + self._leave()
@@ -226,7 +226,7 @@ class Task:
             case events.DataProcessed(channel):
                 self._unprocessed.discard(channel)
             case events.Canceled():
-                self._life.move(State.CANCELED)
+                self._life.move(TaskState.CANCELED)
         return []
 
     def _received(self, channel: Channel, element: events.Element) -> list[TaskCommand]:
@@ -249,7 +249,7 @@ class Task:
     def _fed_back(self, channel: Channel, element: events.Element) -> list[TaskCommand]:
         match element:
             case Records(batch):
-                return self._loop.receive(channel, batch, hold=self.state is State.HELD)
+                return self._loop.receive(channel, batch, hold=self.state is TaskState.STOPPED_AT_BARRIER)
             case Barrier(number):
                 self._loop.barrier(channel, number, passed=self._alignment.passed)
             case EndOfData():
@@ -272,7 +272,7 @@ class Task:
 
     def _due(self) -> list[TaskCommand]:
         """What watermarks and ends have made due. Nothing for a source; nothing while held, or when the logic has ended."""
-        if self.is_source or self.state not in (State.RUNNING, State.DRAINING):
+        if self.is_source or self.state not in (TaskState.RUNNING, TaskState.DRAINING):
             return []
         time_may_end, may_end = self._told[LoopStep.MAX_WATERMARK], self._told[LoopStep.END]
         all_drained = self._inputs.drained(self._inputs.edges)
@@ -286,9 +286,9 @@ class Task:
             commands += self._end_inputs(self._inputs.drained_inputs) + self._time()
         elif time_may_end:
             commands += self._time() + self._end_inputs(self._inputs.drained_inputs)
-        if self.state is State.RUNNING and self.is_loop_head and self._nothing_from_outside:
-            self._life.move(State.DRAINING)
-            commands.append(TellInputsEnded())
+        if self.state is TaskState.RUNNING and self.is_loop_head and self._nothing_from_outside:
+            self._life.move(TaskState.DRAINING)
+            commands.append(ReportInputsEnded())
         return commands
 
     def _ask(self) -> list[TaskCommand]:
@@ -300,7 +300,7 @@ class Task:
                 kind=ErrorKind.LIMIT_EXCEEDED,
                 operator=self.id.vertex,
             )
-        self._life.move(State.ASKING)
+        self._life.move(TaskState.ASKING)
         self._asked += 1
         self._sent = False
         return [AskCoordinator()]
@@ -333,12 +333,12 @@ class Task:
         return [EndInput(number) for number in due]
 
     def _end_source(self) -> list[TaskCommand]:
-        if self.state is State.WAITING:
+        if self.state is TaskState.WAITING:
             return []  # Asked to end when it had ended.
         return self._end_of_time() + self._end_logic()
 
     def _end_logic(self) -> list[TaskCommand]:
-        self._life.move(State.WAITING)
+        self._life.move(TaskState.WAITING)
         self._loop.close()
         ending: list[TaskCommand] = [Finish(), Emit(EndOfData(drain=True)), TellLogicEnded()]
         return ending + self._acknowledge()  # Nothing more will come round that a log could wait for.
@@ -359,10 +359,10 @@ class Task:
             return self._acknowledge()
         assert self._alignment.pending is not None
         barrier = self._alignment.pending.barrier
-        finishing = self.state is State.WAITING
+        finishing = self.state is TaskState.WAITING
         holds = barrier.purpose is Purpose.STOP_NO_DRAIN and not finishing
         commands: list[TaskCommand] = [HoldSource(hold=True)] if holds and self.is_source else []
-        if not (holds or self.is_source) and self.state in (State.RUNNING, State.DRAINING):
+        if not (holds or self.is_source) and self.state in (TaskState.RUNNING, TaskState.DRAINING):
             self._inputs.release_time()
             commands += self._time()
         if barrier.purpose is not Purpose.ROUND:
@@ -382,7 +382,7 @@ class Task:
         self._stop, self._stop_is_complete = (barrier.number if barrier.purpose in _STOPS else None), False
         if holds:
             self._resumes_in = self.state
-            self._life.move(State.HELD)
+            self._life.move(TaskState.STOPPED_AT_BARRIER)
         return commands + self._acknowledge()
 
     def _acknowledge(self) -> list[TaskCommand]:
@@ -414,9 +414,13 @@ class Task:
 
     def _stopped(self) -> list[TaskCommand]:
         """Held, the savepoint complete, and nothing more to hear: stop."""
-        if self.state is not State.HELD or not self._stop_is_complete or not self._inputs.all_data_ended:
+        if (
+            self.state is not TaskState.STOPPED_AT_BARRIER
+            or not self._stop_is_complete
+            or not self._inputs.all_data_ended
+        ):
             return []
-        self._life.move(State.STOPPING)
+        self._life.move(TaskState.STOPPING)
         self._loop.close()
         return [Emit(EndOfData(drain=False))]
 
@@ -424,7 +428,7 @@ class Task:
         commands = self._void(number)
         if self._stop is not None and self._stop <= number and not self._stop_is_complete:
             self._stop = None
-        if self.state is State.HELD and self._stop is None:
+        if self.state is TaskState.STOPPED_AT_BARRIER and self._stop is None:
             self._life.move(self._resumes_in)
             if self.is_source:
                 commands.append(HoldSource(hold=False))
@@ -435,7 +439,7 @@ class Task:
     def _void(self, number: int) -> list[TaskCommand]:
         """Checkpoints up to this number will never be."""
         commands = self._alignment.abort(number)
-        if self.state is not State.HELD:
+        if self.state is not TaskState.STOPPED_AT_BARRIER:
             commands += self._loop.abort(number)
         void = [taken for taken in self._snapshots if taken <= number]
         for taken in void:
@@ -443,12 +447,12 @@ class Task:
         return commands + [NotifyAborted(taken) for taken in void]
 
     def _leave(self) -> list[TaskCommand]:
-        stopping = self.state is State.STOPPING
-        if not stopping and self.state is not State.WAITING:
+        stopping = self.state is TaskState.STOPPING
+        if not stopping and self.state is not TaskState.WAITING:
             return []
         may_leave = stopping or (self._may_leave if self._stop is None else self._stop_is_complete)
         if not may_leave or self._unprocessed or not self._inputs.all_gone:
             return []
         assert self._alignment.pending is None, "the last channel that ended completed it"
-        self._life.move(State.ENDED)
+        self._life.move(TaskState.ENDED)
         return [Close(), Emit(EndOfPartition()), Ended()]

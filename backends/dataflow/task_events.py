@@ -204,7 +204,7 @@ class TellLogicEnded(NamedTuple):
     """Tell the coordinator that no record will come from this task any more."""
 
 
-class TellInputsEnded(NamedTuple):
+class ReportInputsEnded(NamedTuple):
     """Tell the coordinator that this loop head has nothing left but its loop."""
 
 
@@ -249,7 +249,7 @@ TaskCommand = (
     | Decline
     | ConfirmProcessed
     | TellLogicEnded
-    | TellInputsEnded
+    | ReportInputsEnded
     | HoldSource
     | NotifyComplete
     | NotifyAborted

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from backends.dataflow import events as ev
-from backends.dataflow.activation import Activation, in_flight_batches
-from backends.dataflow.life import State
+from backends.dataflow.activation import OperatorChain, in_flight_batches
+from backends.dataflow.life import TaskState
 from backends.dataflow.routing import Router
 from backends.local.layers import TaskLayers
 from backends.local.readiness import ReadySet
@@ -97,7 +97,7 @@ class LocalRun(Run):
         parts = dict(restored_states(restored))
         for worker in self._workers.values():
             own = parts.get(worker.id, {})
-            worker.operators = Activation(self.job, worker.vertex, worker.id.subtask, worker)
+            worker.operators = OperatorChain(self.job, worker.vertex, worker.id.subtask, worker)
             self._layers[worker.id] = TaskLayers(worker.operators.states, own)
             worker.operators.open({uid: part.tasks or {} for uid, part in own.items()} or None)
         for worker in self._workers.values():
@@ -206,7 +206,7 @@ class LocalRun(Run):
     @property
     def _awaited(self) -> bool:
         states = {worker.task.state for worker in self._workers.values() if not worker.gone}
-        return State.WAITING in states or State.DRAINING in states
+        return TaskState.WAITING in states or TaskState.DRAINING in states
 
     def describe(self) -> str:
         """What everybody is at, in words."""

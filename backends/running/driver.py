@@ -26,7 +26,7 @@ from backends.dataflow.api import (
     SplitEnumerator,
 )
 from backends.dataflow.compile import Job
-from backends.dataflow.conform import conformed
+from backends.dataflow.conform import cast_to_schema
 from backends.dataflow.coordinator import Coordinator
 from backends.dataflow.failures import Guard, OperatorError
 from backends.dataflow.flow_states import COMMITTABLES
@@ -202,7 +202,7 @@ class Driver:
                     f"the coordinator of operator {uid!r} sent to subtask {subtask}. The operator has subtasks 0 to {parallelism - 1} "
                     "in this run."
                 )
-            self.carry_out(self._coordinator.handle(ev.Spoken(vertex)))
+            self.carry_out(self._coordinator.handle(ev.MessageSent(vertex)))
             self._messenger.mail(ev.TaskId(vertex, subtask), Message(uid, message, self._behind))
 
         return send
@@ -301,7 +301,7 @@ class Driver:
             try:
                 owners: dict[str, SplitEnumerator | OperatorCoordinator] = {**self.enumerators, **self.coordinators}
                 for uid, owner in owners.items():
-                    current.coordinators[uid] = conformed(
+                    current.coordinators[uid] = cast_to_schema(
                         f"snapshot of the coordinator of {uid!r}", owner.snapshot(), as_schema(owner.columns)
                     )
             except Exception as error:

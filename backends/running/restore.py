@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from backends.dataflow.api import Dataflow
-from backends.dataflow.compile import Job, Vertex, graph_of, lay_out
+from backends.dataflow.compile import Job, Vertex, compile_job, graph_of
 from backends.dataflow.flow_states import states_to_plan
 from redistribution.plan import RestorePlan
 from stateformat.checkpoint import Checkpoint, ReadTask
@@ -150,7 +150,7 @@ def restore(
     """
     if permit is None:
         graph = graph_of(flow, parallelism=parallelism, per_operator=per_operator or {}, unaligned=unaligned)
-        return Restored(lay_out(flow, graph, unaligned=unaligned, drop=_names(drop)))
+        return Restored(compile_job(flow, graph, unaligned=unaligned, drop=_names(drop)))
     plan = plan_of(
         flow,
         permit.checkpoint(),
@@ -160,7 +160,7 @@ def restore(
         drop=drop,
         again=again,
     )
-    job = lay_out(flow, plan.topology, unaligned=unaligned, previous=permit.record, drop=_names(drop))
+    job = compile_job(flow, plan.topology, unaligned=unaligned, previous=permit.record, drop=_names(drop))
     skipped = {operator.uid for operator in plan.operators if operator.action == "skip_finished"}
     finished = frozenset(vertex.id for vertex in job.vertices if vertex.id in skipped)
     return Restored(job, permit, plan, finished)

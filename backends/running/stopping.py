@@ -87,7 +87,7 @@ class StopService:
         self._seen.add(request)
         if savepoint is not None:
             self._driver.stop_properties[request] = {SAVEPOINT_PROPERTY: savepoint}
-        self._driver.inbox.append(ev.StopAsked(mode, request))
+        self._driver.inbox.append(ev.StopRequested(mode, request))
 
     def answer_failures(self) -> None:
         """Answer the requests that have come to nothing."""

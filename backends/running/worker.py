@@ -11,11 +11,11 @@ from typing import Final, NamedTuple, Protocol
 import pyarrow as pa
 
 from backends.dataflow import events as ev
-from backends.dataflow.activation import Activation, OpenSnapshot
+from backends.dataflow.activation import OpenSnapshot, OperatorChain
 from backends.dataflow.api import NoSplit, Split
 from backends.dataflow.compile import Vertex
 from backends.dataflow.failures import OperatorError
-from backends.dataflow.life import State
+from backends.dataflow.life import TaskState
 from backends.dataflow.routing import Router
 from backends.dataflow.task import Task
 from backends.running.channels import Queue
@@ -123,7 +123,7 @@ class Worker:
         self.id = task_id
         self.vertex = vertex
         self.task = task
-        self.operators: Activation
+        self.operators: OperatorChain
         self.routers: Mapping[str, Router] = {}
         self.inputs = {queue.channel: queue for queue in inputs}
         self.mailbox: deque[Mail] = deque()
@@ -267,7 +267,7 @@ class Worker:
         if self._snapshot is not None:
             self._snapshot.log(channel, batch)
 
-    # What operators reach (activation.Outside) ---------------------------------------------------------------------------
+    # What operators reach (activation.ChainOutput) ---------------------------------------------------------------------------
 
     def emit(self, edge_id: str, batch: pa.RecordBatch) -> None:
         """Send a batch along an edge that leaves the chain."""
@@ -335,7 +335,7 @@ class Worker:
             case _:
                 self._tell(command)
 
-    def _tell(self, command: ev.Decline | ev.ConfirmProcessed | ev.TellLogicEnded | ev.TellInputsEnded) -> None:
+    def _tell(self, command: ev.Decline | ev.ConfirmProcessed | ev.TellLogicEnded | ev.ReportInputsEnded) -> None:
         match command:
             case ev.Decline(number, reason):
                 self._environment.tell(ev.Declined(self.id, number, reason))
@@ -343,7 +343,7 @@ class Worker:
                 self._environment.confirm(channel)
             case ev.TellLogicEnded():
                 self._environment.tell(ev.LogicEnded(self.id))
-            case ev.TellInputsEnded():
+            case ev.ReportInputsEnded():
                 self._environment.tell(ev.InputsEnded(self.id))
 
     def _open_mail(self, mail: Mail) -> None:
@@ -359,11 +359,11 @@ class Worker:
             self.deliver(mail)
             if isinstance(mail, ev.Aborted):
                 self._release_messages()  # It may never have come to this task; then nothing else would let them go.
-        elif self._environment.awaits_snapshot(self.id, mail.behind) or self.task.state is State.HELD:
+        elif self._environment.awaits_snapshot(self.id, mail.behind) or self.task.state is TaskState.STOPPED_AT_BARRIER:
             self._late_messages.append(mail)
         elif mail.message is None:
             self.deliver(ev.Answered())
-        elif self.task.state in (State.RUNNING, State.DRAINING, State.ASKING):
+        elif self.task.state in (TaskState.RUNNING, TaskState.DRAINING, TaskState.ASKING):
             self.operators.receive(mail.uid, mail.message)
         else:
             self._environment.lost(mail.uid, self.id.subtask)

@@ -19,7 +19,7 @@ from typing import Final
 import pyarrow.compute as pc
 
 from backends.dataflow.events import TaskId
-from backends.dataflow.member import Reported
+from backends.dataflow.member import ReportedProgress
 from backends.running.restore import Restored
 from backends.running.state_layers import OperatorState, by_layer, layers_of, restored_states
 from backends.state import Layer
@@ -47,7 +47,7 @@ class Base:
     """
 
     parts: Mapping[str, OperatorState] = field(default_factory=dict)
-    reported: Mapping[str, Reported] = field(default_factory=dict)
+    reported: Mapping[str, ReportedProgress] = field(default_factory=dict)
     taken: int = 0
     taken_id: int = 0
     replays: bool = False

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from backends.dataflow.activation import Activation
+from backends.dataflow.activation import OperatorChain
 from backends.state import SubtaskStates
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class Kept:
 
     token: bytes
     version: int
-    activation: Activation | None
+    activation: OperatorChain | None
     outside: Any = None
     directory: Path | None = None
     size_bytes: int = 0

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from backends.dataflow import events as ev
 from backends.dataflow.compile import Job
-from backends.dataflow.member import Reported
+from backends.dataflow.member import ReportedProgress
 from backends.running.channels import Queue
 from backends.running.worker import Mail, Worker
 from backends.spark.base import Base
@@ -123,7 +123,7 @@ class Report:
     ran_dry: bool = False
     snapshots: tuple[Snapshot, ...] = ()
     kept: dict[str, Mapping[str, int]] = field(default_factory=dict)
-    reported: dict[str, Reported] = field(default_factory=dict)
+    reported: dict[str, ReportedProgress] = field(default_factory=dict)
     travelling: dict[str, bytes] = field(default_factory=dict)
     sent: dict[ev.TaskId, int] = field(default_factory=dict)
     consumed: dict[Address, tuple[bytes, int]] = field(default_factory=dict)

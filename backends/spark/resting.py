@@ -8,13 +8,13 @@ from typing import Final, TypeGuard
 
 from backends.dataflow import events as ev
 from backends.dataflow.api import NoSplit
-from backends.dataflow.life import State
+from backends.dataflow.life import TaskState
 from backends.dataflow.task import Task
 from backends.running.wiring import TaskChannels
 from backends.running.worker import Give, Mail, Message
 from backends.spark.base import Base
 
-ENDED: Final = (State.WAITING, State.STOPPING, State.ENDED)
+ENDED: Final = (TaskState.WAITING, TaskState.STOPPING, TaskState.ENDED)
 """Where the logic of a task has ended, and its activation with it."""
 
 
@@ -51,7 +51,7 @@ class Resting:
         """Whether nothing that may come needs its operators."""
         state = self.core.state
         aborted = any(isinstance(mail, ev.Aborted) for mail in self.mail)
-        return state in ENDED or (state is State.HELD and not aborted)
+        return state in ENDED or (state is TaskState.STOPPED_AT_BARRIER and not aborted)
 
 
 def is_work(mail: Mail) -> bool:

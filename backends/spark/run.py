@@ -360,7 +360,7 @@ class SparkRun(Run):
                 self.mail(sender_of(self.job, channel), ev.DataProcessed(channel))
             case ev.TellLogicEnded():
                 self._driver.inbox.append(ev.LogicEnded(task))
-            case ev.TellInputsEnded():
+            case ev.ReportInputsEnded():
                 self._driver.inbox.append(ev.InputsEnded(task))
             case ev.Ended():
                 self._see_off(held)

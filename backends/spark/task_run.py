@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from backends.dataflow import events as ev
-from backends.dataflow.activation import Activation, OpenSnapshot, in_flight_batches
+from backends.dataflow.activation import OpenSnapshot, OperatorChain, in_flight_batches
 from backends.dataflow.routing import Router
 from backends.dataflow.task import Task
 from backends.running.channels import Queue
@@ -59,7 +59,7 @@ class _Way(Queue):
 
 
 class _Outside:
-    """What an activation reaches (``activation.Outside``): the worker of this epoch, while the activation outlives epochs."""
+    """What an activation reaches (``activation.ChainOutput``): the worker of this epoch, while the activation outlives epochs."""
 
     worker: Worker
 
@@ -266,14 +266,14 @@ class TaskRun:
                 reported=base.reported,
             )
 
-    def _restored(self, kept: Kept | None, base: Base) -> Activation:
+    def _restored(self, kept: Kept | None, base: Base) -> OperatorChain:
         """A new activation: of the states that were kept, with what has changed since, or of none, to be read."""
         job, subtask, vertex = self._setup.job, self.spec.task.subtask, self._vertex
         if kept is None or not base.may_catch_up(kept.version):
             if kept is not None:
                 kept.give_up()
             self.report.opened = "restored"
-            return Activation(job, vertex, subtask, self._outside)
+            return OperatorChain(job, vertex, subtask, self._outside)
         uids = vertex.operators[1:] if vertex.is_source else vertex.operators
         empty = {uid: SubtaskStates(job.graph.operator(uid), subtask, job.states_of(uid)) for uid in uids}
         try:
@@ -290,7 +290,7 @@ class TaskRun:
             }
             states.catch_up(base.tasks(self._context, uid, above=kept.version), layers)
         self.report.opened = "caught_up"
-        return Activation(job, vertex, subtask, self._outside, found)
+        return OperatorChain(job, vertex, subtask, self._outside, found)
 
     def _replay(self, base: Base) -> None:
         """Process what had been fed back, or was in flight, when the base was taken."""
@@ -331,7 +331,7 @@ class TaskRun:
         if self._core.state in ENDED:
             self._worker.release()
             return
-        self.report.reported = {uid: member.reported for uid, member in activation.members.items() if member.reported}
+        self.report.reported = {uid: member.reported for uid, member in activation.operators.items() if member.reported}
         activation.hand_over()
         try:
             self.report.travelling = packed(self._setup.job, activation)

@@ -15,9 +15,9 @@ import pickle
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from backends.dataflow.activation import Activation
+from backends.dataflow.activation import OperatorChain
 from backends.dataflow.compile import Job
-from backends.dataflow.member import Member
+from backends.dataflow.member import ChainedOperator
 from stateformat.errors import ErrorKind, InvalidState
 from stateformat.model import Mode
 
@@ -30,12 +30,12 @@ def travels(job: Job, uid: str) -> bool:
     return any(state.mode is Mode.UNION for state in job.states_of(uid))
 
 
-def packed(job: Job, activation: Activation) -> dict[str, bytes]:
+def packed(job: Job, activation: OperatorChain) -> dict[str, bytes]:
     """The operators of an activation that travel, by uid. ``InvalidState``, the operator's fault, for one that cannot be pickled."""
-    return {uid: _pack(member) for uid, member in activation.members.items() if travels(job, uid)}
+    return {uid: _pack(member) for uid, member in activation.operators.items() if travels(job, uid)}
 
 
-def _pack(member: Member) -> bytes:
+def _pack(member: ChainedOperator) -> bytes:
     from pyspark.cloudpickle import CloudPickler
 
     places = {id(own): name for name, own in _own(member)}
@@ -57,12 +57,12 @@ def _pack(member: Member) -> bytes:
     return file.getvalue()
 
 
-def unpacked(activation: Activation, operators: Mapping[str, bytes]) -> dict[str, Operator]:
+def unpacked(activation: OperatorChain, operators: Mapping[str, bytes]) -> dict[str, Operator]:
     """Operators that have travelled, for the members of a new activation."""
-    return {uid: _unpack(data, activation.members[uid]) for uid, data in operators.items()}
+    return {uid: _unpack(data, activation.operators[uid]) for uid, data in operators.items()}
 
 
-def _unpack(data: bytes, member: Member) -> Operator:
+def _unpack(data: bytes, member: ChainedOperator) -> Operator:
     places: Mapping[Any, object] = dict(_own(member))
 
     class Unpickler(pickle.Unpickler):
@@ -73,7 +73,7 @@ def _unpack(data: bytes, member: Member) -> Operator:
     return logic
 
 
-def _own(member: Member) -> Iterator[tuple[str, object]]:
+def _own(member: ChainedOperator) -> Iterator[tuple[str, object]]:
     """What belongs to the place of an operator, by a name that it has everywhere."""
     yield "context", member.context
     for name, kept in member.states.all.items():

@@ -20,14 +20,14 @@ import pyarrow.parquet as pq
 
 import redistribution.restore_plan
 from backends.dataflow import roster
-from backends.dataflow.activation import Activation
+from backends.dataflow.activation import OperatorChain
 from backends.dataflow.alignment import Alignment
 from backends.dataflow.coordinator import Coordinator
 from backends.dataflow.events import MIN_WATERMARK, LogRecords, Publish, TaskCommand
 from backends.dataflow.iteration import LoopBuffer
-from backends.dataflow.life import State
-from backends.dataflow.member import Member
-from backends.dataflow.pending_barrier import PendingBarrier
+from backends.dataflow.life import TaskState
+from backends.dataflow.member import ChainedOperator
+from backends.dataflow.pending_barrier import BarrierInFlight
 from backends.dataflow.task import Task
 from backends.running import driver, runtime
 from backends.running.driver import Driver
@@ -89,9 +89,9 @@ def skip_the_read_back() -> AbstractContextManager[Any]:
 @contextlib.contextmanager
 def deal_out_the_state_of_finishing_subtasks() -> Iterator[None]:
     """A subtask whose logic has ended writes its states as if it ran, and a restore deals them out."""
-    snapshot, acknowledge = Activation.snapshot, Coordinator._acknowledge
+    snapshot, acknowledge = OperatorChain.snapshot, Coordinator._acknowledge
 
-    def as_running(self: Activation, command: Any, context: Any) -> Any:
+    def as_running(self: OperatorChain, command: Any, context: Any) -> Any:
         return snapshot(self, command._replace(finishing=False), context)
 
     def none_finishing(self: Coordinator, pending: Any, event: Any) -> Any:
@@ -100,7 +100,7 @@ def deal_out_the_state_of_finishing_subtasks() -> Iterator[None]:
             command._replace(finishing=frozenset()) if isinstance(command, Publish) else command for command in commands
         ]
 
-    with patch.object(Activation, "snapshot", as_running), patch.object(Coordinator, "_acknowledge", none_finishing):
+    with patch.object(OperatorChain, "snapshot", as_running), patch.object(Coordinator, "_acknowledge", none_finishing):
         yield
 
 
@@ -134,8 +134,8 @@ def forget_the_union_refusal() -> Iterator[None]:
 
     check = pending.check_content
     with (
-        patch.object(roster.Roster, "partial_union", lambda self: None),
-        patch.object(PendingBarrier, "partial_union", lambda self, union, parallelism: None),
+        patch.object(roster.TaskTracker, "partial_union", lambda self: None),
+        patch.object(BarrierInFlight, "partial_union", lambda self, union, parallelism: None),
         patch.object(pending, "check_content", content),
     ):
         yield
@@ -162,7 +162,7 @@ def end_on_any_checkpoint() -> AbstractContextManager[Any]:
     right = Task._leave
 
     def leave(self: Task) -> list[TaskCommand]:
-        if self.state is State.WAITING and self._may_leave:
+        if self.state is TaskState.WAITING and self._may_leave:
             stop, self._stop = self._stop, None
             try:
                 return right(self)
@@ -183,7 +183,7 @@ def let_a_watermark_fall_back() -> Iterator[None]:
 
     with (
         patch.object(Restored, "progress", progress),
-        patch.object(Member, "_restored_watermark", lambda self, rows: MIN_WATERMARK),
+        patch.object(ChainedOperator, "_restored_watermark", lambda self, rows: MIN_WATERMARK),
     ):
         yield
 

@@ -20,7 +20,7 @@ from unittest import mock
 
 from backends.dataflow.api import Dataflow, EventTime, Stream
 from backends.dataflow.events import Purpose
-from backends.dataflow.life import State
+from backends.dataflow.life import TaskState
 from backends.local.run import LocalRun
 from backends.local.runtime import LocalRuntime
 from backends.rewrite.rescaling import publish_rescaled
@@ -330,7 +330,7 @@ class Simulation:
                 self.say(f"outcome at step {steps}: {run.outcome.sentence}")
                 self._check_stopped(run.outcome)
                 return run.outcome
-            if stops_late and any(worker.task.state is State.WAITING for worker in run.tasks.values()):
+            if stops_late and any(worker.task.state is TaskState.WAITING for worker in run.tasks.values()):
                 plan.setdefault(steps + rng.randint(1, 40), []).append(rng.choice(("drain", "suspend", "suspend")))
                 stops_late = False
             if fatal and len(self.disk.chain) >= fatal:
@@ -551,7 +551,7 @@ class Simulation:
         barrier = run.in_flight.barrier if run.in_flight else None
         if barrier is None or barrier.purpose not in (Purpose.STOP_DRAIN, Purpose.STOP_NO_DRAIN):
             return None
-        gone = frozenset(task for task, worker in run.tasks.items() if worker.task.state is State.ENDED)
+        gone = frozenset(task for task, worker in run.tasks.items() if worker.task.state is TaskState.ENDED)
         if before is not None and before[0] == barrier.number:
             left = [task for task in gone - before[1] if run.tasks[task].snapshot_taken >= barrier.number]
             if left:

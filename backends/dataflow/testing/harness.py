@@ -11,13 +11,13 @@ from typing import Any
 import pyarrow as pa
 
 from backends.dataflow import events as ev
-from backends.dataflow.activation import Activation
+from backends.dataflow.activation import OperatorChain
 from backends.dataflow.api import (
     Operator,
     OperatorContext,
     OperatorCoordinator,
 )
-from backends.dataflow.conform import conformed
+from backends.dataflow.conform import cast_to_schema
 from backends.dataflow.failures import Guard
 from backends.dataflow.flow_states import COMMITTABLES
 from backends.dataflow.member import checked_message
@@ -134,7 +134,8 @@ class OperatorHarness:
         clean(self._store, self._permit, self._job, self._sinks, carried)
         self._open_coordinator(restored.coordinators.get(place.uid))
         self._activations = [
-            Activation(self._job, self._vertex, number, _Outside(self, number)) for number in range(place.parallelism)
+            OperatorChain(self._job, self._vertex, number, _Outside(self, number))
+            for number in range(place.parallelism)
         ]
         for number, activation in enumerate(self._activations):
             watermarks, ended = restored.progress(self._vertex, number)
@@ -241,11 +242,11 @@ class OperatorHarness:
 
     def context(self, subtask: int = 0) -> OperatorContext:
         """What the operator may ask in a subtask."""
-        return self._of(subtask).members[self._place.uid].context
+        return self._of(subtask).operators[self._place.uid].context
 
     def operator(self, subtask: int = 0) -> Operator:
         """The copy of the operator that runs in a subtask."""
-        return self._of(subtask).members[self._place.uid].logic
+        return self._of(subtask).operators[self._place.uid].logic
 
     # Checkpoints -------------------------------------------------------------------------------------------------------------
 
@@ -341,7 +342,7 @@ class OperatorHarness:
     def _coordinator_rows(self, coordinator: OperatorCoordinator) -> pa.Table:
         what = f"snapshot of the coordinator of {self._place.uid!r}"
         with Guard(self._place.uid, None)("snapshot of the coordinator"):
-            return conformed(what, coordinator.snapshot(), as_schema(coordinator.columns))
+            return cast_to_schema(what, coordinator.snapshot(), as_schema(coordinator.columns))
 
     def _send(self, subtask: int, message: bytes) -> None:
         checked_message(f"the coordinator of operator {self._place.uid!r}", message)
@@ -373,7 +374,7 @@ class OperatorHarness:
             )
         return self._edges[input]
 
-    def _of(self, subtask: int) -> Activation:
+    def _of(self, subtask: int) -> OperatorChain:
         if not 0 <= subtask < self._place.parallelism:
             last = self._place.parallelism - 1
             raise InvalidInput(f"operator {self._place.uid!r} has subtasks 0 to {last}; there is no subtask {subtask}")
