@@ -14,7 +14,7 @@ from itertools import chain, islice
 from threading import Lock
 from typing import Final, Generic, TypeVar
 
-from stateformat.pieces import passed
+from stateformat.pieces import release_memory_after
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ AHEAD_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Sized(Generic[T]):
+class SizedCall(Generic[T]):
     """A call, and about how many bytes its result takes."""
 
     call: Callable[[], T]
@@ -37,7 +37,7 @@ class Sized(Generic[T]):
 def _made(call: Callable[[], T], size_bytes: int) -> T:
     """The result of a call that is made in a thread of the pool."""
     result = call()
-    passed(size_bytes)
+    release_memory_after(size_bytes)
     return result
 
 
@@ -72,7 +72,7 @@ class _Waiting(Generic[T]):
             call = next(self._calls, None)
             if call is None:
                 break
-            size_bytes = call.size_bytes if isinstance(call, Sized) else 0
+            size_bytes = call.size_bytes if isinstance(call, SizedCall) else 0
             _HELD.add(size_bytes)
             self._futures.append((self._pool.submit(_made, call, size_bytes), size_bytes))
         return bool(self._futures)
@@ -84,7 +84,7 @@ class _Waiting(Generic[T]):
             result = future.result()
         finally:
             _HELD.add(-size_bytes)
-        passed(size_bytes)
+        release_memory_after(size_bytes)
         self.fill()
         return result
 
@@ -99,7 +99,7 @@ def ahead(
     """The results of ``calls`` in their order, made by ``workers`` threads, at most ``depth`` before they are taken.
 
     ``calls`` itself runs in the caller's thread, and one call alone does too. With one worker calls never overlap. Calls that
-    are :class:`Sized` wait while results of ``AHEAD_BYTES`` are held in the process, unless nothing else of this reader is on
+    are :class:`SizedCall` wait while results of ``AHEAD_BYTES`` are held in the process, unless nothing else of this reader is on
     its way. An error of a call comes where its result would have come. When this generator ends or is closed, so is
     ``calls``; what has not begun by then never does, and no thread is left. Threads give speed only as far as calls leave the
     interpreter's lock, as work of pyarrow and of storages does.

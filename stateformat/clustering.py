@@ -74,10 +74,10 @@ def groups_of_keys(columns: Sequence[pa.ChunkedArray], max_parallelism: int, key
     return groups
 
 
-def in_order(table: pa.Table, state: State, groups: Groups) -> bool:
+def is_clustered(table: pa.Table, state: State, groups: Groups) -> bool:
     """Whether the rows already stand in the order of a segment: by group; rows in flight by (group, _sender, _seq)."""
     if state.mode is not Mode.IN_FLIGHT:
-        return never_falls(groups)
+        return is_ascending(groups)
     undecided = np.ones(max(0, len(groups) - 1), np.bool_)
     for column in (groups, *_sender_and_seq(table)):
         if (undecided & (column[1:] < column[:-1])).any():
@@ -96,7 +96,7 @@ def clustered(table: pa.Table, state: State, groups: Groups) -> tuple[pa.Table |
     if KEY_GROUP.name in table.column_names:
         table = table.drop_columns([KEY_GROUP.name])
     keyed = has_key_groups(state)
-    if in_order(table, state, groups):
+    if is_clustered(table, state, groups):
         if keyed:
             table = table.add_column(0, KEY_GROUP, pa.chunked_array([pa.array(groups, KEY_GROUP.type)]))
         return table, group_counts(groups)
@@ -116,7 +116,7 @@ def _sender_and_seq(table: pa.Table) -> list[npt.NDArray[Any]]:
     return [one_array(table[name]).to_numpy() for name in ("_sender", "_seq")]
 
 
-def never_falls(numbers: npt.NDArray[Any]) -> bool:
+def is_ascending(numbers: npt.NDArray[Any]) -> bool:
     """Whether each is at least the one before it."""
     for start in range(0, len(numbers), _PASS_ROWS):
         window = numbers[start : start + _PASS_ROWS + 1]
@@ -127,7 +127,7 @@ def never_falls(numbers: npt.NDArray[Any]) -> bool:
 
 def group_counts(groups: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """How many rows each group from 0 on has."""
-    if len(groups) > _PASS_ROWS and never_falls(groups):
+    if len(groups) > _PASS_ROWS and is_ascending(groups):
         return np.diff(np.searchsorted(groups, np.arange(int(groups[-1]) + 2)))
     counts = np.zeros(int(groups.max(initial=-1)) + 1, np.int64)
     for start in range(0, len(groups), _PASS_ROWS):
@@ -235,7 +235,7 @@ class Clustered:
         made = []
         for part, kind in zip(self._parts, self._types, strict=True):
             runs = [part[c][first:stop] for c, first, stop in zip(chunks, firsts, stops, strict=True) if first < stop]
-            data = pa.py_buffer(runs[0]) if len(runs) == 1 else _joined(runs, high - low)
+            data = pa.py_buffer(runs[0]) if len(runs) == 1 else _concat(runs, high - low)
             made.append(pa.Array.from_buffers(kind, high - low, [None, data]))
         return made
 
@@ -303,7 +303,7 @@ def _view(array: pa.Array) -> npt.NDArray[Any]:
     return np.frombuffer(array.buffers()[1], _NUMBERS[width], len(array), array.offset * width)
 
 
-def _joined(arrays: Sequence[npt.NDArray[Any]], length: int) -> pa.Buffer:
+def _concat(arrays: Sequence[npt.NDArray[Any]], length: int) -> pa.Buffer:
     # In memory that Arrow keeps for the next one; numpy's would come anew from the system, page by page.
     data = pa.allocate_buffer(length * arrays[0].itemsize)
     np.concatenate(arrays, out=np.frombuffer(data, arrays[0].dtype))

@@ -25,7 +25,7 @@ from stateformat.thrift import (
     SMALL,
     STRUCT,
     FooterFault,
-    LatePattern,
+    LazyPattern,
     integer,
     list_header,
     long_field,
@@ -71,7 +71,7 @@ class Leaf(NamedTuple):
     flat: bool
 
 
-class Chunk(NamedTuple):
+class ColumnChunk(NamedTuple):
     """A column chunk as the footer has it: its bytes, and what is said of its pages. ``encodings`` as zigzag bytes."""
 
     codec: int
@@ -86,7 +86,7 @@ class RowGroup(NamedTuple):
 
     rows: int
     uncompressed_bytes: int
-    chunks: list[Chunk]
+    chunks: list[ColumnChunk]
 
 
 class Footer(NamedTuple):
@@ -247,7 +247,7 @@ def _row_groups(data: bytes, count: int, at: int, leaves: int) -> tuple[list[Row
     groups = []
     for _ in range(count):
         field = 0
-        chunks: list[Chunk] | None = None
+        chunks: list[ColumnChunk] | None = None
         numbers: dict[int, int] = {}
         while head := data[at]:
             field, at = next_field(data, at, field)
@@ -307,19 +307,19 @@ def _usual_chunk() -> bytes:
     )
 
 
-_USUAL_CHUNK: Final = LatePattern(_usual_chunk)
+_USUAL_CHUNK: Final = LazyPattern(_usual_chunk)
 
 
-def _chunk(data: bytes, at: int) -> tuple[Chunk, int]:
+def _chunk(data: bytes, at: int) -> tuple[ColumnChunk, int]:
     """A ColumnChunk."""
     usual = _USUAL_CHUNK.match(data, at, len(data))
     if usual is not None:
         one, two, three, codec, values, size_bytes, start = usual.groups()
-        chunk = Chunk(codec[0] >> 1, one or two or three, number(values), number(start), number(size_bytes))
+        chunk = ColumnChunk(codec[0] >> 1, one or two or three, number(values), number(start), number(size_bytes))
         if min(chunk.values, chunk.start, chunk.size_bytes) >= 0:
             return chunk, usual.end()
     field = 0
-    found: Chunk | None = None
+    found: ColumnChunk | None = None
     while head := data[at]:
         field, at = next_field(data, at, field)
         kind = head & 15
@@ -334,7 +334,7 @@ def _chunk(data: bytes, at: int) -> tuple[Chunk, int]:
     return found, at + 1
 
 
-def _column(data: bytes, at: int) -> tuple[Chunk, int]:
+def _column(data: bytes, at: int) -> tuple[ColumnChunk, int]:
     """ColumnMetaData: the numbers that say where pages lie and how much they hold."""
     field = 0
     numbers: dict[int, int] = {}
@@ -380,7 +380,7 @@ def _column(data: bytes, at: int) -> tuple[Chunk, int]:
     # An encoding above 63 takes two bytes: then the list ends elsewhere, and both readers refuse it.
     if encodings and max(encodings) > 127:
         raise FooterFault("a column chunk has an encoding that nobody knows")
-    return Chunk(codec, encodings, values, start, size_bytes), at + 1
+    return ColumnChunk(codec, encodings, values, start, size_bytes), at + 1
 
 
 def _entries(data: bytes, count: int, at: int) -> tuple[list[bytes], int]:
@@ -417,7 +417,7 @@ def _keys_only(data: bytes) -> list[bytes]:
 
 
 __all__ = [
-    "Chunk",
+    "ColumnChunk",
     "Footer",
     "FooterFault",
     "Leaf",

@@ -103,7 +103,7 @@ def hash_keys(columns: Sequence[Any], name: str = DEFAULT_KEY_HASH) -> npt.NDArr
     """Hash key columns, in their order, to one signed 32-bit value per row.
 
     ``columns`` are ``pa.Array`` or ``pa.ChunkedArray`` of equal length, nullable, at least one; chunks need not line up.
-    −0.0 hashes as 0.0 and every NaN as one, whether or not the column went through :func:`normalise_key_column`.
+    −0.0 hashes as 0.0 and every NaN as one, whether or not the column went through :func:`normalize_key_column`.
 
     Raises ``InvalidInput``, the caller's fault: no column, columns of different lengths, a type that
     :func:`check_key_types` refuses, a name that nobody registered, or a registered function that does not give one int32
@@ -144,7 +144,7 @@ def key_hash(name: str) -> KeyHash:
         ) from None
 
 
-def normalise_key_column(array: Any) -> Any:
+def normalize_key_column(array: Any) -> Any:
     """Give equal keys equal bits: −0.0 becomes 0.0, and every NaN the one with bits 7fc00000 / 7ff8000000000000.
 
     ``array`` is a ``pa.Array`` or ``pa.ChunkedArray`` of any type; floats and doubles are changed, also inside structs.
@@ -156,8 +156,8 @@ def normalise_key_column(array: Any) -> Any:
     elif pa.types.is_struct(array.type):
         parts = [array.field(index) for index in range(array.type.num_fields)]
     else:
-        return _normalise_floats(array) if len(array) and array.type in _FLOATS else array
-    normal = [normalise_key_column(part) for part in parts]
+        return _normalize_floats(array) if len(array) and array.type in _FLOATS else array
+    normal = [normalize_key_column(part) for part in parts]
     if all(new is old for new, old in zip(normal, parts, strict=True)):
         return array
     if isinstance(array, pa.ChunkedArray):
@@ -166,7 +166,7 @@ def normalise_key_column(array: Any) -> Any:
     return pa.Array.from_buffers(array.type, len(array), [_bitmap(_validity(array))], children=normal)
 
 
-def _normalise_floats(array: Any) -> Any:
+def _normalize_floats(array: Any) -> Any:
     old = _values(array, _FLOATS[array.type][0])
     new = None
     for start in range(0, len(old), _CHUNK_ROWS):

@@ -80,13 +80,13 @@ def _contested(
     if above > lowest:
         return np.ones(len(table), np.bool_)
     upper = table.slice(lowest)
-    found = Marks(upper, row_key).may_have(table)
+    found = KeyFilter(upper, row_key).may_have(table)
     if is_clear[lowest:].any():
-        found |= Marks(upper.filter(pa.array(is_clear[lowest:])), key_columns).may_have(table)
+        found |= KeyFilter(upper.filter(pa.array(is_clear[lowest:])), key_columns).may_have(table)
     return found
 
 
-class Marks:
+class KeyFilter:
     """A small table of hashes that tells which rows may have a key of the ``named`` rows: all that do, and few others."""
 
     def __init__(self, named: pa.Table, names: Sequence[str]) -> None:

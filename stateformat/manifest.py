@@ -29,7 +29,7 @@ from stateformat.handle_cut import cut_handles
 from stateformat.handle_sharing import codes_of, inline_faults
 from stateformat.manifest_rules import HandleFault, first_unsorted, handle_faults, integers, take_rows
 from stateformat.model import Handle, ManifestRef, Totals
-from stateformat.pages import LimitFault, Span, check_columns, check_pages
+from stateformat.pages import ByteRange, LimitFault, check_columns, check_pages
 from stateformat.schema import MANIFEST_SCHEMA, PLANNING_COLUMNS
 from stateformat.storage import Storage
 from stateformat.thrift import FooterFault
@@ -372,7 +372,7 @@ def open_manifest(data: pa.Buffer) -> pq.ParquetFile:
             raise FooterFault(f"row group {number} has {group.rows:,} rows; at most {ROW_GROUP_ROWS_MAX:,} are allowed")
     check_columns(footer, _CODECS, _ENCODINGS, clause="SPEC 4.5")
     limit = max(DECODED_BYTES_MAX, EXPANSION_MAX * data.size)
-    check_pages(footer, 0, len(footer.row_groups) - 1, (Span(0, data),), limit=limit, kept_encoded=_KEPT_ENCODED)
+    check_pages(footer, 0, len(footer.row_groups) - 1, (ByteRange(0, data),), limit=limit, kept_encoded=_KEPT_ENCODED)
     return _open(data)
 
 

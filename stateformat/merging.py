@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 
-def merged(streams: Sequence[Iterator[pa.Table]], keys: Sequence[str]) -> Generator[pa.Table, None, None]:
+def merge_sorted(streams: Sequence[Iterator[pa.Table]], keys: Sequence[str]) -> Generator[pa.Table, None, None]:
     """The rows of all streams by ``keys`` (integer columns without nulls), as tables; of equal rows the earlier stream's first.
 
     Each stream is sorted by the keys. One table of each is held at a time, and what is yielded has at most the rows of these.

@@ -3,8 +3,8 @@
 Theory of operation. One key group may have more rows than memory. Its lowest layer is then never held: the layers above it
 are merged with each other into an :class:`Overlay`, pieces of the lowest pass by, and of each those rows stay whose row key
 the overlay does not name and whose key it does not clear. What the overlay upserts comes last. Where the upper layers are
-too much themselves, all layers are dealt to heaps by the hash of their keys (``spill``), and heaps are merged one by one. A
-key whose rows are too many for a heap is dealt once more, by the row key; a clear then goes to every heap.
+too much themselves, all layers are dealt to buckets by the hash of their keys (``spill``), and buckets are merged one by one. A
+key whose rows are too many for a bucket is dealt once more, by the row key; a clear then goes to every bucket.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateformat.ahead import Sized
-from stateformat.layers import Marks, merge_layers
+from stateformat.ahead import SizedCall
+from stateformat.layers import KeyFilter, merge_layers
 from stateformat.row_keys import row_key_codes
 from stateformat.schema import CLEAR, OP, UPSERT
-from stateformat.spill import HELD_BYTES, Spill, dealt, heaps_of
+from stateformat.spill import HELD_BYTES, Spill, buckets_of, split_by_bucket
 
-_Piece = Sized[pa.Table]
-_HEAP_BYTES = HELD_BYTES // 4
-# A heap that came out so many times as large has a key with many rows.
-_LARGE_HEAP = 4
+_Piece = SizedCall[pa.Table]
+_BUCKET_BYTES = HELD_BYTES // 4
+# A bucket that came out so many times as large has a key with many rows.
+_LARGE_BUCKET = 4
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Overlay:
         self._named = merged.select(columns).filter(pa.array(operations != CLEAR))
         self._cleared = merged.select(list(keys.key_columns)).filter(pa.array(operations == CLEAR))
         self._upserts = merged.filter(pa.array(operations == UPSERT)).drop_columns([OP.name])
-        self._is_named = Marks(self._named, keys.row_key)
-        self._is_cleared = Marks(self._cleared, keys.key_columns)
+        self._is_named = KeyFilter(self._named, keys.row_key)
+        self._is_cleared = KeyFilter(self._cleared, keys.key_columns)
 
     def upserts(self) -> pa.Table:
         """What these layers write, without ``_op``."""
@@ -92,43 +92,45 @@ def merged_piecewise(layers: Sequence[Sequence[_Piece]], keys: Keys) -> Generato
     """
     lowest, *upper = layers
     if sum(piece.size_bytes for pieces in upper for piece in pieces) > HELD_BYTES:
-        yield from _merged_in_heaps(layers, keys)
+        yield from _merged_in_buckets(layers, keys)
         return
     overlay = Overlay([pa.concat_tables(piece() for piece in pieces) for pieces in upper], keys)
     for piece in lowest:
-        yield Sized(partial(_untouched, overlay, piece), piece.size_bytes)
-    yield Sized(overlay.upserts, 0)
+        yield SizedCall(partial(_untouched, overlay, piece), piece.size_bytes)
+    yield SizedCall(overlay.upserts, 0)
 
 
 def _untouched(overlay: Overlay, piece: _Piece) -> pa.Table:
     return overlay.untouched(piece())
 
 
-_Heaps = Spill[tuple[int, int]]
+_Buckets = Spill[tuple[int, int]]
 """By number and layer."""
 _Dealt = Iterable[tuple[pa.Table, npt.NDArray[np.int64]]]
-"""Rows, and the heap of each."""
+"""Rows, and the bucket of each."""
 
 
-def _merged_in_heaps(layers: Sequence[Sequence[_Piece]], keys: Keys) -> Iterator[_Piece]:
+def _merged_in_buckets(layers: Sequence[Sequence[_Piece]], keys: Keys) -> Iterator[_Piece]:
     size_bytes = sum(piece.size_bytes for pieces in layers for piece in pieces)
-    count = 1 + size_bytes // _HEAP_BYTES
+    count = 1 + size_bytes // _BUCKET_BYTES
     # Calls that were given out may still read when this has ended: a file lives as long as someone has it.
-    heaps = _dealt(layers, lambda rows: [(rows, heaps_of([rows[name] for name in keys.key_columns], count, 0))])
-    for heap in range(count):
-        size_bytes = sum(heaps.sizes.get((heap, layer), 0) for layer in range(len(layers)))
+    buckets = _dealt(layers, lambda rows: [(rows, buckets_of([rows[name] for name in keys.key_columns], count, 0))])
+    for bucket in range(count):
+        size_bytes = sum(buckets.sizes.get((bucket, layer), 0) for layer in range(len(layers)))
         if not size_bytes:
             continue
-        if size_bytes <= _LARGE_HEAP * _HEAP_BYTES or list(keys.row_key) == list(keys.key_columns):
-            yield Sized(partial(_heap_merged, heaps, heap, len(layers), keys), size_bytes)
+        if size_bytes <= _LARGE_BUCKET * _BUCKET_BYTES or list(keys.row_key) == list(keys.key_columns):
+            yield SizedCall(partial(_bucket_merged, buckets, bucket, len(layers), keys), size_bytes)
             continue
-        again = 1 + size_bytes // _HEAP_BYTES
-        stored = [(partial(_as_table, batch) for batch in heaps.read((heap, layer))) for layer in range(len(layers))]
+        again = 1 + size_bytes // _BUCKET_BYTES
+        stored = [
+            (partial(_as_table, batch) for batch in buckets.read((bucket, layer))) for layer in range(len(layers))
+        ]
         finer = _dealt(stored, partial(_by_row_key, keys=keys, count=again))
         for one in range(again):
             size_bytes = sum(finer.sizes.get((one, layer), 0) for layer in range(len(layers)))
             if size_bytes:
-                yield Sized(partial(_heap_merged, finer, one, len(layers), keys), size_bytes)
+                yield SizedCall(partial(_bucket_merged, finer, one, len(layers), keys), size_bytes)
 
 
 def _as_table(batch: pa.RecordBatch) -> pa.Table:
@@ -139,22 +141,22 @@ def _by_row_key(rows: pa.Table, keys: Keys, count: int) -> Iterator[tuple[pa.Tab
     if OP.name in rows.column_names:
         is_clear = pc.equal(rows[OP.name], CLEAR)
         clears, rows = rows.filter(is_clear), rows.filter(pc.invert(is_clear))
-        yield from ((clears, np.full(len(clears), heap, np.int64)) for heap in range(count))
-    yield rows, heaps_of([rows[name] for name in keys.row_key], count, 1)
+        yield from ((clears, np.full(len(clears), bucket, np.int64)) for bucket in range(count))
+    yield rows, buckets_of([rows[name] for name in keys.row_key], count, 1)
 
 
-def _dealt(layers: Iterable[Iterable[Callable[[], pa.Table]]], deals: Callable[[pa.Table], _Dealt]) -> _Heaps:
-    """Every row on the heap (number, layer)."""
-    heaps: _Heaps = Spill()
+def _dealt(layers: Iterable[Iterable[Callable[[], pa.Table]]], deals: Callable[[pa.Table], _Dealt]) -> _Buckets:
+    """Every row on the bucket (number, layer)."""
+    buckets: _Buckets = Spill()
     for layer, pieces in enumerate(layers):
         for piece in pieces:
             for rows, numbers in deals(piece()):
-                for number, chosen in dealt(rows, numbers):
-                    heaps.add((number, layer), chosen)
-    return heaps
+                for number, chosen in split_by_bucket(rows, numbers):
+                    buckets.add((number, layer), chosen)
+    return buckets
 
 
-def _heap_merged(heaps: _Heaps, heap: int, layer_count: int, keys: Keys) -> pa.Table:
-    found = [[*heaps.read((heap, layer))] for layer in range(layer_count)]
+def _bucket_merged(buckets: _Buckets, bucket: int, layer_count: int, keys: Keys) -> pa.Table:
+    found = [[*buckets.read((bucket, layer))] for layer in range(layer_count)]
     tables = [pa.Table.from_batches(batches) for batches in found if batches]
     return merge_layers(tables, keys.row_key, keys.key_columns, includes_base=True)

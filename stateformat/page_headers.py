@@ -16,7 +16,7 @@ from stateformat.thrift import (
     SMALL,
     STRUCT,
     FooterFault,
-    LatePattern,
+    LazyPattern,
     integer,
     next_field,
     number,
@@ -82,7 +82,7 @@ def _usual_page() -> bytes:
     return rb"\x15\x00" + numbers + encodings + statistics + rb"\x00\x00"
 
 
-_USUAL_PAGE: Final = LatePattern(_usual_page)
+_USUAL_PAGE: Final = LazyPattern(_usual_page)
 
 
 def _walked(data: Any, at: int, end: int) -> Page:

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from stateformat.footer import Chunk, Footer, Leaf, RowGroup
+from stateformat.footer import ColumnChunk, Footer, Leaf, RowGroup
 from stateformat.page_headers import DATA_V2, DICTIONARY, Page, pages
 from stateformat.thrift import FooterFault
 
@@ -74,19 +74,19 @@ _SMALL_CHUNK_BYTES: Final = (96 << 20) // _EXPANSION_MAX
 _HOLE_BYTES_MAX: Final = 64 << 10
 
 
-class Span(NamedTuple):
+class ByteRange(NamedTuple):
     """Bytes of a file: where they begin, and what they are."""
 
     start: int
     data: pa.Buffer
 
 
-class HeldFile:
+class PartialFile:
     """Parts of an object that are in memory, as a file."""
 
     closed = False
 
-    def __init__(self, held: Sequence[Span], size_bytes: int) -> None:
+    def __init__(self, held: Sequence[ByteRange], size_bytes: int) -> None:
         self._held = held
         self._size_bytes = size_bytes
         self._position = 0
@@ -127,13 +127,13 @@ def decoded_bytes(footer: Footer) -> list[int]:
     ]
 
 
-def repeated_strings(footer: Footer) -> list[bool]:
+def have_string_dictionary(footer: Footer) -> list[bool]:
     """Of each row group whether it has strings in a dictionary: then they can take more than it declares."""
     texts = [number for number, leaf in enumerate(footer.leaves) if leaf.type == _BYTE_ARRAY]
     return [any(_REPEATING.intersection(group.chunks[at].encodings) for at in texts) for group in footer.row_groups]
 
 
-def text_bytes(footer: Footer, group: Any) -> int:
+def string_bytes(footer: Footer, group: Any) -> int:
     """What strings take beside: at most the pages of their columns. ``group``: its metadata, as pyarrow has it."""
     return sum(
         group.column(number).total_uncompressed_size
@@ -151,13 +151,13 @@ def check_columns(
         (codec, coded)
         for codec, coded in known
         if CODEC_NAMES.get(codec) not in codecs
-        or any(ENCODING_NAMES.get(enumerated(value), "") not in encodings for value in coded)
+        or any(ENCODING_NAMES.get(zigzag(value), "") not in encodings for value in coded)
     }
     flat = [leaf.flat for leaf in footer.leaves]
     for group in footer.row_groups:
         for leaf, single, chunk in zip(footer.leaves, flat, group.chunks, strict=True):
             if wrong and (chunk.codec, chunk.encodings) in wrong:
-                named = ", ".join(ENCODING_NAMES.get(enumerated(value), "an unknown one") for value in chunk.encodings)
+                named = ", ".join(ENCODING_NAMES.get(zigzag(value), "an unknown one") for value in chunk.encodings)
                 raise FooterFault(
                     f"column {leaf.path} is stored by {CODEC_NAMES.get(chunk.codec, f'codec {chunk.codec}')} and {named}, "
                     f"which {clause} does not list"
@@ -168,7 +168,7 @@ def check_columns(
                 )
 
 
-def spans(footer: Footer, first: int, last: int) -> list[tuple[int, int]]:
+def byte_ranges(footer: Footer, first: int, last: int) -> list[tuple[int, int]]:
     """(start, length) of the bytes of row groups first … last, those with small holes between them as one."""
     chunks = sorted(
         (chunk.start, chunk.start + chunk.size_bytes)
@@ -188,7 +188,7 @@ def check_pages(
     footer: Footer,
     first: int,
     last: int,
-    held: Sequence[Span],
+    held: Sequence[ByteRange],
     *,
     limit: int | None = None,
     kept_encoded: frozenset[str] = frozenset(),
@@ -232,7 +232,7 @@ def check_pages(
     return sure
 
 
-def check_group(group: RowGroup, taken: int) -> None:
+def check_row_group(group: RowGroup, taken: int) -> None:
     """Refuse a row group that readers refuse. ``taken``: the bytes of memory that it takes."""
     _check_taken([group], taken, _limit([group]))
 
@@ -255,7 +255,7 @@ def _check_taken(groups: Sequence[RowGroup], taken: int, limit: int) -> None:
         )
 
 
-def enumerated(coded: int) -> int:
+def zigzag(coded: int) -> int:
     """A small number, as Thrift codes it."""
     return (coded >> 1) ^ -(coded & 1)
 
@@ -273,7 +273,9 @@ def _leaf_widths(footer: Footer) -> list[int]:
     return [_WIDTHS.get(leaf.type, max(leaf.length, 16)) for leaf in footer.leaves]
 
 
-def _walk(leaf: Leaf, chunk: Chunk, held: Sequence[Span], *, is_kept: bool, is_verified: bool) -> tuple[int, int, bool]:
+def _walk(
+    leaf: Leaf, chunk: ColumnChunk, held: Sequence[ByteRange], *, is_kept: bool, is_verified: bool
+) -> tuple[int, int, bool]:
     """Of a chunk: the uncompressed bytes of all pages, bytes in memory beside the fixed width, and whether it is sure."""
     base, data = _within(chunk, held)
     at = chunk.start - base
@@ -305,7 +307,7 @@ def _walk(leaf: Leaf, chunk: Chunk, held: Sequence[Span], *, is_kept: bool, is_v
     return pages_bytes, pages_bytes + (0 if is_kept else longest * chunk.values), sure
 
 
-def _compare(chunk: Chunk, page: Page) -> None:
+def _compare(chunk: ColumnChunk, page: Page) -> None:
     """A page of which nothing is known but its checksum, with the chunk that the footer describes."""
     if not page.has_checksum:
         raise FooterFault("a page has no checksum, which section 5.5 of SPEC.md asks for")
@@ -315,14 +317,14 @@ def _compare(chunk: Chunk, page: Page) -> None:
         raise FooterFault(f"a page has {page.stored_bytes:,} bytes, is not compressed, and says {page.size_bytes:,}")
 
 
-def _within(chunk: Chunk, held: Sequence[Span]) -> tuple[int, Any]:
+def _within(chunk: ColumnChunk, held: Sequence[ByteRange]) -> tuple[int, Any]:
     at = bisect_right(held, chunk.start, key=lambda span: span.start) - 1
     if at < 0 or chunk.start + chunk.size_bytes > held[at].start + held[at].data.size:
         raise FooterFault("a column chunk lies beyond the file, or in its footer")
     return held[at].start, held[at].data
 
 
-def _longest(chunk: Chunk, page: Page, data: Any) -> int:
+def _longest(chunk: ColumnChunk, page: Page, data: Any) -> int:
     """The length of the longest value of a dictionary of strings."""
     stored = memoryview(data)[page.start : page.start + page.stored_bytes]
     codec = _CODECS.get(chunk.codec)

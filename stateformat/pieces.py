@@ -34,7 +34,7 @@ class _Passed(local):
 _PASSED: Final = _Passed()
 
 
-def passed(size_bytes: int) -> None:
+def release_memory_after(size_bytes: int) -> None:
     """Note that this thread read, wrote or set aside rows of so many bytes, which are let go of soon.
 
     Arrow's allocator keeps what was freed for a while, which of a stream is soon as much again as it needs. Each thread has
@@ -59,7 +59,7 @@ def cut(rows: Rows, rows_max: int, bytes_max: int) -> Iterator[Rows]:
         yield from cut(rows.slice(start, step), rows_max, bytes_max)
 
 
-def small_batches(
+def rebatch(
     tables: Iterable[pa.Table], schema: pa.Schema, rows_max: int, bytes_max: int = BATCH_BYTES
 ) -> Iterator[pa.RecordBatch]:
     """The rows as batches of at most so many rows and bytes. Small batches are joined; others stay where they are."""
@@ -71,7 +71,7 @@ def small_batches(
             if not count:
                 continue
             if waiting and (held + count > rows_max or held_bytes + size_bytes > bytes_max):
-                yield joined(waiting, schema)
+                yield concat_batches(waiting, schema)
                 waiting, held, held_bytes = [], 0, 0
             if not waiting and (8 * count > rows_max or 8 * size_bytes > bytes_max):
                 yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
@@ -79,16 +79,16 @@ def small_batches(
             waiting.append(batch)
             held, held_bytes = held + count, held_bytes + size_bytes
     if waiting:
-        yield joined(waiting, schema)
+        yield concat_batches(waiting, schema)
 
 
-def joined(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+def concat_batches(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
     """One batch with the rows of all; the caller sees to it that they have less than 2 GiB together."""
     columns = [pa.concat_arrays(column) for column in zip(*(batch.columns for batch in batches), strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def own_memory(table: pa.Table) -> pa.Table:
+def copy_rows(table: pa.Table) -> pa.Table:
     """The same rows in memory of their own, so that a small slice does not keep a large table alive."""
     columns = [
         pa.chunked_array([pa.concat_arrays([c]) for c in column.chunks], column.type) for column in table.columns

@@ -24,14 +24,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stateformat.ahead import Sized, ahead
+from stateformat.ahead import SizedCall, ahead
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput
 from stateformat.layers import evolve_table, merge_layers
 from stateformat.manifest import Manifest
-from stateformat.merging import merged
+from stateformat.merging import merge_sorted
 from stateformat.model import Handle, Mode, Record, SchemaVersion, State
 from stateformat.overlay import Keys, merged_piecewise
-from stateformat.pieces import own_memory, small_batches
+from stateformat.pieces import copy_rows, rebatch
 from stateformat.schema import OP, segment_schema
 from stateformat.segment_reader import PIECE_ROWS_MAX, SegmentReader
 from stateformat.storage import Storage, reads_at_once
@@ -49,7 +49,7 @@ _OPENED_BYTES_MAX: Final = 32 << 20
 # Below this a second request costs more than the bytes that it saves.
 _SMALL_BYTES: Final = 64 << 10
 
-_Call = Sized[pa.Table]
+_Call = SizedCall[pa.Table]
 """Reads a piece. Two are under way at a time."""
 
 
@@ -94,7 +94,7 @@ def read_slices(
     calls: Generator[_Call, None, None]
     if state.mode is Mode.PROGRESS:
         rows = pa.concat_tables(call() for call in reading.in_order(parts))
-        calls = (call for call in [Sized(partial(merge_progress, rows), rows.nbytes)])
+        calls = (call for call in [SizedCall(partial(merge_progress, rows), rows.nbytes)])
     elif state.mode is Mode.KEYED:
         calls = reading.keyed([list(group) for _, group in groupby(parts, key=lambda part: part.subtask)])
     elif state.mode is Mode.IN_FLIGHT:
@@ -102,7 +102,7 @@ def read_slices(
     else:
         calls = reading.in_order(_coalesced(parts))
     with closing(ahead(calls, workers=2, depth=3)) as made:
-        yield from small_batches(made, reading.schema, batch_rows)
+        yield from rebatch(made, reading.schema, batch_rows)
 
 
 def _in_flight(reading: _Reading, owners: Iterable[Sequence[_Part]]) -> Generator[_Call, None, None]:
@@ -122,9 +122,9 @@ def _in_flight(reading: _Reading, owners: Iterable[Sequence[_Part]]) -> Generato
             yield from reading.in_order([*chain.from_iterable(ordered)])
             continue
         groups = ["_key_group"] if "_key_group" in reading.schema.names else []
-        with closing(merged(reading.streams(list(segments.values())), [*groups, "_sender", "_seq"])) as tables:
+        with closing(merge_sorted(reading.streams(list(segments.values())), [*groups, "_sender", "_seq"])) as tables:
             for table in tables:
-                yield Sized(partial(_itself, table), table.nbytes)
+                yield SizedCall(partial(_itself, table), table.nbytes)
 
 
 def _itself(table: pa.Table) -> pa.Table:
@@ -278,7 +278,7 @@ class _Reading:
                 for call in reader.calls(start, min(step, part.row_start + part.rows - start)):
                     table = self._evolved(call, part)()
                     # A slice would keep the whole row group alive.
-                    yield table if step >= part.rows else own_memory(table)
+                    yield table if step >= part.rows else copy_rows(table)
 
     def layer(self, parts: Sequence[_Part], batch_rows: int) -> Iterator[pa.RecordBatch]:
         """The rows of the parts, which are of one layer, with ``_op`` if it is a delta."""
@@ -286,7 +286,7 @@ class _Reading:
         if parts[0].handle.layer:
             schema = schema.insert(1, OP)
         with closing(ahead(self.in_order(parts), workers=2, depth=3)) as made:
-            yield from small_batches(made, schema, batch_rows)
+            yield from rebatch(made, schema, batch_rows)
 
     def keyed(self, owners: Iterable[Sequence[_Part]]) -> Generator[_Call, None, None]:
         """The rows of each subtask's keyed state in turn; of one, by key group, its layers merged."""
@@ -332,14 +332,16 @@ class _Reading:
         if size_bytes <= MERGED_BYTES_MAX:
             # While they are merged they exist twice. Small rows, which cost more to merge, may take the memory for it.
             times = 2 if size_bytes > LARGE_ROW_BYTES * rows else 1
-            yield Sized(partial(self._merged, list(layers.values())), times * size_bytes)
+            yield SizedCall(partial(self._merged, list(layers.values())), times * size_bytes)
         elif first < last:
             middle = (first + last) // 2
             yield from self._chunk(parts, readers, first, middle)
             yield from self._chunk(parts, readers, middle + 1, last)
         elif len(layers) == 1:
             yield from (
-                Sized(partial(self._merged, [[call]]), call.size_bytes) for calls in layers.values() for call in calls
+                SizedCall(partial(self._merged, [[call]]), call.size_bytes)
+                for calls in layers.values()
+                for call in calls
             )
         else:
             yield from merged_piecewise(list(layers.values()), Keys(self._state.row_key, self._state.key_columns))
@@ -376,7 +378,7 @@ class _Reading:
 
     def _evolved(self, call: _Call, part: _Part) -> _Call:
         old = self._state.by_schema_id[part.handle.schema_id]
-        return Sized(lambda: evolve_table(call(), old, self._target), call.size_bytes)
+        return SizedCall(lambda: evolve_table(call(), old, self._target), call.size_bytes)
 
 
 def _row_width(schema: pa.Schema) -> int:

@@ -166,7 +166,7 @@ def split_large(rows: pa.Table, limit: int) -> Iterator[tuple[pa.Table, int]]:
     yield from split_large(rows.slice(middle), limit)
 
 
-def spans(stops: Sequence[int], amount: int, at: Sequence[int] | None = None) -> Iterator[Sequence[int]]:
+def stop_batches(stops: Sequence[int], amount: int, at: Sequence[int] | None = None) -> Iterator[Sequence[int]]:
     """``stops`` in pieces of at least ``amount`` rows, but the last; each begins where the one before it ends.
 
     ``at``: where each of the stops is in bytes; then ``amount`` is of bytes.

@@ -21,15 +21,15 @@ import pyarrow.compute as pc
 
 from stateformat.clustering import one_array
 from stateformat.errors import ErrorKind, InvalidState
-from stateformat.hashing import hash_keys, normalise_key_column
+from stateformat.hashing import hash_keys, normalize_key_column
 from stateformat.model import State
 from stateformat.schema import CLEAR, KEY_GROUP, OP
-from stateformat.spill import Spill, dealt, heaps_of
+from stateformat.spill import Spill, buckets_of, split_by_bucket
 
 _CODES_MAX: Final = 2**62
 KEYS_BYTES_MAX: Final = 32 << 20
 """Row keys of one key group that are more than this are not held in memory."""
-_HEAPS: Final = 64
+_BUCKETS: Final = 64
 # Values of these types are equal exactly when these integers are.
 _PLAIN_TYPES: Final = {
     **dict.fromkeys((pa.int8(), pa.int16(), pa.int32(), pa.date32()), pa.int32()),
@@ -73,14 +73,14 @@ def _column_codes(column: Any) -> tuple[npt.NDArray[np.int64], int, bool]:
             more, more_count, _ = _column_codes(child)
             codes, count = _combine(codes, count, more, more_count)
         return codes, count, False
-    encoded = pc.dictionary_encode(normalise_key_column(column), null_encoding="encode")
+    encoded = pc.dictionary_encode(normalize_key_column(column), null_encoding="encode")
     return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), max(1, len(encoded.dictionary)), True
 
 
 class RowKeyCheck:
     """Refuses a second row with the same row key. Fed with tables whose ``_key_group`` never falls; then finished.
 
-    Holds the row keys of one key group at a time; where they are more than some megabytes, they are dealt to a temporary file
+    Holds the row keys of one key group at a time; where they are more than some megabytes, they are split_by_bucket to a temporary file
     by their hash. Raises ``InvalidState`` (kind ``DUPLICATE_ROW_KEY``, the writer's fault) that names one such row key. In a
     layer above the base a clear counts apart from upserts and deletes.
     """
@@ -134,15 +134,17 @@ class RowKeyCheck:
 
     def _set_aside(self, spill: Spill[int]) -> None:
         for keys in self._held:
-            for heap, chosen in dealt(keys, heaps_of([keys[name] for name in self._row_key], _HEAPS, 0)):
-                spill.add(heap, chosen)
+            for bucket, chosen in split_by_bucket(
+                keys, buckets_of([keys[name] for name in self._row_key], _BUCKETS, 0)
+            ):
+                spill.add(bucket, chosen)
         self._held, self._held_bytes = [], 0
 
     def _check_spilled(self, spill: Spill[int]) -> None:
         self._set_aside(spill)
         with spill:
-            for heap in range(_HEAPS):
-                self._check([pa.Table.from_batches([batch]) for batch in spill.read(heap)])
+            for bucket in range(_BUCKETS):
+                self._check([pa.Table.from_batches([batch]) for batch in spill.read(bucket)])
         self._spill = None
 
     def _check(self, parts: list[pa.Table]) -> None:

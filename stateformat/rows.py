@@ -1,6 +1,6 @@
 """From the rows that a runtime hands over to the rows of a segment: their columns, types, values and order.
 
-Everything here is pure. :func:`conform` gives a table the columns of ``schema.segment_schema``; :func:`key_groups_of`
+Everything here is pure. :func:`normalize_rows` gives a table the columns of ``schema.segment_schema``; :func:`key_groups_of`
 computes or verifies key groups; in which order a segment holds the rows is the business of ``clustering``.
 """
 
@@ -15,13 +15,13 @@ import pyarrow.compute as pc
 
 from stateformat.clustering import Groups, clustered, groups_of_keys, one_array
 from stateformat.errors import ErrorKind, InvalidState
-from stateformat.hashing import DEFAULT_KEY_HASH, normalise_key_column
+from stateformat.hashing import DEFAULT_KEY_HASH, normalize_key_column
 from stateformat.key_groups import MAX_PARALLELISM_LIMIT, key_group_count
 from stateformat.model import Field, Mode, Operator, State
 from stateformat.schema import CLEAR, KEY_GROUP, OP, UPSERT, children, segment_schema
 
 
-def conform(
+def normalize_rows(
     rows: pa.Table, state: State, *, schema_id: int, delta: bool, where: str, fill: Mapping[str, Any] | None = None
 ) -> pa.Table:
     """The rows with the columns of the segment (SPEC.md section 5.1), in its order; ``_key_group`` only if given.
@@ -51,7 +51,7 @@ def conform(
         else:
             column = pa.chunked_array([pa.nulls(len(rows), field.type)])
         if field.name in state.key_columns or field.name == "_map_key":
-            column = normalise_key_column(column)
+            column = normalize_key_column(column)
         if not field.nullable and column.null_count:
             raise _null_found(where, field.name, column.null_count)
         fields.append(field)
@@ -68,10 +68,10 @@ def conform(
     return table
 
 
-def conform_keys(rows: pa.Table | pa.RecordBatch, state: State, *, where: str) -> list[pa.ChunkedArray]:
-    """The key columns of the rows as :func:`conform` makes them, in the order of the key; other columns may be anything.
+def normalize_keys(rows: pa.Table | pa.RecordBatch, state: State, *, where: str) -> list[pa.ChunkedArray]:
+    """The key columns of the rows as :func:`normalize_rows` makes them, in the order of the key; other columns may be anything.
 
-    What is hashed must be what is written: 1 as an int32 and 1 as an int64 hash apart. Raises as :func:`conform` does.
+    What is hashed must be what is written: 1 as an int32 and 1 as an int64 hash apart. Raises as :func:`normalize_rows` does.
     """
     columns = []
     for field in map(segment_schema(state).field, state.key_columns):
@@ -79,7 +79,7 @@ def conform_keys(rows: pa.Table | pa.RecordBatch, state: State, *, where: str) -
             raise InvalidState(f"{where}: key column {field.name!r} is missing or stands twice in {rows.schema.names}")
         column = rows[field.name]
         column = column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
-        columns.append(normalise_key_column(_cast(column, field.type, f"{where}: column {field.name!r}")))
+        columns.append(normalize_key_column(_cast(column, field.type, f"{where}: column {field.name!r}")))
     return columns
 
 
@@ -247,7 +247,7 @@ def key_groups_of(table: pa.Table, state: State, operator: Operator, *, trust: b
 
 
 def senders_of(table: pa.Table) -> Groups:
-    """The groups of rows in flight on an edge that is no hash edge: their senders, which :func:`conform` has seen."""
+    """The groups of rows in flight on an edge that is no hash edge: their senders, which :func:`normalize_rows` has seen."""
     senders: Groups = one_array(table["_sender"]).to_numpy()
     return senders
 

@@ -23,23 +23,23 @@ import numpy as np
 import pyarrow as pa
 
 from stateformat.ahead import ahead
-from stateformat.clustering import Clustered, Groups, clustered, group_counts, in_order, segment_order
+from stateformat.clustering import Clustered, Groups, clustered, group_counts, is_clustered, segment_order
 from stateformat.errors import InvalidState
 from stateformat.model import Handle, Mode
-from stateformat.pieces import BATCH_BYTES, cut, row_sizes, small_batches
+from stateformat.pieces import BATCH_BYTES, cut, rebatch, row_sizes
 from stateformat.row_groups import (
     decoded_bytes_of,
     grown_limit,
     row_group_bytes,
     row_limit,
-    spans,
     split_bytes,
     split_groups,
     split_sizes,
     split_table,
+    stop_batches,
 )
 from stateformat.row_keys import RowKeyCheck
-from stateformat.rows import cluster, conform, key_groups_of, senders_of
+from stateformat.rows import cluster, key_groups_of, normalize_rows, senders_of
 from stateformat.schema import KEY_GROUP, has_key_groups
 from stateformat.segment_writer import SegmentPlace, SegmentWriter, WriteOptions
 from stateformat.sorting import RUN_BYTES, SortedRuns
@@ -76,7 +76,7 @@ def write_segment(
     with SegmentWriter(storage, place, options) as writer:
         if isinstance(data, pa.Table):
             if len(data):
-                _write_table(writer, place, _conform(place, data), options)
+                _write_table(writer, place, _normalize(place, data), options)
             return writer.finish()
         batches = iter(data)
         first = next(batches, None)
@@ -86,7 +86,7 @@ def write_segment(
         if mode is Mode.IN_FLIGHT or (mode is Mode.KEYED and not has_groups):
             _write_unsorted(writer, place, stream, options)
         else:
-            _write_sorted(writer, place, _conformed(place, stream), options)
+            _write_sorted(writer, place, _normalized(place, stream), options)
         return writer.finish()
 
 
@@ -99,18 +99,20 @@ def write_unsorted(
         return writer.finish()
 
 
-def _conformed(place: SegmentPlace, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+def _normalized(place: SegmentPlace, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     """The rows as the segment has them, some megabytes at a time."""
     for batch in batches:
         if len(batch):
-            yield from cut(_conform(place, pa.Table.from_batches([batch])), _PIECE_ROWS_MAX, BATCH_BYTES)
+            yield from cut(_normalize(place, pa.Table.from_batches([batch])), _PIECE_ROWS_MAX, BATCH_BYTES)
 
 
-def _conform(place: SegmentPlace, rows: pa.Table) -> pa.Table:
+def _normalize(place: SegmentPlace, rows: pa.Table) -> pa.Table:
     fill: dict[str, Any] = {}
     if place.state.mode is Mode.COMMITTABLES:
         fill = {"_checkpoint_id": place.checkpoint_id, "_attempt_id": place.attempt_id}
-    return conform(rows, place.state, schema_id=place.schema_id, delta=place.layer > 0, where=str(place), fill=fill)
+    return normalize_rows(
+        rows, place.state, schema_id=place.schema_id, delta=place.layer > 0, where=str(place), fill=fill
+    )
 
 
 def _groups(place: SegmentPlace, rows: pa.Table, options: WriteOptions) -> Groups | None:
@@ -135,10 +137,10 @@ def _write_table(writer: SegmentWriter, place: SegmentPlace, table: pa.Table, op
         if sizes is not None and isinstance(ordered, Clustered):
             sizes = sizes[segment_order(table, place.state, groups)]
     stops = split_table(counts, limit)
-    pieces = spans([0, *stops], max(1, _SPAN_BYTES // row_bytes))
+    pieces = stop_batches([0, *stops], max(1, _SPAN_BYTES // row_bytes))
     if sizes is not None:
         stops, ends = split_sizes(stops, counts, sizes, row_group_bytes(table.num_columns))
-        pieces = spans([0, *stops], _SPAN_BYTES, ends[[0, *stops]].tolist())
+        pieces = stop_batches([0, *stops], _SPAN_BYTES, ends[[0, *stops]].tolist())
     # From here on the rows and their groups are needed in order only.
     del table, groups, sizes
     check = _row_key_check(place, options)
@@ -169,7 +171,7 @@ def _in_large_chunks(table: pa.Table) -> pa.Table:
         return table
     if size_bytes <= HELD_BYTES:
         return table.combine_chunks()
-    return pa.Table.from_batches(small_batches([table], table.schema, _PIECE_ROWS_MAX), schema=table.schema)
+    return pa.Table.from_batches(rebatch([table], table.schema, _PIECE_ROWS_MAX), schema=table.schema)
 
 
 def _uneven_sizes(table: pa.Table, limit: int) -> Any:
@@ -200,7 +202,7 @@ def _write_unsorted(
             assert groups is not None
             runs.add(rows, groups)
 
-        for rows in _conformed(place, batches):
+        for rows in _normalized(place, batches):
             pending.append(rows)
             size_bytes += rows.nbytes
             if size_bytes >= RUN_BYTES:
@@ -226,7 +228,7 @@ def _write_sorted(
     for rows in tables:
         groups = _groups(place, rows, options)
         if groups is not None:
-            if groups[0] < last or not in_order(rows, place.state, groups):
+            if groups[0] < last or not is_clustered(rows, place.state, groups):
                 raise InvalidState(
                     f"{place}: a stream with _key_group is sorted by it, and here group {int(groups.min())} follows a "
                     f"greater one; sort it, or leave the column out to have the rows clustered"

@@ -26,23 +26,23 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stateformat.ahead import Sized
+from stateformat.ahead import SizedCall
 from stateformat.digests import digest
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, StorageError
 from stateformat.footer import Footer, read_footer
 from stateformat.model import Handle, Mode, Record, State
 from stateformat.pages import (
-    HeldFile,
+    ByteRange,
     LimitFault,
-    Span,
+    PartialFile,
+    byte_ranges,
     check_columns,
     check_pages,
     check_size,
     decoded_bytes,
-    repeated_strings,
-    spans,
+    have_string_dictionary,
 )
-from stateformat.pieces import own_memory
+from stateformat.pieces import copy_rows
 from stateformat.row_groups import CODECS, ENCODINGS, PARQUET_ERRORS, ROW_GROUPS_MAX
 from stateformat.schema import KEY_GROUP, has_key_groups, segment_schema
 from stateformat.storage import Storage
@@ -84,7 +84,7 @@ class SegmentReader:
         self._opened = False
         self._metadata: Any = None
         self._file: pq.ParquetFile | None = None
-        self._held: tuple[Span, ...] = ()
+        self._held: tuple[ByteRange, ...] = ()
         self._group_column: str | None = None
         if has_key_groups(state):
             self._group_column = KEY_GROUP.name
@@ -120,7 +120,7 @@ class SegmentReader:
         for call in self.calls(row_start, rows):
             yield call()
 
-    def calls(self, row_start: int, rows: int) -> Iterator[Sized[pa.Table]]:
+    def calls(self, row_start: int, rows: int) -> Iterator[SizedCall[pa.Table]]:
         """The same pieces, each as a call that reads and verifies it. Calls may be made in any thread, and at a time.
 
         Opens the segment in the caller's thread, if that was not done before.
@@ -136,7 +136,7 @@ class SegmentReader:
             call = partial(self._piece, first, last, row_start, row_start + rows)
             begin, end = int(self._starts[first]), int(self._starts[last + 1])
             share = (min(row_start + rows, end) - max(row_start, begin)) / (end - begin)
-            yield Sized(call, int((self._sizes[last + 1] - self._sizes[first]) * share))
+            yield SizedCall(call, int((self._sizes[last + 1] - self._sizes[first]) * share))
 
     def _piece(self, first: int, last: int, start: int, stop: int) -> pa.Table:
         """Those of rows start … stop − 1 that are in row groups first … last."""
@@ -146,7 +146,7 @@ class SegmentReader:
         table = whole.slice(start - begin, stop - start)
         if 2 * len(table) < len(whole):
             # The rest of the row groups need not stay in memory for it.
-            table = own_memory(table)
+            table = copy_rows(table)
         self._check_groups(table, start)
         return table
 
@@ -176,7 +176,7 @@ class SegmentReader:
             self._metadata = metadata = file.metadata
             self._check_footer(metadata, file.schema_arrow)
         if self._whole:
-            self._file, self._held = file, (Span(0, footer),)
+            self._file, self._held = file, (ByteRange(0, footer),)
         self._opened = True
 
     def _fetch(self, span: tuple[int, int] | None) -> pa.Buffer:
@@ -221,7 +221,7 @@ class SegmentReader:
         check_size(handle.size_bytes, handle.segment_rows, sum(decoded))
         self._starts = np.array([*accumulate((group.rows for group in groups), initial=0)])
         # What a dictionary of strings makes of its row group stands in neither: that one is decoded alone.
-        alone = (PIECE_BYTES_MAX * repeats for repeats in repeated_strings(footer))
+        alone = (PIECE_BYTES_MAX * repeats for repeats in have_string_dictionary(footer))
         self._sizes = np.array([*accumulate(map(max, declared, decoded, alone), initial=0)])
 
     def _check_footer(self, metadata: Any, schema: pa.Schema) -> None:
@@ -268,7 +268,7 @@ class SegmentReader:
             # Where no digest vouches for these bytes: page checksums leave the headers out.
             if not check_pages(self._footer, first, last, held, is_verified=bool(self._held)):
                 held = self._verified_whole()
-            file = self._file or self._parquet(pa.PythonFile(HeldFile(held, self._handle.size_bytes), "r"))
+            file = self._file or self._parquet(pa.PythonFile(PartialFile(held, self._handle.size_bytes), "r"))
             table = file.read_row_groups(range(first, last + 1), use_threads=bool(large))
         rows = int(self._starts[last + 1] - self._starts[first])
         if len(table) != rows:
@@ -285,24 +285,24 @@ class SegmentReader:
                 pre_buffer=self._file is None and not self._whole,
             )
 
-    def _verified_whole(self) -> tuple[Span, ...]:
+    def _verified_whole(self) -> tuple[ByteRange, ...]:
         """All bytes, for pages that can only be believed by the digest of the whole; kept for the next row groups."""
         data = self._fetch(None)
         self._check_bytes(data, self._handle.size_bytes, self._handle.digest, "it")
         self._file = self._parquet(pa.BufferReader(data))
-        self._held = (Span(0, data),)
+        self._held = (ByteRange(0, data),)
         return self._held
 
-    def _fetched(self, first: int, last: int) -> tuple[Span, ...]:
+    def _fetched(self, first: int, last: int) -> tuple[ByteRange, ...]:
         """The bytes of these row groups: usually one request, because their columns lie side by side."""
-        wanted = spans(self._footer, first, last)
+        wanted = byte_ranges(self._footer, first, last)
         stored, end = sum(length for _, length in wanted), self._handle.size_bytes - self._handle.footer_bytes
         declared = sum(group.uncompressed_bytes for group in self._footer.row_groups[first : last + 1])
         if wanted and (wanted[-1][0] + wanted[-1][1] > end or stored > 2 * declared + _STORED_BYTES_MIN):
             raise self._damaged(
                 f"row groups {first} to {last} lie in {stored:,} bytes, or beyond byte {end:,} of the file"
             )
-        return tuple(Span(start, self._fetch((start, length))) for start, length in wanted)
+        return tuple(ByteRange(start, self._fetch((start, length))) for start, length in wanted)
 
     def _check_groups(self, table: pa.Table, start: int) -> None:
         """Every row from row ``start`` of the segment has the group that the handle's counts give it."""

@@ -25,12 +25,12 @@ from stateformat.model import AttemptId, CheckpointId, Handle, JobId, Operator, 
 from stateformat.pages import (
     DECODED_BYTES_MAX,
     SEGMENT_BYTES_MAX,
-    check_group,
+    check_row_group,
     check_size,
     decoded_bytes,
-    text_bytes,
+    string_bytes,
 )
-from stateformat.pieces import passed
+from stateformat.pieces import release_memory_after
 from stateformat.row_groups import check_row_groups, grown_limit, split_bytes, split_large
 from stateformat.schema import KEY_GROUP, segment_schema
 from stateformat.storage import Storage
@@ -145,7 +145,7 @@ class SegmentWriter:
             self._parquet.write_table(part, row_group_size=len(part))
             self.row_groups += 1
             self._rows += len(part)
-            passed(taken)
+            release_memory_after(taken)
             self._largest_bytes = max(self._largest_bytes, taken)
             self._decoded_bytes += taken
 
@@ -207,7 +207,7 @@ class SegmentWriter:
             decoded = decoded_bytes(footer)
             check_size(self._sink.tell(), self._rows, sum(decoded))
             for number, (group, fixed) in enumerate(zip(footer.row_groups, decoded, strict=True)):
-                check_group(group, fixed + text_bytes(footer, metadata.row_group(number)))
+                check_row_group(group, fixed + string_bytes(footer, metadata.row_group(number)))
         except FooterFault as fault:
             codec = self._options.codec
             other = f", or choose codec 'none' rather than {codec!r}, for readers trust what is stored at length"

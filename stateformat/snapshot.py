@@ -31,7 +31,7 @@ from stateformat.model import (
     Mode,
     State,
 )
-from stateformat.rows import conform_keys
+from stateformat.rows import normalize_keys
 from stateformat.segment import SegmentPlace, WriteOptions, write_segment
 from stateformat.storage import Storage
 
@@ -123,7 +123,7 @@ class WriteContext:
         if declared is None or not declared.key_columns:
             raise InvalidInput(f"operator {operator!r} has no keyed state {state!r}", kind=ErrorKind.UNKNOWN_STATE)
         ceiling = key_group_count(found)
-        keys = conform_keys(rows, declared, where=f"state {state!r} of {operator!r}")
+        keys = normalize_keys(rows, declared, where=f"state {state!r} of {operator!r}")
         hashes = hash_keys(keys, found.key_hash or DEFAULT_KEY_HASH)
         owners: np.ndarray = subtask_of_key_group(
             key_groups(hashes, ceiling), parallelism=found.parallelism, max_parallelism=ceiling

@@ -1,4 +1,4 @@
-"""Rows set aside in a temporary file, in numbered heaps, where they are more than may be held in memory.
+"""Rows set aside in a temporary file, in numbered buckets, where they are more than may be held in memory.
 
 The file has no name, so it is gone when it is closed, however the process ends. It lies where ``tempfile`` puts files:
 ``TMPDIR`` says where. Rows come back as they were given; the file is for this process only, and nothing else can write it.
@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from stateformat.errors import StorageError
 from stateformat.hashing import hash_keys, mixed_hashes
-from stateformat.pieces import cut, own_memory, passed, take_rows
+from stateformat.pieces import copy_rows, cut, release_memory_after, take_rows
 
 HELD_BYTES: Final = 32 << 20
 """What an operation on rows holds in memory before it sets any aside."""
@@ -30,7 +30,7 @@ _COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False
 _ROWS_MAX: Final = 1 << 18
 
 H = TypeVar("H", bound=Hashable)
-"""What names a heap."""
+"""What names a bucket."""
 
 
 class Spill(Generic[H]):
@@ -45,7 +45,7 @@ class Spill(Generic[H]):
         self._waiting_bytes = 0
         self._lock = Lock()
         self.sizes: dict[H, int] = defaultdict(int)
-        """Bytes of each heap that has rows, as they are in memory."""
+        """Bytes of each bucket that has rows, as they are in memory."""
 
     def __enter__(self) -> Spill[H]:
         return self
@@ -58,26 +58,26 @@ class Spill(Generic[H]):
     def __del__(self) -> None:
         self.close()
 
-    def add(self, heap: H, rows: pa.Table) -> None:
-        """Put rows on a heap, behind those that are there; all rows of one heap have one schema."""
+    def add(self, bucket: H, rows: pa.Table) -> None:
+        """Put rows on a bucket, behind those that are there; all rows of one bucket have one schema."""
         if not len(rows):
             return
         size_bytes = rows.nbytes
         # Small slices of a large table would keep all of it.
-        mine = own_memory(rows) if size_bytes < _BUFFERED_BYTES else rows
+        mine = copy_rows(rows) if size_bytes < _BUFFERED_BYTES else rows
         with self._lock:
-            self.sizes[heap] += size_bytes
-            self._waiting[heap].append(mine)
+            self.sizes[bucket] += size_bytes
+            self._waiting[bucket].append(mine)
             self._waiting_bytes += size_bytes
             if self._waiting_bytes >= _BUFFERED_BYTES:
                 self._flush()
 
-    def read(self, heap: H) -> Iterator[pa.RecordBatch]:
-        """The rows of a heap in the order in which they were added, in batches of at most ``piece_bytes``."""
-        for start, length in self._pieces.get(heap, ()):
+    def read(self, bucket: H) -> Iterator[pa.RecordBatch]:
+        """The rows of a bucket in the order in which they were added, in batches of at most ``piece_bytes``."""
+        for start, length in self._pieces.get(bucket, ()):
             with pa.ipc.open_stream(os.pread(self._file.fileno(), length, start)) as stream:
                 yield from stream
-        for table in self._waiting.get(heap, ()):
+        for table in self._waiting.get(bucket, ()):
             for piece in cut(table, _ROWS_MAX, self._piece_bytes):
                 yield from piece.to_batches()
 
@@ -89,20 +89,20 @@ class Spill(Generic[H]):
 
     def _flush(self) -> None:
         try:
-            for heap, tables in self._waiting.items():
+            for bucket, tables in self._waiting.items():
                 table = pa.concat_tables(tables)
                 for piece in cut(table, _ROWS_MAX, self._piece_bytes):
-                    self._write(heap, piece.combine_chunks())
+                    self._write(bucket, piece.combine_chunks())
         except OSError as error:
             raise StorageError(
                 f"rows that do not fit in memory could not be set aside in {tempfile.gettempdir()}: {error.strerror}; "
                 "let TMPDIR name a directory with more room"
             ) from error
         self._waiting.clear()
-        passed(self._waiting_bytes)
+        release_memory_after(self._waiting_bytes)
         self._waiting_bytes = 0
 
-    def _write(self, heap: H, rows: pa.Table) -> None:
+    def _write(self, bucket: H, rows: pa.Table) -> None:
         if self._file is None:
             self._file = tempfile.TemporaryFile(prefix="stateformat-")  # noqa: SIM115
         sink = pa.BufferOutputStream()
@@ -111,26 +111,26 @@ class Spill(Generic[H]):
         data = sink.getvalue()
         self._file.write(data)
         self._file.flush()
-        self._pieces[heap].append((self._end, data.size))
+        self._pieces[bucket].append((self._end, data.size))
         self._end += data.size
 
 
-def heaps_of(columns: Sequence[pa.ChunkedArray], count: int, level: int) -> npt.NDArray[np.int64]:
-    """One of ``count`` heaps for each row, by the hash of these columns; another one on another ``level``.
+def buckets_of(columns: Sequence[pa.ChunkedArray], count: int, level: int) -> npt.NDArray[np.int64]:
+    """One of ``count`` buckets for each row, by the hash of these columns; another one on another ``level``.
 
-    Rows that are equal in the columns have the same heap. Rows of one key group have hashes with the same remainder, so the
+    Rows that are equal in the columns have the same bucket. Rows of one key group have hashes with the same remainder, so the
     hash is mixed before it is divided.
     """
     return (mixed_hashes(hash_keys(columns), level).astype(np.int64) * count) >> 32
 
 
-def dealt(rows: pa.Table, heaps: npt.NDArray[np.int64]) -> Iterator[tuple[int, pa.Table]]:
-    """The heaps that any of the rows belong to, ascending, and the rows of each, in the order in which they are given."""
+def split_by_bucket(rows: pa.Table, buckets: npt.NDArray[np.int64]) -> Iterator[tuple[int, pa.Table]]:
+    """The buckets that any of the rows belong to, ascending, and the rows of each, in the order in which they are given."""
     if not len(rows):
         return
-    order = np.argsort(heaps, kind="stable")
-    present, starts = np.unique(heaps[order], return_index=True)
+    order = np.argsort(buckets, kind="stable")
+    present, starts = np.unique(buckets[order], return_index=True)
     stops = [*starts[1:].tolist(), len(order)]
-    for heap, start, stop in zip(present.tolist(), starts.tolist(), stops, strict=True):
+    for bucket, start, stop in zip(present.tolist(), starts.tolist(), stops, strict=True):
         columns = [take_rows(column, order[start:stop]) for column in rows.columns]
-        yield heap, pa.Table.from_arrays(columns, schema=rows.schema)
+        yield bucket, pa.Table.from_arrays(columns, schema=rows.schema)

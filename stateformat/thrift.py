@@ -32,7 +32,7 @@ def short_string() -> bytes:
     return b"(?:" + b"|".join(b"\\x%02x.{%d}" % (length, length) for length in range(128)) + b")"
 
 
-class LatePattern:
+class LazyPattern:
     """A pattern for what is mostly met, compiled once it pays; what it does not match is walked, with the same result.
 
     Compiling takes milliseconds, as long as walking some hundred structures: more than a process meets that looks at one

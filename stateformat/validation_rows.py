@@ -16,14 +16,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateformat.clustering import in_order
+from stateformat.clustering import is_clustered
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState
 from stateformat.handle_rows import HandleRows, group_faults
-from stateformat.hashing import hash_keys, normalise_key_column
+from stateformat.hashing import hash_keys, normalize_key_column
 from stateformat.key_groups import MAX_PARALLELISM_LIMIT, key_groups
 from stateformat.model import CheckpointId, Mode, Operator, State
 from stateformat.row_keys import RowKeyCheck
-from stateformat.rows import conform
+from stateformat.rows import normalize_rows
 from stateformat.schema import KEY_GROUP, has_key_groups
 
 Report = Callable[[ErrorKind, str, str], None]
@@ -76,7 +76,7 @@ class RowsCheck:
             return
         table = pa.Table.from_batches([batch])
         try:
-            conform(table, self._state, schema_id=self._schema_id, delta=self._delta, where="it")
+            normalize_rows(table, self._state, schema_id=self._schema_id, delta=self._delta, where="it")
         except InvalidState as error:
             own = error.kind is ErrorKind.NULL_NOT_ALLOWED or self._state.mode is not Mode.KEYED
             clause = "SPEC 5.1" if own else "SPEC 5.4"
@@ -118,7 +118,7 @@ class RowsCheck:
     def _keys(self, table: pa.Table) -> None:
         for name in (*self._state.key_columns, "_map_key"):
             if name in table.column_names and any(
-                normalise_key_column(leaf) is not leaf for leaf in _float_leaves(table[name].combine_chunks())
+                normalize_key_column(leaf) is not leaf for leaf in _float_leaves(table[name].combine_chunks())
             ):
                 what = f"holds -0.0, or a NaN other than the one allowed, in key column {name!r}"
                 self._tell(_DAMAGED, "SPEC 5.3", f"normal {name}", what)
@@ -157,7 +157,7 @@ class RowsCheck:
         if self._state.mode is Mode.IN_FLIGHT:
             columns += [table[name].combine_chunks().to_numpy(zero_copy_only=False) for name in ("_sender", "_seq")]
         first, last = (tuple(int(column[at]) for column in columns) for at in (0, -1))
-        if (self._last and first < self._last) or not in_order(table, self._state, groups):
+        if (self._last and first < self._last) or not is_clustered(table, self._state, groups):
             by = "(group, _sender, _seq)" if self._state.mode is Mode.IN_FLIGHT else KEY_GROUP.name
             self._tell(_DAMAGED, "SPEC 5.2", "order", f"is not sorted by {by}, at or after row {start}")
         self._last = last

@@ -24,7 +24,16 @@ from stateformat.handle_rows import handle_rows, row_group_faults
 from stateformat.manifest import Manifest
 from stateformat.manifest_rules import integers, take_rows
 from stateformat.model import Mode, Operator, Record, State, SubtaskSet
-from stateformat.pages import HeldFile, LimitFault, Span, check_columns, check_pages, check_size, decoded_bytes, spans
+from stateformat.pages import (
+    ByteRange,
+    LimitFault,
+    PartialFile,
+    byte_ranges,
+    check_columns,
+    check_pages,
+    check_size,
+    decoded_bytes,
+)
 from stateformat.problems import ADVICE_RESTORE, ADVICE_WRITER, Problem
 from stateformat.row_groups import CODECS, ENCODINGS, PARQUET_ERRORS, ROW_GROUPS_MAX
 from stateformat.schema import segment_schema
@@ -334,7 +343,7 @@ class _SegmentCheck:
                 held = self._bytes_of(number)
                 self._check_pages(number, held)
                 with pq.ParquetFile(
-                    pa.PythonFile(HeldFile(held, facts["size_bytes"]), "r")
+                    pa.PythonFile(PartialFile(held, facts["size_bytes"]), "r")
                     if self._whole is None
                     else pa.BufferReader(self._whole),
                     metadata=metadata,
@@ -357,7 +366,7 @@ class _SegmentCheck:
             self.result.rows += rows.rows
         rows.finish(facts["segment_rows"], handle_rows(segment.handles))
 
-    def _check_pages(self, number: int, held: tuple[Span, ...]) -> None:
+    def _check_pages(self, number: int, held: tuple[ByteRange, ...]) -> None:
         """The pages of a row group. Raises ``FooterFault`` for what nobody may decode; a digest vouches for the rest."""
         try:
             check_pages(self._pages, number, number, held, is_verified=False)
@@ -368,15 +377,15 @@ class _SegmentCheck:
                 self._headers_told = True
                 self.tell(_DAMAGED, "SPEC 5.5", f"cannot be read by slice: row group {number}: {fault}")
 
-    def _bytes_of(self, number: int) -> tuple[Span, ...]:
+    def _bytes_of(self, number: int) -> tuple[ByteRange, ...]:
         """The bytes of a row group: of a segment that is not in memory no more than these are held at a time."""
         if self._whole is not None:
-            return (Span(0, self._whole),)
+            return (ByteRange(0, self._whole),)
         end = self._segment.facts["size_bytes"] - self._segment.facts["footer_bytes"]
-        path, wanted = self._segment.path, spans(self._pages, number, number)
+        path, wanted = self._segment.path, byte_ranges(self._pages, number, number)
         if sum(length for _, length in wanted) > end:
             raise ValueError(f"row group {number} lies beyond the file")
-        return tuple(Span(start, self._storage.read_range(path, start, length)) for start, length in wanted)
+        return tuple(ByteRange(start, self._storage.read_range(path, start, length)) for start, length in wanted)
 
 
 def _one_line(schema: pa.Schema) -> str:

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateformat import clustering, declare
-from stateformat.clustering import Clustered, clustered, group_counts, groups_of_keys, never_falls
-from stateformat.row_groups import spans
+from stateformat.clustering import Clustered, clustered, group_counts, groups_of_keys, is_ascending
+from stateformat.row_groups import stop_batches
 from stateformat.schema import KEY_GROUP
 
 STATE = declare.value_state("op", "counts", keys={"k": pa.int64()}, values={"v": pa.int64()})
@@ -171,13 +171,13 @@ def test_rows_in_order_are_not_copied() -> None:
 @pytest.mark.parametrize("rows", [0, 1, 2, 65_535, 65_536, 65_537, 200_000])
 def test_order_and_counts_are_right_around_the_length_of_a_pass(rows: int) -> None:
     numbers = np.arange(rows, dtype=np.int32) // 3
-    assert never_falls(numbers)
+    assert is_ascending(numbers)
     assert group_counts(numbers).tolist() == [min(3, rows - 3 * group) for group in range(-(-rows // 3))]
     for at in {1, rows // 2, 65_535, 65_536, rows - 1}:
         if 3 <= at < rows:
             fallen = numbers.copy()
             fallen[at] = 0
-            assert not never_falls(fallen)
+            assert not is_ascending(fallen)
             assert group_counts(fallen)[0] == 4
 
 
@@ -196,6 +196,6 @@ def test_no_thread_is_left() -> None:
 
 
 def test_stops_are_cut_into_spans_that_overlap_in_one() -> None:
-    assert list(spans([0, 5, 9, 30, 31, 32], 10)) == [[0, 5, 9, 30], [30, 31, 32]]
-    assert list(spans([0, 5], 1)) == [[0, 5]]
-    assert list(spans([0, 5, 9, 30], 1)) == [[0, 5], [5, 9], [9, 30]]
+    assert list(stop_batches([0, 5, 9, 30, 31, 32], 10)) == [[0, 5, 9, 30], [30, 31, 32]]
+    assert list(stop_batches([0, 5], 1)) == [[0, 5]]
+    assert list(stop_batches([0, 5, 9, 30], 1)) == [[0, 5], [5, 9], [9, 30]]

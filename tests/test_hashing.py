@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from stateformat import hashing
 from stateformat.errors import ErrorKind, InvalidInput
-from stateformat.hashing import check_key_types, hash_keys, key_hash, normalise_key_column, register_key_hash
+from stateformat.hashing import check_key_types, hash_keys, key_hash, normalize_key_column, register_key_hash
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
@@ -342,18 +342,18 @@ def normal_bits(bits: list[int], type_: Any) -> list[int]:
 def test_zeros_and_nans_hash_and_normalise_as_one(type_: Any, bits: list[int]) -> None:
     array = floats(bits, type_)
     expected = normal_bits(bits, type_)
-    normal = normalise_key_column(array)
+    normal = normalize_key_column(array)
     assert bits_of(normal) == expected
     normal.validate(full=True)
     assert hash_keys([array]).tolist() == hash_keys([normal]).tolist()
     assert bits_of(array) == bits, "the input was changed"
-    sliced = normalise_key_column(array.slice(3, 5))
+    sliced = normalize_key_column(array.slice(3, 5))
     assert bits_of(sliced) == expected[3:8]
 
 
 def test_normalising_keeps_nulls_and_slices() -> None:
     array = pa.array([None, 1.5, -0.0, None, -0.0, 2.0, None, -0.0, 3.0, None, -0.0]).slice(2, 8)
-    normal = normalise_key_column(array)
+    normal = normalize_key_column(array)
     assert normal.to_pylist() == [0.0, None, 0.0, 2.0, None, 0.0, 3.0, None]
     assert [math.copysign(1, value) for value in normal.to_pylist() if value is not None] == [1.0] * 5
 
@@ -372,12 +372,12 @@ def test_normalising_returns_the_very_object_where_nothing_changes() -> None:
         pa.chunked_array([], pa.float64()),
         inner,
     ):
-        assert normalise_key_column(same) is same
+        assert normalize_key_column(same) is same
 
 
 def test_normalising_copies_only_the_chunks_that_change() -> None:
     column = pa.chunked_array([[1.0, 2.0], [-0.0]])
-    normal = normalise_key_column(column)
+    normal = normalize_key_column(column)
     assert normal.chunk(0).buffers()[1].address == column.chunk(0).buffers()[1].address
     assert bits_of(normal.chunk(1)) == [0]
 
@@ -387,7 +387,7 @@ def test_normalising_beyond_the_first_chunk_of_rows_changes_what_must_change() -
     values[[70_000, 199_999]] = -0.0
     expected = np.ones(200_000)
     expected[[70_000, 199_999]] = 0.0
-    assert bits_of(normalise_key_column(pa.array(values))) == expected.view(np.uint64).tolist()
+    assert bits_of(normalize_key_column(pa.array(values))) == expected.view(np.uint64).tolist()
 
 
 def test_normalising_reaches_into_structs_and_keeps_their_nulls_and_types() -> None:
@@ -402,7 +402,7 @@ def test_normalising_reaches_into_structs_and_keeps_their_nulls_and_types() -> N
         {"k": 5, "s": {"x": float("nan")}},
     ]
     array = pa.array(values, type_).slice(1, 4)
-    normal = normalise_key_column(array)
+    normal = normalize_key_column(array)
     normal.validate(full=True)
     assert normal.type == type_
     assert normal.slice(0, 3).to_pylist() == [None, {"k": None, "s": None}, {"k": 4, "s": {"x": 0.0}}]

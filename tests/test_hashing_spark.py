@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stateformat.hashing import hash_keys, normalise_key_column
+from stateformat.hashing import hash_keys, normalize_key_column
 
 pytestmark = pytest.mark.spark
 
@@ -160,7 +160,7 @@ def test_keys_hash_as_in_spark_sql(hashes_of_spark: pa.Table, key: tuple[str, ..
 
 @pytest.mark.parametrize("key", [("float",), ("double",), ("struct_floats",), ("nested", "int8", "float")], ids=named)
 def test_normalised_keys_hash_as_the_keys_did_in_spark(hashes_of_spark: pa.Table, key: tuple[str, ...]) -> None:
-    normal = [normalise_key_column(TABLE[column]) for column in key]
+    normal = [normalize_key_column(TABLE[column]) for column in key]
     assert any(column is not TABLE[name] for column, name in zip(normal, key, strict=True))
     assert hash_keys(normal).tolist() == hashes_of_spark[named(key)].to_pylist()
 

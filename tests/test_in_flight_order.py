@@ -16,7 +16,7 @@ from backends.rewrite import RewriteSpec, rewrite
 from stateformat import declare, reading
 from stateformat.hashing import hash_keys
 from stateformat.key_groups import key_groups, subtask_of_key_group
-from stateformat.merging import merged
+from stateformat.merging import merge_sorted
 from stateformat.model import Edge, JobGraph, Operator, Partitioner
 from stateformat.segment import WriteOptions
 from stateformat.store import CheckpointStore
@@ -147,7 +147,7 @@ def test_merged_streams_are_sorted_and_no_more_than_a_table_of_each_is_held(seed
             yield pa.table({name: pa.array([row[i] for row in part], pa.int64()) for i, name in enumerate("abn")})
         yield pa.table({name: pa.array([], pa.int64()) for name in "abn"})
 
-    for table in merged([tables(mine) for mine in streams], ["a", "b"]):
+    for table in merge_sorted([tables(mine) for mine in streams], ["a", "b"]):
         assert 0 < table.num_rows <= size * len(streams)
         taken += list(zip(*(table[name].to_pylist() for name in "abn"), strict=True))
     assert [row[:2] for row in taken] == [row[:2] for row in sorted(rows)]
@@ -158,5 +158,5 @@ def test_streams_that_are_not_sorted_lose_no_row() -> None:
     draw = np.random.default_rng(3)
     parts = [draw.integers(0, 9, (7, 11)) for _ in range(3)]
     streams = [iter([pa.table({"a": chunk}) for chunk in part]) for part in parts]
-    found = sorted(value for table in merged(streams, ["a"]) for value in table["a"].to_pylist())
+    found = sorted(value for table in merge_sorted(streams, ["a"]) for value in table["a"].to_pylist())
     assert found == sorted(np.concatenate(parts).ravel().tolist())

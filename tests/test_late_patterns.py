@@ -13,7 +13,7 @@ import pytest
 from stateformat import footer, page_headers
 from stateformat.footer import read_footer
 from stateformat.page_headers import pages
-from stateformat.thrift import LatePattern
+from stateformat.thrift import LazyPattern
 
 ROWS = 5_000
 
@@ -56,8 +56,8 @@ def test_a_pattern_and_a_walk_see_the_same(
     data = written(tmp_path / "file.parquet", **options)
     seen = []
     for after in (0, 10**9):
-        monkeypatch.setattr(footer, "_USUAL_CHUNK", LatePattern(footer._usual_chunk, after))
-        monkeypatch.setattr(page_headers, "_USUAL_PAGE", LatePattern(page_headers._usual_page, after))
+        monkeypatch.setattr(footer, "_USUAL_CHUNK", LazyPattern(footer._usual_chunk, after))
+        monkeypatch.setattr(page_headers, "_USUAL_PAGE", LazyPattern(page_headers._usual_page, after))
         seen.append(looked_at(data))
     assert seen[0] == seen[1]
     assert len(seen[0][1]) > 12
@@ -70,6 +70,6 @@ def test_a_pattern_is_compiled_when_it_pays() -> None:
         next(compiled)
         return b"ab"
 
-    pattern = LatePattern(source, after=2)
+    pattern = LazyPattern(source, after=2)
     assert [bool(pattern.match(b"ab", 0, 2)) for _ in range(4)] == [False, False, True, True]
     assert next(compiled) == 1

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stateformat import declare, overlay
-from stateformat.ahead import Sized
+from stateformat.ahead import SizedCall
 from stateformat.errors import ErrorKind, InvalidState
 from stateformat.layers import evolve_table, merge_layers, rekey
 from stateformat.model import Field, SchemaVersion, State
@@ -157,7 +157,7 @@ def test_layers_merge_piece_by_piece_as_they_do_together(
     for number, layer in enumerate(layers):
         table = map_table(layer, delta=number > 0)
         parts = [table.slice(start, rows) for start in range(0, len(table), rows)] or [table]
-        pieces.append([Sized(lambda part=part: part, part.nbytes) for part in parts])
+        pieces.append([SizedCall(lambda part=part: part, part.nbytes) for part in parts])
     with pytest.MonkeyPatch.context() as patch:
         for name, value in bounds.items():
             patch.setattr(overlay, name, value)

@@ -17,8 +17,8 @@ import pytest
 from backends.state import KeyedValue, parts
 from backends.state.entries import Entries
 from stateformat import ahead, declare, pieces, segment, sorting, spill
-from stateformat.pieces import cut, row_sizes, small_batches, take_rows
-from stateformat.spill import Spill, dealt, heaps_of
+from stateformat.pieces import cut, rebatch, row_sizes, take_rows
+from stateformat.spill import Spill, buckets_of, split_by_bucket
 from tests.segments import CountingStorage, operator, place, read, write
 from tools.ckpt import export
 
@@ -55,7 +55,7 @@ def test_batches_are_bounded_in_bytes_unless_one_row_is_larger() -> None:
 
 def test_small_batches_are_joined_up_to_the_bound_and_no_further() -> None:
     tables = [pa.table({"v": pa.array(["x" * 400] * 2)}) for _ in range(100)]
-    found = list(small_batches(tables, tables[0].schema, 1000, LIMIT))
+    found = list(rebatch(tables, tables[0].schema, 1000, LIMIT))
     assert pa.Table.from_batches(found).equals(pa.concat_tables(tables))
     assert len(found) < 12
     assert max(batch.nbytes for batch in found) <= LIMIT
@@ -69,7 +69,7 @@ def test_every_thread_gives_back_what_it_freed_itself(monkeypatch: pytest.Monkey
             released.append(threading.get_ident())
 
     monkeypatch.setattr(pieces.pa, "default_memory_pool", Pool)
-    calls = (ahead.Sized(threading.get_ident, 40 << 20) for _ in range(3))
+    calls = (ahead.SizedCall(threading.get_ident, 40 << 20) for _ in range(3))
     makers = set(ahead.ahead((call for call in calls), workers=1))
     assert len(makers) == 1
     assert released.count(makers.pop()) == 3
@@ -135,28 +135,28 @@ def test_sizes_of_rows_are_those_of_the_rows_alone(name: str, part: slice) -> No
 def test_rows_come_back_from_their_heap_in_order_and_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spill, "_BUFFERED_BYTES", 5000)
     tables = [blobs(7, first=100 * number) for number in range(6)]
-    with Spill(piece_bytes=3000) as heaps:
+    with Spill(piece_bytes=3000) as buckets:
         for number, table in enumerate(tables):
-            heaps.add(number % 2, table)
-        for heap in (0, 1):
-            found = list(heaps.read(heap))
-            assert pa.Table.from_batches(found).equals(pa.concat_tables(tables[heap::2]))
+            buckets.add(number % 2, table)
+        for bucket in (0, 1):
+            found = list(buckets.read(bucket))
+            assert pa.Table.from_batches(found).equals(pa.concat_tables(tables[bucket::2]))
             assert max(batch.nbytes for batch in found) <= 3000
-        assert list(heaps.read(2)) == []
+        assert list(buckets.read(2)) == []
 
 
 def test_equal_rows_are_dealt_to_one_heap_and_the_others_evenly_on_every_level() -> None:
     rows = blobs(4000, width=1)
     keys = [rows["k"]]
-    first, second = heaps_of(keys, 8, 0), heaps_of(keys, 8, 1)
-    assert np.array_equal(first, heaps_of(keys, 8, 0))
-    for heap in range(8):
-        assert 350 < (first == heap).sum() < 650
-        assert 20 < (second[first == heap] == 3).sum() < 120
-    with Spill() as heaps:
-        for heap, chosen in dealt(rows, first):
-            heaps.add(heap, chosen)
-        found = pa.concat_tables(pa.Table.from_batches(heaps.read(heap)) for heap in range(8))
+    first, second = buckets_of(keys, 8, 0), buckets_of(keys, 8, 1)
+    assert np.array_equal(first, buckets_of(keys, 8, 0))
+    for bucket in range(8):
+        assert 350 < (first == bucket).sum() < 650
+        assert 20 < (second[first == bucket] == 3).sum() < 120
+    with Spill() as buckets:
+        for bucket, chosen in split_by_bucket(rows, first):
+            buckets.add(bucket, chosen)
+        found = pa.concat_tables(pa.Table.from_batches(buckets.read(bucket)) for bucket in range(8))
     assert rows.sort_by("k").equals(found.sort_by("k"))
 
 
@@ -169,7 +169,7 @@ def low(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment, "BATCH_BYTES", LIMIT)
     monkeypatch.setattr(segment, "RUN_BYTES", 4 * LIMIT)
     monkeypatch.setattr(sorting, "_PIECE_BYTES", LIMIT)
-    monkeypatch.setattr(pieces.small_batches, "__defaults__", (LIMIT,))
+    monkeypatch.setattr(pieces.rebatch, "__defaults__", (LIMIT,))
 
 
 @pytest.mark.usefixtures("low")
@@ -263,7 +263,7 @@ def test_running_state_of_wide_values_is_squeezed_and_gathered_in_several_arrays
 
 
 def test_entries_put_together_stay_in_chunks_of_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces.small_batches, "__defaults__", (LIMIT,))
+    monkeypatch.setattr(pieces.rebatch, "__defaults__", (LIMIT,))
     state = Entries(declare.even_split_state("op", "s", columns={"v": pa.list_(pa.string())}))
     for number in range(200):
         state.append(pa.record_batch({"v": pa.array([[str(number) * 100]], pa.list_(pa.string()))}))

@@ -87,22 +87,22 @@ def _rehash(
     sources: Sequence[Source],
     done: Callable[[int], None],
 ) -> list[Handle]:
-    """All rows of one state, dealt to a heap for each target, then written."""
-    heaps: Spill[int] = Spill()
-    with heaps:
+    """All rows of one state, dealt to a bucket for each target, then written."""
+    buckets: Spill[int] = Spill()
+    with buckets:
 
         def deal_one(source: Source) -> None:
             for target, batch in deal(source):
-                heaps.add(target, pa.Table.from_batches([batch]))
+                buckets.add(target, pa.Table.from_batches([batch]))
 
         _finished([pool.submit(gate.run, source.bytes, partial(deal_one, source)) for source in sources])
 
         def write_one(target: int) -> Handle:
             place = plan.targets[target]
-            return write_target(context.only(place.operator), place, heaps.read(target), done)
+            return write_target(context.only(place.operator), place, buckets.read(target), done)
 
         writing = [
-            pool.submit(gate.run, heaps.sizes[target], partial(write_one, target)) for target in sorted(heaps.sizes)
+            pool.submit(gate.run, buckets.sizes[target], partial(write_one, target)) for target in sorted(buckets.sizes)
         ]
         return _finished(writing)
 

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from backends.dataflow import events as ev
 from stateformat.errors import CheckpointError
-from stateformat.pieces import small_batches
+from stateformat.pieces import rebatch
 
 ROWS: Final = pa.schema([("target", pa.int32()), ("level", pa.int32()), ("payload", pa.binary())])
 """The columns of every exchange."""
@@ -189,7 +189,7 @@ def _pieces(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from batches
         return
     tables = (pa.Table.from_batches([batch]) for batch in batches)
-    yield from small_batches(tables, batches[0].schema, _FRAME_ROWS_MAX, FRAME_BYTES_MAX)
+    yield from rebatch(tables, batches[0].schema, _FRAME_ROWS_MAX, FRAME_BYTES_MAX)
 
 
 def row(target: int, level: int, payload: bytes) -> pa.RecordBatch:

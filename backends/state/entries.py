@@ -9,7 +9,7 @@ import pyarrow as pa
 from backends.state.store import RowNormalizer
 from stateformat.errors import InvalidInput
 from stateformat.model import State
-from stateformat.pieces import small_batches
+from stateformat.pieces import rebatch
 
 _BATCHES_MAX: Final = 64
 _JOINED_ROWS: Final = 1 << 18
@@ -41,7 +41,7 @@ class Entries:
         """Put rows at the end."""
         table = pa.concat_tables([self._table, self._fitted(rows)])
         if _chunks(table) > _BATCHES_MAX:
-            table = pa.Table.from_batches(small_batches([table], table.schema, _JOINED_ROWS), schema=table.schema)
+            table = pa.Table.from_batches(rebatch([table], table.schema, _JOINED_ROWS), schema=table.schema)
         self._table = table
 
     def append_one(self, **values: Any) -> None:

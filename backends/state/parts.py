@@ -6,7 +6,7 @@ bytes (an arena), anything nested in lists or maps (Arrow arrays). A struct is i
 *raw* form of a batch of rows is the list of what its parts hold: a numpy array, None for "all valid", or an Arrow array.
 
 Values under a null are zero or empty, so two values are equal exactly when their raw forms are; that is how keys are
-compared, after ``normalise_key_column`` has given equal floats equal bits (SPEC.md section 5.3).
+compared, after ``normalize_key_column`` has given equal floats equal bits (SPEC.md section 5.3).
 
 Fixed-width parts are overwritten in place. Bytes and nested values are appended and pointed at; what nobody points at any
 more is squeezed out when it is more than half. Capacity doubles. An array of slots may hold −1, *no row*: it gets whatever the

@@ -32,10 +32,10 @@ from backends.state.parts import (
 )
 from stateformat.clustering import groups_of_keys, one_array
 from stateformat.errors import ErrorKind, InvalidState
-from stateformat.hashing import DEFAULT_KEY_HASH, key_hash, normalise_key_column
+from stateformat.hashing import DEFAULT_KEY_HASH, key_hash, normalize_key_column
 from stateformat.key_groups import key_group_count
 from stateformat.model import Mode, Operator, SchemaVersion, State
-from stateformat.rows import conform
+from stateformat.rows import normalize_rows
 from stateformat.schema import KEY_GROUP, segment_schema
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class RowNormalizer:
                     column=field.name,
                 )
         return [
-            normalise_key_column(column) if field.name in self._keys else column
+            normalize_key_column(column) if field.name in self._keys else column
             for field, column in zip(self.fields, columns, strict=True)
         ]
 
@@ -123,7 +123,7 @@ class RowNormalizer:
         table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
         own = [name for name in names if name in self._own]
         fields = [name for name in names if name not in self._own]
-        plain = conform(
+        plain = normalize_rows(
             table.select([name for name in fields if name in given]),
             self._plain,
             schema_id=1,

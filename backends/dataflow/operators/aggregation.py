@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from backends.dataflow.operators.stateless import check_columns
 from stateformat.clustering import one_array
 from stateformat.errors import InvalidInput
-from stateformat.hashing import normalise_key_column
+from stateformat.hashing import normalize_key_column
 from stateformat.row_keys import row_key_codes
 
 ROWS: Final = "*"
@@ -111,7 +111,7 @@ class Aggregation:
         self, keys: Sequence[pa.Array], batch: pa.RecordBatch, accumulators: pa.Schema
     ) -> tuple[list[pa.Array], pa.RecordBatch]:
         """The groups of a batch by its key columns, each once: their keys, and their accumulators."""
-        keys = [normalise_key_column(key) for key in keys]
+        keys = [normalize_key_column(key) for key in keys]
         named = {f"k{number}": key for number, key in enumerate(keys)}
         # Arrow groups by no struct; the number of a row's key is as good.
         by_code = any(pa.types.is_nested(key.type) for key in keys)

@@ -26,7 +26,7 @@ from backends.state import KeyedValue
 from stateformat.clustering import one_array
 from stateformat.declare import value_state
 from stateformat.errors import ErrorKind, InvalidInput
-from stateformat.hashing import normalise_key_column
+from stateformat.hashing import normalize_key_column
 from stateformat.model import Operator as Place
 from stateformat.model import OperatorId
 from stateformat.pieces import BATCH_BYTES, cut
@@ -180,7 +180,7 @@ class BroadcastJoin(Operator):
             rows = self._index.rows()
             self._small = {name: one_array(rows[name]) for name in rows.column_names}
         [(stream, table)] = self._on.items()
-        places = pc.index_in(normalise_key_column(batch.column(stream)), value_set=self._small[table], skip_nulls=True)
+        places = pc.index_in(normalize_key_column(batch.column(stream)), value_set=self._small[table], skip_nulls=True)
         if self._inner and places.null_count:
             batch, places = batch.filter(places.is_valid()), places.drop_null()
         added = [self._small[name].take(places) for name in self._added]

@@ -28,7 +28,7 @@ from stateformat.model import Handle
 from stateformat.pieces import cut
 from stateformat.schema import KEY_GROUP
 from stateformat.snapshot import Snapshot, WriteContext
-from stateformat.spill import Spill, dealt
+from stateformat.spill import Spill, split_by_bucket
 
 Batches = Iterable[pa.RecordBatch]
 Stage = Callable[[Batches], Iterator[pa.RecordBatch]]
@@ -90,7 +90,9 @@ def write_targets(tasks: Sequence[bytes], written: Counter) -> Stage:
         with frames:
             for batch in batches:
                 rows = pa.Table.from_batches([batch])
-                for target, payloads in dealt(rows.select(["payload"]), rows["target"].to_numpy().astype(np.int64)):
+                for target, payloads in split_by_bucket(
+                    rows.select(["payload"]), rows["target"].to_numpy().astype(np.int64)
+                ):
                     frames.add(target, payloads)
             for target in sorted(frames.sizes):
                 context, place = pickle.loads(tasks[target])  # noqa: S301
