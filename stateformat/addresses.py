@@ -1,8 +1,4 @@
-"""Addresses of stores and checkpoints as people write them: ``URL``, ``URL@ID``, and what must not stand in a URL.
-
-A URL ends up in messages, logs, records and requests, where everybody can read it. So credentials are options of a
-storage and never part of its URL: one that has some is refused where it would be stored, and cut where it is shown.
-"""
+"""Addresses of stores and checkpoints: ``URL`` and ``URL@ID``, and no credentials in them."""
 
 from __future__ import annotations
 
@@ -18,14 +14,13 @@ _WITH_ID: Final = re.compile(r"(?s)(.*)@(\d+)")
 _URL: Final = re.compile(r"(?s)([^/?#]*?)://([^/?#]*)(.*)")
 _HOST: Final = re.compile(r"[^:]*(:\d*)?|\[[^\]]*\](:\d*)?")
 _PATH_SCHEMES: Final = frozenset(("file", "memory"))
-"""Schemes in whose URLs everything is a path: ``@`` and ``?`` are characters like any other."""
+"""Schemes in whose URLs everything is a path: ``@`` and ``?`` are ordinary characters."""
 
 
 def split_id(address: str) -> tuple[str, str | None]:
-    """The URL and the digits of ``URL@ID``; None for the digits where the address names no checkpoint.
+    """The URL and the digits of ``URL@ID``; None for the digits where there are none.
 
-    Only digits at the very end are an id, since a path may contain ``@``. A store whose name ends so is written with a
-    final slash: ``backups@42/``.
+    Only digits at the very end are an id. A store whose name ends so is written ``backups@42/``.
     """
     match = _WITH_ID.fullmatch(address)
     return (match[1], match[2]) if match else (address, None)
@@ -39,7 +34,7 @@ def is_id(digits: str) -> bool:
 
 
 def checkpoint_address(address: str) -> tuple[str, int | None]:
-    """The URL and the id of ``URL`` or ``URL@ID``. Raises ``InvalidInput`` for an empty URL and an id out of range."""
+    """The URL and the id of ``URL`` or ``URL@ID``. ``InvalidInput``: empty URL, id out of range."""
     url, digits = split_id(address)
     if not url.strip():
         raise InvalidInput(f"{address!r} names no store; give a path or a URL", kind=ErrorKind.INVALID_URL)
@@ -52,7 +47,7 @@ def checkpoint_address(address: str) -> tuple[str, int | None]:
 
 
 def without_secrets(url: str) -> str:
-    """A URL as messages may show it: without user, password, query and fragment. Paths stay as they are."""
+    """The URL without user, password, query and fragment. Paths stay as they are."""
     match = _URL.match(url)
     if match is None or match[1].strip().lower() in _PATH_SCHEMES:
         return url
@@ -68,22 +63,19 @@ def without_secrets(url: str) -> str:
 
 
 def check_no_secrets(url: str, what: str) -> None:
-    """``InvalidInput`` for a URL with a user, a password, a query or a fragment; ``what`` begins the sentence.
-
-    The URL itself is not repeated.
-    """
+    """``InvalidInput`` for a URL with user, password, query or fragment, not repeated in it."""
     if without_secrets(url) != url:
         raise InvalidInput(
-            f"{what} is more than an address: something stands before an @, or after a ? or #. URLs are stored and shown, so "
-            "leave credentials out of them; pass them as storage options or in the environment",
+            f"{what} is more than an address: something stands before an @, or after a ? or #. URLs are stored and "
+            "shown: pass credentials as storage options or in the environment",
             kind=ErrorKind.INVALID_URL,
         )
 
 
 def check_outside(url: str, store_url: str) -> None:
-    """``InvalidInput`` for a place in one of a store's own folders, where the next garbage collection would delete it.
+    """``InvalidInput`` for a place in a folder of the store's own, where gc would delete it.
 
-    Beside the folders a store may hold another, as it holds its savepoints. Links in a local path are followed.
+    Places beside these folders, as savepoints, are fine. Links in a local path are followed.
     """
     from stateformat.storage import TOP_LEVEL
 
@@ -98,7 +90,7 @@ def check_outside(url: str, store_url: str) -> None:
 
 
 def stores_around(url: str) -> list[str]:
-    """The paths of local directories that would be stores if a local URL lay in a store's own folder."""
+    """Local directories that would be stores if ``url`` lay in a folder of a store's own."""
     from stateformat.storage import TOP_LEVEL
 
     place, parts = _place(url)
@@ -108,7 +100,7 @@ def stores_around(url: str) -> list[str]:
 
 
 def _place(url: str) -> tuple[str, list[str]]:
-    """What a URL or path points at, to be compared: the scheme with the host, and the parts of the path."""
+    """Where a URL or path points, for comparison: scheme with host, and parts of the path."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme.lower() == "file":
         path = unquote(rest, errors="surrogateescape") if separator else os.path.expanduser(url)  # noqa: PTH111
@@ -118,14 +110,3 @@ def _place(url: str) -> tuple[str, list[str]]:
         return "file", [part for part in path.split("/") if part]
     host, _, path = rest.partition("/")
     return f"{scheme.lower()}://{host}", [part for part in path.split("/") if part]
-
-
-__all__ = [
-    "check_no_secrets",
-    "check_outside",
-    "checkpoint_address",
-    "is_id",
-    "stores_around",
-    "split_id",
-    "without_secrets",
-]

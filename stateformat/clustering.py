@@ -1,16 +1,15 @@
-"""Rows sorted by group, a row group at a time (SPEC.md section 5.2).
+"""Rows sorted by group, one row group at a time (SPEC.md section 5.2).
 
-Theory of operation. The order is stable, so it could be one sort and one gather; but a gather that jumps over a whole
-column waits for memory at every value. So it is done in two passes, as a radix sort does it:
+Theory of operation. The sort is stable, in two passes as of a radix sort: a single gather would
+wait for memory at every value.
 
-1. The rows are taken in chunks whose columns stay in the processor's cache. A chunk is sorted by group, by counting, and
-   gathered in that order; chunks are independent, so two threads share them. A chunk now has a run of rows for each group.
-2. A range of the result is, for each of its groups, the run of each chunk, one after another: copies of contiguous memory.
-   Where groups are so many that runs have a few rows only, the rows of all groups of the range are copied chunk by chunk
-   instead, and sorted once more, which is cheap because a range is as small as a row group.
+1. Rows are taken in chunks that fit in the processor's cache. Each is sorted and gathered, and then
+   has one run of rows per group.
+2. A range of the result copies, for each group, the run of every chunk. Where runs are short it
+   copies chunk by chunk instead and sorts once more.
 
-The first pass holds a copy of what it gathers. Only fixed-width columns are gathered in it, and no more of them than
-:data:`_COPIED_BYTES_MAX` a row; of any others it gathers the row numbers, and the second pass takes the rows by number.
+The first pass gathers fixed-width columns up to :data:`_COPIED_BYTES_MAX` a row. For others it
+gathers row numbers, by which the second pass takes the rows.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ Groups = npt.NDArray[np.int32]
 """The group of each row: 0 … 32767."""
 
 CHUNK_ROWS: Final = 1 << 18
-"""Rows of a chunk: with 8-byte values its arrays are 2 MB each."""
+"""With 8-byte values the arrays of a chunk have 2 MB each."""
 _COPIED_BYTES_MAX: Final = 16
 # A copy of a run costs about as much as sorting and taking this many rows.
 _RUN_ROWS_MIN: Final = 128
@@ -47,21 +46,18 @@ _PASS_ROWS: Final = 1 << 16
 # Arrow sorts a range of integers of this size by counting, stably, and a larger one by comparing.
 _COUNTING_SORT_MAX: Final = 4095
 _JOINED_BYTES_MAX: Final = 24 << 20
-"""Columns in chunks are copied into one array each, which is faster to gather from, as long as they are no more than this."""
+"""Columns in chunks are joined up to this size: gathering from one array is faster."""
 _SLICE_BYTES_MAX: Final = 256 << 20
-"""A slice of more is put together in several chunks, since 32-bit offsets end at 2 GiB."""
+"""A larger slice is made in several chunks, since 32-bit offsets end at 2 GiB."""
 # The type of numbers of a width in bytes.
 _NUMBERS: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 
 _Parts = Sequence[pa.Array]
-"""What the first pass has gathered, in the order of a range: row numbers, values, bytes that say what is not null."""
+"""What the first pass gathered, in the order of a range: row numbers, values, validity bytes."""
 
 
 def groups_of_keys(columns: Sequence[pa.ChunkedArray], max_parallelism: int, key_hash: str) -> Groups:
-    """The key group of each row (SPEC.md section 5.3), hashed by two threads where there are many rows.
-
-    Raises ``InvalidInput`` as ``hash_keys`` and ``key_groups`` do.
-    """
+    """The key group of each row (SPEC.md section 5.3), hashed by two threads."""
     groups = np.empty(max(map(len, columns), default=0), np.int32)
 
     def fill(start: int) -> None:
@@ -69,13 +65,13 @@ def groups_of_keys(columns: Sequence[pa.ChunkedArray], max_parallelism: int, key
         key_groups(hash_keys([c.slice(start, CHUNK_ROWS) for c in columns], key_hash), max_parallelism, out=part)
 
     calls = (partial(fill, start) for start in range(0, max(1, len(groups)), CHUNK_ROWS))
-    with closing(ahead((call for call in calls), workers=2, depth=3)) as filled:
+    with closing(ahead(calls, workers=2, depth=3)) as filled:
         deque(filled, 0)
     return groups
 
 
 def is_clustered(table: pa.Table, state: State, groups: Groups) -> bool:
-    """Whether the rows already stand in the order of a segment: by group; rows in flight by (group, _sender, _seq)."""
+    """Whether rows are in segment order: by group; in flight by (group, _sender, _seq)."""
     if state.mode is not Mode.IN_FLIGHT:
         return is_ascending(groups)
     undecided = np.ones(max(0, len(groups) - 1), np.bool_)
@@ -87,11 +83,11 @@ def is_clustered(table: pa.Table, state: State, groups: Groups) -> bool:
 
 
 def clustered(table: pa.Table, state: State, groups: Groups) -> tuple[pa.Table | Clustered, npt.NDArray[np.int64]]:
-    """The rows in the order of a segment, and how many each group from 0 on has.
+    """The rows in segment order, and the row count of each group from 0 on.
 
-    Keyed rows are ordered by ``groups`` and keep their order within one; rows in flight by (group, ``_sender``, ``_seq``).
-    ``_key_group``, where the state has it, is the first column of the result; ``table`` may have it or not. A table whose
-    rows are in order is not copied. Otherwise the result gives slices, which are put together as they are asked for.
+    Rows of one group keep their order; those in flight go by (group, ``_sender``, ``_seq``). The
+    first column is ``_key_group`` if the state has it, whether ``table`` has it or not. A table in
+    order is not copied; any other is put together slice by slice.
     """
     if KEY_GROUP.name in table.column_names:
         table = table.drop_columns([KEY_GROUP.name])
@@ -106,10 +102,11 @@ def clustered(table: pa.Table, state: State, groups: Groups) -> tuple[pa.Table |
 
 
 def segment_order(table: pa.Table, state: State, groups: Groups) -> npt.NDArray[Any]:
-    """The number of the row that stands at each place, in the order that :func:`clustered` makes."""
-    if state.mode is not Mode.IN_FLIGHT:
-        return np.argsort(groups.astype(np.uint16), kind="stable")
-    return np.lexsort((*_sender_and_seq(table)[::-1], groups))
+    """The row numbers in the order that :func:`clustered` makes."""
+    if state.mode is Mode.IN_FLIGHT:
+        return np.lexsort((*_sender_and_seq(table)[::-1], groups))
+    # numpy sorts 16 bits by radix.
+    return np.argsort(groups.astype(np.uint16), kind="stable")
 
 
 def _sender_and_seq(table: pa.Table) -> list[npt.NDArray[Any]]:
@@ -117,7 +114,7 @@ def _sender_and_seq(table: pa.Table) -> list[npt.NDArray[Any]]:
 
 
 def is_ascending(numbers: npt.NDArray[Any]) -> bool:
-    """Whether each is at least the one before it."""
+    """Whether no number is less than the one before it."""
     for start in range(0, len(numbers), _PASS_ROWS):
         window = numbers[start : start + _PASS_ROWS + 1]
         if not (window[1:] >= window[:-1]).all():
@@ -126,7 +123,7 @@ def is_ascending(numbers: npt.NDArray[Any]) -> bool:
 
 
 def group_counts(groups: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """How many rows each group from 0 on has."""
+    """The number of rows of each group from 0 on."""
     if len(groups) > _PASS_ROWS and is_ascending(groups):
         return np.diff(np.searchsorted(groups, np.arange(int(groups[-1]) + 2)))
     counts = np.zeros(int(groups.max(initial=-1)) + 1, np.int64)
@@ -137,7 +134,7 @@ def group_counts(groups: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 
 
 def one_array(column: pa.ChunkedArray) -> pa.Array:
-    """The column as one array, which is copied only if it has several chunks."""
+    """The column as one array; copied only if it has several chunks."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
@@ -145,16 +142,14 @@ def _order_by_group(groups: Groups) -> pa.Array:
     """The row numbers sorted by group; stable, and in time proportional to the rows."""
     if groups.max(initial=0) <= _COUNTING_SORT_MAX:
         return pc.array_sort_indices(pa.array(groups))
-    # numpy sorts 16 bits by radix.
     return pa.array(np.argsort(groups.astype(np.uint16), kind="stable"))
 
 
 class Clustered:
-    """A table sorted by group, given out in slices; by one thread at a time.
+    """A table sorted by group, read in slices by one thread at a time.
 
-    ``groups``: the group of each row. ``rows``: the numbers of those rows of the table that are wanted, in the order that
-    they keep within a group; then ``groups`` has the groups of these. None: all rows. ``key_group``: a first
-    column that the table lacks, with the groups.
+    ``groups`` are those of the wanted ``rows``, which are row numbers; None means all rows.
+    ``key_group`` is the field of a first column to add, with the groups.
     """
 
     def __init__(
@@ -175,7 +170,7 @@ class Clustered:
         self._number_type = np.uint32 if len(table) < 1 << 32 else np.uint64
         self._group_count = int(groups.max(initial=0)) + 1
         calls = (partial(self._gather, groups, rows, start) for start in range(0, len(groups), CHUNK_ROWS))
-        with closing(ahead((call for call in calls), workers=2, depth=3)) as made:
+        with closing(ahead(calls, workers=2, depth=3)) as made:
             chunks = list(made)
         # Where the run of each group begins in each chunk; then where the last ones end.
         cuts = np.array([cuts for cuts, _ in chunks], np.int32).reshape(-1, self._group_count + 1)
@@ -191,7 +186,7 @@ class Clustered:
         return int(self._ends[-1])
 
     def slice(self, start: int, length: int) -> pa.Table:
-        """The rows that stand at ``start`` … ``start`` + ``length`` − 1 in the new order."""
+        """Rows ``start`` … ``start`` + ``length`` − 1 in the new order."""
         if not length:
             return self._schema.empty_table()
         if length > self._slice_rows_max:
@@ -207,12 +202,11 @@ class Clustered:
             parts = self._runs(begins, ends, low, high)
         elif low or high < self._ends[last] - before:
             # A group of which only a part is wanted may be large: only whole ones are sorted again.
-            stops = [start, start - low + int(self.counts[first]) if low else start]
-            stops += [
-                start + length if high == self._ends[last] - before else int(self._ends[last - 1]),
-                start + length,
-            ]
-            return pa.concat_tables(self.slice(begin, end - begin) for begin, end in pairwise(stops))
+            stop = start + length
+            whole_from = int(self._ends[first]) if low else start
+            whole_to = stop if stop == self._ends[last] else int(self._ends[last - 1])
+            borders = pairwise([start, whole_from, whole_to, stop])
+            return pa.concat_tables(self.slice(begin, end - begin) for begin, end in borders)
         else:
             parts = self._sorted_runs(begins, ends)
         columns = [taker(parts) for taker in self._takers]
@@ -222,7 +216,7 @@ class Clustered:
         return pa.Table.from_arrays(columns, schema=self._schema)
 
     def _runs(self, begins: npt.NDArray[Any], ends: npt.NDArray[Any], low: int, high: int) -> _Parts:
-        """Rows low … high − 1 of the runs, by group and then by chunk: the axes of ``begins`` and ``ends``."""
+        """Rows low … high − 1 of the runs, by group and then chunk, the axes of ``begins``."""
         group_count, chunk_count = begins.shape
         if chunk_count == 1:
             # Its runs lie one after another.
@@ -240,7 +234,7 @@ class Clustered:
         return made
 
     def _sorted_runs(self, begins: npt.NDArray[Any], ends: npt.NDArray[Any]) -> _Parts:
-        """All rows of the runs, where runs are short: copied in the order of the chunks, and sorted again."""
+        """All rows of short runs: copied chunk by chunk, then sorted again."""
         group_count, chunk_count = begins.shape
         groups = np.repeat(np.tile(np.arange(group_count, dtype=np.int32), chunk_count), (ends - begins).T.ravel())
         order = _order_by_group(groups)
@@ -248,7 +242,7 @@ class Clustered:
         return [pc.take(part, order, boundscheck=False) for part in parts]
 
     def _gather(self, groups: Groups, rows: npt.NDArray[Any] | None, start: int) -> tuple[npt.NDArray[Any], _Parts]:
-        """The first pass over the chunk of rows from ``start`` on: where its runs begin and end, and its parts."""
+        """First pass over the chunk from row ``start``: where its runs begin and end, its parts."""
         groups = groups[start : start + CHUNK_ROWS]
         order = _order_by_group(groups)
         parts = []
@@ -267,11 +261,10 @@ class Clustered:
         return cuts.astype(np.int32), parts
 
     def _plan(self, table: pa.Table, copies: bool) -> list[Callable[[_Parts], pa.Array]]:
-        """How each column is made of the parts of a slice; and which columns the first pass gathers."""
-        widths = [_width_bytes(column) for column in table.columns]
+        """How each column is made from parts of a slice; chooses the columns that are gathered."""
         room = _COPIED_BYTES_MAX if copies else 0
         chosen = []
-        for width in widths:
+        for width in map(_width_bytes, table.columns):
             chosen.append(0 < width <= room)
             room -= width if chosen[-1] else 0
         position = 0 if all(chosen) else 1
@@ -289,7 +282,7 @@ class Clustered:
 
 
 def _width_bytes(column: pa.ChunkedArray) -> int:
-    """Bytes of a value in a fixed-width column, and of its validity in one with nulls; 0 for any other column."""
+    """Bytes of a value with its validity in a fixed-width column; 0 for any other column."""
     try:
         width, rest = divmod(column.type.bit_width, 8)
     except ValueError:
@@ -298,19 +291,18 @@ def _width_bytes(column: pa.ChunkedArray) -> int:
 
 
 def _view(array: pa.Array) -> npt.NDArray[Any]:
-    """The values of a fixed-width array without nulls, as numbers of their width."""
     width = array.type.bit_width // 8
     return np.frombuffer(array.buffers()[1], _NUMBERS[width], len(array), array.offset * width)
 
 
 def _concat(arrays: Sequence[npt.NDArray[Any]], length: int) -> pa.Buffer:
-    # In memory that Arrow keeps for the next one; numpy's would come anew from the system, page by page.
+    # Arrow keeps this memory for the next buffer; numpy would get it anew from the system.
     data = pa.allocate_buffer(length * arrays[0].itemsize)
     np.concatenate(arrays, out=np.frombuffer(data, arrays[0].dtype))
     return data
 
 
-# Arrow gathers values with nulls many times slower than values without: values and validity go separately.
+# Arrow gathers values with nulls many times slower than others: values and validity go separately.
 
 
 def _plain(array: pa.Array, nulls: bool) -> _Parts:
@@ -321,29 +313,25 @@ def _plain(array: pa.Array, nulls: bool) -> _Parts:
 
 
 def _from_parts(position: int, nulls: bool, parts: _Parts) -> pa.Array:
-    values = parts[position]
-    if not nulls:
-        return values
-    bits = np.packbits(parts[position + 1].to_numpy(), bitorder="little")
-    # The bits begin with the first of these values, wherever in its buffer that is.
-    return _with_validity(values, bits)
+    return _with_validity(parts[position], parts[position + 1]) if nulls else parts[position]
 
 
-def _with_validity(values: pa.Array, bits: npt.NDArray[np.uint8]) -> pa.Array:
+def _with_validity(values: pa.Array, valid: pa.Array) -> pa.Array:
+    """The values with nulls where ``valid`` (uint8) is 0."""
     start, width = values.offset, values.type.bit_width // 8
+    bits = np.packbits(valid.to_numpy(), bitorder="little")
     data = values.buffers()[1].slice(start * width, len(values) * width)
     return pa.Array.from_buffers(values.type, len(values), [pa.py_buffer(bits), data])
 
 
 def _by_number(column: pa.ChunkedArray, *, joins: bool) -> Callable[[_Parts], pa.Array]:
-    """Takes the rows of a column whose numbers are the first part; ``joins``: chunks may be put together for it."""
+    """Takes rows by their numbers, the first part. ``joins``: chunks may be joined for that."""
     if column.num_chunks > 1 and not joins:
         return lambda parts: take_rows(column, parts[0].to_numpy())
-    if _width_bytes(column) and column.null_count:
-        values, valid = _plain(one_array(column), nulls=True)
-        return lambda parts: _with_validity(
-            pc.take(values, parts[0], boundscheck=False),
-            np.packbits(pc.take(valid, parts[0], boundscheck=False).to_numpy(), bitorder="little"),
-        )
-    array = one_array(column)
-    return lambda parts: pc.take(array, parts[0], boundscheck=False)
+    arrays = _plain(one_array(column), nulls=bool(_width_bytes(column) and column.null_count))
+
+    def take(parts: _Parts) -> pa.Array:
+        taken = [pc.take(array, parts[0], boundscheck=False) for array in arrays]
+        return _with_validity(*taken) if len(taken) > 1 else taken[0]
+
+    return take

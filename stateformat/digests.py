@@ -1,9 +1,5 @@
-"""Digests, and the sink that takes them while a segment is written.
-
-The digest of the format is XXH3-128 with seed 0 in its canonical order (SPEC.md section 1): 16 bytes in the manifest. A
-:class:`SegmentSink` sees every byte of a segment once, so nothing is read back: it feeds the digest, keeps the footer for
-a digest of its own, and holds back what is small enough to stand in the manifest (section 4.4). Only when a segment grows
-beyond that an object is begun, so a small state costs no request at all.
+"""The digest of the format, XXH3-128 (SPEC.md section 1), and the sink that takes it of a
+segment.
 """
 
 from __future__ import annotations
@@ -24,7 +20,7 @@ def digest(data: bytes | memoryview | pa.Buffer) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class SinkResult:
-    """What a finished sink knows: the size in bytes, the digests of SPEC.md section 4.1, the bytes if they are inline."""
+    """Size and digests of a finished segment (SPEC.md 4.1), and its bytes if it is inline."""
 
     size_bytes: int
     digest: bytes
@@ -34,10 +30,10 @@ class SinkResult:
 
 
 class SegmentSink:
-    """A write-only file for Parquet writers. Exactly one of :meth:`finish` and :meth:`abort` ends it.
+    """A write-only file for Parquet writers, ended by either :meth:`finish` or :meth:`abort`.
 
-    ``inline_bytes_max``: a segment that stays below it is given back and never becomes an object. ``open_output`` begins
-    the object. An error of the storage is kept in :attr:`error`, because the way through the Parquet writer may lose it.
+    It calls ``open_output`` once the segment reaches ``inline_bytes_max``: a smaller one costs no
+    request.
     """
 
     def __init__(self, open_output: Callable[[], OutputObject], inline_bytes_max: int) -> None:
@@ -50,14 +46,15 @@ class SegmentSink:
         self._output: OutputObject | None = None
         self._ended = False
         self.error: BaseException | None = None
+        """An error of the storage: the Parquet writer may lose it."""
 
     @property
     def closed(self) -> bool:
-        """False: pyarrow asks. What ends the sink is not the Parquet writer."""
+        """False: pyarrow asks, and does not end the sink."""
         return False
 
     def write(self, data: bytes | memoryview) -> int:
-        """Append bytes; returns how many. After the end they are ignored: a writer that failed may still flush."""
+        """Append bytes; returns how many. Ignored after the end: a failed writer may flush."""
         if self._ended:
             return len(data)
         try:
@@ -70,51 +67,49 @@ class SegmentSink:
             else:
                 self._held.append(bytes(data))
                 if self._size_bytes >= self._inline_bytes_max:
-                    self._spill()
+                    self._begin_object()
         except BaseException as error:
             self.error = error
             raise
         return len(data)
 
     def tell(self) -> int:
-        """Bytes taken so far."""
+        """Bytes written so far."""
         return self._size_bytes
 
     def flush(self) -> None:
-        """Nothing; pyarrow calls it."""
+        """Does nothing; pyarrow calls it."""
 
     def close(self) -> None:
-        """Nothing; pyarrow calls it. A segment is closed by :meth:`finish`, when all of it is known to be good."""
+        """Does nothing; pyarrow calls it before the segment is known to be good."""
 
     def expect_footer(self) -> None:
-        """Say that all rows were handed to the writer: what it has not passed on yet, and the footer, are kept too."""
+        """Keep what is written from now on: buffered pages and the footer."""
         self._tail = []
 
     def tail(self) -> pa.Buffer:
-        """What was written since :meth:`expect_footer`: it ends in the footer."""
+        """What was written since :meth:`expect_footer`; it ends with the footer."""
         return pa.py_buffer(b"".join(self._tail or []))
 
     def finish(self) -> SinkResult:
-        """Make the object visible (or keep it inline) and say what was written. The file ends in a Parquet footer."""
+        """Make the object visible, or keep it inline. The bytes must end in a Parquet footer."""
         tail = self.tail().to_pybytes()
         footer_bytes = int.from_bytes(tail[-8:-4], "little") + 8
-        footer = tail[-footer_bytes:]
-        inline = None
-        if self._output is None:
-            inline = b"".join(self._held)
-        else:
+        inline = b"".join(self._held) if self._output is None else None
+        if self._output is not None:
             self._output.close()
         self._ended = True
-        return SinkResult(self._size_bytes, self._digest.digest(), footer_bytes, digest(footer), inline)
+        footer_digest = digest(tail[-footer_bytes:])
+        return SinkResult(self._size_bytes, self._digest.digest(), footer_bytes, footer_digest, inline)
 
     def abort(self) -> None:
-        """Forget everything; nothing becomes visible. Does nothing after :meth:`finish`."""
+        """Discard everything; nothing becomes visible. Does nothing after :meth:`finish`."""
         if not self._ended:
             self._ended = True
             if self._output is not None:
                 self._output.abort()
 
-    def _spill(self) -> None:
+    def _begin_object(self) -> None:
         self._output = self._open_output()
         for data in self._held:
             self._output.write(data)

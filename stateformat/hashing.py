@@ -1,19 +1,11 @@
 """Key hashes: from key columns to one signed 32-bit value per row (SPEC.md section 5.3).
 
-The hash of a key decides its key group and with it the subtask that owns it, so a hash is part of the format. It stands
-in the record by name, and :func:`register_key_hash` lets a runtime bring its own.
-
-Theory of operation. The default is Murmur3_x86_32 as ``hash(c1, c2, ...)`` of Spark SQL computes it, in plain numpy:
-
-1. Rows are taken in chunks that stay in the processor's cache, and the columns of a chunk one after another: the hash of
-   one column is the seed of the next. Array operations change the running hashes of the chunk in place.
-2. A fixed-width value is one or two 32-bit blocks, so every row takes the same steps.
-3. Strings are sorted by their number of whole blocks, longest first, so the rows that still have a block number *w* are a
-   prefix, which shrinks as *w* grows. The last few long strings go through a scalar loop over their blocks.
-4. Null leaves the running hash as it was: it is hashed like any value and then put back, by arithmetic with masks,
-   because branches on random validity cost more than the hash.
-
-Calls share nothing but the registry, so they may run in threads. Arrow's data is taken to be little-endian.
+The record names the hash; :func:`register_key_hash` adds others. Theory of operation of the
+default, Spark SQL's ``hash(c1, c2, ...)`` in numpy: rows are hashed in chunks that fit in the
+processor's cache, in place, column by column; the hash of one column seeds the next. Strings are
+sorted by their whole blocks, longest first, so rows that have a block *w* are a prefix. Nulls are
+hashed like values and then masked out, since branches on random validity cost more than the hash.
+Arrow's data must be little-endian.
 """
 
 from __future__ import annotations
@@ -31,9 +23,10 @@ DEFAULT_KEY_HASH: Final = "spark-murmur3-seed42"
 """Spark's Murmur3_x86_32 over the key columns in order, seed 42."""
 
 KeyHash = Callable[[Sequence[Any]], npt.NDArray[np.int32]]
-"""Takes key columns (``pa.ChunkedArray``) of equal length and supported types; gives one int32 a row, same keys same value.
+"""From key columns (``pa.ChunkedArray``) of equal length to one int32 a row, in any thread.
 
-It must see −0.0 and 0.0 as one key, and all NaN as one, and may be called from several threads at once."""
+It must see −0.0 and 0.0 as one key, and all NaN as one.
+"""
 
 _U32 = npt.NDArray[np.uint32]
 _Mask = npt.NDArray[np.bool_]
@@ -72,11 +65,9 @@ _SUPPORTED: Final = (
 
 
 def check_key_types(fields: Iterable[Any]) -> None:
-    """Check that every field (``pa.Field``) has a type that key columns may have (SPEC.md section 5.3).
+    """``InvalidInput`` (UNSUPPORTED_KEY_TYPE) for fields that cannot be keys (SPEC.md 5.3).
 
-    ``large_string`` and ``large_binary`` pass too: they hold the same values. Raises ``InvalidInput`` with kind
-    UNSUPPORTED_KEY_TYPE, which names every column at fault (``a.b`` for a field in a struct), its type, and the types
-    that are supported; the caller's fault.
+    It names each column (``a.b`` in a struct), its type, and the types that are supported.
     """
     refused = [found for field in fields for found in _unsupported(field.name, field.type)]
     if refused:
@@ -100,14 +91,10 @@ def _unsupported(name: str, type_: Any) -> Iterator[tuple[str, Any]]:
 
 
 def hash_keys(columns: Sequence[Any], name: str = DEFAULT_KEY_HASH) -> npt.NDArray[np.int32]:
-    """Hash key columns, in their order, to one signed 32-bit value per row.
+    """One int32 per row: the hash of the key columns in their order, by the function ``name``.
 
-    ``columns`` are ``pa.Array`` or ``pa.ChunkedArray`` of equal length, nullable, at least one; chunks need not line up.
-    −0.0 hashes as 0.0 and every NaN as one, whether or not the column went through :func:`normalize_key_column`.
-
-    Raises ``InvalidInput``, the caller's fault: no column, columns of different lengths, a type that
-    :func:`check_key_types` refuses, a name that nobody registered, or a registered function that does not give one int32
-    a row.
+    Columns may be normalized or not. Raises ``InvalidInput`` for no column, different lengths, an
+    unsupported type, an unknown name, or a registered function that returns something else.
     """
     function = key_hash(name)
     lengths = [len(column) for column in columns]
@@ -123,17 +110,16 @@ def hash_keys(columns: Sequence[Any], name: str = DEFAULT_KEY_HASH) -> npt.NDArr
 
 
 def register_key_hash(name: str, function: KeyHash) -> None:
-    """Make ``function`` known as ``name`` in this process; every process that hashes keys must do so.
+    """Register ``function`` as ``name``, in every process that hashes keys.
 
-    A name means the same function for ever, because checkpoints were written by it. Registering the same function again
-    does nothing; another one under a name in use raises ``InvalidInput``.
+    A name means the same function for ever: another one under a used name is ``InvalidInput``.
     """
     if not name or _registry.setdefault(name, function) is not function:
         raise InvalidInput(f"key hash name {name!r} is empty or belongs to another function; choose another name")
 
 
 def key_hash(name: str) -> KeyHash:
-    """The function registered as ``name``; ``InvalidInput`` with kind UNKNOWN_KEY_HASH if there is none."""
+    """The function registered as ``name``; ``InvalidInput`` (UNKNOWN_KEY_HASH) if none is."""
     try:
         return _registry[name]
     except KeyError:
@@ -145,11 +131,10 @@ def key_hash(name: str) -> KeyHash:
 
 
 def normalize_key_column(array: Any) -> Any:
-    """Give equal keys equal bits: −0.0 becomes 0.0, and every NaN the one with bits 7fc00000 / 7ff8000000000000.
+    """Give equal keys equal bits: −0.0 becomes 0.0, every NaN 7fc00000 / 7ff8000000000000.
 
-    ``array`` is a ``pa.Array`` or ``pa.ChunkedArray`` of any type; floats and doubles are changed, also inside structs.
-    Where nothing changes the very object comes back; otherwise only the float columns and chunks that change are copied.
-    Length, type and nulls stay.
+    For a ``pa.Array`` or ``pa.ChunkedArray`` of any type, structs of floats too. Returns the same
+    object where nothing changes, and copies only chunks that do.
     """
     if isinstance(array, pa.ChunkedArray):
         parts = array.chunks
@@ -181,7 +166,7 @@ def _normalize_floats(array: Any) -> Any:
 
 
 def _normal_bits(bits: npt.NDArray[Any], type_: Any) -> npt.NDArray[Any]:
-    """A copy of the bits of floats, −0.0 as 0.0 and every NaN as one. Integers, as a signalling NaN would warn."""
+    """A normalized copy of the bits of floats, as integers: a signaling NaN would warn."""
     _, sign, infinity, nan = _FLOATS[type_]
     normal = bits.copy()
     magnitude = bits & ~sign
@@ -191,7 +176,7 @@ def _normal_bits(bits: npt.NDArray[Any], type_: Any) -> npt.NDArray[Any]:
 
 
 def _values(array: Any, dtype: Any) -> npt.NDArray[Any]:
-    """The values of a fixed-width ``array`` of one row or more, without a copy; nulls hold anything."""
+    """The values of a fixed-width array with rows, not copied; nulls hold anything."""
     return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * np.dtype(dtype).itemsize)
 
 
@@ -205,7 +190,7 @@ def _bitmap(bits: _Mask | None) -> Any:
 
 
 def _validity(array: Any, parent: _Mask | None = None) -> _Mask | None:
-    """True where neither ``array`` nor the structs around it, as ``parent`` tells, are null; None where nothing is."""
+    """True where neither ``array`` nor a struct around it is null; None if nothing is."""
     if not array.null_count:
         return parent
     own = _bits(array.buffers()[0], array.offset, len(array))
@@ -213,7 +198,7 @@ def _validity(array: Any, parent: _Mask | None = None) -> _Mask | None:
 
 
 def _spark_murmur3(columns: Sequence[Any]) -> npt.NDArray[np.int32]:
-    """``hash(c1, c2, ...)`` of Spark SQL; the columns as in :data:`KeyHash`."""
+    """Spark SQL's ``hash(c1, c2, ...)``; the columns as in :data:`KeyHash`."""
     table = pa.Table.from_arrays(list(columns), names=[str(index) for index in range(len(columns))])
     # Streams tend to leave columns in many tiny chunks, which would cost a round of calls each.
     if max(column.num_chunks for column in columns) > 1 + len(table) // 4096:
@@ -232,10 +217,10 @@ _registry: Final[dict[str, KeyHash]] = {DEFAULT_KEY_HASH: _spark_murmur3}
 
 
 def _mix_column(array: Any, parent: _Mask | None, h: _U32, scratch: _U32) -> None:
-    """Replace the running hashes ``h`` of one chunk by the hash of ``array`` with them as seeds, where it is not null.
+    """Take the non-null values of ``array`` into ``h``, the running hashes of one chunk.
 
-    ``parent`` says which of the structs around the values are not null; None means all. Here and below ``scratch`` is
-    two rows, each at least as long as the chunk, whose content means nothing between calls.
+    ``parent`` masks the structs around them. Here and below ``scratch`` is two rows as long as the
+    chunk.
     """
     valid = _validity(array, parent)
     if pa.types.is_struct(array.type):
@@ -250,7 +235,7 @@ def _mix_column(array: Any, parent: _Mask | None, h: _U32, scratch: _U32) -> Non
 
 
 def _mix_values(array: Any, h: _U32, scratch: _U32) -> None:
-    """Take the values of an ``array`` that is no struct, of one row or more, into ``h``; nulls as if they were values."""
+    """Take the values of an array that is no struct into ``h``, and nulls like values."""
     type_ = array.type
     if type_ in _OFFSETS:
         _, offset_buffer, data = array.buffers()
@@ -272,7 +257,7 @@ def _mix_values(array: Any, h: _U32, scratch: _U32) -> None:
 
 
 def _mix_fixed(values: npt.NDArray[Any], h: _U32, scratch: _U32) -> None:
-    """Hash 64-bit values as two blocks, the low one first; bool and shorter integers, sign-extended, as one."""
+    """Hash 64-bit values as two blocks, low one first; shorter ones, sign-extended, as one."""
     k, t = scratch[:, : len(h)]
     blocks = values.view(np.uint32).reshape(-1, 2).T if values.itemsize == 8 else (values,)
     for block in blocks:
@@ -282,10 +267,7 @@ def _mix_fixed(values: npt.NDArray[Any], h: _U32, scratch: _U32) -> None:
 
 
 def _shortest_bytes(limbs: npt.NDArray[np.uint64]) -> tuple[Any, Any, Any]:
-    """128-bit integers, low half first, as ``BigInteger.toByteArray()`` gives them: the arguments of :func:`_mix_spans`.
-
-    That is big-endian two's complement, no longer than the value and its sign need.
-    """
+    """128-bit integers, low half first, as Java's ``BigInteger.toByteArray()``: big-endian."""
     low, high = limbs[:, 0], limbs[:, 1]
     sign = (high.view(np.int64) >> 63).view(np.uint64)
     # But for its sign a value of k bytes is below 2**(8k - 1), so it takes one byte and one more per limit reached.
@@ -297,9 +279,9 @@ def _shortest_bytes(limbs: npt.NDArray[np.uint64]) -> tuple[Any, Any, Any]:
 
 
 def _mix_spans(data: npt.NDArray[np.uint8], starts: Any, lengths: Any, h: _U32, scratch: _U32) -> None:
-    """Hash byte strings: row *i* is ``data[starts[i] : starts[i] + lengths[i]]``; starts ascend, all int64.
+    """Hash byte strings ``data[starts[i] : starts[i] + lengths[i]]``; starts ascend.
 
-    Whole 4-byte blocks come first, then each byte that remains as a block of its own, sign-extended: Spark's way.
+    As Spark does: whole 4-byte blocks, then each remaining byte as a sign-extended block.
     """
     first, stop = int(starts[0]), int(starts[-1] + lengths[-1])
     if stop - first > _CHUNK_BYTES and len(h) > 4 * _SCALAR_ROWS:
@@ -318,7 +300,7 @@ def _mix_spans(data: npt.NDArray[np.uint8], starts: Any, lengths: Any, h: _U32, 
 
 
 def _mix_blocks(words: _U32, starts: Any, blocks: Any, h: _U32, scratch: _U32) -> None:
-    """Take the first ``blocks[i]`` whole blocks of each row, from byte ``starts[i]`` of ``words``, into ``h``."""
+    """Take the first ``blocks[i]`` whole blocks of each row, from ``starts[i]``, into ``h``."""
     most = int(blocks.max())
     missing = most - blocks
     # Up to 16 bits numpy sorts by radix, in a tenth of the time.
@@ -336,7 +318,7 @@ def _mix_blocks(words: _U32, starts: Any, blocks: Any, h: _U32, scratch: _U32) -
 
 
 def _mix_few(words: _U32, starts: Any, counts: Any, h: _U32) -> None:
-    """Take ``counts[i]`` blocks of each of a few rows, from byte ``starts[i]`` on, into ``h``, row by row."""
+    """The same for ``counts[i]`` blocks of each of a few rows, row by row."""
     for row, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
         value = int(h[row])
         for begin in range(0, count, _SCALAR_BLOCKS):
@@ -349,7 +331,7 @@ def _mix_few(words: _U32, starts: Any, counts: Any, h: _U32) -> None:
 
 
 def _mix_tails(words: _U32, tails: Any, h: _U32, scratch: _U32) -> None:
-    """Take the first ``tails[i]`` bytes of ``words[i]`` (0 to 3) into ``h``, each as a block of its own."""
+    """Take the first ``tails[i]`` bytes of ``words[i]`` (0 to 3) into ``h``, each as a block."""
     k, t = scratch[:, : len(h)]
     for number in range(int(tails.max())):
         # Up to the top and down again as a signed number: the byte with its sign.
@@ -361,7 +343,7 @@ def _mix_tails(words: _U32, tails: Any, h: _U32, scratch: _U32) -> None:
 
 
 def _replace(old: _U32, new: _U32, where: _Mask) -> None:
-    """``old[where] = new[where]``, without branches; ``new`` is used up."""
+    """``old[where] = new[where]`` without branches; overwrites ``new``."""
     mask = where.astype(np.uint32)
     np.negative(mask, out=mask)
     np.bitwise_xor(new, old, out=new)
@@ -370,7 +352,7 @@ def _replace(old: _U32, new: _U32, where: _Mask) -> None:
 
 
 def _scramble(k: _U32, t: _U32) -> None:
-    """Murmur3's work on blocks ``k`` before they meet the hashes, in place; ``t`` is scratch of the same length."""
+    """Murmur3's first steps on the blocks ``k``, in place."""
     np.multiply(k, np.uint32(0xCC9E2D51), out=k)
     np.right_shift(k, 17, out=t)
     np.left_shift(k, 15, out=k)
@@ -379,7 +361,7 @@ def _scramble(k: _U32, t: _U32) -> None:
 
 
 def _mix(h: _U32, k: _U32, t: _U32) -> None:
-    """Take one block ``k`` per row into the hashes ``h``, in place; ``k`` is used up, ``t`` is scratch."""
+    """Take one block ``k`` per row into ``h``, in place; overwrites ``k``."""
     _scramble(k, t)
     np.bitwise_xor(h, k, out=h)
     np.right_shift(h, 19, out=t)
@@ -390,7 +372,7 @@ def _mix(h: _U32, k: _U32, t: _U32) -> None:
 
 
 def _finish(h: _U32, length_bytes: Any, t: _U32) -> None:
-    """Mix the lengths of the values, one or one per row, into ``h`` and avalanche, in place; ``t`` is scratch."""
+    """Take the lengths of the values into ``h`` and avalanche, in place."""
     np.bitwise_xor(h, length_bytes, out=h)
     for shift, factor in ((16, np.uint32(0x85EBCA6B)), (13, np.uint32(0xC2B2AE35))):
         np.right_shift(h, shift, out=t)
@@ -401,9 +383,9 @@ def _finish(h: _U32, length_bytes: Any, t: _U32) -> None:
 
 
 def mixed_hashes(hashes: npt.NDArray[np.int32], level: int = 0) -> npt.NDArray[np.uint32]:
-    """The hashes as numbers of 32 bits that depend on all of theirs; others on another ``level``. In memory of their own.
+    """New hashes with all 32 bits mixed, for tables of this process; others per ``level``.
 
-    For tables of this process: hashes of rows of one key group have the same remainder, these do not.
+    The hashes of one key group share a remainder; these do not.
     """
     found: npt.NDArray[np.uint32] = hashes.view(np.uint32) ^ np.uint32(0x9E3779B9 * (level + 1) & 0xFFFFFFFF)
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):

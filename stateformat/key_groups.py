@@ -1,19 +1,18 @@
-"""Key-group arithmetic: which key group a hash falls into, and which subtask owns a key group (SPEC.md section 5.3).
+"""Key-group arithmetic: the key group of a hash, and its owner (SPEC.md section 5.3).
 
-Keyed state moves in whole key groups, of which an operator has ``max_parallelism``, numbered from 0 and fixed for its
-life. Subtask *i* of *p* owns the groups ⌈i·max/p⌉ … ⌈(i+1)·max/p⌉ − 1, as in Flink; so group *g* belongs to subtask
-⌊g·p/max⌋. The ranges are disjoint, cover every group, and differ in size by at most one. All is integer arithmetic, and
-products stay below 2³¹.
+As in Flink, subtask *i* of *p* owns the groups ⌈i·max/p⌉ … ⌈(i+1)·max/p⌉ − 1 of 0 … max − 1, so
+group *g* belongs to subtask ⌊g·p/max⌋.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.model import Operator
 
 MAX_PARALLELISM_LIMIT: Final = 32_768
 """The greatest max parallelism, and so the greatest parallelism (SPEC.md section 3.4)."""
@@ -24,10 +23,7 @@ Groups = TypeVar("Groups", int, npt.NDArray[Any])
 
 
 def check_parallelism(parallelism: int, max_parallelism: int, *, operator: str = "") -> None:
-    """Check that 1 ≤ parallelism ≤ max parallelism ≤ 32768 (SPEC.md section 3.4).
-
-    Raises ``InvalidInput`` with kind INVALID_PARALLELISM, the caller's fault; ``operator`` is its uid, for the message.
-    """
+    """Check 1 ≤ parallelism ≤ max parallelism ≤ 32768, else ``InvalidInput``."""
     of = f" of operator {operator!r}" if operator else ""
     if not 1 <= max_parallelism <= MAX_PARALLELISM_LIMIT:
         problem = f"max parallelism {max_parallelism}{of} is not between 1 and {MAX_PARALLELISM_LIMIT}; choose another"
@@ -50,33 +46,17 @@ def check_parallelism(parallelism: int, max_parallelism: int, *, operator: str =
 
 
 def default_max_parallelism(parallelism: int) -> int:
-    """The max parallelism of an operator whose user chose none: room to grow by half at least, as in Flink.
+    """The max parallelism of an operator whose user chose none, as in Flink.
 
-    That is the least power of two that is not below 1.5 × ``parallelism``, but at least 128 and at most 32768. Raises
-    ``InvalidInput`` (INVALID_PARALLELISM) for a parallelism that is not between 1 and 32768.
+    The least power of two ≥ 1.5 × ``parallelism``, within 128 … 32768.
     """
     check_parallelism(parallelism, MAX_PARALLELISM_LIMIT)
     power = 1 << (parallelism + parallelism // 2 - 1).bit_length()
     return min(max(power, _MIN_DEFAULT), MAX_PARALLELISM_LIMIT)
 
 
-class HasParallelism(Protocol):
-    """An ``Operator``, as far as its numbers go."""
-
-    @property
-    def parallelism(self) -> int:
-        """How many subtasks it has."""
-
-    @property
-    def max_parallelism(self) -> int | None:
-        """How many key groups it has; None where the user chose none."""
-
-
-def key_group_count(operator: HasParallelism) -> int:
-    """The number of key groups of an operator: its max parallelism, or the default where the user chose none.
-
-    Raises ``InvalidInput`` (INVALID_PARALLELISM) where a default has to be found for a parallelism that is out of range.
-    """
+def key_group_count(operator: Operator) -> int:
+    """The operator's number of key groups: its max parallelism, or the default."""
     if operator.max_parallelism is not None:
         return operator.max_parallelism
     return default_max_parallelism(operator.parallelism)
@@ -85,12 +65,9 @@ def key_group_count(operator: HasParallelism) -> int:
 def key_groups(
     hashes: npt.NDArray[Any], max_parallelism: int, *, out: npt.NDArray[np.int32] | None = None
 ) -> npt.NDArray[np.int32]:
-    """The key group of each of ``hashes`` (int32, signed): floor-mod by ``max_parallelism``, so 0 … max_parallelism − 1.
+    """The key group of each int32 hash: floor-mod by ``max_parallelism``; into ``out`` if given.
 
-    They are put into ``out`` if it is given.
-
-    Raises ``InvalidInput``, the caller's fault: ``max_parallelism`` is not between 1 and 32768 (INVALID_PARALLELISM), or
-    ``hashes`` are not int32 (INVALID_ARGUMENT), because an unsigned hash falls into other groups.
+    Raises ``InvalidInput`` for other types than int32: unsigned hashes fall into other groups.
     """
     check_parallelism(1, max_parallelism)
     if hashes.dtype != np.int32:
@@ -104,11 +81,9 @@ def key_groups(
 
 
 def key_group_range(subtask: int, *, parallelism: int, max_parallelism: int) -> tuple[int, int]:
-    """First and last key group, both inclusive, of one subtask; every subtask owns at least one group.
+    """First and last key group, both inclusive, of one subtask; at least one group.
 
-    The ranges of all subtasks are disjoint, ascend, cover 0 … max_parallelism − 1, and differ in size by at most one.
-    Raises ``InvalidInput`` (INVALID_PARALLELISM), the caller's fault: a parallelism that :func:`check_parallelism`
-    refuses, or a subtask that is not 0 … parallelism − 1.
+    The ranges of all subtasks ascend, cover every group once, and differ in size by at most one.
     """
     check_parallelism(parallelism, max_parallelism)
     if not 0 <= subtask < parallelism:
@@ -121,19 +96,15 @@ def key_group_range(subtask: int, *, parallelism: int, max_parallelism: int) -> 
 
 
 def range_bounds(parallelism: int, max_parallelism: int) -> npt.NDArray[np.int64]:
-    """The first key group of each subtask, then ``max_parallelism``: int64, strictly ascending, parallelism + 1 long.
-
-    Raises ``InvalidInput`` as :func:`check_parallelism` does.
-    """
+    """The first key group of each subtask, then ``max_parallelism``; int64, ascending."""
     check_parallelism(parallelism, max_parallelism)
     return -(-np.arange(parallelism + 1, dtype=np.int64) * max_parallelism // parallelism)
 
 
 def subtask_of_key_group(group: Groups, *, parallelism: int, max_parallelism: int) -> Groups:
-    """The subtask that owns a key group; for an array of groups (any integer type) an int64 array of the same shape.
+    """The owner of a key group: an int, or for an array of groups an int64 array.
 
-    Raises ``InvalidInput``, the caller's fault: a parallelism that :func:`check_parallelism` refuses, or a group that is
-    not 0 … max_parallelism − 1.
+    Raises ``InvalidInput`` (INVALID_PARALLELISM) for a group outside of 0 … max_parallelism − 1.
     """
     check_parallelism(parallelism, max_parallelism)
     groups = np.asarray(group, np.int64)
