@@ -146,7 +146,9 @@ def test_a_large_base_under_small_deltas_merges_the_same(above: int) -> None:
     assert as_model(again, ["k"]) == model([base, *deltas], ["k"], ["k"])
 
 
-@pytest.mark.parametrize("bounds", [{}, {"HELD_BYTES": -1}, {"HELD_BYTES": -1, "_HEAP_BYTES": 100, "_LARGE_HEAP": 1}])
+@pytest.mark.parametrize(
+    "bounds", [{}, {"HELD_BYTES": -1}, {"HELD_BYTES": -1, "_BUCKET_BYTES": 100, "_LARGE_BUCKET": 1}]
+)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(map_layers(), st.integers(1, 5))
 def test_layers_merge_piece_by_piece_as_they_do_together(

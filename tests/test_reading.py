@@ -199,7 +199,12 @@ def random_layers(seed: int) -> list[list[dict[str, Any]]]:
         {},
         {"reading.MERGED_BYTES_MAX": 0, "segment_reader.PIECE_ROWS_MAX": 3},
         {"reading.MERGED_BYTES_MAX": 0, "overlay.HELD_BYTES": 0},
-        {"reading.MERGED_BYTES_MAX": 0, "overlay.HELD_BYTES": 0, "overlay._HEAP_BYTES": 500, "overlay._LARGE_HEAP": 1},
+        {
+            "reading.MERGED_BYTES_MAX": 0,
+            "overlay.HELD_BYTES": 0,
+            "overlay._BUCKET_BYTES": 500,
+            "overlay._LARGE_BUCKET": 1,
+        },
     ],
 )
 @pytest.mark.parametrize("options", [WriteOptions(), WriteOptions(row_group_rows=20, inline_bytes_max=0)])
