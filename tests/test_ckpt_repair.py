@@ -200,7 +200,7 @@ def test_no_rights_are_no_damage(store: Path, ckpt: Run, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "open", denied)
     for arguments in (("history", store), ("repair", store), ("repair", store, "--yes")):
         status, page = ckpt(*arguments)
-        assert (status, "check the owner and mode" in page) == (3, True)
+        assert (status, "Check the owner and mode" in page) == (3, True)
     assert ckpt("inspect", f"{store}@5")[0] == 0
 
 

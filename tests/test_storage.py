@@ -244,7 +244,7 @@ def test_a_directory_in_the_place_of_the_newest_record_is_told_and_not_passed_ov
     storage = LocalStorage(tmp_path)
     assert storage.create(f"checkpoints/{1:020d}.json", b"{}")
     (tmp_path / f"checkpoints/{2:020d}.json").mkdir()
-    with pytest.raises(StorageError, match=r"something else stands where .*0002\.json.* remove it"):
+    with pytest.raises(StorageError, match=r"something else stands where .*0002\.json.* Remove it"):
         storage.list("checkpoints/")
 
 
@@ -257,7 +257,7 @@ def test_a_file_in_the_place_of_a_directory_is_told(tmp_path: Path) -> None:
         lambda: storage.list("segments/"),
         lambda: storage.list(""),
     ):
-        with pytest.raises(StorageError, match=r"something else stands where .* remove it"):
+        with pytest.raises(StorageError, match=r"something else stands where .* Remove it"):
             call()
 
 
@@ -411,7 +411,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     storage = LocalStorage(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", failing(28))
-        with pytest.raises(StorageError, match=r"No space left on device.*free some"):
+        with pytest.raises(StorageError, match=r"No space left on device.*Free some"):
             put(storage, SEGMENT, b"x")
         with pytest.raises(StorageError, match="No space left"):
             storage.create(RECORD, b"x")
@@ -486,7 +486,7 @@ def test_a_permission_error_of_the_system_is_told(tmp_path: Path, monkeypatch: p
     storage = LocalStorage(tmp_path)
     put(storage, SEGMENT, b"x")
     monkeypatch.setattr(os, "open", failing(13))
-    with pytest.raises(StorageError, match=r"cannot read .*not permitted .*check the owner and mode"):
+    with pytest.raises(StorageError, match=r"cannot read .*not permitted .*Check the owner and mode"):
         storage.read(SEGMENT)
 
 

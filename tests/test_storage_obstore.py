@@ -169,7 +169,7 @@ def test_where_obstore_is_not_installed_s3fs_reads(fake: Fake, monkeypatch: pyte
 
 
 def test_a_client_that_there_is_not_is_refused(fake: Fake) -> None:
-    with pytest.raises(InvalidInput, match="no client 'boto3'; known are obstore, s3fs"):
+    with pytest.raises(InvalidInput, match="no client 'boto3'. Known are obstore, s3fs"):
         opened(fake, client="boto3")
 
 
@@ -342,7 +342,7 @@ def test_a_setting_that_obstore_does_not_know_is_refused_if_obstore_was_asked_fo
     assert opened(fake, client_kwargs=of_client).read(SEGMENT).to_pybytes() == DATA
     assert fake.agents == [S3FS]
     with pytest.raises(
-        InvalidInput, match=r"client is .obstore., and what .* client_kwargs verify is not known; leave"
+        InvalidInput, match=r"client is .obstore., and what .* client_kwargs verify is not known. Leave"
     ):
         opened(fake, client_kwargs=of_client, client="obstore").read(SEGMENT)
     assert fake.agents == [S3FS]

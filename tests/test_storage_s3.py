@@ -198,7 +198,7 @@ def test_a_missing_bucket_is_told_by_every_method(moto: S3Server) -> None:
         lambda: put(storage, SEGMENT, b"x"),
     ]
     for call in calls:
-        with pytest.raises(StorageError, match="no bucket 'no-such-bucket'; create it, or check the URL") as raised:
+        with pytest.raises(StorageError, match="no bucket 'no-such-bucket'. Create it, or check the URL") as raised:
             call()
         assert moto.endpoint in str(raised.value)
 
@@ -216,7 +216,7 @@ def test_an_address_that_names_no_bucket_and_prefix_is_refused(url: str) -> None
 
 
 def test_credentials_in_an_address_are_refused_and_not_repeated() -> None:
-    with pytest.raises(InvalidInput, match="pass credentials") as raised:
+    with pytest.raises(InvalidInput, match="Pass credentials") as raised:
         open_storage(f"s3://{KEY}:{SECRET}@bucket/prefix")
     assert KEY not in str(raised.value)
     assert SECRET not in str(raised.value)
@@ -238,15 +238,15 @@ def test_an_endpoint_with_a_query_is_refused_and_the_query_not_repeated(endpoint
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"client_kwargs": {"zz": 1}}, "client_kwargs has no 'zz'; it takes .*region_name"),
-        ({"config_kwargs": {"zz": 1}}, "config_kwargs has no 'zz'; it takes .*read_timeout"),
-        ({"client_kwargs": 3}, "client_kwargs .* is of type int; it is a mapping"),
-        ({"s3_additional_kwargs": [1]}, "s3_additional_kwargs .* is of type list; it is a mapping"),
-        ({"secret": 3}, "secret .* is of type int; it is text"),
+        ({"client_kwargs": {"zz": 1}}, "client_kwargs has no 'zz'. It takes .*region_name"),
+        ({"config_kwargs": {"zz": 1}}, "config_kwargs has no 'zz'. It takes .*read_timeout"),
+        ({"client_kwargs": 3}, "client_kwargs .* is of type int. It takes a mapping"),
+        ({"s3_additional_kwargs": [1]}, "s3_additional_kwargs .* is of type list. It takes a mapping"),
+        ({"secret": 3}, "secret .* is of type int. It takes text"),
         ({"client_kwargs": {"region_name": 3}}, "no S3 client can be made with these options"),
         ({"client_kwargs": {"endpoint_url": "http://127.0.0.1:2"}}, "no S3 client can be made with these options"),
-        ({"config_kwargs": {"retries": 3}}, r"config_kwargs\['retries'\] is 3; it is a mapping"),
-        ({"config_kwargs": {"retries": {"max_attempts": "x"}}}, r"config_kwargs\['retries'\] is .* it is a mapping"),
+        ({"config_kwargs": {"retries": 3}}, r"config_kwargs\['retries'\] is 3. It takes a mapping"),
+        ({"config_kwargs": {"retries": {"max_attempts": "x"}}}, r"config_kwargs\['retries'\] is .* It takes a mapping"),
         ({"config_kwargs": {"retries": {"max_attempts": -1}}}, "allows 0 tries"),
     ],
     ids=str,
@@ -402,12 +402,12 @@ def test_no_option_turns_retries_of_the_one_request_on(fake: Fake, config: dict[
 @pytest.mark.parametrize(
     ("action", "sentence"),
     [
-        ((403, "AccessDenied"), r"not permitted \(AccessDenied\); check that the key has the right s3:"),
-        ((403, "SignatureDoesNotMatch"), r"credentials were refused \(SignatureDoesNotMatch\); check key, secret"),
+        ((403, "AccessDenied"), r"not permitted \(AccessDenied\). Check that the key has the right s3:"),
+        ((403, "SignatureDoesNotMatch"), r"credentials were refused \(SignatureDoesNotMatch\). Check key, secret"),
         ((400, "ExpiredToken"), r"credentials were refused \(ExpiredToken\)"),
-        ((403, "RequestTimeTooSkewed"), r"clocks .* differ too much .*set the clock"),
+        ((403, "RequestTimeTooSkewed"), r"clocks .* differ too much .*Set the clock"),
         ((400, "AuthorizationHeaderMalformed"), r"in another region .*AWS_DEFAULT_REGION"),
-        ((301, "Moved"), r"request was redirected .*; check endpoint_url"),
+        ((301, "Moved"), r"request was redirected .*. Check endpoint_url"),
         ((404, "NoSuchBucket"), "there is no bucket 'bucket'"),
         ((400, "InvalidArgument"), "InvalidArgument"),
     ],
@@ -441,7 +441,7 @@ def test_the_right_that_is_missing_is_named(fake: Fake, operation: str, right: s
     storage = opened(fake)
     fake.everything = (403, "AccessDenied")
     given: dict[str, Any] = {"list": ("",), "read": (RECORD,), "create": (RECORD, b"x"), "delete": ([RECORD],)}
-    with pytest.raises(StorageError, match=f"check that the key has the right {right} on 'bucket'"):
+    with pytest.raises(StorageError, match=f"Check that the key has the right {right} on 'bucket'"):
         getattr(storage, operation)(*given[operation])
 
 
@@ -470,7 +470,7 @@ def test_a_server_that_is_not_there_is_told() -> None:
             lambda: put(storage, SEGMENT, b"x"),
         ]
         for call in calls:
-            with pytest.raises(StorageError, match=rf"at {endpoint}: no connection .*check endpoint_url"):
+            with pytest.raises(StorageError, match=rf"at {endpoint}: no connection .*Check endpoint_url"):
                 call()
 
 
@@ -699,8 +699,7 @@ def test_uploads_that_were_never_finished_are_told_and_discarded(
     first.write(bytes(11 << 20))
     client = storage._client
     second = client.call("create_multipart_upload", Bucket=BUCKET, Key=f"{prefix}/manifests/x")
-    while len(first._under_way):
-        first._take_part()
+    first._upload.tags()
     found = storage.leftovers()
     assert [(item.path, item.size_bytes) for item in found] == [("manifests/x", 0), (SEGMENT, 10 << 20)]
     assert found[0].name == second["UploadId"]

@@ -54,12 +54,12 @@ def told(endpoint: str, environment: dict[str, str], status: int = 3) -> str:
 
 
 REFUSED = [
-    ((403, "AccessDenied"), "not permitted (AccessDenied); check that the key has the right s3:ListBucket on 'bucket'"),
-    ((403, "InvalidAccessKeyId"), "the credentials were refused (InvalidAccessKeyId); check key, secret"),
+    ((403, "AccessDenied"), "not permitted (AccessDenied). Check that the key has the right s3:ListBucket on 'bucket'"),
+    ((403, "InvalidAccessKeyId"), "the credentials were refused (InvalidAccessKeyId). Check key, secret"),
     ((403, "RequestTimeTooSkewed"), "the clocks of this machine and of the server differ too much"),
     ((400, "AuthorizationHeaderMalformed"), "the bucket 'bucket' is in another region"),
     ((301, "Moved"), "the request was redirected"),
-    ((404, "NoSuchBucket"), "there is no bucket 'bucket'; create it, or check the URL and the endpoint"),
+    ((404, "NoSuchBucket"), "there is no bucket 'bucket'. Create it, or check the URL and the endpoint"),
     ((404, "NotFound"), "what answers there is no S3 server"),
 ]
 
@@ -103,14 +103,14 @@ def test_a_server_that_cannot_be_reached_is_told_soon(environment: dict[str, str
         # Bound and not listening: nobody else gets the port, and a connection is refused.
         reserved.bind(("127.0.0.1", 0))
         line = told(f"http://127.0.0.1:{reserved.getsockname()[1]}", environment)
-    assert "no connection (EndpointConnectionError); check endpoint_url" in line
-    assert "no connection (EndpointConnectionError); check endpoint_url" in told("http://nowhere.invalid", environment)
+    assert "no connection (EndpointConnectionError). Check endpoint_url" in line
+    assert "no connection (EndpointConnectionError). Check endpoint_url" in told("http://nowhere.invalid", environment)
 
 
 @pytest.mark.parametrize("endpoint", ["localhost:9000", "http://", "user:hunter2@localhost"])
 def test_an_endpoint_that_is_no_url_is_misuse(environment: dict[str, str], endpoint: str) -> None:
     line = told(endpoint, environment, status=2)
-    assert "is no URL; write http:// or https://" in line
+    assert "is no URL. Write http:// or https://" in line
     assert "hunter2" not in line
 
 
@@ -119,4 +119,4 @@ def test_an_endpoint_of_a_configuration_file_that_is_no_url_is_told(environment:
     config.write_text("[default]\nendpoint_url = localhost:9000\n")
     found = run("inspect", "s3://bucket/job", **{**environment, "AWS_CONFIG_FILE": str(config)})
     assert found.status == 3
-    assert "Invalid endpoint: localhost:9000; check the options" in found.err
+    assert "Invalid endpoint: localhost:9000. Check the options" in found.err

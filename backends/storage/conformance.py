@@ -1,26 +1,27 @@
-"""What every storage must do, one behaviour per test. Subclass, give it a fixture ``storage``, run pytest.
+"""What every storage must do, one behavior per test. Subclass, give it a ``storage``, run pytest.
 
-    pytest.register_assert_rewrite("backends.storage.conformance", "backends.storage.conformance_objects")
+    pytest.register_assert_rewrite(
+        "backends.storage.conformance", "backends.storage.conformance_objects"
+    )
 
     from backends.storage.conformance import StorageConformance
 
     class TestMyStorage(StorageConformance):
         @pytest.fixture
         def storage(self):
-            return MyStorage(...)       # empty, and nobody else's
+            return MyStorage(...)       # empty, and used by this test alone
 
         @pytest.fixture
         def options(self):
-            return {...}                # with what open_storage(storage.url, **options) finds it again
+            return {...}                # open_storage(storage.url, **options) opens it again
 
-Theory of operation. What makes a storage fit for checkpoints are three guarantees (``stateformat.storage``): what was
-written is read at once, exactly one of many concurrent creates wins, a listing misses nothing that stood during the whole
-of it. ``ObjectConformance`` holds what one writer sees; this class adds what needs several. No test knows the storage from
-within, and none needs more than a few seconds. The classes need pytest, which stateformat does not install.
+``ObjectConformance`` holds what one writer sees; this class adds what needs several. No test knows
+the storage from within, and none needs more than a few seconds. The classes need pytest, which
+stateformat does not install.
 
-Class attributes to change: ``atomic_create = False`` runs the races one after the other, for test servers that check and
-store in two steps (never for a storage that runs publish on); ``race_threads``, ``race_rounds`` and ``listing_rounds`` say
-how long the races are.
+Class attributes to change: ``atomic_create = False`` runs the races one after the other, for test
+servers that check and store in two steps (never for a storage that runs publish on).
+``race_threads``, ``race_rounds`` and ``listing_rounds`` say how long the races are.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ __all__ = ["MISSING", "RECORD", "SEGMENT", "StorageConformance", "paths", "put"]
 
 
 def leftovers(storage: Storage) -> list[Leftover]:
-    """What the storage tells of objects that were begun and not ended; nothing where it cannot."""
+    """Objects that were begun and not ended; none for a storage that cannot list them."""
     return storage.leftovers() if isinstance(storage, TellsLeftovers) else []
 
 
@@ -111,13 +112,11 @@ class StorageConformance(ObjectConformance):
         body, stop = os.urandom(200_000), Event()
 
         def look() -> set[bytes]:
-            seen = set()
-            while True:
+            seen, last = set(), False
+            while not last:
                 last = stop.is_set()
-                for info in storage.list("checkpoints/"):
-                    seen.add(storage.read(info.path).to_pybytes())
-                if last:
-                    return seen
+                seen |= {storage.read(info.path).to_pybytes() for info in storage.list("checkpoints/")}
+            return seen
 
         with ThreadPoolExecutor(2) as pool:
             readers = [pool.submit(look) for _ in range(2)]
@@ -142,6 +141,7 @@ class StorageConformance(ObjectConformance):
     # Listing
 
     def test_a_listing_is_sorted_and_holds_what_begins_with_the_prefix(self, storage: Storage) -> None:
+        assert storage.list("") == storage.list("checkpoints/") == []
         names = ["segments/2/b", "segments/10/a", "segments/1/z", "segments/1/a", "manifests/1-x", "segments/1a/q"]
         for number, name in enumerate(names):
             put(storage, name, bytes(number))
@@ -159,9 +159,6 @@ class StorageConformance(ObjectConformance):
         assert paths(storage, "se") == [name for name in sorted(names) if name.startswith("se")]
         assert paths(storage, "checkpoints/") == paths(storage, "segments/1/zz") == paths(storage, "segments/3/") == []
 
-    def test_an_empty_store_lists_nothing(self, storage: Storage) -> None:
-        assert storage.list("") == storage.list("checkpoints/") == []
-
     def test_a_listing_is_fresh_every_time(self, storage: Storage, options: dict[str, Any]) -> None:
         other = open_storage(storage.url, **options)
         for number in range(5):
@@ -172,7 +169,7 @@ class StorageConformance(ObjectConformance):
         assert len(storage.list("checkpoints/")) == 4
 
     def test_a_listing_never_misses_what_stands_during_all_of_it(self, storage: Storage) -> None:
-        # As expire does: a greater name is made before the lowest is removed, so there is always something greatest.
+        # As expire does: a greater name is made before the lowest is removed.
         stop = Event()
         created = [-1]
 
@@ -243,7 +240,7 @@ class StorageConformance(ObjectConformance):
         output = storage.open_output(MISSING)
         output.write(bytes(20 << 20))
         found = leftovers(storage)
-        # A small object, or one that is kept in memory, does not show; this one does where it is sent in parts.
+        # An object kept in memory does not show; this one does where it is sent in parts.
         assert [item.path for item in found] in ([], [MISSING])
         assert storage.list("") == [ObjectInfo(SEGMENT, 9)]
         if isinstance(storage, TellsLeftovers) and found:

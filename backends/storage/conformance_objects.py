@@ -1,4 +1,4 @@
-"""The first half of the suite of every storage: objects written, read, missing, named. See ``conformance``."""
+"""The first half of the suite of every storage: objects written, read, missing, named."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def paths(storage: Storage, prefix: str) -> list[str]:
 
 
 class ObjectConformance:
-    """What does not depend on who else writes. ``storage`` is empty at the start of every test."""
+    """What one writer sees. ``storage`` is empty at the start of every test."""
 
     @pytest.fixture
     def storage(self) -> Storage:
-        """An empty storage of its own for each test; every subclass gives its own fixture."""
+        """An empty storage, new for each test. Every subclass overrides it."""
         pytest.fail("give the class a fixture `storage` that yields an empty storage")
 
     @pytest.fixture
@@ -60,7 +60,7 @@ class ObjectConformance:
 
     @pytest.fixture
     def unicode_url(self) -> str | None:
-        """The address of an empty store with letters beyond ASCII and a space in its name; None where none can be."""
+        """The address of an empty store with a space and letters beyond ASCII; None for none."""
         return None
 
     # Reading what was written
@@ -115,23 +115,12 @@ class ObjectConformance:
         assert hashlib.sha256(body).digest() == hashlib.sha256(block * 20).digest()
         assert storage.read_range(SEGMENT, (19 << 20) - 5, 10).to_pybytes() == block[-5:] + block[:5]
 
-    @pytest.mark.parametrize(
-        ("offset", "length", "expected"),
-        [
-            (0, 10, b"0123456789"),
-            (0, 4, b"0123"),
-            (3, 4, b"3456"),
-            (8, 10, b"89"),
-            (10, 1, b""),
-            (99, 5, b""),
-            (4, 0, b""),
-        ],
-    )
-    def test_a_range_is_cut_at_the_end_and_never_padded(
-        self, storage: Storage, offset: int, length: int, expected: bytes
-    ) -> None:
-        put(storage, SEGMENT, b"0123456789")
-        assert storage.read_range(SEGMENT, offset, length).to_pybytes() == expected
+    def test_a_range_is_cut_at_the_end_and_never_padded(self, storage: Storage) -> None:
+        data = b"0123456789"
+        put(storage, SEGMENT, data)
+        for offset, length in ((0, 10), (0, 4), (3, 4), (8, 10), (10, 1), (99, 5), (4, 0)):
+            found = storage.read_range(SEGMENT, offset, length).to_pybytes()
+            assert found == data[offset : offset + length], (offset, length)
 
     def test_a_negative_range_is_refused(self, storage: Storage) -> None:
         put(storage, SEGMENT, b"0123456789")
@@ -151,22 +140,22 @@ class ObjectConformance:
 
     # Objects that are not there
 
-    @pytest.mark.parametrize("verb", ["read", "read_range", "read_nothing", "size", "open_input"])
     @pytest.mark.parametrize("empty", [True, False])
-    def test_a_missing_object_is_file_not_found(self, storage: Storage, verb: str, empty: bool) -> None:
+    def test_a_missing_object_is_file_not_found(self, storage: Storage, empty: bool) -> None:
         if not empty:
             put(storage, SEGMENT, b"another")
-        calls: dict[str, Callable[[], object]] = {
-            "read": lambda: storage.read(MISSING),
-            "read_range": lambda: storage.read_range(MISSING, 0, 4),
-            "read_nothing": lambda: storage.read_range(MISSING, 0, 0),
-            "size": lambda: storage.size(MISSING),
-            "open_input": lambda: storage.open_input(MISSING),
-        }
-        with pytest.raises(FileNotFoundError) as raised:
-            calls[verb]()
-        assert not isinstance(raised.value, StorageError)
-        assert MISSING in str(raised.value)
+        calls: tuple[Callable[[], object], ...] = (
+            lambda: storage.read(MISSING),
+            lambda: storage.read_range(MISSING, 0, 4),
+            lambda: storage.read_range(MISSING, 0, 0),
+            lambda: storage.size(MISSING),
+            lambda: storage.open_input(MISSING),
+        )
+        for call in calls:
+            with pytest.raises(FileNotFoundError) as raised:
+                call()
+            assert not isinstance(raised.value, StorageError)
+            assert MISSING in str(raised.value)
 
     # Visible when whole, and not before
 
@@ -184,6 +173,9 @@ class ObjectConformance:
         output.write(b"x" * 1000)
         output.abort()
         output.abort()
+        with storage.open_output(SEGMENT) as output:
+            output.write(b"x")
+            output.abort()
         assert storage.list("") == []
         with pytest.raises(FileNotFoundError):
             storage.size(SEGMENT)
@@ -216,12 +208,6 @@ class ObjectConformance:
         with pytest.raises(InvalidInput, match="aborted before"):
             aborted.close()
         assert paths(storage, "") == [SEGMENT]
-
-    def test_an_abort_inside_the_block_is_the_end_of_it(self, storage: Storage) -> None:
-        with storage.open_output(SEGMENT) as output:
-            output.write(b"x")
-            output.abort()
-        assert storage.list("") == []
 
     # Names
 

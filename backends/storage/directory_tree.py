@@ -1,13 +1,16 @@
-"""The directories of a local store: walked without following links, made durably, scanned until they hold still.
+"""The directories of a local store: walked without following links, durable, scanned until stable.
 
-Theory of operation. Every access walks from the root with directory descriptors and never follows a symbolic link below
-the root, so a store that came from elsewhere cannot point out of itself. The root may be a link: the owner's business.
+Theory of operation. Every access walks from the root by directory descriptors and follows no
+symbolic link below the root, so a store from elsewhere cannot point out of itself. The root itself
+may be a link.
 
-Before anything new stands in a directory, the parent that names the directory has been synced, also when somebody else
-made it: they may not have got to their own sync yet, and what lies in a directory that a power failure removes is lost.
+Before anything new stands in a directory, the parent that names this directory has been synced,
+even if another process made it: that process may not have synced yet, and a power failure that
+removes a directory removes what lies in it.
 
-A directory is listed until two scans of it agree and every file of them still stands afterwards: ``readdir`` promises
-nothing about names that come and go meanwhile, and a name that has gone may have been the greatest.
+A directory is listed until two scans agree and every file of them still stands afterwards.
+``readdir`` promises nothing about names that come and go meanwhile, and a name that has gone may
+have been the greatest.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import logging
 import os
 import stat
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -28,31 +32,31 @@ from stateformat.storage import TOP_LEVEL, ObjectInfo, is_object_name
 logger = logging.getLogger(__name__)
 
 TEMPORARY: Final = ".tmp-"
-"""How the names of temporary files begin. No object's name begins with a dot, so no reader ever sees one."""
-_RECORDS: Final = ("checkpoints",)
+"""How names of temporary files begin. Names of objects never begin with a dot."""
+_RECORDS: Final = "checkpoints"
 _REQUESTS: Final = "requests"
-"""The folder in which nothing is missed: whatever is no plain file there is passed over, so that it stops no stop."""
+"""In this folder anything but a plain file is passed over, so that it cannot prevent a stop."""
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _CHILD: Final = _DIRECTORY | os.O_NOFOLLOW
-# Without O_NONBLOCK, opening a named pipe that somebody put in the place of an object would wait for ever.
+# Without O_NONBLOCK, opening a named pipe in the place of an object would wait for ever.
 _OBJECT: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _SCANS_MAX: Final = 1000
-_TOLD_MAX: Final = 100
+_WARNINGS_MAX: Final = 100
 
 Parts = tuple[str, ...]
 """A directory of the store as the parts of its path; empty for the root."""
 
 
 class DirectoryTree:
-    """The tree of directories under ``root``, an absolute path. With ``durable`` false nothing is ever synced."""
+    """The tree of directories under ``root``, an absolute path. ``durable=False`` syncs nothing."""
 
     def __init__(self, root: str, *, durable: bool) -> None:
         self.root = root
         self.durable = durable
         # Directories whose names are known to be durable; the empty one stands for the root.
         self._synced: set[Parts] = set()
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def sync(self, descriptor: int) -> None:
         """Make a file's bytes, or a directory's names, survive a power failure."""
@@ -60,7 +64,10 @@ class DirectoryTree:
             os.fsync(descriptor)
 
     def open(self, parts: Parts, *, make: bool = False) -> int:
-        """A descriptor of a directory, reached without following a link; ``make`` makes what is missing, durably."""
+        """A descriptor of a directory, reached without following a link.
+
+        ``make`` makes what is missing, durably.
+        """
         if make:
             self._make_root()
         descriptor = os.open(self.root, _DIRECTORY)
@@ -74,42 +81,33 @@ class DirectoryTree:
             raise
         return descriptor
 
-    @contextlib.contextmanager
-    def opened(self, parts: Parts) -> Iterator[int]:
+    def opened(self, parts: Parts, *, make: bool = False) -> AbstractContextManager[int]:
         """The same for the length of a block."""
-        descriptor = self.open(parts)
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
+        return _closing(self.open(parts, make=make))
 
     @contextlib.contextmanager
     def open_object(self, parts: Parts, name: str) -> Iterator[tuple[int, int]]:
         """The descriptor and the size in bytes of a plain file, for the length of a block."""
         with self.opened(parts) as directory:
-            descriptor = os.open(name, _OBJECT, dir_fd=directory)
-        try:
+            opened = _closing(os.open(name, _OBJECT, dir_fd=directory))
+        with opened as descriptor:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EISDIR, "not a plain file", "/".join((*parts, name)))
             yield descriptor, status.st_size
-        finally:
-            os.close(descriptor)
 
     def files(self, parts: Parts, start: str, *, temporary: bool = False) -> Iterator[ObjectInfo]:
-        """The files below a directory whose path goes on with ``start``: the objects, or the temporary files."""
+        """The objects, or temporary files, below a directory whose names begin with ``start``."""
         try:
-            descriptor = self.open(parts)
+            opened = self.opened(parts)
         except FileNotFoundError:
             return
-        try:
+        with opened as descriptor:
             for name, size_bytes in self._scan_until_stable(descriptor, parts, start, temporary=temporary):
                 if size_bytes is None:
                     yield from self._below((*parts, name), temporary=temporary)
                 else:
                     yield ObjectInfo("/".join((*parts, name)), size_bytes)
-        finally:
-            os.close(descriptor)
 
     def _below(self, parts: Parts, *, temporary: bool) -> Iterator[ObjectInfo]:
         try:
@@ -120,38 +118,34 @@ class DirectoryTree:
             self._pass_over("/".join(parts), f"cannot be listed ({error.strerror})")
 
     def _pass_over(self, path: str, what: str) -> None:
-        """Warn of something in ``requests/``, once."""
-        if path not in self._told and len(self._told) < _TOLD_MAX:
-            self._told.add(path)
+        """Warn once of something in ``requests/``."""
+        if path not in self._warned and len(self._warned) < _WARNINGS_MAX:
+            self._warned.add(path)
             logger.warning("%s in the store %s %s; it is left alone", json.dumps(path), self.root, what)
 
     def names(self, parts: Parts) -> list[str]:
-        """The names of the objects directly in a directory, sorted, as :meth:`files` finds them; no file is looked at."""
+        """The names of the objects directly in a directory, sorted, as :meth:`files` finds them."""
         try:
-            descriptor = self.open(parts)
+            opened = self.opened(parts)
         except FileNotFoundError:
             return []
-        try:
+        with opened as descriptor:
             found = self._scan_until_stable(descriptor, parts, "", temporary=False, sizes=False)
             return [name for name, size_bytes in found if size_bytes is not None]
-        finally:
-            os.close(descriptor)
 
     def names_after(self, parts: Parts, name: str) -> list[str]:
-        """The names of the objects directly in a directory that are greater, sorted, by one scan of it."""
+        """The greater names of objects directly in a directory, sorted, by one scan of it."""
         try:
-            descriptor = self.open(parts)
+            opened = self.opened(parts)
         except FileNotFoundError:
             return []
-        try:
+        with opened as descriptor:
             entries = os.listdir(descriptor)  # noqa: PTH208 - Path cannot list a descriptor
             greater = sorted(entry for entry in entries if entry > name and is_object_name(entry))
             return [entry for entry in greater if self._is_object(entry, descriptor, parts)]
-        finally:
-            os.close(descriptor)
 
     def _is_object(self, name: str, directory: int, parts: Parts) -> bool:
-        """Whether a plain file has the name; false where it is gone. What stands in the place of a record is an error."""
+        """Whether a plain file has the name. Raises for anything else in the place of a record."""
         try:
             mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
         except FileNotFoundError:
@@ -161,7 +155,10 @@ class DirectoryTree:
         return stat.S_ISREG(mode)
 
     def unlink(self, parts: Parts, names: Iterable[str], *, durable: bool) -> None:
-        """Remove files from a directory, in order; missing ones are fine. An empty segment directory goes, too."""
+        """Remove files from a directory, in order, and an empty segment directory with them.
+
+        A missing file is fine.
+        """
         with contextlib.suppress(FileNotFoundError), self.opened(parts) as directory:
             for name in names:
                 with contextlib.suppress(FileNotFoundError):
@@ -176,7 +173,7 @@ class DirectoryTree:
 
     @contextlib.contextmanager
     def translated(self, operation: str, path: str) -> Iterator[None]:
-        """Turn what the system says into a ``StorageError`` with a sentence."""
+        """Turn an error of the system into a ``StorageError`` with a sentence."""
         try:
             yield
         except StorageError:
@@ -192,8 +189,8 @@ class DirectoryTree:
         self._synced.clear()
         missing = [directory for directory in (root, *root.parents) if not directory.exists()]
         deepest = missing[-1].parent if missing else root
-        # The name of the deepest that stands is synced in any case: whoever made it may have died before. Those above
-        # it were durable before it was made.
+        # The deepest that stands is synced too: the process that made it may have died before its
+        # sync. Those above were durable before it was made.
         self._sync_name(deepest)
         for directory in reversed(missing):
             directory.mkdir(exist_ok=True)
@@ -201,15 +198,9 @@ class DirectoryTree:
         self._synced.add(())
 
     def _sync_name(self, directory: Path) -> None:
-        try:
-            descriptor = os.open(directory.parent, _DIRECTORY)
-        except PermissionError:
-            # What we cannot open we did not change either: somebody else made the directory, long ago.
-            return
-        try:
+        # What we are not permitted to open we did not change either.
+        with contextlib.suppress(PermissionError), _closing(os.open(directory.parent, _DIRECTORY)) as descriptor:
             self.sync(descriptor)
-        finally:
-            os.close(descriptor)
 
     def _open_child(self, parent: int, parts: Parts, *, make: bool) -> int:
         made = False
@@ -239,9 +230,9 @@ class DirectoryTree:
         for _ in range(_SCANS_MAX):
             now = self._scan(directory, parts, start, temporary=temporary)
             if now == before:
-                # One that is gone by now spoils the whole scan. Leaving it out could leave the greatest name out and
-                # nothing greater in. But if the greatest still stands after the scan, nothing greater was there when it
-                # began: records are deleted lowest first, so that one would have stood all the time and been seen.
+                # A file that is gone by now voids the scan: without it, the greatest name could be
+                # missing. If the greatest still stands after the scan, none greater stood when the
+                # scan began: records are deleted lowest first, so the scan would have seen it.
                 if not sizes:
                     # A third scan that shows them all says the same as looking at each.
                     before = self._scan(directory, parts, start, temporary=temporary)
@@ -252,25 +243,25 @@ class DirectoryTree:
                     return [(name, None if is_directory else _size(name, directory)) for name, is_directory in now]
             before = now
         raise StorageError(
-            f"directory {'/'.join(parts)} of the store {self.root} changed during each of {_SCANS_MAX} scans; list it "
+            f"directory {'/'.join(parts)} of the store {self.root} changed during each of {_SCANS_MAX} scans. List it "
             "again when fewer writers are at work",
             kind=ErrorKind.HISTORY_UNSTABLE,
         )
 
     def _scan(self, directory: int, parts: Parts, start: str, *, temporary: bool) -> list[tuple[str, bool]]:
-        """Names, sorted, and whether each is a directory: directories, and the objects or else the temporary files."""
+        """Names of directories, and of objects or temporary files, sorted; True for a directory."""
         found = []
         with os.scandir(directory) as entries:
             for entry in entries:
                 name = entry.name
                 is_temporary = name.startswith(TEMPORARY)
-                # In the root itself only the directories of the format count; users keep savepoints beside them.
+                # In the root only the format's directories count; users keep savepoints there.
                 wanted = is_object_name(name) or (is_temporary and temporary) if parts else name in TOP_LEVEL
                 if not wanted or not name.startswith(start):
                     continue
                 if entry.is_dir(follow_symlinks=False):
-                    if parts == _RECORDS and name.endswith(".json"):
-                        # Passed over, it would hide that a record is gone: what is not listed is not missed.
+                    if parts == (_RECORDS,) and name.endswith(".json"):
+                        # Passing it over would hide that a record is gone.
                         raise OSError(errno.ENOTDIR, "not a plain file", "/".join((*parts, name)))
                     found.append((name, True))
                 elif parts and entry.is_file(follow_symlinks=False):
@@ -278,31 +269,31 @@ class DirectoryTree:
                         found.append((name, False))
                 elif parts[:1] == (_REQUESTS,):
                     self._pass_over("/".join((*parts, name)), "is no plain file")
-                elif entry.is_symlink() or not parts or _stands(name, directory):
+                elif entry.is_symlink() or not parts or _exists(name, directory):
                     raise OSError(errno.ENOTDIR, "not a plain file", "/".join((*parts, name)))
         return sorted(found)
 
     def _fail(self, operation: str, path: str, error: OSError) -> NoReturn:
-        # Of all but the last of these it is certain that nothing was done, and that it would not be done a second time.
+        # In all cases but the last nothing was done, and nothing would be done a second time.
         kind = ErrorKind.STORAGE_REFUSED
         link = self._link_on(path) or (self._link_on(error.filename) if isinstance(error.filename, str) else None)
         if link:
             kind = ErrorKind.INVALID_PATH
-            why = f"{link} is a symbolic link; links in a store are not followed. Put the file itself in its place"
+            why = f"{link} is a symbolic link, and links in a store are not followed. Put the file itself in its place"
         elif error.errno == errno.ENOTDIR and Path(self.root).is_file():
-            why = "it is a file, and a store is a directory; check the address"
+            why = "it is a file, and a store is a directory. Check the address"
         elif error.errno in (errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EEXIST):
             named = f", {error.filename}" if error.filename else ""
             why = (
-                f"something else stands where a directory or a plain file belongs ({error.strerror}{named}); remove it"
+                f"something else stands where a directory or a plain file belongs ({error.strerror}{named}). Remove it"
             )
         elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            why = f"not permitted ({error.strerror}); check the owner and mode of the directory and of the file"
+            why = f"not permitted ({error.strerror}). Check the owner and mode of the directory and of the file"
         elif error.errno in (errno.ENOSPC, errno.EDQUOT):
-            why = f"no room is left ({error.strerror}); free some, or let retention keep fewer checkpoints"
+            why = f"no room is left ({error.strerror}). Free some, or let retention keep fewer checkpoints"
         else:
             kind = ErrorKind.STORAGE_FAILED
-            why = f"{error.strerror or error}; check the disk and the mount"
+            why = f"{error.strerror or error}. Check the disk and the mount"
         message = f"cannot {operation} {path or 'objects'} in the store {self.root}: {why}"
         raise StorageError(message, kind=kind, path=path) from error
 
@@ -311,20 +302,28 @@ class DirectoryTree:
         way = Path()
         for part in path.split("/"):
             way /= part
-            with contextlib.suppress(OSError):  # A name too long for the system is none.
+            with contextlib.suppress(OSError):  # A name too long for the system is no link.
                 if (self.root / way).is_symlink():
                     return str(way)
         return None
+
+
+@contextlib.contextmanager
+def _closing(descriptor: int) -> Iterator[int]:
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _size(name: str, directory: int) -> int:
     return os.stat(name, dir_fd=directory, follow_symlinks=False).st_size
 
 
-def _stands(name: str, directory: int) -> bool:
-    # Some file systems tell no type with the name, and an entry that is gone by now is then of no type at all.
+def _exists(name: str, directory: int) -> bool:
+    # Some file systems give no type with a name, and an entry that is gone by now has none at all.
     try:
-        os.stat(name, dir_fd=directory, follow_symlinks=False)
+        _size(name, directory)
     except FileNotFoundError:
         return False
     return True

@@ -1,15 +1,16 @@
 """A store in a directory of a local or mounted file system, safe against crashes and power loss.
 
-Theory of operation. An object is written to a hidden temporary file *in the directory where it will live*, synced, and
-then linked to its final name: ``link`` fails if the name is taken, so it never overwrites, exactly one of many wins, and
-nobody ever sees a torn file. Then the temporary name is removed and the directory synced. What holds for directories
-(no link followed, durable before anything stands in them, scanned until stable) is in ``directory_tree``.
+Theory of operation. An object is written to a hidden temporary file *in its final directory*,
+synced, and linked to its final name. ``link`` fails if the name is taken, so exactly one of many
+wins, and nobody sees a torn file. Then the temporary name is removed and the directory synced.
+``directory_tree`` holds the rules for directories.
 
-Between the link and the last sync an object is seen that a power failure may take back. Its writer waits; if it dies just
-there, whoever relies on the object waits instead (:meth:`LocalStorage.make_durable`).
+Between the link and the last sync, readers see an object that a power failure may take back. Its
+writer waits. If the writer dies just there, whatever relies on the object waits instead
+(:meth:`LocalStorage.make_durable`).
 
-Names that begin with a dot are no objects. Those of temporary files carry the final name behind a random number, so that
-of each that a crash left behind it is known to which attempt it belonged (:meth:`LocalStorage.leftovers`).
+The name of a temporary file carries the final name behind a random number, so that
+:meth:`LocalStorage.leftovers` knows to which attempt it belonged.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from backends.storage.shared import (
     check_prefix,
     check_range,
     missing,
+    name_taken,
 )
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 from stateformat.storage import CreateOutcome, Leftover, ObjectInfo, check_path, is_object_path
@@ -49,9 +51,10 @@ _NAME_MAX_BYTES: Final = 255
 
 
 def from_url(url: str, options: Mapping[str, Any]) -> LocalStorage:
-    """The storage of a path or a ``file://`` URL. Option: ``durable`` (default true; false skips every sync).
+    """The storage of a path or a ``file://`` URL. Raises ``InvalidInput``.
 
-    A path may begin with ``~``; a URL is percent-decoded and has no host. Raises ``InvalidInput``.
+    A path may begin with ``~``; a URL is percent-decoded and has no host. The one option is
+    ``durable`` (true; false skips every sync).
     """
     check_options("file://", options, ("durable",))
     durable = options.get("durable", True)
@@ -62,24 +65,25 @@ def from_url(url: str, options: Mapping[str, Any]) -> LocalStorage:
         rest = url.removeprefix("file:")
         host, slash, rest = rest[2:].partition("/") if rest.startswith("//") else ("", "/", rest[1:])
         if host not in ("", "localhost") or not slash:
-            shown = host.rpartition("@")[2]  # What stands before it may be a secret.
+            shown = host.rpartition("@")[2]  # What stands before the @ may be a secret.
             raise InvalidInput(
-                f"a file:// URL names a host, {shown!r}; that of a local path has three slashes: file:///path",
+                f"the file:// URL names a host, {shown!r}. A local path has three slashes: file:///path",
                 kind=ErrorKind.INVALID_URL,
             )
         path = unquote("/" + rest, errors="surrogateescape")
     path = os.path.expanduser(path)  # noqa: PTH111 - Path.expanduser raises where there is no such user
     if not path.strip() or "\0" in path or path.startswith("~"):
         raise InvalidInput(
-            f"{url!r} is no path; give one like /path or file:///path", kind=ErrorKind.INVALID_URL, url=url
+            f"{url!r} is no path. Give one like /path or file:///path", kind=ErrorKind.INVALID_URL, url=url
         )
     return LocalStorage(path, durable=durable)
 
 
 class LocalStorage:
-    """A store in a directory. Implements :class:`stateformat.storage.Storage`; safe to share between processes.
+    """A store in a directory. Implements :class:`stateformat.storage.Storage`.
 
-    ``durable=False`` skips every sync: atomic and whole for everybody who looks, but not safe against power loss.
+    Safe to share between processes. ``durable=False`` skips every sync: objects still appear whole,
+    but do not survive a power loss.
     """
 
     def __init__(self, root: str | os.PathLike[str], *, durable: bool = True) -> None:
@@ -102,40 +106,37 @@ class LocalStorage:
                 return False
 
     def read(self, path: str) -> pa.Buffer:
-        """The whole object, read once into memory of its own."""
         with self._reading("read", path) as (descriptor, size_bytes):
             return _pread(descriptor, 0, size_bytes)
 
     def read_range(self, path: str, offset: int, length: int) -> pa.Buffer:
-        """At most ``length`` bytes from ``offset``."""
         check_range(path, offset, length)
         with self._reading("read", path) as (descriptor, size_bytes):
             return _pread(descriptor, offset, max(0, min(length, size_bytes - offset)))
 
     def open_input(self, path: str) -> pa.NativeFile:
         """A seekable file that pyarrow reads without the interpreter's lock."""
-        # pyarrow opens by name only. What the name is was checked just before; a store whose files are exchanged while
-        # it is read is beyond what any reader can answer for, and the digests notice it.
+        # pyarrow opens by name only. The name was checked just before, and the digests notice a
+        # file that is exchanged afterwards.
         with self._reading("open", path):
             return pa.OSFile(os.path.join(self._tree.root, path))  # noqa: PTH118
 
     def size(self, path: str) -> int:
-        """The object's size in bytes."""
         with self._reading("look at", path) as (_, size_bytes):
             return size_bytes
 
     def open_output(self, path: str) -> NewObject:
-        """Begin a new object; closing it raises ``StorageError`` if the name is taken. Directories are made."""
+        """Begin a new object. Closing raises ``StorageError`` if the name is taken."""
         check_path(path)
         with self._tree.translated("write", path):
             return _LocalOutput(self._tree, path)
 
     def create(self, path: str, data: bytes) -> CreateOutcome:
-        """Create-if-absent. The outcome is never ``UNKNOWN``, but see below.
+        """Create-if-absent. The outcome is never ``UNKNOWN``.
 
-        What fails for want of rights or room fails before the link, and is refused (``storage.REFUSALS``). An error whose
-        ``details["visible"]`` is true came from the last sync: the object stands under its name, and only whether it
-        survives a power failure is unknown. Nothing that it refers to may be deleted then.
+        Missing rights or room fail before the link, as one of ``storage.REFUSALS``. An error with
+        ``details["visible"]`` comes from the last sync: the object stands, but may not survive a
+        power failure. Delete nothing to which it refers.
         """
         check_created(path, data)
         with self._tree.translated("create", path):
@@ -147,51 +148,50 @@ class LocalStorage:
                 output.abort()
 
     def leftovers(self) -> list[Leftover]:
-        """Temporary files, sorted: of writers that crashed, and of those that are writing now. They are no objects."""
+        """Temporary files, sorted, of writers that crashed and of those that write now."""
         with self._tree.translated("list", ""):
             found = self._tree.files((), "", temporary=True)
             return sorted(Leftover(_object_of(name), size_bytes, name) for name, size_bytes in found)
 
     def discard(self, leftovers: Iterable[Leftover]) -> None:
-        """Remove temporary files; one that is gone is fine. Whoever is writing it then fails when it closes its object."""
+        """Remove temporary files; one that is gone is fine. Its writer then fails to close it."""
         names = [_split_temporary(leftover.name) for leftover in leftovers]
         for parents, group in groupby(names, key=lambda name: name[0]):
             with self._tree.translated("delete from", "/".join(parents)):
                 self._tree.unlink(parents, [name for _, name in group], durable=False)
 
     def make_durable(self, paths: Iterable[str]) -> None:
-        """Sync the directories of objects that stand, and what leads to them. Their bytes were synced before the link."""
+        """Sync the directories of these objects, and those that lead to them.
+
+        Their bytes were synced before the link.
+        """
         for parents in dict.fromkeys(_split(path)[0] for path in paths):
-            with self._tree.translated("sync", "/".join(parents)):
-                directory = self._tree.open(parents, make=True)
-                try:
-                    self._tree.sync(directory)
-                finally:
-                    os.close(directory)
+            with (
+                self._tree.translated("sync", "/".join(parents)),
+                self._tree.opened(parents, make=True) as directory,
+            ):
+                self._tree.sync(directory)
 
     def list(self, prefix: str) -> list[ObjectInfo]:
-        """All objects whose path begins with ``prefix``, sorted. Each directory was scanned until two scans agreed."""
         directory, slash, start = check_prefix(prefix).rpartition("/")
         with self._tree.translated("list", prefix):
             return sorted(self._tree.files(tuple(directory.split("/")) if slash else (), start))
 
     def names(self, folder: str) -> builtins.list[str]:
-        """The paths of the objects directly in a folder, sorted; scanned as :meth:`list` does, without their sizes."""
         with self._tree.translated("list", folder):
             parts = tuple(check_prefix(folder).rstrip("/").split("/"))
             return ["/".join((*parts, name)) for name in self._tree.names(parts)]
 
     def names_after(self, path: str) -> builtins.list[str]:
-        """The paths of the objects in the folder of ``path`` that are greater, by one scan."""
         parts, name = _split(path)
         with self._tree.translated("list", "/".join(parts)):
             return ["/".join((*parts, found)) for found in self._tree.names_after(parts, name)]
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete these objects, in the order given; one that is already gone is fine.
+        """Delete these objects, in the order given, and each segment directory that becomes empty.
 
-        A directory below ``segments/`` that becomes empty goes too. The deletions of records and requests are durable on
-        return; a segment or manifest that a power failure brings back is garbage, as it was before.
+        Deletions of records and requests are durable on return. A segment or manifest that a power
+        failure brings back is garbage, as it was before.
         """
         names = [_split(path) for path in paths]
         for parents, group in groupby(names, key=lambda name: name[0]):
@@ -207,7 +207,7 @@ class LocalStorage:
 
     @contextlib.contextmanager
     def _reading(self, operation: str, path: str) -> Iterator[tuple[int, int]]:
-        """The descriptor and the size of an object. Raises ``FileNotFoundError`` where there is none."""
+        """The descriptor and the size of an object. ``FileNotFoundError`` where there is none."""
         parents, name = _split(path)
         absent = False
         with self._tree.translated(operation, path):
@@ -215,7 +215,7 @@ class LocalStorage:
                 with self._tree.open_object(parents, name) as opened:
                     yield opened
             except OSError as error:
-                # What the system has no room to name cannot be there.
+                # A name too long for the system names nothing.
                 if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):
                     raise
                 absent = True
@@ -236,7 +236,7 @@ class _LocalOutput(NewObject):
                 descriptor = self._open_temporary(parents)
                 break
             except FileNotFoundError:
-                # gc removes empty directories: one that vanished before its first file was in it is made once more.
+                # gc removes empty directories, perhaps before the first file is in one.
                 if not tries_left:
                     raise
         self._file = io.BufferedWriter(io.FileIO(descriptor, "wb"), _WRITE_BUFFER_BYTES)
@@ -250,26 +250,28 @@ class _LocalOutput(NewObject):
             raise
 
     def link(self) -> bool:
-        """Give the file its final name, durably; false if the name is taken. The caller then aborts or closes."""
+        """Give the file its final name, durably; false if the name is taken.
+
+        The caller then aborts or closes.
+        """
         self._file.flush()
         self._tree.sync(self._file.fileno())
-        here = self._directory
-        ours = True
+        here, ours = self._directory, True
         try:
             os.link(self._temporary, self._name, src_dir_fd=here, dst_dir_fd=here, follow_symlinks=False)
         except OSError as error:
-            # Over a network the answer may be lost, and the request that is repeated then meets the link that it made.
+            # Over a network the answer may be lost; the repeated request then meets its own link.
             ours = self._is_linked()
             if not ours and not isinstance(error, FileExistsError):
                 self._refuse(error)
         self._remove_temporary()
-        # Also if the name is taken: whoever took it may have died before this, and the caller reads what stands there.
+        # Also if the name is taken: the process that took it may have died before its sync.
         try:
             self._tree.sync(here)
         except OSError as error:
             raise StorageError(
-                f"{self._path} stands in {self._tree.root}, but its directory could not be synced ({error.strerror}): it "
-                "may not survive a power failure. Check the disk, then restart",
+                f"{self._path} stands in {self._tree.root}, but its directory could not be synced ({error.strerror}). "
+                "It may not survive a power failure. Check the disk, then restart",
                 path=self._path,
                 visible=True,
             ) from error
@@ -286,14 +288,14 @@ class _LocalOutput(NewObject):
         if error.errno in (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK):
             raise StorageError(
                 f"the file system of {self._tree.root} makes no hard links ({error.strerror}), so {self._path} cannot "
-                "be created without the risk of overwriting another object; put the store elsewhere",
+                "be created without the risk of overwriting another object. Put the store elsewhere",
                 kind=ErrorKind.STORAGE_UNSUITABLE,
                 path=self._path,
             ) from error
         if isinstance(error, FileNotFoundError):
             raise StorageError(
-                f"{self._path} does not stand in {self._tree.root}, for its temporary file {self._temporary} was removed "
-                "while it was written: gc does so when another attempt has published. Restart from the newest checkpoint",
+                f"{self._path} was not written to {self._tree.root}: its temporary file {self._temporary} was removed "
+                "meanwhile. gc does so when another attempt has published. Restart from the newest checkpoint",
                 path=self._path,
                 removed=True,
             ) from error
@@ -306,10 +308,7 @@ class _LocalOutput(NewObject):
     def _publish(self) -> None:
         with self._tree.translated("write", self._path):
             if not self.link():
-                raise StorageError(
-                    f"{self._path} exists already in {self._tree.root}; objects never change, take a new write id",
-                    path=self._path,
-                )
+                raise name_taken(self._tree.root, self._path)
         self._free()
 
     def _discard(self) -> None:
@@ -320,7 +319,7 @@ class _LocalOutput(NewObject):
         if not self._temporary:
             return
         try:
-            # It may be gone: removed by gc.
+            # gc may have removed it.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._temporary, dir_fd=self._directory)
             self._temporary = ""
@@ -328,7 +327,7 @@ class _LocalOutput(NewObject):
             logger.warning("temporary file %s of %s stays behind", self._temporary, self._path, exc_info=True)
 
     def _free(self) -> None:
-        # Closing flushes what is buffered, which may fail once more on a full disk; nothing is lost by that now.
+        # Closing flushes, which may fail once more on a full disk; nothing is lost by that now.
         with contextlib.suppress(OSError):
             self._file.close()
         os.close(self._directory)
@@ -340,14 +339,14 @@ def _split(path: str) -> tuple[Parts, str]:
 
 
 def _temporary_name(name: str) -> str:
-    """A new hidden name that tells the final one, cut at the end to what a directory can hold."""
+    """A new hidden name that holds the final one, cut to what a directory can hold."""
     hidden = f"{TEMPORARY}{os.urandom(_RANDOM_BYTES).hex()}-"
     cut = os.fsencode(name)[: _NAME_MAX_BYTES - len(hidden)]
     return hidden + cut.decode("utf-8", "ignore")
 
 
 def _object_of(temporary: str) -> str:
-    """The path of the object that a temporary file was to become, as far as its name tells."""
+    """The path of the object that a temporary file was to become; a long name may be cut."""
     directory, slash, name = temporary.rpartition("/")
     return directory + slash + name[len(TEMPORARY) + 2 * _RANDOM_BYTES + 1 :]
 
@@ -355,12 +354,12 @@ def _object_of(temporary: str) -> str:
 def _split_temporary(name: str) -> tuple[Parts, str]:
     *parents, last = name.split("/")
     if not last.startswith(TEMPORARY) or not is_object_path("/".join((*parents, last[1:]))):
-        raise InvalidInput(f"{name!r} is no temporary file of a store; discard what leftovers() told", path=name)
+        raise InvalidInput(f"{name!r} is no temporary file of a store. Discard what leftovers() returned", path=name)
     return tuple(parents), last
 
 
 def _pread(descriptor: int, offset: int, length: int) -> pa.Buffer:
-    """Exactly the bytes asked for, or fewer if the file is shorter, without an intermediate copy."""
+    """The bytes asked for, or fewer if the file is shorter, without an intermediate copy."""
     buffer = pa.allocate_buffer(length)
     view, filled = memoryview(buffer), 0
     while filled < length:

@@ -1,10 +1,8 @@
-"""The memory storage: the model that the other storages are measured against, and the store of tests and examples.
+"""The memory storage: the model for the other storages, and the store of tests and examples.
 
-Theory of operation. Stores live in one dictionary of the process, by name, so that opening ``memory://name`` twice sees
-the same objects, as it would with a bucket. One lock makes every operation atomic; a created or published object appears
-with a single assignment. A store exists from its first object on.
-
-Nothing outlives the process. A storage that is unpickled in another one raises, since it would silently be empty there.
+Stores live in one dictionary of the process, by name, so opening ``memory://name`` twice sees the
+same objects. One lock makes every operation atomic. A store exists from its first object on. A
+storage unpickled in another process raises, since it would be empty there.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from backends.storage.shared import NewObject, check_created, check_options, check_prefix, check_range, missing
+from backends.storage import shared
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 from stateformat.storage import CreateOutcome, ObjectInfo, check_path
 
@@ -26,15 +24,18 @@ _LOCK = Lock()
 
 def from_url(url: str, options: Mapping[str, Any]) -> MemoryStorage:
     """The storage of ``memory://name``; the name may have slashes. It takes no options."""
-    check_options("memory://", options, ())
+    shared.check_options("memory://", options, ())
     name = url.removeprefix("memory://")
     if not name.strip("/"):
-        raise InvalidInput(f"{url} names no store; write memory://name", kind=ErrorKind.INVALID_URL, url=url)
+        raise InvalidInput(f"{url} names no store. Write memory://name", kind=ErrorKind.INVALID_URL, url=url)
     return MemoryStorage(name)
 
 
 class MemoryStorage:
-    """A store in the memory of this process. Implements :class:`stateformat.storage.Storage`."""
+    """A store in the memory of this process. Implements :class:`stateformat.storage.Storage`.
+
+    ``create`` never answers ``UNKNOWN``, and reading copies no bytes.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name.strip("/")
@@ -51,46 +52,38 @@ class MemoryStorage:
         return f"memory://{self._name}"
 
     def exists(self) -> bool:
-        """Whether anything was ever written here."""
         with _LOCK:
             return self._name in _STORES
 
     def read(self, path: str) -> pa.Buffer:
-        """The whole object, without a copy."""
         return pa.py_buffer(self._get(path))
 
     def read_range(self, path: str, offset: int, length: int) -> pa.Buffer:
-        """At most ``length`` bytes from ``offset``, without a copy."""
-        check_range(path, offset, length)
+        shared.check_range(path, offset, length)
         data = self._get(path)
         return pa.py_buffer(memoryview(data)[offset : offset + length])
 
     def open_input(self, path: str) -> pa.NativeFile:
-        """A seekable file over the object."""
         return pa.BufferReader(self.read(path))
 
     def size(self, path: str) -> int:
-        """The object's size in bytes."""
         return len(self._get(path))
 
-    def open_output(self, path: str) -> NewObject:
-        """Begin a new object; closing it raises ``StorageError`` if the name is taken."""
+    def open_output(self, path: str) -> shared.NewObject:
+        """Begin a new object. Closing it raises ``StorageError`` if the name is taken."""
         return _MemoryOutput(self, check_path(path))
 
     def create(self, path: str, data: bytes) -> CreateOutcome:
-        """Create-if-absent; the outcome is never ``UNKNOWN``."""
-        check_created(path, data)
+        shared.check_created(path, data)
         return CreateOutcome.CREATED if self._put(path, bytes(data)) else CreateOutcome.CONFLICT
 
     def list(self, prefix: str) -> list[ObjectInfo]:
-        """All objects whose path begins with ``prefix``, sorted, as they were at one instant."""
-        check_prefix(prefix)
+        shared.check_prefix(prefix)
         with _LOCK:
             objects = _STORES.get(self._name, {})
             return sorted(ObjectInfo(path, len(data)) for path, data in objects.items() if path.startswith(prefix))
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete these objects; one that is already gone is fine."""
         checked = [check_path(path) for path in paths]
         for path in checked:
             with _LOCK:
@@ -108,7 +101,7 @@ class MemoryStorage:
             try:
                 return _STORES[self._name][path]
             except KeyError:
-                raise missing(self.url, path) from None
+                raise shared.missing(self.url, path) from None
 
     def _put(self, path: str, data: bytes) -> bool:
         with _LOCK:
@@ -119,7 +112,7 @@ class MemoryStorage:
             return True
 
 
-class _MemoryOutput(NewObject):
+class _MemoryOutput(shared.NewObject):
     def __init__(self, storage: MemoryStorage, path: str) -> None:
         super().__init__(path)
         self._storage = storage
@@ -130,10 +123,7 @@ class _MemoryOutput(NewObject):
 
     def _publish(self) -> None:
         if not self._storage._put(self._path, b"".join(self._parts)):
-            raise StorageError(
-                f"{self._path} exists already in {self._storage.url}; objects never change, take a new write id",
-                path=self._path,
-            )
+            raise shared.name_taken(self._storage.url, self._path)
         self._parts = []
 
     def _discard(self) -> None:
@@ -143,7 +133,7 @@ class _MemoryOutput(NewObject):
 def _rebuild(name: str, pid: int) -> MemoryStorage:
     if os.getpid() != pid:
         raise StorageError(
-            f"memory://{name} lives in process {pid} and cannot be reached from process {os.getpid()}; give workers a "
+            f"memory://{name} lives in process {pid} and cannot be reached from process {os.getpid()}. Give workers a "
             "path or an s3:// store",
             kind=ErrorKind.STORAGE_UNSUITABLE,
         )

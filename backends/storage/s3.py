@@ -1,18 +1,16 @@
-"""A store in a bucket of S3, or of a server that speaks its protocol and honours ``If-None-Match`` on PUT.
+"""A store in a bucket of S3, or of a server that speaks its protocol and honors ``If-None-Match``.
 
-Theory of operation. Everything is tried again when it fails for a passing reason, but for one request: the PUT that
-creates an object if it is absent. That one is sent exactly once, by a client of its own (``s3_client``). A repeated PUT
-whose first answer was lost meets its own object and reports a conflict; even aiohttp, below s3fs, sends a PUT again when
-a kept connection breaks. It is one part and never empty: servers ignore the condition on a multipart upload, and some
-clients drop it for an empty body.
+Theory of operation. Every request is tried again after a passing failure, but for the conditional
+PUT that creates an object if absent. A client of its own sends that one exactly once
+(``s3_client``): a repeated PUT whose first answer was lost would meet its own object and report a
+conflict. It is one part and never empty, since servers ignore the condition on a multipart upload
+and some clients drop it for an empty body.
 
-There are servers that ignore the condition altogether, and on these two runs could publish the same checkpoint. So the
-first ``create`` of every storage probes: it creates ``.probe`` beside the store's folders, which is no object of the store.
-There the condition has to hold: an answer of 412 is the proof, two creates that succeed are the refutation, whoever has
-made a ``.probe`` before. It stays, so that the next storage needs one request and no permission to delete.
-
-Clients belong to the process that made them: they are made on first use, again after a fork, and never pickled. The
-options, which may hold credentials, travel in pickles and stand in no URL, ``repr`` or message.
+Some servers ignore the condition altogether, and on these two runs could publish the same
+checkpoint. So the first ``create`` of every storage probes: it creates ``.probe`` beside the
+store's folders, which is no object of the store. A 412 proves that the condition holds; two creates
+that succeed disprove it. The probe stays, so the next storage needs one request and no right to
+delete.
 """
 
 from __future__ import annotations
@@ -29,22 +27,10 @@ from typing import Any, Final
 import pyarrow as pa
 
 from backends.storage.s3_client import S3Client, client_of
-from backends.storage.s3_errors import (
-    RangesIgnored,
-    answer_of,
-    client_errors,
-    is_missing_object,
-    outcome_of,
-)
+from backends.storage.s3_errors import RangesIgnored, answer_of, client_errors, is_missing_object, outcome_of
 from backends.storage.s3_files import MultipartOutput, RangeFile, abort_upload, begun_uploads
 from backends.storage.s3_place import S3Place, address_of
-from backends.storage.shared import (
-    NewObject,
-    check_created,
-    check_prefix,
-    check_range,
-    missing,
-)
+from backends.storage.shared import NewObject, check_created, check_prefix, check_range, missing
 from stateformat.errors import ErrorKind, StorageError
 from stateformat.storage import CreateOutcome, Leftover, ObjectInfo, check_path, is_object_path
 
@@ -60,16 +46,16 @@ _PROBES_MAX: Final = 3
 
 
 def from_url(url: str, options: Mapping[str, Any]) -> S3Storage:
-    """The storage of ``s3://bucket/prefix``. Nothing is sent, and s3fs not imported, before the first operation.
+    """The storage of ``s3://bucket/prefix``. Sends nothing. Raises ``InvalidInput``.
 
-    Options are those of s3fs in ``s3_place.OPTIONS``; what is not given comes from the environment and the AWS configuration
-    (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``, ``AWS_PROFILE``, ...). Raises ``InvalidInput``.
+    The options are ``s3_place.OPTIONS``. What they leave out comes from the environment and the AWS
+    configuration (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``, ``AWS_PROFILE`` …).
     """
     return S3Storage(*address_of(url, options), dict(options))
 
 
 class _Process:
-    """What a storage keeps in one process: its client, and whether the probe has been passed."""
+    """What a storage keeps in one process: its client, and whether the probe was passed."""
 
     def __init__(self, client: S3Client) -> None:
         self.client = client
@@ -78,7 +64,7 @@ class _Process:
 
 
 class S3Storage(S3Place):
-    """A store under a prefix of a bucket. Implements :class:`stateformat.storage.Storage`; see :func:`from_url`."""
+    """A store under a prefix of a bucket. Implements :class:`stateformat.storage.Storage`."""
 
     reads_at_once = _SMALL_READS_AT_ONCE
 
@@ -87,7 +73,7 @@ class S3Storage(S3Place):
         self._processes: dict[int, _Process] = {}
 
     def exists(self) -> bool:
-        """Whether the bucket is there and, unless it is all the store's, anything but the probe lies under the prefix."""
+        """Whether the bucket exists and, under a prefix, anything but the probe."""
         try:
             with self._translated("look for", ""):
                 page = self._client.call("list_objects_v2", Bucket=self._bucket, Prefix=self._key(""), MaxKeys=2)
@@ -98,7 +84,7 @@ class S3Storage(S3Place):
         return not self._prefix or any(item["Key"] != self._key(_PROBE) for item in page.get("Contents", ()))
 
     def read(self, path: str) -> pa.Buffer:
-        """The whole object; one request up to 8 MiB, several at once for the rest of a larger one."""
+        """The whole object: one request up to 8 MiB, several at once for the rest."""
         check_path(path)
         head = self._fetch(path, 0, _READ_BYTES)
         if len(head) < _READ_BYTES:
@@ -110,7 +96,6 @@ class S3Storage(S3Place):
         return buffer
 
     def read_range(self, path: str, offset: int, length: int) -> pa.Buffer:
-        """At most ``length`` bytes from ``offset``; one request for up to 8 MiB."""
         check_range(path, offset, length)
         if 0 < length <= _READ_BYTES:
             return pa.py_buffer(self._fetch(path, offset, length))
@@ -125,21 +110,20 @@ class S3Storage(S3Place):
         return pa.PythonFile(file, mode="r")
 
     def size(self, path: str) -> int:
-        """The object's size in bytes."""
         check_path(path)
         with self._reading("look at", path):
             return int(self._client.call("head_object", Bucket=self._bucket, Key=self._key(path))["ContentLength"])
 
     def open_output(self, path: str) -> NewObject:
-        """Begin a new object. Unlike ``create`` this would overwrite: the name must be one that nobody uses twice."""
+        """Begin a new object. Unlike ``create`` this would overwrite: the name must be new."""
         key = self._key(check_path(path))
         with self._translated("write", path):
             return MultipartOutput(self._client, self._bucket, key, path, self._translated)
 
     def create(self, path: str, data: bytes) -> CreateOutcome:
-        """Create-if-absent by exactly one request, after a probe by the first create of this storage.
+        """Create-if-absent by exactly one request, after a probe by this storage's first create.
 
-        Raises ``StorageError``, of kind ``STORAGE_UNSUITABLE`` if the server ignores the condition or does not know it.
+        ``StorageError`` of kind ``STORAGE_UNSUITABLE`` where the server does not honor that.
         """
         check_created(path, data)
         with self._translated("create", path):
@@ -150,12 +134,11 @@ class S3Storage(S3Place):
                 process.honours_condition = True
         outcome, error = self._put_if_absent(path, bytes(data))
         if outcome is CreateOutcome.UNKNOWN:
-            # Whoever asked is told, and warns.
+            # The caller learns of it, and warns.
             logger.info("create %s of %s: no answer (%s)", path, self.url, type(error).__name__)
         return outcome
 
     def list(self, prefix: str) -> list[ObjectInfo]:
-        """All objects whose path begins with ``prefix``, sorted; the pages come ascending and from no cache."""
         return self._listed(check_prefix(prefix))
 
     def _listed(self, prefix: str, **more: str) -> builtins.list[ObjectInfo]:
@@ -172,7 +155,7 @@ class S3Storage(S3Place):
                 page = self._client.call("list_objects_v2", **arguments)
             for item in page.get("Contents", ()):
                 path = item["Key"][skipped_length:]
-                # Markers of "directories", savepoints in a prefix of ours and the like are no objects of this store.
+                # "Directory" markers and savepoints below our prefix are no objects of this store.
                 if is_object_path(path):
                     found.append(ObjectInfo(path, int(item["Size"])))
             if not page.get("IsTruncated"):
@@ -180,11 +163,9 @@ class S3Storage(S3Place):
             arguments["ContinuationToken"] = page["NextContinuationToken"]
 
     def names(self, folder: str) -> builtins.list[str]:
-        """The paths of the objects directly in a folder, sorted."""
         return [item.path for item in self.list(folder) if "/" not in item.path[len(folder) :]]
 
     def names_after(self, path: str) -> builtins.list[str]:
-        """The paths of the objects in the folder of ``path`` that are greater: one request where they are few."""
         folder = check_path(path)[: path.rindex("/") + 1]
         found = self._listed(folder, StartAfter=self._key(path))
         return [item.path for item in found if item.path > path and "/" not in item.path[len(folder) :]]
@@ -192,8 +173,8 @@ class S3Storage(S3Place):
     def delete(self, paths: Iterable[str]) -> None:
         """Delete these objects; one that is already gone is fine.
 
-        Publication records go one by one in the order given, since what a crash leaves of them has a meaning; the rest
-        up to 1000 at a time, in no order.
+        Publication records go one by one in the order given, since a crash between two has a
+        meaning. The others go up to 1000 at a time, in no order.
         """
         checked = [check_path(path) for path in paths]
         for is_record, group in groupby(checked, key=lambda path: path.startswith("checkpoints/")):
@@ -202,7 +183,7 @@ class S3Storage(S3Place):
                 self._delete(names[start : start + at_once])
 
     def leftovers(self) -> builtins.list[Leftover]:
-        """Multipart uploads that were begun and not ended, sorted: of writers that crashed, and of those that write now."""
+        """Multipart uploads, sorted, of writers that crashed and of those that write now."""
         skipped_length = len(self._key(""))
         with self._translated("list the uploads of", ""):
             found = begun_uploads(self._client, self._bucket, self._key(""))
@@ -210,14 +191,14 @@ class S3Storage(S3Place):
         return sorted(upload for upload in named if is_object_path(upload.path))
 
     def discard(self, leftovers: Iterable[Leftover]) -> None:
-        """Abort these uploads; one that has ended is fine. Whoever is writing it then fails when it closes its object."""
+        """Abort these uploads; one that has ended is fine. Its writer then fails to close it."""
         for path, _, upload_id in leftovers:
             with self._translated("abort the upload of", path):
                 abort_upload(self._client, self._bucket, self._key(check_path(path)), upload_id)
 
     @property
     def _process(self) -> _Process:
-        # As with the clients: by process, and without a lock.
+        # By process, and without a lock, as in ``client_of``.
         pid = os.getpid()
         return self._processes.get(pid) or self._processes.setdefault(pid, _Process(client_of(self._options)))
 
@@ -226,17 +207,17 @@ class S3Storage(S3Place):
         return self._process.client
 
     def _fetch(self, path: str, offset: int, length: int) -> bytes:
-        """At most ``length`` bytes, at least one asked for, by one request."""
+        """At most ``length`` bytes, which is above 0, by one request."""
         try:
             return self._ranges(path, [(offset, length)])[0]
         except StorageError as error:
-            # 416: the range begins at the end or beyond it, as every range of an empty object does.
+            # 416: the range begins at the end or beyond it, as any range of an empty object does.
             if error.details.get("status") == 416:
                 return b""
             raise
 
     def _fill(self, path: str, offset: int, view: memoryview) -> None:
-        """Fill ``view`` with what stands from ``offset``, by several requests at once. All of it must be there."""
+        """Fill ``view`` from ``offset`` on, by several requests at once. All must be there."""
         starts = range(0, view.nbytes, _READ_BYTES)
         for first in range(0, len(starts), _READS_AT_ONCE):
             begins = starts[first : first + _READS_AT_ONCE]
@@ -244,8 +225,8 @@ class S3Storage(S3Place):
             for begin, (_, length), piece in zip(begins, spans, self._ranges(path, spans), strict=True):
                 if len(piece) < length:
                     raise StorageError(
-                        f"{path} in {self._where} is shorter than its size said: {len(piece)} bytes came of {length} "
-                        f"from {offset + begin}; read it again",
+                        f"{path} in {self._where} is shorter than its size: {len(piece)} bytes came of {length} "
+                        f"from {offset + begin}. Read it again",
                         path=path,
                     )
                 view[begin : begin + length] = piece
@@ -257,14 +238,14 @@ class S3Storage(S3Place):
         except RangesIgnored as error:
             offset, length = spans[0]
             raise StorageError(
-                f"the server ignores ranges: {error.size_bytes} bytes of {path} in {self._where} came where {length} were "
-                f"asked for from {offset}; use a server that answers range requests",
+                f"the server ignores ranges: {error.size_bytes} bytes of {path} in {self._where} came where {length} "
+                f"were asked for from {offset}. Use a server that answers range requests",
                 kind=ErrorKind.STORAGE_UNSUITABLE,
                 path=path,
             ) from error
 
     def _put_if_absent(self, path: str, data: bytes) -> tuple[CreateOutcome, BaseException | None]:
-        """Send the one request. Raises ``StorageError`` if it certainly did nothing; else the outcome and its error."""
+        """Send one request: outcome and error. ``StorageError`` if it certainly did nothing."""
         try:
             self._client.put_if_absent(self._bucket, self._key(path), data)
         except client_errors() as error:
@@ -286,18 +267,18 @@ class S3Storage(S3Place):
                 return
             created += outcome is CreateOutcome.CREATED
             if created > 1:
-                # Nothing was changed: what it created twice has the same bytes every time.
+                # Nothing was changed: it created the same bytes twice.
                 raise StorageError(
-                    f"the server of {self._where} ignores If-None-Match: it created {self._key(_PROBE)} twice. Two runs could "
-                    "publish the same checkpoint there; use a server with conditional writes",
+                    f"the server of {self._where} ignores If-None-Match: it created {self._key(_PROBE)} twice. Two "
+                    "runs could publish the same checkpoint there. Use a server with conditional writes",
                     kind=ErrorKind.STORAGE_UNSUITABLE,
                 )
         if error is not None:
             raise self._storage_error(error, "create", "objects") from error
-        raise StorageError(f"{self._where} gives no clear answer to a conditional write; try again")
+        raise StorageError(f"{self._where} gives no clear answer to a conditional write. Try again")
 
     def _delete(self, paths: Sequence[str]) -> None:
-        """By one request."""
+        """Delete by one request."""
         if len(paths) == 1:
             with self._translated("delete", paths[0]):
                 self._client.call("delete_object", Bucket=self._bucket, Key=self._key(paths[0]))
@@ -311,12 +292,12 @@ class S3Storage(S3Place):
         if failed:
             key, code = failed[0].get("Key"), failed[0].get("Code")
             raise StorageError(
-                f"cannot delete {key} in {self._where}: {code}; check the right s3:DeleteObject", code=code
+                f"cannot delete {key} in {self._where}: {code}. Check the right s3:DeleteObject", code=code
             )
 
     @contextlib.contextmanager
     def _reading(self, operation: str, path: str) -> Iterator[None]:
-        """The same for one object; that it is missing is ``FileNotFoundError``."""
+        """As ``_translated``, but a missing object is ``FileNotFoundError``."""
         try:
             with self._translated(operation, path):
                 yield
@@ -325,6 +306,6 @@ class S3Storage(S3Place):
             if not is_missing_object(error):
                 raise
             if error.details["code"] != "NoSuchKey":
-                # The answer to a HEAD does not say what is missing. This raises if it is the bucket.
+                # The answer to a HEAD does not say what is missing. This raises for the bucket.
                 self.list("requests/")
         raise missing(self.url, path)

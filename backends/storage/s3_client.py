@@ -1,12 +1,12 @@
 """The clients of an S3 store: one that tries again, and one that never does.
 
-Theory of operation. Two clients, because two things are wanted of them. What can be done twice goes through s3fs, whose
-event loop carries many requests at a time; a request that fails for a passing reason is tried again with growing pauses,
-here and nowhere else: the retries of s3fs and of botocore are off, since layers of retries multiply, and since neither
-repeats all that should be (a body that broke off, a 409). The other client, plain botocore, sends one request and reports
-what came of it, which is right for the conditional PUT alone.
+Theory of operation. What can be done twice goes through s3fs, whose event loop carries many
+requests at a time. A request that fails for a passing reason is tried again with growing pauses,
+here alone: the retries of s3fs and of botocore are off, since layers of retries multiply and
+neither repeats all that it should (a body that broke off, a 409). The other client, plain botocore,
+sends one request and reports its result, for the conditional PUT alone.
 
-An answer is believed when it is whole: as long as its header says, and the very range that was asked for.
+An answer is believed when it is whole: as long as its header says, and of the very range asked for.
 """
 
 from __future__ import annotations
@@ -22,15 +22,8 @@ from functools import partial
 from threading import Lock
 from typing import Any, Final
 
-from backends.storage.s3_errors import (
-    BrokenAnswer,
-    RangesIgnored,
-    endpoint_of,
-    is_passing,
-    is_silence,
-    secrets_of,
-    without,
-)
+from backends.storage import s3_errors
+from backends.storage.s3_errors import BrokenAnswer, RangesIgnored
 from backends.storage.s3_obstore import Reader
 from stateformat.addresses import without_secrets
 from stateformat.errors import ErrorKind, InvalidInput
@@ -39,11 +32,11 @@ from stateformat.stats import retried
 logger = logging.getLogger(__name__)
 
 _TIMEOUTS: Final = {"connect_timeout": 4, "read_timeout": 15}
-"""In seconds, of one try. A server that cannot be reached is given up within 30 s, all tries and pauses together."""
+"""In seconds, of one try. After 30 s of tries and pauses an unreachable server is given up."""
 TRIES_MAX: Final = 6
-"""How often a request is sent, unless ``config_kwargs={"retries": {"total_max_attempts": …}}`` says otherwise."""
+"""How often a request is sent, unless the ``retries`` of ``config_kwargs`` say otherwise."""
 _SILENCE_SECONDS_MAX: Final = 30
-"""So long a request is waited for in vain, all tries together: a server that takes it and says nothing is not asked again."""
+"""How long all tries of a request wait for a server that takes it and never answers."""
 _PAUSE_SECONDS: Final = 0.1
 _PAUSE_SECONDS_MAX: Final = 5.0
 _OF_AIOBOTOCORE: Final = ("connector_args", "http_session_cls")
@@ -52,44 +45,43 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 _CLIENTS: dict[tuple[Any, ...], S3Client] = {}
 
-
 _TEXTS: Final = ("key", "profile", "secret", "token")
 _MAPPINGS: Final = ("client_kwargs", "config_kwargs", "s3_additional_kwargs")
 
 
 def check_endpoint(options: Mapping[str, Any]) -> None:
-    """Refuse an endpoint that is no URL: botocore would say so at the first request, and not whose fault it is."""
-    endpoint = endpoint_of(options)
+    """Refuse an endpoint that is no URL, or has a query. Raises ``InvalidInput``."""
+    endpoint = s3_errors.endpoint_of(options)
     if not endpoint:
         return
-    shown = without_secrets(endpoint.rpartition("@")[2])
+    shown = re.split("[?#]", without_secrets(endpoint.rpartition("@")[2]))[0]
     if not _ENDPOINT.match(endpoint):
         raise InvalidInput(
-            f"endpoint_url {re.split('[?#]', shown)[0]!r} is no URL; write http:// or https:// and the name of a host (it "
-            "is an option, or AWS_ENDPOINT_URL)",
+            f"endpoint_url {shown!r} is no URL. Write http:// or https:// and the name of a host, in the option or in "
+            "AWS_ENDPOINT_URL",
             kind=ErrorKind.INVALID_URL,
         )
     if "?" in endpoint or "#" in endpoint:
         raise InvalidInput(
-            f"endpoint_url {re.split('[?#]', shown)[0]!r} goes on with a query; an endpoint is http:// or https://, a host and "
-            "a port. Pass credentials as key, secret and token",
+            f"endpoint_url {shown!r} goes on with a query. An endpoint is http:// or https://, a host and a port. Pass "
+            "credentials as key, secret and token",
             kind=ErrorKind.INVALID_URL,
         )
 
 
 def check_types(options: Mapping[str, Any]) -> None:
-    """Refuse options of another type than they have. Values are not repeated: they may be secrets."""
+    """Refuse options of a wrong type. Values are not repeated: they may be secrets."""
     for names, kind, called in ((_TEXTS, str, "text"), (_MAPPINGS, Mapping, "a mapping from names to values")):
         for name in names:
             value = options.get(name)
             if value is not None and not isinstance(value, kind):
                 raise InvalidInput(
-                    f"the option {name} of s3:// storage is of type {type(value).__name__}; it is {called}"
+                    f"the option {name} of s3:// storage is of type {type(value).__name__}. It takes {called}"
                 )
 
 
 def check_names(options: Mapping[str, Any]) -> None:
-    """Refuse names in ``client_kwargs`` and ``config_kwargs`` that botocore does not know. Imports botocore."""
+    """Refuse names in ``client_kwargs`` and ``config_kwargs`` that botocore does not know."""
     from inspect import signature
 
     from botocore.config import Config
@@ -102,44 +94,42 @@ def check_names(options: Mapping[str, Any]) -> None:
     for option, names in accepted.items():
         unknown = sorted(map(str, set(options.get(option) or ()) - names))
         if unknown:
-            raise InvalidInput(f"{option} has no {unknown[0]!r}; it takes {', '.join(sorted(names))}", options=unknown)
+            raise InvalidInput(f"{option} has no {unknown[0]!r}. It takes {', '.join(sorted(names))}", options=unknown)
 
 
 def client_of(options: Mapping[str, Any]) -> S3Client:
-    """The client of this process for these options, made on first use.
+    """The client of this process for these options and this AWS environment, made on first use.
 
-    Shared by all storages with the same options, because making one takes some 0.2 s and a worker is sent a storage with
-    every task. What the environment says of AWS counts as options. The process id is part of the key, since a client does
-    not survive a fork; and there is no lock, which a fork could copy in its locked state: two threads may make a client
-    each, and one is kept.
+    Storages share it: making one takes some 0.2 s, and a worker gets a storage with every task. The
+    process id is part of the key, since a client does not survive a fork. There is no lock, which a
+    fork could copy in its locked state: two threads may each make a client, and one is kept.
     """
     environment = tuple(sorted(item for item in os.environ.items() if item[0].startswith("AWS_")))
     key = (os.getpid(), repr(sorted(options.items())), environment)
     return _CLIENTS.get(key) or _CLIENTS.setdefault(key, S3Client(options))
 
 
-def _cannot_be_made(error: Exception, options: Mapping[str, Any]) -> InvalidInput:
+def _unusable(error: Exception, options: Mapping[str, Any]) -> InvalidInput:
     return InvalidInput(
-        f"no S3 client can be made with these options ({without(str(error), secrets_of(options))}); check client_kwargs and "
-        "config_kwargs"
+        "no S3 client can be made with these options "
+        f"({s3_errors.redacted(str(error), s3_errors.secrets_of(options))}). Check client_kwargs and config_kwargs"
     )
 
 
 def _tries_of(retries: Any) -> int:
-    """How often a request is sent, by the ``retries`` of ``config_kwargs``."""
     try:
         tries = int(retries.get("total_max_attempts") or retries.get("max_attempts", TRIES_MAX - 1) + 1)
     except (AttributeError, TypeError, ValueError):
         raise InvalidInput(
-            f"config_kwargs['retries'] is {retries!r:.80}; it is a mapping like {{'total_max_attempts': 6}}"
+            f"config_kwargs['retries'] is {retries!r:.80}. It takes a mapping like {{'total_max_attempts': 6}}"
         ) from None
     if tries < 1:
-        raise InvalidInput(f"config_kwargs['retries'] allows {tries} tries; at least 1 is needed")
+        raise InvalidInput(f"config_kwargs['retries'] allows {tries} tries. At least 1 is needed")
     return tries
 
 
 class S3Client:
-    """What one process uses to talk to the server. Thread-safe; never shared with another process, never pickled."""
+    """What one process uses to talk to the server. Thread-safe. Never pickled."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         import s3fs
@@ -152,7 +142,7 @@ class S3Client:
         retries = config.pop("retries", None) or {}
         config["retries"] = {"total_max_attempts": 1, "mode": "standard"}
         self._tries = _tries_of(retries)
-        # The instance cache would hand the instance of the parent process to its children.
+        # The instance cache would hand the parent's instance to a forked child.
         self._fs: Any = s3fs.S3FileSystem(
             **{**of_s3fs, "config_kwargs": config}, use_listings_cache=False, skip_instance_cache=True
         )
@@ -161,23 +151,23 @@ class S3Client:
         self._single: Any = None
 
     def call(self, method: str, **arguments: Any) -> Any:
-        """One operation of botocore's S3 client, by name, tried again for passing reasons. It may be done twice."""
-        return self._wait(lambda: self._fs._call_s3(method, **arguments))
+        """Do an operation of botocore's S3 client, by name, with retries. It may be done twice."""
+        return self._run(lambda: self._fs._call_s3(method, **arguments))
 
     def begin(self, method: str, **arguments: Any) -> Future[Any]:
         """The same in the background."""
-        attempt = self._trying(lambda: self._fs._call_s3(method, **arguments))
+        attempt = self._retry(lambda: self._fs._call_s3(method, **arguments))
         return asyncio.run_coroutine_threadsafe(attempt, self._fs.loop)
 
     def read(self, bucket: str, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """The bytes of each range (offset, length > 0) of an object, all at once: fewer where the object ends earlier.
+        """The bytes of each range (offset, length > 0) of an object, all at once.
 
-        By obstore where it is installed and can, which is told nowhere but in the time that it takes (``s3_obstore``).
-        Raises ``RangesIgnored``, and what botocore and aiohttp raise.
+        Fewer where the object ends earlier. Obstore reads where it can (``s3_obstore``). Raises
+        ``RangesIgnored``, and what botocore and aiohttp raise.
         """
 
         async def read_all() -> list[bytes]:
-            each = [self._trying(partial(self._get, bucket, key, *span)) for span in ranges]
+            each = [self._retry(partial(self._get, bucket, key, *span)) for span in ranges]
             return list(await asyncio.gather(*each))
 
         from fsspec.asyn import sync
@@ -189,21 +179,21 @@ class S3Client:
         self.prepare().put_object(Bucket=bucket, Key=key, Body=body, IfNoneMatch="*", **self._put_options)
 
     def prepare(self) -> Any:
-        """The client that never retries, made unless it is there. Raises what botocore raises; nothing is sent."""
+        """The client that never retries, made on first use. Raises what botocore raises."""
         with self._lock:
             if self._single is None:
                 try:
                     self._single = self._make_single()
                 except (AttributeError, TypeError) as error:
-                    raise _cannot_be_made(error, self._options) from error
+                    raise _unusable(error, self._options) from error
             return self._single
 
-    def _wait(self, attempt: Callable[[], Awaitable[Any]]) -> Any:
+    def _run(self, attempt: Callable[[], Awaitable[Any]]) -> Any:
         from fsspec.asyn import sync
 
-        return sync(self._fs.loop, self._trying, attempt)
+        return sync(self._fs.loop, self._retry, attempt)
 
-    async def _trying(self, attempt: Callable[[], Awaitable[Any]]) -> Any:
+    async def _retry(self, attempt: Callable[[], Awaitable[Any]]) -> Any:
         silence = 0.0
         for number in range(1, self._tries + 1):
             begun = time.monotonic()
@@ -212,11 +202,11 @@ class S3Client:
             except (AttributeError, TypeError) as error:
                 if self._fs._s3 is not None:
                     raise
-                raise _cannot_be_made(error, self._options) from error
+                raise _unusable(error, self._options) from error
             except Exception as error:
-                if is_silence(error):
+                if s3_errors.is_silence(error):
                     silence += time.monotonic() - begun
-                if number == self._tries or not is_passing(error) or silence >= _SILENCE_SECONDS_MAX:
+                if number == self._tries or not s3_errors.is_passing(error) or silence >= _SILENCE_SECONDS_MAX:
                     raise
                 pause = min(_PAUSE_SECONDS * 2 ** (number - 1), _PAUSE_SECONDS_MAX)
                 why = type(error).__name__
@@ -234,7 +224,7 @@ class S3Client:
             answer["Body"].close()
         found = _CONTENT_RANGE.fullmatch(answer.get("ContentRange", ""))
         if found is None:
-            # The server has sent the whole object, which is as good where it is no longer than what was asked for.
+            # The server sent the whole object, which will do where it is no longer than asked for.
             if offset or len(data) > length:
                 raise RangesIgnored(len(data))
             due = int(answer.get("ContentLength", len(data)))
@@ -259,8 +249,8 @@ class S3Client:
             **(options.get("config_kwargs") or {}),
             "retries": {"total_max_attempts": 1, "mode": "standard"},
         }
-        for of_aiobotocore_only in _OF_AIOBOTOCORE:
-            config.pop(of_aiobotocore_only, None)
+        for name in _OF_AIOBOTOCORE:
+            config.pop(name, None)
         arguments = {
             "endpoint_url": options.get("endpoint_url"),
             "use_ssl": options.get("use_ssl", True),

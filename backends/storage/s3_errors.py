@@ -1,7 +1,6 @@
-"""What an S3 server or its client said, read: for a sentence to the user, and for what one conditional PUT has done.
+"""Reads an answer of an S3 server or client: as a sentence, or as the outcome of a PUT.
 
-No message carries what the server wrote word for word before the credentials are taken out of it, and none names the
-credentials of an endpoint.
+No message shows credentials, neither those that a server repeats nor those of an endpoint.
 """
 
 from __future__ import annotations
@@ -15,18 +14,10 @@ from urllib.parse import urlsplit
 from stateformat.errors import ErrorKind, StorageError
 from stateformat.storage import CreateOutcome
 
-# A 400 or 403 of these is about who asks; any other 403 about what they may do.
-_CREDENTIALS: Final = frozenset(
-    [
-        "AccountProblem",
-        "ExpiredToken",
-        "InvalidAccessKeyId",
-        "InvalidSecurity",
-        "InvalidToken",
-        "NotSignedUp",
-        "SignatureDoesNotMatch",
-        "TokenRefreshRequired",
-    ]
+# A 400 or 403 of these is about who asks, any other 403 about their rights.
+_CREDENTIALS: Final = re.compile(
+    "AccountProblem|ExpiredToken|InvalidAccessKeyId|InvalidSecurity|InvalidToken|NotSignedUp|SignatureDoesNotMatch"
+    "|TokenRefreshRequired"
 )
 _CLOCK: Final = frozenset(("RequestTimeTooSkewed", "RequestExpired"))
 _REGION: Final = frozenset(("AuthorizationHeaderMalformed", "PermanentRedirect", "TemporaryRedirect"))
@@ -43,11 +34,11 @@ _RIGHTS: Final = {
 }
 """The right that an operation needs."""
 
-# How a 404 names an object that is not there. The answer to a HEAD has no body, so the client makes a code up.
+# How a 404 names a missing object. The answer to a HEAD has no body, so the client makes up a code.
 _NO_OBJECT: Final = frozenset(("NoSuchKey", "NotFound", "404", ""))
-# A 400 with one of these was cut short on its way; whether it was applied is not said.
+# A 400 of these was cut short on its way, and may have been applied.
 _CUT_SHORT: Final = frozenset(("RequestTimeout", "IncompleteBody"))
-# A 400 of these means that the body was changed on its way, and not applied.
+# A 400 of these means that the body was changed on its way, and was not applied.
 _CHANGED: Final = frozenset(("BadDigest", "XAmzContentSHA256Mismatch"))
 _BROKEN: Final = frozenset(
     ("BrokenAnswer", "ClientPayloadError", "ContentLengthError", "IncompleteReadError", "ResponseParserError")
@@ -67,7 +58,7 @@ class RangesIgnored(Exception):
 
 
 class Answer(NamedTuple):
-    """What came back: HTTP status (0 if none), S3's error code, the name of the client's exception."""
+    """An answer: HTTP status (0 if none), S3's error code, name of the client's exception."""
 
     status: int
     code: str
@@ -75,7 +66,7 @@ class Answer(NamedTuple):
 
 
 def client_errors() -> tuple[type[Exception], ...]:
-    """What s3fs, botocore and what they are made of raise when a request, or making a client, fails."""
+    """What s3fs, botocore and their libraries raise when a request, or making a client, fails."""
     from http.client import HTTPException
 
     from aiohttp import ClientError as HttpError
@@ -87,7 +78,7 @@ def client_errors() -> tuple[type[Exception], ...]:
 
 
 def answer_of(error: BaseException) -> Answer:
-    """Read an error of botocore, or of s3fs, which keeps botocore's as the cause."""
+    """Read an error of botocore, or of s3fs, whose cause is botocore's."""
     for link in (error, error.__cause__):
         response = getattr(link, "response", None)
         if isinstance(response, Mapping):
@@ -97,10 +88,10 @@ def answer_of(error: BaseException) -> Answer:
 
 
 def outcome_of(error: BaseException) -> CreateOutcome | None:
-    """What a conditional PUT that failed has done; ``None`` where it certainly did nothing and is no conflict either.
+    """What a failed conditional PUT did; ``None`` for nothing, where it is no conflict either.
 
-    412 is the condition, 409 a rival that is under way. After 5xx, a time-out or a lost connection nobody knows.
-    501 says that the server has no such condition, before it does anything.
+    412 is the condition, 409 a rival under way. After a 5xx, a time-out or a lost connection it is
+    unknown. 501 comes from a server that has no such condition, before it does anything.
     """
     answer = answer_of(error)
     if answer.status in (409, 412):
@@ -111,22 +102,18 @@ def outcome_of(error: BaseException) -> CreateOutcome | None:
         return CreateOutcome.UNKNOWN
     if 300 <= answer.status < 500 or answer.status == 501:
         return None
-    # No answer, or one that cannot be parsed, if it is not the client's own refusal; then nothing was sent.
+    # No answer, or one that cannot be parsed, unless the client itself refused to send.
     return None if _is_unsent(error) else CreateOutcome.UNKNOWN
 
 
 def is_silence(error: BaseException) -> bool:
     """Whether a request was sent and no answer came in time."""
-    return answer_of(error).exception in (
-        "ReadTimeoutError",
-        "TimeoutError",
-        "ServerTimeoutError",
-        "SocketTimeoutError",
-    )
+    timeouts = ("ReadTimeoutError", "TimeoutError", "ServerTimeoutError", "SocketTimeoutError")
+    return answer_of(error).exception in timeouts
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether the same request may go well a moment later. It may have been applied nevertheless."""
+    """Whether the same request may succeed a moment later. It may have been applied already."""
     answer = answer_of(error)
     if answer.status:
         if answer.status < 500:
@@ -138,56 +125,56 @@ def is_passing(error: BaseException) -> bool:
 def storage_error(
     error: BaseException, operation: str, *, where: str, bucket: str, secrets: Iterable[str]
 ) -> StorageError:
-    """The error to raise: what was to be done, where, what is wrong, what to check."""
+    """The error to raise: the operation, where, what is wrong, what to check."""
     answer = answer_of(error)
     name = answer.code or (str(answer.status) if answer.status else answer.exception)
-    # Refused means that it is certain to have done nothing, and that the same request would do nothing again.
+    # Refused: it did nothing, and the same request would do nothing again.
     refused = outcome_of(error) is None and not is_passing(error)
     kind = ErrorKind.STORAGE_REFUSED if refused else ErrorKind.STORAGE_FAILED
     if answer.code == "NoSuchBucket":
-        why = f"there is no bucket {bucket!r}; create it, or check the URL and the endpoint"
+        why = f"there is no bucket {bucket!r}. Create it, or check the URL and the endpoint"
     elif answer.code in _CLOCK:
-        why = f"the clocks of this machine and of the server differ too much ({name}); set the clock here, by NTP"
-    elif answer.code in _CREDENTIALS or answer.status == 401:
-        why = f"the credentials were refused ({name}); check key, secret, token or profile"
+        why = f"the clocks of this machine and of the server differ too much ({name}). Set the clock here, by NTP"
+    elif _CREDENTIALS.fullmatch(answer.code) or answer.status == 401:
+        why = f"the credentials were refused ({name}). Check key, secret, token or profile"
     elif answer.code in _REGION:
         why = (
-            f"the bucket {bucket!r} is in another region ({name}); set AWS_DEFAULT_REGION, or pass "
+            f"the bucket {bucket!r} is in another region ({name}). Set AWS_DEFAULT_REGION, or pass "
             "client_kwargs={'region_name': ...}"
         )
     elif 300 <= answer.status < 400 or isinstance(error, RecursionError):
-        why = f"the request was redirected ({name}); check endpoint_url, whether it has to be https:// perhaps"
+        why = f"the request was redirected ({name}). Check endpoint_url, and whether it has to be https://"
     elif answer.status == 403:
-        why = f"not permitted ({name}); check that the key has the right {_RIGHTS[operation]} on {bucket!r}"
+        why = f"not permitted ({name}). Check that the key has the right {_RIGHTS[operation]} on {bucket!r}"
     elif "Credential" in answer.exception or answer.exception in ("ProfileNotFound", "TokenRetrievalError"):
         why = (
-            f"there are no usable credentials ({name}); pass key and secret, profile or anon=True, or set "
+            f"there are no usable credentials ({name}). Pass key and secret, profile or anon=True, or set "
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
     elif answer.status == 501:
         kind = ErrorKind.STORAGE_UNSUITABLE
-        why = f"the server does not know this request ({name}); use a server with conditional writes (If-None-Match)"
+        why = f"the server does not know this request ({name}). Use a server with conditional writes (If-None-Match)"
     elif not answer.status and answer.exception in _BROKEN:
-        why = f"the answer broke off ({name}); try again, and look at what stands between here and the server"
+        why = f"the answer broke off ({name}). Try again, and check what lies between this machine and the server"
     elif not answer.status and _is_connection_lost(error):
-        why = f"no connection ({name}); check endpoint_url, and that the server runs and can be reached from here"
+        why = f"no connection ({name}). Check endpoint_url, and that the server runs and can be reached from here"
     elif answer.status == 404 and answer.code in _NO_OBJECT:
-        why = f"what answers there is no S3 server ({name}); check endpoint_url"
+        why = f"what answers there is no S3 server ({name}). Check endpoint_url"
     else:
-        why = f"{name}: {without(str(error), secrets)}"
-        why += "" if answer.status else "; check the options, the variables AWS_... and the AWS configuration"
+        why = f"{name}: {redacted(str(error), secrets)}"
+        why += "" if answer.status else ". Check the options, the variables AWS_... and the AWS configuration"
     return StorageError(f"cannot {operation} {where}: {why}", kind=kind, status=answer.status, code=answer.code)
 
 
 def secrets_of(options: Mapping[str, Any]) -> list[str]:
-    """What no message may show, whatever a server or client has put into its own."""
+    """What no message may show, though a server or client may put it into its own."""
     hidden = [options.get(name) for name in ("key", "secret", "token")]
     hidden += [value for name, value in (options.get("client_kwargs") or {}).items() if name.startswith("aws_")]
     return [str(text) for text in hidden if text]
 
 
 def is_missing_object(error: StorageError) -> bool:
-    """Whether an error of :func:`storage_error` says 404, and of the object, or of who knows what, not of the bucket."""
+    """Whether an error of :func:`storage_error` is a 404, and not of the bucket."""
     return error.details.get("status") == 404 and error.details.get("code") in _NO_OBJECT
 
 
@@ -201,14 +188,14 @@ def endpoint_name(options: Mapping[str, Any]) -> str:
 
 
 def endpoint_of(options: Mapping[str, Any]) -> str:
-    """The endpoint of options and environment; empty where they name none, and it is AWS or in a configuration file."""
+    """The endpoint of options or environment; empty for AWS, or one in a configuration file."""
     from_client = (options.get("client_kwargs") or {}).get("endpoint_url")
     from_environment = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     return str(options.get("endpoint_url") or from_client or from_environment or "")
 
 
 def _is_unsent(error: BaseException) -> bool:
-    """Whether an error without an answer is one of the client's own: what it was to send was not sent, or not taken."""
+    """Whether an error without an answer is the client's own, which did not send the request."""
     from botocore import exceptions
 
     unsent = (
@@ -222,8 +209,8 @@ def _is_unsent(error: BaseException) -> bool:
         exceptions.ProfileNotFound,
         exceptions.ValidationError,
     )
-    # botocore recurses where a server redirects whatever it is asked, the question for the bucket's region included; and
-    # it has no class for an endpoint that is no URL.
+    # botocore recurses where a server redirects every request, even that for the bucket's region.
+    # It has no class for an endpoint that is no URL.
     no_endpoint = isinstance(error, ValueError) and str(error).startswith("Invalid endpoint")
     return no_endpoint or isinstance(error, (*unsent, RecursionError))
 
@@ -234,8 +221,8 @@ def _is_connection_lost(error: BaseException) -> bool:
     return isinstance(error, (exceptions.ConnectionError, exceptions.HTTPClientError, TimeoutError, OSError))
 
 
-def without(text: str, secrets: Iterable[str]) -> str:
-    """A text without these secrets, and without users and queries in the URLs that it names."""
+def redacted(text: str, secrets: Iterable[str]) -> str:
+    """A text without these secrets, and without users and queries in its URLs."""
     for secret in secrets:
         text = text.replace(secret, "***")
     text = re.sub(r"//[^/@\s]+@", "//***@", text)

@@ -1,19 +1,18 @@
-"""Reading objects of S3 with obstore, where it is installed: an eighth of the processor time of s3fs on small objects.
+"""Reading objects of S3 with obstore, where it is installed: an eighth of s3fs's processor time.
 
-Theory of operation. obstore is asked once for a range of an object. What it answers whole is the answer; it notices a body
-that broke off, a range that is not the one asked for, and a server that ignores ranges. Whatever else it says, the same
-range is read again by the other client, which tries as often as it should and tells what is wrong: so a fault is told in
-the same words with obstore and without it, a missing object and an empty one among them, and no message of obstore's is
-ever read. A reader that fails :data:`FAILURES_MAX` times in a row where the other client succeeds is given up, with a
-warning: nothing is wrong then but the time that it takes.
+Theory of operation. obstore is asked once for a range of an object. It notices a body that broke
+off, another range, and a server that ignores ranges. After any failure the other client reads the
+same range, with its retries and its messages, so a fault reads the same with obstore and without
+it. After :data:`FAILURES_MAX` failures in a row where the other client succeeds, obstore is given
+up with a warning.
 
-Where the server is, its region and how buckets are addressed are what botocore has made of options, environment and
-configuration files; credentials come from botocore too, so a profile, single sign-on or a role of the machine work as they
-do without obstore. A setting that obstore could take otherwise than botocore (a proxy, a bundle of certificates, an
-endpoint of another kind) is none that is guessed at: :class:`Unsuitable`, and the other client reads.
+botocore decides on server, region, addressing and credentials, from options, environment and
+configuration files. Where obstore might take a setting otherwise (a proxy, a bundle of
+certificates, an endpoint of another kind), the other client reads (:class:`Unsuitable`).
 
-obstore's threads do not live on in a forked child, and a read there would wait for ever. So it serves only the process
-that imported it, and only where nobody has imported it before us, which may have been our parent.
+obstore's threads do not live on in a forked child, and a read there would wait for ever. So it
+serves only the process that imported it, and only if no other code, perhaps in the parent process,
+imported it before.
 """
 
 from __future__ import annotations
@@ -32,12 +31,10 @@ from stateformat.errors import ErrorKind, InvalidInput
 logger = logging.getLogger(__name__)
 
 CLIENTS: Final = ("obstore", "s3fs")
-"""What the option ``client`` may say. Without it, obstore reads where it is installed and knows the settings."""
-
+"""What the option ``client`` may say. By default obstore reads where it is installed and can."""
 FAILURES_MAX: Final = 8
-"""Reads in a row that the other client had to do."""
 
-# obstore asks for credentials again five minutes before they expire; botocore renews its own ten minutes before.
+# obstore asks for credentials again five minutes before they expire, botocore ten.
 _CREDENTIALS_FOR: Final = timedelta(minutes=10)
 _REQUEST_TIMEOUT: Final = timedelta(hours=1)
 _CLIENT_SETTINGS: Final = frozenset(
@@ -52,16 +49,16 @@ _imported_by = 0
 
 
 class Unsuitable(Exception):
-    """obstore cannot read here, and why: half a sentence for a message."""
+    """obstore cannot read here. The text is half a sentence, why."""
 
 
 def check_client(options: Mapping[str, Any]) -> None:
-    """Refuse a ``client`` option that names no client, or one that is not installed. Raises ``InvalidInput``."""
+    """Raise ``InvalidInput`` for a ``client`` option that is unknown or not installed."""
     wanted = options.get("client")
     if wanted is None:
         return
     if wanted not in CLIENTS:
-        raise InvalidInput(f"s3:// storage has no client {wanted!r}; known are {', '.join(CLIENTS)}")
+        raise InvalidInput(f"s3:// storage has no client {wanted!r}. Known are {', '.join(CLIENTS)}")
     if wanted == "obstore" and find_spec("obstore") is None:
         raise InvalidInput(
             "client is 'obstore', and obstore is not installed: pip install 'stateformat[obstore]'",
@@ -70,9 +67,9 @@ def check_client(options: Mapping[str, Any]) -> None:
 
 
 class Reader:
-    """Reads ranges with obstore where it can. Thread-safe; of the process that made it.
+    """Reads ranges with obstore where it can, in the process that made it. Thread-safe.
 
-    ``options`` are those of ``s3.from_url``; ``client`` gives botocore's S3 client for them, at the first read.
+    ``options`` are those of ``s3.from_url``; ``client`` makes botocore's S3 client for them.
     """
 
     def __init__(self, options: Mapping[str, Any], client: Callable[[], Any]) -> None:
@@ -85,11 +82,11 @@ class Reader:
     def read(
         self, bucket: str, key: str, ranges: Sequence[tuple[int, int]], otherwise: Callable[[], list[Any]]
     ) -> list[Any]:
-        """The bytes (buffers) of each range (offset, length > 0) of an object: fewer where the object ends earlier.
+        """The bytes of each range (offset, length > 0) of an object, fewer where the object ends.
 
-        What obstore does not give comes from ``otherwise``, and so does everything that it raises. Large reads, which are
-        several ranges, are left to that too. Raises ``InvalidInput`` where ``client="obstore"`` was asked for and obstore
-        does not know a setting.
+        ``otherwise`` reads what obstore does not, and large reads, which are several ranges. Raises
+        what ``otherwise`` raises, and ``InvalidInput`` where ``client="obstore"`` was asked for and
+        obstore does not know a setting.
         """
         store = self._stores.get(bucket) or self._open(bucket) if len(ranges) == 1 and not self._off else None
         if store is None:
@@ -103,7 +100,7 @@ class Reader:
         if self._failures >= FAILURES_MAX:
             self._off = True
             logger.warning(
-                "obstore failed %d times in a row where s3fs succeeds; it is not used any more", FAILURES_MAX
+                "obstore failed %d times in a row where s3fs succeeds. It is not used any more", FAILURES_MAX
             )
         return found
 
@@ -111,13 +108,15 @@ class Reader:
         try:
             if _is_ours():
                 return self._stores.setdefault(bucket, open_store(bucket, self._options, self._client()))
-            logger.info("obstore is not used: it was imported by somebody else, or before this process was forked")
+            logger.info(
+                "obstore is not used: other code imported it, or it was imported before this process was forked"
+            )
         except Unsuitable as why:
             if self._options.get("client") == "obstore":
-                raise InvalidInput(f"client is 'obstore', and {why}; leave the option out, and s3fs reads") from None
+                raise InvalidInput(f"client is 'obstore', and {why}. Leave the option out, and s3fs reads") from None
             logger.info("obstore is not used: %s", why)
         except Exception as error:
-            # What is wrong with options and configuration is told by the other client, which meets it too.
+            # The other client meets what is wrong with options and configuration, and says so.
             logger.info("obstore is not used: %s", type(error).__name__)
         self._off = True
         return None
@@ -130,14 +129,14 @@ def _read_range(store: Any, key: str, offset: int, length: int) -> Any:
         start, stop = found.range
         data = found.buffer()
     except Exception as error:
-        # Not all that obstore raises is an error of its own: a key that it cannot name is a ValueError.
+        # obstore raises built-in errors too: a ValueError for a key that it cannot name.
         logger.debug("obstore does not give %s (%s); s3fs is asked", key, type(error).__name__)
         return None
     return data if start == offset and len(data) == stop - start <= length else None
 
 
 def _is_ours() -> bool:
-    """Whether obstore was imported here, in this process. Imports it if nobody has."""
+    """Whether this module imported obstore in this process. Does so if it is not imported yet."""
     global _imported_by
     if not _imported_by and "obstore" not in sys.modules:
         import obstore  # noqa: F401
@@ -147,7 +146,7 @@ def _is_ours() -> bool:
 
 
 def open_store(bucket: str, options: Mapping[str, Any], client: Any) -> Any:
-    """Obstore's ``S3Store`` that reads what a botocore client reads. Raises :class:`Unsuitable`; nothing is sent."""
+    """Obstore's ``S3Store`` that reads what a botocore client reads. Raises :class:`Unsuitable`."""
     _check_settings(options, client)
     import obstore.store
 
@@ -155,7 +154,7 @@ def open_store(bucket: str, options: Mapping[str, Any], client: Any) -> Any:
     endpoint = urlsplit(client.meta.endpoint_url)
     style = (client.meta.config.s3 or {}).get("addressing_style", "auto")
     of_amazon = (endpoint.hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn"))
-    # As botocore does: the bucket stands in the name of the host at Amazon, and in the path elsewhere.
+    # As botocore does: the bucket stands in the host's name at Amazon, and in the path elsewhere.
     in_host = style == "virtual" or (style != "path" and of_amazon and "." not in bucket)
     url = f"{endpoint.scheme}://{bucket}.{endpoint.netloc}" if in_host else client.meta.endpoint_url
     region = client.meta.region_name
@@ -166,7 +165,7 @@ def open_store(bucket: str, options: Mapping[str, Any], client: Any) -> Any:
         bucket,
         config={
             "endpoint": url,
-            # Would be taken from the environment otherwise, and go before the other one.
+            # Otherwise the environment's would go before the other one.
             "aws_endpoint_url_s3": url,
             "virtual_hosted_style_request": in_host,
             "region": region if region and region != "aws-global" else "us-east-1",
@@ -180,11 +179,8 @@ def open_store(bucket: str, options: Mapping[str, Any], client: Any) -> Any:
 
 def _check_settings(options: Mapping[str, Any], client: Any) -> None:
     """Refuse what obstore would take otherwise than botocore does."""
-    config, of_client, endpoint = (
-        client.meta.config,
-        options.get("client_kwargs") or {},
-        urlsplit(client.meta.endpoint_url),
-    )
+    config, of_client = client.meta.config, options.get("client_kwargs") or {}
+    endpoint = urlsplit(client.meta.endpoint_url)
     secure = endpoint.scheme == "https"
     read_arguments = client.meta.service_model.operation_model("GetObject").input_shape.members
     found = {
@@ -203,7 +199,7 @@ def _check_settings(options: Mapping[str, Any], client: Any) -> None:
 
 
 def _credentials(options: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
-    """What obstore calls for credentials: those that botocore finds, renewed as botocore renews them."""
+    """What obstore calls for credentials: those that botocore finds and renews."""
     from botocore.session import Session
 
     session, of_client = Session(profile=options.get("profile")), options.get("client_kwargs") or {}
@@ -228,6 +224,3 @@ def _credentials(options: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
         }
 
     return frozen
-
-
-__all__ = ["CLIENTS", "FAILURES_MAX", "Reader", "Unsuitable", "check_client", "open_store"]

@@ -1,8 +1,8 @@
-"""A prefix of a bucket: what everything that keeps objects there shares, be it a store or a sink.
+"""A prefix of a bucket: what a store and a sink that keep objects there share.
 
-A place knows its address and the options, finds the client of this process, makes keys of paths, and turns what the client
-says into sentences. Clients belong to the process that made them: they are made on first use, again after a fork, and never
-pickled. The options, which may hold credentials, travel in pickles and stand in no URL, ``repr`` or message.
+Clients belong to the process that made them: they are made on first use, again after a fork, and
+never pickled. The options, which may hold credentials, travel in pickles and stand in no URL,
+``repr`` or message.
 """
 
 from __future__ import annotations
@@ -33,44 +33,43 @@ OPTIONS: Final = (
     "token",
     "use_ssl",
 )
-"""The options, as s3fs names them; and ``client``, which says what small reads go through (``s3_obstore.CLIENTS``)."""
+"""The options, as s3fs names them, and ``client``: what small reads use (``s3_obstore``)."""
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 
 
 def address_of(url: str, options: Mapping[str, Any]) -> tuple[str, str]:
-    """Bucket and prefix of ``s3://bucket/prefix``, the options checked. Nothing is sent, and s3fs not imported.
+    """Bucket and prefix of ``s3://bucket/prefix``. Checks the options too; imports no s3fs.
 
-    What the options do not say comes from the environment and the AWS configuration (``AWS_ENDPOINT_URL``,
-    ``AWS_ACCESS_KEY_ID``, ``AWS_PROFILE``, ...). Raises ``InvalidInput``.
+    Raises ``InvalidInput``.
     """
     check_options("s3://", options, OPTIONS)
     check_types(options)
     check_client(options)
     bucket, _, prefix = url.removeprefix("s3://").partition("/")
     if "@" in bucket or ":" in bucket:
-        # The address is not repeated: what stands before the @ is a secret.
+        # The address is not repeated: before the @ stands a secret.
         raise InvalidInput(
-            "an s3:// address names a bucket and nothing else before the first slash; pass credentials and the endpoint as "
-            "options (key, secret, endpoint_url) or in the environment",
+            "an s3:// address names a bucket and nothing else before the first slash. Pass credentials and the "
+            "endpoint as options (key, secret, endpoint_url) or in the environment",
             kind=ErrorKind.INVALID_URL,
         )
     parts = prefix.rstrip("/").split("/") if prefix.rstrip("/") else []
     if not _BUCKET.fullmatch(bucket) or any(part in ("", ".", "..") or not part.isprintable() for part in parts):
         raise InvalidInput(
-            f"{without_secrets(url)!r} is no address of a store; write s3://bucket/prefix", kind=ErrorKind.INVALID_URL
+            f"{without_secrets(url)!r} is no address of a store. Write s3://bucket/prefix", kind=ErrorKind.INVALID_URL
         )
     check_endpoint(options)
     if find_spec("s3fs") is None:
         raise InvalidInput(
-            f"s3fs is needed for {url} and is not installed: pip install 'stateformat[s3]'",
+            f"{url} needs s3fs, which is not installed: pip install 'stateformat[s3]'",
             kind=ErrorKind.MISSING_DEPENDENCY,
         )
     return bucket, "/".join(parts)
 
 
 class S3Place:
-    """A prefix of a bucket; what inherits from it does something there. Thread-safe, picklable, and survives a fork."""
+    """The base of what works on a prefix of a bucket. Thread-safe, picklable, survives a fork."""
 
     def __init__(self, bucket: str, prefix: str, options: dict[str, Any]) -> None:
         self._bucket = bucket
@@ -105,13 +104,10 @@ class S3Place:
 
     @contextlib.contextmanager
     def _translated(self, operation: str, path: str) -> Iterator[None]:
-        """Turn what the client says into a ``StorageError`` with a sentence."""
+        """Turn an error of the client into a ``StorageError`` with a sentence."""
         try:
             yield
         except CheckpointError:
             raise
         except client_errors() as error:
             raise self._storage_error(error, operation, path) from error
-
-
-__all__ = ["OPTIONS", "S3Place", "address_of"]

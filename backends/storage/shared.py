@@ -1,8 +1,8 @@
-"""What every storage does alike: checks of arguments, and the life of an object that is being written.
+"""What every storage does alike: checks of arguments, and the life of an object being written.
 
-A storage checks a name before it touches anything, so that no path leaves the store whatever a manifest says, and
-refuses what only some storages could do (an empty record cannot be created conditionally on S3), so that code which runs
-on the memory storage runs on all of them.
+A storage checks a name before it touches anything, so no path leaves the store whatever a manifest
+says. It refuses what only some storages can do (S3 cannot create an empty record conditionally), so
+code that runs on the memory storage runs on all of them.
 """
 
 from __future__ import annotations
@@ -12,25 +12,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from typing import Any, Final, Self
 
-from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.errors import ErrorKind, InvalidInput, StorageError
 from stateformat.storage import TOP_LEVEL, check_path, is_object_name
 
 CREATE_LIMIT_BYTES: Final = 5 * 2**20
-"""``create`` takes less than this. From 5 MiB on, clients of S3 may split a body, and a split body has no condition."""
+"""``create`` takes less than this. S3 clients may split a larger body and send no condition."""
 
 
 def check_prefix(prefix: str) -> str:
-    """Return ``prefix`` if a legal path can begin with it (the empty one included), else raise ``InvalidInput``."""
+    """Return ``prefix`` if a legal path can begin with it, else raise ``InvalidInput``."""
     first, *others = prefix.split("/")
-    legal_first = first in TOP_LEVEL if others else any(name.startswith(first) for name in TOP_LEVEL)
-    if (
-        not legal_first
-        or not all(is_object_name(part) for part in others[:-1])
-        or (others and others[-1] and not is_object_name(others[-1]))
-    ):
+    legal = first in TOP_LEVEL if others else any(name.startswith(first) for name in TOP_LEVEL)
+    if others and not others[-1]:
+        others.pop()
+    if not legal or not all(is_object_name(part) for part in others):
         raise InvalidInput(
-            f"no object of a store can begin with {prefix!r}; list a prefix under checkpoints/, manifests/, segments/ or "
-            "requests/",
+            f"no object of a store can begin with {prefix!r}. List a prefix under checkpoints/, manifests/, "
+            "segments/ or requests/",
             kind=ErrorKind.INVALID_PATH,
             path=prefix,
         )
@@ -38,12 +36,12 @@ def check_prefix(prefix: str) -> str:
 
 
 def check_created(path: str, data: bytes) -> None:
-    """Refuse a ``create`` that some storage could not do atomically: an illegal path, no bytes, or too many of them."""
+    """Refuse a ``create`` that not every storage can do: an illegal path, no or too many bytes."""
     check_path(path)
     if not 0 < len(data) < CREATE_LIMIT_BYTES:
         raise InvalidInput(
-            f"{path} cannot be created with {len(data)} bytes: a conditional create takes between 1 byte and less than "
-            f"{CREATE_LIMIT_BYTES}; write larger objects with open_output",
+            f"{path} cannot be created with {len(data)} bytes: a conditional create takes at least 1 byte and less "
+            f"than {CREATE_LIMIT_BYTES}. Write larger objects with open_output",
             kind=ErrorKind.LIMIT_EXCEEDED if data else ErrorKind.INVALID_ARGUMENT,
             path=path,
             size_bytes=len(data),
@@ -51,11 +49,11 @@ def check_created(path: str, data: bytes) -> None:
 
 
 def check_range(path: str, offset: int, length: int) -> None:
-    """Refuse an illegal path and a range that is none. A range beyond the end is fine; it is only short."""
+    """Refuse an illegal path, and a negative offset or length. A range beyond the end is legal."""
     check_path(path)
     if offset < 0 or length < 0:
         raise InvalidInput(
-            f"range of {length} bytes from {offset} in {path} is none; offset and length are not negative",
+            f"the range of {length} bytes from {offset} in {path} is illegal. Offset and length are not negative",
             path=path,
             offset=offset,
             length=length,
@@ -63,24 +61,28 @@ def check_range(path: str, offset: int, length: int) -> None:
 
 
 def check_options(scheme: str, options: Mapping[str, Any], known: Collection[str]) -> None:
-    """Refuse options that a storage does not know: a misspelt one would otherwise be ignored."""
+    """Refuse options that a storage does not know, so that a misspelt one is not ignored."""
     unknown = sorted(set(options) - set(known))
     if unknown:
-        takes = f"known are {', '.join(sorted(known))}" if known else "it takes none"
-        raise InvalidInput(f"{scheme} storage has no option {', '.join(unknown)}; {takes}", options=unknown)
+        takes = f"Known are {', '.join(sorted(known))}" if known else "It takes none"
+        raise InvalidInput(f"{scheme} storage has no option {', '.join(unknown)}. {takes}", options=unknown)
 
 
 def missing(url: str, path: str) -> FileNotFoundError:
-    """The error of every method that reads an object which is not there."""
+    """The error of every method that reads, for an object that does not exist."""
     return FileNotFoundError(errno.ENOENT, f"no such object in the store {url}", path)
 
 
-class NewObject(ABC):
-    """The life of an object that is being written, on any storage: open, then published or aborted, once.
+def name_taken(where: str, path: str) -> StorageError:
+    """The error of a writer that closes an object whose name is taken."""
+    return StorageError(f"{path} exists already in {where}. Objects never change: take a new write id", path=path)
 
-    A storage gives three steps: ``_append`` bytes, ``_publish`` under the final name, ``_discard`` everything. A step
-    that fails discards, so an object whose write failed half-way can never be published with a hole in it.
-    Not thread-safe: one writer, one thread at a time.
+
+class NewObject(ABC):
+    """The life of an object being written, on any storage: open, then published or aborted, once.
+
+    A step that fails discards the object, so one whose write failed half-way is never published
+    with a hole in it. Not thread-safe.
     """
 
     def __init__(self, path: str) -> None:
@@ -89,7 +91,7 @@ class NewObject(ABC):
 
     @abstractmethod
     def _append(self, data: memoryview) -> None:
-        """Take these bytes; they may be reused by the caller afterwards."""
+        """Take these bytes. The caller may reuse them afterwards."""
 
     @abstractmethod
     def _publish(self) -> None:
@@ -101,7 +103,7 @@ class NewObject(ABC):
 
     @property
     def closed(self) -> bool:
-        """Whether the object was published or aborted; pyarrow asks."""
+        """Whether the object was published or aborted. pyarrow asks."""
         return bool(self._end)
 
     def write(self, data: bytes | memoryview) -> int:
@@ -116,10 +118,13 @@ class NewObject(ABC):
         return view.nbytes
 
     def flush(self) -> None:  # noqa: B027 - the same for every storage
-        """Nothing: bytes are visible and durable after ``close``, never before. pyarrow calls it."""
+        """Do nothing. pyarrow calls it; bytes are visible only after :meth:`close`."""
 
     def close(self) -> None:
-        """Make the object visible, whole and durable. A second call does nothing; after ``abort`` it is refused."""
+        """Make the object visible, whole and durable.
+
+        A second call does nothing. ``InvalidInput`` after :meth:`abort`.
+        """
         if self._end == "published":
             return
         self._check_open("close")
@@ -131,7 +136,7 @@ class NewObject(ABC):
         self._end = "published"
 
     def abort(self) -> None:
-        """Forget the object. Nothing happens if it is published already."""
+        """Forget the object. Does nothing once it is published."""
         if not self._end:
             self._end = "aborted"
             self._discard()
@@ -148,5 +153,5 @@ class NewObject(ABC):
     def _check_open(self, verb: str) -> None:
         if self._end:
             raise InvalidInput(
-                f"cannot {verb} {self._path}: it was {self._end} before; open a new object", path=self._path
+                f"cannot {verb} {self._path}: it was {self._end} before. Open a new object", path=self._path
             )
