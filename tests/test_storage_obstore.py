@@ -169,7 +169,7 @@ def test_where_obstore_is_not_installed_s3fs_reads(fake: Fake, monkeypatch: pyte
 
 
 def test_a_client_that_there_is_not_is_refused(fake: Fake) -> None:
-    with pytest.raises(InvalidInput, match="no client 'boto3'. Known are obstore, s3fs"):
+    with pytest.raises(InvalidInput, match=r"no client 'boto3'\. Known are obstore, s3fs"):
         opened(fake, client="boto3")
 
 

@@ -198,7 +198,7 @@ def test_a_missing_bucket_is_told_by_every_method(moto: S3Server) -> None:
         lambda: put(storage, SEGMENT, b"x"),
     ]
     for call in calls:
-        with pytest.raises(StorageError, match="no bucket 'no-such-bucket'. Create it, or check the URL") as raised:
+        with pytest.raises(StorageError, match=r"no bucket 'no-such-bucket'\. Create it, or check the URL") as raised:
             call()
         assert moto.endpoint in str(raised.value)
 
