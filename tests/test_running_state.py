@@ -236,9 +236,9 @@ def test_strings_and_lists_that_are_overwritten_do_not_pile_up() -> None:
     keys = ints(k=[*range(100)])
     for number in range(100):
         kept.put(keys, pa.record_batch({"s": [f"{number}-{key}" for key in range(100)], "l": [[number]] * 100}))
-    text, nested = kept._store.parts[1][1], kept._store.parts[2][0]
-    assert isinstance(text, parts_module.BytesPart)
-    assert isinstance(nested, parts_module.NestedPart)
+    text, nested = kept._store.buffers[1][1], kept._store.buffers[2][0]
+    assert isinstance(text, parts_module.BytesBuffer)
+    assert isinstance(nested, parts_module.NestedBuffer)
     # Ten thousand values were put; a hundred are pointed at, and a thousand more may wait to be squeezed out.
     assert text._rows <= 1300
     assert nested._rows <= 1300
@@ -257,9 +257,9 @@ def test_a_large_first_value_is_not_copied_for_new_keys_when_the_overwritten_are
     for _ in range(12):
         put(range(1, 101), 1)
     put(range(1, 121), 1)
-    text, nested = kept._store.parts[1][1], kept._store.parts[2][0]
-    assert isinstance(text, parts_module.BytesPart)
-    assert isinstance(nested, parts_module.NestedPart)
+    text, nested = kept._store.buffers[1][1], kept._store.buffers[2][0]
+    assert isinstance(text, parts_module.BytesBuffer)
+    assert isinstance(nested, parts_module.NestedBuffer)
     assert text._rows == nested._rows == 101 + 120
     assert int(text._offsets[text._rows]) < 11_000
     assert sum(len(array.flatten()) for array in nested._arrays) < 11_000
@@ -274,16 +274,16 @@ def test_rows_whose_strings_no_array_holds_together_come_in_several(monkeypatch:
     kept = KeyedValue(OPERATOR, state)
     keys = [*range(100)]
     kept.put(ints(k=keys), pa.record_batch({"s": ["x" * (key % 7) for key in keys]}))
-    right = store_module.put_together
+    right = parts_module.put_together
 
-    def narrow(kind: pa.DataType, raws: Iterator[Any], found: Any = None) -> pa.Array:
-        made = right(kind, raws, found)
+    def narrow(kind: pa.DataType, raws: Iterator[Any], found: Any = None, hidden: Any = None) -> pa.Array:
+        made = right(kind, raws, found, hidden)
         if pa.types.is_string(kind) and pc.sum(pc.binary_length(made)).as_py() > 30:
             raise pa.ArrowInvalid("input array too large")
         return made
 
-    monkeypatch.setattr(store_module, "put_together", narrow)
-    for table in (kept.rows(), kept.segment_rows().select(["k", "s"])):
+    monkeypatch.setattr(parts_module, "put_together", narrow)
+    for table in (kept.rows(), kept.changes.whole().select(["k", "s"])):
         assert table.to_pylist() == [{"k": key, "s": "x" * (key % 7)} for key in keys]
     kept.put(ints(k=[50]), pa.record_batch({"s": ["x" * 31]}))
     with pytest.raises(pa.ArrowInvalid, match="too large"):
@@ -452,7 +452,7 @@ def test_more_keys_than_an_index_holds_are_refused_and_change_nothing(monkeypatc
     monkeypatch.setattr(index_module, "SLOTS_MAX", 2000)
     kept = KeyedValue(OPERATOR, declare.value_state("op", "v", keys=INT, values={}))
     kept.put_one((1,))
-    with pytest.raises(InvalidState, match="would have 2001 row keys, and 2000 is the most; raise the parallelism"):
+    with pytest.raises(InvalidState, match="would have 2001 row keys, and 2000 is the most. Raise the parallelism"):
         kept.add(ints(k=[*range(2001)]), ints(x=[0] * 2001), {})
     assert kept.rows().to_pylist() == [{"k": 1}]
 

@@ -329,8 +329,8 @@ def test_workers_that_take_turns_write_what_dictionaries_hold(seed: int, impatie
         before = driver.layers
         states.layers = before if chance.random() < 0.97 else None
         driver.epoch(version, lambda writer, _, states=states: states.snapshot(writer))
-        deltas += sum(kept > 0 for kept in states.kept.values())
-        folds += sum(0 < kept < len(before.get(name, ())) for name, kept in states.kept.items())
+        deltas += sum(kept > 0 for kept in states.layers_kept.values())
+        folds += sum(0 < kept < len(before.get(name, ())) for name, kept in states.layers_kept.items())
         check(driver, model)
         if chance.random() < 0.3:
             states.save(tmp_path / str(version))
@@ -427,14 +427,14 @@ def test_an_epoch_without_changes_writes_nothing_and_keeps_every_layer() -> None
     for version in (3, 4):
         states.begin(version)
         assert driver.epoch(version, states.snapshot) == {"v": 0}
-        assert states.kept == {"v": 2}
+        assert states.layers_kept == {"v": 2}
     assert driver.chain["v"] == before
     # Of a state that was never written it is said that there is nothing.
     driver, states = begun()
     assert [layer for layer, _ in driver.chain["v"]] == [Layer(1, 0, 0)]
     states.begin(2)
     driver.epoch(2, states.snapshot)
-    assert states.kept == {"v": 1}
+    assert states.layers_kept == {"v": 1}
 
 
 def test_deletes_alone_make_a_delta_and_what_came_and_went_makes_none() -> None:
@@ -453,7 +453,7 @@ def test_deletes_alone_make_a_delta_and_what_came_and_went_makes_none() -> None:
     put(states, [3000, 3001])
     states.value("v").delete(numbers(3000, 3001)[0])
     assert driver.epoch(3, states.snapshot) == {"v": 0}
-    assert states.kept == {"v": 2}
+    assert states.layers_kept == {"v": 2}
     # One that is deleted and set again is an upsert, and no delete.
     states.begin(4)
     put(states, [9], start=77)
@@ -480,7 +480,7 @@ def test_a_state_is_written_whole_when_it_was_cleared_or_few_rows_are_left() -> 
     states.value("v").clear()
     put(states, [1, 2])
     driver.epoch(2, states.snapshot)
-    assert states.kept == {"v": 0}
+    assert states.layers_kept == {"v": 0}
     assert held(driver.restored()) == {1: 0, 2: 1}
     driver, states = begun(2000)
     states.begin(2)
@@ -489,7 +489,7 @@ def test_a_state_is_written_whole_when_it_was_cleared_or_few_rows_are_left() -> 
     states.begin(3)
     states.value("v").delete(numbers(*range(900, 1990))[0])
     assert driver.epoch(3, states.snapshot) == {"v": 10}
-    assert states.kept == {"v": 0}
+    assert states.layers_kept == {"v": 0}
 
 
 def test_layers_from_before_are_never_folded_and_when_they_are_too_many_the_state_is_written_whole() -> None:
@@ -499,7 +499,7 @@ def test_layers_from_before_are_never_folded_and_when_they_are_too_many_the_stat
         put(states, [version, version + 1], start=version)
         driver.chain["v"] = [(layer._replace(version=None), handle) for layer, handle in driver.chain["v"]]
         driver.epoch(version, states.snapshot)
-        assert states.kept["v"] == (version - 1 if version < 18 else 0)
+        assert states.layers_kept["v"] == (version - 1 if version < 18 else 0)
         # What the same worker writes afterwards is folded.
         if version == 9:
             states.begin(100)
@@ -512,7 +512,7 @@ def test_layers_from_before_are_never_folded_and_when_they_are_too_many_the_stat
         states = driver.restored(version)
         put(states, [version])
         driver.epoch(version, states.snapshot)
-        assert states.kept["v"] == version - 1
+        assert states.layers_kept["v"] == version - 1
 
 
 def writing(driver: Driver) -> Any:
@@ -563,7 +563,7 @@ def test_states_on_disk_go_on_where_they_were_and_half_a_save_is_refused(tmp_pat
     again.begin(2)
     change(again, model)
     driver.epoch(2, again.snapshot)
-    assert any(again.kept.values())
+    assert any(again.layers_kept.values())
     check(driver, model)
     (tmp_path / "states.bin").write_bytes((tmp_path / "states.bin").read_bytes()[:-9])
     with pytest.raises(InvalidInput, match="not what was saved"):
@@ -641,7 +641,7 @@ def test_a_delete_is_told_though_the_holes_were_closed_since() -> None:
     states.value("v").delete(numbers(*range(20_000, 35_000))[0])
     assert states.value("v").changes.rows.used == 6998
     assert driver.epoch(3, states.snapshot) == {"v": 2}
-    assert states.kept == {"v": 2}
+    assert states.layers_kept == {"v": 2}
     assert len(held(driver.restored())) == 6998
     # What was buried is in the layers that are folded now, but for the one that lives again.
     states.begin(4)
@@ -689,12 +689,12 @@ def test_an_activation_gives_the_states_of_its_operators_and_writes_them_as_they
     mine = keys.filter(pa.array(pending.context.owners("sums", "sum", keys) == 0)).to_batches()[0]
     states.value("sum").put(mine, pa.record_batch({"n": mine.column("key")}))
     written = {snapshot.operator: snapshot for snapshot in activation.snapshot(command(1), pending.context).close()}
-    assert states.kept == {"sum": 0, "due": 0}
+    assert states.layers_kept == {"sum": 0, "due": 0}
     assert written["sums"].carried == ()
     states.begin(2)
     states.layers = {"sum": [Layer(1, len(mine), 100)], "due": [Layer(1, 0, 0)]}
     written = {snapshot.operator: snapshot for snapshot in activation.snapshot(command(2), pending.context).close()}
-    assert states.kept == {"sum": 1, "due": 1}
+    assert states.layers_kept == {"sum": 1, "due": 1}
     assert written["sums"].carried == ("sum", "due")
 
 

@@ -36,7 +36,7 @@ class TaskLayers:
             states = self._states.get(snapshot.operator)
             if states is not None and not snapshot.finishing:
                 before = self._parts.get(snapshot.operator)
-                self._taken[snapshot.operator] = merge_snapshot(snapshot, states.kept, before, states.version)
+                self._taken[snapshot.operator] = merge_snapshot(snapshot, states.layers_kept, before, states.version)
         return [self._taken[each.operator].snapshot if each.operator in self._taken else each for each in snapshots]
 
     def complete(self, number: int) -> None:

@@ -327,7 +327,7 @@ class TaskRun:
         if self.spec.base is None:
             return
         activation = self._worker.operators
-        self.report.kept = {uid: dict(states.kept) for uid, states in activation.states.items()}
+        self.report.kept = {uid: dict(states.layers_kept) for uid, states in activation.states.items()}
         if self._core.state in ENDED:
             self._worker.release()
             return

@@ -1,18 +1,22 @@
-"""The running state of a subtask: keyed value, map and list, timers, and entries, in Arrow and numpy, a batch at a time.
+"""The running state of a subtask: keyed value, map and list, timers, and lists without keys.
 
-Pure memory: what is stored and how is said by ``stateformat``, of which this reads and writes whole states. The
-executor sends each subtask the records of its keys; a key of another subtask is refused when it is put (``ownership``).
+Everything is in memory, in numpy and Arrow, and works a batch at a time. ``stateformat`` says what
+is stored and how. The executor sends each subtask the records of its keys; the key of another
+subtask is refused when it is put.
 
-==================  ===============================================  ==============================================
-``parts``           columns taken apart, addressed by slot            numpy arrays, arenas of bytes, Arrow arrays
-``index``           from keys to slots                                a hash table, searched a batch at a time
-``store``           rows in slots, fitted, found by key               holes are closed when they are more than half
-``chains``          which elements belong to which key                for maps and lists
-``ownership``       the keys that a subtask may have                 errors with the operator, the key, and ``key_by``
-``changes``         which rows have changed since when            stamps by slot; deltas, and what they are put on
-``spilling``        states on local disk                          arrays as they lie in memory
-``value`` …         the states themselves, and ``subtask``: all of them
-==================  ===============================================  ==============================================
+Read ``subtask`` (all states of a subtask) and ``value`` (one of them) first, then down:
+
+=================  ===============================================  ===============================
+``value`` …        the states: ``collections``, ``timers``,          batches in, batches out
+                   ``entries``
+``chains``         the elements of each key                          for maps and lists
+``store``          rows in slots, normalized, found by key           holes are closed at one half
+``index``          from keys to slots                                a hash table for whole batches
+``parts``          columns as buffers, addressed by slot             numpy arrays, bytes, Arrow
+``ownership``      the keys that a subtask may have                  the error names ``key_by``
+``changes``        which rows have changed since when                versions by slot; deltas
+``spilling``       states on local disk                              arrays as they lie in memory
+=================  ===============================================  ===============================
 """
 
 from backends.state.collections import KeyedList, KeyedMap

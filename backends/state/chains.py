@@ -1,9 +1,10 @@
-"""Which elements belong to which key, for maps and lists.
+"""The elements of each key, for maps and lists.
 
-Theory of operation. Every element knows the slot of its key, its *owner*, and the element of the same key before it, so the
-elements of a key are a chain, of which the key knows the last link. The chains of all keys asked for are walked at once, a
-link of each at a time; where one of them is so long that a look at every element is cheaper, that is done instead. Elements
-that were given up stay in their chains until the store of elements closes its holes, and then chains are made anew.
+Theory of operation. Every element knows the slot of its key, its *owner*, and the element of the
+same key before it. So the elements of a key are a linked list, of which the key knows the last
+link. The lists of all keys asked for are walked at once, a link of each at a time. Where one list
+is so long that scanning all elements is cheaper, they are scanned. Deleted elements stay in their
+lists until the store of elements closes its holes; then the lists are made anew.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ import numpy as np
 from backends.state.parts import Slots
 from backends.state.store import KeyedRows, Rows
 
-# A step of a walk takes about as long as a look at so many elements.
 _STEP_ELEMENTS: Final = 4096
+"""A step of a walk takes about as long as scanning so many elements."""
 
 
 class ElementLists:
-    """Elements by key. Adds the arrays it needs to the two stores; the keys that live are those with elements that do."""
+    """Elements by key.
+
+    Adds its arrays to the two stores; a key is live as long as an element of it is.
+    """
 
     def __init__(self, keys: KeyedRows, elements: Rows) -> None:
         self._keys = keys
@@ -30,13 +34,13 @@ class ElementLists:
                 store.add_array(name, np.int64)
 
     def start(self, keys: Slots) -> None:
-        """Begin the chains of new keys, each given once."""
+        """Begin the lists of new keys, each given once."""
         self._keys.array("last")[keys] = -1
         self._keys.array("links")[keys] = 0
         self._keys.array("alive")[keys] = 0
 
     def link(self, elements: Slots, owners: Slots) -> None:
-        """Put elements at the ends of the chains of their keys, in their order."""
+        """Put elements at the ends of the lists of their keys, in their order."""
         if not len(elements):
             return
         last, before = self._keys.array("last"), self._elements.array("before")
@@ -52,7 +56,7 @@ class ElementLists:
         self._keys.array("alive")[owners[begins]] += counts
 
     def of(self, keys: Slots) -> Slots:
-        """The living elements of these keys, each given once, in any order."""
+        """The live elements of these keys, each given once, in any order."""
         live = self._elements.array("live")
         steps = int(self._keys.array("links")[keys].max(initial=0))
         if steps * _STEP_ELEMENTS > self._elements.used:
@@ -70,7 +74,9 @@ class ElementLists:
         return alive
 
     def kill(self, elements: Slots) -> None:
-        """Give up elements, and the keys that have none left; both stores close their holes when they are due."""
+        """Delete elements, and the keys that have none left; closes the holes of both stores when
+        due.
+        """
         gone = self._elements.kill(elements)
         alive = self._keys.array("alive")
         owners, counts = np.unique(self._elements.array("owner")[gone], return_counts=True)
@@ -80,7 +86,7 @@ class ElementLists:
             self._compact()
 
     def _compact(self) -> None:
-        """Close the holes of both stores at once, for one has the slots of the other."""
+        """Close the holes of both stores at once, since elements know the slots of keys."""
         self._elements.compact()
         numbers = np.full(self._keys.used, -1)
         kept = self._keys.compact()

@@ -1,17 +1,19 @@
 """Which rows of a keyed state have changed, and since when: what a delta is made of.
 
-Theory of operation. Time is counted in *versions*, which grow; whoever snapshots says when one begins. Every slot has the version
-of its last change, and of the change in which it came to be, its birth; a row that is given up keeps its slot, and the
-stamp of a dead slot is the version of its death. So what has changed since a version is one scan of the stamps: rows that live
-are upserts, rows that are dead and were born before are deletes. When holes are closed the dead are *buried*: their row keys go
-into a table of their own, if any delta may still need them. A row key that lives again has a younger row, and that one counts.
+Theory of operation. Time is counted in *versions*, which grow; the caller says when one begins.
+Every slot has the version of its last change, and of its birth. A deleted row keeps its slot, whose
+version is then that of its death. So one scan of the versions finds what has changed since a
+version: live rows are upserts, dead rows that were born before are deletes. When holes are closed,
+the row keys of the dead go to a table of their own, as far as a delta may need them: they are
+*buried*. A row key that lives again has a younger row, and that one counts.
 
-What is taken from layers that others have written (:meth:`Changes.taking`) is stamped with their version. It may have been there
-in a layer below, deleted before this state knew of anything and set again: so it has no birth, its death is always told, and so
-are deletes of rows that are not there. That makes it right for a layer to hold changes that are here already.
+Rows that are taken from a layer (:meth:`Changes.taking`) get the version of that layer. Such a row
+may have been in a lower layer, deleted before this state knew of it, and set again. So it has no
+birth: its death is always written, and so are deletes of rows that are not here. Hence a layer may
+hold changes that are here already.
 
-A delta on a layer is possible where everything since its version is known: those versions are in ``_complete``. All layers that
-were there when the state was restored are one to it; they end below ``_floor``.
+A delta on a layer is possible where all changes since its version are known: those versions are in
+``_complete``. All layers that were there at the restore count as one; they end below ``_floor``.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from stateformat.schema import DELETE, KEY_GROUP, OP, UPSERT, segment_schema
 from stateformat.snapshot import SnapshotWriter
 
 BEFORE: Final = -(2**31)
-"""The stamp of what was there before anything was known."""
+"""The version of what was there before anything was known."""
 
 _VERSIONS_MAX: Final = 2**31 - 2
 _STAMPS: Final = ("born", "changed")
@@ -47,15 +49,16 @@ _Groups = Callable[[Slots | slice], npt.NDArray[Any]]
 
 
 class Changes:
-    """The stamps of the rows of one keyed state, and how it is written. Costs next to nothing until the first :meth:`begin`.
+    """The versions of the rows of one keyed state, and how it is written. Next to free before
+    :meth:`begin`.
 
-    ``row_keys``, ``groups`` and ``columns`` give of slots, dead ones too, the columns of the row key, the key groups, and the
-    columns of a segment without ``_key_group``.
+    ``row_keys``, ``groups`` and ``columns`` give for slots, dead ones too, the columns of the row
+    key, the key groups, and the columns of a segment without ``_key_group``.
     """
 
     def __init__(self, state: State, rows: Rows, row_keys: _Keys, groups: _Groups, columns: _Columns) -> None:
         self.version: int | None = None
-        """What changes now has this version; None as long as nobody asks."""
+        """The version of what changes now; None before :meth:`begin`."""
         self.rows = rows
         self._row_keys, self._groups, self._columns = row_keys, groups, columns
         self._delta_schema = segment_schema(state, delta=True)
@@ -65,7 +68,7 @@ class Changes:
         self._key_schema = with_groups(pa.schema(key_fields))
         self._buried_schema = pa.schema([*self._key_schema, *(pa.field(name, pa.int32()) for name in _BURIED_STAMPS)])
         self._buried: list[pa.Table] = []
-        """Row keys of the dead whose slots are no more, with their stamps."""
+        """Row keys of the dead whose slots are gone, with the versions of birth and death."""
         self._floor = 0
         self._complete: set[int] = set()
         self._latest = BEFORE
@@ -73,7 +76,7 @@ class Changes:
         self._edited = False
         rows.changes = self
 
-    # What the store tells ---------------------------------------------------------------------------------------------------
+    # What the store reports -----------------------------------------------------------------------
 
     def added(self, slots: slice) -> None:
         """These slots are new."""
@@ -85,7 +88,7 @@ class Changes:
         self._latest = max(self._latest, self.version)
 
     def touched(self, slots: Slots | slice) -> None:
-        """These slots have other values, or have died."""
+        """These slots have new values, or were deleted."""
         if self.version is None:
             self._edited = True
             return
@@ -104,34 +107,31 @@ class Changes:
         self._bury(self._keys_of(dead[needed]), born[needed], died[needed])
 
     def cleared(self) -> None:
-        """Everything is gone, and nobody knows what it was: what comes next is written whole."""
+        """Everything is gone, and what it was is unknown: the next snapshot is whole."""
         self._buried = []
         self._complete = set()
         self._edited = True
 
-    # Versions ---------------------------------------------------------------------------------------------------------------
+    # Versions -------------------------------------------------------------------------------------
 
     def begin(self, version: int) -> None:
-        """What changes from here on has this version."""
+        """What changes from here on has this version, which is at least the last one."""
         if not max(0, self.version or 0) <= version <= _VERSIONS_MAX:
             raise InvalidInput(
                 f"version {version} begins after version {self.version}; versions are 0 to {_VERSIONS_MAX} and never fall"
             )
         if self.version is None:
-            self._add_stamps()
+            for name in _STAMPS:
+                self.rows.add_array(name, np.int32)
+                self.rows.array(name)[:] = BEFORE
             self._floor = version
             self._complete = set() if self._edited else {version - 1}
             self._latest = version - 1
         self.version = version
 
-    def _add_stamps(self) -> None:
-        for name in _STAMPS:
-            self.rows.add_array(name, np.int32)
-            self.rows.array(name)[:] = BEFORE
-
     @contextmanager
     def taking(self, version: int) -> Iterator[None]:
-        """What changes within is what a checkpoint has: ``version`` is that of its layer, :data:`BEFORE` where that is unknown."""
+        """What changes within comes from a layer of this version, :data:`BEFORE` if it is unknown."""
         mine, edited = self.version, self._edited
         self._taking = True
         if mine is not None:
@@ -142,8 +142,10 @@ class Changes:
             self.version, self._edited, self._taking = mine, edited, False
 
     def took(self, version: int, *, exactly: bool) -> None:
-        """All of a layer of this version is here. Not ``exactly``: it says of rows that are not here that they are gone, but not
-        which, so it and what lies below it can be no part of a delta.
+        """All of a layer of this version is here.
+
+        Not ``exactly``: it deletes rows that are not here without saying which, so no delta can be
+        written on what lies below it.
         """
         if self.version is None:
             return
@@ -153,10 +155,12 @@ class Changes:
         else:
             self._floor, self._complete, self._buried = version + 1, {version}, []
 
-    # Deletes ----------------------------------------------------------------------------------------------------------------
+    # Deletes --------------------------------------------------------------------------------------
 
     def _needed(self, born: npt.NDArray[Any], died: npt.NDArray[Any]) -> Mask:
-        """Whether a delta may have to tell of these deaths: it is on a layer in which the row was."""
+        """Whether a delta may need these deaths: there is a version to build on between birth and
+        death.
+        """
         sinces = np.sort(np.array([*self._complete], np.int64))
         return np.searchsorted(sinces, died) > np.searchsorted(sinces, born)
 
@@ -173,7 +177,10 @@ class Changes:
             self._buried.append(pa.Table.from_arrays([*keys.columns, *chunked], schema=self._buried_schema))
 
     def bury_unknown(self, rows: pa.Table) -> None:
-        """Deletes of a layer that is taken, of rows that are not here: with ``_key_group`` and the row key."""
+        """Remember deletes of a taken layer, of rows that are not here:
+
+        ``_key_group`` and the row key.
+        """
         if self.version is not None:
             stamps = (np.full(len(rows), stamp, np.int32) for stamp in (BEFORE, self.version))
             self._bury(rows.select(self._key_schema.names).cast(self._key_schema), *stamps)
@@ -186,16 +193,18 @@ class Changes:
         return found
 
     def _prune(self) -> None:
-        """Forget the deaths that no delta will tell of any more."""
+        """Forget the deaths that no delta needs any more."""
         if self._buried:
             table = pa.concat_tables(self._buried).combine_chunks()
             table = table.filter(pa.array(self._needed(*(table[name].to_numpy() for name in _BURIED_STAMPS))))
             self._buried = [table] if len(table) else []
 
-    # Deltas -----------------------------------------------------------------------------------------------------------------
+    # Deltas ---------------------------------------------------------------------------------------
 
     def _since(self, since: int) -> tuple[Slots, Slots]:
-        """The slots that live and have changed after a version, and those that have died since and were there before."""
+        """The live slots that changed after a version, and those deleted since that were there
+        before.
+        """
         rows = self.rows
         slots = np.flatnonzero(rows.array("changed")[: rows.used] > since)
         alive = rows.array("live")[slots]
@@ -206,14 +215,14 @@ class Changes:
         return sum(map(len, (*self._since(since), *self._buried_since(since))))
 
     def delta(self, since: int) -> pa.Table:
-        """What has changed after a version: the columns of a segment of a delta; upserts and deletes, no row key twice."""
+        """What has changed after a version, as a segment of a delta has it; no row key twice."""
         living, dead = self._since(since)
         buried = (table.select(self._key_schema.names) for table in self._buried_since(since))
         deletes = pa.concat_tables([self._keys_of(dead), *buried])
         upserts = self._upserts(living)
         if not len(deletes):
             return upserts
-        # A row key may have died several times, and live again; then it lives in a row that has changed since.
+        # A row key may have died several times and live again, in a row that has changed since.
         both = pa.concat_tables([deletes.select(self._row_key), upserts.select(self._row_key)])
         codes = row_key_codes(both.columns)
         last = np.zeros(int(codes.max()) + 1, np.int64)
@@ -239,10 +248,12 @@ class Changes:
         ]
         return pa.Table.from_arrays(columns, schema=self._delta_schema)
 
-    # Writing ----------------------------------------------------------------------------------------------------------------
+    # Writing --------------------------------------------------------------------------------------
 
     def _sinces(self, layers: Sequence[Layer]) -> dict[int, int]:
-        """How many of the layers may stay, and the version after which there is what they do not have."""
+        """By how many of the layers may stay: the version after which everything is missing in
+        them.
+        """
         known = [layer.version for layer in layers if layer.version is not None and layer.version >= self._floor]
         below = len(layers) - len(known)
         versions = [layer.version for layer in layers[below:]]
@@ -254,9 +265,10 @@ class Changes:
         return {number: since for number, since in sinces.items() if since in self._complete}
 
     def write(self, writer: SnapshotWriter, name: str, layers: Sequence[Layer] | None) -> int:
-        """Write the state: whole, or what has changed since the layers that stay; how many of the lowest do, 0 if it is whole.
+        """Write the state, whole or as a delta; returns how many of the lowest layers stay, 0 if it
+        is whole.
 
-        ``layers``: those that others have it in now, lowest first; None: whole, whatever there is.
+        ``layers``: in which it is stored now, lowest first; None: write it whole.
         """
         sinces = self._sinces(layers or ())
         kept = 0
@@ -281,9 +293,10 @@ class Changes:
         return kept
 
     def whole(self) -> pa.Table | None:
-        """All rows as a segment has them, in the order of slots; None if there are none. Good until the next change.
+        """All rows as a segment has them, in the order of slots, good until the next change; None
+        if there are none.
 
-        They are not sorted by key group: the writer of segments does that in a pass over the cache, faster than a gather here.
+        They are not sorted by key group: the writer of segments does that faster.
         """
 
         def columns(some: Slots | slice) -> list[pa.Array]:
@@ -293,29 +306,32 @@ class Changes:
         return as_table(with_groups(self._schema), columns, slots, view=True) if len(slots) else None
 
     def _end(self, sinces: Mapping[int, int] | None) -> None:
-        """The version is written, on layers for which all must stay known ``since`` then; None: on those that were there."""
+        """The version is written. ``sinces``: the versions to build on from now on;
+
+        None: as before.
+        """
         if self.version is None:
             return
         if sinces is not None:
             self._complete = {*sinces.values(), self.version}
             self._prune()
-        # What changes before the next one begins is no part of this one.
+        # What changes before the next version begins is not part of this one.
         self.version += 1
 
-    # Elsewhere --------------------------------------------------------------------------------------------------------------
+    # Elsewhere ------------------------------------------------------------------------------------
 
     @property
     def is_taking(self) -> bool:
-        """Whether what changes now is taken from elsewhere (:meth:`taking`)."""
+        """Whether what changes now comes from a layer (:meth:`taking`)."""
         return self._taking
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of what is kept besides the stamps."""
+        """The memory of the buried row keys."""
         return sum(table.nbytes for table in self._buried)
 
     def facts(self) -> tuple[dict[str, Any], pa.Table]:
-        """What is known besides the stamps, for :meth:`recall`: as JSON takes it, and row keys of the dead."""
+        """What :meth:`recall` needs besides the rows and their versions: for JSON, and the buried."""
         known = {
             "version": self.version,
             "floor": self._floor,
@@ -326,7 +342,7 @@ class Changes:
         return known, pa.concat_tables([self._buried_schema.empty_table(), *self._buried])
 
     def recall(self, known: Mapping[str, Any], buried: pa.Table) -> None:
-        """Know what :meth:`facts` of another gave, whose rows and stamps are here."""
+        """Take the :meth:`facts` of another state whose rows and versions are here."""
         self.version, self._floor, self._complete = known["version"], known["floor"], {*known["complete"]}
         self._latest, self._edited = known["latest"], known["edited"]
         self._buried = [buried.cast(self._buried_schema)] if len(buried) else []

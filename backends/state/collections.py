@@ -9,57 +9,53 @@ import numpy as np
 import pyarrow as pa
 
 from backends.state.chains import ElementLists
-from backends.state.changes import Changes
 from backends.state.parts import Mask, Slots, take_apart
-from backends.state.store import KeyedRows, RowNormalizer, Rows, as_table, key_grouping, record_batch, without
-from backends.state.value import keyed_changes, one_row, one_values, spread
-from stateformat.errors import ErrorKind, InvalidInput, InvalidState
+from backends.state.store import KeyedRows, RowNormalizer, Rows, key_grouping, without
+from backends.state.value import KeyedState, beside, check_lengths, one_row, one_values, spread
+from stateformat.errors import ErrorKind, InvalidState
 from stateformat.model import Operator, State
 from stateformat.row_keys import row_key_codes
-from stateformat.schema import segment_schema
 
 _INDEX_MAX: Final = 2**63 - 1
 
 
-class _Collection:
-    """What maps and lists have in common: keys, elements, and the chains between them."""
+class _Collection(KeyedState):
+    """The base of maps and lists: keys, elements, and which elements each key has."""
 
-    def __init__(self, operator: Operator, state: State, elements: Rows) -> None:
-        self._where = f"state {state.name!r} of {state.operator!r}"
-        self._key_names = list(state.key_columns)
-        names = segment_schema(state).names[1:]
-        self._keys = RowNormalizer(state, self._key_names, only=False)
-        self._schema = RowNormalizer(state, names, only=False).schema
-        self._key_rows = KeyedRows(
-            self._keys.fields, len(self._key_names), key_grouping(operator, len(self._key_names))
-        )
+    def _open(self, operator: Operator, state: State, elements: Rows) -> None:
+        key_count = len(self._keys.fields)
+        self._key_rows = KeyedRows(self._keys.fields, key_count, key_grouping(operator, key_count))
         self._elements = elements
-        self._chains = ElementLists(self._key_rows, elements)
-
-    def __len__(self) -> int:
-        return self._elements.count
+        self._lists = ElementLists(self._key_rows, elements)
+        self._track(state, elements)
 
     @property
     def key_count(self) -> int:
         """Keys that have elements."""
         return self._key_rows.count
 
-    def get(self, keys: pa.RecordBatch) -> pa.RecordBatch:
-        """All rows of these keys, each once: by the first place of its key in ``keys``, then in their order within the key.
+    @property
+    def stores(self) -> list[Rows]:
+        return [self._key_rows, self._elements]
 
-        Columns as :meth:`rows` has them.
+    def get(self, keys: pa.RecordBatch) -> pa.RecordBatch:
+        """All rows of these keys, each once, with the columns of :meth:`rows`.
+
+        Ordered by the first place of their key in ``keys``, then as they stand within the key.
         """
         return self.lookup(keys, distinct=True)[0]
 
     def lookup(self, keys: pa.RecordBatch, *, distinct: bool = False) -> tuple[pa.RecordBatch, Slots]:
-        """All rows of the key of each row of ``keys``, and the number of that row (int64, ascending): a join.
+        """All rows of the key of each row of ``keys``, and the number of that row (int64,
+        ascending): a join.
 
-        A key that stands twice in ``keys`` gives its rows twice, unless they should be ``distinct``.
+        A key that stands twice in ``keys`` gives its rows twice, unless they should be
+        ``distinct``.
         """
         slots = self._key_rows.find(self._keys.fit(keys))
         requests = np.flatnonzero(slots >= 0)
         owners, place = np.unique(slots[requests], return_inverse=True)
-        elements = self._chains.of(owners)
+        elements = self._lists.of(owners)
         elements = elements[self._order(elements)]
         # Elements by owner, then in order; a request takes those of its owner.
         of_owner = np.searchsorted(owners, self._elements.array("owner")[elements])
@@ -75,106 +71,78 @@ class _Collection:
         return pa.RecordBatch.from_arrays(self._columns(chosen), schema=self._schema), np.repeat(requests, counts)
 
     def _order(self, elements: Slots) -> Slots:
-        """What sorts elements of a key into their order."""
+        """Sorts the elements of a key into their order."""
         return np.argsort(elements)
 
-    def _columns(self, slots: Slots | slice) -> list[pa.Array]:
-        raise AssertionError(f"{slots} of no kind of collection")
-
     def clear(self, keys: pa.RecordBatch) -> None:
-        """Forget all rows of these keys; those without rows are passed over."""
+        """Delete all rows of these keys; those without rows are ignored."""
         slots = self._key_rows.find(self._keys.fit(keys))
-        self._chains.kill(self._chains.of(np.unique(slots[slots >= 0])))
+        self._lists.kill(self._lists.of(np.unique(slots[slots >= 0])))
 
     def clear_keys(self, keys: pa.RecordBatch) -> None:
-        """Forget all rows of these keys."""
         self.clear(keys)
 
-    @property
-    def stores(self) -> list[Rows]:
-        """Where the rows are: the keys, and the elements."""
-        return [self._key_rows, self._elements]
-
-    def loaded(self) -> None:
-        """The stores were filled from elsewhere."""
-
     def clear_one(self, *key: Any) -> None:
-        """Forget all rows of one key. It is given as :meth:`get_one` takes it."""
+        """Delete all rows of one key, given as :meth:`get_one` takes it."""
         self.clear(one_row(self._keys, spread(key)))
-
-    def rows(self) -> pa.Table:
-        """All rows: the format's own columns and those of the declaration, in the order in which the rows came."""
-        return as_table(self._schema, self._columns, self._elements.live_slots())
 
 
 class KeyedMap(_Collection):
-    """Rows of values by key and ``_map_key`` (SPEC.md section 3.6, kind ``map``). Order within a key: as they came.
+    """Rows of values by key and ``_map_key`` (SPEC.md section 3.6, kind ``map``), in a key as they
+    came.
 
-    Batches have columns by name: key columns, ``_map_key``, values; nullable values may be missing. What is said of
-    keys, types and errors at :class:`~backends.state.value.KeyedValue` holds here, for ``_map_key`` too.
+    Batches have columns by name: key columns, ``_map_key``, values; nullable values may be missing.
     """
 
     def __init__(self, operator: Operator, state: State) -> None:
-        row_key = [*state.key_columns, "_map_key"]
-        declared = [item.name for item in state.current.fields]
-        self._value_names = [name for name in declared if name not in row_key]
-        self._row_keys = RowNormalizer(state, row_key, only=False)
-        self._values = RowNormalizer(state, self._value_names, only=True)
-        fields = [*self._row_keys.fields, *self._values.fields]
-        stored = [field.name for field in fields]
-        self._positions = [stored.index(name) for name in declared]
-        self._entries = KeyedRows(fields, len(row_key), key_grouping(operator, len(state.key_columns)))
-        super().__init__(operator, state, self._entries)
-        self.changes = keyed_changes(state, self._entries, self._columns)
+        super().__init__(state)
+        self._entries = self._keyed_rows(operator)
+        self._open(operator, state, self._entries)
 
-    def find(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, np.ndarray[Any, np.dtype[np.bool_]]]:
-        """The values at each key and ``_map_key``, in the order of ``rows``, null where there are none; and whether there are."""
-        slots = self._entries.find(self._row_keys.fit(rows))
-        found = slots >= 0
-        columns = self._entries.get(slots, self._entries.key_count, found=None if found.all() else found)
-        return record_batch(columns, self._values.schema, len(slots)), found
+    def find(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Mask]:
+        """The values at each key and ``_map_key``, in the order of ``rows``, and whether there are
+        any; null where not.
+        """
+        return self._values_at(self._entries.find(self._row_keys.fit(rows)))
 
     def put(self, rows: pa.RecordBatch) -> None:
         """Set rows; of rows with the same key and ``_map_key`` the last one counts."""
-        self._put(rows, None)
+        self.restore(rows)
 
-    def _put(self, rows: pa.RecordBatch, groups: Any) -> None:
+    def restore(self, rows: pa.RecordBatch, groups: Any = None) -> None:
         fitted = self._row_keys.fit(rows)
         values = self._values.fit(without(rows, self._row_keys.schema.names))
         slots, new = self._entries.ensure(fitted, groups)
         if len(new):
             keys = [column.take(pa.array(new)) for column in fitted[:-1]]
             owners, first = self._key_rows.ensure(keys, None if groups is None else groups[new])
-            self._chains.start(owners[first])
-            self._chains.link(slots[new], owners)
+            self._lists.start(owners[first])
+            self._lists.link(slots[new], owners)
         self._entries.put_rows(slots, values)
 
     def delete(self, rows: pa.RecordBatch) -> None:
-        """Forget entries by key and ``_map_key``; those that are not there are passed over."""
+        """Delete entries by key and ``_map_key``; those that are not there are ignored."""
         self.remove(rows)
 
     def remove(self, rows: pa.RecordBatch) -> Mask:
-        """Forget the rows with these row keys; whether each was there."""
         slots = self._entries.find(self._row_keys.fit(rows))
-        self._chains.kill(slots[slots >= 0])
+        self._lists.kill(slots[slots >= 0])
         return slots >= 0
-
-    def _columns(self, slots: Slots | slice) -> list[pa.Array]:
-        columns = self._entries.get(slots)
-        return [columns[position] for position in self._positions]
 
     def get_one(self, *key: Any) -> dict[Any, dict[str, Any]]:
         """All entries of one key: values by ``_map_key``. :meth:`find_one` looks up one of them.
 
-        ``key`` as for :meth:`KeyedValue.get_one`. A map key that is a struct stands as its items, in the declared order.
+        ``key`` as for :meth:`KeyedValue.get_one`. A map key that is a struct stands as its items,
+        in the declared order.
         """
         rows = self.get(one_row(self._keys, spread(key))).to_pylist()
-        return {_hashable(row["_map_key"]): {name: row[name] for name in self._value_names} for row in rows}
+        names = self._values.schema.names
+        return {_hashable(row["_map_key"]): {name: row[name] for name in names} for row in rows}
 
     def find_one(self, key: Any, map_key: Any) -> dict[str, Any] | None:
         """The values of one entry of one key, by column; None where there is no such entry.
 
-        ``key`` is the value of the key column, or a tuple of values where the key has several columns.
+        ``key`` is the value of the key column, or a tuple of the values of several columns.
         """
         values, found = self.find(one_row(self._row_keys, key, map_key))
         row: dict[str, Any] | None = values.to_pylist()[0] if found[0] else None
@@ -182,50 +150,32 @@ class KeyedMap(_Collection):
 
     def put_one(self, key: Any, map_key: Any, **values: Any) -> None:
         """Set one entry of one key; ``key`` as for :meth:`find_one`."""
-        row = one_row(self._row_keys, key, map_key)
-        columns = one_values(self._values, values)
-        self.put(
-            pa.RecordBatch.from_arrays([*row.columns, *columns.columns], [*row.schema.names, *columns.schema.names])
-        )
+        self.put(beside(one_row(self._row_keys, key, map_key), one_values(self._values, values)))
 
     def delete_one(self, key: Any, map_key: Any) -> None:
-        """Forget one entry of one key; ``key`` as for :meth:`find_one`."""
+        """Delete one entry of one key; ``key`` as for :meth:`find_one`."""
         self.delete(one_row(self._row_keys, key, map_key))
-
-    def restore(self, rows: pa.RecordBatch, groups: Any = None) -> None:
-        """Take rows of a checkpoint, each row key once; ``groups`` are their key groups, if known to be right."""
-        self._put(rows, groups)
-
-    def replace(self, rows: pa.RecordBatch, groups: Any = None) -> None:
-        """Set rows of a checkpoint, each row key once, of which some may be there."""
-        self.restore(rows, groups)
-
-    def segment_rows(self) -> pa.Table | None:
-        """The rows as a segment has them, with ``_key_group``, None if there are none. Good until the next change."""
-        return self.changes.whole()
 
 
 class KeyedList(_Collection):
-    """A list of rows per key (SPEC.md section 3.6, kind ``list``), in the order of ``_index``, which is given here.
-
-    What is said of keys, types and errors at :class:`~backends.state.value.KeyedValue` holds here.
+    """A list of rows per key (SPEC.md section 3.6, kind ``list``), in the order of ``_index``,
+    which it gives itself.
     """
 
     def __init__(self, operator: Operator, state: State) -> None:
-        declared = [item.name for item in state.current.fields]
-        self._value_names = [name for name in declared if name not in state.key_columns]
-        self._values = RowNormalizer(state, self._value_names, only=True)
+        super().__init__(state)
+        self._where = f"state {state.name!r} of {state.operator!r}"
         self._index = RowNormalizer(state, ["_index"], only=False)
-        super().__init__(operator, state, Rows([*self._index.fields, *self._values.fields]))
-        stored = [*self._index.schema.names, *self._value_names, *self._key_names]
+        stored = [*self._index.schema.names, *self._values.schema.names, *self._keys.schema.names]
         self._positions = [stored.index(name) for name in self._schema.names]
+        self._open(operator, state, Rows([*self._index.fields, *self._values.fields]))
         self._key_rows.add_array("next", np.int64)
-        self.changes = Changes(state, self._elements, self._row_keys_at, self._groups_at, self._columns)
 
     def append(self, keys: pa.RecordBatch, values: pa.RecordBatch) -> None:
-        """Put a row of values at the end of the list of each key, row by row; a key may stand several times."""
-        if len(keys) != len(values):
-            raise InvalidInput(f"{len(keys)} rows of keys and {len(values)} of values; there must be as many")
+        """Put a row of values at the end of the list of each key, row by row; a key may stand
+        several times.
+        """
+        check_lengths(len(keys), "values", len(values))
         fitted, columns = self._keys.fit(keys), self._values.fit(values)
         if not len(keys):
             return
@@ -242,14 +192,14 @@ class KeyedList(_Collection):
 
     def _owners(self, keys: Sequence[pa.Array], groups: Any) -> Slots:
         owners, new = self._key_rows.ensure(keys, groups)
-        self._chains.start(owners[new])
+        self._lists.start(owners[new])
         self._key_rows.array("next")[owners[new]] = 0
         return owners
 
     def _add(self, owners: Slots, columns: Sequence[pa.Array]) -> None:
         new = self._elements.add(len(owners))
         self._elements.put(new, [take_apart(column) for column in columns])
-        self._chains.link(np.arange(new.start, new.stop), owners)
+        self._lists.link(np.arange(new.start, new.stop), owners)
 
     def _order(self, elements: Slots) -> Slots:
         [index] = self._elements.get(elements, 0, 1)
@@ -270,62 +220,55 @@ class KeyedList(_Collection):
         """The element with the key and ``_index`` of each row, −1 where there is none."""
         keys = self._key_rows.find(self._keys.fit(rows))
         [indexes] = self._index.fit(rows)
-        elements = self._chains.of(np.unique(keys[keys >= 0]))
-        [held] = self._elements.get(elements, 0, 1)
+        elements = self._lists.of(np.unique(keys[keys >= 0]))
+        [present] = self._elements.get(elements, 0, 1)
         owners = np.concatenate([self._elements.array("owner")[elements], keys])
-        codes = row_key_codes([pa.array(owners), pa.chunked_array([held, indexes])])
+        codes = row_key_codes([pa.array(owners), pa.chunked_array([present, indexes])])
         at = np.full(int(codes.max(initial=-1)) + 1, -1)
         at[codes[: len(elements)]] = elements
         return at[codes[len(elements) :]]
 
     def remove(self, rows: pa.RecordBatch) -> Mask:
-        """Forget the rows with these row keys; whether each was there."""
         elements = self._elements_at(rows)
-        self._chains.kill(elements[elements >= 0])
+        self._lists.kill(elements[elements >= 0])
         return elements >= 0
 
     def get_one(self, *key: Any) -> list[dict[str, Any]]:
         """The list of one key, in order; ``key`` as for :meth:`KeyedValue.get_one`."""
         rows = self.get(one_row(self._keys, spread(key))).to_pylist()
-        return [{name: row[name] for name in self._value_names} for row in rows]
+        return [{name: row[name] for name in self._values.schema.names} for row in rows]
 
     def append_one(self, key: Any, **values: Any) -> None:
-        """Put one row of values at the end of the list of one key.
+        """Put one row of values at the end of the list of one key;
 
-        ``key`` is the value of the key column, or a tuple of values where the key has several columns.
+        ``key`` as for :meth:`KeyedMap.find_one`.
         """
         self.append(one_row(self._keys, key), one_values(self._values, values))
 
     def restore(self, rows: pa.RecordBatch, groups: Any = None) -> None:
-        """Take rows of a checkpoint, all of other row keys; ``groups`` are their key groups, if known to be right."""
         if not len(rows):
             return
         owners = self._owners(self._keys.fit(rows), groups)
         [indexes] = self._index.fit(rows)
         if indexes.to_numpy().max() == _INDEX_MAX:
             raise InvalidState(
-                f"a list of {self._where} has an element with _index {_INDEX_MAX}, after which nothing can be appended; "
-                "rewrite the state with lower ones",
+                f"a list of {self._where} has an element with _index {_INDEX_MAX}, after which nothing can be appended. "
+                "Rewrite the state with lower ones.",
                 kind=ErrorKind.LIMIT_EXCEEDED,
             )
-        # What follows is one above the greatest, and 0 where all are negative.
+        # The next index is one above the greatest, and 0 where all are negative.
         np.maximum.at(self._key_rows.array("next"), owners, indexes.to_numpy() + 1)
-        values = self._values.fit(without(rows, [*self._key_names, "_index"]))
+        values = self._values.fit(without(rows, [*self._keys.schema.names, "_index"]))
         self._add(owners, [indexes, *values])
 
     def replace(self, rows: pa.RecordBatch, groups: Any = None) -> None:
-        """Set rows of a checkpoint, each row key once, of which some may be there."""
         elements = self._elements_at(rows)
         there = np.flatnonzero(elements >= 0)
         if len(there):
-            values = self._values.fit(without(rows.take(pa.array(there)), [*self._key_names, "_index"]))
+            values = self._values.fit(without(rows.take(pa.array(there)), [*self._keys.schema.names, "_index"]))
             self._elements.put(elements[there], [take_apart(column) for column in values], 1)
         new = np.flatnonzero(elements < 0)
         self.restore(rows.take(pa.array(new)), None if groups is None else groups[new])
-
-    def segment_rows(self) -> pa.Table | None:
-        """The rows as a segment has them, with ``_key_group``, None if there are none. Good until the next change."""
-        return self.changes.whole()
 
 
 def _hashable(value: Any) -> Any:

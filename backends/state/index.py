@@ -1,16 +1,19 @@
 """From keys to slots: a hash table in numpy, searched and filled for a whole batch at a time.
 
-Theory of operation. Open addressing with linear probing. An entry of the table is one int64: 31 bits of the key's hash, the
-*tag*, above 32 bits of the slot, so a probe reads one word and looks at a key only where the tag agrees; then the keys
-are compared for real, and a hash that two keys share costs time and nothing else. Where a key begins to look is decided by the
-high bits of its hash. All rows of a batch take a step at once; those that are done drop out.
+Theory of operation. Open addressing with linear probing. An entry is one int64: 31 bits of the
+key's hash, the *tag*, above 32 bits of the slot. A probe reads one word and compares keys only
+where the tag agrees, so hashes that two keys share cost time and nothing else. The high bits of the
+hash say where the search begins. All rows of a batch take a step at once; those that are done drop
+out.
 
-Entering works by claims: every row that stands before an empty entry writes its own claim there, then all read back. A row
-that reads its own has won the place; one that reads the claim of an equal key shares it; the others go a step on. Equal
-keys take the same steps, so they meet, and it does not matter which claim numpy wrote last.
+Entering works by claims. Every row at an empty entry writes its own claim there, then all read
+back. A row that reads its own claim has won the place; one that reads the claim of an equal key
+shares it; the others go one step on. Equal keys take the same steps, so they meet, whichever claim
+numpy wrote last.
 
-Removed entries become tombstones, over which searches walk on, until the table is built anew. That is not done by claims:
-in the order of hashes an entry's place is its own, or the one after that of its predecessor, whichever is further on.
+Removed entries become tombstones, over which searches walk on until the table is built anew.
+Building needs no claims: in the order of hashes, an entry's place is its own or the one after its
+predecessor.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ _TOMBSTONE: Final = np.int64(-2)
 _SLOT: Final = np.int64(0xFFFFFFFF)
 _TAG: Final = np.uint64(0x7FFFFFFF)
 _BITS_MIN: Final = 10
-# The table is built anew when it is fuller than the first, and then so large that it is emptier than the second.
+# The table is built anew above the first load, so large that it is below the second.
 _LOAD_MAX: Final = 0.6
 _LOAD_BUILT: Final = 0.45
 _PIECE_ENTRIES: Final = 1 << 16
@@ -53,7 +56,10 @@ def spread(hashes: Hashes) -> Hashes:
 
 
 def hash_raws(raws: Sequence[Raw], rows: int) -> Hashes:
-    """A 64-bit hash of each row of a raw form. Equal rows have equal hashes; it is never stored outside of this process."""
+    """A 64-bit hash of each row of a raw form.
+
+    Equal rows have equal hashes; it never leaves this process.
+    """
     hashes = np.zeros(rows, np.uint64)
     begun = False
     for number, raw in enumerate(raws):
@@ -61,14 +67,14 @@ def hash_raws(raws: Sequence[Raw], rows: int) -> Hashes:
             continue
         is_bytes = not isinstance(raw, np.ndarray)
         if not is_bytes and raw.dtype == np.bool_:
-            # Mostly validity: it must count as nothing where all is valid, as if it had not been given.
+            # Mostly validity, which must not count where all is valid, as if it were None.
             hashes += np.where(raw, np.uint64(0), np.uint64(_NULL * (number + 1) & (1 << 64) - 1))
             continue
         if begun:
             spread(hashes)
         begun = True
         if is_bytes:
-            # An empty string counts as nothing, so that a column of them, as tags of timers often are, costs nothing.
+            # Empty strings do not count, so a column of them, such as the tags of timers, is free.
             if _has_bytes(raw):
                 hashes += hash_keys([raw]).view(np.uint32) - _HASH_OF_EMPTY
         elif raw.dtype.itemsize == 16:
@@ -88,7 +94,7 @@ def _has_bytes(raw: Any) -> bool:
 
 
 class SlotIndex:
-    """Which slot a key has. Knows hashes and slots only; whether keys are equal it asks its caller."""
+    """Which slot a key has. Knows hashes and slots only; its caller compares keys."""
 
     def __init__(self) -> None:
         self._allocate(_BITS_MIN)
@@ -98,16 +104,17 @@ class SlotIndex:
         self._mask = np.int64((1 << bits) - 1)
         self._shift = np.uint64(64 - bits)
         self._used = 0
-        """Entries that are not empty, tombstones among them."""
+        """Entries that are not empty, including tombstones."""
 
     def _start(self, hashes: Hashes) -> tuple[Slots, Slots]:
-        """Where the search for each hash begins, and its tag in place."""
+        """Where the search for each hash begins, and its tag shifted into place."""
         return (hashes >> self._shift).view(np.int64), ((hashes & _TAG) << np.uint64(32)).view(np.int64)
 
     def find(self, hashes: Hashes, same: Callable[[Slots, Slots | None], Any]) -> Slots:
         """The slot of each key, −1 where it has none.
 
-        ``same(slots, rows)`` says, pair by pair, whether the key in a slot is that of a row; rows None are all of them.
+        ``same(slots, rows)`` compares the keys in slots with those of rows, pair by pair; None: all
+        rows.
         """
         found = np.full(len(hashes), _EMPTY)
         places, tags = self._start(hashes)
@@ -131,10 +138,10 @@ class SlotIndex:
         return found
 
     def enter(self, hashes: Hashes, first: int, same: Callable[[Slots, Slots], Mask]) -> tuple[Slots, Slots]:
-        """Enter keys that are not there yet, some perhaps several times; there is room (:meth:`is_full`).
+        """Enter keys that are not there yet, some perhaps several times, for which there is room.
 
-        ``same(left, right)`` compares rows of those given. Returns the rows that stand for a key, ascending, which have
-        the slots from ``first`` on; and the slot of every row.
+        ``same(left, right)`` compares rows of those given. Returns the first row of each key,
+        ascending, which get the slots from ``first`` on; and the slot of every row.
         """
         places, tags = self._start(hashes)
         count = len(hashes)
@@ -142,14 +149,14 @@ class SlotIndex:
         rows = np.arange(count)
         while len(rows):
             claims = tags[rows] | (rows + first)
-            # Backwards: as numpy writes, the first row of a key gets the place, and keys keep their order.
+            # Backwards, so that the first row of a key wins the place, and keys keep their order.
             free = np.flatnonzero(self._table[places] == _EMPTY)[::-1]
             self._table[places[free]] = claims[free]
             entries = self._table[places]
             won = entries == claims
             won_at[rows[won]] = places[won]
             owners[rows[won]] = rows[won]
-            # An older entry is that of another key: these are not there. A tombstone has no tag.
+            # An older entry is of another key. A tombstone has no tag.
             others = (entries & _SLOT) - first
             rivals = np.flatnonzero(~won & ((entries ^ claims) >> 32 == 0) & (others >= 0))
             equal = rivals[same(rows[rivals], others[rivals])] if len(rivals) else rivals
@@ -177,13 +184,13 @@ class SlotIndex:
         return self._used
 
     def import_arrays(self, table: Slots, taken: int) -> None:
-        """Have the :attr:`table` of another, of which so many are :attr:`taken`."""
+        """Take the :attr:`table` of another index, of whose entries so many are :attr:`taken`."""
         self._table, self._used = table, taken
         self._mask = np.int64(len(table) - 1)
         self._shift = np.uint64(65 - len(table).bit_length())
 
     def remove(self, hashes: Hashes, slots: Slots) -> None:
-        """Take out entries that are there, none of them twice."""
+        """Remove entries that are there, none of them twice."""
         places, tags = self._start(hashes)
         entries = tags | slots
         while len(places):
@@ -197,18 +204,19 @@ class SlotIndex:
         return self._used + more > _LOAD_MAX * len(self._table)
 
     def build(self, hashes: Hashes, slots: Slots, *, more: int = 0) -> bool:
-        """Hold exactly these, all different, with room for ``more``; whether all hashes are, so that the keys must be.
+        """Hold exactly these slots, with room for ``more``; returns whether all hashes differ, so
+        all keys do.
 
-        ``InvalidState`` for more than 2³¹ slots.
+        Raises ``InvalidState`` for more than 2³¹ slots.
         """
         if len(slots) + more > SLOTS_MAX or (len(slots) and int(slots.max()) + more >= SLOTS_MAX):
             raise InvalidState(
-                f"a state of one subtask would have {len(slots) + more} row keys, and {SLOTS_MAX} is the most; raise the "
-                "parallelism of the operator",
+                f"a state of one subtask would have {len(slots) + more} row keys, and {SLOTS_MAX} is the most. Raise the "
+                "parallelism of the operator.",
                 kind=ErrorKind.LIMIT_EXCEEDED,
             )
         self._allocate(max(_BITS_MIN, int((len(slots) + more) / _LOAD_BUILT).bit_length()))
-        # In pieces that stay in the cache: new memory for each step over everything costs more than the steps.
+        # In pieces that stay in the cache: allocating for every step over everything costs more.
         order = np.argsort(hashes)
         size, highest, previous, different = len(self._table), -len(order), None, True
         behind = []
@@ -226,7 +234,7 @@ class SlotIndex:
             behind.append(entries[inside:])
             equal = (sorted_hashes[1:] == sorted_hashes[:-1]).any() or sorted_hashes[0] == previous
             different, previous = different and not equal, sorted_hashes[-1]
-        # What would stand behind the end goes to the beginning, to the first places that are empty there.
+        # What would stand behind the end goes to the first empty places at the beginning.
         rest = np.concatenate(behind) if behind else order
         if len(rest):
             empty = np.flatnonzero(self._table[: 4 * len(order) + 16] == _EMPTY)[: len(rest)]

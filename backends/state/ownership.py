@@ -1,4 +1,4 @@
-"""The keys that a subtask may have: those of the key groups that it owns (SPEC.md section 5.3)."""
+"""The keys that a subtask may have: those of its key groups (SPEC.md section 5.3)."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from stateformat.model import Operator
 
 @dataclass(frozen=True)
 class OwnedKeys:
-    """The keys that one subtask owns, for one of its keyed states.
-
-    ``columns`` are the key columns of the state, ``key_by`` those by which each keyed input reaches the operator.
-    """
+    """The keys that one subtask owns, for one of its keyed states."""
 
     operator: Operator
     subtask: int
     state: str
     columns: tuple[str, ...]
+    """The key columns of the state."""
     key_by: tuple[tuple[str, ...], ...]
+    """The key columns of each keyed input of the operator."""
 
     @cached_property
     def _range(self) -> tuple[int, int]:
@@ -34,14 +33,17 @@ class OwnedKeys:
         return key_group_range(self.subtask, parallelism=self.operator.parallelism, max_parallelism=count)
 
     def foreign(self, groups: npt.NDArray[Any]) -> int | None:
-        """The first position in ``groups`` (key groups) with one that another subtask owns; None where there is none."""
+        """The first position in ``groups`` with a key group of another subtask;
+
+        None where there is none.
+        """
         first, last = self._range
         if self.operator.parallelism == 1 or (groups.min() >= first and groups.max() <= last):
             return None
         return int(np.argmax((groups < first) | (groups > last)))
 
     def error(self, row_key: Sequence[Any], group: int) -> InvalidState:
-        """What to raise for a row key (key columns first) that falls into a key group of another subtask."""
+        """The error for a row key (key columns first) in a key group of another subtask."""
         key = tuple(row_key[: len(self.columns)])
         shown = repr(key[0]) if len(key) == 1 else repr(key)
         owner = subtask_of_key_group(
@@ -49,14 +51,11 @@ class OwnedKeys:
         )
         keyed = " and ".join(f"key_by({', '.join(map(repr, columns))})" for columns in dict.fromkeys(self.key_by))
         return InvalidState(
-            f"operator {self.operator.uid!r} puts key {shown} ({', '.join(self.columns)}) into state {self.state!r} in subtask "
-            f"{self.subtask}, but that key belongs to subtask {owner}. Its input comes by {keyed or 'no key'}: put the values of "
+            f"operator {self.operator.uid!r} puts key {shown} ({', '.join(self.columns)}) into state {self.state!r} "
+            f"in subtask {self.subtask}, but that key belongs to subtask {owner}. Its input comes by {keyed or 'no key'}: put the values of "
             "those columns from a record, or key the input by what the state is keyed by.",
             kind=ErrorKind.STATE_NOT_ALLOWED,
             operator=self.operator.uid,
             state=self.state,
             subtask=self.subtask,
         )
-
-
-__all__ = ["OwnedKeys"]

@@ -1,16 +1,22 @@
-"""Columns taken apart: what a row of state is in memory, and how it becomes Arrow again.
+"""Columns of running state: how rows lie in memory, and how they become Arrow again.
 
-Theory of operation. A column of any type of SPEC.md section 3.7 is one or more *parts*, each addressed by slot, the number
-of a row: validity (a bool; the part holds nothing at all until the first null comes), a fixed-width value (a numpy array),
-bytes (an arena), anything nested in lists or maps (Arrow arrays). A struct is its validity and the parts of its fields. The
-*raw* form of a batch of rows is the list of what its parts hold: a numpy array, None for "all valid", or an Arrow array.
+Theory of operation. A column of any type of SPEC.md section 3.7 is one or more *buffers*,
+addressed by slot, the number of a row:
 
-Values under a null are zero or empty, so two values are equal exactly when their raw forms are; that is how keys are
-compared, after ``normalize_key_column`` has given equal floats equal bits (SPEC.md section 5.3).
+=================  ==========================================================================
+``ValidityBuffer`` a bool per slot; takes no memory until the first null comes
+``FixedBuffer``    values of a fixed width in a numpy array, overwritten in place
+``BytesBuffer``    strings and binary: appended to one array of bytes, and pointed at
+``NestedBuffer``   lists and maps: Arrow arrays, appended and pointed at
+=================  ==========================================================================
 
-Fixed-width parts are overwritten in place. Bytes and nested values are appended and pointed at; what nobody points at any
-more is squeezed out when it is more than half. Capacity doubles. An array of slots may hold −1, *no row*: it gets whatever the
-part has there, and validity False.
+A struct is its validity and the buffers of its fields. The *raw* form of a batch of rows has one
+item for each buffer: a numpy array, None for "all valid", or an Arrow array. Values under a null
+are zero or empty, so two values are equal exactly when their raw forms are. Keys are compared
+so, after ``normalize_key_column`` has given equal floats equal bits (SPEC.md section 5.3).
+
+Capacity doubles. Appended values that no slot points at any more are dropped once they are more
+than half. An array of slots may hold −1, *no row*: it gets some value, and validity False.
 """
 
 from __future__ import annotations
@@ -28,7 +34,9 @@ from stateformat.pieces import TAKEN_BYTES, take_rows, take_table
 Slots: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Raw: TypeAlias = Any
-"""What one part holds of a batch: a numpy array, None (validity: all valid), or an Arrow array."""
+"""What one buffer holds of a batch: a numpy array, None (all valid), or an Arrow array."""
+RawArray: TypeAlias = Any
+"""An array that is saved as it lies in memory: of numpy, or a nested one of Arrow."""
 
 _DTYPES: Final = {
     pa.bool_(): np.bool_,
@@ -44,16 +52,12 @@ _WORDS: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _BYTES: Final = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
 _LARGE: Final = pa.large_binary()
 _SQUEEZE_ROWS_MIN: Final = 1024
-# So many arrays of nested values are put together into one: each costs a gather of its own.
 _ARRAYS_MAX: Final = 8
-
-
-RawArray: TypeAlias = Any
-"""An array that can be written as it is: of numpy, or nested ones of Arrow."""
+"""More arrays of nested values than this are put together, since each costs a gather."""
 
 
 def dtype_of(kind: pa.DataType) -> Any:
-    """The numpy type of a fixed-width Arrow type; None for the others. 128-bit decimals are moved as complex numbers."""
+    """The numpy type of a fixed-width Arrow type, else None. Decimals move as complex numbers."""
     if pa.types.is_decimal128(kind):
         return np.complex128
     return np.int64 if pa.types.is_timestamp(kind) else _DTYPES.get(kind)
@@ -67,7 +71,7 @@ def grown(old: npt.NDArray[Any], capacity: int, used: int) -> npt.NDArray[Any]:
 
 
 class ColumnBuffer(Protocol):
-    """One part of all rows, addressed by slot."""
+    """One buffer of a column, addressed by slot."""
 
     def reserve(self, capacity: int, used: int) -> None:
         """Make room for slots below ``capacity``; those below ``used`` keep what they have."""
@@ -76,23 +80,23 @@ class ColumnBuffer(Protocol):
         """Set the slots, none of which stands twice, to the rows of ``raw``."""
 
     def get(self, slots: Slots | slice) -> Raw:
-        """The rows of the slots. A slice of fixed-width values is a view, good until the next change."""
+        """The rows of the slots. A slice of fixed-width values is a view until the next change."""
 
     def same(self, slots: Slots, raw: Raw) -> Any:
-        """For each row of ``raw`` whether the slot beside it holds the same; True alone where all do."""
+        """For each row of ``raw`` whether its slot holds the same; True alone where all do."""
 
     def keep(self, slots: Slots) -> None:
-        """Renumber: what was in ``slots[i]`` is in slot i from now on, and nothing else is kept."""
+        """Renumber: slot i gets what was in ``slots[i]``, and everything else is dropped."""
 
     def export_arrays(self, used: int) -> list[RawArray]:
-        """What the slots below ``used`` have, as arrays, the first one by slot; :meth:`import_arrays` makes the same part of them."""
+        """The contents of the slots below ``used`` as arrays, the first of them by slot."""
 
     def import_arrays(self, arrays: list[RawArray]) -> None:
-        """Have what :meth:`export_arrays` gave, if that was any; the first array has been given as much room as there shall be."""
+        """Take what :meth:`export_arrays` gave; the length of the first array is the capacity."""
 
     @property
     def size_bytes(self) -> int:
-        """The memory that is taken."""
+        """The memory that it takes."""
 
 
 class FixedBuffer:
@@ -102,54 +106,45 @@ class FixedBuffer:
         self.values: npt.NDArray[Any] = np.zeros(0, dtype)
 
     def reserve(self, capacity: int, used: int) -> None:
-        """See :class:`ColumnBuffer`."""
         self.values = grown(self.values, capacity, used)
 
     def put(self, slots: Slots | slice, raw: Raw) -> None:
-        """See :class:`ColumnBuffer`."""
         self.values[slots] = raw
 
     def get(self, slots: Slots | slice) -> Raw:
-        """See :class:`ColumnBuffer`."""
         return self.values[slots]
 
     def same(self, slots: Slots, raw: Raw) -> Any:
-        """See :class:`ColumnBuffer`."""
         return _equal(self.values[slots], raw)
 
     def keep(self, slots: Slots) -> None:
-        """See :class:`ColumnBuffer`."""
         self.values[: len(slots)] = self.values[slots]
 
     def export_arrays(self, used: int) -> list[RawArray]:
-        """See :class:`ColumnBuffer`."""
         return [self.values[:used]]
 
     def import_arrays(self, arrays: list[RawArray]) -> None:
-        """See :class:`ColumnBuffer`."""
         [self.values] = arrays
 
     @property
     def size_bytes(self) -> int:
-        """See :class:`ColumnBuffer`."""
         return self.values.nbytes
 
 
 class ValidityBuffer:
-    """Whether a value is not null. Takes memory only once something is."""
+    """Whether a value is not null."""
 
     def __init__(self) -> None:
         self.values: Mask | None = None
+        """None as long as nothing is null."""
         self._capacity = 0
 
     def reserve(self, capacity: int, used: int) -> None:
-        """See :class:`ColumnBuffer`."""
         self._capacity = capacity
         if self.values is not None:
             self.values = grown(self.values, capacity, used)
 
     def put(self, slots: Slots | slice, raw: Raw) -> None:
-        """See :class:`ColumnBuffer`."""
         if self.values is None:
             if raw is None:
                 return
@@ -157,17 +152,14 @@ class ValidityBuffer:
         self.values[slots] = True if raw is None else raw
 
     def get(self, slots: Slots | slice) -> Raw:
-        """See :class:`ColumnBuffer`."""
         return None if self.values is None else self.values[slots]
 
     def same(self, slots: Slots, raw: Raw) -> Any:
-        """See :class:`ColumnBuffer`."""
         if self.values is None:
             return True if raw is None else raw
         return self.values[slots] if raw is None else self.values[slots] == raw
 
     def keep(self, slots: Slots) -> None:
-        """See :class:`ColumnBuffer`."""
         if self.values is not None:
             kept = self.values[slots]
             self.values[: len(slots)] = kept
@@ -175,47 +167,63 @@ class ValidityBuffer:
                 self.values = None
 
     def export_arrays(self, used: int) -> list[RawArray]:
-        """See :class:`ColumnBuffer`."""
         return [] if self.values is None else [self.values[:used]]
 
     def import_arrays(self, arrays: list[RawArray]) -> None:
-        """See :class:`ColumnBuffer`."""
         [self.values] = arrays
         self._capacity = len(arrays[0])
 
     @property
     def size_bytes(self) -> int:
-        """See :class:`ColumnBuffer`."""
         return 0 if self.values is None else self.values.nbytes
 
 
-class BytesBuffer:
-    """Strings and binary: an arena to which values are appended, and where in it the value of each slot is."""
+class _AppendingBuffer:
+    """Values that are appended, and for each slot the number of its value."""
 
     def __init__(self) -> None:
         self._where: Slots = np.zeros(0, np.int64)
-        self._offsets: Slots = np.zeros(1, np.int64)
-        self._data: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
         self._rows = 0
+        """Values that were appended."""
         self._used = 0
-        """Slots that were ever set since the last squeeze: at most so many values are pointed at."""
+        """Slots set since the last squeeze: at most so many values are pointed at."""
 
     def reserve(self, capacity: int, used: int) -> None:
-        """See :class:`ColumnBuffer`."""
         self._where = grown(self._where, capacity, used)
 
     def put(self, slots: Slots | slice, raw: Raw) -> None:
-        """See :class:`ColumnBuffer`."""
         count = len(raw)
         if not count:
             return
         stop = slots.stop if isinstance(slots, slice) else int(slots.max()) + 1
-        # Before the new slots count: they point at the first value still, which would be copied for each.
+        # Before the new slots count: they still point at the first value, which would be copied.
         if self._rows + count > 2 * max(self._used, stop) + _SQUEEZE_ROWS_MIN:
             self._squeeze()
         self._used = max(self._used, stop)
         self._where[slots] = np.arange(self._rows, self._rows + count)
         self._append(raw)
+
+    def keep(self, slots: Slots) -> None:
+        self._where[: len(slots)] = self._where[slots]
+        self._where[len(slots) :] = 0
+        self._used = len(slots)
+        self._squeeze()
+
+    def _squeeze(self) -> None:
+        """Drop the values that no slot points at."""
+        raise NotImplementedError
+
+    def _append(self, raw: Raw) -> None:
+        raise NotImplementedError
+
+
+class BytesBuffer(_AppendingBuffer):
+    """Strings and binary: one array of bytes, and the offsets of the values in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._offsets: Slots = np.zeros(1, np.int64)
+        self._data: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
 
     def _append(self, raw: Raw) -> None:
         _, offset_buffer, data_buffer = raw.buffers()
@@ -231,26 +239,17 @@ class BytesBuffer:
         np.add(offsets[1:], begin - first, out=self._offsets[self._rows + 1 : rows + 1])
         self._rows = rows
 
-    def _values(self) -> pa.Array:
-        return pa.Array.from_buffers(_LARGE, self._rows, [None, pa.py_buffer(self._offsets), pa.py_buffer(self._data)])
-
     def get(self, slots: Slots | slice) -> Raw:
-        """See :class:`ColumnBuffer`."""
         where = self._where[slots]
         if not self._rows:
             return pa.repeat(pa.scalar(b"", _LARGE), len(where))
-        return pc.take(self._values(), pa.array(where), boundscheck=False)
+        values = pa.Array.from_buffers(
+            _LARGE, self._rows, [None, pa.py_buffer(self._offsets), pa.py_buffer(self._data)]
+        )
+        return pc.take(values, pa.array(where), boundscheck=False)
 
     def same(self, slots: Slots, raw: Raw) -> Any:
-        """See :class:`ColumnBuffer`."""
         return _equal(self.get(slots), raw)
-
-    def keep(self, slots: Slots) -> None:
-        """See :class:`ColumnBuffer`."""
-        self._where[: len(slots)] = self._where[slots]
-        self._where[len(slots) :] = 0
-        self._used = len(slots)
-        self._squeeze()
 
     def _squeeze(self) -> None:
         values = self.get(slice(0, self._used))
@@ -259,48 +258,30 @@ class BytesBuffer:
         self._append(values)
 
     def export_arrays(self, used: int) -> list[RawArray]:
-        """See :class:`ColumnBuffer`."""
         size = int(self._offsets[self._rows])
         return [self._where[:used], np.array([self._used]), self._offsets[: self._rows + 1], self._data[:size]]
 
     def import_arrays(self, arrays: list[RawArray]) -> None:
-        """See :class:`ColumnBuffer`."""
         self._where, [self._used], self._offsets, self._data = arrays
         self._rows = len(self._offsets) - 1
 
     @property
     def size_bytes(self) -> int:
-        """See :class:`ColumnBuffer`."""
         return self._where.nbytes + self._offsets.nbytes + self._data.nbytes
 
 
-class NestedBuffer:
-    """Lists and maps, with their own nulls: Arrow arrays to which others are appended, and where each slot's value is."""
+class NestedBuffer(_AppendingBuffer):
+    """Lists and maps with their own nulls, as Arrow arrays. They are no keys (SPEC.md 3.7)."""
 
     def __init__(self, kind: pa.DataType) -> None:
+        super().__init__()
         self._kind = kind
-        self._where: Slots = np.zeros(0, np.int64)
         self._arrays: list[pa.Array] = []
-        self._rows = 0
-        self._used = 0
 
-    def reserve(self, capacity: int, used: int) -> None:
-        """See :class:`ColumnBuffer`."""
-        self._where = grown(self._where, capacity, used)
-
-    def put(self, slots: Slots | slice, raw: Raw) -> None:
-        """See :class:`ColumnBuffer`."""
-        if not len(raw):
-            return
-        stop = slots.stop if isinstance(slots, slice) else int(slots.max()) + 1
-        # Before the new slots count: they point at the first value still, which would be copied for each.
-        if self._rows + len(raw) > 2 * max(self._used, stop) + _SQUEEZE_ROWS_MIN:
-            self._squeeze()
-        self._used = max(self._used, stop)
-        self._where[slots] = np.arange(self._rows, self._rows + len(raw))
+    def _append(self, raw: Raw) -> None:
         self._arrays.append(raw)
         self._rows += len(raw)
-        # Neighbours of like size are put together, so a value is copied once for every doubling.
+        # Neighbors of like size are put together, so a value is copied once for every doubling.
         while (
             len(self._arrays) > _ARRAYS_MAX
             and len(self._arrays[-2]) <= 2 * len(self._arrays[-1])
@@ -309,22 +290,13 @@ class NestedBuffer:
             self._arrays[-2:] = [pa.concat_arrays(self._arrays[-2:])]
 
     def get(self, slots: Slots | slice) -> Raw:
-        """See :class:`ColumnBuffer`."""
         where = self._where[slots]
         if not self._rows:
             return pa.nulls(len(where), self._kind)
         return take_rows(pa.chunked_array(self._arrays, self._kind), where)
 
     def same(self, slots: Slots, raw: Raw) -> Any:
-        """Lists and maps are no keys (SPEC.md section 3.7)."""
         raise AssertionError(f"{self._kind} is compared as a key with {len(raw)} rows at {len(slots)} slots")
-
-    def keep(self, slots: Slots) -> None:
-        """See :class:`ColumnBuffer`."""
-        self._where[: len(slots)] = self._where[slots]
-        self._where[len(slots) :] = 0
-        self._used = len(slots)
-        self._squeeze()
 
     def _squeeze(self) -> None:
         whole = pa.table([pa.chunked_array(self._arrays, self._kind)], ["values"])
@@ -334,24 +306,21 @@ class NestedBuffer:
         self._where[: self._used] = np.arange(self._used)
 
     def export_arrays(self, used: int) -> list[RawArray]:
-        """See :class:`ColumnBuffer`."""
         return [self._where[:used], np.array([self._used]), *self._arrays]
 
     def import_arrays(self, arrays: list[RawArray]) -> None:
-        """See :class:`ColumnBuffer`."""
         self._where, [self._used], *self._arrays = arrays
         self._rows = sum(map(len, self._arrays))
 
     @property
     def size_bytes(self) -> int:
-        """See :class:`ColumnBuffer`."""
         return self._where.nbytes + sum(int(array.nbytes) for array in self._arrays)
 
 
 def make_buffers(kind: pa.DataType) -> list[ColumnBuffer]:
-    """Empty parts for a column of this type."""
+    """Empty buffers for a column of this type."""
     if pa.types.is_struct(kind):
-        return [ValidityBuffer(), *(part for field in kind for part in make_buffers(field.type))]
+        return [ValidityBuffer(), *(buffer for field in kind for buffer in make_buffers(field.type))]
     if kind in _BYTES:
         return [ValidityBuffer(), BytesBuffer()]
     dtype = dtype_of(kind)
@@ -359,7 +328,7 @@ def make_buffers(kind: pa.DataType) -> list[ColumnBuffer]:
 
 
 def take_apart(array: pa.Array) -> list[Raw]:
-    """The raw form of a column, part by part as :func:`make_buffers` has them."""
+    """The raw form of a column, an item for each buffer of :func:`make_buffers`."""
     kind = array.type
     valid = None if not array.null_count else array.is_valid().to_numpy(zero_copy_only=False)
     if pa.types.is_struct(kind):
@@ -387,8 +356,10 @@ def take_apart(array: pa.Array) -> list[Raw]:
 def put_together(
     kind: pa.DataType, raws: Iterator[Raw], found: Mask | None = None, hidden: Mask | None = None
 ) -> pa.Array:
-    """The column of a raw form; takes as many of ``raws`` as it needs. Null too where ``found`` is False. ``hidden``: where a struct
-    of which it is a field is null. What it is there means nothing, and may not be null: such a field may be declared without nulls.
+    """The column of a raw form; takes as many of ``raws`` as it needs.
+
+    It is null where ``found`` is False too. ``hidden``: where the struct around this field is null.
+    The field is not null there, whatever its value: it may be declared without nulls.
     """
     if not (pa.types.is_struct(kind) or kind in _BYTES or dtype_of(kind) is not None):
         array = next(raws)

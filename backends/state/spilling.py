@@ -1,9 +1,10 @@
 """The states of a subtask on local disk: what does not fit in memory for now.
 
-Theory of operation. Arrays are written as they lie in memory, one after another in one file, and what they are into a second
-one, last: where that is missing nothing was saved. Stores are written with their holes, their stamps and the tables of their
-indexes, so nothing is computed when they are read. The bytes are for this machine and this version of the code: no checkpoint, and
-nothing is verified.
+Theory of operation. Arrays are written as they lie in memory, one after another in one file. A
+second file says what they are; it is written last, and where it is missing nothing was saved.
+Stores are written with their holes, their versions and the tables of their indexes, so loading
+computes nothing. The bytes are for this machine and this version of the code. They are no
+checkpoint and not verified.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from stateformat.errors import InvalidInput
 _ARRAYS: Final = "states.bin"
 _FACTS: Final = "states.json"
 _FREE_SHARE: Final = 8
-"""There is room for an eighth more rows than were saved."""
+"""Loading leaves room for one eighth more rows than were saved."""
 
 
 class Saver:
@@ -34,7 +35,7 @@ class Saver:
         self._file = file
 
     def array(self, array: Any) -> str:
-        """Write one; returns what it is."""
+        """Write one; returns its description."""
         if isinstance(array, np.ndarray):
             self._file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
             return f"{array.dtype.str}:{len(array)}"
@@ -42,18 +43,17 @@ class Saver:
         return "arrow"
 
     def table(self, table: pa.Table) -> None:
-        """Write a table."""
         with pa.ipc.new_stream(self._file, table.schema) as writer:
             writer.write_table(table)
 
     def rows(self, rows: Rows) -> dict[str, Any]:
-        """Write a store; returns what :meth:`Loader.rows` must be told."""
-        parts = [part.export_arrays(rows.used) for column in rows.parts for part in column]
+        """Write a store; returns its description."""
+        buffers = [buffer.export_arrays(rows.used) for column in rows.buffers for buffer in column]
         facts: dict[str, Any] = {"used": rows.used, "count": rows.count}
-        facts["parts"] = [[self.array(array) for array in part] for part in parts]
+        facts["buffers"] = [[self.array(array) for array in arrays] for arrays in buffers]
         facts["arrays"] = {
-            name: [self.array(array) for array in part.export_arrays(rows.used)]
-            for name, part in rows.arrays.items()
+            name: [self.array(array) for array in buffer.export_arrays(rows.used)]
+            for name, buffer in rows.arrays.items()
             if name != "stamp"
         }
         if isinstance(rows, KeyedRows):
@@ -62,13 +62,13 @@ class Saver:
 
 
 class Loader:
-    """Reads what a :class:`Saver` wrote, in the same order."""
+    """Reads what a :class:`Saver` wrote, in the same order, by the descriptions that it returned."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
 
     def array(self, what: str, capacity: int = 0) -> Any:
-        """Read an array; with room for ``capacity``, if that is more, zero behind what was written."""
+        """Read an array; it is ``capacity`` long if that is longer, with zeros at its end."""
         if what == "arrow":
             return self.table()["values"].combine_chunks()
         kind, count = what.split(":")
@@ -78,28 +78,26 @@ class Loader:
             raise _incomplete(f"it ends before an array of {read.nbytes} bytes does")
         return array
 
-    def part(self, part: ColumnBuffer, whats: Sequence[str], capacity: int) -> None:
-        """Read the arrays of a part, with room for ``capacity`` slots."""
-        if whats:
-            part.import_arrays([self.array(what, 0 if number else capacity) for number, what in enumerate(whats)])
+    def _buffer(self, buffer: ColumnBuffer, arrays: Sequence[str], capacity: int) -> None:
+        if arrays:
+            buffer.import_arrays([self.array(what, 0 if number else capacity) for number, what in enumerate(arrays)])
         else:
-            part.reserve(capacity, 0)
+            buffer.reserve(capacity, 0)
 
     def table(self) -> pa.Table:
-        """Read a table."""
         return pa.ipc.open_stream(self._file).read_all()
 
     def rows(self, rows: Rows, facts: Mapping[str, Any]) -> None:
         """Fill a store."""
         used = facts["used"]
         capacity = used + used // _FREE_SHARE + 1024
-        parts = [part for column in rows.parts for part in column]
-        for part, arrays in zip(parts, facts["parts"], strict=True):
-            self.part(part, arrays, capacity)
+        buffers = [buffer for column in rows.buffers for buffer in column]
+        for buffer, arrays in zip(buffers, facts["buffers"], strict=True):
+            self._buffer(buffer, arrays, capacity)
         for name, arrays in facts["arrays"].items():
             if name not in rows.arrays:
                 rows.add_array(name, np.dtype(arrays[0].split(":")[0]))
-            self.part(rows.arrays[name], arrays, capacity)
+            self._buffer(rows.arrays[name], arrays, capacity)
         for name, array in rows.arrays.items():
             if name not in facts["arrays"]:
                 array.reserve(capacity, 0)
@@ -111,7 +109,7 @@ class Loader:
 
 @contextmanager
 def saving(directory: Path) -> Iterator[tuple[Saver, dict[str, Any]]]:
-    """What to save with, and facts to fill, which JSON takes; they are written at the end, if there is one."""
+    """A saver, and a dictionary of descriptions to fill, which is written as JSON at the end."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / _FACTS).unlink(missing_ok=True)
     facts: dict[str, Any] = {}
@@ -123,7 +121,10 @@ def saving(directory: Path) -> Iterator[tuple[Saver, dict[str, Any]]]:
 
 @contextmanager
 def loading(directory: Path, names: Sequence[str]) -> Iterator[tuple[Loader, Mapping[str, Any]]]:
-    """What to load with, and the facts. ``InvalidInput`` where there is no complete save of states of these names."""
+    """A loader, and the descriptions;
+
+    ``InvalidInput`` without a complete save of states of these names.
+    """
     try:
         facts = json.loads((directory / _FACTS).read_text())
     except (OSError, ValueError) as error:

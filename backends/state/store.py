@@ -1,10 +1,13 @@
-"""Rows of one state in slots: the columns of a batch fitted to the declaration, their storage, and the index over keys.
+"""Rows of one state in slots: the columns of a batch as declared, their storage, and the index over
+keys.
 
-Theory of operation. A slot is a number from 0 up; rows get slots in the order in which they come and keep them. A row that
-is given up leaves a hole; once holes are more than half of a store, those that live move together and keep their order. So the
-order of rows is that in which their keys came, whatever happened between, and a history of calls gives one order.
+Theory of operation. A slot is a number from 0 up; rows get slots in the order in which they come
+and keep them. A deleted row leaves a hole. Once more than half of a store is holes, the live rows
+move together and keep their order. So the order of rows is that in which their keys came, whatever
+happened between, and a history of calls gives one order.
 
-:class:`Rows` stores columns; :class:`KeyedRows` finds them by the first columns, its row key, and knows the key group of each.
+:class:`Rows` stores columns. :class:`KeyedRows` finds them by the first columns, its row key, and
+knows the key group of each.
 """
 
 from __future__ import annotations
@@ -17,19 +20,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from backends.state import parts
 from backends.state.index import SlotIndex, hash_raws
-from backends.state.parts import (
-    ColumnBuffer,
-    FixedBuffer,
-    Mask,
-    Raw,
-    Slots,
-    make_buffers,
-    pick,
-    put_together,
-    same_rows,
-    take_apart,
-)
+from backends.state.parts import ColumnBuffer, FixedBuffer, Mask, Raw, Slots, take_apart
 from stateformat.clustering import groups_of_keys, one_array
 from stateformat.errors import ErrorKind, InvalidState
 from stateformat.hashing import DEFAULT_KEY_HASH, key_hash, normalize_key_column
@@ -50,9 +43,11 @@ _TABLE_ROWS: Final = 1 << 20
 
 
 class RowNormalizer:
-    """Gives batches the columns of a declaration: by name, types as they are stored, equal floats with equal bits in keys.
+    """Gives batches the columns of a declaration: by name, with the stored types, equal floats with
+    equal bits in keys.
 
-    ``names``: the columns that are taken, of those of the segment. ``only``: refuse any other column of a batch.
+    ``names``: the columns that are taken, of those of the segment. ``only``: refuse any other
+    column.
     """
 
     def __init__(self, state: State, names: Sequence[str], *, only: bool) -> None:
@@ -62,10 +57,11 @@ class RowNormalizer:
         self._only = only
         self._where = f"state {state.name!r} of {state.operator!r}"
         self._keys = {*state.key_columns, "_map_key"}
-        # The format's own part of a row key is never null (SPEC.md section 5.1), nor is a column declared so.
+        # The format's own columns of a row key are never null (SPEC.md section 5.1).
         self.strict = {name for name in names if name.startswith("_") and name != "_map_key"}
-        self.strict |= {item.name for item in state.current.fields if not item.nullable}
-        # Fitted columns are conformed as those of a state without keys that has them as plain fields.
+        """The columns that hold no nulls."""
+        self.strict |= {item.name for item in state.current.fields if item.name in names and not item.nullable}
+        # The declared columns, as plain columns of a state without keys.
         fields = tuple(item for item in state.current.fields if item.name in names)
         self._plain = replace(
             state, mode=Mode.EVEN_SPLIT, kind=None, key_columns=(), edge=None, schemas=(SchemaVersion(1, fields),)
@@ -73,9 +69,10 @@ class RowNormalizer:
         self._own = {"_index": pa.int64(), "_timestamp": pa.int64(), "_tag": pa.string()}
 
     def fit(self, rows: pa.RecordBatch | pa.Table, fill: dict[str, pa.Scalar] | None = None) -> list[pa.Array]:
-        """One array a column. ``InvalidState``, the caller's fault: a column that is missing, unknown, null or of another type.
+        """One array for each column. Nullable columns that are no key may be missing.
 
-        ``fill``: columns that may be missing, and what they are then. Nullable columns that are no key may be missing.
+        ``fill``: the value of other columns where they are missing. Raises ``InvalidState`` for a
+        column that is missing, unknown, null or of another type.
         """
         if isinstance(rows, pa.Table):
             rows = rows.combine_chunks()
@@ -89,12 +86,12 @@ class RowNormalizer:
                 rows = rows.append_column(name, pa.repeat(value, len(rows)))
         columns = [column for field in self.fields if (column := self._column(rows, field)) is not None]
         if len(columns) != len(self.fields) or (self._only and rows.num_columns != len(columns)):
-            columns = self._conformed(rows)
+            columns = self._normalized(rows)
         for field, column in zip(self.fields, columns, strict=True):
             if column.null_count and field.name in self.strict:
                 raise InvalidState(
-                    f"{self._where}: column {field.name!r} holds no nulls and {column.null_count} are given; fill them, or "
-                    "declare it nullable",
+                    f"{self._where}: column {field.name!r} holds no nulls and {column.null_count} are given. "
+                    "Fill them, or declare it nullable.",
                     kind=ErrorKind.NULL_NOT_ALLOWED,
                     column=field.name,
                 )
@@ -104,13 +101,13 @@ class RowNormalizer:
         ]
 
     def _column(self, rows: pa.RecordBatch | pa.Table, field: pa.Field) -> pa.Array | None:
-        """The column where it needs no work; it is there, once, with its type."""
+        """The column where it needs no work: it is there, once, with its type."""
         index = rows.schema.get_field_index(field.name)
         if index < 0 or rows.schema.field(index).type != field.type:
             return None
         return _one_array(rows.column(index))
 
-    def _conformed(self, rows: pa.RecordBatch | pa.Table) -> list[pa.Array]:
+    def _normalized(self, rows: pa.RecordBatch | pa.Table) -> list[pa.Array]:
         names = self.schema.names
         given = rows.schema.names
         missing = [name for name in names if name not in given and (name in self._keys or name.startswith("_"))]
@@ -136,7 +133,7 @@ class RowNormalizer:
             try:
                 column = _one_array(table[name])
                 if pa.types.is_timestamp(given_type):
-                    # As a number a timestamp is what its unit makes of it; here it is microseconds.
+                    # The number that is stored is in microseconds, whatever the unit was.
                     column = column.cast(pa.timestamp("us", given_type.tz))
                 columns[name] = column.cast(self._own[name])
             except pa.ArrowException as error:
@@ -151,10 +148,10 @@ def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def key_grouping(operator: Operator, key_count: int) -> GroupOf:
-    """A function from columns, of which the first ``key_count`` are the key, to the key group of each row."""
+    """A function from columns, of which the first ``key_count`` are the key, to key groups."""
     ceiling = key_group_count(operator)
     name = operator.key_hash or DEFAULT_KEY_HASH
-    # A name that nobody registered is refused now, and not in the middle of a change.
+    # Refuses an unregistered name now, and not in the middle of a change.
     key_hash(name)
 
     def groups_of(columns: Sequence[pa.Array]) -> npt.NDArray[np.int32]:
@@ -164,20 +161,19 @@ def key_grouping(operator: Operator, key_count: int) -> GroupOf:
 
 
 class Rows:
-    """Columns in slots, without keys. ``fields``: their names and types; further arrays belong to subclasses."""
+    """Columns in slots, without keys."""
 
     def __init__(self, fields: Sequence[pa.Field]) -> None:
-        self.fields = list(fields)
         self.kinds = [field.type for field in fields]
-        self.parts: list[list[ColumnBuffer]] = [make_buffers(kind) for kind in self.kinds]
+        self.buffers: list[list[ColumnBuffer]] = [parts.make_buffers(kind) for kind in self.kinds]
         self.arrays: dict[str, FixedBuffer] = {"live": FixedBuffer(np.bool_)}
         self.changes: Changes | None = None
-        """Who wants to know which rows change."""
+        """Is told which rows change."""
         self.used = 0
-        """Slots given out so far, from 0 on."""
+        """Slots given out so far, holes among them."""
         self.capacity = 0
         self.count = 0
-        """Slots that live."""
+        """Slots that are live."""
         self.reserve(_CAPACITY_MIN)
 
     def array(self, name: str) -> npt.NDArray[Any]:
@@ -185,37 +181,42 @@ class Rows:
         return self.arrays[name].values
 
     def add_array(self, name: str, dtype: Any) -> None:
-        """Keep another array by slot, that moves with the rows; zero until it is set."""
+        """Add an array by slot that moves with the rows; zero until it is set."""
         self.arrays[name] = FixedBuffer(dtype)
         self.arrays[name].reserve(self.capacity, 0)
 
     @property
     def size_bytes(self) -> int:
-        """The memory that is taken."""
-        return sum(part.size_bytes for part in self._all_parts)
+        """The memory that it takes."""
+        return sum(buffer.size_bytes for buffer in self._all_buffers)
 
     @property
-    def _all_parts(self) -> list[ColumnBuffer]:
-        return [*(part for parts in self.parts for part in parts), *self.arrays.values()]
+    def _all_buffers(self) -> list[ColumnBuffer]:
+        return [*(buffer for column in self.buffers for buffer in column), *self.arrays.values()]
 
     def reserve(self, more: int) -> None:
         """Make room for ``more`` rows."""
         if self.used + more <= self.capacity:
             return
         self.capacity = max(_CAPACITY_MIN, 2 * self.capacity, self.used + more)
-        for part in self._all_parts:
-            part.reserve(self.capacity, self.used)
+        for buffer in self._all_buffers:
+            buffer.reserve(self.capacity, self.used)
 
     def fill(self, rows: int) -> None:
-        """So many rows will be added, or fewer; nothing but that happens until :meth:`filled`."""
+        """Announce that at most so many rows are added, and nothing else happens, until
+        :meth:`filled`.
+        """
         self.reserve(rows)
 
     def filled(self) -> bool:
-        """All rows are there. False: they cannot have been right, clear everything."""
+        """All rows are there.
+
+        Returns False where a row key may be there twice: clear everything then.
+        """
         return True
 
     def add(self, count: int) -> slice:
-        """New slots, that live. What is in them is set by the caller."""
+        """New live slots; the caller sets what is in them."""
         self.reserve(count)
         new = slice(self.used, self.used + count)
         self.array("live")[new] = True
@@ -227,9 +228,9 @@ class Rows:
 
     def put(self, slots: Slots | slice, raws: Sequence[Sequence[Raw]], first: int = 0) -> None:
         """Set columns from ``first`` on."""
-        for parts, column in zip(self.parts[first:], raws, strict=True):
-            for part, raw in zip(parts, column, strict=True):
-                part.put(slots, raw)
+        for buffers, column in zip(self.buffers[first:], raws, strict=True):
+            for buffer, raw in zip(buffers, column, strict=True):
+                buffer.put(slots, raw)
         if self.changes is not None and (raws or self.changes.is_taking):
             self.changes.touched(slots)
 
@@ -238,18 +239,18 @@ class Rows:
     ) -> list[pa.Array]:
         """Columns ``first`` … ``stop`` − 1; null where ``found`` is False, whatever the slot."""
         return [
-            put_together(kind, iter([part.get(slots) for part in parts]), found)
-            for kind, parts in zip(self.kinds[first:stop], self.parts[first:stop], strict=True)
+            parts.put_together(kind, iter([buffer.get(slots) for buffer in buffers]), found)
+            for kind, buffers in zip(self.kinds[first:stop], self.buffers[first:stop], strict=True)
         ]
 
     def live_slots(self) -> Slots:
-        """The slots that live, ascending."""
+        """The live slots, ascending."""
         if self.count == self.used:
             return np.arange(self.used)
         return np.flatnonzero(self.array("live")[: self.used])
 
     def kill(self, slots: Slots) -> Slots:
-        """Give up slots; those that lived, each once, ascending."""
+        """Delete slots; returns those that were live, each once, ascending."""
         live = self.array("live")
         gone: Slots = slots[live[slots]]
         if len(gone) > 1 and not (gone[1:] > gone[:-1]).all():
@@ -262,23 +263,23 @@ class Rows:
 
     @property
     def wasteful(self) -> bool:
-        """Whether more slots are holes than live."""
+        """Whether more slots are holes than are live."""
         return self.used - self.count > max(HOLES_MIN, self.count)
 
     def compact(self) -> Slots:
-        """Close the holes; what was in slot ``result[i]`` is in slot i now."""
+        """Close the holes; what was in slot ``result[i]`` is in slot i afterwards."""
         if self.changes is not None:
             self.changes.closing()
         kept = self.live_slots()
-        for part in self._all_parts:
-            part.keep(kept)
+        for buffer in self._all_buffers:
+            buffer.keep(kept)
         self.used = len(kept)
         return kept
 
     def clear(self) -> None:
-        """Give up everything, and its memory."""
-        self.parts = [make_buffers(kind) for kind in self.kinds]
-        self.arrays = {name: FixedBuffer(part.values.dtype) for name, part in self.arrays.items()}
+        """Delete everything, and free its memory."""
+        self.buffers = [parts.make_buffers(kind) for kind in self.kinds]
+        self.arrays = {name: FixedBuffer(array.values.dtype) for name, array in self.arrays.items()}
         self.used = self.count = self.capacity = 0
         self.reserve(_CAPACITY_MIN)
         if self.changes is not None:
@@ -286,7 +287,9 @@ class Rows:
 
 
 class KeyedRows(Rows):
-    """Rows found by their first ``key_count`` columns. Key arrays that are given went through a :class:`RowNormalizer`."""
+    """Rows found by their first ``key_count`` columns, which a :class:`RowNormalizer` has
+    normalized.
+    """
 
     def __init__(self, fields: Sequence[pa.Field], key_count: int, group_of: GroupOf) -> None:
         super().__init__(fields)
@@ -295,22 +298,21 @@ class KeyedRows(Rows):
         self.index = SlotIndex()
         self.filling = False
         self.owned: OwnedKeys | None = None
-        """Whose keys may be added, where that is known."""
+        """The keys that may be added; None: any."""
         for name, dtype in (("hash", np.uint64), ("group", np.int16), ("stamp", np.int32)):
             self.add_array(name, dtype)
 
     @property
     def size_bytes(self) -> int:
-        """See :class:`Rows`."""
         return super().size_bytes + self.index.table.nbytes
 
     def _same(self, raws: Sequence[Raw]) -> Callable[[Slots, Slots | None], Any]:
-        parts = [part for column in self.parts[: self.key_count] for part in column]
+        buffers = [buffer for column in self.buffers[: self.key_count] for buffer in column]
 
         def same(slots: Slots, rows: Slots | None) -> Any:
             equal: Any = True
-            for part, raw in zip(parts, raws, strict=True):
-                found = part.same(slots, raw if rows is None else pick(raw, rows))
+            for buffer, raw in zip(buffers, raws, strict=True):
+                found = buffer.same(slots, raw if rows is None else parts.pick(raw, rows))
                 if found is not True:
                     equal = found if equal is True else equal & found
             return equal
@@ -323,9 +325,12 @@ class KeyedRows(Rows):
         return self.index.find(hash_raws(raws, len(keys[0])), self._same(raws))
 
     def ensure(self, keys: Sequence[pa.Array], groups: npt.NDArray[Any] | None = None) -> tuple[Slots, Slots]:
-        """The slot of each row key, which is added where it is missing; and the rows that were the first of a new key.
+        """The slot of each row key, added where it is missing, and the rows that were the first of
+        a new key.
 
-        The new slots are the last ones, in the order of these rows. ``groups``: the key groups of the rows, if known.
+        The new slots are the last ones, in the order of these rows. ``groups``: the key groups of
+        the rows, if known. Raises ``InvalidState`` for a key of another subtask; nothing is added
+        then.
         """
         raws = [raw for column in keys for raw in take_apart(column)]
         hashes = hash_raws(raws, len(keys[0]))
@@ -346,17 +351,17 @@ class KeyedRows(Rows):
         elif not everything:
             groups = groups[rows]
         new = self.add(len(rows))
-        position = 0
-        for column in self.parts[: self.key_count]:
-            for part in column:
-                part.put(new, raws[position] if everything else pick(raws[position], rows))
-                position += 1
+        buffers = [buffer for column in self.buffers[: self.key_count] for buffer in column]
+        for buffer, raw in zip(buffers, raws, strict=True):
+            buffer.put(new, raw if everything else parts.pick(raw, rows))
         self.array("hash")[new] = hashes if everything else hashes[rows]
         self.array("group")[new] = groups
         return slots, rows
 
     def _entered(self, raws: Sequence[Raw], hashes: npt.NDArray[np.uint64]) -> tuple[Slots, Slots]:
-        """The slot of each row key, which is entered into the index where it is missing, and the rows that are first of those."""
+        """The slot of each row key, entered into the index where it is missing, and the first rows
+        of the new keys.
+        """
         slots = self.index.find(hashes, self._same(raws))
         missing = np.flatnonzero(slots < 0)
         if not len(missing):
@@ -365,17 +370,16 @@ class KeyedRows(Rows):
             live = self.live_slots()
             self.index.build(self.array("hash")[live], live, more=len(missing))
         chosen, slots[missing] = self.index.enter(
-            hashes[missing], self.used, lambda left, right: same_rows(raws, missing[left], missing[right])
+            hashes[missing], self.used, lambda left, right: parts.same_rows(raws, missing[left], missing[right])
         )
         return slots, missing[chosen]
 
     def fill(self, rows: int) -> None:
-        """See :class:`Rows`; until :meth:`filled` every row key that is ensured is taken for a new one, and none is found."""
+        """See :class:`Rows`. Until :meth:`filled` every row key counts as new, and none is found."""
         super().fill(rows)
         self.filling = True
 
     def filled(self) -> bool:
-        """See :class:`Rows`. False: perhaps a row key was given twice."""
         self.filling = False
         return self.index.build(self.array("hash")[: self.used], np.arange(self.used))
 
@@ -386,23 +390,22 @@ class KeyedRows(Rows):
         kept = stamp[slots]
         if (kept == numbers).all():
             return None
-        # Of several numbers for one slot numpy may keep any; what is later than the one kept is tried again.
+        # Of several numbers for one slot numpy may keep any; later ones than that are tried again.
         while len(later := np.flatnonzero(numbers > kept)):
             stamp[slots[later]] = numbers[later]
             kept = stamp[slots]
         return np.flatnonzero(kept == numbers)
 
     def put_rows(self, slots: Slots, values: Sequence[pa.Array]) -> None:
-        """Set the columns that are no key; of rows with the same slot the last one counts."""
+        """Set the value columns; of rows with the same slot the last one counts."""
         rows = None if self.filling else self.last_of_each(slots)
         raws = [take_apart(column) for column in values]
         if rows is not None:
             slots = slots[rows]
-            raws = [[pick(raw, rows) for raw in column] for column in raws]
+            raws = [[parts.pick(raw, rows) for raw in column] for column in raws]
         self.put(slots, raws, self.key_count)
 
     def kill(self, slots: Slots) -> Slots:
-        """See :class:`Rows`."""
         gone = super().kill(slots)
         if not self.count:
             self.index.build(np.zeros(0, np.uint64), gone[:0])
@@ -411,13 +414,11 @@ class KeyedRows(Rows):
         return gone
 
     def compact(self) -> Slots:
-        """See :class:`Rows`."""
         kept = super().compact()
         self.index.build(self.array("hash")[: self.used], np.arange(self.used))
         return kept
 
     def clear(self) -> None:
-        """See :class:`Rows`."""
         super().clear()
         self.index = SlotIndex()
 
@@ -425,24 +426,24 @@ class KeyedRows(Rows):
 def as_table(
     schema: pa.Schema, columns: Callable[[Slots | slice], list[pa.Array]], slots: Slots, *, view: bool = False
 ) -> pa.Table:
-    """A table of ascending slots, made a million rows at a time, or fewer where 2 GiB of strings are fewer rows.
+    """A table of ascending slots, made a million rows at a time, or fewer where strings fill 2 GiB.
 
-    ``view``: fixed-width columns may lie where the store has them, so the table is good until the next change only.
+    ``view``: fixed-width columns may be views of the store, good until its next change.
     """
     batches = []
-    parts = [slots[start : start + _TABLE_ROWS] for start in range(0, len(slots), _TABLE_ROWS)][::-1]
-    while parts:
-        part = parts.pop()
-        gapless = view and part[-1] - part[0] == len(part) - 1
-        some = slice(int(part[0]), int(part[-1]) + 1) if gapless else part
+    pieces = [slots[start : start + _TABLE_ROWS] for start in range(0, len(slots), _TABLE_ROWS)][::-1]
+    while pieces:
+        piece = pieces.pop()
+        gapless = view and piece[-1] - piece[0] == len(piece) - 1
+        some = slice(int(piece[0]), int(piece[-1]) + 1) if gapless else piece
         try:
             batches.append(pa.RecordBatch.from_arrays(columns(some), schema=schema))
         except (pa.ArrowInvalid, pa.ArrowCapacityError):
-            # 32-bit offsets, which utf8, binary and lists have, hold no more of these rows in one array.
-            if len(part) == 1:
+            # The 32-bit offsets of utf8, binary and lists hold fewer of these rows in one array.
+            if len(piece) == 1:
                 raise
-            middle = len(part) // 2
-            parts += [part[middle:], part[:middle]]
+            middle = len(piece) // 2
+            pieces += [piece[middle:], piece[:middle]]
     return pa.Table.from_batches(batches, schema=schema)
 
 
@@ -452,7 +453,7 @@ def with_groups(schema: pa.Schema) -> pa.Schema:
 
 
 def record_batch(columns: list[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBatch:
-    """A batch of the columns; without any, one that knows how many rows it has nevertheless."""
+    """A batch of the columns, with so many rows even where there are no columns."""
     if columns:
         return pa.RecordBatch.from_arrays(columns, schema=schema)
     return pa.RecordBatch.from_struct_array(pa.StructArray.from_buffers(pa.struct([]), rows, [None]))

@@ -1,8 +1,9 @@
-"""All states of one subtask: made from their declarations, restored from a checkpoint, written into the next.
+"""All states of one subtask: made from their declarations, restored from a checkpoint, written into
+the next.
 
-A subtask may be written whole each time, or what has changed of it only (``changes``, ``folding``): then whoever runs it counts
-versions (:meth:`SubtaskStates.begin`), and says in which layers each state lies. One that was left behind can catch up with the
-layers that others have written, and one that is not needed for now can be kept on disk (``spilling``).
+A snapshot holds everything, or what has changed (``changes``): then the executor counts versions
+(:meth:`SubtaskStates.begin`) and says in which layers each state lies. States that were left behind
+catch up with layers that others have written. States that are not needed now are kept on disk.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from backends.state.ownership import OwnedKeys
 from backends.state.spilling import loading, saving
 from backends.state.store import KeyedRows, without
 from backends.state.timers import TimerSet
-from backends.state.value import KeyedValue
+from backends.state.value import KeyedState, KeyedValue
 from stateformat.checkpoint import ReadTask
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.folding import Layer
@@ -32,13 +33,12 @@ from stateformat.model import Kind, Mode, Operator, SchemaVersion, State
 from stateformat.schema import CLEAR, DELETE, KEY_GROUP, OP, UPSERT
 from stateformat.snapshot import SnapshotWriter
 
-Keyed = KeyedValue | KeyedMap | KeyedList | TimerSet
 AnyState = TypeVar("AnyState", KeyedValue, KeyedMap, KeyedList, TimerSet, Entries)
 
 _Rows = tuple[pa.RecordBatch, Any]
 """Rows of a layer, and their key groups where those are known."""
 
-_KEYED: Final[Mapping[Kind, type[Keyed]]] = {
+_KEYED: Final[Mapping[Kind, type[KeyedValue | KeyedMap | KeyedList | TimerSet]]] = {
     Kind.VALUE: KeyedValue,
     Kind.MAP: KeyedMap,
     Kind.LIST: KeyedList,
@@ -50,9 +50,9 @@ _ENTRIES: Final = frozenset({Mode.EVEN_SPLIT, Mode.UNION, Mode.BROADCAST})
 class SubtaskStates:
     """All declared states of one subtask of one operator, empty until :meth:`restore`.
 
-    ``states`` may hold those of other operators, and of modes that are the runtime's (progress, in flight, coordinator,
-    committables): they are passed over. Belongs to one thread at a time. Raises ``InvalidInput`` (INVALID_PARALLELISM) for
-    a subtask that the operator does not have.
+    ``states`` may hold those of other operators and the runtime's own (progress, in flight,
+    coordinator, committables): they are ignored. Belongs to one thread at a time. Raises
+    ``InvalidInput`` (INVALID_PARALLELISM) for a subtask that the operator does not have.
     """
 
     def __init__(self, operator: Operator, subtask: int, states: Sequence[State]) -> None:
@@ -66,23 +66,26 @@ class SubtaskStates:
         self.operator = operator
         self.subtask = subtask
         self.layers: Mapping[str, Sequence[Layer]] | None = None
-        """What :meth:`snapshot` is told of layers where its caller knows nothing of them."""
-        self.kept: Mapping[str, int] = {}
-        """What the last snapshot returned."""
+        """The layers for :meth:`snapshot` if its caller gives none."""
+        self.layers_kept: Mapping[str, int] = {}
+        """What the last :meth:`snapshot` returned."""
         self.version = 0
-        """The version of the layers that the last snapshot wrote, where versions are counted (:meth:`begin`)."""
+        """The version of the layers that the last snapshot wrote, if versions are counted."""
         self._max_parallelism = ceiling
         self._declared = {state.name: state for state in states if state.operator == operator.uid}
-        self._kept: dict[str, Keyed | Entries] = {}
+        self._states: dict[str, KeyedState | Entries] = {}
         for state in self._declared.values():
             if state.mode is Mode.KEYED and state.kind is not None:
-                self._kept[state.name] = _KEYED[state.kind](operator, state)
+                self._states[state.name] = _KEYED[state.kind](operator, state)
             elif state.mode in _ENTRIES:
-                self._kept[state.name] = Entries(state)
-        self._keyed = {name: kept for name, kept in self._kept.items() if not isinstance(kept, Entries)}
+                self._states[state.name] = Entries(state)
+        self._keyed = {name: kept for name, kept in self._states.items() if not isinstance(kept, Entries)}
 
     def own_keys(self, key_by: Sequence[Sequence[str]]) -> None:
-        """From here on refuse new keys of other subtasks, as ``InvalidState``. ``key_by``: by which columns inputs are keyed."""
+        """Refuse new keys of other subtasks from here on.
+
+        ``key_by``: the key columns of each input.
+        """
         for name, kept in self._keyed.items():
             columns = self._declared[name].key_columns
             owned = OwnedKeys(self.operator, self.subtask, name, columns, tuple(map(tuple, key_by)))
@@ -91,12 +94,15 @@ class SubtaskStates:
                     rows.owned = owned
 
     @property
-    def all(self) -> Mapping[str, Keyed | Entries]:
+    def all(self) -> Mapping[str, KeyedState | Entries]:
         """Every state, by name."""
-        return self._kept
+        return self._states
 
     def value(self, name: str) -> KeyedValue:
-        """The keyed value state of this name; ``InvalidInput`` (kind UNKNOWN_STATE) where there is none."""
+        """The keyed value state of this name;
+
+        ``InvalidInput`` (kind UNKNOWN_STATE) where there is none.
+        """
         return self._find(name, KeyedValue, "keyed value")
 
     def map(self, name: str) -> KeyedMap:
@@ -116,9 +122,9 @@ class SubtaskStates:
         return self._find(name, Entries, "even-split, union or broadcast")
 
     def _find(self, name: str, kind: type[AnyState], what: str) -> AnyState:
-        found = self._kept.get(name)
+        found = self._states.get(name)
         if not isinstance(found, kind):
-            known = ", ".join(f"{known!r} ({self._describe(known)})" for known in self._kept) or "none"
+            known = ", ".join(f"{known!r} ({self._describe(known)})" for known in self._states) or "none"
             raise InvalidInput(
                 f"operator {self.operator.uid!r} has no state {name!r} that is {what}; declared are {known}",
                 kind=ErrorKind.UNKNOWN_STATE,
@@ -132,12 +138,13 @@ class SubtaskStates:
         return state.kind.value if state.kind else state.mode.value
 
     def restore(self, tasks: Mapping[str, ReadTask]) -> None:
-        """Take what a plan gives this subtask (``Checkpoint.restore``), by name of state, in the schemas declared here.
+        """Take what a plan gives this subtask (``Checkpoint.restore``), by name of state, as
+        declared here.
 
-        Once, before anything else. States that are not kept here are passed over, and those of which there is no task stay
-        empty. Raises what reading raises (``DamagedCheckpoint``, ``CheckpointExpired``); throw the object away then.
+        Called once, before anything else. States without a task stay empty; tasks of other states
+        are ignored. Raises what reading raises; the object is of no use then.
         """
-        for name, kept in self._kept.items():
+        for name, kept in self._states.items():
             task = tasks.get(name)
             if task is None:
                 continue
@@ -145,12 +152,13 @@ class SubtaskStates:
             if isinstance(kept, Entries):
                 kept.replace(task.table(as_schema=current))
                 continue
-            # Row keys stand once in what is right, so nothing is searched for; where perhaps they do not, once more with searching.
+            # A row key stands once in a sound checkpoint, so nothing is searched for. Where one may
+            # stand twice, everything is read again with searching.
             if not self._fill(kept, task, current, quickly=not kept.changes.rows.used):
                 _replace(kept, ())
                 self._fill(kept, task, current, quickly=False)
 
-    def _fill(self, kept: Keyed, task: ReadTask, current: SchemaVersion, *, quickly: bool) -> bool:
+    def _fill(self, kept: KeyedState, task: ReadTask, current: SchemaVersion, *, quickly: bool) -> bool:
         rows = kept.changes.rows
         with kept.changes.taking(BEFORE):
             if quickly:
@@ -168,44 +176,46 @@ class SubtaskStates:
         )
         return rows.column(KEY_GROUP.name).to_numpy() if hashed_alike else None
 
-    # Versions ---------------------------------------------------------------------------------------------------------------
+    # Versions -------------------------------------------------------------------------------------
 
     def begin(self, version: int) -> None:
-        """What changes from here on, until the next snapshot, is of this version, which is greater than any before.
+        """What changes until the next snapshot has this version, greater than any before (else
+        ``InvalidInput``).
 
-        Before the first call nothing is tracked: what :meth:`restore` took is then what the layers have that are there, and a
-        state that was changed by others than it is written whole. ``InvalidInput`` for a version that is not greater.
+        Before the first call nothing is tracked. If by then only :meth:`restore` has changed a
+        state, it equals its layers; otherwise it is written whole.
         """
         for kept in self._keyed.values():
             kept.changes.begin(version)
 
     def _begin_together(self) -> None:
-        """A snapshot that failed has ended the version of the states before the one that failed: let all go on from the same."""
+        """Give all states the same version. After a failed snapshot some have ended theirs."""
         versions = [kept.changes.version for kept in self._keyed.values() if kept.changes.version is not None]
         if versions:
             self.version = max(versions)
             self.begin(self.version)
 
     def catch_up(self, tasks: Mapping[str, ReadTask], layers: Mapping[str, Sequence[Layer]]) -> None:
-        """Take what others have written since: go from an older snapshot of this subtask to a newer one.
+        """Go from an older snapshot of this subtask to a newer one, with what others have written
+        since.
 
-        ``tasks`` of keyed states read the layers that are newer than what is here, and ``layers`` says of each which these are, lowest
-        first, with their versions. A layer may hold changes that are here already. A base (layer 0, or a layer without rows)
-        replaces everything, so what the layers say is what there is afterwards. Of other states a task reads everything.
-        Changes that are in no layer must not be here. Raises as :meth:`restore` does, and ``InvalidInput`` where layers are not
-        those of the task; throw the object away then.
+        ``tasks`` of keyed states read the layers that are missing here, and ``layers`` names these
+        by state, lowest first, with their versions. A layer may hold changes that are here already.
+        A base (layer 0, or a layer without rows) replaces everything. Tasks of other states read
+        everything. Nothing may be here that is in no layer. Raises as :meth:`restore` does, and
+        ``InvalidInput`` where layers and tasks do not match; the object is of no use then.
         """
-        for name, kept in self._kept.items():
+        for name, kept in self._states.items():
             if isinstance(kept, Entries):
                 if name in tasks:
                     kept.replace(tasks[name].table(as_schema=self._declared[name].current))
             elif layers.get(name):
                 self._take_layers(name, kept, tasks.get(name), layers[name])
 
-    def _take_layers(self, name: str, kept: Keyed, task: ReadTask | None, layers: Sequence[Layer]) -> None:
+    def _take_layers(self, name: str, kept: KeyedState, task: ReadTask | None, layers: Sequence[Layer]) -> None:
         stored = iter(()) if task is None else task.layers(as_schema=self._declared[name].current)
         for layer in layers:
-            # A layer without rows is a base, and has no segment.
+            # A layer without rows is a base without a segment.
             number, batches = next(stored, (-1, iter(()))) if layer.rows else (0, iter(()))
             if layer.version is None or number < 0:
                 raise _no_layers(name, layers)
@@ -223,45 +233,47 @@ class SubtaskStates:
     def snapshot(
         self, writer: SnapshotWriter, layers: Mapping[str, Sequence[Layer]] | None = None
     ) -> Mapping[str, int]:
-        """Write every state that is kept here, or say that it is empty; other states are for the caller to report.
+        """Write every state, or say that it is empty.
 
-        ``layers``, by default :attr:`layers`: in which each keyed state lies now, lowest first; what is missing lies in none. With
-        it only what has changed is written where that is less: a delta to the lowest of them, or nothing (``SnapshotWriter``
-        says that such a state is carried). Returns, and keeps as :attr:`kept`, how many of the lowest layers stay
-        underneath, by name; 0 where a state was written whole. Without layers everything is written whole.
+        ``layers``, by default :attr:`layers`: in which each keyed state lies now, lowest first; a
+        missing one lies in none. With them a state is written as a delta on some of the lowest
+        where that is less, or carried if nothing has changed. Without them everything is written
+        whole. Returns how many of the lowest layers stay underneath, by name; 0 where a state was
+        written whole.
 
-        Row keys are unique by construction and ``_key_group`` is that of the keys, so ``WriteOptions(check_unique=False,
-        trust_key_groups=True)`` saves the writer two checks. Nothing may change while this runs.
+        Row keys are unique and ``_key_group`` is right by construction, so ``check_unique=False``
+        and ``trust_key_groups=True`` save the writer two checks. Nothing may change while this
+        runs.
         """
         known = self.layers if layers is None else layers
         self._begin_together()
         counts = {}
-        for name, kept in self._kept.items():
+        for name, kept in self._states.items():
             if not isinstance(kept, Entries):
                 counts[name] = kept.changes.write(writer, name, None if known is None else known.get(name, ()))
             elif len(kept):
                 writer.write(name, kept.rows())
             else:
                 writer.empty(name)
-        self.kept = counts
+        self.layers_kept = counts
         return counts
 
-    # Memory -----------------------------------------------------------------------------------------------------------------
+    # Memory ---------------------------------------------------------------------------------------
 
     @property
     def size_bytes(self) -> int:
-        """About how much memory all states take."""
+        """The memory that all states take, roughly."""
         return sum(
             kept.rows().nbytes
             if isinstance(kept, Entries)
             else sum(store.size_bytes for store in kept.stores) + kept.changes.size_bytes
-            for kept in self._kept.values()
+            for kept in self._states.values()
         )
 
     def save(self, directory: Path) -> None:
-        """Write everything, and what is known of its changes, into a folder of its own: for :meth:`load` on this machine."""
+        """Write everything into a folder of its own, for :meth:`load` on this machine."""
         with saving(directory) as (saver, facts):
-            for name, kept in self._kept.items():
+            for name, kept in self._states.items():
                 if isinstance(kept, Entries):
                     saver.table(kept.rows())
                     facts[name] = None
@@ -271,12 +283,13 @@ class SubtaskStates:
                 facts[name] = {"changes": known, "stores": [saver.rows(store) for store in kept.stores]}
 
     def load(self, directory: Path) -> None:
-        """Have what was saved by states with the same declarations; this one must be new.
+        """Take what states with the same declarations have saved; this one must be new.
 
-        ``InvalidInput`` where nothing was saved, or not all of it; throw the object away then.
+        Raises ``InvalidInput`` where nothing was saved, or not all of it; the object is of no use
+        then.
         """
-        with loading(directory, [*self._kept]) as (loader, facts):
-            for name, kept in self._kept.items():
+        with loading(directory, [*self._states]) as (loader, facts):
+            for name, kept in self._states.items():
                 table = loader.table()
                 if isinstance(kept, Entries):
                     kept.replace(table)
@@ -287,8 +300,8 @@ class SubtaskStates:
                 kept.loaded()
 
 
-def _replace(kept: Keyed, base: Iterable[_Rows]) -> None:
-    """Have these rows and no others."""
+def _replace(kept: KeyedState, base: Iterable[_Rows]) -> None:
+    """Replace all rows by these."""
     for store in kept.stores:
         store.clear()
     kept.loaded()
@@ -296,8 +309,11 @@ def _replace(kept: Keyed, base: Iterable[_Rows]) -> None:
         kept.restore(without(rows, [KEY_GROUP.name]), groups)
 
 
-def _apply(kept: Keyed, delta: Sequence[_Rows]) -> bool:
-    """Apply a layer (SPEC.md section 5.4). False: it clears keys, so what it says of their rows below nobody knows here."""
+def _apply(kept: KeyedState, delta: Sequence[_Rows]) -> bool:
+    """Apply a delta (SPEC.md section 5.4).
+
+    False: it clears keys, whose rows in lower layers are unknown.
+    """
     clears_any = False
     for rows, _ in delta:
         clears = np.flatnonzero(rows.column(OP.name).to_numpy() == CLEAR)
@@ -319,6 +335,6 @@ def _apply(kept: Keyed, delta: Sequence[_Rows]) -> bool:
 
 def _no_layers(name: str, layers: Sequence[Layer]) -> InvalidInput:
     return InvalidInput(
-        f"state {name!r} is to take the layers {[tuple(layer) for layer in layers]}, and its task has not just these, or one has no "
-        "version; restore from the checkpoint"
+        f"state {name!r} is to take the layers {[tuple(layer) for layer in layers]}, but its task has not just these, "
+        "or one has no version; restore from the checkpoint"
     )
