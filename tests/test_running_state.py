@@ -452,7 +452,7 @@ def test_more_keys_than_an_index_holds_are_refused_and_change_nothing(monkeypatc
     monkeypatch.setattr(index_module, "SLOTS_MAX", 2000)
     kept = KeyedValue(OPERATOR, declare.value_state("op", "v", keys=INT, values={}))
     kept.put_one((1,))
-    with pytest.raises(InvalidState, match="would have 2001 row keys, and 2000 is the most. Raise the parallelism"):
+    with pytest.raises(InvalidState, match=r"would have 2001 row keys, and 2000 is the most\. Raise the parallelism"):
         kept.add(ints(k=[*range(2001)]), ints(x=[0] * 2001), {})
     assert kept.rows().to_pylist() == [{"k": 1}]
 

@@ -177,7 +177,7 @@ class Changes:
             self._buried.append(pa.Table.from_arrays([*keys.columns, *chunked], schema=self._buried_schema))
 
     def bury_unknown(self, rows: pa.Table) -> None:
-        """Remember deletes of a taken layer, of rows that are not here:
+        """Remember deletes of a taken layer, of rows that are not here.
 
         ``_key_group`` and the row key.
         """
@@ -306,7 +306,7 @@ class Changes:
         return as_table(with_groups(self._schema), columns, slots, view=True) if len(slots) else None
 
     def _end(self, sinces: Mapping[int, int] | None) -> None:
-        """The version is written. ``sinces``: the versions to build on from now on;
+        """The version is written. ``sinces``: the versions to build on from now on.
 
         None: as before.
         """

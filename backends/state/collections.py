@@ -239,7 +239,7 @@ class KeyedList(_Collection):
         return [{name: row[name] for name in self._values.schema.names} for row in rows]
 
     def append_one(self, key: Any, **values: Any) -> None:
-        """Put one row of values at the end of the list of one key;
+        """Put one row of values at the end of the list of one key.
 
         ``key`` as for :meth:`KeyedMap.find_one`.
         """

@@ -33,7 +33,7 @@ class OwnedKeys:
         return key_group_range(self.subtask, parallelism=self.operator.parallelism, max_parallelism=count)
 
     def foreign(self, groups: npt.NDArray[Any]) -> int | None:
-        """The first position in ``groups`` with a key group of another subtask;
+        """The first position in ``groups`` with a key group of another subtask.
 
         None where there is none.
         """

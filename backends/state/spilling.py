@@ -121,7 +121,7 @@ def saving(directory: Path) -> Iterator[tuple[Saver, dict[str, Any]]]:
 
 @contextmanager
 def loading(directory: Path, names: Sequence[str]) -> Iterator[tuple[Loader, Mapping[str, Any]]]:
-    """A loader, and the descriptions;
+    """A loader, and the descriptions.
 
     ``InvalidInput`` without a complete save of states of these names.
     """

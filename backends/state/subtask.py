@@ -99,7 +99,7 @@ class SubtaskStates:
         return self._states
 
     def value(self, name: str) -> KeyedValue:
-        """The keyed value state of this name;
+        """The keyed value state of this name.
 
         ``InvalidInput`` (kind UNKNOWN_STATE) where there is none.
         """

@@ -69,7 +69,7 @@ class KeyedState:
         return as_table(self._schema, self._columns, self.changes.rows.live_slots())
 
     def restore(self, rows: pa.RecordBatch, groups: Any = None) -> None:
-        """Take rows of a checkpoint, each row key once;
+        """Take rows of a checkpoint, each row key once.
 
         ``groups``: their key groups, if known to be right.
         """
@@ -279,7 +279,7 @@ class KeyedValue(KeyedState):
         return row
 
     def put_one(self, key: Any, **values: Any) -> None:
-        """Set the values of one key:
+        """Set the values of one key.
 
         ``put_one(7, n=1)`` for one key column, ``put_one(("Oslo", 7), n=1)`` for two.
         """
