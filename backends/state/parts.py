@@ -21,6 +21,7 @@ than half. An array of slots may hold −1, *no row*: it gets some value, and va
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -178,7 +179,7 @@ class ValidityBuffer:
         return 0 if self.values is None else self.values.nbytes
 
 
-class _AppendingBuffer:
+class _AppendingBuffer(ABC):
     """Values that are appended, and for each slot the number of its value."""
 
     def __init__(self) -> None:
@@ -209,12 +210,13 @@ class _AppendingBuffer:
         self._used = len(slots)
         self._squeeze()
 
+    @abstractmethod
     def _squeeze(self) -> None:
         """Drop the values that no slot points at."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _append(self, raw: Raw) -> None:
-        raise NotImplementedError
+        """Append a batch to the values."""
 
 
 class BytesBuffer(_AppendingBuffer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ _UFUNCS: Final[Mapping[str, Any]] = {"sum": np.add, "count": np.add, "min": np.m
 _FLOAT_UFUNCS: Final[Mapping[str, Any]] = {**_UFUNCS, "min": np.fmin, "max": np.fmax}
 
 
-class KeyedState:
+class KeyedState(ABC):
     """Rows by row key: the base of value, map, list and timers.
 
     Keys come as a record batch with the key columns, by name; other columns of it are ignored.
@@ -68,24 +69,24 @@ class KeyedState:
         """
         return as_table(self._schema, self._columns, self.changes.rows.live_slots())
 
+    @abstractmethod
     def restore(self, rows: pa.RecordBatch, groups: Any = None) -> None:
         """Take rows of a checkpoint, each row key once.
 
         ``groups``: their key groups, if known to be right.
         """
-        raise NotImplementedError
 
     def replace(self, rows: pa.RecordBatch, groups: Any = None) -> None:
         """Set rows of a checkpoint, each row key once, of which some may be there."""
         self.restore(rows, groups)
 
+    @abstractmethod
     def remove(self, rows: pa.RecordBatch) -> Mask:
         """Delete the rows with these row keys; returns whether each was there."""
-        raise NotImplementedError
 
+    @abstractmethod
     def clear_keys(self, keys: pa.RecordBatch) -> None:
         """Delete all rows of these keys."""
-        raise NotImplementedError
 
     def loaded(self) -> None:
         """Called after the stores were filled from elsewhere."""
