@@ -88,7 +88,7 @@ class KeyedState(ABC):
     def clear_keys(self, keys: pa.RecordBatch) -> None:
         """Delete all rows of these keys."""
 
-    def loaded(self) -> None:
+    def loaded(self) -> None:  # noqa: B027 - most states have nothing to compute
         """Called after the stores were filled from elsewhere."""
 
     def _columns(self, slots: Slots | slice) -> list[pa.Array]:
