@@ -1,1 +1,4 @@
-"""What runs on Spark: how a session is made right, and the executor side of the rewrite job. Needs the extra ``spark``."""
+"""What runs on Spark: the runtime for dataflows, its sources, and the engine of the rewrite job.
+
+Needs the extra ``spark``.
+"""

@@ -1,5 +1,6 @@
-"""What sources read in an epoch: fixed before its barrier begins, so that what enumerators keep in the checkpoint is what they have not
-given.
+"""What sources read in an epoch, fixed before its barrier begins.
+
+So a checkpoint has of each enumerator exactly what the enumerator has not assigned.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from backends.dataflow.compile import Job
 from backends.running.driver import Driver
 from backends.running.worker import Give
 from backends.spark.epoch import first_line
-from backends.spark.feeds import Encoder, Feed
-from backends.spark.resting import Resting
+from backends.spark.feeds import DataFrameInput, InputEncoder
+from backends.spark.resting import DriverTask
 from backends.spark.sources import RangeEnumerator, SparkSource
 
 if TYPE_CHECKING:
@@ -24,33 +25,34 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SPLITS_AHEAD_MAX: Final = 64
-"""So many splits at most are given to a reader at once. It asks once an epoch; one that came to the end of what it was given gets
-twice as many the next time.
+"""How many splits a reader gets at once at most.
+
+It asks once an epoch. A reader that used up all of its splits gets twice as many the next time.
 """
 
 
-class Dealer:
-    """Gives readers splits, and fixes the ranges of DataFrames. Called between epochs, while no barrier is under way."""
+class SplitAssigner:
+    """Assigns splits to readers, and fixes the ranges of DataFrames. Called between epochs."""
 
     def __init__(self, job: Job, driver: Driver, spark: SparkSession) -> None:
         self._job = job
         self._driver = driver
         self._spark = spark
 
-    def deal(self, running: Sequence[Resting]) -> list[Feed]:
-        """Mail splits to the readers among the tasks that run. Returns what DataFrames feed sources in the next epoch."""
-        feeds = []
+    def assign(self, running: Sequence[DriverTask]) -> list[DataFrameInput]:
+        """Mail splits to the readers among these tasks. Returns the ranges of the next epoch."""
+        inputs = []
         for vertex in self._job.vertices:
             readers = [task for task in running if task.wired.vertex is vertex and task.may_read]
             logic = self._job.logic(vertex.id)
             if readers and isinstance(logic, SparkSource):
-                feeds += self._fix_range(vertex.id, logic, readers)
+                inputs += self._fix_range(vertex.id, logic, readers)
             elif readers and isinstance(logic, Source):
                 for reader in readers:
-                    self._deal_splits(reader)
-        return feeds
+                    self._assign_splits(reader)
+        return inputs
 
-    def _fix_range(self, uid: str, source: SparkSource, readers: Sequence[Resting]) -> list[Feed]:
+    def _fix_range(self, uid: str, source: SparkSource, readers: Sequence[DriverTask]) -> list[DataFrameInput]:
         enumerator = self._driver.enumerators[uid]
         assert isinstance(enumerator, RangeEnumerator)
         try:
@@ -65,18 +67,19 @@ class Dealer:
             return []
         event_time = self._job.step(uid).event_time
         column = event_time.column if event_time is not None else None
-        return [Feed(found, source.schema, Encoder(uid, self._job.vertex(uid).parallelism, column))]
+        parallelism = self._job.vertex(uid).parallelism
+        return [DataFrameInput(found, InputEncoder(uid, parallelism, column, source.schema))]
 
-    def _deal_splits(self, reader: Resting) -> None:
-        reader.told_later = False
+    def _assign_splits(self, reader: DriverTask) -> None:
+        reader.was_deferred = False
         if reader.no_more_splits:
             reader.mail.append(Give(NoSplit.NEVER))
         elif reader.wants_split:
             for _ in range(reader.splits_ahead):
                 answer = self._driver.assign_split(reader.core.id)
                 if isinstance(answer, NoSplit):
-                    reader.no_more_splits, reader.told_later = answer is NoSplit.NEVER, answer is NoSplit.LATER
+                    reader.no_more_splits, reader.was_deferred = answer is NoSplit.NEVER, answer is NoSplit.LATER
                     return
 
 
-__all__ = ["SPLITS_AHEAD_MAX", "Dealer"]
+__all__ = ["SPLITS_AHEAD_MAX", "SplitAssigner"]

@@ -1,26 +1,26 @@
 """A directory of files as a source of DataFrames: what is there, or what is added to it for ever.
 
-Theory of operation. A file is whole when it appears (written under a hidden name and renamed, or put into an object store), and never
-changes. Files are read in the order of (time of modification, path), each once, whole, and a position says which have been.
+A file is whole when it appears (written under a hidden name and renamed, or put into an object
+store), and never changes. Files are read in the order of (time of modification, path), each once
+and whole. The position says which have been read.
 
-*What is there at the start* (the default): the position is the list of what is left. It only shrinks.
+If the directory does not grow, the position is the list of files that are left.
 
-*A directory that grows*: remembering every file that was ever read is exact, and grows without end (Flink's file source does it and calls it
-a limitation). Forgetting what is older than some age bounds it, but then a file that comes late with an old time cannot be told from one
-that was read long ago (Spark's file stream passes over it in silence). Here the position has the files whose time is less than
-``window`` behind the newest one read, the time before which everything is forgotten (``/floor``), and how many have been (``/forgotten``).
-An unknown file from before the floor is never passed over in silence where that can be known:
+A directory that grows: to remember every file is exact, but grows without end. To forget old files
+bounds the position, but then a late file with an old time looks like one that was read long ago.
+So the position has the files whose time is less than ``window`` behind the newest one read; the
+time before which all are forgotten (``/floor``); and how many those are (``/forgotten``). An unknown
+file from before the floor came late, and is refused, in two cases: if there are more files before
+the floor than were read, and if it was not there at the look before. A third case cannot be known:
+right after a restart, as many files removed as came late. This is what ``window`` is for.
 
-- there are more files before the floor than were read: some came late. Refused.
-- a file before the floor was not there at the look before: it came late. Refused.
-- right after a restart, with as many files removed as came late: cannot be known. This is what ``window`` is for.
+A file that is remembered, or was there at the look before, and has another size or time now, is
+refused: neither its old rows nor its new ones are right. A file that was read may be removed.
 
-A file that is remembered, or was there at the look before, and has another size or time now was written again: refused, for neither its
-old rows nor its new ones are right. One that is gone was tidied up, once it has been read.
-
-Spark and this list must mean the same files. The directory's address is made absolute by Hadoop's file system, in the JVM. Files on a local
-disk are then listed here, in the driver, in microseconds each; those of any other file system (s3a, hdfs, abfss, …) by Spark itself, with
-the credentials that it reads with, as a job over its ``binaryFile`` format that opens no file. Times are in milliseconds, as Hadoop has them.
+Hadoop's file system, in the JVM, makes the directory's address absolute. The driver lists files on
+a local disk itself, in microseconds each. Files elsewhere (s3a, hdfs, abfss, …) Spark lists, with
+the credentials that it reads with: a job over its ``binaryFile`` format that opens no file. Times
+are in milliseconds, as Hadoop has them.
 """
 
 from __future__ import annotations
@@ -48,20 +48,21 @@ logger = logging.getLogger(__name__)
 
 _FLOOR, _FORGOTTEN, _OVER = "/floor", "/forgotten", "/over"
 """Names in a position that are no files: paths in it are relative."""
+_NO_FLOOR = -(2**63)
 _MS = datetime.timedelta(milliseconds=1)
 _EXACT: Mapping[str, str] = {
-    # Names of files are names, not patterns. Without the second setting Spark 4.3 takes them for patterns once more, where it looks for
-    # columns in the names of folders, and reads what they match again: rows would be repeated.
+    # Names of files are names, not patterns. Without the second setting Spark 4.3 takes them for patterns once more,
+    # when it looks for columns in the names of folders, and reads what they match again: rows would be repeated.
     "__globPaths__": "false",
     "recursiveFileLookup": "true",
-    # A session that passes over what it cannot read would lose rows in silence.
+    # A session that ignores what it cannot read would lose rows.
     "ignoreMissingFiles": "false",
     "ignoreCorruptFiles": "false",
 }
 
 
 class _Stat(NamedTuple):
-    """What a file is known by, beside its path. Sorts in the order of reading."""
+    """What identifies a file, beside its path. Sorts in the order of reading."""
 
     modified_ms: int
     size_bytes: int
@@ -78,21 +79,25 @@ class DirectoryFrames(Offsets):
 
     Example::
 
-        DirectoryFrames("s3a://bucket/orders/", "json", schema="id bigint, at timestamp", grows=True, files_per_epoch=100)
+        DirectoryFrames("s3a://bucket/orders/", "json", schema="id bigint", grows=True)
 
-    ``path``: a directory, as Spark would be given it; ``format`` and ``options``: those of ``spark.read``; ``schema``: the columns of the
-    files, as DDL or a ``StructType``; without it Spark finds them in the files that are there at the start. ``pattern``: what names of
-    files must match (``*.csv``); ``recursive``: folders below are read too. Folders ``name=value`` give no column by themselves: take it out of
-    ``_metadata.file_path`` in the transformation. Names of files and folders that begin with "." or "_" are nobody's output yet (but ``_a=1``).
+    ``path``: a directory, as Spark would be given it. ``format`` and ``options``: those of
+    ``spark.read``. ``schema``: the columns of the files, as DDL or a ``StructType``; without it Spark
+    finds them in the files that are there at the start. ``pattern``: what names of files must match
+    (``*.csv``). ``recursive``: folders below are read too. Folders ``name=value`` give no column: take
+    it out of ``_metadata.file_path`` in the transformation. Files and folders whose names begin with
+    "." or "_" are not read (but ``_a=1`` is).
 
-    An epoch reads the files that come next: at most ``files_per_epoch`` of them and ``bytes_per_epoch`` in all, but one in any case; all
-    that there are, unless given. ``grows``: files are added while the job runs; ``until``: the name of a file in the directory
-    after which no more come (such as ``_SUCCESS``), and the source ends. ``window``: how much older than the newest file that was read a new
-    file may be, by the file system's time of modification; as many files are kept in each checkpoint, about 100 bytes each. None:
-    any age, and all files are kept. See the module for what is refused.
+    An epoch reads all files that are there, or at most ``files_per_epoch`` of them and
+    ``bytes_per_epoch`` in all, but one in any case. ``grows``: files are added while the job runs.
+    ``until``: the name of a file in the directory after which no more come (such as ``_SUCCESS``);
+    then the source ends. ``window``: how much older than the newest file that was read a new file may
+    be, by the file system's time of modification. Each checkpoint keeps the files of that time, about
+    100 bytes each. None: any age, and all files are kept. The module says what is refused.
 
-    Raises ``InvalidInput`` for options that contradict each other; when it is read, for a directory that is not there or without files and
-    schema, for files that changed or came too late; ``StorageError`` where it cannot be listed.
+    Raises ``InvalidInput`` for options that contradict each other. When it is read: for a directory
+    that is not there, or has no files and no schema; for files that changed or came too late; and
+    ``StorageError`` if it cannot be listed.
     """
 
     def __init__(
@@ -111,12 +116,12 @@ class DirectoryFrames(Offsets):
         window: datetime.timedelta | None = datetime.timedelta(days=1),
     ) -> None:
         if until is not None and not grows:
-            raise InvalidInput(f"until={until!r} is for a directory that grows; give grows=True too")
+            raise InvalidInput(f"until={until!r} is for a directory that grows. Give grows=True too.")
         for name, value in (("files_per_epoch", files_per_epoch), ("bytes_per_epoch", bytes_per_epoch)):
             if value is not None:
                 check_at_least(name, value, 1)
         if window is not None and window < datetime.timedelta():
-            raise InvalidInput(f"window is {window}; it is a time that passes, or None for any age")
+            raise InvalidInput(f"window is {window}. It must be at least 0, or None for any age.")
         self._path = os.fspath(path)
         self._format = format
         self._columns = schema
@@ -129,13 +134,13 @@ class DirectoryFrames(Offsets):
         self._bytes_per_epoch = bytes_per_epoch
         self._window_ms = None if window is None else window // _MS
         self.bounded = not grows or until is not None
-        # What spares looks at the directory, and holds for the position that was given out last.
+        # What was seen in the directory. It holds for the position that was given out last.
         self._root: str | None = None
         self._looked: _Files | None = None
         self._waiting: list[str] = []
         self._last: Position | None = None
         self._fresh: Position | None = None
-        # Shared by the copies that runs work on: what one of them has refused by what it had seen, the next one would not notice.
+        # Shared by the copies that runs work on: the next run would not notice what this one has refused.
         self._refused: dict[str, tuple[_Stat, InvalidInput]] = {}
 
     def __str__(self) -> str:
@@ -144,15 +149,15 @@ class DirectoryFrames(Offsets):
     # Positions ---------------------------------------------------------------------------------------------------------
 
     def first(self, spark: SparkSession) -> Position:
-        """Nothing has been read; where it does not grow, everything that is there is left."""
+        """Nothing has been read; in a directory that does not grow, all files are left."""
         return {} if self._grows else _written(self._look(spark))
 
     def ended(self, position: Position) -> bool:
-        """Whether nothing is left, or everything before the last file's mark has been read."""
+        """Whether nothing is left, or everything that came before the file ``until`` has been read."""
         return _OVER in position if self._grows else not position
 
     def latest(self, spark: SparkSession, position: Position) -> Position:
-        """The files that come next; the directory is looked at when all that were found have been read."""
+        """The files that come next. Looks at the directory when all that it found have been read."""
         if not self._grows:
             left = _read_back(position)
             taken = set(self._taken(sorted(left, key=lambda path: (left[path].modified_ms, path)), left))
@@ -166,14 +171,12 @@ class DirectoryFrames(Offsets):
         known = _read_back(position)
         fresh = not self._waiting
         if fresh:
-            # What is there when the end is told of was there before: so the end is looked for first.
+            # The file that marks the end comes last, so it is looked for first.
             over = self._until is not None and self._is_there(spark, self._until)
             files = self._look(spark)
             self._check(files, known, position)
-            floor = position.get(_FLOOR)
-            new = [
-                path for path in files if path not in known and (floor is None or files[path].modified_ms >= int(floor))
-            ]
+            floor = _floor_of(position)
+            new = [path for path, stat in files.items() if path not in known and stat.modified_ms >= floor]
             self._looked, self._waiting = files, sorted(new, key=lambda path: (files[path].modified_ms, path))
             if not new:
                 return {**position, _OVER: 1} if over else position
@@ -185,7 +188,7 @@ class DirectoryFrames(Offsets):
         return stop
 
     def _taken(self, paths: Iterable[str], files: _Files) -> list[str]:
-        """The first of these, as many as an epoch takes."""
+        """The first of these paths, as many as an epoch takes."""
         taken: list[str] = []
         size_bytes = 0
         for path in paths:
@@ -199,49 +202,45 @@ class DirectoryFrames(Offsets):
         return taken
 
     def _behind(self, position: Position, known: _Files, taken: _Files) -> Position:
-        """The position behind some more files. They are in it, whatever their age: the range is made of them.
+        """The position behind some more files. It has all of them, since the range is made of it.
 
-        The floor never passes a file that waits: files are taken in order, so what raises it is the newest, and what waits is
-        newer still.
+        The floor never passes a file that waits: files are taken in order, so those are newer.
         """
-        floor = position.get(_FLOOR)
+        floor = _floor_of(position)
         if self._window_ms is not None:
             newest = max(stat.modified_ms for files in (known, taken) for stat in files.values())
-            found = newest - self._window_ms
-            floor = found if floor is None else max(int(floor), found)
-        kept = {path: stat for path, stat in known.items() if floor is None or stat.modified_ms >= int(floor)}
+            floor = max(floor, newest - self._window_ms)
+        kept = {path: stat for path, stat in known.items() if stat.modified_ms >= floor}
         stop: dict[str, int | str] = {**_written(kept), **_written(taken)}
-        if floor is not None:
+        if floor != _NO_FLOOR:
             stop[_FLOOR] = floor
             stop[_FORGOTTEN] = int(position.get(_FORGOTTEN, 0)) + len(known) - len(kept)
         return stop
 
     def _check(self, files: _Files, known: _Files, position: Position) -> None:
-        """Raise ``InvalidInput`` for files that were written again, and for those that came too late."""
+        """Raise ``InvalidInput`` for files that were written again or came too late."""
         for path, (refused, why) in self._refused.items():
             if files.get(path) == refused:
                 raise why
         for path, stat in known.items():
             self._check_same(path, stat, files.get(path, stat))
-        floor = position.get(_FLOOR)
-        if floor is None:
-            return
-        before = self._looked
-        old = [path for path, stat in files.items() if stat.modified_ms < int(floor) and path not in known]
+        floor, before = _floor_of(position), self._looked
+        old = [path for path, stat in files.items() if stat.modified_ms < floor and path not in known]
         late = [] if before is None else [path for path in old if path not in before]
         forgotten = int(position.get(_FORGOTTEN, 0))
         if late or len(old) > forgotten:
+            new = f" ({sorted(late)[0]!r} is new)" if late else ""
+            window = datetime.timedelta(milliseconds=self._window_ms or 0)
             error = InvalidInput(
-                f"{self} has {len(old)} files from before {_time(int(floor))}, of which {forgotten} were read"
-                f"{f'; {sorted(late)[0]!r} is new' if late else ''}: some came later than the window of "
-                f"{datetime.timedelta(milliseconds=self._window_ms or 0)} allows. Write them again, which makes them new, and give "
-                "a wider window",
+                f"{self} has {len(old)} files from before {_time(floor)}{new}, of which {forgotten} were read: some "
+                f"came later than the window of {window} allows. Write them again, which makes them new, and give a "
+                "wider window.",
                 kind=ErrorKind.LIMIT_EXCEEDED,
             )
             self._refused.update({path: (files[path], error) for path in late})
             raise error
         for path in set(files) - set(known) - set(old):
-            # All that was there before has been read: this is forgotten, and younger than the floor now.
+            # All that was there before has been read: this file is forgotten, and younger than the floor now.
             if before is not None and path in before:
                 try:
                     self._check_same(path, before[path], files[path])
@@ -253,9 +252,9 @@ class DirectoryFrames(Offsets):
         if found != was:
             now = "is gone" if found is None else f"has {found.size_bytes} bytes of {_time(found.modified_ms)}"
             raise InvalidInput(
-                f"file {path!r} of {self} was found with {was.size_bytes} bytes of {_time(was.modified_ms)} and {now}; files are whole "
-                "when they appear (write under a hidden name, then rename) and stay as they are until they are read. Put back what was "
-                "there, or start the job afresh",
+                f"File {path!r} of {self} was found with {was.size_bytes} bytes of {_time(was.modified_ms)} and {now}. "
+                "Files must be whole when they appear (write under a hidden name, then rename) and stay as they are "
+                "until they are read. Put back what was there, or start the job afresh.",
                 kind=ErrorKind.OBJECT_SIZE_DIFFERS,
                 path=path,
             )
@@ -263,12 +262,12 @@ class DirectoryFrames(Offsets):
     # Rows --------------------------------------------------------------------------------------------------------------
 
     def sample(self, spark: SparkSession) -> DataFrame:
-        """An empty DataFrame of the columns, with those that Spark hides (``_metadata``)."""
+        """An empty DataFrame of the columns, also those that Spark hides (``_metadata``)."""
         # Of no file: the directory may not be there yet.
         return self._reader(spark).schema(self._schema(spark)).load([])
 
     def frame(self, spark: SparkSession, start: Position, stop: Position) -> DataFrame:
-        """The files between. That they are what they were is looked at, but right after they were found."""
+        """The files between. Checks that they are as they were, unless they have just been found."""
         files = self._between(start, stop)
         if not files:
             return self.sample(spark)
@@ -277,14 +276,10 @@ class DirectoryFrames(Offsets):
             for path, stat in files.items():
                 self._check_same(path, stat, found.get(path))
         self._fresh = None
-        return (
-            self._reader(spark)
-            .schema(self._schema(spark))
-            .load([f"{self._address(spark)}/{path}" for path in sorted(files)])
-        )
+        return self._reader(spark).schema(self._schema(spark)).load(self._addresses(spark, files))
 
     def rows_estimate(self, start: Position, stop: Position) -> int | None:
-        """None; 0 where there is no file between."""
+        """None; 0 if there is no file between."""
         return None if self._between(start, stop) else 0
 
     def _between(self, start: Position, stop: Position) -> _Files:
@@ -295,21 +290,23 @@ class DirectoryFrames(Offsets):
         return spark.read.format(self._format).options(**{**self._options, **_EXACT})
 
     def _schema(self, spark: SparkSession) -> StructType:
-        """As given, or as Spark finds it in what is there now; found once, so that all ranges have the same."""
-        if self._columns is None or isinstance(self._columns, str):
-            if self._columns is not None:
-                self._columns = spark.createDataFrame([], self._columns).schema
-                return self._columns
-            files = [f"{self._address(spark)}/{path}" for path in sorted(self._look(spark))]
+        """As given, or as Spark finds it now; found once, so that all ranges have the same."""
+        if isinstance(self._columns, str):
+            self._columns = spark.createDataFrame([], self._columns).schema
+        elif self._columns is None:
+            files = self._look(spark)
             if not files:
-                raise InvalidInput(f"{self} has no files yet, so nobody knows the columns; give the schema")
-            self._columns = self._reader(spark).load(files).schema
+                raise InvalidInput(f"{self} has no files yet, so its columns are unknown. Give the schema.")
+            self._columns = self._reader(spark).load(self._addresses(spark, files)).schema
         return self._columns
+
+    def _addresses(self, spark: SparkSession, paths: Iterable[str]) -> list[str]:
+        return [f"{self._address(spark)}/{path}" for path in sorted(paths)]
 
     # The file system ---------------------------------------------------------------------------------------------------
 
     def _address(self, spark: SparkSession) -> str:
-        """The directory, in full, without a slash at its end."""
+        """The full address of the directory, without a slash at its end."""
         if self._root is None:
             hadoop = spark._jvm.org.apache.hadoop.fs
             path = hadoop.Path(self._path)
@@ -317,26 +314,22 @@ class DirectoryFrames(Offsets):
         return self._root
 
     def _local(self, spark: SparkSession) -> str | None:
-        """The directory's path where it is on a local disk."""
+        """The directory's path, if it is on a local disk."""
         address = self._address(spark)
         return address.removeprefix("file:") if urlsplit(address).scheme == "file" else None
 
     def _look(self, spark: SparkSession) -> _Files:
-        """Every file that is somebody's output, with its size and time."""
+        """Every file that is output, with its size and time."""
         local = self._local(spark)
         try:
-            found = (
-                dict(_walk(local, self._recursive))
-                if local is not None
-                else self._listed(spark, [self._address(spark)])
-            )
+            found = dict(_walk(local, self._recursive)) if local is not None else self._listed(spark)
         except (FileNotFoundError, NotADirectoryError) as error:
             if local is None and self._grows:
                 # An object store has no empty directories: the first file makes it.
-                logger.warning("%s has nothing yet; waiting for the first file", self)
+                logger.warning("%s has nothing yet. Waiting for the first file.", self)
                 return {}
             raise InvalidInput(
-                f"{self} is no directory that is there; make it before the job starts",
+                f"{self} does not exist, or is no directory. Make it before the job starts.",
                 kind=ErrorKind.INVALID_PATH,
                 path=self._path,
             ) from error
@@ -351,11 +344,11 @@ class DirectoryFrames(Offsets):
         return not any(_is_hidden(part) for part in (*folders, name)) and not name.endswith("._COPYING_")
 
     def _stats(self, spark: SparkSession, files: Iterable[str]) -> _Files:
-        """Size and time of some files; those that are gone are left out."""
+        """Size and time of those of the files that are there."""
         local = self._local(spark)
         if local is not None:
             return {path: stat for path in files if (stat := _stat(f"{local}/{path}")) is not None}
-        # One question for all: a listing costs less than a question for each, and a file that is gone would fail it.
+        # One listing costs less than a question for each file, and a file that is gone would fail a read of these.
         wanted = set(files)
         return {path: stat for path, stat in self._look(spark).items() if path in wanted}
 
@@ -366,13 +359,13 @@ class DirectoryFrames(Offsets):
         path = spark._jvm.org.apache.hadoop.fs.Path(self._address(spark), name)
         return bool(path.getFileSystem(spark._jsc.hadoopConfiguration()).exists(path))
 
-    def _listed(self, spark: SparkSession, addresses: list[str]) -> _Files:
-        """What Spark lists below some addresses."""
+    def _listed(self, spark: SparkSession) -> _Files:
+        """What Spark lists in the directory."""
         from pyspark.errors import AnalysisException
 
         reader = spark.read.format("binaryFile").options(**_EXACT)
         try:
-            rows = reader.load(addresses).select("path", "modificationTime", "length").toArrow()
+            rows = reader.load(self._address(spark)).select("path", "modificationTime", "length").toArrow()
         except AnalysisException as error:
             if error.getCondition() != "PATH_NOT_FOUND":
                 raise
@@ -402,7 +395,7 @@ def _stat(path: str) -> _Stat | None:
 
 
 def _is_hidden(name: str) -> bool:
-    """As Spark has it."""
+    """As Spark sees it."""
     return name.startswith(".") or (name.startswith("_") and "=" not in name)
 
 
@@ -410,13 +403,18 @@ def _written(files: _Files) -> dict[str, int | str]:
     return {path: str(stat) for path, stat in files.items()}
 
 
+def _floor_of(position: Position) -> int:
+    """The time before which all files are forgotten, ms."""
+    return int(position.get(_FLOOR, _NO_FLOOR))
+
+
 def _read_back(position: Position) -> _Files:
     found = {}
     for path, value in position.items():
         if ".." in path.split("/"):
             raise InvalidInput(
-                f"the position of the source has the file {path!r}, which does not lie in its directory, so the source has "
-                "not written it. Something else has written the checkpoint: do not go on from it",
+                f"The position of the source has the file {path!r}, which does not lie in its directory, so the source "
+                "has not written it. Something else has written the checkpoint: do not go on from it.",
                 kind=ErrorKind.INVALID_PATH,
                 path=path,
             )

@@ -1,9 +1,9 @@
 """One epoch as one Spark job: a line of levels, and the reports that come out at its end.
 
-Theory of operation. Whatever the shape of the dataflow, the job is one line: level, exchange, level, exchange. Nothing is computed
-twice, nothing is cached, and there is one action. The DataFrame is built anew for each try, since Spark would not run the first
-levels of the same one again. What Spark itself does about failures (a task runs again, a stage does) is not trusted to be consistent:
-the tokens in the reports are (``mail.compare``).
+Whatever the shape of the dataflow, the job is one line: level, exchange, level, exchange. Nothing
+is computed twice, nothing is cached, and there is one action. The DataFrame is built anew for each
+try, since Spark would not run the first levels of the same one again. When Spark runs tasks or
+stages again, only the tokens in the reports tell whether they fit together (``mail.compare``).
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from __future__ import annotations
 import logging
 import pickle
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from backends.dataflow import events as ev
 from backends.dataflow.compile import Vertex
 from backends.dataflow.failures import FailsAgain
-from backends.spark.feeds import Feed
+from backends.spark.feeds import DataFrameInput
 from backends.spark.level import Level
 from backends.spark.mail import DDL, Address, EpochBroken, compare
-from backends.spark.reports import Report, Spec
+from backends.spark.reports import Setup, Spec, TaskReport
 from stateformat.errors import CheckpointError
 from stateformat.model import AttemptId, CheckpointId
 
@@ -36,7 +36,11 @@ TRIES = 4
 
 
 def levels_of(vertices: Sequence[Vertex], finished: Iterable[str]) -> tuple[dict[str, int], int]:
-    """The level of each vertex that runs: the longest way to it, feedback aside; and the last level, one more where there are loops."""
+    """The level of each vertex that runs, and the last level.
+
+    A vertex's level is its longest distance from a source, without feedback. With loops, the last
+    level is one more.
+    """
     gone = set(finished)
     level: dict[str, int] = {}
     vertex_of = {uid: vertex.id for vertex in vertices for uid in vertex.operators}
@@ -50,28 +54,28 @@ def levels_of(vertices: Sequence[Vertex], finished: Iterable[str]) -> tuple[dict
 
 @dataclass
 class EpochJob:
-    """One epoch, ready to be run as often as need be: the same mail, the same ranges.
-
-    ``live``: the runs for which workers keep what they have. ``specs``: of every task that takes part. ``feeds``: DataFrames that feed sources. ``description``: what Spark's UI shows.
-    """
+    """One epoch, with the same mail and the same ranges in each try."""
 
     spark: SparkSession
-    run: str
     live: frozenset[str]
-    setup: Broadcast[bytes]
+    """The runs for which workers keep their caches."""
+    setup: Setup
+    broadcast: Broadcast[bytes]
+    """The setup, pickled."""
     specs: Sequence[Spec]
-    levels: Mapping[str, int]
-    last_level: int
-    heads: Sequence[ev.TaskId]
+    """Of every task that takes part."""
     checkpoint_id: CheckpointId
     attempt_id: AttemptId
-    feeds: Sequence[Feed]
+    inputs: Sequence[DataFrameInput]
     description: str
+    """What Spark's UI shows."""
     tries: int = 0
 
-    def __call__(self) -> dict[ev.TaskId, Report]:
-        """Run it, again where it breaks. Raises what broke it last, after :data:`TRIES`; ``FailsAgain`` at once for what another try
-        cannot mend, and when code of the job's fails twice in the same way.
+    def __call__(self) -> dict[ev.TaskId, TaskReport]:
+        """Run it, at most :data:`TRIES` times, and return the reports.
+
+        Raises what broke the last try. Raises ``FailsAgain`` at once for what another try cannot
+        mend, and when the job's code fails twice in the same way.
         """
         from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
         from pyspark.errors import PySparkException
@@ -82,16 +86,16 @@ class EpochJob:
             try:
                 return self._once()
             except (PySparkException, Py4JJavaError, EpochBroken) as error:
-                said = raised_in_python(error)
-                if said is not None and (said == before or cannot_be_had(said)):
-                    raise FailsAgain(said) from error
+                raised = raised_in_python(error)
+                if raised is not None and (raised == before or is_import_error(raised)):
+                    raise FailsAgain(raised) from error
                 if not left:
                     raise
-                before = said
+                before = raised
                 logger.warning("%s is run again: %s", self.description, first_line(error))
         raise AssertionError
 
-    def _once(self) -> dict[ev.TaskId, Report]:
+    def _once(self) -> dict[ev.TaskId, TaskReport]:
         context = self.spark.sparkContext
         before = context.getLocalProperty("spark.job.description")
         context.setJobDescription(self.description)
@@ -103,47 +107,57 @@ class EpochJob:
         return checked(reports, [spec.task for spec in self.specs])
 
     def _frame(self) -> DataFrame:
-        by_level: dict[int, dict[int, list[Spec]]] = defaultdict(lambda: defaultdict(list))
-        for spec in self.specs:
-            by_level[self.levels[spec.task.vertex]][spec.task.subtask].append(spec)
-        heads: dict[int, tuple[ev.TaskId, ...]] = defaultdict(tuple)
-        for head in self.heads:
-            heads[head.subtask] += (head,)
-        slots = 1 + max(spec.task.subtask for spec in self.specs)
-        if self.feeds:
-            frame = self.feeds[0].frame(self.spark)
-            for feed in self.feeds[1:]:
-                frame = frame.union(feed.frame(self.spark))
-            frame = frame.repartitionById(slots, "target")
+        if self.inputs:
+            frame = self.inputs[0].frame(self.spark)
+            for each in self.inputs[1:]:
+                frame = frame.union(each.frame(self.spark))
+            frame = frame.repartitionById(self.slots, "target")
         else:
-            frame = self.spark.range(0, slots, 1, slots)
-        for number in range(self.last_level + 1):
-            level = Level(
-                run=self.run,
-                live=self.live,
-                setup=self.setup,
-                number=number,
-                specs={slot: pickle.dumps(specs, protocol=5) for slot, specs in by_level[number].items()},
-                heads=heads if number == self.last_level else {},
-                checkpoint_id=self.checkpoint_id,
-                attempt_id=self.attempt_id,
-            )
-            if number:
-                frame = frame.repartitionById(slots, "target")
+            frame = self.spark.range(0, self.slots, 1, self.slots)
+        for level in self.levels():
+            if level.number:
+                frame = frame.repartitionById(self.slots, "target")
             frame = frame.mapInArrow(level, DDL)
         return frame.select("payload")
 
+    @property
+    def slots(self) -> int:
+        """How many tasks a level has at most."""
+        return 1 + max(spec.task.subtask for spec in self.specs)
 
-def checked(reports: Iterable[Any], tasks: Sequence[ev.TaskId]) -> dict[ev.TaskId, Report]:
-    """The reports by task, if they fit together; raises :class:`EpochBroken` if not.
+    def levels(self) -> Iterator[Level]:
+        """The levels in order; each but the first reads what the one before has sent."""
+        by_level: dict[int, dict[int, list[Spec]]] = defaultdict(lambda: defaultdict(list))
+        heads: dict[int, tuple[ev.TaskId, ...]] = defaultdict(tuple)
+        for spec in self.specs:
+            by_level[self.setup.levels[spec.task.vertex]][spec.task.subtask].append(spec)
+            if self.setup.job.vertex(spec.task.vertex).feedback:
+                heads[spec.task.subtask] += (spec.task,)
+        for number in range(self.setup.last_level + 1):
+            yield Level(
+                run=self.setup.run,
+                live=self.live,
+                setup=self.broadcast,
+                number=number,
+                specs={slot: pickle.dumps(specs, protocol=5) for slot, specs in by_level[number].items()},
+                heads=heads if number == self.setup.last_level else {},
+                checkpoint_id=self.checkpoint_id,
+                attempt_id=self.attempt_id,
+            )
 
-    Where a task has failed, others may lack what it would have sent: then they need not.
+
+def checked(reports: Iterable[Any], tasks: Sequence[ev.TaskId]) -> dict[ev.TaskId, TaskReport]:
+    """The reports by task. Raises ``EpochBroken`` unless they fit together.
+
+    If a task has failed, others may lack what it would have sent, so only repeated reports are
+    refused.
     """
-    by_task: dict[ev.TaskId, Report] = {}
-    feeds: dict[str, Any] = {}
+    by_task: dict[ev.TaskId, TaskReport] = {}
+    of_inputs: dict[str, Any] = {}
     for report in reports:
-        known: dict[Any, Any] = by_task if isinstance(report, Report) else feeds
-        name = report.task if isinstance(report, Report) else report.name
+        is_task = isinstance(report, TaskReport)
+        known: dict[Any, Any] = by_task if is_task else of_inputs
+        name = report.task if is_task else report.name
         if name in known:
             raise EpochBroken(f"{name} has reported twice")
         known[name] = report
@@ -152,7 +166,7 @@ def checked(reports: Iterable[Any], tasks: Sequence[ev.TaskId]) -> dict[ev.TaskI
     missing = [task for task in tasks if task not in by_task]
     if missing:
         raise EpochBroken(f"{len(missing)} tasks have not reported, {missing[0]} first")
-    senders: list[tuple[Address, Any]] = [*by_task.items(), *feeds.items()]
+    senders: list[tuple[Address, Any]] = [*by_task.items(), *of_inputs.items()]
     compare(
         {name: (report.token, report.sent) for name, report in senders},
         {task: report.consumed for task, report in by_task.items()},
@@ -161,74 +175,61 @@ def checked(reports: Iterable[Any], tasks: Sequence[ev.TaskId]) -> dict[ev.TaskI
 
 
 def first_line(error: Exception) -> str:
-    """What an error says in a line: one of Spark that Python has raised in a worker, what that says itself; one of other code of the
-    job's, what it is, too.
+    """An error in one line.
+
+    Of an error that Spark passes on from Python code in a worker, that error. Of one of the job's
+    own code, its type too.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     kind = "" if isinstance(error, (CheckpointError, PySparkException, Py4JError)) else f"{type(error).__name__}: "
-    lines = [line.removeprefix(": ") for line in str(error).splitlines() if line.strip() and not _says_nothing(line)]
+    lines = [line.removeprefix(": ") for line in str(error).splitlines() if line.strip() and not _is_wrapper(line)]
     for number, line in enumerate(lines):
         if line.startswith("Traceback (most recent call last)"):
-            said = next((line for line in lines[number + 1 :] if not line.startswith(" ")), line)
-            return said[:500]
+            return next((line for line in lines[number + 1 :] if not line.startswith(" ")), line)[:500]
     if lines and lines[0].startswith("\tat "):
-        # What the JVM threw in the end was no more than a wrapper. A file that cannot be read is named by one cause, and why by another.
+        # The JVM's last exception only wraps others: one cause names a file that cannot be read, another says why.
         causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-        told = [cause for number, cause in enumerate(causes) if not any(cause in other for other in causes[:number])]
-        return "; ".join(told or lines)[:500]
+        own = [cause for number, cause in enumerate(causes) if not any(cause in other for other in causes[:number])]
+        return "; ".join(own or lines)[:500]
     return f"{kind}{lines[0]}"[:500] if lines else type(error).__name__
 
 
-_PASSING: Final = frozenset(
-    {
-        *(
-            "EpochBroken",
-            "StorageError",
-            "OutcomeUnknown",
-            "CheckpointExpired",
-            "MemoryError",
-            "EOFError",
-            "OSError",
-            "TimeoutError",
-        ),
-        *(
-            "ConnectionError",
-            "ConnectionResetError",
-            "ConnectionRefusedError",
-            "ConnectionAbortedError",
-            "BrokenPipeError",
-        ),
-        *("OperationalError", "InterfaceError"),
-    }
+def _is_wrapper(line: str) -> bool:
+    """Whether a line is what Py4J says before the JVM's own words, or the JVM of having waited."""
+    return line.startswith("An error occurred while calling ") or line.strip().endswith(
+        "Exception thrown in awaitResult:"
+    )
+
+
+_PASSING: Final = (
+    *("EpochBroken", "StorageError", "OutcomeUnknown", "CheckpointExpired", "OperationalError", "InterfaceError"),
+    *("MemoryError", "EOFError", "OSError", "TimeoutError", "BrokenPipeError", "ConnectionError"),
+    *("ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError"),
 )
 """What code that runs in a worker may raise by bad luck."""
 
 
 def raised_in_python(error: Exception) -> str | None:
-    """What Python code raised in a worker, type and message; None where a worker or the JVM failed, or it may be bad luck."""
+    """What Python code raised in a worker, type and message.
+
+    None if a worker or the JVM failed, or it may be bad luck.
+    """
     if "Traceback (most recent call last)" not in str(error):
         return None
-    said = first_line(error)
-    return None if _type_of(said) in _PASSING else said
+    raised = first_line(error)
+    return None if _type_of(raised) in _PASSING else raised
 
 
-def cannot_be_had(said: str) -> bool:
+def is_import_error(raised: str) -> bool:
     """Whether what Python raised says that something cannot be imported or unpickled."""
     kinds = {"ImportError", "ModuleNotFoundError", "PicklingError", "UnpicklingError"}
-    return _type_of(said) in kinds or "Can't get attribute" in said
+    return _type_of(raised) in kinds or "Can't get attribute" in raised
 
 
-def _type_of(said: str) -> str:
-    return said.partition(":")[0].strip().rpartition(".")[2]
-
-
-def _says_nothing(line: str) -> bool:
-    """Whether it is what Py4J says before the JVM's own words, or the JVM of having waited."""
-    return line.startswith("An error occurred while calling ") or line.strip().endswith(
-        "Exception thrown in awaitResult:"
-    )
+def _type_of(raised: str) -> str:
+    return raised.partition(":")[0].strip().rpartition(".")[2]
 
 
 __all__ = ["TRIES", "EpochJob", "checked", "first_line", "levels_of"]

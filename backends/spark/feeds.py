@@ -1,8 +1,8 @@
-"""The rows of DataFrames on their way to the readers of their sources, as frames.
+"""The rows of a DataFrame on their way to the readers of their source, as frames.
 
-Every Spark partition of an epoch's range deals its batches to the subtasks of the source in turn, and tells all of them the greatest
-event time that it has seen: the rows are dealt without regard to time. A partition reports as a task does, since Spark may run it
-again: its token, and how many frames it has sent to whom.
+Every Spark partition of a range sends its batches to the subtasks of the source in turn, without
+regard to time, and tells all subtasks the greatest event time that it has seen. It reports like a
+task, since Spark may run it again.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from backends.dataflow import events as ev
 from backends.dataflow.failures import OperatorError
-from backends.spark.conforming import frames_of
-from backends.spark.mail import DDL, REPORT, Outbox, row, together
+from backends.spark import mail
+from backends.spark.conforming import to_arrow
 from backends.spark.sources import Range
 from stateformat.errors import CheckpointError
 
@@ -27,30 +27,32 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-class FeedReport(NamedTuple):
-    """What a partition says when it has sent its rows."""
+class InputReport(NamedTuple):
+    """The last thing that a partition sends: its token, and how many frames it sent to whom."""
 
     name: str
     token: bytes
     sent: dict[ev.TaskId, int]
 
 
-def feed_channel(uid: str, subtask: int) -> ev.Channel:
-    """The channel on which rows of Spark come to a reader: no edge of the job."""
+def input_channel(uid: str, subtask: int) -> ev.Channel:
+    """The channel on which rows of Spark come to a reader. It is no edge of the job."""
     return ev.Channel(f"rows of {uid}", 0, subtask)
 
 
 @dataclass(frozen=True)
-class Encoder:
-    """Makes frames of the rows of one partition. ``event_time``: the column, None without."""
+class InputEncoder:
+    """Makes frames of the rows of one partition."""
 
     uid: str
     parallelism: int
     event_time: str | None
+    """The column of event time."""
+    schema: pa.Schema
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Batches in the schema of the source; rows of ``mail.ROWS``."""
-        return together(self._rows(batches))
+        """From batches in the columns of ``schema``, whatever their names, to rows of ``mail.ROWS``."""
+        return mail.join_small(self._rows(batches))
 
     def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -59,12 +61,14 @@ class Encoder:
         assert context is not None
         partition = context.partitionId()
         name, token = f"{self.uid}, partition {partition}", os.urandom(16)
-        outbox = Outbox(name, token)
+        outbox = mail.Outbox(name, token)
         newest_us: int | None = None
-        for turn, batch in enumerate(batches, start=partition):
-            self._put(outbox, turn % self.parallelism, ev.Records(batch))
+        filled = (batch.rename_columns(self.schema.names) for batch in batches if batch.num_rows)
+        for turn, batch in enumerate(filled, start=partition):
+            records = to_arrow(batch, self.schema)
+            self._put(outbox, turn % self.parallelism, ev.Records(records))
             if self.event_time is not None:
-                found = pc.max(batch.column(self.event_time)).cast(pa.int64()).as_py()
+                found = pc.max(records.column(self.event_time)).cast(pa.int64()).as_py()
                 if found is not None:
                     newest_us = found if newest_us is None else max(found, newest_us)
             if outbox.is_large:
@@ -73,24 +77,25 @@ class Encoder:
             for subtask in range(self.parallelism):
                 self._put(outbox, subtask, ev.Watermark(newest_us))
         yield from outbox.flush()
-        report = FeedReport(name, token, dict(outbox.sent))
-        yield row(partition % self.parallelism, REPORT, pickle.dumps(report, protocol=5))
+        report = InputReport(name, token, dict(outbox.sent))
+        yield mail.row(partition % self.parallelism, mail.REPORT, pickle.dumps(report, protocol=5))
 
-    def _put(self, outbox: Outbox, subtask: int, element: ev.Element) -> None:
-        outbox.put(ev.TaskId(self.uid, subtask), 0, feed_channel(self.uid, subtask), element)
+    def _put(self, outbox: mail.Outbox, subtask: int, element: ev.Element) -> None:
+        outbox.put(ev.TaskId(self.uid, subtask), 0, input_channel(self.uid, subtask), element)
 
 
 @dataclass(frozen=True)
-class Feed:
-    """The range of one source in one epoch."""
+class DataFrameInput:
+    """The range that one source reads in one epoch."""
 
     range: Range
-    schema: pa.Schema
-    encoder: Encoder
+    encoder: InputEncoder
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """The frames of its rows, in the columns of ``mail.ROWS``; built anew for each try. What the user's code raises is an
-        ``OperatorError``, but for what Spark does, which may be tried again.
+        """The frames of its rows, in the columns of ``mail.ROWS``. Built anew for each try.
+
+        What the user's code raises becomes an ``OperatorError``. Errors of Spark stay as they are:
+        they may be worth another try.
         """
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
         from pyspark.errors import PySparkException
@@ -101,7 +106,9 @@ class Feed:
             raise
         except Exception as error:
             raise OperatorError.of(error, operator=self.encoder.uid, subtask=None, hook="the range") from error
-        return frames_of(rows, self.schema, self.encoder, DDL)
+        # PySpark looks columns up by unquoted names: a dot in one would mean a field.
+        numbered = rows.toDF(*(f"c{number}" for number in range(len(rows.columns))))
+        return numbered.mapInArrow(self.encoder, mail.DDL)
 
 
-__all__ = ["Encoder", "Feed", "FeedReport", "feed_channel"]
+__all__ = ["DataFrameInput", "InputEncoder", "InputReport", "input_channel"]

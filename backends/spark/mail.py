@@ -1,17 +1,19 @@
-"""Frames: what travels between the tasks of an epoch, through Spark's shuffle.
+"""Frames: what goes between the tasks of an epoch, through Spark's shuffle.
 
-Theory of operation. Every row of every exchange is ``target int, level int, payload binary``: the slot that it goes to, the level
-at which it is read, and a frame. A frame is a run of elements from one task to another, over all channels between the two, in
-the order in which they were sent; record batches lie behind a small header, as Arrow IPC messages without their schemas, which
-both sides know. Small batches of one channel are put together, large ones are cut, so a frame has about four megabytes at most.
+Every row of every exchange is ``target int, level int, payload binary``: the slot it goes to, the
+level at which it is read, and a frame. A frame is a run of elements from one task to another, over
+all channels between the two, in the order of sending. Record batches lie behind a small header, as
+Arrow IPC messages without their schemas, which both sides know. Small batches of one channel are
+joined and large ones cut, so a frame has about four megabytes at most.
 
-Each frame carries its sender, the token of the sender's attempt, and a number. A receiver takes the frames of a sender in the
-order of their numbers, whatever order they come in, and refuses a gap, a number that came before, and a second token: a map task
-that Spark ran again may have sent something else than what others have read. How many frames a task has sent to whom, and what it
-has consumed of whom, stands in its report, and the driver compares the two.
+Each frame has its sender, the token of the sender's attempt, and a number. A receiver takes the
+frames of a sender in the order of their numbers, whatever order they come in. It refuses a gap, a
+number that came before, and a second token: a map task that Spark ran again may have sent something
+else than others have read. A task's report says how many frames it sent to whom, and what it
+consumed of whom; the driver compares the two.
 
-Frames live as long as the epoch's job. Headers are pickled, as everything is that Spark sends to its workers; nothing of a
-checkpoint is.
+Frames live as long as the epoch's job. Headers are pickled, as is all that Spark sends to its
+workers; nothing of a checkpoint is.
 """
 
 from __future__ import annotations
@@ -19,8 +21,7 @@ from __future__ import annotations
 import pickle
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -33,35 +34,40 @@ ROWS: Final = pa.schema([("target", pa.int32()), ("level", pa.int32()), ("payloa
 """The columns of every exchange."""
 DDL: Final = "target int, level int, payload binary"
 REPORT: Final = 2**30
-"""The level of reports: no task reads them, the driver does."""
+"""The level of reports: only the driver reads them."""
 FRAME_BYTES_MAX: Final = 4 << 20
 _ALIGNMENT: Final = 64
 _SMALL_BYTES: Final = 256 << 10
 """Larger rows are not worth a copy."""
 _FRAME_ROWS_MAX: Final = 1 << 20
 _FLUSH_BYTES: Final = 16 << 20
-"""So much is kept for all receivers before frames are sent on."""
+"""An outbox keeps so much for all receivers before it sends."""
 
 Address = ev.TaskId | str
-"""Who sends: a task, or one partition of a DataFrame that feeds a source, by name."""
+"""A sender: a task, or by name one partition of a DataFrame that is a source's input."""
+Entries = tuple[tuple[ev.Channel, ev.Element | int], ...]
+"""By channel, an element, or how many batches of it lie in the frame."""
 
 
 class EpochBroken(CheckpointError):
-    """What was delivered in an epoch does not fit together: a task ran again and some had read its first attempt. Run it again."""
+    """Senders and receivers of an epoch disagree: a task ran again after some had read its first attempt.
+
+    The epoch must be run again.
+    """
 
 
 class Header(NamedTuple):
-    """What stands before the batches of a frame. ``entries``: channel, and an element or how many batches follow for it."""
+    """What stands before the batches of a frame."""
 
     sender: Address
     receiver: ev.TaskId
     token: bytes
     number: int
-    entries: tuple[tuple[ev.Channel, ev.Element | int], ...]
+    entries: Entries
 
 
 def pack(header: Header, batches: Iterable[pa.RecordBatch]) -> bytes:
-    """A frame as bytes. Batches lie at multiples of :data:`_ALIGNMENT`, so that they can be used where they lie."""
+    """A frame as bytes. Batches are aligned, so that they can be used where they lie."""
     head = pickle.dumps(header, protocol=5)
     parts = [len(head).to_bytes(8, "little"), head, _padding(8 + len(head))]
     for batch in batches:
@@ -71,14 +77,13 @@ def pack(header: Header, batches: Iterable[pa.RecordBatch]) -> bytes:
 
 
 def _padding(size: int) -> bytes:
-    """What is put behind so many bytes, so that they end at a multiple of the alignment."""
     return bytes(-size % _ALIGNMENT)
 
 
 def unpack(payload: pa.Buffer) -> tuple[Header, pa.Buffer]:
     """The header of a frame, and what follows it."""
     size = int.from_bytes(payload.slice(0, 8), "little")
-    header: Header = pickle.loads(payload.slice(8, size))  # noqa: S301 - mail between our own tasks
+    header: Header = pickle.loads(payload.slice(8, size))  # noqa: S301 - sent by our own tasks
     return header, payload.slice(8 + size + -(8 + size) % _ALIGNMENT)
 
 
@@ -99,9 +104,7 @@ def elements(
 
 
 def _aligned(message: pa.Buffer) -> pa.Buffer:
-    """The message at an address that Arrow's kernels like, or acero would warn of it each time: where it is, if Spark has left it
-    aligned, else copied.
-    """
+    """The message where it lies, or a copy if Spark has not left it aligned: else Arrow would warn."""
     if message.address % 8 == 0:
         return message
     copy = pa.allocate_buffer(message.size)
@@ -109,12 +112,7 @@ def _aligned(message: pa.Buffer) -> pa.Buffer:
     return copy
 
 
-@dataclass
-class _Bag:
-    """What waits for one receiver."""
-
-    entries: list[tuple[ev.Channel, ev.Element | list[pa.RecordBatch]]] = field(default_factory=list)
-    size: int = 0
+_Waiting = list[tuple[ev.Channel, ev.Element | list[pa.RecordBatch]]]
 
 
 class Outbox:
@@ -122,28 +120,27 @@ class Outbox:
 
     def __init__(self, sender: Address, token: bytes) -> None:
         self.sent: dict[ev.TaskId, int] = defaultdict(int)
-        """Frames by receiver."""
+        """By receiver, how many frames."""
         self.sent_bytes = 0
         self._sender = sender
         self._token = token
         # The head of a loop reads at its own level and at the last; both may come from one sender.
-        self._bags: dict[tuple[ev.TaskId, int], _Bag] = defaultdict(_Bag)
+        self._waiting: dict[tuple[ev.TaskId, int], _Waiting] = defaultdict(list)
         self._numbers: dict[tuple[ev.TaskId, int], int] = defaultdict(int)
         self._size = 0
 
     def put(self, receiver: ev.TaskId, level: int, channel: ev.Channel, element: ev.Element) -> None:
         """Send an element on a channel; it is read at ``level``."""
-        bag = self._bags[receiver, level]
+        waiting = self._waiting[receiver, level]
         if not isinstance(element, ev.Records):
-            bag.entries.append((channel, element))
+            waiting.append((channel, element))
             return
-        batch = element.batch
-        if bag.entries and bag.entries[-1][0] == channel and isinstance(bag.entries[-1][1], list):
-            bag.entries[-1][1].append(batch)
+        last = waiting[-1] if waiting else None
+        if last is not None and last[0] == channel and isinstance(last[1], list):
+            last[1].append(element.batch)
         else:
-            bag.entries.append((channel, [batch]))
-        bag.size += batch.nbytes
-        self._size += batch.nbytes
+            waiting.append((channel, [element.batch]))
+        self._size += element.batch.nbytes
 
     @property
     def is_large(self) -> bool:
@@ -152,9 +149,9 @@ class Outbox:
 
     def flush(self) -> Iterator[pa.RecordBatch]:
         """Everything that waits, as rows."""
-        bags, self._bags, self._size = self._bags, defaultdict(_Bag), 0
-        for (receiver, level), bag in bags.items():
-            for entries, batches in _frames(bag):
+        waiting, self._waiting, self._size = self._waiting, defaultdict(list), 0
+        for (receiver, level), elements_of_receiver in waiting.items():
+            for entries, batches in _frames(elements_of_receiver):
                 number = self._numbers[receiver, level]
                 self._numbers[receiver, level] += 1
                 self.sent[receiver] += 1
@@ -163,12 +160,12 @@ class Outbox:
                 yield row(receiver.subtask, level, payload)
 
 
-def _frames(bag: _Bag) -> Iterator[tuple[tuple[tuple[ev.Channel, ev.Element | int], ...], list[pa.RecordBatch]]]:
-    """The entries of a bag, cut into frames."""
+def _frames(waiting: _Waiting) -> Iterator[tuple[Entries, list[pa.RecordBatch]]]:
+    """What waits for one receiver, cut into frames."""
     entries: list[tuple[ev.Channel, ev.Element | int]] = []
     batches: list[pa.RecordBatch] = []
     size = 0
-    for channel, element in bag.entries:
+    for channel, element in waiting:
         if not isinstance(element, list):
             entries.append((channel, element))
             continue
@@ -184,7 +181,7 @@ def _frames(bag: _Bag) -> Iterator[tuple[tuple[tuple[ev.Channel, ev.Element | in
 
 
 def _pieces(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of batches of one channel, in pieces that are neither tiny nor larger than a frame."""
+    """The rows of batches of one channel, in pieces neither tiny nor larger than a frame."""
     if not batches[0].num_columns:
         yield from batches
         return
@@ -193,15 +190,15 @@ def _pieces(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def row(target: int, level: int, payload: bytes) -> pa.RecordBatch:
-    """One row of an exchange. Its payload ends at a multiple of the alignment, so the next one in its column begins at one."""
+    """One row of an exchange. Its payload is padded, so that the next one in its column is aligned."""
     payload += _padding(len(payload))
     return pa.RecordBatch.from_arrays(
         [pa.array([target], pa.int32()), pa.array([level], pa.int32()), pa.array([payload], pa.binary())], schema=ROWS
     )
 
 
-def together(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Small rows of an exchange in one batch, large ones by themselves: to Spark each batch is work, however little it holds."""
+def join_small(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows of an exchange with small batches joined, since each batch costs Spark the same."""
     small: list[pa.RecordBatch] = []
     size = 0
     for batch in rows:
@@ -227,7 +224,10 @@ class Inbox:
         self._early: dict[Address, dict[int, tuple[Header, pa.Buffer]]] = defaultdict(dict)
 
     def take(self, header: Header, rest: pa.Buffer) -> Iterator[tuple[Header, pa.Buffer]]:
-        """A frame has come: those that can be read now. Raises :class:`EpochBroken` for what two attempts have sent."""
+        """Take a frame in, and yield those that can be read now.
+
+        Raises :class:`EpochBroken` for a repeated frame and for frames of two attempts.
+        """
         token, count = self.consumed.setdefault(header.sender, (header.token, 0))
         if token != header.token:
             raise EpochBroken(f"{self._receiver} got frames of two attempts of {header.sender}")
@@ -241,7 +241,7 @@ class Inbox:
             self.consumed[header.sender] = (token, count)
 
     def check(self) -> None:
-        """Nothing else will come. Raises :class:`EpochBroken` where frames are missing before others."""
+        """Raise :class:`EpochBroken` if frames are missing before others. Call it when all have come."""
         for sender, early in self._early.items():
             if early:
                 raise EpochBroken(f"{self._receiver} misses a frame of {sender} before number {min(early)}")
@@ -249,42 +249,21 @@ class Inbox:
 
 def compare(
     reports: Mapping[Address, tuple[bytes, Mapping[ev.TaskId, int]]],
-    consumed: Mapping[ev.TaskId, Mapping[Address, Any]],
+    consumed: Mapping[ev.TaskId, Mapping[Address, tuple[bytes, int]]],
 ) -> None:
-    """Whether every frame that was sent was consumed, of the attempts that are reported. Raises :class:`EpochBroken`.
+    """Raise :class:`EpochBroken` unless every frame was consumed of the attempt that is reported.
 
-    ``reports``: by sender, its token and how many frames it has sent to whom. ``consumed``: by receiver and sender, a token and how
-    many were taken.
+    ``reports``: by sender, its token and how many frames it sent to whom. ``consumed``: by receiver
+    and sender, a token and how many frames were taken.
     """
     for sender, (token, sent) in reports.items():
         for receiver, count in sent.items():
             found = consumed.get(receiver, {}).get(sender)
             if found != (token, count):
-                what = (
-                    "nothing"
-                    if found is None
-                    else f"{found[1]} frames" + (" of another attempt" if found[0] != token else "")
-                )
-                raise EpochBroken(f"{sender} has sent {count} frames to {receiver}, which consumed {what}")
-    for receiver, of in consumed.items():
-        for sender in of:
+                frames = "nothing" if found is None else f"{found[1]} frames"
+                attempt = "" if found is None or found[0] == token else " of another attempt"
+                raise EpochBroken(f"{sender} sent {count} frames to {receiver}, which consumed {frames}{attempt}")
+    for receiver, senders in consumed.items():
+        for sender in senders:
             if sender not in reports or receiver not in reports[sender][1]:
                 raise EpochBroken(f"{receiver} consumed frames of {sender}, which reports none")
-
-
-__all__ = [
-    "DDL",
-    "REPORT",
-    "ROWS",
-    "Address",
-    "EpochBroken",
-    "Header",
-    "Inbox",
-    "Outbox",
-    "compare",
-    "elements",
-    "pack",
-    "row",
-    "together",
-    "unpack",
-]

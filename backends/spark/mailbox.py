@@ -1,12 +1,12 @@
-"""How rows that Spark brings to a worker get to the reader of their source.
+"""The rows of a DataFrame on their way from a task to the reader of its source.
 
-Theory of operation. A range of a DataFrame arrives at the subtasks of its source batch by batch, in any order. Whoever takes
-the batches in (the runner) makes a :class:`Mailbox` for one reader and one epoch, gives the reader its ``split``, pushes
-batches and lets the reader read, in turns, and closes the mailbox when all has come. Then the split ends, and the reader's
-watermark comes behind all of its rows (``Source.unordered``). Such a split begins and ends between two barriers: it is never
-part of a checkpoint, and nobody else could read it.
+The batches of a range arrive at the subtasks of its source in any order. A task makes a
+:class:`RowBuffer` for one reader and one epoch, and gives the reader its ``split``. It adds batches
+and lets the reader read, in turns, and closes the buffer when all batches have come. Then the split
+ends, and the reader's watermark follows all of its rows (``Source.unordered``). Such a split begins
+and ends between two barriers, so it is never part of a checkpoint.
 
-A split finds its mailbox by a token, in this process only. One thread pushes and reads.
+A split finds its buffer by a token, in this process only. One thread adds and reads.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from backends.dataflow.api import Chunk, Split
 from stateformat.errors import InvalidState
 
 
-class Mailbox:
-    """Rows for one reader in one epoch. It is open as long as somebody holds it, and reads while it is not closed."""
+class RowBuffer:
+    """Rows for one reader in one epoch. Its split can be read as long as the object lives."""
 
     def __init__(self, split_id: str) -> None:
         self.split = Split(split_id, uuid.uuid4().bytes)
-        """What the reader is to be given. Its id must be new to the reader: the epoch's number, say."""
+        """For the reader, which must not have had one of this id: use the epoch's number."""
         self._batches: deque[pa.RecordBatch] = deque()
         self._newest_us: int | None = None
         self._closed = False
@@ -35,30 +35,27 @@ class Mailbox:
         """Whether its reader has come to the end."""
         _OPEN[self.split.payload] = self
 
-    def push(self, batch: pa.RecordBatch) -> None:
+    def add(self, batch: pa.RecordBatch) -> None:
         """Add rows, in the schema of the source. ``InvalidState`` after :meth:`close`."""
         if self._closed:
-            raise InvalidState(
-                f"rows came for split {self.split.id!r} after its mailbox was closed; close it behind them"
-            )
+            raise InvalidState(f"Rows came for split {self.split.id!r} after its buffer was closed.")
         if batch.num_rows:
             self._batches.append(batch)
 
-    def observe(self, newest_us: int | None) -> None:
-        """The greatest event time of some of the epoch's rows, whoever got them, µs.
+    def observe(self, newest_us: int) -> None:
+        """Take the greatest event time of some rows of the epoch, of whichever subtask, µs.
 
-        The rows of a range are dealt to subtasks without regard to time. If each saw only its own, one that gets none would
-        hold the time of the job up.
+        Rows go to subtasks without regard to time: a subtask that knew only its own rows, and got
+        none, would hold the time of the job up.
         """
-        if newest_us is not None:
-            self._newest_us = newest_us if self._newest_us is None else max(self._newest_us, newest_us)
+        self._newest_us = newest_us if self._newest_us is None else max(self._newest_us, newest_us)
 
     def close(self) -> None:
-        """All has come: the split ends behind it."""
+        """End the split behind what has been added."""
         self._closed = True
 
     def chunks(self) -> Iterator[Chunk]:
-        """What has been pushed, each once; empty chunks while nothing is there; the end when the mailbox is closed."""
+        """What has been added, each batch once; empty chunks while there is nothing."""
         position = 0
         while self._batches or not self._closed:
             batch = self._batches.popleft() if self._batches else None
@@ -75,18 +72,21 @@ class Mailbox:
 
 
 def chunks_of(split: Split) -> Iterator[Chunk]:
-    """Read the mailbox to which a split belongs. ``InvalidState`` where there is none in this process, or where it was begun."""
-    mailbox = _OPEN.get(split.payload)
-    if mailbox is None or split.position:
+    """Read the buffer of a split.
+
+    Raises ``InvalidState`` if this process has no such buffer, or the split was begun already.
+    """
+    buffer = _OPEN.get(split.payload)
+    if buffer is None or split.position:
+        why = "this process does not have its rows" if buffer is None else "the rows before were given already"
         raise InvalidState(
-            f"split {split.id!r} is to be read from row {split.position} and "
-            f"{'nobody in this process has its rows' if mailbox is None else 'its rows were handed out'}; rows of a DataFrame "
-            "come once in an epoch, in which their split begins and ends"
+            f"Split {split.id!r} cannot be read from row {split.position}: {why}. The rows of a DataFrame come once "
+            "in an epoch, in which their split begins and ends."
         )
-    return mailbox.chunks()
+    return buffer.chunks()
 
 
-_OPEN: WeakValueDictionary[bytes, Mailbox] = WeakValueDictionary()
+_OPEN: WeakValueDictionary[bytes, RowBuffer] = WeakValueDictionary()
 
 
-__all__ = ["Mailbox", "chunks_of"]
+__all__ = ["RowBuffer", "chunks_of"]

@@ -1,9 +1,9 @@
-"""How far a source of DataFrames has been read, and what is read next: the interface that kinds of such sources implement.
+"""How far a source of DataFrames has been read: the interface that kinds of such sources implement.
 
-Theory of operation. Everything is a matter of *positions*. A position says what has been read, and, where the source has an
-end, where that is; it is small, plain, and all that a checkpoint keeps. An epoch reads what lies between two positions. Both
-are fixed before the epoch's job starts, so a job that is run again reads the same rows, and a job that goes on from a checkpoint
-begins exactly where that ended. Nothing else is remembered: what a kind keeps beside the position may only spare it work.
+A *position* says what has been read, and, if the source has an end, where that is. It is small and
+plain, and all that a checkpoint keeps. An epoch reads what lies between two positions, both fixed
+before its job starts. So a job that is run again reads the same rows, and a job that goes on from
+a checkpoint begins exactly where that ended. Whatever else a kind remembers may only save it work.
 
 ``docs/spark-sources.md`` shows how Kafka fits in.
 """
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Position: TypeAlias = Mapping[str, int | str]
-"""Names with a number (63 bits and a sign) or a text each: a partition and its offset, a file and its size, what the kind likes."""
+"""Names, each with a signed 64-bit number or a text: a partition and its offset, a file and its size."""
 
 
 class Offsets(ABC):
-    """Something of which Spark can read the rows between two positions. Lives in the driver and is never sent anywhere.
+    """Something of which Spark reads the rows between two positions. It stays in the driver.
 
-    An object that is given to a source is a prototype: each run works on a shallow copy of its own.
+    The object that a source is given is a prototype: each run works on a shallow copy.
     """
 
     bounded: bool = False
@@ -32,30 +32,35 @@ class Offsets(ABC):
 
     @abstractmethod
     def sample(self, spark: SparkSession) -> DataFrame:
-        """A DataFrame of the columns that are read, of which only the schema is looked at."""
+        """A DataFrame with the columns that are read. Only its schema is used."""
 
     @abstractmethod
     def first(self, spark: SparkSession) -> Position:
-        """Where reading begins. Called once in the life of a job, before anything is read: an end that is "what is there now"
-        is found here, and kept in the position.
+        """Where reading begins. Called once in the life of a job, before anything is read.
+
+        If the end is "what is there now", find it here and keep it in the position.
         """
 
     @abstractmethod
     def latest(self, spark: SparkSession, position: Position) -> Position:
-        """How far the epoch that begins at ``position`` reads: at most what one epoch should take. Equal to ``position`` where
-        there is nothing now. Returns another object; ``position`` is not changed.
+        """How far the epoch that begins at ``position`` reads: at most what one epoch should take.
+
+        Returns a new object, equal to ``position`` if nothing is there now.
         """
 
     @abstractmethod
     def frame(self, spark: SparkSession, start: Position, stop: Position) -> DataFrame:
-        """The rows behind ``start`` up to ``stop``. Called again when an epoch is run again, and gives the same rows, in any order."""
+        """The rows behind ``start`` up to ``stop``, in any order.
+
+        Called for each try of an epoch, and returns the same rows each time.
+        """
 
     def ended(self, position: Position) -> bool:  # noqa: ARG002 - what has no end has none anywhere
-        """Whether everything has been read at this position and there will be no more. Decided by the position alone."""
+        """Whether everything has been read at this position, decided by the position alone."""
         return False
 
     def rows_estimate(self, start: Position, stop: Position) -> int | None:  # noqa: ARG002 - most kinds do not know
-        """About how many rows lie between; None where that is not known. 0 is no estimate: there is certainly none."""
+        """About how many rows lie between; None if unknown. 0 is exact: there are none."""
         return None
 
     def __str__(self) -> str:

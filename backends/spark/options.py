@@ -13,27 +13,30 @@ from stateformat.errors import InvalidInput
 class SparkOptions(Options):
     """As :class:`~backends.running.options.Options`; every epoch ends in a checkpoint.
 
-    So ``checkpoint_interval_us`` is how long sources read in an epoch at most, and ``checkpoint_rows`` how many rows all of them
-    together; an epoch ends before where nothing more is there. The next begins at once, or ``least_epoch_us`` after that one began,
-    where nothing but rows is waited for. ``idle_us``: how long it waits when an epoch has found nothing to do. ``cache_bytes``: how much state a Python worker keeps in memory; more lies on the executor's local disk.
+    So ``checkpoint_interval_us`` bounds the time for which sources read in an epoch, and
+    ``checkpoint_rows`` the rows of all sources together. An epoch ends earlier if no more rows are
+    there. The next epoch begins at once if there is work besides rows.
     """
 
     least_epoch_us: int = 0
+    """How long after one epoch began the next one may begin, if there is nothing but rows to wait for."""
     idle_us: int = 1_000_000
+    """How long the job waits after an epoch that found nothing to do."""
     cache_bytes: int = 2 << 30
+    """How much state a Python worker keeps in memory; more lies on the executor's local disk."""
 
     def __post_init__(self) -> None:
-        """Raises ``InvalidInput`` for a number that means nothing, and for what does not exist on Spark."""
+        """Raises ``InvalidInput`` for a number that means nothing, and for what Spark does not have."""
         super().__post_init__()
         check_whole(self, least_epoch_us=0, idle_us=0, cache_bytes=0)
         if self.unaligned:
             raise InvalidInput(
-                "unaligned has no meaning on Spark: nothing lies in a channel when an epoch ends; leave it out"
+                "unaligned has no meaning on Spark: no channel holds anything when an epoch ends. Leave it out."
             )
 
 
 class SparkRuntimeOptions(RuntimeOptions, total=False):
-    """The keyword arguments of ``SparkRuntime``: the fields of :class:`SparkOptions` and of ``Schedule``."""
+    """The keyword arguments of ``SparkRuntime``: the fields of :class:`SparkOptions` and ``Schedule``."""
 
     least_epoch_us: int
     idle_us: int

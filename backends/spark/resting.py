@@ -1,4 +1,4 @@
-"""A task of a run on Spark between two epochs, when its core and its mail are in the driver."""
+"""What the driver keeps of a task between two epochs: its core, its mail, its restore point."""
 
 from __future__ import annotations
 
@@ -12,33 +12,37 @@ from backends.dataflow.life import TaskState
 from backends.dataflow.task import Task
 from backends.running.wiring import TaskChannels
 from backends.running.worker import Give, Mail, Message
-from backends.spark.base import Base
+from backends.spark.base import RestorePoint
 
 ENDED: Final = (TaskState.WAITING, TaskState.STOPPING, TaskState.ENDED)
-"""Where the logic of a task has ended, and its activation with it."""
+"""States of a task whose logic has ended, and its chain with it."""
 
 
 @dataclass(eq=False)
-class Resting:
-    """One task. ``base`` None: its activation has ended. ``tokens``: of its accepted reports, with their versions. ``number``: the last
-    barrier that it took. Of a reader: whether it ``wants_split``, was ``told_later``, and how many ``splits_ahead`` it is given.
-    """
+class DriverTask:
+    """One task between two epochs."""
 
     wired: TaskChannels
-    base: Base | None
+    restore_point: RestorePoint | None
+    """None: its chain has ended."""
     mail: deque[Mail] = field(default_factory=deque)
     tokens: dict[bytes, int] = field(default_factory=dict)
+    """Of its accepted reports, with their versions."""
     started: bool = False
     number: int = 0
+    """The last barrier that it took."""
+    gone: bool = False
+    """Whether it has left the job."""
     no_more_splits: bool = False
     wants_split: bool = True
-    told_later: bool = False
+    was_deferred: bool = False
+    """Whether its reader was told that a split may come later."""
     splits_ahead: int = 1
-    gone: bool = False
+    """How many splits its reader is given at once."""
 
     @property
     def core(self) -> Task:
-        """What it has decided so far."""
+        """Its state machine."""
         return self.wired.core
 
     @property
@@ -47,23 +51,23 @@ class Resting:
         return self.core.may_read or (self.core.is_source and not self.started)
 
     @property
-    def lives_here(self) -> bool:
-        """Whether nothing that may come needs its operators."""
+    def needs_no_operators(self) -> bool:
+        """Whether the driver can deliver whatever may come: its logic has ended, or a stop holds it."""
         state = self.core.state
         aborted = any(isinstance(mail, ev.Aborted) for mail in self.mail)
         return state in ENDED or (state is TaskState.STOPPED_AT_BARRIER and not aborted)
 
 
 def is_work(mail: Mail) -> bool:
-    """Whether it lets a task do something; that an epoch is complete, or that no split is there now, does not."""
+    """Whether mail lets a task do something: a completed epoch does not, nor does the lack of a split."""
     if isinstance(mail, ev.Completed):
         return mail.loop is not None
     return not (isinstance(mail, Give) and isinstance(mail.split, NoSplit))
 
 
-def concerns_the_core(mail: Mail) -> TypeGuard[ev.TaskEvent]:
-    """Whether it is for the core alone, and may be delivered without operators."""
+def is_for_core(mail: Mail) -> TypeGuard[ev.TaskEvent]:
+    """Whether mail is for the core alone, and can be delivered without operators."""
     return not isinstance(mail, Give | Message | ev.Triggered)
 
 
-__all__ = ["ENDED", "Resting", "concerns_the_core", "is_work"]
+__all__ = ["ENDED", "DriverTask", "is_for_core", "is_work"]

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 class SparkRuntime(Runtime[SparkRun]):
     """Runs dataflows on a store, in epochs of one Spark job each. Spark Classic only.
 
-    ``spark``: ``session.local_session()``, or that of a cluster whose executors can import this package and reach the store. Keyword
-    arguments: the fields of :class:`~backends.spark.options.SparkOptions` and of :class:`~backends.running.options.Schedule`.
+    ``spark`` is that of ``session.local_session()``, or of a cluster whose executors can import this
+    package and reach the store. Keyword arguments: the fields of
+    :class:`~backends.spark.options.SparkOptions` and :class:`~backends.running.options.Schedule`.
     """
 
     options_class = SparkOptions
@@ -43,14 +44,14 @@ class SparkRuntime(Runtime[SparkRun]):
         super().__init__(store, clock=clock, progress=progress, **options)
         if store.url.startswith("memory:"):
             raise InvalidInput(
-                f"{store.url} exists in this process only, Spark's workers are others; open a store that they reach",
+                f"{store.url} exists in this process only, and Spark's workers are others. Open a store that they reach.",
                 kind=ErrorKind.INVALID_URL,
             )
         self._spark = check(spark)
 
     def _make_run(self, restored: Restored, options: Options, retries: Mapping[str, pa.Table]) -> SparkRun:
         assert isinstance(options, SparkOptions)
-        # Made here, so that it knows the views and functions that the user's knows when the run begins.
+        # Made here, so that it has the views and functions that the user's session has when the run begins.
         return SparkRun(job_session(check(self._spark)), self.store, restored, options, retries, self._clock)
 
 

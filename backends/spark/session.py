@@ -1,20 +1,21 @@
 """How a Spark session is made so that our code runs on it.
 
-Theory of operation. Four things go wrong with a session made by hand, and each costs an afternoon:
+Four things go wrong with a session made by hand:
 
-- Spark starts its Python workers with the ``python3`` on PATH, which knows neither us nor pyarrow. Here they are the
-  driver's own interpreter, unless the user has chosen (``PYSPARK_PYTHON``).
-- It starts them with ``python -m``, which puts the working directory first on ``sys.path``: a directory with a
-  ``tools/`` or ``backends/`` of its own would take the place of ours. ``PYTHONSAFEPATH=1`` in the workers prevents it
-  (Python 3.11+). Modules that a job imports on workers come from installed packages or from ``addPyFile``.
-- Workers that talk to the JVM over unix domain sockets write a stack trace to the user's terminal when they have idled for
-  a minute (a broken pipe that nobody handles; PySpark 4.3). A rewrite gains nothing from them, so it is TCP, said so.
-- A shuffle whose map task runs again may give some readers another order than others. Both settings of the
-  order-independent checksum are stated, so that a cluster's defaults cannot take them away.
+- Spark starts its Python workers with the ``python3`` on PATH, which may have neither this package
+  nor pyarrow. Here they are the driver's interpreter, unless the user has set ``PYSPARK_PYTHON``.
+- It starts them with ``python -m``, which puts the working directory first on ``sys.path``: a
+  folder there could take the place of our package. ``PYTHONSAFEPATH=1`` in the workers prevents it.
+  Modules that a job imports on workers come from installed packages or from ``addPyFile``.
+- Workers that talk to the JVM over unix domain sockets write a stack trace to the terminal when
+  they have idled for a minute (PySpark 4.3), so they use TCP.
+- A shuffle whose map task runs again may give some readers another order than others. Both settings
+  of the order-independent checksum are set, whatever a cluster's defaults are.
 
-On a cluster the package must be importable on the executors: installed in their environment, in the archive given by
-``--archives``, or as the wheel, renamed to .zip, given by ``--py-files``; and the store must have an address that they all reach.
-A session that is active already is used as it is, after its Python has been checked. Spark Classic only, not Connect.
+On a cluster the executors must be able to import the package: installed in their environment, in
+the archive given by ``--archives``, or as the wheel, renamed to .zip, given by ``--py-files``. The
+store must have an address that they all reach. A session that is active is checked and used as it
+is. Spark Classic only, not Connect.
 """
 
 from __future__ import annotations
@@ -34,19 +35,20 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-EVERYWHERE: Final[Mapping[str, str]] = {
-    "spark.executorEnv.PYTHONSAFEPATH": "1",
-    "spark.python.unix.domain.socket.enabled": "false",
+_CHECKSUMS: Final[Mapping[str, str]] = {
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
     "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
 }
+
+EVERYWHERE: Final[Mapping[str, str]] = {
+    "spark.executorEnv.PYTHONSAFEPATH": "1",
+    "spark.python.unix.domain.socket.enabled": "false",
+    **_CHECKSUMS,
+}
 """Settings of a session that we make, for any master."""
 
-_QUIET = Path(__file__).with_name("log4j2-quiet.properties")
-
 JOB: Final[Mapping[str, str]] = {
-    "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
-    "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
+    **_CHECKSUMS,
     # Rows may be megabytes: a batch for Python is bounded by bytes, never by the number of rows alone.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     "spark.sql.execution.arrow.maxBytesPerBatch": "64m",
@@ -56,6 +58,8 @@ JOB: Final[Mapping[str, str]] = {
     "spark.sql.adaptive.enabled": "false",
 }
 """SQL settings of our own jobs, whatever the user's session says."""
+
+_QUIET = Path(__file__).with_name("log4j2-quiet.properties")
 
 LOCAL: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
@@ -71,9 +75,10 @@ OUR_PACKAGES: Final = ("stateformat", "redistribution", "backends", "tools")
 
 
 def configure(builder: Any) -> Any:
-    """Set on a ``SparkSession.builder`` what every session needs; the caller sets master, memory and name.
+    """Set on a ``SparkSession.builder`` what every session needs, and return it.
 
-    Also sets ``PYSPARK_PYTHON`` to this interpreter where the user has not set it. Returns the builder.
+    Sets ``PYSPARK_PYTHON`` to this interpreter if the user has not set it. The caller sets master,
+    memory and name.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     for name, value in EVERYWHERE.items():
@@ -82,10 +87,10 @@ def configure(builder: Any) -> Any:
 
 
 def local_session(app_name: str = "stateformat", **conf: str) -> SparkSession:
-    """A session on all cores of this machine, or the active one where there is one.
+    """The active session, or a new one on all cores of this machine.
 
-    ``conf`` goes before our settings: ``local_session("job", **{"spark.driver.memory": "4g"})``. Raises
-    ``InvalidInput`` (kind ``MISSING_DEPENDENCY``) where Java or pyspark is missing.
+    ``conf`` goes before our settings: ``local_session("job", **{"spark.driver.memory": "4g"})``.
+    Raises ``InvalidInput`` (kind ``MISSING_DEPENDENCY``) if Java or pyspark is missing.
     """
     session_class = _session_class()
     active = _active(session_class)
@@ -99,7 +104,7 @@ def local_session(app_name: str = "stateformat", **conf: str) -> SparkSession:
 
 
 def session(app_name: str = "stateformat") -> SparkSession:
-    """The session to run a job on: the active one; under ``spark-submit`` one as submitted; else a local one."""
+    """The active session; else, under ``spark-submit``, one as submitted; else a local one."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return local_session(app_name)
     session_class = _session_class()
@@ -112,7 +117,7 @@ def session(app_name: str = "stateformat") -> SparkSession:
 
 @contextmanager
 def lent_session(app_name: str = "stateformat") -> Iterator[SparkSession]:
-    """:func:`session` for a block; stopped behind it, unless it was there before."""
+    """:func:`session` for a block. Stops it afterwards, unless it was active before."""
     before = _active(_session_class())
     spark = session(app_name)
     try:
@@ -123,9 +128,7 @@ def lent_session(app_name: str = "stateformat") -> Iterator[SparkSession]:
 
 
 def job_session(spark: SparkSession) -> SparkSession:
-    """A session beside the user's, on the same context, with their views and settings but for those of :data:`JOB`; theirs stays
-    as it is.
-    """
+    """A session on the same context, with the user's views and settings and those of :data:`JOB`."""
     ours: SparkSession = type(spark)(spark.sparkContext, spark._jsparkSession.cloneSession())
     for name, value in JOB.items():
         ours.conf.set(name, value)
@@ -133,38 +136,38 @@ def job_session(spark: SparkSession) -> SparkSession:
 
 
 def check(active: SparkSession) -> SparkSession:
-    """The same session, if it is one, and goes, and its workers on this machine run our interpreter and find our packages; else
-    ``InvalidInput``.
+    """The same session, if our code can run on it; else ``InvalidInput``.
 
-    Sessions on a cluster are believed: what its machines have installed cannot be seen from here.
+    It must be one of Spark Classic, not be stopped, and its workers on this machine must run our
+    interpreter and find our package. What a cluster's machines have cannot be seen from here.
     """
     if not isinstance(active, _session_class()):
-        raise InvalidInput(
-            f"{active!r} is no session of Spark Classic; give one, as of backends.spark.session.local_session()",
-            kind=ErrorKind.MISSING_DEPENDENCY,
+        raise _unusable(
+            f"{active!r} is not a session of Spark Classic. Give one, as of backends.spark.session.local_session()."
         )
     context = active.sparkContext
     if _is_stopped(context):
-        raise InvalidInput(
-            f"the session of {context.appName!r} has been stopped; make another", kind=ErrorKind.MISSING_DEPENDENCY
-        )
+        raise _unusable(f"The session of {context.appName!r} has been stopped. Make another.")
     if not context.master.startswith("local"):
         return active
     worker = shutil.which(context.pythonExec) or context.pythonExec
-    if not _same_interpreter(worker, sys.executable):
-        raise InvalidInput(
-            f"the active Spark session starts its Python workers with {worker}, this program runs on {sys.executable}; "
-            "set PYSPARK_PYTHON to the latter before the session is created, or make it with backends.spark.session",
-            kind=ErrorKind.MISSING_DEPENDENCY,
+    if not _is_same_interpreter(worker, sys.executable):
+        raise _unusable(
+            f"The active Spark session starts its Python workers with {worker}, and this program runs on "
+            f"{sys.executable}. Set PYSPARK_PYTHON to the latter before the session is created, or make it with "
+            "backends.spark.session."
         )
     shadows = [] if context.environment.get("PYTHONSAFEPATH") else _shadows(Path.cwd())
     if shadows:
-        raise InvalidInput(
-            f"the active Spark session lets its workers import from {Path.cwd()}, which has {', '.join(shadows)} of its "
-            "own; set spark.executorEnv.PYTHONSAFEPATH=1 when the session is created, or run from another directory",
-            kind=ErrorKind.MISSING_DEPENDENCY,
+        raise _unusable(
+            f"The active Spark session lets its workers import from {Path.cwd()}, which has {', '.join(shadows)} of "
+            "its own. Set spark.executorEnv.PYTHONSAFEPATH=1 when the session is created, or run from another directory."
         )
     return active
+
+
+def _unusable(message: str) -> InvalidInput:
+    return InvalidInput(message, kind=ErrorKind.MISSING_DEPENDENCY)
 
 
 def _is_stopped(context: Any) -> bool:
@@ -176,8 +179,8 @@ def _is_stopped(context: Any) -> bool:
         return True  # Its JVM is gone.
 
 
-def _same_interpreter(one: str, other: str) -> bool:
-    """Whether two paths are one interpreter of one environment: its links may differ in name, not in directory."""
+def _is_same_interpreter(one: str, other: str) -> bool:
+    """Whether two paths are one interpreter of one environment: links may differ in name, not in directory."""
     first, second = Path(one), Path(other)
     return first.parent.resolve() == second.parent.resolve() and first.resolve() == second.resolve()
 
@@ -191,26 +194,22 @@ def _shadows(directory: Path) -> list[str]:
 
 
 def _session_class() -> Any:
-    """``SparkSession``, imported where it is needed, or a sentence that says how to get it."""
+    """``SparkSession``, imported when needed. ``InvalidInput`` without pyspark, and for Spark Connect."""
     try:
         from pyspark.sql import SparkSession
         from pyspark.sql.utils import is_remote
     except ImportError as error:
-        raise InvalidInput(
-            "Spark is not installed in this environment; pip install 'stateformat[spark]'",
-            kind=ErrorKind.MISSING_DEPENDENCY,
-        ) from error
+        raise _unusable("Spark is not installed in this environment: pip install 'stateformat[spark]'") from error
     if is_remote():
-        raise InvalidInput(
-            "this program is set up for Spark Connect (SPARK_REMOTE), which runs no code of ours on the driver; use Spark "
-            "Classic: unset SPARK_REMOTE, or submit the job with spark-submit",
-            kind=ErrorKind.MISSING_DEPENDENCY,
+        raise _unusable(
+            "This program is set up for Spark Connect (SPARK_REMOTE), which runs none of our code on the driver. Use "
+            "Spark Classic: unset SPARK_REMOTE, or submit the job with spark-submit."
         )
     return SparkSession
 
 
 def _active(session_class: Any) -> SparkSession | None:
-    """The session of this thread, or the one that another thread of this process has made."""
+    """The session of this thread, or one that another thread of this process has made."""
     from pyspark.errors import PySparkRuntimeError
 
     try:
@@ -221,8 +220,10 @@ def _active(session_class: Any) -> SparkSession | None:
 
 
 def _log_is_configured() -> bool:
-    """Whether somebody has said what Spark logs: a log4j file of their own, or ``spark.log.level``. Else it writes some hundred
-    lines for each job, among which those of ours would be lost. Only under ``spark-submit``, where there is a JVM already.
+    """Whether the user has said what Spark logs: a log4j file, or ``spark.log.level``.
+
+    Otherwise Spark writes some hundred lines for each job, among which ours would be lost. Only
+    under ``spark-submit``, where there is a JVM already.
     """
     from pyspark import SparkConf, SparkContext
 
@@ -233,18 +234,15 @@ def _log_is_configured() -> bool:
 
 
 def _check_java() -> None:
-    """Spark's own message for a missing Java is a stack trace; ours is a sentence."""
+    """Raise ``InvalidInput`` if Java is missing; Spark's own message is a stack trace."""
     home = os.environ.get("JAVA_HOME")
     if home and not (Path(home) / "bin" / "java").exists():
-        message = f"JAVA_HOME is {home}, which has no bin/java; point it to a Java 17 or newer, or unset it"
-    elif not home and shutil.which("java") is None:
-        message = (
-            "Spark needs Java 17 or newer: no java on PATH and no JAVA_HOME; install a JRE (Debian: "
-            "openjdk-17-jre-headless)"
+        raise _unusable(f"JAVA_HOME is {home}, which has no bin/java. Point it to a Java 17 or newer, or unset it.")
+    if not home and shutil.which("java") is None:
+        raise _unusable(
+            "Spark needs Java 17 or newer: there is no java on PATH and no JAVA_HOME. Install a JRE (Debian: "
+            "openjdk-17-jre-headless)."
         )
-    else:
-        return
-    raise InvalidInput(message, kind=ErrorKind.MISSING_DEPENDENCY)
 
 
 def _start(builder: Any) -> SparkSession:
@@ -255,9 +253,8 @@ def _start(builder: Any) -> SparkSession:
     except PySparkRuntimeError as error:
         if error.getCondition() != "JAVA_GATEWAY_EXITED":
             raise
-        raise InvalidInput(
-            "Java started and ended before Spark was up (its own words stand above); Spark 4.3 needs Java 17 or newer",
-            kind=ErrorKind.MISSING_DEPENDENCY,
+        raise _unusable(
+            "Java started and ended before Spark was up (its own words stand above). Spark 4.3 needs Java 17 or newer."
         ) from error
     return made
 

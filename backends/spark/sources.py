@@ -1,30 +1,32 @@
-"""Sources whose rows are DataFrames: read by Spark, transformed by Spark SQL, dealt to the readers epoch by epoch.
+"""Sources whose rows are DataFrames: read by Spark, transformed by Spark SQL, epoch by epoch.
 
-Theory of operation. Three parts, on three sides:
+The three parts run in three places:
 
-- In the driver a :class:`RangeEnumerator` keeps the *position*: how far has been read (``offsets.py``). Before an epoch begins it is asked
-  for the next :class:`Range`, which moves the position; so the checkpoint that ends the epoch has the position behind the range, and one that
-  is never published has moved nothing. A range is fixed: its DataFrame is built anew for each try of the epoch, and has the
-  same rows.
-- In the JVM the range is read and transformed, and beside it Python makes frames of the Arrow batches (``conforming.py``).
-- In the workers rows arrive at the source's subtasks, as the one split of the epoch, through a ``Mailbox`` (``mailbox.py``). A split
-  of that kind never outlives its epoch: positions are in the enumerator alone.
+- In the driver a :class:`RangeEnumerator` keeps the *position*: how far has been read
+  (``offsets.py``). Before an epoch begins it gives out the next :class:`Range`, which moves the
+  position. So the checkpoint that ends the epoch has the position behind the range, and an epoch
+  that is never published has moved nothing. A range is fixed: its DataFrame is built anew for each
+  try of the epoch, and has the same rows.
+- In the JVM the range is read and transformed. Beside it Python makes frames of the Arrow batches
+  (``feeds.py``).
+- In the workers the rows come to the source's subtasks, as the one split of the epoch, through a
+  ``RowBuffer`` (``mailbox.py``). Such a split never outlives its epoch.
 
-What is not needed in a worker does not go there: a pickled :class:`SparkSource` has its schema and nothing of Spark, no function of
-the user's, no position.
+A pickled :class:`SparkSource` has its schema only: nothing of Spark, no function, no position.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
 from backends.dataflow.api import Chunk, NoSplit, ReaderContext, Source, Split, SplitEnumerator
-from backends.spark.conforming import arrow_schema_of, check_fits, frames_of
+from backends.spark.conforming import arrow_schema_of, check_fits
 from backends.spark.directory_frames import DirectoryFrames
-from backends.spark.mailbox import Mailbox, chunks_of
+from backends.spark.mailbox import chunks_of
 from backends.spark.offset_table import OffsetTable
 from backends.spark.offsets import Offsets, Position
 from stateformat.declare import Columns, as_schema
@@ -41,13 +43,15 @@ class Range(NamedTuple):
     """The rows that one epoch reads."""
 
     frame: Callable[[SparkSession], DataFrame]
-    """Builds the DataFrame, in the columns of the source. Called for each try of the epoch, with the same rows each time. Raises
-    ``InvalidInput`` for columns that are not those declared, and what Spark raises.
+    """Builds the DataFrame, in the columns of the source. Called for each try of the epoch.
+
+    Returns the same rows each time. Raises ``InvalidInput`` for columns that are not those declared,
+    and what Spark raises.
     """
     rows_estimate: int | None
-    """About how many rows; None where that is not known."""
+    """About how many rows; None if unknown."""
     label: str
-    """Where they come from, for a person: in Spark's UI, say."""
+    """Where they come from, as Spark's UI shows it."""
 
 
 class SparkSource(Source):
@@ -57,7 +61,12 @@ class SparkSource(Source):
 
         flights = flow.source(
             SparkSource(
-                DirectoryFrames("s3a://bucket/flights/", "csv", schema="carrier string, delay int, at timestamp", grows=True),
+                DirectoryFrames(
+                    "s3a://bucket/flights/",
+                    "csv",
+                    schema="carrier string, delay int, at timestamp",
+                    grows=True,
+                ),
                 transform=lambda rows: rows.where("delay is not null"),
                 spark=spark,
             ),
@@ -65,14 +74,19 @@ class SparkSource(Source):
             event_time="at",
         )
 
-    ``offsets``: where the rows are, and how far they are read at a time. ``transform``: Spark SQL on the rows of one epoch, before they
-    become records. It must work row by row: it sees one range at a time, so an aggregation, a window, a sort or a ``distinct`` would be
-    one for each epoch. A join with a table that does not change is fine. A plan with ``rand()``, ``uuid()`` and the like is refused,
-    for a task that Spark runs again would compute other rows. ``schema``: the columns of the records, of exactly the types that the
-    transformed DataFrame has (a Spark ``timestamp`` is ``timestamp[us, tz=UTC]``); where it says "not null", a null fails the job.
-    Without it, the DataFrame's columns are taken, all nullable: then a session is needed, ``spark`` or the active one.
+    ``offsets``: where the rows are, and how far they are read at a time.
 
-    Raises ``InvalidInput`` where no columns are declared and there is no session, or they are of no Arrow type.
+    ``transform``: Spark SQL on the rows of one epoch, before they become records. It must work row
+    by row: it sees one range at a time, so an aggregation, a window, a sort or a ``distinct`` would
+    be one for each epoch. A join with a table that does not change is fine. A plan with ``rand()``,
+    ``uuid()`` and the like is refused: a task that Spark runs again would compute other rows.
+
+    ``schema``: the columns of the records, of exactly the types that the transformed DataFrame has
+    (a Spark ``timestamp`` is ``timestamp[us, tz=UTC]``). A null in a column declared "not null"
+    fails the job. Without it, the columns are those of the DataFrame, all nullable: this needs a
+    session, ``spark`` or the active one.
+
+    Raises ``InvalidInput`` without columns and session, and for columns of no Arrow type.
     """
 
     splits_per_reader = 1
@@ -89,7 +103,7 @@ class SparkSource(Source):
     ) -> None:
         if not isinstance(offsets, Offsets):
             raise InvalidInput(
-                f"a Spark source is made of {type(offsets).__name__}; give an Offsets, such as DirectoryFrames"
+                f"A Spark source is made of {type(offsets).__name__}. Give an Offsets, such as DirectoryFrames."
             )
         self._offsets: Offsets | None = offsets
         self._transform = transform
@@ -115,12 +129,10 @@ class SparkSource(Source):
 
     def enumerator(self) -> RangeEnumerator:
         """Keeps the position. One that was made in a worker has no ranges."""
-        from copy import copy
-
         return RangeEnumerator(copy(self._offsets), self._conforming)
 
     def read(self, split: Split, context: ReaderContext) -> Iterator[Chunk]:  # noqa: ARG002 - no clock is needed
-        """What the mailbox of the split is given."""
+        """The rows in the buffer of the split."""
         return chunks_of(split)
 
     def _conforming(self, rows: DataFrame) -> DataFrame:
@@ -136,24 +148,26 @@ class SparkSource(Source):
             rows = self._transform(rows)
         if not isinstance(rows, DataFrame):
             raise InvalidInput(
-                f"the transformation of {self._offsets} returned {type(rows).__name__}; it returns a DataFrame of Spark Classic"
+                f"The transformation of {self._offsets} returned {type(rows).__name__}. It must return a DataFrame of "
+                "Spark Classic."
             )
         if rows.isStreaming:
-            raise InvalidInput(f"{self._offsets} is a streaming DataFrame; read it with spark.read, by range")
+            raise InvalidInput(f"{self._offsets} is a streaming DataFrame. Read it with spark.read, by range.")
         if not rows._jdf.queryExecution().analyzed().deterministic():
             raise InvalidInput(
-                f"the transformation of {self._offsets} computes something else each time (rand, uuid, "
-                "monotonically_increasing_id, a function of your own that is marked nondeterministic); an epoch that is run again "
-                "would read other rows. Compute it from the columns, or in an operator"
+                f"The transformation of {self._offsets} computes something else each time (rand, uuid, "
+                "monotonically_increasing_id, a function of your own that is marked nondeterministic), so an epoch "
+                "that is run again would read other rows. Compute it from the columns, or in an operator."
             )
         return rows
 
 
 class RangeEnumerator(SplitEnumerator):
-    """Keeps how far a :class:`SparkSource` has been read. It deals ranges to epochs, not splits to readers.
+    """Keeps how far a :class:`SparkSource` has been read. Gives ranges to epochs, not splits to readers.
 
-    Keeps ``name`` (utf8), ``number`` (int64) and ``text`` (utf8): the position, one row for each of its names, with the one or the
-    other; and, once reading has begun, a row whose name is null with the number of ranges read.
+    Its rows: ``name`` (utf8), ``number`` (int64) and ``text`` (utf8), a row for each name of the
+    position with its number or its text. Once reading has begun, there is also a row whose name is
+    null, with the number of ranges read.
     """
 
     columns = pa.schema([pa.field("name", pa.string()), pa.field("number", pa.int64()), pa.field("text", pa.string())])
@@ -166,14 +180,17 @@ class RangeEnumerator(SplitEnumerator):
         self._over = False
 
     def next_range(self, spark: SparkSession) -> Range | NoSplit:
-        """What the next epoch reads. The position is behind it from now on.
+        """What the next epoch reads. Moves the position behind it.
 
-        Called once for an epoch, before its barrier begins, and not for another try of it. ``LATER`` when there is nothing
-        now; ``NEVER`` when there will be no more, and then readers are told so too: never in the epoch that reads the last range.
-        Raises what ``Offsets`` raise; then the position is as before.
+        Called once for an epoch, before its barrier begins, not for another try. Returns ``LATER``
+        if there is nothing now, and ``NEVER`` if there will be no more, which readers then hear too;
+        never in the epoch that reads the last range. Raises what ``Offsets`` raise, and leaves the
+        position as it was.
         """
         if self._offsets is None:
-            raise InvalidInput("this source was sent to a worker, which has no ranges of it; ask the one in the driver")
+            raise InvalidInput(
+                "This source was sent to a worker, which has no ranges of it. Ask the one in the driver."
+            )
         start = self._position if self._position is not None else _checked(self._offsets, self._offsets.first(spark))
         while not self._offsets.ended(start):
             stop = _checked(self._offsets, self._offsets.latest(spark, start))
@@ -200,22 +217,17 @@ class RangeEnumerator(SplitEnumerator):
         return NoSplit.NEVER if self._over else NoSplit.LATER
 
     def snapshot(self) -> pa.Table:
-        """The position; no rows where reading has not begun."""
+        """The position; no rows if reading has not begun."""
         if self._position is None:
             return self.columns.empty_table()
         values = list(self._position.values())
-        columns = [
-            [None, *self._position],
-            [self._ranges, *(value if isinstance(value, int) else None for value in values)],
-            [None, *(value if isinstance(value, str) else None for value in values)],
-        ]
-        return pa.table(
-            [pa.array(column, field.type) for column, field in zip(columns, self.columns, strict=True)],
-            schema=self.columns,
-        )
+        numbers = [value if isinstance(value, int) else None for value in values]
+        texts = [value if isinstance(value, str) else None for value in values]
+        columns = {"name": [None, *self._position], "number": [self._ranges, *numbers], "text": [None, *texts]}
+        return pa.table(columns, schema=self.columns)
 
     def restore(self, rows: pa.Table) -> None:
-        """Take back the position."""
+        """Take the position back."""
         names, numbers, texts = (rows[name].to_pylist() for name in self.columns.names)
         found = {name: (number, text) for name, number, text in zip(names, numbers, texts, strict=True)}
         self._over = False
@@ -226,18 +238,15 @@ class RangeEnumerator(SplitEnumerator):
 
 
 def _checked(offsets: Offsets, position: object) -> Position:
-    """A position as it can be kept; ``InvalidInput``, the fault of the kind's author, for another."""
+    """The same position. Raises ``InvalidInput``, the fault of the ``Offsets``, if it cannot be kept."""
     if not isinstance(position, dict):
-        raise InvalidInput(f"{offsets} gave {type(position).__name__} for a position; it gives a dict")
+        raise InvalidInput(f"{offsets} gave {type(position).__name__} for a position. It must give a dict.")
     for name, value in position.items():
-        if (
-            not isinstance(name, str)
-            or type(value) not in (int, str)
-            or (type(value) is int and not -(2**63) <= value < 2**63)
-        ):
+        is_kept = type(value) is str or (type(value) is int and -(2**63) <= value < 2**63)
+        if not isinstance(name, str) or not is_kept:
             raise InvalidInput(
-                f"{offsets} gave a position with {name!r}: {value!r}; a position has names with a whole number of 63 bits and a sign "
-                "or a text each"
+                f"{offsets} gave a position with {name!r}: {value!r}. A position has names, each with a signed whole "
+                "number of 64 bits or a text."
             )
     return position
 
@@ -252,20 +261,11 @@ def _session(spark: SparkSession | None) -> SparkSession:
         found: SparkSession = SparkSession.active()
     except PySparkRuntimeError as error:
         raise InvalidInput(
-            "a Spark source without a schema asks Spark for its columns, and no session is active; give the schema, or the session",
+            "A Spark source without a schema asks Spark for its columns, and no session is active. Give the schema, or "
+            "the session.",
             kind=ErrorKind.MISSING_DEPENDENCY,
         ) from error
     return found
 
 
-__all__ = [
-    "DirectoryFrames",
-    "Mailbox",
-    "OffsetTable",
-    "Offsets",
-    "Position",
-    "Range",
-    "RangeEnumerator",
-    "SparkSource",
-    "frames_of",
-]
+__all__ = ["DirectoryFrames", "OffsetTable", "Offsets", "Position", "Range", "RangeEnumerator", "SparkSource"]

@@ -1,12 +1,15 @@
-"""One task in one epoch, at its level, in a Python worker of Spark: from its base and its mail to its report.
+"""One task in one epoch, in a Python worker of Spark: from its restore point and mail to its report.
 
-Theory of operation. The task core comes from the driver; the activation is the one that this worker has kept, or is opened from the
-base. What had been fed back into a loop, then mail, then records are processed, by the same ``Worker`` as in every executor; its
-channels end in frames. When nothing more can come, the barrier has been passed everywhere; the snapshot is written, and the core, the
-snapshot and whatever the coordinator must know leave in the report. An epoch whose barrier writes nothing, or that has none, is a cut
-all the same, since nothing is under way between tasks when it ends: the states are written as they are then.
+The driver sends the task core. The operator chain is the one that this worker has cached, or is
+opened from the restore point. The same ``Worker`` as in every executor processes first what was fed
+back into a loop, then mail, then records; its channels end in frames. When nothing more can come,
+the barrier has passed everywhere. The snapshot is written, and the core, the snapshot and all that
+the coordinator must know leave in the report.
 
-The head of a loop goes on at the last level, with a snapshot that is still open (``loop_end.py``).
+An epoch with no barrier, or with one that writes nothing, is a cut as well, since nothing is under
+way between tasks when it ends: the states are written as they are then.
+
+The head of a loop goes on at the last level, with an open snapshot (``loop_end.py``).
 """
 
 from __future__ import annotations
@@ -25,16 +28,16 @@ from backends.dataflow.routing import Router
 from backends.dataflow.task import Task
 from backends.running.channels import Queue
 from backends.running.wiring import receiver_of
-from backends.running.worker import Give, Worker
-from backends.spark.base import Base
-from backends.spark.cache import Cache, Kept
-from backends.spark.feeds import feed_channel
+from backends.running.worker import Give, Mail, Worker
+from backends.spark import mail
+from backends.spark.base import RestorePoint
+from backends.spark.cache import CachedTask, TaskCache
+from backends.spark.feeds import input_channel
 from backends.spark.loop_end import Suspended
-from backends.spark.mail import Header, Inbox, Outbox, elements
-from backends.spark.mailbox import Mailbox
-from backends.spark.reports import Report, ReportLink, Setup, Spec
+from backends.spark.mailbox import RowBuffer
+from backends.spark.reports import EpochLink, Setup, Spec, TaskReport
 from backends.spark.resting import ENDED
-from backends.spark.travelling import packed, unpacked
+from backends.spark.travelling import pickle_operators, unpickle_operators
 from backends.state import SubtaskStates
 from stateformat.errors import InvalidInput, InvalidState
 from stateformat.model import Mode
@@ -43,23 +46,23 @@ from stateformat.snapshot import WriteContext
 logger = logging.getLogger(__name__)
 
 
-class _Way(Queue):
+class _SendingEnd(Queue):
     """The sending end of a channel whose other end is in another worker."""
 
     __slots__ = ("level", "outbox", "receiver")
 
-    def __init__(self, channel: ev.Channel, outbox: Outbox | None, receiver: ev.TaskId, level: int) -> None:
+    def __init__(self, channel: ev.Channel, outbox: mail.Outbox | None, receiver: ev.TaskId, level: int) -> None:
         super().__init__(channel, capacity=None)
         self.outbox, self.receiver, self.level = outbox, receiver, level
 
     def put(self, element: ev.Element) -> None:
-        """Send an element; nowhere, if the receiver is gone."""
+        """Send an element, unless the receiver has left the job."""
         if self.outbox is not None:
             self.outbox.put(self.receiver, self.level, self.channel, element)
 
 
-class _Outside:
-    """What an activation reaches (``activation.ChainOutput``): the worker of this epoch, while the activation outlives epochs."""
+class _Output:
+    """What a chain writes to (``activation.ChainOutput``): the worker of this epoch. A chain outlives it."""
 
     worker: Worker
 
@@ -73,8 +76,10 @@ class _Outside:
         return self.worker.now_us()
 
 
-class _EndedOperators:
-    """In place of the activation of a task whose logic has ended in an epoch before: there is nothing to keep."""
+class _EndedChain:
+    """In place of the chain of a task whose logic ended in an epoch before."""
+
+    late_records = 0
 
     def __init__(self, setup: Setup, task: ev.TaskId) -> None:
         self._operators = setup.job.vertex(task.vertex).operators
@@ -82,8 +87,6 @@ class _EndedOperators:
 
     def snapshot(self, command: ev.Snapshot, context: WriteContext) -> OpenSnapshot:  # noqa: ARG002 - it is finishing
         return OpenSnapshot([context.subtask(uid, self._subtask, finishing=True) for uid in self._operators], [])
-
-    late_records = 0
 
     def notify_complete(self, number: int) -> None:
         pass
@@ -96,108 +99,111 @@ class _EndedOperators:
 
 
 class TaskRun:
-    """One task. :meth:`begin`, :meth:`receive` for every frame, :meth:`finish`; each gives rows to send on."""
+    """One task. Call :meth:`begin`, :meth:`receive` for every frame, then :meth:`finish`.
 
-    def __init__(self, setup: Setup, spec: Spec, context: WriteContext, cache: Cache) -> None:
+    Each yields rows to send.
+    """
+
+    def __init__(self, setup: Setup, spec: Spec, context: WriteContext, cache: TaskCache) -> None:
         self.spec = spec
-        self.report = Report(spec.task, number=spec.number)
+        self.report = TaskReport(spec.task, number=spec.number)
         self._setup = setup
         self._context = context
         self._cache = cache
         self._core: Task = pickle.loads(spec.core)  # noqa: S301 - from our own driver
         self._vertex = setup.job.vertex(spec.task.vertex)
-        self._outbox = Outbox(spec.task, self.report.token)
-        self._inbox = Inbox(spec.task)
+        self._outbox = mail.Outbox(spec.task, self.report.token)
+        self._inbox = mail.Inbox(spec.task)
         self._queues = setup.queues(spec.task)
-        self._feed = feed_channel(self._vertex.id, spec.task.subtask)
-        # The range of the epoch counts as read: a source that is asked to end does so behind it.
-        self._last = [mail for mail in spec.mail if spec.fed and isinstance(mail, ev.EndSource)]
+        self._input = input_channel(self._vertex.id, spec.task.subtask)
+        # A source that reads frames and is asked to end does so behind the range of the epoch.
+        self._last_mail = [item for item in spec.mail if spec.reads_frames and isinstance(item, ev.EndSource)]
         self._schemas = setup.job.schemas
-        if spec.fed:
-            self._schemas = {**self._schemas, self._feed.edge: setup.job.step(self._vertex.id).schema}
-        self._outside = _Outside()
+        if spec.reads_frames:
+            self._schemas = {**self._schemas, self._input.edge: setup.job.step(self._vertex.id).schema}
+            self._rows = RowBuffer(f"epoch {spec.version}")
+        self._output = _Output()
         self._choose = random.Random(0)  # noqa: S311 - which of the channels that have something comes first
         self._worker = Worker(
             spec.task,
             self._vertex,
             self._core,
             list(self._queues.values()),
-            self._ways(),
+            self._sending_ends(),
             frozenset(),
-            ReportLink(self.report, context),
+            EpochLink(self.report, context),
             number=spec.number,
         )
         self._worker.routers = {edge.id: Router(setup.job, edge, spec.task.subtask) for edge in self._vertex.outputs}
 
-    def _ways(self) -> dict[str, list[_Way]]:
-        ways: dict[str, list[_Way]] = {}
+    def _sending_ends(self) -> dict[str, list[_SendingEnd]]:
+        ends: dict[str, list[_SendingEnd]] = {}
         for edge_id, channels in self._setup.outputs[self.spec.task].items():
-            ways[edge_id] = []
+            ends[edge_id] = []
             for channel in channels:
                 receiver = receiver_of(self._setup.job, channel)
                 outbox = None if receiver in self.spec.gone else self._outbox
-                ways[edge_id].append(_Way(channel, outbox, receiver, self._setup.level_of(channel)))
-        return ways
+                ends[edge_id].append(_SendingEnd(channel, outbox, receiver, self._setup.level_of(channel)))
+        return ends
 
     # The epoch -----------------------------------------------------------------------------------------------------------
 
     def begin(self) -> Iterator[pa.RecordBatch]:
-        """Open, process what had been fed back, and mail; a source reads."""
+        """Open, process what had been fed back, and mail. A source without frames reads."""
         worker = self._worker
         try:
             self._open()
             worker.count_late_rows()
-            if self.spec.base is not None and self.spec.base.replays:
-                self._replay(self.spec.base)
+            if self.spec.restore_point is not None and self.spec.restore_point.replays:
+                self._replay(self.spec.restore_point)
         except Exception as error:
             worker.fail(error)
         if not (self.spec.started or worker.gone):
             worker.start()
-        self._take_mail(*(mail for mail in self.spec.mail if mail not in self._last))
+        self._take_mail(*(item for item in self.spec.mail if item not in self._last_mail))
         yield from self._flush_if_large()
-        if self._vertex.is_source and not self.spec.fed:
+        if self.spec.reads_frames:
+            self._take_mail(Give(self._rows.split))
+        elif self._vertex.is_source:
             yield from self._read()
-        elif self.spec.fed and not self._worker.gone:
-            self._mailbox = Mailbox(f"epoch {self.spec.version}")
-            self._take_mail(Give(self._mailbox.split))
 
-    def receive(self, header: Header, rest: pa.Buffer) -> Iterator[pa.RecordBatch]:
-        """A frame has come."""
+    def receive(self, header: mail.Header, rest: pa.Buffer) -> Iterator[pa.RecordBatch]:
+        """Process a frame."""
         for head, body in self._inbox.take(header, rest):
-            for channel, element in elements(head, body, self._schemas):
+            for channel, element in mail.elements(head, body, self._schemas):
                 if self._worker.gone:
                     continue
-                if channel == self._feed:
-                    self._push(element)
+                if channel == self._input:
+                    self._read_rows(element)
                 else:
                     self._queues[channel].put(element)
                     self._process()
                 yield from self._flush_if_large()
 
-    def _push(self, element: ev.Element) -> None:
+    def _read_rows(self, element: ev.Element) -> None:
         """Let the reader have what has come of a DataFrame."""
         if isinstance(element, ev.Watermark):
-            self._mailbox.observe(element.timestamp)
+            self._rows.observe(element.timestamp)
         elif isinstance(element, ev.Records):
-            self._mailbox.push(element.batch)
-        while self._mailbox.has_rows and not self._worker.gone:
+            self._rows.add(element.batch)
+        while self._rows.has_rows and not self._worker.gone:
             self._worker.step(self._choose)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """No frame will come. What is left is written and sent on: the report, or, for the last level, the head of a loop."""
+        """All frames have come: write and send the report, or the head of a loop for the last level."""
         self._inbox.check()
-        if self.spec.fed and not self._worker.gone:
-            self._mailbox.close()
-            while not (self._mailbox.is_read or self._worker.gone):
+        if self.spec.reads_frames and not self._worker.gone:
+            self._rows.close()
+            while not (self._rows.is_read or self._worker.gone):
                 self._worker.step(self._choose)
             self.report.ran_dry = True
-        self._take_mail(*self._last)
+        self._take_mail(*self._last_mail)
         if self.spec.triggered is not None:
             self._take_mail(self.spec.triggered)
-        self.report.late_rows = 0 if self._worker.gone else self._worker.late_rows
+        report = self.report
+        report.late_rows = 0 if self._worker.gone else self._worker.late_rows
         snapshot, is_own = self._write()
         yield from self._outbox.flush()
-        report = self.report
         report.rows_read = self._worker.rows
         report.sent, report.sent_bytes = dict(self._outbox.sent), self._outbox.sent_bytes
         report.consumed = self._inbox.consumed
@@ -207,8 +213,8 @@ class TaskRun:
         else:
             yield report.rows()
 
-    def _take_mail(self, *mail: Any) -> None:
-        self._worker.mailbox.extend(mail)
+    def _take_mail(self, *items: Mail) -> None:
+        self._worker.mailbox.extend(items)
         while self._worker.mailbox and not self._worker.gone:
             self._worker.step(self._choose)
         self._process()
@@ -237,72 +243,73 @@ class TaskRun:
     # States --------------------------------------------------------------------------------------------------------------
 
     @property
-    def _key(self) -> tuple[Any, ...]:
-        return (self._setup.run, self.spec.task)
+    def _key(self) -> tuple[str, ev.TaskId]:
+        return self._setup.run, self.spec.task
 
     def _open(self) -> None:
-        base = self.spec.base
-        if base is None:
-            self._worker.operators = _EndedOperators(self._setup, self.spec.task)  # type: ignore[assignment]
+        point = self.spec.restore_point
+        if point is None:
+            ended: Any = _EndedChain(self._setup, self.spec.task)
+            self._worker.operators = ended
             return
-        kept = self._cache.take(self._key, self.spec.tokens)
-        if kept is not None and kept.activation is not None and kept.version == max(self.spec.tokens.values()):
-            self.report.opened, activation, self._outside = "kept", kept.activation, kept.outside
+        cached = self._cache.take(self._key, self.spec.tokens)
+        if cached is not None and cached.chain is not None and cached.version == max(self.spec.tokens.values()):
+            self.report.opened, chain, self._output = "kept", cached.chain, cached.output
         else:
-            activation = self._restored(kept, base)
-        self._outside.worker = self._worker
-        self._worker.operators = activation
-        for uid, states in activation.states.items():
+            chain = self._restored(cached, point)
+        self._output.worker = self._worker
+        self._worker.operators = chain
+        for uid, states in chain.states.items():
             states.begin(self.spec.version)
-            states.layers = base.layers(uid)
+            states.layers = point.layers(uid)
         if self.report.opened != "kept":
-            tasks = {uid: base.tasks(self._context, uid) for uid in base.parts}
-            going_on = unpacked(activation, base.travelling)
-            activation.open(
+            tasks = {uid: point.read_tasks(self._context, uid) for uid in point.operators}
+            chain.open(
                 tasks or None,
-                taken=base.taken or None,
-                taken_id=base.taken_id,
-                going_on=going_on,
-                reported=base.reported,
+                taken=point.barrier or None,
+                taken_id=point.checkpoint_id,
+                going_on=unpickle_operators(chain, point.pickled),
+                reported=point.reported,
             )
 
-    def _restored(self, kept: Kept | None, base: Base) -> OperatorChain:
-        """A new activation: of the states that were kept, with what has changed since, or of none, to be read."""
+    def _restored(self, cached: CachedTask | None, point: RestorePoint) -> OperatorChain:
+        """A new chain: with cached states and what has changed since, or with none, to be read."""
         job, subtask, vertex = self._setup.job, self.spec.task.subtask, self._vertex
-        if kept is None or not base.may_catch_up(kept.version):
-            if kept is not None:
-                kept.give_up()
-            self.report.opened = "restored"
-            return OperatorChain(job, vertex, subtask, self._outside)
-        uids = vertex.operators[1:] if vertex.is_source else vertex.operators
-        empty = {uid: SubtaskStates(job.graph.operator(uid), subtask, job.states_of(uid)) for uid in uids}
-        try:
-            found = kept.states(empty)
-        except InvalidInput as error:
-            kept.give_up()
-            logger.warning("states on the local disk are read from the store again: %s", error)
-            return self._restored(None, base)
-        kept.give_up()  # The operators may hold what is out of date; the states go on.
+        self.report.opened = "restored"
+        if cached is None:
+            return OperatorChain(job, vertex, subtask, self._output)
+        found = None
+        if point.can_catch_up(cached.version):
+            uids = vertex.operators[1:] if vertex.is_source else vertex.operators
+            empty = {uid: SubtaskStates(job.graph.operator(uid), subtask, job.states_of(uid)) for uid in uids}
+            try:
+                found = cached.states(empty)
+            except InvalidInput as error:
+                logger.warning("States on the local disk are read from the store again: %s", error)
+        cached.release()  # Its operators may hold what is out of date; the states go on.
+        if found is None:
+            return OperatorChain(job, vertex, subtask, self._output)
         for uid, states in found.items():
             layers = {
-                name: [layer for layer in some if layer.version is not None and layer.version > kept.version]
-                for name, some in base.layers(uid).items()
+                name: [layer for layer in of_state if layer.version is not None and layer.version > cached.version]
+                for name, of_state in point.layers(uid).items()
             }
-            states.catch_up(base.tasks(self._context, uid, above=kept.version), layers)
+            states.catch_up(point.read_tasks(self._context, uid, above=cached.version), layers)
         self.report.opened = "caught_up"
-        return OperatorChain(job, vertex, subtask, self._outside, found)
+        return OperatorChain(job, vertex, subtask, self._output, found)
 
-    def _replay(self, base: Base) -> None:
-        """Process what had been fed back, or was in flight, when the base was taken."""
-        for task in base.tasks(self._context, self._vertex.id).values():
+    def _replay(self, point: RestorePoint) -> None:
+        """Process the records that were in flight at the restore point."""
+        for task in point.read_tasks(self._context, self._vertex.id).values():
             edge = task.state.edge
             if task.state.mode is Mode.IN_FLIGHT and edge is not None and task.slices.num_rows:
                 for _, batch in in_flight_batches(task, self._setup.job.schemas[edge]):
                     self._worker.operators.process(edge, batch)
 
     def _write(self) -> tuple[OpenSnapshot | None, bool]:
-        """Have written what no barrier has, and let go of the activation. Of a loop head, the snapshot that is open still, and whether
-        a barrier has asked for it.
+        """Write what no barrier has written, and put the chain away.
+
+        Returns the snapshot of a loop head, which stays open, and whether a barrier asked for it.
         """
         worker, report = self._worker, self.report
         snapshot = worker.open_snapshot
@@ -310,7 +317,9 @@ class TaskRun:
         if not worker.gone:
             try:
                 if not (report.snapshots or is_own):
-                    snapshot = worker.operators.snapshot(_no_barrier(self._core), self._context)
+                    ended = self._core.state in ENDED
+                    command = ev.Snapshot(ev.Barrier(0), ended, *self._core.progress())
+                    snapshot = worker.operators.snapshot(command, self._context)
                 if snapshot is not None and not self._vertex.feedback:
                     report.snapshots = tuple(snapshot.close())
             except Exception as error:
@@ -319,37 +328,29 @@ class TaskRun:
             worker.release()
             return None, False
         report.number = worker.snapshot_taken
-        self._let_go()
+        if self.spec.restore_point is not None:
+            self._put_away()
         return snapshot, is_own
 
-    def _let_go(self) -> None:
-        """The activation is kept for the next epoch, or ends where its logic has ended."""
-        if self.spec.base is None:
-            return
-        activation = self._worker.operators
-        self.report.kept = {uid: dict(states.layers_kept) for uid, states in activation.states.items()}
+    def _put_away(self) -> None:
+        """Cache the chain for the next epoch, or end it if its logic has ended."""
+        chain, report = self._worker.operators, self.report
+        report.kept = {uid: dict(states.layers_kept) for uid, states in chain.states.items()}
         if self._core.state in ENDED:
             self._worker.release()
             return
-        self.report.reported = {uid: member.reported for uid, member in activation.operators.items() if member.reported}
-        activation.hand_over()
+        report.reported = {uid: member.reported for uid, member in chain.operators.items() if member.reported}
+        chain.hand_over()
         try:
-            self.report.travelling = packed(self._setup.job, activation)
+            report.pickled = pickle_operators(self._setup.job, chain)
         except InvalidState as error:
             self._worker.fail(error)
+        if report.failure or any(isinstance(event, ev.SnapshotFailed) for event in report.events):
+            # A snapshot that failed was written once more, so its states are not at the version of the epoch.
             self._worker.release()
             return
-        if any(isinstance(event, ev.SnapshotFailed) for event in self.report.events):
-            # It was written once more, so the version that its states are at is not that of the epoch.
-            self._worker.release()
-            return
-        kept = Kept(self.report.token, self.spec.version, activation, self._outside)
-        self._cache.keep(self._key, kept, limit_bytes=self._setup.cache_bytes)
-
-
-def _no_barrier(core: Task) -> ev.Snapshot:
-    """The command to write the states of a task as they are, which no barrier has given."""
-    return ev.Snapshot(ev.Barrier(0), core.state in ENDED, *core.progress())
+        cached = CachedTask(report.token, self.spec.version, chain, self._output)
+        self._cache.keep(self._key, cached, limit_bytes=self._setup.cache_bytes)
 
 
 __all__ = ["TaskRun"]
