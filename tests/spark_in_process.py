@@ -21,13 +21,12 @@ import pyspark
 from backends.running.clock import VirtualClock
 from backends.running.runtime import Runtime
 from backends.spark import epoch, level, runtime
-from backends.spark.cache import Cache
-from backends.spark.conforming import conformed
+from backends.spark.cache import TaskCache
 from backends.spark.epoch import EpochJob, checked
 from backends.spark.mail import EpochBroken
 from backends.spark.offsets import Offsets, Position
 from backends.spark.options import SparkOptions
-from backends.spark.reports import Report
+from backends.spark.reports import TaskReport
 from backends.spark.run import SparkRun
 from backends.spark.runtime import SparkRuntime
 from backends.spark.sources import SparkSource
@@ -47,7 +46,7 @@ class Stand:
 
     def __init__(self, monkeypatch: Any, *, workers: int = 1, seed: int = 0) -> None:
         self.choose = random.Random(seed)
-        self.caches = [Cache() for _ in range(workers)]
+        self.caches = [TaskCache() for _ in range(workers)]
         self.setups: list[dict[str, Any]] = [{} for _ in range(workers)]
         self.breaks = 0
         self.spoil: Callable[[], object] = lambda: None
@@ -84,21 +83,11 @@ class Stand:
         assert isinstance(run, SparkRun), run
         return run
 
-    def _run(self, job: EpochJob) -> dict[Any, Report]:
+    def _run(self, job: EpochJob) -> dict[Any, TaskReport]:
         self.spoil()
-        slots = 1 + max(spec.task.subtask for spec in job.specs)
-        by_level: dict[int, dict[int, list[Any]]] = defaultdict(lambda: defaultdict(list))
-        for spec in job.specs:
-            by_level[job.levels[spec.task.vertex]][spec.task.subtask].append(spec)
-        heads: dict[int, tuple[Any, ...]] = defaultdict(tuple)
-        for head in job.heads:
-            heads[head.subtask] += (head,)
-        rows = self._fed(job, slots)
-        for number in range(job.last_level + 1):
-            specs = {slot: pickle.dumps(found, protocol=5) for slot, found in by_level[number].items()}
-            ends = dict(heads) if number == job.last_level else {}
-            one = level.Level(job.run, job.live, job.setup, number, specs, ends, job.checkpoint_id, job.attempt_id)
-            rows = self._exchanged(slots, [self._slot(one, slot, found) for slot, found in enumerate(rows)])
+        rows = self._fed(job, job.slots)
+        for each in job.levels():
+            rows = self._exchanged(job.slots, [self._slot(each, slot, found) for slot, found in enumerate(rows)])
         reports = [
             pickle.loads(data.as_buffer()) for some in rows for batch in some for data in batch.column("payload")
         ]
@@ -119,10 +108,10 @@ class Stand:
 
     def _fed(self, job: EpochJob, slots: int) -> list[list[pa.RecordBatch]]:
         sent = []
-        for feed in job.feeds:
+        for feed in job.inputs:
             partitions: Any = feed.range.frame(None)  # type: ignore[arg-type]
             for self.partition, batches in enumerate(partitions):
-                sent.append(list(feed.encoder(conformed(batch, feed.schema) for batch in batches)))
+                sent.append(list(feed.encoder(iter(batches))))
         return self._exchanged(slots, sent)
 
     def _exchanged(self, slots: int, sent: Sequence[Sequence[pa.RecordBatch]]) -> list[list[pa.RecordBatch]]:

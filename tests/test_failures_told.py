@@ -19,7 +19,7 @@ from backends.dataflow.api import Dataflow, Operator, Output
 from backends.dataflow.failures import FailsAgain, OperatorError
 from backends.local import JobFailed, LocalRuntime, VirtualClock
 from backends.running.runtime import Runtime
-from backends.spark.epoch import cannot_be_had, raised_in_python
+from backends.spark.epoch import is_import_error, raised_in_python
 from backends.spark.remote_errors import RemoteError
 from backends.spark.run import SparkRun
 from backends.spark.runtime import SparkRuntime
@@ -208,7 +208,7 @@ def test_what_python_raises_in_spark_is_told_apart(said: str, kept: bool, for_go
     )
     found = raised_in_python(RuntimeError(text))
     assert (found is not None) == kept
-    assert cannot_be_had(said) == for_good
+    assert is_import_error(said) == for_good
     assert raised_in_python(RuntimeError("ExecutorLostFailure")) is None
 
 

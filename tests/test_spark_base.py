@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from backends.running.state_layers import OperatorState, merge_snapshot
-from backends.spark.base import Base
-from backends.spark.cache import Cache, Kept, local_directory
+from backends.spark.base import RestorePoint
+from backends.spark.cache import CachedTask, TaskCache, local_directory
 from backends.spark.epoch import levels_of
 from backends.state import SubtaskStates
 from stateformat import declare
@@ -73,7 +73,7 @@ def test_what_was_written_whole_and_empty_is_a_layer_too() -> None:
     empty = handle("sum", 0, rows=0)._replace(path=None)
     found = merge_snapshot(Snapshot("op", 0, (empty,)), {"sum": 0}, before, 9)
     assert found.versions == {"sum": (9,)}
-    assert not Base({"op": found}).may_catch_up(8)
+    assert not RestorePoint({"op": found}).can_catch_up(8)
 
 
 def test_without_a_base_everything_is_new_and_states_without_layers_are_whole_each_time() -> None:
@@ -89,7 +89,7 @@ def test_without_a_base_everything_is_new_and_states_without_layers_are_whole_ea
 
 def test_a_layer_of_several_segments_counts_once_with_the_rows_of_all_and_their_share_of_bytes() -> None:
     found = part({"sum": (None, 7)}, handle("sum", 0, 10), handle("sum", 0, 30, path="b"), handle("sum", 1, 5))
-    base = Base({"op": found})
+    base = RestorePoint({"op": found})
     assert base.layers("op") == {"sum": [(None, 40, 2000), (7, 5, 250)]}
     assert base.layers("another") == {}
     kept = merge_snapshot(Snapshot("op", 0, (handle("sum", ON_TOP, path="top"),)), {"sum": 1}, found, 8)
@@ -112,7 +112,7 @@ def test_a_layer_of_several_segments_counts_once_with_the_rows_of_all_and_their_
 def test_a_state_may_catch_up_unless_something_was_written_whole_since(
     versions: Mapping[str, tuple[int | None, ...]], version: int, may: bool
 ) -> None:
-    assert Base({"op": part(versions)}).may_catch_up(version) is may
+    assert RestorePoint({"op": part(versions)}).can_catch_up(version) is may
 
 
 # Through a store ---------------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class Epochs:
     def __init__(self) -> None:
         store = open_store(f"memory://{uuid.uuid4().hex}")
         self.context: WriteContext = store.begin(parent=None, job_id="j", graph=graph(), states=STATES).context
-        self.base = Base()
+        self.base = RestorePoint()
         self.version = 0
         self.states = self.made()
 
@@ -150,8 +150,8 @@ class Epochs:
         states.entries("list").replace(pa.table({"n": pa.array(entries, pa.int64())}))
         with context.subtask("op", 0) as writer:
             kept = states.snapshot(writer, self.base.layers("op"))
-        before = self.base.parts.get("op")
-        self.base = Base({"op": merge_snapshot(writer.snapshot(), kept, before, self.version)}, taken=self.version)
+        before = self.base.operators.get("op")
+        self.base = RestorePoint({"op": merge_snapshot(writer.snapshot(), kept, before, self.version)}, barrier=self.version)
         self.context = context
 
     @property
@@ -174,9 +174,9 @@ def several() -> tuple[Epochs, dict[int, dict[int, int]]]:
 
 def test_a_base_that_no_manifest_names_is_read_whole() -> None:
     epochs, found = several()
-    assert len(epochs.base.parts["op"].versions["sum"]) > 1
+    assert len(epochs.base.operators["op"].versions["sum"]) > 1
     fresh = epochs.made()
-    fresh.restore(epochs.base.tasks(epochs.context, "op"))
+    fresh.restore(epochs.base.read_tasks(epochs.context, "op"))
     assert sums_of(fresh) == found[5]
     assert fresh.entries("list").rows()["n"].to_pylist() == [5]
 
@@ -186,16 +186,16 @@ def test_a_worker_that_is_behind_reads_only_the_layers_above_what_it_has(behind:
     epochs = Epochs()
     epochs.epoch({n: n for n in range(500)}, [1])
     old = epochs.made()
-    old.restore(epochs.base.tasks(epochs.context, "op"))
+    old.restore(epochs.base.read_tasks(epochs.context, "op"))
     old.begin(1)
     with epochs.context.subtask("op", 0) as writer:
         old.snapshot(writer, epochs.base.layers("op"))
     for number in range(behind):
         epochs.epoch({number: -1, 600 + number: 1}, [number])
     base = epochs.base
-    assert base.may_catch_up(1)
-    tasks = base.tasks(epochs.context, "op", above=1)
-    assert sum(slices.num_rows for slices in [tasks["sum"].slices]) < len(base.parts["op"].versions["sum"])
+    assert base.can_catch_up(1)
+    tasks = base.read_tasks(epochs.context, "op", above=1)
+    assert sum(slices.num_rows for slices in [tasks["sum"].slices]) < len(base.operators["op"].versions["sum"])
     wanted = {name: [item for item in some if (item.version or 0) > 1] for name, some in base.layers("op").items()}
     old.catch_up(tasks, wanted)
     assert sums_of(old) == epochs.sums
@@ -219,20 +219,20 @@ class Activated:
             raise OSError("it does not close")
 
 
-def kept(token: bytes, version: int = 1, rows: int = 0, *, fails: bool = False) -> tuple[Kept, Activated]:
+def kept(token: bytes, version: int = 1, rows: int = 0, *, fails: bool = False) -> tuple[CachedTask, Activated]:
     states = SubtaskStates(graph().operator("op"), 0, STATES)
     numbers = pa.array(range(rows), pa.int64())
     states.value("sum").put(pa.record_batch({"key": numbers}), pa.record_batch({"n": numbers}))
     activation = Activated({"op": states}, fails=fails)
     made: Any = activation
-    return Kept(token, version, made), activation
+    return CachedTask(token, version, made), activation
 
 
 LARGE = 1 << 40
 
 
 def test_what_is_kept_is_taken_once_by_a_token_that_counts() -> None:
-    cache = Cache()
+    cache = TaskCache()
     mine, activation = kept(b"accepted")
     cache.keep(("run", 1), mine, limit_bytes=LARGE)
     assert cache.take(("run", 2), {b"accepted": 1}) is None
@@ -242,7 +242,7 @@ def test_what_is_kept_is_taken_once_by_a_token_that_counts() -> None:
 
 
 def test_what_an_attempt_has_left_that_does_not_count_is_given_up() -> None:
-    cache = Cache()
+    cache = TaskCache()
     mine, activation = kept(b"refused", fails=True)
     cache.keep(("run", 1), mine, limit_bytes=LARGE)
     assert cache.take(("run", 1), {b"accepted": 1}) is None
@@ -251,7 +251,7 @@ def test_what_an_attempt_has_left_that_does_not_count_is_given_up() -> None:
 
 
 def test_a_later_attempt_takes_the_place_of_an_earlier_one() -> None:
-    cache = Cache()
+    cache = TaskCache()
     first, early = kept(b"first")
     second, late = kept(b"second")
     cache.keep(("run", 1), first, limit_bytes=LARGE)
@@ -265,7 +265,7 @@ def test_what_was_not_used_for_longest_goes_to_disk_and_comes_back_as_it_was(
 ) -> None:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/elsewhere")
     assert local_directory() == str(tmp_path)
-    cache = Cache()
+    cache = TaskCache()
     made = [kept(bytes([number]), number, 1000) for number in range(3)]
     size = made[0][1].states["op"].size_bytes
     for number, (one, _) in enumerate(made):
@@ -274,10 +274,10 @@ def test_what_was_not_used_for_longest_goes_to_disk_and_comes_back_as_it_was(
     assert len(list(tmp_path.iterdir())) == 1
     back = cache.take(("run", 0), {bytes([0]): 0})
     assert back is not None
-    assert (back.activation, back.version) == (None, 0)
+    assert (back.chain, back.version) == (None, 0)
     empty = {"op": SubtaskStates(graph().operator("op"), 0, STATES)}
     assert sums_of(back.states(empty)["op"]) == {n: n for n in range(1000)}
-    back.give_up()
+    back.release()
     assert list(tmp_path.iterdir()) == []
     in_memory = cache.take(("run", 1), {bytes([1]): 1})
     assert in_memory is made[1][0]
@@ -289,7 +289,7 @@ def test_what_does_not_fit_on_the_disk_either_is_forgotten(monkeypatch: pytest.M
         raise OSError("no space left on device")
 
     monkeypatch.setattr(SubtaskStates, "save", full)
-    cache = Cache()
+    cache = TaskCache()
     mine, activation = kept(b"token", rows=10)
     cache.keep(("run", 1), mine, limit_bytes=0)
     assert activation.closed
@@ -297,7 +297,7 @@ def test_what_does_not_fit_on_the_disk_either_is_forgotten(monkeypatch: pytest.M
 
 
 def test_what_other_runs_have_left_is_given_up() -> None:
-    cache = Cache()
+    cache = TaskCache()
     old, before = kept(b"token")
     new, after = kept(b"token")
     cache.keep(("old run", 1), old, limit_bytes=LARGE)

@@ -202,7 +202,7 @@ def test_a_job_runs_in_a_session_that_knows_what_the_users_session_knows_when_it
 
 @pytest.mark.parametrize("given", [None, "local[2]"])
 def test_what_is_no_session_is_refused_with_a_sentence(given: Any, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="is no session of Spark Classic"):
+    with pytest.raises(InvalidInput, match="is not a session of Spark Classic"):
         SparkRuntime(given, stateformat.open(f"file://{tmp_path}", durable=False))
 
 
@@ -213,5 +213,5 @@ def test_a_session_that_has_been_stopped_is_refused_with_a_sentence(how: str) ->
 
     ended = object.__new__(SparkSession)
     ended._sc = SimpleNamespace(appName="job", _jsc=None if how == "stopped" else SimpleNamespace(sc=gone))
-    with pytest.raises(InvalidInput, match="the session of 'job' has been stopped; make another"):
+    with pytest.raises(InvalidInput, match="The session of .job. has been stopped"):
         check(ended)

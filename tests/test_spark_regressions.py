@@ -22,7 +22,7 @@ from backends.dataflow.failures import OperatorError
 from backends.running.clock import SystemClock, VirtualClock
 from backends.spark import base
 from backends.spark.base import read_task
-from backends.spark.feeds import Encoder, Feed
+from backends.spark.feeds import DataFrameInput, InputEncoder
 from backends.spark.mail import REPORT, elements, unpack
 from backends.spark.run import SparkRun
 from backends.spark.sources import Range
@@ -109,7 +109,7 @@ def test_who_asked_for_a_stop_is_told_that_it_failed_with_the_run(
 def test_a_batch_without_event_times_does_not_hide_those_before(monkeypatch: pytest.MonkeyPatch, stand: Stand) -> None:
     schema = pa.schema([("at", pa.int64())])
     batches = [pa.record_batch([pa.array(at, pa.int64())], schema=schema) for at in ([5, 7], [None, None])]
-    sent = list(Encoder("in", 1, "at")(iter(batches)))
+    sent = list(InputEncoder("in", 1, "at", schema)(iter(batches)))
     frames = [unpack(batch["payload"][0].as_buffer()) for batch in sent if batch["level"][0].as_py() != REPORT]
     found = [element for head, rest in frames for _, element in elements(head, rest, {"rows of in": schema})]
     assert [element.timestamp for element in found if hasattr(element, "timestamp")] == [7]
@@ -302,7 +302,7 @@ def test_who_cannot_be_pickled_is_named(stand: Stand, store: CheckpointStore) ->
 
 
 def test_what_the_code_of_a_source_raises_for_a_range_is_told_with_its_name() -> None:
-    feed = Feed(Range(lambda spark: {}["at"], None, "range 1"), ROWS, Encoder("in", 1, None))  # type: ignore[typeddict-item]
+    feed = DataFrameInput(Range(lambda spark: {}["at"], None, "range 1"), InputEncoder("in", 1, None, ROWS))  # type: ignore[typeddict-item]
     with pytest.raises(OperatorError, match="the range of 'in' failed: KeyError: 'at'"):
         feed.frame(None)  # type: ignore[arg-type]
 
