@@ -259,4 +259,4 @@ def test_workers_keep_the_states_of_all_jobs_that_run_and_let_go_of_those_that_h
         run.close()
     assert runs[3].step()
     assert set(stand.setups[0]) == {runs[3]._id}
-    assert {key[0] for key in stand.caches[0]._kept} == {runs[3]._id}
+    assert {key[0] for key in stand.caches[0]._tasks} == {runs[3]._id}

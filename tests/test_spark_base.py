@@ -151,7 +151,9 @@ class Epochs:
         with context.subtask("op", 0) as writer:
             kept = states.snapshot(writer, self.base.layers("op"))
         before = self.base.operators.get("op")
-        self.base = RestorePoint({"op": merge_snapshot(writer.snapshot(), kept, before, self.version)}, barrier=self.version)
+        self.base = RestorePoint(
+            {"op": merge_snapshot(writer.snapshot(), kept, before, self.version)}, barrier=self.version
+        )
         self.context = context
 
     @property

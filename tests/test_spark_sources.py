@@ -23,17 +23,18 @@ import pytest
 
 from backends.dataflow.api import EventTime, NoSplit, Split
 from backends.dataflow.reading import SourceReader
-from backends.spark.conforming import arrow_schema_of, conformed
+from backends.spark.conforming import arrow_schema_of, to_arrow
+from backends.spark.feeds import DataFrameInput, InputEncoder
+from backends.spark.mail import REPORT, elements, unpack
+from backends.spark.mailbox import RowBuffer
 from backends.spark.sources import (
     DirectoryFrames,
-    Mailbox,
     Offsets,
     OffsetTable,
     Position,
     Range,
     RangeEnumerator,
     SparkSource,
-    frames_of,
 )
 from stateformat.errors import CheckpointError, ErrorKind, InvalidInput, InvalidState
 from tests.dataflow_fakes import Chunks, rows
@@ -288,7 +289,7 @@ def test_a_directory_that_is_not_there_is_told_of_when_it_is_read_and_not_before
     files = DirectoryFrames(tmp_path / "in", "json", schema="n bigint")
     source = SparkSource(files, transform=lambda rows: rows.selectExpr("n", "_metadata.file_path as of"), spark=spark)
     assert source.schema == pa.schema([("n", pa.int64()), ("of", pa.string())])
-    with pytest.raises(InvalidInput, match="no directory that is there; make it"):
+    with pytest.raises(InvalidInput, match="does not exist, or is no directory"):
         source.enumerator().next_range(spark)
 
 
@@ -415,7 +416,7 @@ def test_spark_lists_the_same_files_as_we_do_whatever_they_are_called(
     assert theirs.next_range(spark) is NoSplit.NEVER
     assert theirs.snapshot().equals(ours.snapshot())
     assert {"x/y z/c.json", "[x]{1}*?.json"} <= set(theirs.snapshot()["name"].to_pylist())
-    with pytest.raises(InvalidInput, match="no directory that is there"):
+    with pytest.raises(InvalidInput, match="does not exist, or is no directory"):
         SparkSource(DirectoryFrames(tmp_path / "nowhere", schema="n bigint"), schema=ROWS).enumerator().next_range(
             spark
         )
@@ -441,9 +442,9 @@ def test_columns_come_from_the_files_that_are_there_and_from_the_names_of_folder
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"until": "_DONE"}, "give grows=True too"),
+        ({"until": "_DONE"}, "Give grows=True too"),
         ({"files_per_epoch": 0}, "files_per_epoch is 0"),
-        ({"window": datetime.timedelta(-1)}, "a time that passes"),
+        ({"window": datetime.timedelta(-1)}, "must be at least 0"),
     ],
 )
 def test_a_directory_refuses_options_that_say_nothing(options: Any, sentence: str) -> None:
@@ -558,7 +559,7 @@ def test_a_table_of_nothing_has_ended(since: int | None, expected: list[int], sp
         ({"rows_per_epoch": 0}, "rows_per_epoch is 0"),
         ({"until": 1, "grows": True}, "until=1"),
         ({"lag": 1}, "for a table that grows"),
-        ({"since": "x"}, "since='x' is no offset"),
+        ({"since": "x"}, "since='x' is not an offset"),
         ({"since": 9, "until": 9}, "not below until=9"),
         ({"step": 0}, "step=0 cannot be counted"),
         ({"offset": "none"}, "has 0 columns of that name"),
@@ -601,23 +602,12 @@ COLUMNS = pa.schema(
 )
 
 
-def shipping() -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Makes a frame of each partition: its batches as a stream, with the schema that they really have. Goes to workers by value."""
-
-    def shipped(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        sink, found = pa.BufferOutputStream(), list(batches)
-        if found:
-            with pa.ipc.new_stream(sink, found[0].schema) as out:
-                for batch in found:
-                    out.write_batch(batch)
-        yield pa.record_batch({"payload": pa.array([sink.getvalue().to_pybytes()], pa.binary())})
-
-    return shipped
-
-
-def arrived(frames: Any) -> list[pa.Table | None]:
-    payloads = [row[0] for row in frames.collect()]
-    return [pa.ipc.open_stream(payload).read_all() if payload else None for payload in payloads]
+def arrived(spark: Any, rows: Any, schema: pa.Schema) -> list[pa.RecordBatch]:
+    """What the frames of a DataFrame hold, in the order of its partitions."""
+    sent = DataFrameInput(Range(lambda _: rows, None, "rows"), InputEncoder("in", 1, None, schema)).frame(spark)
+    frames = [unpack(pa.py_buffer(row["payload"])) for row in sent.where(f"level < {REPORT}").collect()]
+    found = [element for head, rest in frames for _, element in elements(head, rest, {"rows of in": schema})]
+    return [element.batch for element in found]
 
 
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
@@ -632,8 +622,7 @@ def test_rows_arrive_in_exactly_the_declared_columns_whatever_the_session_says(z
     table = OffsetTable(lambda session: rows.select("*").withColumn("n", rows.b.cast("int")), "n")
     source = SparkSource(table, transform=lambda rows: rows.drop("n").select(*reversed(COLUMNS.names)), schema=COLUMNS)
     (found,) = ranges(session, source.enumerator())
-    (table_found,) = arrived(frames_of(found.frame(session), COLUMNS, shipping(), "payload binary"))
-    assert table_found is not None
+    (table_found,) = arrived(session, found.frame(session), COLUMNS)
     assert table_found.schema.equals(COLUMNS, check_metadata=True)
     assert str(table_found.schema) == str(COLUMNS)
     utc = lambda *parts: datetime.datetime(*parts, tzinfo=UTC)  # noqa: E731
@@ -656,12 +645,6 @@ def test_rows_arrive_in_exactly_the_declared_columns_whatever_the_session_says(z
     ]
 
 
-def test_a_partition_without_rows_is_heard_of_too(spark: Any) -> None:
-    rows = spark.range(0, 9, numPartitions=3).where("id >= 3").selectExpr("id as n")
-    found = arrived(frames_of(rows, ROWS, shipping(), "payload binary"))
-    assert [None if table is None else table["n"].to_pylist() for table in found] == [None, [3, 4, 5], [6, 7, 8]]
-
-
 def test_columns_are_called_what_they_are_called(spark: Any) -> None:
     called = pa.schema([(name, pa.int64()) for name in ("a.b", "a", "b`q", "*", "ä ö")])
     rows = spark.range(1, 2).selectExpr(
@@ -669,19 +652,17 @@ def test_columns_are_called_what_they_are_called(spark: Any) -> None:
     )
     table = OffsetTable(lambda session: rows, "a")
     (found,) = ranges(spark, SparkSource(table, schema=called).enumerator())
-    (arriving,) = [
-        some for some in arrived(frames_of(found.frame(spark), called, shipping(), "payload binary")) if some
-    ]
+    (arriving,) = arrived(spark, found.frame(spark), called)
     assert arriving.to_pylist() == [{"a.b": 0, "a": 1, "b`q": 2, "*": 3, "ä ö": 4}]
 
 
 @pytest.mark.parametrize(
     ("declared", "sentence"),
     [
-        ([("n", pa.int32())], "column 'n' of .* is int64 and its source declares int32; cast it"),
+        ([("n", pa.int32())], r"Column 'n' of .* is int64, and its source declares int32\. Cast it"),
         ([("n", pa.timestamp("us", "UTC"))], "is int64"),
-        ([("n", pa.int64()), ("more", pa.int64())], r"has columns \['n'\] and its source declares \['n', 'more'\]"),
-        ([("m", pa.int64())], "select those"),
+        ([("n", pa.int64()), ("more", pa.int64())], r"has columns \['n'\], and its source declares \['n', 'more'\]"),
+        ([("m", pa.int64())], "Select those"),
     ],
 )
 def test_other_columns_than_declared_are_refused_before_anything_runs(declared: Any, sentence: str, spark: Any) -> None:
@@ -697,7 +678,9 @@ def test_an_instant_is_no_wall_clock_time(spark: Any) -> None:
     source = SparkSource(
         OffsetTable(lambda spark: rows, "n"), schema={"at": pa.timestamp("us", "UTC"), "n": pa.int32()}
     )
-    with pytest.raises(InvalidInput, match=re.escape("is timestamp[us] and its source declares timestamp[us, tz=UTC]")):
+    with pytest.raises(
+        InvalidInput, match=re.escape("is timestamp[us], and its source declares timestamp[us, tz=UTC]")
+    ):
         next(ranges(spark, source.enumerator())).frame(spark)
 
 
@@ -730,9 +713,9 @@ def test_a_null_where_none_is_declared_is_refused(kind: pa.Field, values: list[A
     }
     given = pa.record_batch({"c": pa.array(values, loose.get(str(kind.type).split("<")[0], pa.int64()))})
     with pytest.raises(InvalidInput, match=where) as caught:
-        conformed(given, pa.schema([kind]))
+        to_arrow(given, pa.schema([kind]))
     assert caught.value.kind is ErrorKind.NULL_NOT_ALLOWED
-    assert conformed(given.slice(0, 1 if kind.nullable is False else 2), pa.schema([kind])).schema == pa.schema([kind])
+    assert to_arrow(given.slice(0, 1 if kind.nullable is False else 2), pa.schema([kind])).schema == pa.schema([kind])
 
 
 def test_the_columns_that_spark_has_are_taken_where_none_are_declared(spark: Any) -> None:
@@ -751,7 +734,7 @@ def test_the_columns_that_spark_has_are_taken_where_none_are_declared(spark: Any
         (lambda rows: rows.selectExpr("parse_json('1') as some"), "'some' of Numbers is variant"),
         (lambda rows: rows.selectExpr("struct(parse_json('1')) as some"), "'some' of Numbers is made of variant"),
         (lambda rows: rows.selectExpr("n", "n"), "two columns named 'n'"),
-        (lambda rows: rows.selectExpr("make_ym_interval(1, 1) as i"), "a type that Arrow has not"),
+        (lambda rows: rows.selectExpr("make_ym_interval(1, 1) as i"), "a type that Arrow does not have"),
         (lambda rows: None, "returned NoneType"),
         (lambda rows: rows.sparkSession.readStream.format("rate").load(), "is a streaming DataFrame"),
     ],
@@ -806,13 +789,13 @@ def test_the_watermark_comes_behind_all_rows_of_a_range_in_every_epoch() -> None
     reader = Reader(out_of_order_us=1)
     for epoch, (first, second) in enumerate([((30, 10), (20,)), ((60, 40), (35,))]):
         before = None if epoch == 0 else 29
-        mailbox = Mailbox(f"epoch-{epoch}")
+        mailbox = RowBuffer(f"epoch-{epoch}")
         reader.reader.give(mailbox.split)
         assert reader.read() == (0, before)
-        mailbox.push(timed(*first))
+        mailbox.add(timed(*first))
         assert [reader.read(), reader.read()] == [(2, before), (0, before)]
         reader.reader.give(NoSplit.LATER)
-        mailbox.push(timed(*second))
+        mailbox.add(timed(*second))
         mailbox.close()
         assert [reader.read(), reader.read()] == [(1, before), (0, [29, 59][epoch])]
         assert reader.reader.rows().num_rows == 0
@@ -823,11 +806,11 @@ def test_the_watermark_comes_behind_all_rows_of_a_range_in_every_epoch() -> None
 
 def test_a_reader_that_got_no_rows_is_told_how_far_the_range_has_come() -> None:
     reader = Reader()
-    mailbox = Mailbox("epoch")
+    mailbox = RowBuffer("epoch")
     reader.reader.give(mailbox.split)
-    for newest in (7, None, 50, 20):
+    for newest in (7, 50, 20):
         mailbox.observe(newest)
-    mailbox.push(timed())
+    mailbox.add(timed())
     mailbox.close()
     assert [reader.read() for _ in range(2)] == [(0, None), (0, 50)]
 
@@ -843,18 +826,18 @@ def test_time_stands_still_while_any_unordered_split_is_held() -> None:
 
 
 def test_a_mailbox_is_read_once_and_here_only() -> None:
-    mailbox = Mailbox("epoch")
+    mailbox = RowBuffer("epoch")
     source = SparkSource(Numbers([0]), schema=TIMED)
-    mailbox.push(timed(1, 2))
+    mailbox.add(timed(1, 2))
     mailbox.close()
     assert [(chunk.batch.num_rows, chunk.position) for chunk in source.read(mailbox.split, None)] == [(2, 2)]  # type: ignore[arg-type]
-    with pytest.raises(InvalidState, match="after its mailbox was closed"):
-        mailbox.push(timed(3))
-    with pytest.raises(InvalidState, match="its rows were handed out"):
+    with pytest.raises(InvalidState, match="after its buffer was closed"):
+        mailbox.add(timed(3))
+    with pytest.raises(InvalidState, match="the rows before were given already"):
         source.read(mailbox.split._replace(position=2), None)  # type: ignore[arg-type]
     split = mailbox.split
     del mailbox
-    with pytest.raises(InvalidState, match="nobody in this process"):
+    with pytest.raises(InvalidState, match="this process does not have its rows"):
         source.read(Split(split.id, split.payload), None)  # type: ignore[arg-type]
 
 
@@ -869,7 +852,7 @@ def test_a_source_goes_to_workers_without_anything_of_spark_or_of_the_user(spark
     assert (sent.schema, sent.bounded, sent.unordered) == (source.schema, True, True)
     assert sent.enumerator().columns == source.enumerator().columns
     assert sent.enumerator().snapshot().num_rows == 0
-    with pytest.raises(InvalidInput, match="ask the one in the driver"):
+    with pytest.raises(InvalidInput, match="Ask the one in the driver"):
         sent.enumerator().next_range(spark)
     assert numbers(spark, copy.copy(source).enumerator().next_range(spark)) == [0, 1, 2]
 
