@@ -1,14 +1,12 @@
-"""Which tasks a checkpoint triggers, waits for, and takes as finished.
+"""The plan of a checkpoint: which tasks it triggers, waits for, and takes as finished.
 
-Theory of operation. A barrier enters the job at its *roots*: the running tasks none of whose predecessors runs, feedback
-edges aside. At first these are the sources; when sources have finished, tasks behind them become roots (FLIP-147). A plan is
-made per checkpoint from one fact, which tasks run, and never changes afterwards: a task that ends later does not alter it, it
-fails the checkpoint.
+A barrier enters the job at its *roots*: running tasks none of whose predecessors runs, feedback
+edges aside. At first these are the sources. When sources have finished, tasks behind them become
+roots (FLIP-147). A plan never changes: a task that ends later makes the checkpoint fail.
 
-Cost is linear in tasks: of an ALL_TO_ALL edge only "does any upstream task run?" is asked, never the n × m pairs, and a
-POINTWISE edge is one vectorised look at ranges of upstream tasks, which hold each of them once or at most twice the larger
-side. So sets of tasks are boolean arrays per vertex, a byte a task, and one million subtasks are a matter of milliseconds;
-:class:`TaskSet` shows them as a set of :class:`~backends.dataflow.events.TaskId`.
+Planning is linear in tasks, so a million subtasks take milliseconds. Sets of tasks are boolean
+arrays, one per vertex. Of an ALL_TO_ALL edge it asks only whether any upstream task runs, never the
+n x m pairs; of a POINTWISE edge it looks at ranges of upstream tasks.
 """
 
 from __future__ import annotations
@@ -32,17 +30,16 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 class TaskSet(Set[TaskId]):
-    """An immutable set of tasks: a boolean array per vertex. Iterates vertex by vertex, subtasks ascending.
+    """An immutable set of tasks, equal to any set of the same tasks.
 
-    Equal to any set of the same tasks. ``in`` is constant, ``len`` is counted once.
+    Iterates vertex by vertex, subtasks ascending. ``in`` takes constant time.
     """
 
     def __init__(self, masks: Mapping[str, Mask]) -> None:
-        """Take the arrays over; they are made read-only."""
+        """Take the arrays over, by vertex; they become read-only."""
         for mask in masks.values():
             mask.setflags(write=False)
         self.masks: Mapping[str, Mask] = masks
-        """The arrays, by vertex."""
 
     @classmethod
     def _from_iterable(cls, it: Any) -> Any:
@@ -71,31 +68,26 @@ class TaskSet(Set[TaskId]):
     def __repr__(self) -> str:
         return f"TaskSet({{{', '.join(map(str, self))}}})" if len(self) <= 20 else f"TaskSet({len(self)} tasks)"
 
-    def subtasks(self, vertex: str) -> npt.NDArray[np.int64]:
-        """The subtasks of one vertex that are in it, ascending."""
-        mask = self.masks.get(vertex)
-        return np.zeros(0, np.int64) if mask is None else np.flatnonzero(mask).astype(np.int64)
-
 
 @dataclass(frozen=True)
 class CheckpointPlan:
-    """The part of every task in one checkpoint. ``wait`` and ``finished`` are disjoint and together are all tasks."""
+    """Who does what in one checkpoint. Every task is in ``wait`` or in ``finished``."""
 
     trigger: TaskSet
-    """Roots: they run and nothing in front of them does. Each is told directly."""
+    """The roots, which are triggered directly."""
     wait: TaskSet
-    """All that run. Each acknowledges, and is told of the completion or the end."""
+    """Tasks that run. Each acknowledges, and hears how the checkpoint ends."""
     finished: TaskSet
-    """Those that had ended: they contribute nothing."""
+    """Tasks that have ended. They contribute nothing."""
     fully_finished: frozenset[str]
     """Vertices of which no task runs."""
 
 
 def make_plan(job: Job, running: Mapping[str, Mask]) -> CheckpointPlan:
-    """The plan of a checkpoint that begins now. ``running``: an array per vertex, as long as its parallelism; copied.
+    """The plan of a checkpoint that begins now. ``running`` has an array for every vertex.
 
-    A vertex of which nothing runs may have a parallelism that does not fit its neighbours (a fully finished operator keeps
-    the one that it had): none of its edges is looked at.
+    The edges of a vertex of which nothing runs are ignored: a fully finished operator keeps its old
+    parallelism, which need not fit its neighbors.
     """
     vertex_of = {uid: vertex.id for vertex in job.vertices for uid in vertex.operators}
     any_runs = {vertex.id: bool(running[vertex.id].any()) for vertex in job.vertices}
@@ -109,7 +101,7 @@ def make_plan(job: Job, running: Mapping[str, Mask]) -> CheckpointPlan:
                 roots[:] = False
             else:
                 for _, source in alive:
-                    roots &= ~fed_by_running(running[source], vertex.parallelism)
+                    roots &= ~_fed_by_running(running[source], vertex.parallelism)
         trigger[vertex.id] = roots
     return CheckpointPlan(
         TaskSet(trigger),
@@ -119,7 +111,7 @@ def make_plan(job: Job, running: Mapping[str, Mask]) -> CheckpointPlan:
     )
 
 
-def fed_by_running(upstream: Mask, parallelism: int) -> Mask:
+def _fed_by_running(upstream: Mask, parallelism: int) -> Mask:
     """Which of ``parallelism`` subtasks behind a POINTWISE edge have a running producer."""
     if upstream.all():
         return np.ones(parallelism, np.bool_)
@@ -129,10 +121,9 @@ def fed_by_running(upstream: Mask, parallelism: int) -> Mask:
 
 
 def pointwise_producers(upstream: int, downstream: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The producers of each downstream subtask over a POINTWISE edge, as half-open ranges ``first`` and ``end``.
+    """The producers of each downstream subtask, as half-open ranges ``first`` and ``end``.
 
-    Producers are ⌊i·u/d⌋ … ⌊(i+1)·u/d⌋ − 1 where there are at least as many upstream, else the one ⌊i·u/d⌋ (which feeds
-    ⌈p·d/u⌉ … ⌈(p+1)·d/u⌉ − 1). Equal parallelisms give i ← i, which is FORWARD.
+    The rule is that of ``Job.senders``; equal parallelisms give subtask i to subtask i (FORWARD).
     """
     subtask = np.arange(downstream, dtype=np.int64)
     first = subtask * upstream // downstream

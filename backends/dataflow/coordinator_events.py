@@ -1,4 +1,4 @@
-"""Between an executor and the coordinator of a run: what it is told, and what is to be done. See ``events``."""
+"""What an executor tells the coordinator (events), and what it is told to do (commands)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stateformat.model import StopMode
 
 
 class CheckpointDue(NamedTuple):
-    """The interval has passed, or enough records have. Ignored while one is pending or the job stops."""
+    """It is time for a checkpoint. Ignored while a barrier is in flight or the job stops."""
 
 
 class StopRequested(NamedTuple):
@@ -23,7 +23,7 @@ class StopRequested(NamedTuple):
 
 
 class Acknowledged(NamedTuple):
-    """A task has reported its snapshot. Late and duplicate ones are ignored."""
+    """A task has reported its snapshot. Late and duplicate reports are ignored."""
 
     task: TaskId
     acknowledgement: Acknowledge
@@ -50,26 +50,26 @@ class InputsEnded(NamedTuple):
 
 
 class MessageSent(NamedTuple):
-    """The coordinator of an operator in this vertex has sent to a subtask."""
+    """The coordinator of an operator in this vertex has sent a message to a subtask."""
 
     vertex: str
 
 
 class TaskEnded(NamedTuple):
-    """A task is gone."""
+    """A task has ended."""
 
     task: TaskId
 
 
 class TaskFailed(NamedTuple):
-    """User code, or reading or writing state, failed in a task, or a sentence says what else."""
+    """User code, or reading or writing state, failed in a task. None: ``reason`` says where."""
 
     task: TaskId | None
     reason: str
 
 
 class SnapshotFailed(NamedTuple):
-    """A task (None: a coordinator of an operator) could not write its snapshot. Counts against the tolerated number."""
+    """A task (None: an operator's coordinator) could not write its snapshot. Tolerable."""
 
     task: TaskId | None
     number: int
@@ -83,7 +83,7 @@ class TimedOut(NamedTuple):
 
 
 class Overdue(NamedTuple):
-    """The barrier of this number has been under way for so long that it is to overtake records."""
+    """The barrier has been in flight for so long that it is to overtake records."""
 
     number: int
 
@@ -95,8 +95,9 @@ class Published(NamedTuple):
 
 
 class PublishRefused(NamedTuple):
-    """The content may not be published: nothing was. ``counted`` False for what only time can mend (union state in a partially
-    finished operator).
+    """The content may not be published, and was not.
+
+    ``counted`` False: only time can mend it (union state in a partially finished operator).
     """
 
     number: int
@@ -105,7 +106,10 @@ class PublishRefused(NamedTuple):
 
 
 class PublishFailed(NamedTuple):
-    """The storage did not take it, or will not say. ``unknown``: the run cannot go on, a restart sees the truth."""
+    """The storage did not take the checkpoint.
+
+    ``unknown``: it may have; this run cannot go on, and a restart finds out.
+    """
 
     number: int
     reason: str
@@ -147,15 +151,16 @@ CoordinatorEvent = (
 
 
 class StopOf(NamedTuple):
-    """What goes into the record of a checkpoint at which the job stops."""
+    """What the record of the checkpoint at which a job stops says of the stop."""
 
     mode: StopMode
     request: str
 
 
 class Begin(NamedTuple):
-    """Begin a checkpoint: take snapshots of the operators' coordinators, then deliver :class:`Triggered` to every task of
-    ``plan.trigger``. A round is begun by the triggers alone.
+    """Begin a checkpoint: snapshot the operators' coordinators, then trigger ``plan.trigger``.
+
+    To trigger is to deliver :class:`Triggered`. A round is begun by the triggers alone.
     """
 
     barrier: Barrier
@@ -164,8 +169,10 @@ class Begin(NamedTuple):
 
 
 class Overtake(NamedTuple):
-    """The barrier in flight turns unaligned, wherever it is: put ``barrier`` in its place in every channel, announce it where it
-    may overtake, and put it into every channel in which it is still to come. Deliver :class:`Triggered` to these tasks again.
+    """The barrier in flight becomes unaligned, wherever it is.
+
+    Put ``barrier`` in its place in every channel, announce it where it may overtake, and put it
+    into every channel in which it is still to come. Trigger ``tasks`` again.
     """
 
     barrier: Barrier
@@ -173,8 +180,9 @@ class Overtake(NamedTuple):
 
 
 class Publish(NamedTuple):
-    """Publish. ``finishing``: tasks that acknowledged as such; the finished ones stand in the plan. Answer with
-    :class:`Published`, :class:`PublishRefused` or :class:`PublishFailed`.
+    """Publish; ``finishing`` are the tasks that acknowledged as such.
+
+    Answer with :class:`Published`, :class:`PublishRefused` or :class:`PublishFailed`.
     """
 
     number: int
@@ -182,7 +190,10 @@ class Publish(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """Let every sink commit what the published checkpoint holds. Answer with :class:`Committed` or :class:`CommitFailed`."""
+    """Let every sink commit what the published checkpoint holds.
+
+    Answer with :class:`Committed` or :class:`CommitFailed`.
+    """
 
     number: int
 
@@ -204,20 +215,20 @@ class Abort(NamedTuple):
 
 
 class EndSources(NamedTuple):
-    """Deliver :class:`EndSource` to these tasks: the job is drained."""
+    """The job is drained: deliver :class:`EndSource` to these tasks."""
 
     tasks: frozenset[TaskId]
 
 
 class Restart(NamedTuple):
-    """Give up this run and start again from the newest checkpoint. ``counted``: it is a failure of the job."""
+    """Give up this run and start from the newest checkpoint. ``counted``: the job has failed."""
 
     reason: str
     counted: bool
 
 
 class StopFailed(NamedTuple):
-    """What a user asked for has not come to be. With ``goes_on`` the job runs as if nothing had been asked."""
+    """A stop has failed. With ``goes_on`` the job runs as if nothing had been asked."""
 
     request: str
     reason: str

@@ -1,4 +1,4 @@
-"""What travels in channels, and the names of tasks and channels. See ``events``."""
+"""What travels in channels, and the names of tasks and channels."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pyarrow as pa
 MIN_WATERMARK: Final = -(2**63)
 """No watermark yet."""
 MAX_WATERMARK: Final = 2**63 - 1
-"""Time has ended: every timer fires."""
+"""The end of time: every timer fires."""
 
 
 class TaskId(NamedTuple):
-    """A task: one subtask of one chain, which bears the uid of its first operator."""
+    """One subtask of one chain. ``vertex`` is the uid of the chain's first operator."""
 
     vertex: str
     subtask: int
@@ -24,7 +24,7 @@ class TaskId(NamedTuple):
 
 
 class Channel(NamedTuple):
-    """One first-in-first-out connection between two subtasks."""
+    """A first-in-first-out connection between two subtasks."""
 
     edge: str
     sender: int
@@ -36,11 +36,11 @@ class Purpose(StrEnum):
 
     CHECKPOINT = "checkpoint"
     STOP_DRAIN = "stop_drain"
-    """The savepoint of a stop with drain: the logic of every task has ended before it."""
+    """The savepoint of a stop with drain. The logic of every task has ended before it."""
     STOP_NO_DRAIN = "stop_no_drain"
-    """The savepoint of a stop without: nothing is emitted behind it."""
+    """The savepoint of a stop without drain. Nothing is emitted behind it."""
     ROUND = "round"
-    """One turn of the loops while a job is drained. Aligned like any barrier; nobody writes, nothing is published."""
+    """One turn of the loops of a draining job. Aligned; nothing is written or published."""
 
 
 class Records(NamedTuple):
@@ -50,7 +50,7 @@ class Records(NamedTuple):
 
 
 class Watermark(NamedTuple):
-    """No record below this time follows on this channel, but late ones."""
+    """Only late records below this time follow on this channel."""
 
     timestamp: int
 
@@ -64,13 +64,13 @@ class Barrier(NamedTuple):
 
 
 class EndOfData(NamedTuple):
-    """The sender's logic has ended: no record follows. Barriers still do. ``drain`` False: it was told to stop."""
+    """No record follows, but barriers do. ``drain`` False: the sender was stopped."""
 
     drain: bool = True
 
 
 class EndOfPartition(NamedTuple):
-    """The sender is gone: nothing follows."""
+    """The sender has left: nothing follows."""
 
 
 Element = Records | Watermark | Barrier | EndOfData | EndOfPartition

@@ -234,7 +234,7 @@ def _check_loops(flow: Dataflow, graph: JobGraph) -> None:
             other = heads.setdefault(id(item.source), uid)
             if other != uid or sum(each.source is item.source for each in step.inputs) > 1:
                 raise InvalidInput(f"one loop is an input of {other!r} and of {uid!r}; open a loop for each input")
-            if _source(item) not in _reached(uid, targets):
+            if _source(item) not in reached(uid, targets):
                 raise InvalidInput(
                     f"the loop into {uid!r} is closed by {_source(item)!r}, which {uid!r} does not lead to, so it is no loop; use "
                     "the stream itself as input",
@@ -242,7 +242,7 @@ def _check_loops(flow: Dataflow, graph: JobGraph) -> None:
                 )
 
 
-def _reached(start: str, targets: Mapping[str, set[str]]) -> set[str]:
+def reached(start: str, targets: Mapping[str, set[str]]) -> set[str]:
     found, waiting = {start}, [start]
     while waiting:
         for target in targets.get(waiting.pop(), ()):

@@ -103,7 +103,7 @@ class BarrierInFlight:
         """An operator with union state that would be partially finished, by what was acknowledged."""
         finishing = Counter(task.vertex for task in self.finishing if task.vertex in union)
         for vertex, uids in union.items():
-            done = finishing[vertex] + len(self.plan.finished.subtasks(vertex))
+            done = finishing[vertex] + int(self.plan.finished.masks[vertex].sum())
             if 0 < done < parallelism[vertex]:
                 return uids[0]
         return None

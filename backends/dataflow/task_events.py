@@ -1,4 +1,4 @@
-"""Between an executor and one task: what it is told, and what is to be done. See ``events``."""
+"""What an executor tells a task (events), and what the task tells it to do (commands)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ class Received(NamedTuple):
 
 
 class Announced(NamedTuple):
-    """An unaligned barrier was put into a channel that it may overtake (hash, rebalance); the channel still holds what
-    lies before it. The executor tells it at once, before it delivers anything else of that channel.
+    """An unaligned barrier was put into a channel that it may overtake.
+
+    The channel still holds what lies before the barrier. The executor delivers this event before it
+    delivers anything else of the channel.
     """
 
     channel: Channel
@@ -34,12 +36,12 @@ class Triggered(NamedTuple):
 
 
 class LoopStep(Enum):
-    """What a loop head is told when its loop was found quiet."""
+    """What the head of a quiet loop does next."""
 
     MAX_WATERMARK = "max_watermark"
-    """Send the end of time round."""
+    """Send the end of time round the loop."""
     END = "end"
-    """Nothing is left to turn: end."""
+    """End: nothing is left in the loop."""
 
 
 class Completed(NamedTuple):
@@ -50,23 +52,21 @@ class Completed(NamedTuple):
 
 
 class Aborted(NamedTuple):
-    """The checkpoint of a barrier will never be. Barriers up to this number mean nothing any more."""
+    """The checkpoint of a barrier will not be. Barriers up to this number mean nothing any more."""
 
     number: int
 
 
 class Answered(NamedTuple):
-    """The coordinator has answered every message that was sent before :class:`AskCoordinator`, and the operator has received
-    the answers.
-    """
+    """The operator has received the answers to all it had sent before :class:`AskCoordinator`."""
 
 
 class SourceEnded(NamedTuple):
-    """The reader of a source has read all that there is. Only for tasks without inputs."""
+    """The reader of a source has read everything. Only for tasks without inputs."""
 
 
 class SourceAdvanced(NamedTuple):
-    """The reader of a source has come to this event time. Only for tasks without inputs; never goes back in effect."""
+    """The reader of a source has reached this event time. Only for tasks without inputs."""
 
     timestamp: int
 
@@ -101,17 +101,17 @@ TaskEvent = (
 
 
 class Process(NamedTuple):
-    """Let the operators process a batch. ``channel`` tells the input."""
+    """Let the operators process a batch, which came on ``channel``."""
 
     channel: Channel
     batch: pa.RecordBatch
 
 
 class AdvanceWatermark(NamedTuple):
-    """Time has come to ``timestamp`` for the task: fire the timers up to it, operator by operator.
+    """Event time of the task is ``timestamp`` now: fire the timers up to it, operator by operator.
 
-    ``ending``: the logic ends with it. Then the first operator alone comes to this time, the others when they :class:`Finish`, behind
-    what the one before has emitted last.
+    ``ending``: the logic ends with it. Then only the first operator fires; the others do in
+    :class:`Finish`, behind what the one before them has emitted last.
     """
 
     timestamp: int
@@ -119,7 +119,10 @@ class AdvanceWatermark(NamedTuple):
 
 
 class AskCoordinator(NamedTuple):
-    """Send a marker to the operator's coordinator, behind all messages. It comes back behind the answers, as :class:`Answered`."""
+    """Send a marker to the operator's coordinator, behind all messages.
+
+    It comes back behind the answers, as :class:`Answered`.
+    """
 
 
 class EndInput(NamedTuple):
@@ -129,21 +132,24 @@ class EndInput(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """End the logic of every operator of the chain, first to last: the inner ones come to the end of time, their input ends, and each
-    finishes before the next one does.
+    """End the logic of every operator of the chain, first to last.
+
+    Each inner operator reaches the end of time, its input ends, and it finishes, before the next
+    does.
     """
 
 
 class Emit(NamedTuple):
-    """Put an element into every output channel, feedback channels too. An unaligned barrier overtakes where it may."""
+    """Put an element into every output channel, feedback too. Unaligned barriers overtake."""
 
     element: Element
 
 
 class Snapshot(NamedTuple):
-    """Write the states of every operator, as of now. ``finishing``: the logic has ended, committables only.
+    """Write the states of every operator, as of now.
 
-    For the rows of ``progress``: ``watermarks`` and ``ended`` per edge into the chain's first operator.
+    ``finishing``: the logic has ended, so write committables only. ``watermarks`` and ``ended``,
+    per edge into the chain's first operator, become the rows of ``progress``.
     """
 
     barrier: Barrier
@@ -153,8 +159,9 @@ class Snapshot(NamedTuple):
 
 
 class LogQueued(NamedTuple):
-    """Put what lies in a channel (before its barrier, if that is in it) into the in-flight state of the snapshot; with
-    ``arriving``, whatever records arrive until :class:`StopLog` too. The records stay in the channel.
+    """Add the records of a channel, up to its barrier, to the snapshot's in-flight state.
+
+    The records stay in the channel. ``arriving``: add what arrives until :class:`StopLog` too.
     """
 
     channel: Channel
@@ -162,22 +169,24 @@ class LogQueued(NamedTuple):
 
 
 class StopLog(NamedTuple):
-    """Records that arrive on this channel are logged no more."""
+    """Stop logging records that arrive on this channel."""
 
     channel: Channel
 
 
 class LogRecords(NamedTuple):
-    """Put one batch of a feedback channel into the in-flight state of the snapshot."""
+    """Add a batch of a feedback channel to the snapshot's in-flight state."""
 
     channel: Channel
     batch: pa.RecordBatch
 
 
 class Acknowledge(NamedTuple):
-    """The snapshot is whole: report it. ``quiet``: of a loop head, nothing was logged and nothing forwarded from feedback
-    since the barrier before. ``inputs_ended``: of a loop head, nothing comes from outside of the loop any more.
-    ``max_watermark_sent``: of a loop head, the end of time has gone round.
+    """Report the snapshot, which is whole. The last three fields are of loop heads.
+
+    ``quiet``: since the barrier before, nothing was logged or forwarded from feedback.
+    ``inputs_ended``: nothing comes from outside of the loop any more. ``max_watermark_sent``: the
+    end of time has gone round.
     """
 
     number: int
@@ -188,7 +197,7 @@ class Acknowledge(NamedTuple):
 
 
 class Decline(NamedTuple):
-    """This task cannot take part; the checkpoint is to be aborted. Does not count as a failure."""
+    """This task cannot take part: the checkpoint is aborted, which is no failure."""
 
     number: int
     reason: str
@@ -201,7 +210,7 @@ class ConfirmProcessed(NamedTuple):
 
 
 class TellLogicEnded(NamedTuple):
-    """Tell the coordinator that no record will come from this task any more."""
+    """Tell the coordinator that this task emits no more records."""
 
 
 class ReportInputsEnded(NamedTuple):
@@ -209,7 +218,7 @@ class ReportInputsEnded(NamedTuple):
 
 
 class HoldSource(NamedTuple):
-    """Read nothing from the source until told otherwise: the job stops without drain."""
+    """Pause reading from the source (``hold``), or go on: the job stops without drain."""
 
     hold: bool
 
@@ -221,7 +230,7 @@ class NotifyComplete(NamedTuple):
 
 
 class NotifyAborted(NamedTuple):
-    """The snapshot of this barrier is void: forget what was collected for it."""
+    """The snapshot of this barrier is void: drop what was collected for it."""
 
     number: int
 
@@ -231,7 +240,7 @@ class Close(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The task has ended: tell the coordinator, and deliver nothing to it any more."""
+    """The task has ended: tell the coordinator, and deliver nothing to the task any more."""
 
 
 TaskCommand = (
