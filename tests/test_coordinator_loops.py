@@ -184,8 +184,8 @@ def test_the_loop_is_turned_again_and_again_and_fails_with_the_name_of_its_head(
     notify, restart = run.complete(begin, quiet=False, inputs_ended=True)
     assert isinstance(notify, Notify)
     assert restart == Restart(
-        "the loop of 'h' was turned 5 times since its inputs had ended, and records still go round it; let it come to an end, "
-        "or raise the limit of rounds",
+        "the loop of 'h' was turned 5 times since its inputs had ended, and records still go round it. Let it come to an end, "
+        "or raise the limit of rounds.",
         counted=True,
     )
 

@@ -1,24 +1,26 @@
 """The coordinator of a run: when checkpoints begin, when they are complete, how the job ends.
 
-Theory of operation. Pure: :meth:`Coordinator.handle` takes an event and returns commands, which the executor carries out in
-order. What is known of tasks stands in :class:`~backends.dataflow.roster.TaskTracker`, the one barrier in flight in
-:class:`~backends.dataflow.pending_barrier.BarrierInFlight`, a stop in :class:`~backends.dataflow.stopping.StopProgress`; the last two
-open with the tables of their phases. Here are the rules:
+Pure: :meth:`Coordinator.handle` takes an event and returns commands. It keeps what is known of
+tasks in a :class:`~backends.dataflow.roster.TaskTracker`, the one barrier in flight in a
+:class:`~backends.dataflow.pending_barrier.BarrierInFlight`, a stop in a
+:class:`~backends.dataflow.stopping.StopProgress`. The last two modules open with the tables of
+their phases. The rules:
 
-1. *One at a time.* Nothing begins while a barrier is in flight. When none is, :meth:`Coordinator._go_on` says what begins.
-2. *At once* a checkpoint begins when the logic of every task has ended (the final one), and while loops have to be turned with
-   nothing else moving the job. Otherwise when it is due.
-3. *A plan* per checkpoint. A task that ends without having acknowledged, or declines, makes it void at once. That is no failure,
-   but it shows: the third in a row warns, and then each time that their number has doubled.
-4. *Failures* that can be tolerated (snapshots, time, publishing) are counted until a checkpoint is published. One too many, or a
-   failed task or commit, or a publication of which nobody knows: the run restarts.
-5. *Union state* of an operator that has ended in part is refused before the trigger and after the acknowledgements. Loops are
-   turned by rounds then, which write nothing: the operator may be waiting for them.
-6. *Completion*: all acknowledged → publish → commit → notify. A round is complete when all have acknowledged, and only heads that
-   have to do something are told: for a task that waits for its last checkpoint a round is none.
-7. *A barrier that ends a loop* is aligned, and began when nothing came into the loop from outside any more, at whichever vertex.
-   One that overtakes would leave records inside of the loop unseen; an input behind the head would feed a head that has ended;
-   a message of a coordinator that came behind the barrier may become a record.
+1. *One at a time.* Nothing begins while a barrier is in flight; then
+   :meth:`Coordinator._next_action` says what begins.
+2. *At once* a checkpoint begins when every logic has ended (the final one), and when loops have to
+   be turned and nothing else moves the job. Otherwise it begins when it is due.
+3. *Plans.* A task that declines, or ends without having acknowledged, makes the checkpoint void at
+   once. That is no failure. The third in a row warns, then each time that their number has doubled.
+4. *Failures* that can be tolerated (snapshots, time, publishing) are counted until a checkpoint is
+   published. The run restarts at one too many, at a failed task or commit, and when it is unknown
+   whether a checkpoint was published.
+5. *Union state* of a partially ended operator is refused before the trigger and after the
+   acknowledgements. Loops are turned by rounds then: the operator may be waiting for them.
+6. *Completion*: all acknowledged, publish, commit, notify. A round is complete when all have
+   acknowledged; only heads that have something to do are notified of it.
+7. *A barrier that ends a loop* is aligned, and began when the loop was closed. Otherwise records
+   that it overtook, or that still came from outside, would be left in the loop.
 
 After ``Restart`` or ``JobEnded`` every event is ignored.
 """
@@ -29,59 +31,24 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TypeAlias
 
+from backends.dataflow import events as ev
 from backends.dataflow.compile import Job
-from backends.dataflow.events import (
-    Abort,
-    Acknowledged,
-    Barrier,
-    Begin,
-    CheckpointDue,
-    Commit,
-    CommitFailed,
-    Committed,
-    CoordinatorCommand,
-    CoordinatorEvent,
-    Declined,
-    EndSources,
-    InputsEnded,
-    JobEnded,
-    LogicEnded,
-    LoopStep,
-    MessageSent,
-    Notify,
-    Overdue,
-    Overtake,
-    Publish,
-    Published,
-    PublishFailed,
-    PublishRefused,
-    Purpose,
-    Restart,
-    SnapshotFailed,
-    StopFailed,
-    StopOf,
-    StopRequested,
-    TaskEnded,
-    TaskFailed,
-    TaskId,
-    TimedOut,
-    Warn,
-)
+from backends.dataflow.events import CoordinatorCommand, Purpose
 from backends.dataflow.pending_barrier import BarrierInFlight, Phase
 from backends.dataflow.roster import TaskTracker
 from backends.dataflow.stopping import StopPhase, StopProgress
 
 NumberedEvent: TypeAlias = (
-    Acknowledged
-    | Declined
-    | SnapshotFailed
-    | TimedOut
-    | Overdue
-    | Published
-    | PublishRefused
-    | PublishFailed
-    | Committed
-    | CommitFailed
+    ev.Acknowledged
+    | ev.Declined
+    | ev.SnapshotFailed
+    | ev.TimedOut
+    | ev.Overdue
+    | ev.Published
+    | ev.PublishRefused
+    | ev.PublishFailed
+    | ev.Committed
+    | ev.CommitFailed
 )
 """Events of a barrier."""
 LOOP_ROUNDS_MAX = 10_000
@@ -89,11 +56,12 @@ REFUSALS_UNTIL_WARNING = 3
 
 
 class Coordinator:
-    """One run of a job. ``finished``: vertices that a restore found fully finished and that were not started.
+    """Coordinates one run of a job.
 
-    ``tolerable_failures``: how many checkpoints in a row may fail before the run restarts. ``loop_rounds_max``: how often loops
-    are turned at once before the run fails with the name of a head. ``begins_aligned``: barriers of an unaligned job overtake only
-    when they are :class:`Overdue`.
+    - ``finished``: vertices that a restore found fully finished and that were not started.
+    - ``tolerable_failures``: how many checkpoints in a row may fail before the run restarts.
+    - ``loop_rounds_max``: how often a loop is turned at once before the run fails.
+    - ``begins_aligned``: barriers of an unaligned job overtake only when they are ``Overdue``.
     """
 
     def __init__(
@@ -106,12 +74,12 @@ class Coordinator:
         begins_aligned: bool = False,
     ) -> None:
         self._job = job
-        self._roster = TaskTracker(job, finished)
+        self._tasks = TaskTracker(job, finished)
         self._tolerable_failures = tolerable_failures
         self._loop_rounds_max = loop_rounds_max
         self._begins_aligned = begins_aligned
         self._number = 0
-        self._pending: BarrierInFlight | None = None
+        self._in_flight: BarrierInFlight | None = None
         self._stop: StopProgress | None = None
         self._failures = 0
         self._refusals = 0
@@ -120,117 +88,121 @@ class Coordinator:
         self._over = False
 
     def start(self) -> list[CoordinatorCommand]:
-        """Before any event: ends a job in which nothing runs, and warns of union state that may keep checkpoints from being."""
-        if self._roster.all_ended:
+        """End a job in which nothing runs; warn of union state that may prevent checkpoints."""
+        if self._tasks.all_ended:
             return self._end_job()
         return [
-            Warn(
-                f"operator {uid!r} keeps union state and its subtasks may end long after one another; from the end of the first "
-                "to the end of the last no checkpoint can be taken. Keep it in a coordinator or as an even-split list instead"
+            ev.Warn(
+                f"operator {uid!r} keeps union state and its subtasks may end long after one another. From the end of "
+                "the first to the end of the last no checkpoint can be taken. Keep the state in a coordinator, or as an "
+                "even-split list."
             )
-            for uid in self._roster.endangered_unions()
+            for uid in self._tasks.endangered_unions()
         ]
 
-    def handle(self, event: CoordinatorEvent) -> list[CoordinatorCommand]:
-        """What follows from an event. Events that come too late, twice or of nobody change nothing."""
+    def handle(self, event: ev.CoordinatorEvent) -> list[CoordinatorCommand]:
+        """What follows from an event. Late, duplicate and unknown ones change nothing."""
         if self._over:
             return []
         match event:
-            case CheckpointDue():
-                return self._go_on(due=True)
-            case StopRequested():
-                return self._ask_to_stop(event)
-            case LogicEnded(task) | InputsEnded(task) | TaskEnded(task) if not self._roster.knows(task):
+            case ev.CheckpointDue():
+                return self._next_action(due=True)
+            case ev.StopRequested():
+                return self._request_stop(event)
+            case ev.LogicEnded(task) | ev.InputsEnded(task) | ev.TaskEnded(task) if not self._tasks.knows(task):
                 return []
-            case LogicEnded(task):
-                return self._go_on() if self._roster.end_logic((task,)) else []
-            case InputsEnded(task):
-                return self._go_on() if self._roster.inputs_ended.add(task) else []
-            case TaskEnded(task):
-                return self._end_task(task) if self._roster.end(task) else []
-            case MessageSent(vertex):
-                if self._pending is not None:
-                    self._pending.spoken.add(vertex)
+            case ev.LogicEnded(task):
+                return self._next_action() if self._tasks.end_logic((task,)) else []
+            case ev.InputsEnded(task):
+                return self._next_action() if self._tasks.inputs_ended.add(task) else []
+            case ev.TaskEnded(task):
+                return self._end_task(task) if self._tasks.end(task) else []
+            case ev.MessageSent(vertex):
+                if self._in_flight is not None:
+                    self._in_flight.messaged.add(vertex)
                 return []
-            case TaskFailed(task, reason):
+            case ev.TaskFailed(task, reason):
                 return self._restart(f"{task}: {reason}" if task else reason, counted=True)
             case _:
-                return self._handle_of_pending(event)
+                return self._handle_numbered(event)
 
-    def _handle_of_pending(self, event: NumberedEvent) -> list[CoordinatorCommand]:
-        """Events of a barrier: each means something in one phase of the one that is in flight."""
-        pending = self._pending
-        number = event.acknowledgement.number if isinstance(event, Acknowledged) else event.number
-        if pending is None or number != pending.number:
+    def _handle_numbered(self, event: NumberedEvent) -> list[CoordinatorCommand]:
+        """Events of a barrier: each means something in one phase of the one in flight."""
+        current = self._in_flight
+        number = event.acknowledgement.number if isinstance(event, ev.Acknowledged) else event.number
+        if current is None or number != current.number:
             return []
-        match pending.phase, event:
-            case Phase.COLLECTING, Acknowledged():
-                return self._acknowledge(pending, event)
-            case Phase.COLLECTING, Declined(task, _, reason) if pending.waits_for(task):
-                return self._give_up(pending, f"{task} cannot take part: {reason}", counted=False)
-            case Phase.COLLECTING, SnapshotFailed(task, _, reason) if task is None or pending.waits_for(task):
+        match current.phase, event:
+            case Phase.COLLECTING, ev.Acknowledged():
+                return self._acknowledge(current, event)
+            case Phase.COLLECTING, ev.Declined(task, _, reason) if current.waits_for(task):
+                return self._abort(current, f"{task} cannot take part: {reason}", counted=False)
+            case Phase.COLLECTING, ev.SnapshotFailed(task, _, reason) if task is None or current.waits_for(task):
                 of = "a coordinator" if task is None else str(task)
-                return self._give_up(pending, f"the snapshot of {of} failed: {reason}", counted=True)
-            case Phase.COLLECTING, TimedOut():
-                return self._give_up(pending, f"barrier {number} took longer than allowed", counted=True)
-            case Phase.COLLECTING, Overdue():
-                tasks = pending.overtake()
-                return [] if tasks is None else [Overtake(pending.barrier, tasks)]
-            case Phase.PUBLISHING, Published():
-                return self._commit(pending)
-            case Phase.PUBLISHING, PublishRefused(_, reason, counted):
-                return self._give_up(pending, reason, counted=counted)
-            case Phase.PUBLISHING, PublishFailed(_, reason, False):
-                return self._give_up(pending, reason, counted=True)
-            case (Phase.PUBLISHING, PublishFailed(_, reason, True)) | (Phase.COMMITTING, CommitFailed(_, reason)):
+                return self._abort(current, f"the snapshot of {of} failed: {reason}", counted=True)
+            case Phase.COLLECTING, ev.TimedOut():
+                return self._abort(current, f"barrier {number} took longer than allowed", counted=True)
+            case Phase.COLLECTING, ev.Overdue():
+                tasks = current.overtake()
+                return [] if tasks is None else [ev.Overtake(current.barrier, tasks)]
+            case Phase.PUBLISHING, ev.Published():
+                return self._commit(current)
+            case Phase.PUBLISHING, ev.PublishRefused(_, reason, counted):
+                return self._abort(current, reason, counted=counted)
+            case Phase.PUBLISHING, ev.PublishFailed(_, reason, False):
+                return self._abort(current, reason, counted=True)
+            case Phase.PUBLISHING, ev.PublishFailed(_, reason, True):
                 return self._restart(reason, counted=True)
-            case Phase.COMMITTING, Committed():
-                return self._complete(pending)
+            case Phase.COMMITTING, ev.CommitFailed(_, reason):
+                return self._restart(reason, counted=True)
+            case Phase.COMMITTING, ev.Committed():
+                return self._complete(current)
             case _:
                 return []
 
     @property
     def is_suspended(self) -> bool:
-        """Whether a stop without drain has its savepoint: whatever comes after that is done again by the run that goes on."""
+        """Whether a stop without drain has its savepoint: what comes after is done again later."""
         return self._stop is not None and self._stop.phase is StopPhase.SAVED and not self._stop.drains
 
-    # What begins --------------------------------------------------------------------------------------------------------
+    # What begins ----------------------------------------------------------------------------------
 
-    def _go_on(self, *, due: bool = False, at_once: bool = True) -> list[CoordinatorCommand]:
-        """What begins, or that the job has ended. ``at_once`` False: not what would have begun without being due."""
-        roster = self._roster
-        if self._pending is not None:
+    def _next_action(self, *, due: bool = False, at_once: bool = True) -> list[CoordinatorCommand]:
+        """What begins, or that the job has ended. ``at_once`` False: only what is due."""
+        tasks = self._tasks
+        if self._in_flight is not None:
             return []
-        if roster.all_ended:
+        if tasks.all_ended:
             return self._end_job()
-        if roster.all_released or (self._stop is not None and self._stop.phase is StopPhase.SAVED):
+        if tasks.all_released or (self._stop is not None and self._stop.phase is StopPhase.SAVED):
             return []
         if self._stop is not None:
-            return self._go_on_stopping(self._stop)
-        if due or (at_once and (roster.final or roster.turning_heads)):
+            return self._continue_stop(self._stop)
+        if due or (at_once and (tasks.final or tasks.turning_heads)):
             return self._begin_checkpoint()
         return []
 
     def _begin_checkpoint(self) -> list[CoordinatorCommand]:
-        turned, union = self._roster.turning_heads, self._roster.partial_union()
+        turned, union = self._tasks.turning_heads, self._tasks.partial_union()
         if union is None:
             return self._begin(Purpose.CHECKPOINT, turned=turned)
-        refused = self._refuse(_partial_union(union))
+        refused = self._count_refusal(_partial_union(union))
         return [*refused, *self._begin(Purpose.ROUND, turned=turned)] if turned else refused
 
-    def _go_on_stopping(self, stop: StopProgress) -> list[CoordinatorCommand]:
+    def _continue_stop(self, stop: StopProgress) -> list[CoordinatorCommand]:
         """The next step of a stop that has not saved yet."""
-        roster = self._roster
+        tasks = self._tasks
         if not stop.drains:
-            union = roster.partial_union()
-            return self._fail_to_stop(_partial_union(union)) if union is not None else self._begin_savepoint(stop)
+            union = tasks.partial_union()
+            return self._fail_stop(_partial_union(union)) if union is not None else self._begin_savepoint(stop)
         commands: list[CoordinatorCommand] = []
         if stop.phase is StopPhase.ASKED:
             stop.phase = StopPhase.DRAINING
-            commands += [EndSources(tasks)] if (tasks := frozenset(roster.working(roster.sources))) else []
-        if roster.final:
+            if sources := frozenset(tasks.working(tasks.sources)):
+                commands.append(ev.EndSources(sources))
+        if tasks.final:
             return commands + self._begin_savepoint(stop)
-        if turned := roster.turning_heads:
+        if turned := tasks.turning_heads:
             return commands + self._begin(Purpose.ROUND, turned=turned)
         return commands
 
@@ -239,141 +211,137 @@ class Coordinator:
         return self._begin(stop.purpose, stop=stop.of)
 
     def _begin(
-        self, purpose: Purpose, *, stop: StopOf | None = None, turned: tuple[str, ...] = ()
+        self, purpose: Purpose, *, stop: ev.StopOf | None = None, turned: tuple[str, ...] = ()
     ) -> list[CoordinatorCommand]:
         self._number += 1
-        roster = self._roster
-        may_overtake = self._job.unaligned and purpose is Purpose.CHECKPOINT and not roster.draining_heads
-        barrier = Barrier(self._number, purpose, unaligned=may_overtake and not self._begins_aligned)
-        self._pending = BarrierInFlight(
-            barrier, roster.plan(), stop=stop, turned=turned, closed=roster.closed_loops, may_overtake=may_overtake
+        tasks = self._tasks
+        may_overtake = self._job.unaligned and purpose is Purpose.CHECKPOINT and not tasks.draining_heads
+        barrier = ev.Barrier(self._number, purpose, unaligned=may_overtake and not self._begins_aligned)
+        self._in_flight = BarrierInFlight(
+            barrier, tasks.plan(), stop=stop, turned=turned, closed=tasks.closed_loops, may_overtake=may_overtake
         )
-        return [Begin(barrier, self._pending.plan, stop)]
+        return [ev.Begin(barrier, self._in_flight.plan, stop)]
 
-    # How it comes to its end --------------------------------------------------------------------------------------------
+    # How it comes to its end ----------------------------------------------------------------------
 
-    def _acknowledge(self, pending: BarrierInFlight, event: Acknowledged) -> list[CoordinatorCommand]:
-        if not pending.acknowledge(event.task, event.acknowledgement) or not pending.is_whole:
+    def _acknowledge(self, current: BarrierInFlight, event: ev.Acknowledged) -> list[CoordinatorCommand]:
+        if not current.acknowledge(event.task, event.acknowledgement) or not current.is_whole:
             return []
-        if pending.purpose is Purpose.ROUND:
-            return self._complete(pending)
-        union = pending.partial_union(self._roster.union, self._roster.parallelism)
+        if current.purpose is Purpose.ROUND:
+            return self._complete(current)
+        union = current.partial_union(self._tasks.union, self._tasks.parallelism)
         if union is not None:
-            self._roster.end_logic(pending.finishing)
-            return self._give_up(pending, _partial_union(union), counted=False, again=True)
-        pending.phase = Phase.PUBLISHING
-        return [Publish(pending.number, frozenset(pending.finishing))]
+            self._tasks.end_logic(current.finishing)
+            return self._abort(current, _partial_union(union), counted=False, again=True)
+        current.phase = Phase.PUBLISHING
+        return [ev.Publish(current.number, frozenset(current.finishing))]
 
-    def _commit(self, pending: BarrierInFlight) -> list[CoordinatorCommand]:
+    def _commit(self, current: BarrierInFlight) -> list[CoordinatorCommand]:
         self._failures = self._refusals = 0
         self._warn_at = REFUSALS_UNTIL_WARNING
-        if pending.stop is not None and self._stop is not None:
+        if current.stop is not None and self._stop is not None:
             self._stop.phase = StopPhase.SAVED
-        pending.phase = Phase.COMMITTING
-        return [Commit(pending.number)]
+        current.phase = Phase.COMMITTING
+        return [ev.Commit(current.number)]
 
-    def _complete(self, pending: BarrierInFlight) -> list[CoordinatorCommand]:
-        self._pending = None
-        ending = self._roster.ending_heads
-        steps = {task: step for task, step in pending.loop_steps().items() if task.vertex not in ending}
-        told = {task: steps.get(task) for task in pending.plan.wait if task not in self._roster.ended}
-        if pending.purpose is Purpose.ROUND:
-            told = {task: step for task, step in told.items() if step is not None}
+    def _complete(self, current: BarrierInFlight) -> list[CoordinatorCommand]:
+        self._in_flight = None
+        ending = self._tasks.ending_heads
+        steps = {task: step for task, step in current.loop_steps().items() if task.vertex not in ending}
+        notified = {task: steps.get(task) for task in current.plan.wait if task not in self._tasks.ended}
+        if current.purpose is Purpose.ROUND:
+            notified = {task: step for task, step in notified.items() if step is not None}
         else:
-            self._roster.release(pending.finishing)
-        commands: list[CoordinatorCommand] = [Notify(pending.number, told)]
-        ending.update(task.vertex for task in steps if steps[task] is LoopStep.END)
-        endless = self._count_rounds(pending)
-        if endless is not None:
-            reason = (
-                f"the loop of {endless!r} was turned {self._loop_rounds_max} times since its inputs had ended, and records "
-                "still go round it; let it come to an end, or raise the limit of rounds"
-            )
-            return commands + self._restart(reason, counted=True)
-        return commands + self._go_on()
+            self._tasks.release(current.finishing)
+        commands: list[CoordinatorCommand] = [ev.Notify(current.number, notified)]
+        ending.update(task.vertex for task in steps if steps[task] is ev.LoopStep.END)
+        self._rounds.update(current.turned)
+        for head in self._tasks.draining_heads:
+            if self._rounds[head] >= self._loop_rounds_max:
+                reason = (
+                    f"the loop of {head!r} was turned {self._loop_rounds_max} times since its inputs had ended, and "
+                    "records still go round it. Let it come to an end, or raise the limit of rounds."
+                )
+                return commands + self._restart(reason, counted=True)
+        return commands + self._next_action()
 
-    def _count_rounds(self, pending: BarrierInFlight) -> str | None:
-        """Count a turn of the loops. Returns a head that still drains after all the turns it may have."""
-        self._rounds.update(pending.turned)
-        draining = self._roster.draining_heads
-        return next((head for head in draining if self._rounds[head] >= self._loop_rounds_max), None)
+    def _end_task(self, task: ev.TaskId) -> list[CoordinatorCommand]:
+        if self._in_flight is not None and self._in_flight.waits_for(task):
+            reason = f"{task} ended before it had acknowledged"
+            return self._abort(self._in_flight, reason, counted=False, again=True)
+        return self._next_action()
 
-    def _end_task(self, task: TaskId) -> list[CoordinatorCommand]:
-        if self._pending is not None and self._pending.waits_for(task):
-            return self._give_up(self._pending, f"{task} ended before it had acknowledged", counted=False, again=True)
-        return self._go_on()
-
-    def _give_up(
-        self, pending: BarrierInFlight, reason: str, *, counted: bool, again: bool = False
+    def _abort(
+        self, current: BarrierInFlight, reason: str, *, counted: bool, again: bool = False
     ) -> list[CoordinatorCommand]:
-        """The barrier in flight will not be complete. ``again``: this cannot happen for ever, so the next try need not wait."""
-        stop, saving = self._stop, pending.stop is not None
-        if stop is not None and stop.no_way_back and not (again and pending.purpose is Purpose.ROUND):
+        """Abort the barrier in flight. ``again``: cannot recur for ever, so try again at once."""
+        stop, saving = self._stop, current.stop is not None
+        if stop is not None and stop.no_way_back and not (again and current.purpose is Purpose.ROUND):
             return self._restart(reason, counted=False, nothing_published=True)
         counted = counted and not saving
         self._failures += counted
         if self._failures > self._tolerable_failures:
             return self._restart(reason, counted=True, nothing_published=True)
-        self._pending = None
-        told = frozenset(task for task in pending.plan.wait if task not in self._roster.ended)
-        commands: list[CoordinatorCommand] = [Abort(pending.number, told, reason, counted)]
+        self._in_flight = None
+        tasks = frozenset(task for task in current.plan.wait if task not in self._tasks.ended)
+        commands: list[CoordinatorCommand] = [ev.Abort(current.number, tasks, reason, counted)]
         if saving:
-            return commands + (self._go_on() if again else self._fail_to_stop(reason))
+            return commands + (self._next_action() if again else self._fail_stop(reason))
         if not counted:
-            commands += self._refuse(reason)
-        return commands + self._go_on(at_once=again)
+            commands += self._count_refusal(reason)
+        return commands + self._next_action(at_once=again)
 
-    def _refuse(self, reason: str) -> list[CoordinatorCommand]:
-        """Count a refusal, and say so when there have been many."""
+    def _count_refusal(self, reason: str) -> list[CoordinatorCommand]:
+        """Count a refusal. Returns a warning when there have been many."""
         self._refusals += 1
         if self._refusals < self._warn_at:
             return []
         self._warn_at *= 2
-        return [Warn(f"{self._refusals} checkpoints in a row could not be taken, the last because {reason}")]
+        return [ev.Warn(f"{self._refusals} checkpoints in a row could not be taken, the last because {reason}")]
 
-    # How the run comes to its end ---------------------------------------------------------------------------------------
+    # How the run comes to its end -----------------------------------------------------------------
 
-    def _ask_to_stop(self, asked: StopRequested) -> list[CoordinatorCommand]:
+    def _request_stop(self, request: ev.StopRequested) -> list[CoordinatorCommand]:
         if self._stop is None:
-            self._stop = StopProgress(StopOf(asked.mode, asked.request))
-            return self._go_on()
-        under_way = self._stop.of.request
-        if asked.request == under_way:
+            self._stop = StopProgress(ev.StopOf(request.mode, request.request))
+            return self._next_action()
+        earlier = self._stop.of.request
+        if request.request == earlier:
             return []
-        return [StopFailed(asked.request, f"the job stops already, as request {under_way!r} asks", goes_on=True)]
+        return [ev.StopFailed(request.request, f"the job stops already, as request {earlier!r} asks", goes_on=True)]
 
-    def _fail_to_stop(self, reason: str) -> list[CoordinatorCommand]:
+    def _fail_stop(self, reason: str) -> list[CoordinatorCommand]:
         """The job goes on as if nothing had been asked."""
         if self._stop is None:
             return []
         request, self._stop = self._stop.of.request, None
-        return [StopFailed(request, reason, goes_on=True), *self._go_on()]
+        return [ev.StopFailed(request, reason, goes_on=True), *self._next_action()]
 
     def _restart(self, reason: str, *, counted: bool, nothing_published: bool = False) -> list[CoordinatorCommand]:
-        """The run is given up, and with it a stop that was asked for, unless its savepoint exists or may exist."""
+        """Give up the run, and with it the stop, unless its savepoint exists or may exist."""
         self._over = True
-        stop, pending = self._stop, self._pending
+        stop, current = self._stop, self._in_flight
         if stop is None:
-            return [Restart(reason, counted)]
-        saving = pending is not None and pending.stop is not None and pending.phase is Phase.PUBLISHING
+            return [ev.Restart(reason, counted)]
+        saving = current is not None and current.stop is not None and current.phase is Phase.PUBLISHING
         may_exist = saving and not nothing_published
-        restart = Restart(reason, counted and not stop.no_way_back)
+        restart = ev.Restart(reason, counted and not stop.no_way_back)
         if stop.phase is StopPhase.SAVED or may_exist:
             return [restart]
-        return [StopFailed(stop.of.request, reason, goes_on=False), restart]
+        return [ev.StopFailed(stop.of.request, reason, goes_on=False), restart]
 
     def _end_job(self) -> list[CoordinatorCommand]:
         self._over = True
         stop = self._stop
         if stop is None:
-            return [JobEnded(None)]
+            return [ev.JobEnded(None)]
         if stop.phase is StopPhase.SAVED:
-            return [JobEnded(stop.of)]
-        return [StopFailed(stop.of.request, "the job had ended by itself before", goes_on=False), JobEnded(None)]
+            return [ev.JobEnded(stop.of)]
+        return [ev.StopFailed(stop.of.request, "the job had ended by itself before", goes_on=False), ev.JobEnded(None)]
 
 
 def _partial_union(operator: str) -> str:
     return (
-        f"some subtasks of operator {operator!r}, which keeps union state, have ended and others have not: what the ended ones "
-        "held would be missing"
+        f"some subtasks of operator {operator!r}, which keeps union state, have ended and others have not: what the "
+        "ended ones held would be missing"
     )

@@ -1,8 +1,9 @@
-"""What the coordinator knows of the tasks of a run: facts that only grow, and the questions that rules ask of them.
+"""What the coordinator knows of the tasks of a run, and what its rules ask of them.
 
-Theory of operation. Each fact is a :class:`TaskMask`, one boolean per task with running counts, so that a fact and a question cost
-O(1) or O(vertices), never O(tasks). A task is *released* when a checkpoint that it acknowledged as finishing is complete: it
-will end by itself as soon as its consumers have confirmed its data, and needs no further checkpoint.
+Facts only grow. Each is a :class:`TaskMask`, so noting a fact or asking a question never takes time
+in the number of tasks. A task is *released* when a checkpoint that it acknowledged as finishing is
+complete: it needs no further checkpoint, and ends by itself once its consumers have confirmed its
+data.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 from backends.dataflow.checkpoint_plan import CheckpointPlan, Mask, make_plan
 from backends.dataflow.compile import Job
-from backends.dataflow.events import TaskId
+from backends.dataflow.elements import TaskId
 from backends.dataflow.loops import loops_of
 from stateformat.model import Mode
 
@@ -23,7 +24,7 @@ class TaskMask:
     """A set of tasks that only grows, with its size per vertex and in all."""
 
     def __init__(self, parallelism: dict[str, int], full: Iterable[str] = ()) -> None:
-        """Every task of the vertices ``full`` is in it."""
+        """Begin with every task of the vertices ``full``."""
         self.masks: dict[str, Mask] = {vertex: np.zeros(count, np.bool_) for vertex, count in parallelism.items()}
         self.count = dict.fromkeys(parallelism, 0)
         for vertex in full:
@@ -35,7 +36,7 @@ class TaskMask:
         return bool(self.masks[task.vertex][task.subtask])
 
     def add(self, task: TaskId) -> bool:
-        """Put a task in; False if it was."""
+        """Add a task; False if it was there."""
         if task in self:
             return False
         self.masks[task.vertex][task.subtask] = True
@@ -44,16 +45,18 @@ class TaskMask:
         return True
 
 
-class Loop(NamedTuple):
-    """A loop: its heads, all of its vertices, and the vertices outside of it from which an edge leads into it."""
+class TrackedLoop(NamedTuple):
+    """A loop, with what the coordinator asks of it."""
 
     heads: tuple[str, ...]
     vertices: frozenset[str]
+    """All of its vertices, the heads among them."""
     outside: frozenset[str]
+    """Vertices outside of it from which an edge leads into it."""
 
 
 class TaskTracker:
-    """The tasks of one run. ``finished``: vertices that are fully finished already and were not started."""
+    """The tasks of one run. ``finished``: vertices that had fully finished and were not started."""
 
     def __init__(self, job: Job, finished: Iterable[str] = ()) -> None:
         self.job = job
@@ -61,15 +64,15 @@ class TaskTracker:
         done = tuple(finished)
         self.ended = TaskMask(self.parallelism, done)
         self.logic_ended = TaskMask(self.parallelism, done)
-        self.inputs_ended = TaskMask(self.parallelism, done)
-        """Of loop heads: nothing comes from outside of the loop any more."""
-        self.ending_heads: set[str] = set()
-        """Heads that were told to end: their loops need no more turns, and they end by themselves."""
         self.released = TaskMask(self.parallelism, done)
+        self.inputs_ended = TaskMask(self.parallelism, done)
+        """Loop heads into which nothing comes from outside of the loop any more."""
+        self.ending_heads: set[str] = set()
+        """Heads that were told to end. Their loops need no more turns."""
         self.total = sum(self.parallelism.values())
         self.sources = tuple(vertex.id for vertex in job.vertices if not vertex.inputs and not vertex.feedback)
         self.heads = tuple(vertex.id for vertex in job.vertices if vertex.feedback)
-        self.loops = _loops(job)
+        self.loops = _tracked_loops(job)
         union = {str(state.operator) for state in job.states if state.mode is Mode.UNION}
         self.union = {
             vertex.id: uids
@@ -83,17 +86,17 @@ class TaskTracker:
         return 0 <= task.subtask < self.parallelism.get(task.vertex, 0)
 
     def release(self, tasks: Iterable[TaskId]) -> None:
-        """These tasks have the checkpoint that they waited for: they end when they can."""
+        """These tasks have the checkpoint that they waited for."""
         for task in tasks:
             self.logic_ended.add(task)
             self.released.add(task)
 
     def end_logic(self, tasks: Iterable[TaskId]) -> bool:
-        """No record comes from these tasks any more; False if that was known."""
+        """These tasks emit no more records; False if that was known of all."""
         return sum(self.logic_ended.add(task) for task in tasks) > 0
 
     def end(self, task: TaskId) -> bool:
-        """A task is gone, and whatever is said of tasks that end is true of it; False if that was known."""
+        """A task has ended, so its inputs and its logic have too; False if that was known."""
         self.inputs_ended.add(task)
         self.release((task,))
         return self.ended.add(task)
@@ -110,38 +113,40 @@ class TaskTracker:
 
     @property
     def all_ended(self) -> bool:
-        """No task is left."""
+        """Whether every task has ended."""
         return self.ended.total == self.total
 
     @property
     def all_released(self) -> bool:
-        """Every task has ended or is about to: no checkpoint is needed any more."""
+        """Whether every task has ended or is about to, so that no checkpoint is needed."""
         return self.released.total == self.total
 
     @property
-    def someone_leaves(self) -> bool:
-        """A task is released and has not ended yet. Once all sources have ended it will soon, whatever else happens, so what is
-        triggered at once waits for it: a task that ends in the middle of a checkpoint makes it void.
+    def some_are_leaving(self) -> bool:
+        """Whether a task is released and has not ended.
+
+        What begins at once waits for it: a task that ends in the middle of a checkpoint makes it
+        void.
         """
         return self.released.total > self.ended.total
 
     @property
     def final(self) -> bool:
-        """Every logic has ended, and all tasks that are left wait for one and the same checkpoint."""
-        return self.logic_ended.total == self.total and not self.someone_leaves and not self.all_ended
+        """Whether every logic has ended and all tasks left wait for one and the same checkpoint."""
+        return self.logic_ended.total == self.total and not self.some_are_leaving and not self.all_ended
 
     def logic_is_over(self, vertices: Iterable[str]) -> bool:
         """Whether the logic of every task of these vertices has ended."""
         return all(self.logic_ended.count[vertex] == self.parallelism[vertex] for vertex in vertices)
 
     @property
-    def closed_loops(self) -> list[Loop]:
+    def closed_loops(self) -> list[TrackedLoop]:
         """The loops into which nothing comes from outside any more."""
         return [loop for loop in self.loops if self.logic_is_over(loop.outside)]
 
     @property
     def draining_heads(self) -> tuple[str, ...]:
-        """Heads of loops all of whose tasks have nothing left but their loop, and have neither ended nor been told to."""
+        """Heads all of whose tasks have nothing left but their loop, and were not told to end."""
         return tuple(
             head
             for head in self.heads
@@ -151,11 +156,11 @@ class TaskTracker:
 
     @property
     def turning_heads(self) -> tuple[str, ...]:
-        """The draining heads, once nothing else moves the job: their loops are turned at once, without an interval."""
-        return self.draining_heads if self.logic_is_over(self.sources) and not self.someone_leaves else ()
+        """The draining heads, once nothing else moves the job: their loops are turned at once."""
+        return self.draining_heads if self.logic_is_over(self.sources) and not self.some_are_leaving else ()
 
     def partial_union(self) -> str | None:
-        """An operator with union state of which some subtasks, but not all, have ended their logic."""
+        """An operator with union state of which only some subtasks have ended their logic."""
         for vertex, uids in self.union.items():
             if 0 < self.logic_ended.count[vertex] < self.parallelism[vertex]:
                 return uids[0]
@@ -164,8 +169,7 @@ class TaskTracker:
     def endangered_unions(self) -> Iterator[str]:
         """Operators with union state whose subtasks may end long after one another.
 
-        Over an ALL_TO_ALL edge all subtasks of an operator see the end of data at about the same time; sources and those behind
-        POINTWISE edges only do not.
+        Behind an ALL_TO_ALL edge all subtasks see the end of data at about the same time.
         """
         for vertex in self.job.vertices:
             together = any(edge.partitioner.all_to_all for edge in vertex.inputs)
@@ -173,14 +177,12 @@ class TaskTracker:
                 yield from self.union.get(vertex.id, ())
 
 
-def _loops(job: Job) -> list[Loop]:
+def _tracked_loops(job: Job) -> list[TrackedLoop]:
     vertex_of = {uid: vertex.id for vertex in job.vertices for uid in vertex.operators}
-    return [
-        Loop(
-            tuple(vertex.id for vertex in job.vertices if vertex.feedback and vertex.id in loop),
-            loop,
-            frozenset(vertex_of[edge.source] for vertex in job.vertices if vertex.id in loop for edge in vertex.inputs)
-            - loop,
-        )
-        for loop in loops_of(job.vertices)
-    ]
+    found = []
+    for loop in loops_of(job.vertices):
+        inside = [vertex for vertex in job.vertices if vertex.id in loop]
+        heads = tuple(vertex.id for vertex in inside if vertex.feedback)
+        senders = {vertex_of[edge.source] for vertex in inside for edge in vertex.inputs}
+        found.append(TrackedLoop(heads, loop, frozenset(senders - loop)))
+    return found

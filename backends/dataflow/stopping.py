@@ -1,18 +1,19 @@
-"""A stop with a savepoint, as far as it has come.
+"""How far a stop with a savepoint has come.
 
-=========  =========================================  ==================================================================
-phase      until                                      if anything fails
-=========  =========================================  ==================================================================
-ASKED      the checkpoint in flight has ended         the request has failed, and the failure is what it would have been
-DRAINING   the logic of every task has ended; loops   the run is discarded: ``StopFailed``, ``Restart``, uncounted
-           are turned by rounds. Drain only
-SAVING     the savepoint is published                 drain: as above. No drain: given up, and the job goes on as if
-                                                      nothing had been asked; only a failed task restarts the run, counted
-SAVED      every task has ended                       the stop stands: ``Restart``, uncounted, finds it in the record
-=========  =========================================  ==================================================================
+========  ===================================  =================================================
+phase     until                                if anything fails
+========  ===================================  =================================================
+ASKED     the checkpoint in flight has ended   the request fails; the failure counts as it would
+DRAINING  every logic has ended; rounds turn   ``StopFailed`` and ``Restart``, uncounted
+          the loops. Drain only
+SAVING    the savepoint is published           drain: as above. No drain: the job goes on as if
+                                               nothing had been asked; only a failed task
+                                               restarts the run, counted
+SAVED     every task has ended                 the stop stands: ``Restart``, uncounted
+========  ===================================  =================================================
 
-While the savepoint is being published nobody knows whether it exists. A run that breaks off then says neither that the stop has
-succeeded nor that it has failed: the restart finds the truth in the newest record, and the request is answered by it.
+While the savepoint is being published it is unknown whether it exists. A run that breaks off then
+does not answer the request: the restart finds the truth in the newest record and answers by it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from backends.dataflow.events import Purpose, StopOf
+from backends.dataflow.coordinator_events import StopOf
+from backends.dataflow.elements import Purpose
 from stateformat.model import StopMode
 
 
@@ -52,5 +54,5 @@ class StopProgress:
 
     @property
     def no_way_back(self) -> bool:
-        """Whether logic was told to end, so that this run cannot go on as if nothing had been asked."""
+        """Whether tasks were told to end, so that this run cannot go on."""
         return self.phase is StopPhase.SAVED or (self.drains and self.phase is not StopPhase.ASKED)
