@@ -94,7 +94,9 @@ def test_a_stop_without_drain_holds_it_and_an_aborted_one_lets_it_ask_on() -> No
     task = asking()
     tell(task, (A, stop(1)), (B, stop(1)))
     assert task.state is TaskState.STOPPED_AT_BARRIER
-    with pytest.raises(InvalidInput, match="coordinator has answered cannot happen to a task that is held"):
+    with pytest.raises(
+        InvalidInput, match="coordinator has answered cannot happen to a task that is stopped at barrier"
+    ):
         task.handle(Answered())
     tell(task, events.Aborted(1))
     assert task.state is TaskState.ASKING

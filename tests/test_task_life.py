@@ -31,7 +31,7 @@ def test_every_move_between_two_states_is_an_arrow_of_the_diagram_and_no_other_i
         for fact in facts.split("<br/>")
     }
     legal = {
-        (state.value, to.value, fact.value)
+        (state.name.lower(), to.name.lower(), fact.value)
         for state, facts in LEGAL.items()
         for fact, targets in facts.items()
         for to in targets
@@ -117,7 +117,7 @@ ILLEGAL: list[tuple[list[Any], Any, str]] = [
     ([], events.Announced(LOOP, barrier(1, unaligned=True)), "only where it may overtake"),
     ([], on(A, stop(1)._replace(unaligned=True)), "savepoints and rounds are aligned"),
     ([], on(A, barrier(1, events.Purpose.STOP_DRAIN)), "when the logic of every task has ended"),
-    ([(A, stop(1)), (B, stop(1))], on(A, "r"), "records cannot happen to a task that is held"),
+    ([(A, stop(1)), (B, stop(1))], on(A, "r"), "records cannot happen to a task that is stopped at barrier"),
     ([(A, stop(1)), (B, stop(1))], on(A, barrier(2)), "barrier 1 has stopped it"),
     ([(A, stop(1)), (B, stop(1))], events.Triggered(barrier(2)), "barrier 1 has stopped it"),
     ([(A, stop(1)), (B, stop(1)), (LOOP, stop(1))], on(LOOP, "r"), "behind the barrier of a stop without drain"),

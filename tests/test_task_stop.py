@@ -107,7 +107,7 @@ def test_an_aborted_stop_lets_the_source_go_on_as_if_nothing_had_been_asked() ->
 def test_a_held_source_neither_ends_nor_advances() -> None:
     task = started()
     tell(task, Triggered(stop(7)))
-    with pytest.raises(InvalidInput, match="held"):
+    with pytest.raises(InvalidInput, match="stopped at barrier"):
         tell(task, SourceEnded())
 
 

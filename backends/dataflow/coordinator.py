@@ -93,9 +93,9 @@ class Coordinator:
             return self._end_job()
         return [
             ev.Warn(
-                f"operator {uid!r} keeps union state and its subtasks may end long after one another. From the end of "
-                "the first to the end of the last no checkpoint can be taken. Keep the state in a coordinator, or as an "
-                "even-split list."
+                f"operator {uid!r} keeps union state and its subtasks may end long after one another. From the end "
+                "of the first to the end of the last no checkpoint can be taken. Keep the state in a coordinator, or "
+                "as an even-split list."
             )
             for uid in self._tasks.endangered_unions()
         ]

@@ -1,15 +1,17 @@
-"""What a task hears: its edges and channels, how far time has come on each, and what of it has ended.
+"""The inputs of a task: edges, channels, their watermarks, and which have ended.
 
-Theory of operation. Three ends are kept apart. A *channel's data* has ended with ``EndOfData``, drained or stopped; the channel
-itself with ``EndOfPartition``. An *input* (one or more edges with the same index) has ended, in the sense of ``end_input``, when
-the data of all its channels has ended drained. Time on an edge is the least of its channels', but never falls behind what a
-checkpoint said; a channel whose data has drained, and an edge of which nobody sends any more, have come to the end of time. A
-stopped channel stays where it was. Feedback channels have no time and no end.
+Three ends are kept apart. The *data* of a channel ends with ``EndOfData``, drained or stopped; the
+*channel* ends with ``EndOfPartition``; an *input* (one or more edges with the same index) ends, in
+the sense of ``end_input``, when the data of all its channels has ended drained.
 
-What an end does to time is *released* at the next barrier, behind all records of the epoch, or when everything has drained. So which
-records are late does not depend on whether the end of one channel came before or behind the records of another. ``by_epoch``: a task
-that hears several channels releases all of its time so, watermarks too; for executors in which channels overtake one another
-freely within an epoch.
+The watermark of an edge is the least of its channels', but never less than what the restored
+checkpoint said. A channel whose data has drained, and an edge without senders, are at the end of
+time. A stopped channel stays where it was. Feedback channels have no watermark and no end.
+
+The end of a channel advances time only at the next barrier, behind all records of the epoch, or
+when everything has drained (:meth:`Inputs.release_time`). So which records are late does not depend
+on how channels interleave. ``by_epoch``: watermarks of a task with several channels are released
+like that too, for executors that reorder channels within an epoch.
 """
 
 from __future__ import annotations
@@ -20,31 +22,30 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
-from backends.dataflow.events import MAX_WATERMARK, MIN_WATERMARK, Channel, EndOfData
+from backends.dataflow.elements import MAX_WATERMARK, MIN_WATERMARK, Channel, EndOfData
 
 _HEAP_SLACK: Final = 64
 
 
 class InputEdge(NamedTuple):
-    """An edge into a task, as one subtask sees it.
-
-    ``channels``: from the senders that run; none where the whole predecessor has finished. ``overtakable``: unaligned barriers pass
-    what lies in its channels. ``inside``: not a feedback edge, but it comes from another vertex of the loop that this is a
-    head of. ``watermark`` and ``ended``: what the restored checkpoint's ``progress`` says of it.
-    """
+    """An edge into a task, as one subtask sees it."""
 
     id: str
     input: int
     channels: tuple[Channel, ...]
+    """From the senders that run; none where the whole predecessor has finished."""
     feedback: bool = False
     overtakable: bool = False
+    """Unaligned barriers pass what lies in its channels."""
     inside: bool = False
+    """Not a feedback edge, but from another vertex of the loop that this task heads."""
     watermark: int = MIN_WATERMARK
+    """As the restored checkpoint's ``progress`` says, like ``ended``."""
     ended: bool = False
 
 
-class _Least:
-    """The least of the watermarks of an edge's channels. Each only rises; what one rise costs does not grow with their number."""
+class _LeastWatermark:
+    """The least watermark of an edge's channels. A rise costs the same however many there are."""
 
     def __init__(self, channels: int) -> None:
         self._counts = {MIN_WATERMARK: channels} if channels else {}
@@ -75,7 +76,7 @@ class _Least:
 
 
 @dataclass(slots=True)
-class _Heard:
+class _ChannelProgress:
     """What came on a channel. ``drained`` None: its data has not ended."""
 
     edge: InputEdge
@@ -85,27 +86,27 @@ class _Heard:
 
 
 class Inputs:
-    """Everything that one task has heard."""
+    """What one task has received from its inputs."""
 
     def __init__(self, edges: Sequence[InputEdge], *, by_epoch: bool = False) -> None:
         self.edges = tuple(edge for edge in edges if not edge.feedback)
         self.feedback = tuple(edge for edge in edges if edge.feedback)
         self.channels = tuple(channel for edge in self.edges for channel in edge.channels)
-        """Those that count, in order of edges: without feedback."""
-        self._heard = {channel: _Heard(edge) for edge in edges for channel in edge.channels}
-        self._least = {edge.id: _Least(len(edge.channels)) for edge in self.edges}
+        """Those of ``edges``, in order, so without feedback."""
+        self._progress = {channel: _ChannelProgress(edge) for edge in edges for channel in edge.channels}
+        self._least = {edge.id: _LeastWatermark(len(edge.channels)) for edge in self.edges}
         self._undrained = Counter({edge.id: len(edge.channels) for edge in edges})
         self._numbers = sorted({edge.input for edge in self.edges})
-        self._silent: dict[Channel, None] = {}
+        self._data_ended: dict[Channel, None] = {}
         self._by_epoch = by_epoch and len(self.channels) > 1
-        self._held: dict[Channel, int] = {}
-        """How far channels have come whose time has not been released."""
+        self._unreleased: dict[Channel, int] = {}
+        """Watermarks of channels that do not count before :meth:`release_time`."""
         self._present = len(self.channels)
         self.ended = {edge.input for edge in self.edges} - {edge.input for edge in self.edges if not edge.ended}
         """Inputs of which ``end_input`` was called, before the checkpoint or since."""
 
     def __contains__(self, channel: Channel) -> bool:
-        return channel in self._heard
+        return channel in self._progress
 
     @property
     def are_none(self) -> bool:
@@ -114,68 +115,68 @@ class Inputs:
 
     def is_feedback(self, channel: Channel) -> bool:
         """Whether a channel belongs to a feedback edge."""
-        return self._heard[channel].edge.feedback
+        return self._progress[channel].edge.feedback
 
     def is_overtakable(self, channel: Channel) -> bool:
         """Whether an unaligned barrier passes what lies in a channel."""
-        return self._heard[channel].edge.overtakable
+        return self._progress[channel].edge.overtakable
 
-    # What comes ---------------------------------------------------------------------------------------------------------
+    # What comes -----------------------------------------------------------------------------------
 
     def advance(self, channel: Channel, timestamp: int) -> None:
-        """A watermark came. One that falls back has no effect."""
+        """A watermark came. A lower one than before has no effect."""
         if self._by_epoch:
-            self._held[channel] = max(self._held.get(channel, timestamp), timestamp)
+            self._unreleased[channel] = max(self._unreleased.get(channel, timestamp), timestamp)
         else:
             self._advance(channel, timestamp)
 
     def _advance(self, channel: Channel, timestamp: int) -> None:
-        heard = self._heard[channel]
-        if timestamp > heard.watermark and not heard.edge.feedback:
-            self._least[heard.edge.id].rise(heard.watermark, timestamp)
-            heard.watermark = timestamp
+        progress = self._progress[channel]
+        if timestamp > progress.watermark and not progress.edge.feedback:
+            self._least[progress.edge.id].rise(progress.watermark, timestamp)
+            progress.watermark = timestamp
 
     def release_time(self) -> None:
         """All records of the epoch have come: what ended in it holds time up no longer."""
-        for channel, timestamp in self._held.items():
+        for channel, timestamp in self._unreleased.items():
             self._advance(channel, timestamp)
-        self._held.clear()
+        self._unreleased.clear()
 
     def end_data(self, channel: Channel, element: EndOfData) -> None:
         """The data of a channel has ended."""
-        heard = self._heard[channel]
-        heard.drained = element.drain
+        progress = self._progress[channel]
+        progress.drained = element.drain
         if element.drain:
-            self._undrained[heard.edge.id] -= 1
-            self._held[channel] = MAX_WATERMARK
-        if not heard.edge.feedback:
-            self._silent[channel] = None
+            self._undrained[progress.edge.id] -= 1
+            self._unreleased[channel] = MAX_WATERMARK
+        if not progress.edge.feedback:
+            self._data_ended[channel] = None
 
     def end_partition(self, channel: Channel) -> None:
         """A channel has ended."""
-        heard = self._heard[channel]
-        heard.gone = True
-        self._present -= not heard.edge.feedback
+        progress = self._progress[channel]
+        progress.gone = True
+        self._present -= not progress.edge.feedback
 
-    # What follows from it -----------------------------------------------------------------------------------------------
+    # What follows from it -------------------------------------------------------------------------
 
     def data_has_ended(self, channel: Channel) -> bool:
         """Whether no record may follow on a channel."""
-        return self._heard[channel].drained is not None
+        return self._progress[channel].drained is not None
 
     def is_gone(self, channel: Channel) -> bool:
         """Whether nothing may follow on a channel."""
-        return self._heard[channel].gone
+        return self._progress[channel].gone
 
     @property
-    def silent(self) -> Collection[Channel]:
+    def data_ended(self) -> Collection[Channel]:
         """Channels whose data has ended."""
-        return self._silent.keys()
+        return self._data_ended.keys()
 
     @property
     def all_data_ended(self) -> bool:
         """Whether no record will come, drained or stopped."""
-        return len(self._silent) == len(self.channels)
+        return len(self._data_ended) == len(self.channels)
 
     @property
     def all_gone(self) -> bool:
@@ -193,15 +194,15 @@ class Inputs:
         return [number for number in self._numbers if number not in running]
 
     def watermark_of(self, edge: InputEdge) -> int:
-        """How far time has come on an edge."""
+        """The watermark of an edge."""
         return max(edge.watermark, self._least[edge.id].watermark)
 
     @property
     def watermark(self) -> int:
-        """How far time has come on all edges."""
+        """The least watermark of all edges."""
         return min((self.watermark_of(edge) for edge in self.edges), default=MIN_WATERMARK)
 
     @property
     def restored_watermark(self) -> int:
-        """How far it had come at the restored checkpoint."""
+        """The least watermark of all edges at the restored checkpoint."""
         return min((edge.watermark for edge in self.edges), default=MIN_WATERMARK)

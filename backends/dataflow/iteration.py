@@ -1,16 +1,18 @@
 """The loop buffer of a head: what is fed back between a checkpoint's barrier and its return.
 
-Theory of operation. A feedback channel is no input for alignment, watermarks or ends. What is on its way round when a head takes
-its snapshot would be in nobody's state, so the head logs each feedback channel from its own snapshot until *that channel's*
-barrier. Records are processed as ever while they are logged. Four rules:
+A feedback channel is no input for alignment, watermarks or ends. Records that are on their way
+round when a head takes its snapshot would be in no state. So the head logs each feedback channel
+from its own snapshot until *that channel's* barrier, and processes the records as ever. Four rules:
 
-1. A channel may bring the barrier *before* the head has taken its snapshot, where another head of the loop was faster. What
-   follows it belongs behind the snapshot, so the channel is blocked until then. That cannot last: nothing that leads to the
-   snapshot goes over a feedback channel.
-2. *Quiet*: nothing was logged for this barrier, and nothing was forwarded from feedback since the barrier before (replayed
-   records count as forwarded). All heads of a loop quiet at one aligned barrier: nothing is left to turn.
-3. While a stop without drain is pending, records are logged and *held*: processed if the stop is aborted, else they are in the log.
-4. Channels that have ended are not waited for. A head whose logic has ended logs nothing and blocks nothing.
+1. A channel may bring the barrier *before* the head's snapshot, where another head of the loop was
+   faster. It is blocked until then. That cannot last: no feedback channel leads to the snapshot.
+2. *Quiet*: nothing was logged for this barrier, and nothing was forwarded from feedback since the
+   one before (replayed records count). When all heads are quiet at one aligned barrier, the loop is
+   empty.
+3. During a stop without drain, records are logged and *held*. They are processed if the stop is
+   aborted.
+4. The head does not wait for channels that have ended. When its logic has ended it logs and blocks
+   none.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from collections.abc import Collection, Iterable
 
 import pyarrow as pa
 
-from backends.dataflow.events import Barrier, Channel, LogRecords, Process, Purpose, TaskCommand
+from backends.dataflow.elements import Barrier, Channel, Purpose
+from backends.dataflow.task_events import LogRecords, Process, TaskCommand
 
 
 class LoopBuffer:
@@ -27,7 +30,8 @@ class LoopBuffer:
 
     def __init__(self, channels: Iterable[Channel], *, replayed: bool) -> None:
         self._open = dict.fromkeys(channels)
-        self._ahead: dict[Channel, int] = {}
+        self._early: dict[Channel, int] = {}
+        """Channels that have brought a barrier before the head's snapshot."""
         self._logging: set[Channel] = set()
         self._held: list[TaskCommand] = []
         self._number = -1
@@ -41,8 +45,8 @@ class LoopBuffer:
 
     @property
     def blocked(self) -> Collection[Channel]:
-        """Channels that have brought a barrier before the head's own snapshot."""
-        return self._ahead
+        """Channels of which nothing may be delivered before the head's own snapshot."""
+        return self._early
 
     @property
     def is_whole(self) -> bool:
@@ -63,7 +67,7 @@ class LoopBuffer:
         self._number = barrier.number
         self._writes = barrier.purpose is not Purpose.ROUND
         self._was_forwarded, self._forwarded, self._logged = self._forwarded, False, False
-        self._logging = {channel for channel in self._open if self._ahead.get(channel) != barrier.number}
+        self._logging = {channel for channel in self._open if self._early.get(channel) != barrier.number}
         self._release(barrier.number)
 
     def receive(self, channel: Channel, batch: pa.RecordBatch, *, hold: bool) -> list[TaskCommand]:
@@ -85,7 +89,7 @@ class LoopBuffer:
         if number == self._number:
             self._logging.discard(channel)
         elif number > max(self._number, passed) and not self._over:
-            self._ahead[channel] = number
+            self._early[channel] = number
 
     def end(self, channel: Channel) -> None:
         """A channel has ended."""
@@ -105,10 +109,10 @@ class LoopBuffer:
     def close(self) -> None:
         """The logic of the head has ended."""
         self._over = True
-        self._release(max(self._ahead.values(), default=-1))
+        self._release(max(self._early.values(), default=-1))
         self._logging.clear()
 
     def _release(self, number: int) -> None:
-        ahead = {channel: ahead for channel, ahead in self._ahead.items() if ahead > number}
-        self.releases += len(ahead) < len(self._ahead)
-        self._ahead = ahead
+        early = {channel: brought for channel, brought in self._early.items() if brought > number}
+        self.releases += len(early) < len(self._early)
+        self._early = early
