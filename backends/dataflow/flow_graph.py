@@ -243,6 +243,7 @@ def _check_loops(flow: Dataflow, graph: JobGraph) -> None:
 
 
 def reached(start: str, targets: Mapping[str, set[str]]) -> set[str]:
+    """All nodes that edges lead to from one, itself included."""
     found, waiting = {start}, [start]
     while waiting:
         for target in targets.get(waiting.pop(), ()):
