@@ -302,7 +302,7 @@ def test_who_cannot_be_pickled_is_named(stand: Stand, store: CheckpointStore) ->
 
 
 def test_what_the_code_of_a_source_raises_for_a_range_is_told_with_its_name() -> None:
-    feed = DataFrameInput(Range(lambda spark: {}["at"], None, "range 1"), InputEncoder("in", 1, None, ROWS))  # type: ignore[typeddict-item]
+    feed = DataFrameInput(Range(lambda spark: {}["at"], "range 1"), InputEncoder("in", 1, None, ROWS))  # type: ignore[typeddict-item]
     with pytest.raises(OperatorError, match="the range of 'in' failed: KeyError: 'at'"):
         feed.frame(None)  # type: ignore[arg-type]
 

@@ -604,7 +604,7 @@ COLUMNS = pa.schema(
 
 def arrived(spark: Any, rows: Any, schema: pa.Schema) -> list[pa.RecordBatch]:
     """What the frames of a DataFrame hold, in the order of its partitions."""
-    sent = DataFrameInput(Range(lambda _: rows, None, "rows"), InputEncoder("in", 1, None, schema)).frame(spark)
+    sent = DataFrameInput(Range(lambda _: rows, "rows"), InputEncoder("in", 1, None, schema)).frame(spark)
     frames = [unpack(pa.py_buffer(row["payload"])) for row in sent.where(f"level < {REPORT}").collect()]
     found = [element for head, rest in frames for _, element in elements(head, rest, {"rows of in": schema})]
     return [element.batch for element in found]
@@ -931,7 +931,6 @@ def test_the_kafka_source_of_the_page_reads_each_offset_once(spark: Any) -> None
     enumerator, found = source.enumerator(), []
     while len(found) < 5 and isinstance(part := enumerator.next_range(spark), Range):
         found.append(sorted(row[0] for row in part.frame(spark).collect()))
-        assert part.rows_estimate == len(found[-1])
         enumerator = restored(source, enumerator.snapshot())
         if len(found) == 2:
             there |= {0: 4, 2: 1}

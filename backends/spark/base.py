@@ -1,14 +1,9 @@
 """What a task begins an epoch from: where its states lie after the epoch before, published or not.
 
-A report names what its task has written: whole segments, or *layers* of keyed state on top of
-those that stay. ``state_layers.merge_snapshot`` joins the two, so a snapshot names everything that
-it consists of, and the next restore point follows from the reports alone; no manifest is read.
-Each layer has the *version* of the epoch that wrote it. A worker with the state of version v reads
-only the layers above v. If the lowest layer is younger than v, the state was written whole since
-then, and the worker reads all of it.
-
-The first epoch of a run begins from a checkpoint. A restore plan says what each task gets of it,
-and its layers have no version.
+A snapshot names everything that it consists of (``state_layers.merge_snapshot``), so the next
+restore point follows from the reports alone; no manifest is read. Each layer of keyed state has the
+*version* of the epoch that wrote it; the layers of a restored checkpoint have none. A worker with
+the state of version v reads only the layers above v, unless the lowest one is younger than v.
 """
 
 from __future__ import annotations
@@ -36,13 +31,12 @@ class RestorePoint:
     """What a task begins an epoch from. Picklable."""
 
     operators: Mapping[str, OperatorState] = field(default_factory=dict)
-    """By uid, the state of each operator."""
+    """By uid."""
     reported: Mapping[str, ReportedProgress] = field(default_factory=dict)
-    """By uid, the progress of its inputs that each operator wrote last in this run."""
+    """The progress of inputs that the operator wrote last in this run."""
     barrier: int = 0
     """The barrier of the snapshot; 0: no barrier asked for it."""
     checkpoint_id: int = 0
-    """The checkpoint of that barrier."""
     replays: bool = False
     """Whether the snapshot has in-flight records, which the task processes first."""
     pickled: Mapping[str, bytes] = field(default_factory=dict)
@@ -53,10 +47,7 @@ class RestorePoint:
         return layers_of(self.operators[uid]) if uid in self.operators else {}
 
     def read_tasks(self, context: WriteContext, uid: str, *, above: int | None = None) -> Mapping[str, ReadTask]:
-        """How to read the states of an operator.
-
-        ``above``: of keyed states, only the layers of later versions than this one.
-        """
+        """How to read the states of an operator; of keyed ones, the layers of versions ``above``."""
         operator = self.operators.get(uid)
         if operator is None:
             return {}
@@ -132,6 +123,3 @@ def restore_points(restored: Restored) -> Mapping[ev.TaskId, RestorePoint]:
         task: RestorePoint(parts, replays=bool(restored.in_flight(restored.job.vertex(task.vertex), task.subtask)))
         for task, parts in restored_states(restored)
     }
-
-
-__all__ = ["RestorePoint", "read_task", "restore_points"]

@@ -1,14 +1,9 @@
 """What a Python worker keeps from one epoch to the next: the operator chains of its tasks.
 
-Spark keeps its Python workers, but does not keep a task on one of them: with *n* workers, each
-serves a task in about one epoch of *n*. So every worker comes to hold every task, a few epochs
-behind. A cached task has the token of the report with which its epoch ended. The driver sends with
-each task the tokens of the reports that it has accepted, with their versions. A cached task with
-one of these tokens has the state of that version. Any other is of an attempt that does not count,
-and is dropped.
-
-Memory is bounded: the states of the tasks used least recently go to the executor's local disk,
-without their operators. Spark removes those files when the executor ends.
+Spark serves a task in any worker, so every worker comes to hold every task, a few epochs behind. A
+cached task has the token of the report with which its epoch ended. It counts only if that token is
+among those that the driver sends: the tokens of accepted reports, with their versions. States over
+the limit go to the executor's local disk; Spark removes the files when the executor ends.
 """
 
 from __future__ import annotations
@@ -39,20 +34,14 @@ class CachedTask:
     token: bytes
     """That of the report."""
     version: int
-    """That of the epoch."""
     chain: OperatorChain | None
     """None: its states lie in ``directory``."""
     output: Any = None
-    """What the chain writes to."""
     directory: Path | None = None
     size_bytes: int = 0
-    """Of its states in memory."""
 
     def states(self, empty: Mapping[str, SubtaskStates]) -> Mapping[str, SubtaskStates]:
-        """Its states by uid. Those on disk are loaded into ``empty``.
-
-        Raises ``InvalidInput`` if a file on disk is damaged.
-        """
+        """Its states by uid; those on disk are loaded into ``empty``. ``InvalidInput`` if that fails."""
         if self.chain is not None:
             return self.chain.states
         assert self.directory is not None
@@ -133,5 +122,3 @@ def local_directory() -> str | None:
 
 WORKER_CACHE: Final = TaskCache()
 """That of this process."""
-
-__all__ = ["WORKER_CACHE", "CachedTask", "TaskCache", "local_directory"]

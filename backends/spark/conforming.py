@@ -1,13 +1,9 @@
 """From the rows of a DataFrame to Arrow batches of a declared schema.
 
-The driver compares what Spark computes with what the source declares before anything runs
-(:func:`check_fits`). Only the way in which Arrow writes the same value may differ. Spark hands a
-``timestamp`` over as microseconds since 1970 in UTC, with the session's time zone written on it:
-the zone is replaced, never the number. Lists have another name for their items, and strings may be
-large ones. Any other type (a wider integer, another scale, a timestamp without a zone) is refused:
-a cast belongs into the SQL, where its author sees it.
-
-Spark's columns of files are nullable whatever they hold, so every batch is checked for nulls.
+Only the way in which Arrow writes a value may differ from what the source declares: the time zone
+on an instant, names of items, sizes of offsets. Any other type is refused: a cast belongs into the
+SQL, where its author sees it. Spark's columns of files are nullable whatever they hold, so every
+batch is checked for nulls.
 """
 
 from __future__ import annotations
@@ -27,8 +23,8 @@ if TYPE_CHECKING:
 def arrow_schema_of(what: str, columns: StructType) -> pa.Schema:
     """The Arrow schema of Spark's columns: all nullable, timestamps in UTC, in order.
 
-    ``what`` is named in messages. Raises ``InvalidInput`` for two columns of one name, and for a
-    type that Arrow does not have (``void``, intervals of months, variants).
+    Raises ``InvalidInput``, which names ``what``, for two columns of one name, and for a type that
+    Arrow does not have (``void``, intervals of months, variants).
     """
     from pyspark.errors import PySparkException
     from pyspark.sql.pandas.types import to_arrow_schema
@@ -75,10 +71,7 @@ def _types_in(kind: DataType) -> Iterator[DataType]:
 
 
 def check_fits(what: str, columns: StructType, schema: pa.Schema) -> None:
-    """Raise ``InvalidInput`` unless Spark's columns are those of ``schema``, in any order.
-
-    ``what`` is named in messages.
-    """
+    """Raise ``InvalidInput`` unless Spark's columns are those of ``schema``, in any order."""
     found = arrow_schema_of(what, columns)
     if sorted(found.names) != sorted(schema.names):
         raise InvalidInput(
@@ -96,10 +89,7 @@ def check_fits(what: str, columns: StructType, schema: pa.Schema) -> None:
 
 
 def to_arrow(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A batch that Spark handed over, in exactly this schema.
-
-    Raises ``InvalidInput`` for a null in a column that is declared not null.
-    """
+    """A batch of Spark in exactly this schema. ``InvalidInput`` for a null in a not-null column."""
     columns = []
     for field in schema:
         column = batch.column(field.name)
@@ -149,6 +139,3 @@ def _inside(column: pa.Array, kind: pa.DataType) -> Iterator[tuple[pa.Field, Any
         yield kind.value_field, column.flatten()
     elif pa.types.is_map(kind):
         yield kind.item_field, column.filter(pc.is_valid(column)).items
-
-
-__all__ = ["arrow_schema_of", "check_fits", "to_arrow"]

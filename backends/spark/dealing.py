@@ -1,7 +1,4 @@
-"""What sources read in an epoch, fixed before its barrier begins.
-
-So a checkpoint has of each enumerator exactly what the enumerator has not assigned.
-"""
+"""What sources read in an epoch, fixed before its barrier begins."""
 
 from __future__ import annotations
 
@@ -25,10 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SPLITS_AHEAD_MAX: Final = 64
-"""How many splits a reader gets at once at most.
-
-It asks once an epoch. A reader that used up all of its splits gets twice as many the next time.
-"""
+"""How many splits a reader gets at once. One that has used up all gets twice as many next time."""
 
 
 class SplitAssigner:
@@ -80,6 +74,3 @@ class SplitAssigner:
                 if isinstance(answer, NoSplit):
                     reader.no_more_splits, reader.was_deferred = answer is NoSplit.NEVER, answer is NoSplit.LATER
                     return
-
-
-__all__ = ["SPLITS_AHEAD_MAX", "SplitAssigner"]

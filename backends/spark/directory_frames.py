@@ -1,26 +1,16 @@
 """A directory of files as a source of DataFrames: what is there, or what is added to it for ever.
 
-A file is whole when it appears (written under a hidden name and renamed, or put into an object
-store), and never changes. Files are read in the order of (time of modification, path), each once
-and whole. The position says which have been read.
+A file is whole when it appears and never changes. Files are read in the order of (time of
+modification, path), each once. If the directory does not grow, the position is the list of files
+that are left. If it grows, the position has the files whose time is less than ``window`` behind the
+newest one read, the time before which all are forgotten (``/floor``), and how many those are
+(``/forgotten``). An unknown file from before the floor came late, and is refused: if there are more
+files before the floor than were read, or if it was not there at the look before. (Right after a
+restart, with as many files removed as came late, it cannot be known.) A file that is remembered, or
+was there at the look before, and has another size or time now, is refused as well.
 
-If the directory does not grow, the position is the list of files that are left.
-
-A directory that grows: to remember every file is exact, but grows without end. To forget old files
-bounds the position, but then a late file with an old time looks like one that was read long ago.
-So the position has the files whose time is less than ``window`` behind the newest one read; the
-time before which all are forgotten (``/floor``); and how many those are (``/forgotten``). An unknown
-file from before the floor came late, and is refused, in two cases: if there are more files before
-the floor than were read, and if it was not there at the look before. A third case cannot be known:
-right after a restart, as many files removed as came late. This is what ``window`` is for.
-
-A file that is remembered, or was there at the look before, and has another size or time now, is
-refused: neither its old rows nor its new ones are right. A file that was read may be removed.
-
-Hadoop's file system, in the JVM, makes the directory's address absolute. The driver lists files on
-a local disk itself, in microseconds each. Files elsewhere (s3a, hdfs, abfss, …) Spark lists, with
-the credentials that it reads with: a job over its ``binaryFile`` format that opens no file. Times
-are in milliseconds, as Hadoop has them.
+The driver lists files on a local disk itself. Others (s3a, hdfs, abfss, …) Spark lists, with the
+credentials that it reads with: a job over its ``binaryFile`` format that opens no file.
 """
 
 from __future__ import annotations
@@ -426,6 +416,3 @@ def _read_back(position: Position) -> _Files:
 
 def _time(modified_ms: int) -> str:
     return datetime.datetime.fromtimestamp(modified_ms / 1000, datetime.UTC).isoformat(" ", "milliseconds")
-
-
-__all__ = ["DirectoryFrames"]

@@ -1,9 +1,7 @@
 """One epoch as one Spark job: a line of levels, and the reports that come out at its end.
 
-Whatever the shape of the dataflow, the job is one line: level, exchange, level, exchange. Nothing
-is computed twice, nothing is cached, and there is one action. The DataFrame is built anew for each
-try, since Spark would not run the first levels of the same one again. When Spark runs tasks or
-stages again, only the tokens in the reports tell whether they fit together (``mail.compare``).
+Nothing is computed twice, nothing is cached, and there is one action. The DataFrame is built anew
+for each try, since Spark would not run the first levels of the same one again.
 """
 
 from __future__ import annotations
@@ -36,10 +34,9 @@ TRIES = 4
 
 
 def levels_of(vertices: Sequence[Vertex], finished: Iterable[str]) -> tuple[dict[str, int], int]:
-    """The level of each vertex that runs, and the last level.
+    """The level of each vertex that runs, its longest distance from a source; and the last level.
 
-    A vertex's level is its longest distance from a source, without feedback. With loops, the last
-    level is one more.
+    Feedback does not count, but with loops the last level is one more.
     """
     gone = set(finished)
     level: dict[str, int] = {}
@@ -54,28 +51,23 @@ def levels_of(vertices: Sequence[Vertex], finished: Iterable[str]) -> tuple[dict
 
 @dataclass
 class EpochJob:
-    """One epoch, with the same mail and the same ranges in each try."""
+    """One epoch, with the same mail and the same ranges in each try. See :class:`Level`."""
 
     spark: SparkSession
     live: frozenset[str]
-    """The runs for which workers keep their caches."""
     setup: Setup
     broadcast: Broadcast[bytes]
-    """The setup, pickled."""
     specs: Sequence[Spec]
-    """Of every task that takes part."""
     checkpoint_id: CheckpointId
     attempt_id: AttemptId
     inputs: Sequence[DataFrameInput]
     description: str
-    """What Spark's UI shows."""
     tries: int = 0
 
     def __call__(self) -> dict[ev.TaskId, TaskReport]:
-        """Run it, at most :data:`TRIES` times, and return the reports.
+        """Run it, at most :data:`TRIES` times, and return the reports. Raises what broke the last try.
 
-        Raises what broke the last try. Raises ``FailsAgain`` at once for what another try cannot
-        mend, and when the job's code fails twice in the same way.
+        Raises ``FailsAgain`` if the job's code fails twice in the same way or cannot be imported.
         """
         from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
         from pyspark.errors import PySparkException
@@ -147,11 +139,7 @@ class EpochJob:
 
 
 def checked(reports: Iterable[Any], tasks: Sequence[ev.TaskId]) -> dict[ev.TaskId, TaskReport]:
-    """The reports by task. Raises ``EpochBroken`` unless they fit together.
-
-    If a task has failed, others may lack what it would have sent, so only repeated reports are
-    refused.
-    """
+    """The reports by task. Raises ``EpochBroken`` unless they fit together, or a task has failed."""
     by_task: dict[ev.TaskId, TaskReport] = {}
     of_inputs: dict[str, Any] = {}
     for report in reports:
@@ -175,11 +163,7 @@ def checked(reports: Iterable[Any], tasks: Sequence[ev.TaskId]) -> dict[ev.TaskI
 
 
 def first_line(error: Exception) -> str:
-    """An error in one line.
-
-    Of an error that Spark passes on from Python code in a worker, that error. Of one of the job's
-    own code, its type too.
-    """
+    """An error in one line: what Python code raised in a worker, if that is behind an error of Spark."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -212,10 +196,7 @@ _PASSING: Final = (
 
 
 def raised_in_python(error: Exception) -> str | None:
-    """What Python code raised in a worker, type and message.
-
-    None if a worker or the JVM failed, or it may be bad luck.
-    """
+    """The type and message that Python code raised in a worker; None for other failures and bad luck."""
     if "Traceback (most recent call last)" not in str(error):
         return None
     raised = first_line(error)
@@ -230,6 +211,3 @@ def is_import_error(raised: str) -> bool:
 
 def _type_of(raised: str) -> str:
     return raised.partition(":")[0].strip().rpartition(".")[2]
-
-
-__all__ = ["TRIES", "EpochJob", "checked", "first_line", "levels_of"]

@@ -1,8 +1,7 @@
 """The rows of a DataFrame on their way to the readers of their source, as frames.
 
-Every Spark partition of a range sends its batches to the subtasks of the source in turn, without
-regard to time, and tells all subtasks the greatest event time that it has seen. It reports like a
-task, since Spark may run it again.
+Every Spark partition of a range sends its batches to the subtasks in turn, without regard to time,
+and tells all of them the greatest event time that it has seen. It reports like a task.
 """
 
 from __future__ import annotations
@@ -92,10 +91,9 @@ class DataFrameInput:
     encoder: InputEncoder
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """The frames of its rows, in the columns of ``mail.ROWS``. Built anew for each try.
+        """The frames of its rows (``mail.ROWS``), built anew for each try.
 
-        What the user's code raises becomes an ``OperatorError``. Errors of Spark stay as they are:
-        they may be worth another try.
+        Raises ``OperatorError`` for what the user's code raises; errors of Spark stay as they are.
         """
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
         from pyspark.errors import PySparkException
@@ -109,6 +107,3 @@ class DataFrameInput:
         # PySpark looks columns up by unquoted names: a dot in one would mean a field.
         numbered = rows.toDF(*(f"c{number}" for number in range(len(rows.columns))))
         return numbered.mapInArrow(self.encoder, mail.DDL)
-
-
-__all__ = ["DataFrameInput", "InputEncoder", "InputReport", "input_channel"]

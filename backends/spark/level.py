@@ -1,8 +1,7 @@
 """What Spark runs: one level of an epoch in one slot.
 
-A slot of a level runs, one after the other, every task of the level with the slot's number as its
-subtask. It passes rows for other levels on. Everything is streamed: frames are read one by one, and
-a task's output is sent when it is much.
+A slot runs, one after the other, every task of the level with the slot's number as its subtask, and
+passes rows for other levels on. Frames are read one by one, and output is sent when it is much.
 """
 
 from __future__ import annotations
@@ -33,10 +32,7 @@ _SETUPS: Final[dict[str, Setup]] = {}
 
 
 def _setup_of(run: str, data: Callable[[], bytes], live: Collection[str]) -> Setup:
-    """The setup of a run. Releases what this worker has of runs that have ended.
-
-    Raises ``FailsAgain`` if it cannot be unpickled here.
-    """
+    """The setup of a run; ``FailsAgain`` if it cannot be unpickled. Releases what is left of ended runs."""
     ended = [other for other in _SETUPS if other not in live and other != run]
     if ended:
         for other in ended:
@@ -117,6 +113,3 @@ class Level:
         rows = batch.filter(pc.not_equal(batch.column("level"), self.number))
         if rows.num_rows:
             yield rows
-
-
-__all__ = ["Level"]

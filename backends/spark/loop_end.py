@@ -1,10 +1,8 @@
 """The head of a loop at the last level of an epoch, where it gets what was fed back.
 
-At its own level a head has processed the epoch's records, written its states and sent the barrier
-into its loop. Then it goes on as a frame to itself: its core and a snapshot that is still open. At
-the last level, when every other task has had its turn, all that was fed back in the epoch is there,
-and the barrier behind it. These records become the in-flight state of the snapshot (FLIP-16), and
-are processed first in the next epoch. So a loop is turned once an epoch.
+At its own level a head has written its states and sent the barrier into its loop. It goes on to the
+last level as a frame to itself, with a snapshot that is still open. There, all that was fed back in
+the epoch becomes the in-flight state of the snapshot (FLIP-16), processed first in the next epoch.
 """
 
 from __future__ import annotations
@@ -32,7 +30,6 @@ class Suspended(NamedTuple):
 
     report: TaskReport
     snapshot: OpenSnapshot | None
-    """None: it is closed."""
     is_own: bool
     """Whether a barrier that writes has asked for the snapshot."""
 
@@ -124,6 +121,3 @@ class LoopEnd:
             report.consumed[sender] = (token, before[1] + count)
         report.core = pickle.dumps(core, protocol=5)
         yield report.rows()
-
-
-__all__ = ["LoopEnd", "Suspended"]

@@ -2,18 +2,13 @@
 
 Every row of every exchange is ``target int, level int, payload binary``: the slot it goes to, the
 level at which it is read, and a frame. A frame is a run of elements from one task to another, over
-all channels between the two, in the order of sending. Record batches lie behind a small header, as
-Arrow IPC messages without their schemas, which both sides know. Small batches of one channel are
-joined and large ones cut, so a frame has about four megabytes at most.
+all channels between the two, in the order of sending: a pickled header, then record batches as
+Arrow IPC messages without their schemas. It has about four megabytes at most.
 
 Each frame has its sender, the token of the sender's attempt, and a number. A receiver takes the
-frames of a sender in the order of their numbers, whatever order they come in. It refuses a gap, a
-number that came before, and a second token: a map task that Spark ran again may have sent something
-else than others have read. A task's report says how many frames it sent to whom, and what it
-consumed of whom; the driver compares the two.
-
-Frames live as long as the epoch's job. Headers are pickled, as is all that Spark sends to its
-workers; nothing of a checkpoint is.
+frames of a sender in order, and refuses a gap, a repeated number and a second token: a map task that
+Spark ran again may have sent something else than others have read. Reports say how many frames a
+task sent to whom and consumed of whom; the driver compares the two.
 """
 
 from __future__ import annotations
@@ -41,19 +36,15 @@ _SMALL_BYTES: Final = 256 << 10
 """Larger rows are not worth a copy."""
 _FRAME_ROWS_MAX: Final = 1 << 20
 _FLUSH_BYTES: Final = 16 << 20
-"""An outbox keeps so much for all receivers before it sends."""
 
 Address = ev.TaskId | str
-"""A sender: a task, or by name one partition of a DataFrame that is a source's input."""
+"""A sender: a task, or by name one partition of a DataFrame."""
 Entries = tuple[tuple[ev.Channel, ev.Element | int], ...]
 """By channel, an element, or how many batches of it lie in the frame."""
 
 
 class EpochBroken(CheckpointError):
-    """Senders and receivers of an epoch disagree: a task ran again after some had read its first attempt.
-
-    The epoch must be run again.
-    """
+    """Senders and receivers of an epoch disagree, so it must be run again."""
 
 
 class Header(NamedTuple):
@@ -224,10 +215,7 @@ class Inbox:
         self._early: dict[Address, dict[int, tuple[Header, pa.Buffer]]] = defaultdict(dict)
 
     def take(self, header: Header, rest: pa.Buffer) -> Iterator[tuple[Header, pa.Buffer]]:
-        """Take a frame in, and yield those that can be read now.
-
-        Raises :class:`EpochBroken` for a repeated frame and for frames of two attempts.
-        """
+        """Take a frame in, and yield those that can be read now. May raise :class:`EpochBroken`."""
         token, count = self.consumed.setdefault(header.sender, (header.token, 0))
         if token != header.token:
             raise EpochBroken(f"{self._receiver} got frames of two attempts of {header.sender}")

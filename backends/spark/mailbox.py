@@ -1,12 +1,9 @@
 """The rows of a DataFrame on their way from a task to the reader of its source.
 
-The batches of a range arrive at the subtasks of its source in any order. A task makes a
-:class:`RowBuffer` for one reader and one epoch, and gives the reader its ``split``. It adds batches
-and lets the reader read, in turns, and closes the buffer when all batches have come. Then the split
-ends, and the reader's watermark follows all of its rows (``Source.unordered``). Such a split begins
-and ends between two barriers, so it is never part of a checkpoint.
-
-A split finds its buffer by a token, in this process only. One thread adds and reads.
+A task makes a :class:`RowBuffer` for one reader and one epoch, gives the reader its ``split``, adds
+batches and lets the reader read, in turns, and closes the buffer. Then the split ends, and the
+reader's watermark follows all of its rows (``Source.unordered``). A split finds its buffer by a
+token, in this process only, and is never part of a checkpoint.
 """
 
 from __future__ import annotations
@@ -43,11 +40,7 @@ class RowBuffer:
             self._batches.append(batch)
 
     def observe(self, newest_us: int) -> None:
-        """Take the greatest event time of some rows of the epoch, of whichever subtask, µs.
-
-        Rows go to subtasks without regard to time: a subtask that knew only its own rows, and got
-        none, would hold the time of the job up.
-        """
+        """Take the greatest event time of some rows of the epoch, of whichever subtask, µs."""
         self._newest_us = newest_us if self._newest_us is None else max(self._newest_us, newest_us)
 
     def close(self) -> None:
@@ -72,10 +65,7 @@ class RowBuffer:
 
 
 def chunks_of(split: Split) -> Iterator[Chunk]:
-    """Read the buffer of a split.
-
-    Raises ``InvalidState`` if this process has no such buffer, or the split was begun already.
-    """
+    """Read the buffer of a split. ``InvalidState`` without one, and for a split that was begun."""
     buffer = _OPEN.get(split.payload)
     if buffer is None or split.position:
         why = "this process does not have its rows" if buffer is None else "the rows before were given already"
@@ -87,6 +77,3 @@ def chunks_of(split: Split) -> Iterator[Chunk]:
 
 
 _OPEN: WeakValueDictionary[bytes, RowBuffer] = WeakValueDictionary()
-
-
-__all__ = ["RowBuffer", "chunks_of"]

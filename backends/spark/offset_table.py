@@ -1,14 +1,13 @@
 """A table with a column that only grows, read by ranges of it.
 
-A range has the rows behind offset *low* up to *high*, (low, high]; the table is asked for *high*
-before the epoch. That is exact as long as the table keeps two promises, which cannot be checked
-from outside. A row never changes its offset and is not removed before it is read. And **no row
-appears at or below an offset that has been read**. A database that hands out numbers breaks the
-second one if transactions commit in another order: read so far behind (``lag``) that none of them
-is open any more. Rows of one offset are never separated.
+A range has the rows behind offset *low* up to *high*, which the table is asked for before the epoch.
+That is exact as long as the table keeps two promises: a row never changes its offset and is not
+removed before it is read, and **no row appears at or below an offset that has been read**. If
+transactions commit in another order than they got their numbers, read so far behind (``lag``) that
+none is open any more.
 
-The position is ``read``, the greatest offset that has been read, and ``until``, if there is an end.
-Offsets are kept as numbers (timestamps in µs, dates in days), or, of strings and decimals, as text.
+The position is ``read``, the greatest offset that has been read, and ``until``, if there is an end:
+numbers (timestamps in µs, dates in days), or, of strings and decimals, text.
 """
 
 from __future__ import annotations
@@ -35,15 +34,14 @@ class OffsetKind(NamedTuple):
     """How offsets of a type are kept, and given to Spark."""
 
     kept: Callable[[Column], Column]
-    """What is kept of a value: a number or a text."""
+    """From a value to a number or a text."""
     literal: Callable[[Any], Column]
-    """The value again. Foldable, so that filters reach the files."""
+    """Back to the value. Foldable, so that filters reach the files."""
     given: Callable[[Any], int | str]
-    """What is kept of a value that the user gives."""
     steps: bool = True
     """Whether offsets can be counted in."""
     order: Callable[[Any], Any] = lambda kept: kept
-    """What is kept, in Spark's order."""
+    """A key that sorts what is kept in Spark's order."""
 
 
 class OffsetTable(Offsets):
@@ -173,10 +171,6 @@ class OffsetTable(Offsets):
         column = self._column(rows)
         return rows.where(self._behind(kind, column, start) & (column <= kind.literal(stop["read"])))
 
-    def rows_estimate(self, start: Position, stop: Position) -> int | None:  # noqa: ARG002 - it is what was asked for
-        """``rows_per_epoch``."""
-        return self._rows_per_epoch
-
     def _rows(self, spark: SparkSession) -> tuple[DataFrame, OffsetKind]:
         rows = self._read(spark)
         names = rows.schema.fieldNames()
@@ -272,6 +266,3 @@ def _kind_of(what: str, kind: DataType) -> OffsetKind:
         "order of its bytes, or a decimal.",
         kind=ErrorKind.UNSUPPORTED_TYPE,
     )
-
-
-__all__ = ["OffsetTable"]

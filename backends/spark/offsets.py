@@ -1,11 +1,8 @@
 """How far a source of DataFrames has been read: the interface that kinds of such sources implement.
 
-A *position* says what has been read, and, if the source has an end, where that is. It is small and
-plain, and all that a checkpoint keeps. An epoch reads what lies between two positions, both fixed
-before its job starts. So a job that is run again reads the same rows, and a job that goes on from
-a checkpoint begins exactly where that ended. Whatever else a kind remembers may only save it work.
-
-``docs/spark-sources.md`` shows how Kafka fits in.
+A *position* says what has been read, and, if the source has an end, where that is. It is all that a
+checkpoint keeps. An epoch reads what lies between two positions, both fixed before its job starts,
+so a job that is run again reads the same rows. ``docs/spark-sources.md`` shows how Kafka fits in.
 """
 
 from __future__ import annotations
@@ -65,6 +62,3 @@ class Offsets(ABC):
 
     def __str__(self) -> str:
         return type(self).__name__
-
-
-__all__ = ["Offsets", "Position"]

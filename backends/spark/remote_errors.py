@@ -30,10 +30,7 @@ def _pickle(error: BaseException) -> tuple[bytes | None, str]:
 
 
 def unpack(data: bytes) -> BaseException:
-    """The error that :func:`pack` was given, with its causes.
-
-    The innermost cause has the worker's trace as a note.
-    """
+    """The error that was packed, with its causes; the innermost has the worker's trace as a note."""
     pickled, trace = pickle.loads(data)  # noqa: S301 - from our own workers
     found = [_unpickle(*each) for each in pickled]
     for error, cause in pairwise(found):
@@ -48,6 +45,3 @@ def _unpickle(data: bytes | None, text: str) -> BaseException:
     except Exception:  # Its class can be imported in the worker only.
         error = None
     return error if isinstance(error, BaseException) else RemoteError(text)
-
-
-__all__ = ["RemoteError", "pack", "unpack"]

@@ -31,20 +31,15 @@ class Setup:
     run: str
     job: Job
     context: WriteContext
-    """That of the first epoch: the checkpoint and the attempt change."""
+    """Of the first epoch."""
     levels: Mapping[str, int]
-    """By vertex."""
     last_level: int
-    """Where the heads of loops end their epochs."""
     inputs: Mapping[ev.TaskId, ChannelsByEdge]
     outputs: Mapping[ev.TaskId, ChannelsByEdge]
     cache_bytes: int
 
     def pickled(self) -> bytes:
-        """As it goes to workers.
-
-        Raises ``InvalidInput``, the fault of the job's author, for a step that cannot be pickled.
-        """
+        """As it goes to workers. ``InvalidInput``, the author's fault, if a step cannot be pickled."""
         from pyspark import cloudpickle
 
         try:
@@ -96,11 +91,10 @@ class Spec:
     reads_frames: bool
     """Whether it is a source whose rows come as frames."""
     read_rows: int | None
-    """Of another source: how many rows it reads at most."""
+    """Of another source: how many rows it reads at most; then, how long."""
     read_us: int | None
-    """Of another source: how long it reads at most."""
     gone: frozenset[ev.TaskId]
-    """Tasks that have left the job and receive nothing."""
+    """Tasks that have left the job."""
 
 
 @dataclass
@@ -109,20 +103,16 @@ class TaskReport:
 
     task: ev.TaskId
     token: bytes = field(default_factory=lambda: os.urandom(16))
-    """Of this attempt of the task."""
     core: bytes = b""
-    """Its state machine, pickled."""
     number: int = 0
     """The last barrier that it took."""
     barrier: int = 0
     """That of ``snapshots``; 0: no barrier asked for them."""
     checkpoint_id: int = 0
-    """The checkpoint of that barrier."""
     snapshots: tuple[Snapshot, ...] = ()
     replays: bool = False
     """Whether the snapshots have records that were fed back."""
     ended: bool = False
-    """Whether the task has left the job."""
     events: list[ev.CoordinatorEvent] = field(default_factory=list)
     errors: list[tuple[str, bytes]] = field(default_factory=list)
     """By the sentences in ``events``, the exceptions behind them (``remote_errors.pack``)."""
@@ -131,7 +121,6 @@ class TaskReport:
     lost: set[str] = field(default_factory=set)
     """Operators to which a coordinator's message came too late."""
     confirmed: list[ev.Channel] = field(default_factory=list)
-    """Channels whose data has been processed."""
     wants_split: bool = False
     ran_dry: bool = False
     """Whether a source read all that it could."""
@@ -152,7 +141,7 @@ class TaskReport:
     """How it got its chain: ``kept``, ``caught_up``, ``restored``; empty if it needs none."""
 
     def rows(self) -> pa.RecordBatch:
-        """As the row of an exchange, which all levels pass on to the driver."""
+        """As the row of an exchange."""
         return row(self.task.subtask, REPORT, pickle.dumps(self, protocol=5))
 
     @property
@@ -228,6 +217,3 @@ class EpochLink:
     def now_us(self) -> int:
         """The clock of this machine."""
         return time.time_ns() // 1000
-
-
-__all__ = ["EpochLink", "Setup", "Spec", "TaskReport"]

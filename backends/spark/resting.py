@@ -1,4 +1,4 @@
-"""What the driver keeps of a task between two epochs: its core, its mail, its restore point."""
+"""What the driver keeps of a task between two epochs."""
 
 from __future__ import annotations
 
@@ -68,6 +68,3 @@ def is_work(mail: Mail) -> bool:
 def is_for_core(mail: Mail) -> TypeGuard[ev.TaskEvent]:
     """Whether mail is for the core alone, and can be delivered without operators."""
     return not isinstance(mail, Give | Message | ev.Triggered)
-
-
-__all__ = ["ENDED", "DriverTask", "is_for_core", "is_work"]

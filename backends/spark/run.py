@@ -4,13 +4,11 @@
 begins its barrier, and one Spark job runs. The coordinator hears what its reports say, in order of
 levels; it publishes, and sinks commit. Completion is the first mail of the next epoch.
 
-Between epochs the cores are in the driver. A finished task no longer needs its operators; neither
-does a task stopped at a barrier. The rest of its life takes place between cores: its consumers have
-processed everything, its producers leave, it leaves. The driver delivers this mail, so that a job
-needs no epoch to end (:meth:`SparkRun._settle`).
+A finished task no longer needs its operators; neither does a task stopped at a barrier. The driver
+delivers their mail between epochs, so that a job needs no epoch to end (:meth:`SparkRun._settle`).
 
-An epoch whose checkpoint is not published is a cut all the same (``base.py``). The run goes on from
-it, and what its sinks have prepared goes into the next checkpoint.
+An epoch whose checkpoint is not published is a cut all the same: the run goes on from it, and what
+its sinks have prepared goes into the next checkpoint.
 """
 
 from __future__ import annotations
@@ -437,6 +435,3 @@ def _sums(reports: Iterable[TaskReport]) -> dict[str, int]:
         if report.opened:
             found[report.opened] += 1
     return dict(found)
-
-
-__all__ = ["SparkRun"]

@@ -1,21 +1,17 @@
-"""How a Spark session is made so that our code runs on it.
+"""How a Spark session is made so that our code runs on it. Spark Classic only, not Connect.
 
 Four things go wrong with a session made by hand:
 
-- Spark starts its Python workers with the ``python3`` on PATH, which may have neither this package
-  nor pyarrow. Here they are the driver's interpreter, unless the user has set ``PYSPARK_PYTHON``.
-- It starts them with ``python -m``, which puts the working directory first on ``sys.path``: a
-  folder there could take the place of our package. ``PYTHONSAFEPATH=1`` in the workers prevents it.
-  Modules that a job imports on workers come from installed packages or from ``addPyFile``.
-- Workers that talk to the JVM over unix domain sockets write a stack trace to the terminal when
-  they have idled for a minute (PySpark 4.3), so they use TCP.
-- A shuffle whose map task runs again may give some readers another order than others. Both settings
-  of the order-independent checksum are set, whatever a cluster's defaults are.
+- Spark starts its Python workers with the ``python3`` on PATH. Here they are the driver's
+  interpreter, unless the user has set ``PYSPARK_PYTHON``.
+- It puts the working directory first on their ``sys.path``, where a folder could take the place of
+  our package. ``PYTHONSAFEPATH=1`` in the workers prevents it.
+- Workers on unix domain sockets write a stack trace to the terminal when they have idled for a
+  minute (PySpark 4.3), so they use TCP.
+- A shuffle whose map task runs again may give some readers another order than others, so both
+  settings of the order-independent checksum are on.
 
-On a cluster the executors must be able to import the package: installed in their environment, in
-the archive given by ``--archives``, or as the wheel, renamed to .zip, given by ``--py-files``. The
-store must have an address that they all reach. A session that is active is checked and used as it
-is. Spark Classic only, not Connect.
+``docs/spark.md`` says what the executors of a cluster must have.
 """
 
 from __future__ import annotations

@@ -1,16 +1,10 @@
 """Sources whose rows are DataFrames: read by Spark, transformed by Spark SQL, epoch by epoch.
 
-The three parts run in three places:
-
-- In the driver a :class:`RangeEnumerator` keeps the *position*: how far has been read
-  (``offsets.py``). Before an epoch begins it gives out the next :class:`Range`, which moves the
-  position. So the checkpoint that ends the epoch has the position behind the range, and an epoch
-  that is never published has moved nothing. A range is fixed: its DataFrame is built anew for each
-  try of the epoch, and has the same rows.
-- In the JVM the range is read and transformed. Beside it Python makes frames of the Arrow batches
-  (``feeds.py``).
-- In the workers the rows come to the source's subtasks, as the one split of the epoch, through a
-  ``RowBuffer`` (``mailbox.py``). Such a split never outlives its epoch.
+In the driver a :class:`RangeEnumerator` keeps the *position* (``offsets.py``). It gives out the next
+:class:`Range` before an epoch begins, which moves the position, so the checkpoint that ends the
+epoch has the position behind the range. In the JVM the range is read and transformed, and beside it
+Python makes frames of the rows (``feeds.py``). In the workers they come to the source's subtasks as
+the one split of the epoch (``mailbox.py``).
 
 A pickled :class:`SparkSource` has its schema only: nothing of Spark, no function, no position.
 """
@@ -43,13 +37,10 @@ class Range(NamedTuple):
     """The rows that one epoch reads."""
 
     frame: Callable[[SparkSession], DataFrame]
-    """Builds the DataFrame, in the columns of the source. Called for each try of the epoch.
+    """Builds the DataFrame, in the columns of the source, for each try of the epoch.
 
-    Returns the same rows each time. Raises ``InvalidInput`` for columns that are not those declared,
-    and what Spark raises.
+    Raises ``InvalidInput`` for columns that are not those declared, and what Spark raises.
     """
-    rows_estimate: int | None
-    """About how many rows; None if unknown."""
     label: str
     """Where they come from, as Spark's UI shows it."""
 
@@ -182,10 +173,9 @@ class RangeEnumerator(SplitEnumerator):
     def next_range(self, spark: SparkSession) -> Range | NoSplit:
         """What the next epoch reads. Moves the position behind it.
 
-        Called once for an epoch, before its barrier begins, not for another try. Returns ``LATER``
-        if there is nothing now, and ``NEVER`` if there will be no more, which readers then hear too;
-        never in the epoch that reads the last range. Raises what ``Offsets`` raise, and leaves the
-        position as it was.
+        Called once for an epoch, before its barrier begins. Returns ``LATER`` if there is nothing
+        now, and ``NEVER`` when the last range was that of an epoch before. Raises what ``Offsets``
+        raise, and leaves the position as it was.
         """
         if self._offsets is None:
             raise InvalidInput(
@@ -197,20 +187,16 @@ class RangeEnumerator(SplitEnumerator):
             if stop == start:
                 self._position = start
                 return NoSplit.LATER
-            rows = self._offsets.rows_estimate(start, stop)
-            if rows != 0:
+            if self._offsets.rows_estimate(start, stop) != 0:
                 self._position, self._ranges = stop, self._ranges + 1
-                return self._range(self._offsets, start, stop, rows)
+                return self._range(self._offsets, start, stop)
             start = stop
         self._position, self._over = start, True
         return NoSplit.NEVER
 
-    def _range(self, offsets: Offsets, start: Position, stop: Position, rows: int | None) -> Range:
-        return Range(
-            lambda spark: self._conforming(offsets.frame(spark, start, stop)),
-            rows,
-            f"range {self._ranges} of {offsets}",
-        )
+    def _range(self, offsets: Offsets, start: Position, stop: Position) -> Range:
+        label = f"range {self._ranges} of {offsets}"
+        return Range(lambda spark: self._conforming(offsets.frame(spark, start, stop)), label)
 
     def next_split(self, subtask: int, parallelism: int) -> NoSplit:  # noqa: ARG002 - the same for all
         """Splits come with ranges: ``LATER``; ``NEVER`` once :meth:`next_range` has said so."""

@@ -1,15 +1,11 @@
 """One task in one epoch, in a Python worker of Spark: from its restore point and mail to its report.
 
-The driver sends the task core. The operator chain is the one that this worker has cached, or is
-opened from the restore point. The same ``Worker`` as in every executor processes first what was fed
-back into a loop, then mail, then records; its channels end in frames. When nothing more can come,
-the barrier has passed everywhere. The snapshot is written, and the core, the snapshot and all that
-the coordinator must know leave in the report.
-
-An epoch with no barrier, or with one that writes nothing, is a cut as well, since nothing is under
-way between tasks when it ends: the states are written as they are then.
-
-The head of a loop goes on at the last level, with an open snapshot (``loop_end.py``).
+The operator chain is the one that this worker has cached, or is opened from the restore point. The
+same ``Worker`` as in every executor processes first what was fed back into a loop, then mail, then
+records; its channels end in frames. When nothing more can come, the barrier has passed everywhere,
+and the snapshot is written. An epoch without a barrier that writes is a cut as well, since nothing
+is under way when it ends: the states are written as they are then. The head of a loop goes on at
+the last level, with an open snapshot (``loop_end.py``).
 """
 
 from __future__ import annotations
@@ -351,6 +347,3 @@ class TaskRun:
             return
         cached = CachedTask(report.token, self.spec.version, chain, self._output)
         self._cache.keep(self._key, cached, limit_bytes=self._setup.cache_bytes)
-
-
-__all__ = ["TaskRun"]

@@ -1,11 +1,9 @@
-"""Operators that go from worker to worker as they are, pickled, between two epochs.
+"""Operators with union state, which go from worker to worker pickled between two epochs.
 
-A worker that has not cached a chain makes a new one from the snapshot of the epoch before and
-calls ``open``, like any restore at the same parallelism. For union state that would be wrong: a
-restore gives every subtask the entries of all, and each takes its share in ``open``. So all
-subtasks would have to be restored together, and that is impossible while some have finished.
-Therefore an operator with union state is pickled behind its snapshot and goes on with its own
-entries. Its context and its states are those of its new chain.
+A new chain would be restored from the snapshot of the epoch before. At a restore of union state
+every subtask gets the entries of all and takes its share in ``open``, so all would have to be
+restored together, which is impossible while some have finished. So the operator is pickled behind
+its snapshot and goes on with its own entries, with the context and states of its new chain.
 """
 
 from __future__ import annotations
@@ -31,10 +29,7 @@ def is_pickled(job: Job, uid: str) -> bool:
 
 
 def pickle_operators(job: Job, chain: OperatorChain) -> dict[str, bytes]:
-    """By uid, the operators of a chain that have union state, pickled.
-
-    Raises ``InvalidState``, the operator's fault, for one that cannot be pickled.
-    """
+    """By uid, those of a chain. ``InvalidState``, the operator's fault, if one cannot be pickled."""
     return {uid: _pickle(operator) for uid, operator in chain.operators.items() if is_pickled(job, uid)}
 
 
@@ -80,6 +75,3 @@ def _unpickle(data: bytes, operator: ChainedOperator) -> Operator:
 def _own(operator: ChainedOperator) -> dict[str, object]:
     """What belongs to a chain and not to the operator, by a name that it has in every worker."""
     return {"context": operator.context, **{f"state {name}": state for name, state in operator.states.all.items()}}
-
-
-__all__ = ["is_pickled", "pickle_operators", "unpickle_operators"]
