@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from backends.dataflow.checkpoint_plan import make_plan
 from benchmarks.measuring import Row, compare
-from stateformat.model import Edge, OperatorId, Partitioner
+from stateformat.backends.dataflow.events.plan import make_plan
+from stateformat.graph import Edge, OperatorId, Partitioner
 
 VERTICES = 5
 

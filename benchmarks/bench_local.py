@@ -19,12 +19,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 import stateformat as sf
-from backends.connectors import FileSink, ParquetSource
-from backends.connectors.enumerators import ListEnumerator
-from backends.dataflow.api import Chunk, Dataflow, ReaderContext, Source, Split
-from backends.dataflow.operators import Aggregate, Filter, Map
-from backends.local import LocalRuntime
 from benchmarks.measuring import Row, compare
+from stateformat.backends.connectors import FileSink, ParquetSource
+from stateformat.backends.connectors.sources import ListEnumerator
+from stateformat.backends.dataflow import Chunk, Dataflow, ReaderContext, Source, Split
+from stateformat.backends.dataflow.operators import Aggregate, Filter, Map
+from stateformat.backends.local import LocalRuntime
 
 ROWS, FILES, KEYS, BATCH_ROWS = 5_000_000, 4, 100_000, 65_536
 

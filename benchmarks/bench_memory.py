@@ -21,10 +21,11 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.measuring import Row
-from stateformat.declare import map_state, value_state
 from stateformat.errors import CheckpointError
-from stateformat.model import JobGraph, Operator, OperatorId, State
+from stateformat.graph import JobGraph, Operator, OperatorId
+from stateformat.model import State
 from stateformat.snapshot import SnapshotWriter
+from stateformat.states import map_state, value_state
 from stateformat.store import open as open_store
 
 BUDGET_MB = 400
@@ -111,7 +112,7 @@ def read(folder: str, shape: str) -> None:
 
 def validate(folder: str, _: str) -> None:
     """``validate --level full``."""
-    from tools.ckpt.main import main
+    from stateformat.tools.ckpt.main import main
 
     assert main(["validate", folder, "--level", "full"]) == 0
 
@@ -128,7 +129,7 @@ def rehash(folder: str, _: str) -> None:
 
 def rewritten(folder: str, max_parallelism: int | None) -> None:
     """Rewrite into an empty store."""
-    from backends.rewrite import RewriteSpec, rewrite
+    from stateformat.backends.rewrite import RewriteSpec, rewrite
 
     store = open_store(folder, durable=False)
     with tempfile.TemporaryDirectory(dir=folder) as target:
@@ -148,7 +149,7 @@ def export_lines(folder: str, _: str) -> None:
 
 def exported(folder: str, suffix: str) -> None:
     """Export into a file beside the store, and remove it."""
-    from tools.ckpt.main import main
+    from stateformat.tools.ckpt.main import main
 
     target = Path(folder) / f"rows.{suffix}"
     arguments = ["export", folder, "--operator", "op", "--state", "state", "--to", str(target)]
@@ -206,10 +207,10 @@ if __name__ == "__main__":
 
     _, action, shape, folder = sys.argv
     if action == "export" or action == "export_lines":
-        import tools.ckpt.export  # noqa: F401
-    import backends.rewrite  # noqa: F401
-    import stateformat.reading
-    import stateformat.segment  # noqa: F401
+        import stateformat.tools.ckpt.commands.export  # noqa: F401
+    import stateformat.backends.rewrite  # noqa: F401
+    import stateformat.reading.scan
+    import stateformat.segments.write  # noqa: F401
 
     begin, start = peak_bytes(), time.perf_counter()
     try:

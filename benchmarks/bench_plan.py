@@ -25,28 +25,24 @@ import pyarrow.parquet as pq
 
 import stateformat as sf
 from benchmarks.measuring import Row, compare
-from redistribution import plan_restore
-from stateformat.key_groups import range_bounds
+from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner
+from stateformat.keys import range_bounds
 from stateformat.manifest import Manifest, decode_manifest, encode_manifest, manifest_ref
 from stateformat.model import (
     AttemptId,
     CheckpointId,
     CheckpointKind,
-    Edge,
     Field,
-    JobGraph,
     JobId,
     Kind,
     ManifestRef,
     Mode,
-    Operator,
-    OperatorId,
-    Partitioner,
     Record,
     SchemaVersion,
     State,
     Totals,
 )
+from stateformat.redistribution import plan_restore
 from stateformat.schema import MANIFEST_SCHEMA, PLANNING_COLUMNS
 
 MAX_PARALLELISM = 32_768

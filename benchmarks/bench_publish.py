@@ -12,9 +12,9 @@ import pyarrow as pa
 
 import stateformat as sf
 from benchmarks.measuring import Row, compare
-from stateformat.codec import encode_record
-from stateformat.layout import record_path
 from stateformat.model import CheckpointId
+from stateformat.paths import record_path
+from stateformat.record import encode_record
 
 GRAPH = sf.JobGraph((sf.Operator("sums", 1, 128),))
 STATE = sf.value_state("sums", "sum", keys={"key": pa.int64()}, values={"sum": pa.int64()})

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from backends.rewrite import RewriteSpec, rewrite
-from backends.spark.rewrite import SparkEngine
-from backends.spark.session import local_session
 from benchmarks.measuring import Row, compare
-from stateformat.declare import value_state
-from stateformat.model import JobGraph, Operator, OperatorId
+from stateformat.backends.rewrite import RewriteSpec, rewrite
+from stateformat.backends.spark.rewrite import SparkEngine
+from stateformat.backends.spark.session import local_session
+from stateformat.graph import JobGraph, Operator, OperatorId
+from stateformat.states import value_state
 from stateformat.store import CheckpointStore, open
 
 ROWS = 5_000_000

@@ -30,8 +30,8 @@ from benchmarks import plots
 from benchmarks.measuring import Row, seconds
 from benchmarks.scale_stores import many_bytes, many_handles, publish_rescaled, sharing_segments
 from stateformat.schema import PLANNING_COLUMNS
+from stateformat.tools.ckpt.documents import Holdings, record_document
 from stateformat.validation import validate
-from tools.ckpt.describe import Holdings, record_document
 
 SUBTASKS: Final = 1000
 OPERATORS: Final = (1, 10, 100, 1000)

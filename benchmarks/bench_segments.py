@@ -21,27 +21,26 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from backends.storage.local import LocalStorage
 from benchmarks.measuring import Row, compare
-from stateformat import declare
-from stateformat.key_groups import range_bounds
+from stateformat.backends.storage.local import LocalStorage
+from stateformat.graph import JobGraph, Operator, OperatorId
+from stateformat.keys import range_bounds
 from stateformat.manifest import Manifest, handles_table
 from stateformat.model import (
     AttemptId,
     CheckpointId,
     CheckpointKind,
     Handle,
-    JobGraph,
     JobId,
     ManifestRef,
-    Operator,
-    OperatorId,
     Record,
     Totals,
 )
-from stateformat.reading import read_slices
+from stateformat.reading.scan import read_slices
 from stateformat.schema import MANIFEST_SCHEMA, SLICE_SCHEMA
-from stateformat.segment import SegmentPlace, WriteOptions, cluster, write_segment
+from stateformat.segments import SegmentPlace, WriteOptions, write_segment
+from stateformat.segments.normalize import cluster
+from stateformat.states import declare
 
 ROWS = 5_000_000
 LARGE_ROWS = 128_000_000

@@ -16,11 +16,12 @@ import numpy as np
 import pyarrow as pa
 
 import stateformat as sf
-from backends.storage.local import LocalStorage
-from redistribution import rescale
-from stateformat.layout import SEGMENTS
+from stateformat.backends.storage.local import LocalStorage
+from stateformat.graph import Edge, OperatorId, Partitioner
 from stateformat.manifest import cut_handles
-from stateformat.model import Edge, Mode, OperatorId, Partitioner
+from stateformat.model import Mode
+from stateformat.paths import SEGMENTS
+from stateformat.redistribution import rescale
 from stateformat.storage import ObjectInfo
 
 MAX_PARALLELISM: Final = 4096

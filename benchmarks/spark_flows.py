@@ -18,8 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import stateformat as sf
-from backends.connectors import ParquetSource
-from backends.dataflow.api import (
+from benchmarks.measuring import family
+from benchmarks.spark_input import FILES, Epoch, fold
+from stateformat.backends.connectors import ParquetSource
+from stateformat.backends.dataflow import (
     Dataflow,
     NoSplit,
     Operator,
@@ -28,13 +30,11 @@ from backends.dataflow.api import (
     SplitEnumerator,
     Stream,
     TwoPhaseCommitSink,
+    ValueState,
 )
-from backends.dataflow.descriptors import ValueState
-from backends.running.run import Run
-from backends.spark.session import job_session, local_session
-from backends.storage.local import LocalStorage
-from benchmarks.measuring import family
-from benchmarks.spark_input import FILES, Epoch, fold
+from stateformat.backends.runtime import Run
+from stateformat.backends.spark.session import job_session, local_session
+from stateformat.backends.storage.local import LocalStorage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -182,7 +182,7 @@ def plain_per_key(folder: str, parallelism: int = FILES) -> Dataflow:
 
 
 def vectorised(folder: str, parallelism: int = FILES) -> Dataflow:
-    """The same by :class:`~backends.dataflow.operators.Aggregate`."""
+    """The same by :class:`~stateformat.backends.dataflow.operators.aggregate.Aggregate`."""
     totals = _rows("vectorised", folder, parallelism).aggregate(
         {"total": ("v", "sum"), "n": ("*", "count")}, uid="totals"
     )
@@ -210,7 +210,7 @@ def session() -> SparkSession:
 
 def begin(flow: Flow, folder: str, store: str, parallelism: int = FILES) -> float:
     """Begin a run on what its store holds. Seconds that it took; the first epoch has not begun."""
-    from backends.spark.runtime import SparkRuntime
+    from stateformat.backends.spark.runtime import SparkRuntime
 
     spark = session()
     start = time.perf_counter()

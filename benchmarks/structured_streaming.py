@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from backends.spark.session import local_session
 from benchmarks.spark_input import FILES, Epoch, fold
+from stateformat.backends.spark.session import local_session
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]

@@ -12,9 +12,9 @@ import duckdb
 import pyarrow as pa
 from support import all_flights, package_data
 
-from backends.connectors import CsvSource, FileSink
-from backends.dataflow.api import Dataflow, EventTime, Source
-from backends.dataflow.operators import BroadcastJoin
+from stateformat.backends.connectors import CsvSource, FileSink
+from stateformat.backends.dataflow import Dataflow, EventTime, Source
+from stateformat.backends.dataflow.operators import BroadcastJoin
 
 DAY_US = 86_400_000_000
 FLIGHTS = pa.schema(

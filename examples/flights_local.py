@@ -25,7 +25,7 @@ from flights_flow import DAY_US, FLIGHTS, differing_rows, flights_job, flights_o
 from support import ckpt, run
 
 import stateformat
-from backends.connectors import CsvSource
+from stateformat.backends.connectors import CsvSource
 
 PARALLELISMS = (4, 6, 2, 5, 3)
 

@@ -33,8 +33,8 @@ from flights_flow import DAY_US, FLIGHTS, differing_rows, flights_job, flights_o
 from support import EXECUTORS, ckpt, heading, newest, run, wait_until
 
 import stateformat
-from backends.connectors import CsvSource, FileSink
-from backends.dataflow.api import Source
+from stateformat.backends.connectors import CsvSource, FileSink
+from stateformat.backends.dataflow import Source
 from stateformat.publication import CommitPermit
 
 BOUNDED = ("planes", "airlines")
@@ -71,7 +71,8 @@ def growing_flights(data: Path, executor: str) -> Source:
     """The files of flights that are there, and those that will be."""
     if executor == "local":
         return CsvSource(data / "flights", schema=FLIGHTS, batch_rows=2_000, grows=True)
-    from backends.spark.sources import DirectoryFrames, SparkSource
+    from stateformat.backends.spark.sources import SparkSource
+    from stateformat.backends.spark.sources.files import DirectoryFrames
 
     text = ", ".join(f"{name} string" for name in FLIGHTS.names)
     return SparkSource(

@@ -31,10 +31,9 @@ import pyarrow.parquet as pq
 from support import EXECUTORS, all_flights, ckpt, heading, in_flight_rows, newest, run, wait_until
 
 import stateformat
-from backends.connectors import CsvSource, FileSink, MemorySource
-from backends.dataflow.api import Dataflow, Operator
-from backends.dataflow.descriptors import Descriptor, MapState, ValueState
-from backends.dataflow.operators import Aggregate
+from stateformat.backends.connectors import CsvSource, FileSink, MemorySource
+from stateformat.backends.dataflow import Dataflow, Descriptor, MapState, Operator, ValueState
+from stateformat.backends.dataflow.operators import Aggregate
 
 FROM = "JFK"
 PLACE = {"day": pa.date32(), "airport": pa.string()}

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.csv
 
 import stateformat
-from backends.dataflow.api import Dataflow
-from backends.local import LocalRuntime, ProgressLine
+from stateformat.backends.dataflow import Dataflow
+from stateformat.backends.local import LocalRuntime, ProgressLine
 from stateformat.errors import CheckpointError
 
 EXECUTORS = ("local", "spark")
@@ -51,8 +51,8 @@ def run(flow: Dataflow, store: Path, executor: str, **options: Any) -> None:
     if executor == "local":
         runtime: Any = LocalRuntime(opened, progress=progress, **options)
     else:
-        from backends.spark.runtime import SparkRuntime
-        from backends.spark.session import local_session
+        from stateformat.backends.spark.runtime import SparkRuntime
+        from stateformat.backends.spark.session import local_session
 
         runtime = SparkRuntime(local_session(flow.name), opened, progress=progress, **options)
     try:

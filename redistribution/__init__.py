@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from redistribution.operator_plan import Action, OperatorPlan
-from redistribution.plan import RestorePlan
-from redistribution.refusals import PlanWarning, Refusal, RefusalCode, WarningCode
-from redistribution.rescale import Rescaled, rescale
-from redistribution.restore_plan import plan_restore
+if __name__ != "stateformat.redistribution":
+    raise ImportError(
+        "import stateformat.redistribution: redistribution is a part of the package stateformat since 0.2.0"
+    )
+
+from .operator_plan import Action, OperatorPlan
+from .plan import RestorePlan
+from .rescale import Rescaled, rescale
+from .restore_plan import plan_restore
+from .rules import PlanWarning, Refusal, RefusalCode, WarningCode
 
 __all__ = [
     "Action",

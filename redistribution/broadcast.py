@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from redistribution.arrays import Handles, Slices, States, spread
+from .tables import Handles, Slices, States, spread
 
 
 def copy_broadcast(handles: Handles, states: States) -> Slices:

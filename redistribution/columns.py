@@ -6,9 +6,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from stateformat.evolution import type_text, widening_faults
-from stateformat.model import Field, OperatorId, State
+from stateformat.graph import OperatorId
+from stateformat.model import Field, State
 from stateformat.schema import children, nesting
+from stateformat.states import type_text, widening_faults
 
 
 class ColumnAction(StrEnum):

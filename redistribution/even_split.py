@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from redistribution.arrays import Handles, Ints, Slices, States, before, spread
+from .tables import Handles, Ints, Slices, States, before, spread
 
 
 @dataclass(frozen=True, slots=True)

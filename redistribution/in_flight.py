@@ -24,9 +24,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from redistribution.arrays import Flags, Handles, Slices, States, before, spread
-from redistribution.even_split import deal
-from redistribution.keyed import cut_keyed
+from .even_split import deal
+from .keyed import cut_keyed
+from .tables import Flags, Handles, Slices, States, before, spread
 
 
 def deal_in_flight(handles: Handles, states: States, *, by_key: Flags, stays: Flags) -> Slices:

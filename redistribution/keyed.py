@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from redistribution.arrays import GroupRows, Handles, Ints, Slices, States, before, damaged, spread
-from stateformat.key_groups import MAX_PARALLELISM_LIMIT, range_bounds
+from stateformat.keys import MAX_PARALLELISM_LIMIT, range_bounds
+
+from .tables import GroupRows, Handles, Ints, Slices, States, before, damaged, spread
 
 _LIFT = 2 * MAX_PARALLELISM_LIMIT
 _WALK = 8

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from redistribution.compatibility import Match
-from stateformat.graph import shortened
-from stateformat.model import JobGraph, OperatorId, Status
+from stateformat.graph import JobGraph, OperatorId, Status, shortened
+
+from .rules import Match
 
 
 class Action(StrEnum):

@@ -11,16 +11,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from redistribution import plan_text
-from redistribution.arrays import EVERY, Flags, Ints, spread
-from redistribution.columns import ColumnPlan
-from redistribution.operator_plan import OperatorPlan
-from redistribution.refusals import PlanWarning, Refusal
 from stateformat.errors import RestoreRefused
-from stateformat.graph import shortened
-from stateformat.manifest_rules import state_runs
-from stateformat.model import JobGraph, Mode, ParentRef
+from stateformat.graph import JobGraph, shortened
+from stateformat.manifest import state_runs
+from stateformat.model import Mode, ParentRef
 from stateformat.schema import SLICE_SCHEMA
+
+from . import plan_text
+from .columns import ColumnPlan
+from .operator_plan import OperatorPlan
+from .rules import PlanWarning, Refusal
+from .tables import EVERY, Flags, Ints, spread
 
 _SHARED = (Mode.UNION.value, Mode.PROGRESS.value)
 

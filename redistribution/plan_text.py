@@ -11,25 +11,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from redistribution.columns import ColumnAction, ColumnPlan
-from redistribution.operator_plan import Action, OperatorPlan
-from redistribution.refusals import PlanWarning, Refusal, RefusalCode, WarningCode
 from stateformat.errors import InvalidInput
-from stateformat.model import (
-    AttemptId,
-    CheckpointId,
-    Edge,
-    JobGraph,
-    Operator,
-    OperatorId,
-    ParentRef,
-    Partitioner,
-    Status,
-)
+from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner, Status
+from stateformat.model import AttemptId, CheckpointId, ParentRef
 from stateformat.schema import SLICE_SCHEMA
 
+from .columns import ColumnAction, ColumnPlan
+from .operator_plan import Action, OperatorPlan
+from .rules import PlanWarning, Refusal, RefusalCode, WarningCode
+
 if TYPE_CHECKING:
-    from redistribution.plan import RestorePlan
+    from .plan import RestorePlan
 
 _FORMAT: Final = "stateformat.restore_plan"
 _WIDTH: Final = 80

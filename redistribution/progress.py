@@ -12,7 +12,7 @@ late. The least watermark of all is never too new. Over hash, rebalance and broa
 
 from __future__ import annotations
 
-from redistribution.arrays import EVERY, Handles, Slices, States
+from .tables import EVERY, Handles, Slices, States
 
 
 def share_progress(handles: Handles, states: States) -> Slices:

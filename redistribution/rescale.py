@@ -20,24 +20,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from redistribution.arrays import EVERY, Handles, Ints, Slices, assemble, blocks, read_handles, spread
-from redistribution.in_flight import in_segment_order
-from redistribution.operator_plan import Action
-from redistribution.plan import RestorePlan
-from redistribution.restore_plan import Plannable
 from stateformat.errors import InvalidInput
-from stateformat.model import (
-    PER_SUBTASK_MODES,
-    FormerStatus,
-    JobGraph,
-    Mode,
-    Operator,
-    OperatorId,
-    Record,
-    RescaledFrom,
-    State,
-    Status,
-)
+from stateformat.graph import JobGraph, Operator, OperatorId, Status
+from stateformat.model import PER_SUBTASK_MODES, FormerStatus, Mode, Record, RescaledFrom, State
+
+from .in_flight import in_segment_order
+from .operator_plan import Action
+from .plan import RestorePlan
+from .restore_plan import Plannable
+from .tables import EVERY, Handles, Ints, Slices, assemble, blocks, read_handles, spread
 
 _AS_PLANNED = (Mode.KEYED, Mode.EVEN_SPLIT, Mode.BROADCAST, Mode.COORDINATOR)
 _DEALT_WHOLE = (Mode.UNION, Mode.PROGRESS)

@@ -19,37 +19,41 @@ from typing import Final, Protocol
 import numpy as np
 import pyarrow as pa
 
-from redistribution.arrays import EVERY, Handles, Ints, Slices, States, assemble, blocks, read_handles
-from redistribution.broadcast import copy_broadcast
-from redistribution.checkpoint_rules import check_groups, check_owners, checkpoint_refusals
-from redistribution.columns import ColumnAction
-from redistribution.compatibility import (
+from stateformat.graph import JobGraph, OperatorId, Partitioner, Status
+from stateformat.keys import MAX_PARALLELISM_LIMIT
+from stateformat.model import Mode, Record, State
+from stateformat.rules import saved_statuses
+from stateformat.schema import SLICE_SCHEMA
+
+from .broadcast import copy_broadcast
+from .columns import ColumnAction
+from .even_split import split_evenly
+from .in_flight import deal_in_flight, in_segment_order
+from .keyed import cut_keyed
+from .operator_plan import Action, OperatorPlan, operator_plans
+from .plan import RestorePlan
+from .progress import share_progress
+from .rules import (
     Match,
+    PlanWarning,
+    RefusalCode,
+    WarningCode,
     check_drop,
+    check_groups,
+    check_owners,
+    checkpoint_refusals,
+    disturbed,
     in_flight_refusals,
     key_refusals,
     parallelism_refusals,
+    predecessor_refusals,
     resolve,
     state_refusals,
-)
-from redistribution.even_split import split_evenly
-from redistribution.graph_rules import (
-    disturbed,
-    predecessor_refusals,
     topology_refusals,
     unchain,
 )
-from redistribution.in_flight import deal_in_flight, in_segment_order
-from redistribution.keyed import cut_keyed
-from redistribution.operator_plan import Action, OperatorPlan, operator_plans
-from redistribution.plan import RestorePlan
-from redistribution.progress import share_progress
-from redistribution.refusals import PlanWarning, RefusalCode, WarningCode
-from redistribution.union import share_union
-from stateformat.graph_rules import saved_statuses
-from stateformat.key_groups import MAX_PARALLELISM_LIMIT
-from stateformat.model import JobGraph, Mode, OperatorId, Partitioner, Record, State, Status
-from stateformat.schema import SLICE_SCHEMA
+from .tables import EVERY, Handles, Ints, Slices, States, assemble, blocks, read_handles
+from .union import share_union
 
 _THREADS: Final = 2
 

@@ -6,7 +6,7 @@ subtask's to keep, an operator of which some subtasks are finished may have no u
 
 from __future__ import annotations
 
-from redistribution.arrays import EVERY, Handles, Slices
+from .tables import EVERY, Handles, Slices
 
 
 def share_union(handles: Handles) -> Slices:

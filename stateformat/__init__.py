@@ -22,21 +22,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stateformat.checkpoint import Checkpoint, ReadTask
-    from stateformat.declare import (
-        broadcast_state,
-        committables_state,
-        coordinator_state,
-        even_split_state,
-        in_flight_state,
-        list_state,
-        map_state,
-        progress_state,
-        timers,
-        union_state,
-        value_state,
-    )
-    from stateformat.errors import (
+    from .errors import (
         CheckpointError,
         CheckpointExpired,
         DamagedCheckpoint,
@@ -51,33 +37,37 @@ if TYPE_CHECKING:
         StorageError,
         UnsupportedFormat,
     )
-    from stateformat.hashing import register_key_hash
-    from stateformat.model import (
-        CheckpointKind,
-        Edge,
-        JobGraph,
-        Kind,
-        Mode,
-        Operator,
-        Partitioner,
-        State,
-        Status,
-        Stop,
-        StopMode,
-        SubtaskSet,
+    from .graph import Edge, JobGraph, Operator, Partitioner, Status, SubtaskSet
+    from .keys import register_key_hash
+    from .model import CheckpointKind, Kind, Mode, State, Stop, StopMode
+    from .problems import Problem, Report
+    from .publication import CommitPermit, PendingCheckpoint
+    from .reading import Checkpoint, ReadTask
+    from .segments import WriteOptions
+    from .snapshot import Snapshot, SnapshotWriter, WriteContext
+    from .states import (
+        broadcast_state,
+        committables_state,
+        coordinator_state,
+        even_split_state,
+        in_flight_state,
+        list_state,
+        map_state,
+        progress_state,
+        timers,
+        union_state,
+        value_state,
     )
-    from stateformat.requests import StopAnswer, StopOutcome, StopRequest
-    from stateformat.segment import WriteOptions
-    from stateformat.snapshot import Snapshot, SnapshotWriter, WriteContext
-    from stateformat.stats import Stats
-    from stateformat.store import CheckpointStore, CommitPermit, PendingCheckpoint, open
-    from stateformat.validation import Problem, Report, validate
+    from .stop_requests import StopAnswer, StopOutcome, StopRequest
+    from .storage import Stats
+    from .store import CheckpointStore, open
+    from .validation import validate
 
 # Where each name lives. A name is imported when it is first used, so that a program pays only for what it uses: `ckpt
 # inspect` is a cold process every time.
 _HOMES = {
-    "stateformat.checkpoint": ("Checkpoint", "ReadTask"),
-    "stateformat.declare": (
+    "stateformat.reading.checkpoint": ("Checkpoint", "ReadTask"),
+    "stateformat.states.declare": (
         "broadcast_state",
         "committables_state",
         "coordinator_state",
@@ -105,7 +95,7 @@ _HOMES = {
         "StorageError",
         "UnsupportedFormat",
     ),
-    "stateformat.hashing": ("register_key_hash",),
+    "stateformat.keys.hashing": ("register_key_hash",),
     "stateformat.model": (
         "CheckpointKind",
         "Edge",
@@ -120,12 +110,12 @@ _HOMES = {
         "StopMode",
         "SubtaskSet",
     ),
-    "stateformat.requests": ("StopAnswer", "StopOutcome", "StopRequest"),
-    "stateformat.segment": ("WriteOptions",),
+    "stateformat.stop_requests": ("StopAnswer", "StopOutcome", "StopRequest"),
+    "stateformat.segments.write": ("WriteOptions",),
     "stateformat.snapshot": ("Snapshot", "SnapshotWriter", "WriteContext"),
-    "stateformat.stats": ("Stats",),
+    "stateformat.storage.stats": ("Stats",),
     "stateformat.store": ("CheckpointStore", "CommitPermit", "PendingCheckpoint", "open"),
-    "stateformat.validation": ("Problem", "Report", "validate"),
+    "stateformat.validation.validator": ("Problem", "Report", "validate"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [

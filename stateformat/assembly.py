@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateformat.errors import ErrorKind, InvalidState
-from stateformat.hashing import DEFAULT_KEY_HASH
-from stateformat.key_groups import key_group_count
-from stateformat.manifest import cut_handles, handles_table
-from stateformat.model import Handle, JobGraph, Mode, OperatorId, State, SubtaskSet
-from stateformat.schema import MANIFEST_SCHEMA
-from stateformat.snapshot import ON_TOP, Snapshot
+from .errors import ErrorKind, InvalidState
+from .graph import JobGraph, OperatorId, SubtaskSet
+from .keys import DEFAULT_KEY_HASH, key_group_count
+from .manifest import cut_handles, handles_table
+from .model import Handle, Mode, State
+from .schema import MANIFEST_SCHEMA
+from .snapshot import ON_TOP, Snapshot
 
 Marks = Mapping[str, SubtaskSet]
 Snapshots = Mapping[tuple[str, int | None], Snapshot]

@@ -2,7 +2,7 @@
 
 A :class:`JobGraph` serves three times: as the graph of a record, as the topology that a checkpoint is to be restored into,
 and as what a dataflow compiles to. A value of the wrong type is refused here, where the caller made it. Whether the parts
-fit together is judged by ``validation_graph``, so that the graph of a damaged record can be looked at.
+fit together is judged by ``rules.graph``, so that the graph of a damaged record can be looked at.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cached_property
 from numbers import Integral
 from typing import Any, TypeAlias, TypeVar
 
-from stateformat.errors import ErrorKind, InvalidInput
+from .errors import ErrorKind, InvalidInput
 
 OperatorId: TypeAlias = str
 """The uid that the user gave; survives every change of the graph. No type of its own, for users write it as text."""

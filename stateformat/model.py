@@ -14,8 +14,17 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Final, NamedTuple, NewType
 
-from stateformat.errors import ErrorKind, InvalidInput
-from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner, Status, SubtaskSet, shortened
+from .errors import ErrorKind, InvalidInput
+from .graph import (
+    Edge,
+    JobGraph,
+    Operator,
+    OperatorId,
+    Partitioner,
+    Status,
+    SubtaskSet,
+    shortened,
+)
 
 CheckpointId = NewType("CheckpointId", int)
 """1 … 2⁵³ − 1, without gaps along a chain."""

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from stateformat.errors import ErrorKind
-from stateformat.graph import shortened
-from stateformat.model import CheckpointId
+from .errors import ErrorKind
+from .graph import shortened
+from .model import CheckpointId
 
 Severity = Literal["error", "warning"]
 

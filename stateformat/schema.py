@@ -14,8 +14,8 @@ from typing import Any, Final, cast
 
 import pyarrow as pa
 
-from stateformat.errors import ErrorKind, InvalidInput
-from stateformat.model import Field, FieldType, Kind, Mode, State
+from .errors import ErrorKind, InvalidInput
+from .model import Field, FieldType, Kind, Mode, State
 
 PRIMITIVES: Final[Mapping[str, pa.DataType]] = {
     "bool": pa.bool_(),

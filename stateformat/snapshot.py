@@ -16,24 +16,13 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from stateformat.errors import ErrorKind, InvalidInput, InvalidState
-from stateformat.graph import shortened
-from stateformat.hashing import DEFAULT_KEY_HASH, hash_keys
-from stateformat.key_groups import key_group_count, key_group_range, key_groups, subtask_of_key_group
-from stateformat.manifest import handles_table
-from stateformat.model import (
-    PER_SUBTASK_MODES,
-    AttemptId,
-    CheckpointId,
-    Handle,
-    JobGraph,
-    JobId,
-    Mode,
-    State,
-)
-from stateformat.rows import normalize_keys
-from stateformat.segment import SegmentPlace, WriteOptions, write_segment
-from stateformat.storage import Storage
+from .errors import ErrorKind, InvalidInput, InvalidState
+from .graph import JobGraph, shortened
+from .keys import DEFAULT_KEY_HASH, hash_keys, key_group_count, key_group_range, key_groups, subtask_of_key_group
+from .manifest import handles_table
+from .model import PER_SUBTASK_MODES, AttemptId, CheckpointId, Handle, JobId, Mode, State
+from .segments import SegmentPlace, WriteOptions, normalize_keys, write_segment
+from .storage import Storage
 
 ON_TOP = -1
 """The layer of a delta whose number the driver gives when it publishes: one above what is carried."""

@@ -17,19 +17,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from stateformat import layout, requests
-from stateformat.beginning import check_arguments, check_beginning
-from stateformat.checkpoint import Checkpoint
-from stateformat.copying import Progress, begin_from, copy, copy_objects, rollback
-from stateformat.draft import Draft
-from stateformat.errors import ErrorKind, InvalidInput, JobMismatch, PublishConflict
-from stateformat.history import newest_record, record_of, require_records
-from stateformat.model import (
+from . import paths as layout
+from . import stop_requests as requests
+from .errors import ErrorKind, InvalidInput, JobMismatch, PublishConflict
+from .graph import JobGraph
+from .history import Garbage, Survey, collect_garbage, expire, newest_record, record_of, require_records, survey
+from .model import (
     KEEP_PROPERTY,
     RESERVED_PROPERTIES,
     CheckpointId,
     CheckpointKind,
-    JobGraph,
     JobId,
     ParentRef,
     Record,
@@ -38,17 +35,27 @@ from stateformat.model import (
     Stop,
     StopMode,
 )
-from stateformat.observed import observed
-from stateformat.pending import PendingCheckpoint
-from stateformat.publication import CommitPermit, permit
-from stateformat.repair import Diagnosis, diagnose, repair
-from stateformat.requests import StopAnswer, StopRequest
-from stateformat.retention import Garbage, collect_garbage, expire
-from stateformat.segment import WriteOptions
-from stateformat.stats import Stats, stats_of
-from stateformat.storage import Storage, as_url, make_durable, open_storage
-from stateformat.survey import Survey, survey
-from stateformat.validation import Level
+from .publication import (
+    CommitPermit,
+    Diagnosis,
+    Draft,
+    PendingCheckpoint,
+    Progress,
+    begin_from,
+    check_arguments,
+    check_beginning,
+    copy,
+    copy_objects,
+    diagnose,
+    permit,
+    repair,
+    rollback,
+)
+from .reading import Checkpoint
+from .segments import WriteOptions
+from .stop_requests import StopAnswer, StopRequest
+from .storage import Stats, Storage, as_url, instrumented, make_durable, open_storage, stats_of
+from .validation import Level
 
 _DERIVED = frozenset({CheckpointKind.RESCALE, CheckpointKind.REWRITE, CheckpointKind.ROLLBACK})
 
@@ -69,7 +76,7 @@ class CheckpointStore:
     """
 
     def __init__(self, storage: Storage, *, sleep: Callable[[float], None] = time.sleep) -> None:
-        self.storage: Storage = observed(storage)
+        self.storage: Storage = instrumented(storage)
         self._sleep = sleep
         self._told_requests: set[str] = set()
 

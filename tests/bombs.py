@@ -27,10 +27,10 @@ import xxhash
 
 import stateformat
 from stateformat.errors import CheckpointError
+from stateformat.tools.ckpt.main import main as ckpt
 from tests.forgery import Forger, seal
 from tests.fuzz import thrift_tree as thrift
 from tests.stores import counts_job
-from tools.ckpt.main import main as ckpt
 
 MIB = 1 << 20
 ADDRESS_SPACE_BYTES = 3 << 30

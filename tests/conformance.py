@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from backends.connectors.enumerators import ListEnumerator
-from backends.dataflow.api import (
+from stateformat.backends.connectors.sources import ListEnumerator
+from stateformat.backends.dataflow import (
     Chunk,
     Dataflow,
     Operator,
@@ -28,10 +28,9 @@ from backends.dataflow.api import (
     SplitEnumerator,
     TwoPhaseCommitSink,
 )
-from backends.local import JobOutcome, LocalRuntime, VirtualClock
-from backends.running.run import Run
-from backends.running.runtime import Runtime
-from backends.spark.runtime import SparkRuntime
+from stateformat.backends.local import JobOutcome, LocalRuntime, VirtualClock
+from stateformat.backends.runtime import Run, Runtime
+from stateformat.backends.spark.runtime import SparkRuntime
 from stateformat.model import Mode, Record
 from stateformat.publication import CommitPermit
 from stateformat.storage import open_storage

@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backends.dataflow.api import Dataflow, OperatorCoordinator, Output, Sender
-from backends.dataflow.operators import Filter, Map
+from stateformat.backends.dataflow import Dataflow, OperatorCoordinator, Output, Sender
+from stateformat.backends.dataflow.operators import Filter, Map
 from tests.conformance import Calls, Gated, Out, Told, batches
 from tests.conformance_jobs import laps
 from tests.local_jobs import ROWS, rows

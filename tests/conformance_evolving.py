@@ -9,8 +9,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from backends.dataflow.api import Dataflow, Operator, Output
-from backends.dataflow.descriptors import Descriptor, ListState, MapState, SplitList, ValueState
+from stateformat.backends.dataflow import (
+    Dataflow,
+    Descriptor,
+    ListState,
+    MapState,
+    Operator,
+    Output,
+    SplitList,
+    ValueState,
+)
 from stateformat.errors import RestoreRefused
 from stateformat.model import StopMode
 from tests.conformance import Gated, Out, Stage, batches, to_end, until

@@ -13,20 +13,25 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backends.connectors import CollectSink, MemorySource
-from backends.dataflow.api import Dataflow, Operator, OperatorContext, OperatorCoordinator, Output, Sender
-from backends.dataflow.descriptors import (
+from stateformat.backends.connectors import CollectSink, MemorySource
+from stateformat.backends.dataflow import (
     BroadcastState,
+    Dataflow,
     Descriptor,
     ListState,
     MapState,
+    Operator,
+    OperatorContext,
+    OperatorCoordinator,
+    Output,
+    Sender,
     SplitList,
     Timers,
     UnionList,
     ValueState,
 )
-from backends.dataflow.events import MAX_WATERMARK
-from backends.dataflow.operators import BroadcastJoin, Filter, Map
+from stateformat.backends.dataflow.events import MAX_WATERMARK
+from stateformat.backends.dataflow.operators import BroadcastJoin, Filter, Map
 from tests.conformance import Calls, Case, Gated, Out, Told, plain
 from tests.local_jobs import KEY, ROWS, rows
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from backends.dataflow.coordinator import Coordinator
-from backends.dataflow.events import (
+from stateformat.backends.dataflow.coordinator import Coordinator
+from stateformat.backends.dataflow.events import (
     Acknowledge,
     Acknowledged,
+    BarrierKind,
     Begin,
     CheckpointDue,
     Committed,
@@ -20,7 +21,6 @@ from backends.dataflow.events import (
     LoopStep,
     Notify,
     Published,
-    Purpose,
     StopRequested,
     TaskEnded,
     TaskId,
@@ -91,7 +91,7 @@ class Run:
         """All that are waited for acknowledge, and it is published and committed: what the last of that leads to."""
         number = begin.barrier.number
         commands = self.acknowledge_all(begin, finishing, **said)
-        if begin.barrier.purpose is Purpose.ROUND:
+        if begin.barrier.purpose is BarrierKind.ROUND:
             return commands
         assert kinds(commands) == ["Publish"]
         assert kinds(self(Published(number))) == ["Commit"]

@@ -20,13 +20,14 @@ from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
 
-from stateformat import layout, validation
-from stateformat.checkpoint import Checkpoint
+from stateformat import paths as layout
 from stateformat.errors import CheckpointError
 from stateformat.model import CheckpointId, Handle
-from stateformat.segment_reader import SegmentReader
+from stateformat.reading import Checkpoint
+from stateformat.segments import SegmentReader
 from stateformat.storage import ObjectInfo, Storage, check_path
 from stateformat.store import CheckpointStore
+from stateformat.validation import validator as validation
 
 Stores = Mapping[str, Mapping[str, bytes]]
 """The objects of stores, by name and path."""
@@ -62,7 +63,7 @@ class Case(NamedTuple):
 
 
 class Objects:
-    """A store that is given as bytes and cannot be written. Implements :class:`stateformat.storage.Storage`."""
+    """A store that is given as bytes and cannot be written. Implements :class:`stateformat.storage.protocol.Storage`."""
 
     def __init__(self, objects: Mapping[str, bytes]) -> None:
         self.objects = objects

@@ -19,8 +19,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from stateformat import checkpoint, codec, manifest, reading, validation, validation_content
+from stateformat.manifest import table as manifest
 from stateformat.model import ManifestRef
+from stateformat.reading import checkpoint
+from stateformat.reading import scan as reading
+from stateformat.record import codec
+from stateformat.rules import content as validation_content
+from stateformat.validation import validator as validation
 from tests.corruption import Bench, Case, Outcome, Stores, cases
 
 CASES_AT_A_TIME = 200

@@ -26,11 +26,13 @@ from typing import Any
 import pyarrow as pa
 
 import stateformat as sf
-from backends.storage.memory import MemoryStorage
-from stateformat import declare, model, pending
-from stateformat.hashing import hash_keys
-from stateformat.key_groups import key_groups
-from stateformat.model import Edge, JobGraph, Operator, OperatorId, Partitioner, State
+from stateformat import model
+from stateformat.backends.storage.memory import MemoryStorage
+from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner
+from stateformat.keys import hash_keys, key_groups
+from stateformat.model import State
+from stateformat.publication import pending
+from stateformat.states import declare
 from tests.stores import Job, owned, rescale_newest
 
 GROUPS = 8

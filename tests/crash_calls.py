@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from backends.storage import local
+from stateformat.backends.storage import local
 from tests.crash_disk import Call
 
 STRACED = (

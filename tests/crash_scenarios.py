@@ -22,13 +22,16 @@ from typing import Any
 
 import pytest
 
-from backends.storage import local
-from backends.storage.local import LocalStorage
-from stateformat import WriteOptions, copying, layout, segment_writer, validate
-from stateformat.checkpoint import load_manifest, load_record
+from stateformat import WriteOptions, validate
+from stateformat import paths as layout
+from stateformat.backends.storage import local
+from stateformat.backends.storage.local import LocalStorage
 from stateformat.history import record_ids
 from stateformat.model import CheckpointId
 from stateformat.publication import CommitPermit
+from stateformat.publication import copy as copying
+from stateformat.reading import load_manifest, load_record
+from stateformat.segments import file_writer as segment_writer
 from stateformat.store import CheckpointStore
 from tests.crash_calls import STORE
 from tests.crash_disk import Call, Disk, Tree, put

@@ -19,9 +19,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from backends.connectors import FileSink, MemorySource, SqlSink
-from backends.dataflow.api import Dataflow
-from backends.local import LocalRuntime
+from stateformat.backends.connectors import FileSink, MemorySource, SqlSink
+from stateformat.backends.dataflow import Dataflow
+from stateformat.backends.local import LocalRuntime
 from stateformat.errors import CheckpointError
 from stateformat.store import CheckpointStore
 from tests.crash_calls import STORE, traced

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from backends.dataflow.activation import OperatorChain
-from backends.dataflow.api import (
+from stateformat.backends.dataflow import (
     Chunk,
+    Descriptor,
     NoSplit,
     Operator,
     OperatorContext,
@@ -23,8 +23,8 @@ from backends.dataflow.api import (
     SplitEnumerator,
     TwoPhaseCommitSink,
 )
-from backends.dataflow.compile import Job
-from backends.dataflow.descriptors import Descriptor
+from stateformat.backends.dataflow.chain import OperatorChain
+from stateformat.backends.dataflow.graph import Job
 
 ROWS = pa.schema([("key", pa.int64()), ("value", pa.int64())])
 

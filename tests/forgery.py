@@ -15,11 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from stateformat import layout
-from stateformat.codec import decode_record, required_features
-from stateformat.codec_v1 import members_of
+from stateformat import paths as layout
 from stateformat.manifest import handles_table, manifest_ref, totals
 from stateformat.model import CheckpointId, Handle, Record
+from stateformat.record import decode_record, members_of, required_features
 from stateformat.storage import Storage
 
 

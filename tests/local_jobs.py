@@ -11,10 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from backends.connectors.enumerators import ListEnumerator
-from backends.dataflow.api import (
+from stateformat.backends.connectors.sources import ListEnumerator
+from stateformat.backends.dataflow import (
     Chunk,
     Dataflow,
+    Descriptor,
     Operator,
     OperatorContext,
     Output,
@@ -24,11 +25,11 @@ from backends.dataflow.api import (
     Split,
     SplitEnumerator,
     TwoPhaseCommitSink,
+    ValueState,
 )
-from backends.dataflow.descriptors import Descriptor, ValueState
-from backends.dataflow.events import MAX_WATERMARK, TaskId
-from backends.local import JobOutcome, LocalRun, LocalRuntime, VirtualClock
-from backends.storage.memory import _STORES, MemoryStorage
+from stateformat.backends.dataflow.events import MAX_WATERMARK, TaskId
+from stateformat.backends.local import JobOutcome, LocalRun, LocalRuntime, VirtualClock
+from stateformat.backends.storage.memory import _STORES, MemoryStorage
 from stateformat.errors import StorageError
 from stateformat.model import Record
 from stateformat.publication import CommitPermit

@@ -8,12 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from backends.dataflow.api import Dataflow, Output
-from backends.dataflow.descriptors import Descriptor, Timers, ValueState
-from backends.dataflow.events import MAX_WATERMARK
-from backends.local import LocalRun
+from stateformat.backends.dataflow import Dataflow, Descriptor, Output, Timers, ValueState
+from stateformat.backends.dataflow.events import MAX_WATERMARK
+from stateformat.backends.local import LocalRun
 from stateformat.model import StopMode
-from stateformat.requests import StopOutcome
+from stateformat.stop_requests import StopOutcome
 from tests.local_jobs import KEY, Bench, Count, Out, Tap, rows, settle, until
 
 DRAIN, SUSPEND = StopMode.DRAIN, StopMode.NO_DRAIN

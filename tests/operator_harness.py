@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from backends.dataflow.api import Operator
-from backends.dataflow.testing import OperatorHarness
-from stateformat.declare import as_schema
+from stateformat.backends.dataflow import Operator
+from stateformat.backends.dataflow.testing import OperatorHarness
+from stateformat.states import as_schema
 
 
 def driven_by(operator: Operator, *inputs: pa.Schema) -> OperatorHarness:

@@ -14,26 +14,21 @@ from typing import Any
 
 import pyarrow as pa
 
+from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner, SubtaskSet
 from stateformat.model import (
     AttemptId,
     CheckpointId,
     CheckpointKind,
-    Edge,
     Field,
     Handle,
-    JobGraph,
     JobId,
     Kind,
     ManifestRef,
     Mode,
-    Operator,
-    OperatorId,
-    Partitioner,
     Record,
     RescaledFrom,
     SchemaVersion,
     State,
-    SubtaskSet,
     Totals,
 )
 from stateformat.schema import MANIFEST_SCHEMA, PLANNING_COLUMNS

@@ -12,7 +12,8 @@ from fractions import Fraction
 from math import ceil
 from typing import Any
 
-from stateformat.model import Mode, Partitioner, State, Status
+from stateformat.graph import Partitioner, Status
+from stateformat.model import Mode, State
 from tests.redistribution_cases import Delivered, FakeCheckpoint, Part
 
 Deal = dict[int, list[Any]]

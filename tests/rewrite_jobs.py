@@ -8,11 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from stateformat import declare
-from stateformat.checkpoint import Checkpoint
-from stateformat.model import Edge, JobGraph, Mode, Operator, OperatorId, Partitioner, Record, State
+from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner
+from stateformat.model import Mode, Record, State
 from stateformat.publication import CommitPermit
+from stateformat.reading import Checkpoint
 from stateformat.snapshot import SnapshotWriter
+from stateformat.states import declare
 from stateformat.store import CheckpointStore
 
 JOB = "orders"

@@ -13,10 +13,10 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 
-from backends.rewrite import RewriteSpec, rewrite
-from backends.spark.rewrite import SparkEngine
-from backends.spark.session import local_session
-from stateformat.segment import WriteOptions
+from stateformat.backends.rewrite import RewriteSpec, rewrite
+from stateformat.backends.spark.rewrite import SparkEngine
+from stateformat.backends.spark.session import local_session
+from stateformat.segments import WriteOptions
 from stateformat.storage import CreateOutcome, ObjectInfo, Storage, open_storage
 from stateformat.store import CheckpointStore
 from tests import rewrite_jobs as jobs

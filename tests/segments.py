@@ -7,26 +7,24 @@ from typing import Any
 
 import pyarrow as pa
 
-from backends.storage.memory import MemoryStorage
+from stateformat.backends.storage.memory import MemoryStorage
+from stateformat.graph import JobGraph, Operator, OperatorId
 from stateformat.manifest import Manifest, handles_table
 from stateformat.model import (
     AttemptId,
     CheckpointId,
     CheckpointKind,
     Handle,
-    JobGraph,
     JobId,
     ManifestRef,
-    Operator,
-    OperatorId,
     Record,
     SchemaVersion,
     State,
     Totals,
 )
-from stateformat.reading import read_slices
+from stateformat.reading.scan import read_slices
 from stateformat.schema import SLICE_SCHEMA, segment_schema
-from stateformat.segment import SegmentPlace, WriteOptions, write_segment
+from stateformat.segments import SegmentPlace, WriteOptions, write_segment
 from stateformat.storage import Storage
 
 ATTEMPT = AttemptId("0123456789abcdef" * 2)

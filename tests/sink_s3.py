@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from backends.connectors import FileSink
-from backends.storage.s3_client import S3Client
+from stateformat.backends.connectors import FileSink
+from stateformat.backends.storage.s3.client import S3Client
 from tests.servers.server import BUCKET, S3Server
 from tests.sink_steps import PERMIT, batch_of, prepared, subtask_of
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from backends.dataflow.api import Prepared
+from stateformat.backends.dataflow import Prepared
 
 SCHEMA = pa.schema([("n", pa.int64()), ("text", pa.string())])
 PERMIT: Any = object()

@@ -17,8 +17,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from backends.running.progress import EpochProgress, Progress
-from backends.spark import epoch, session
+from stateformat.backends.runtime import EpochProgress, Progress
+from stateformat.backends.spark import session
+from stateformat.backends.spark.driver import epoch
 from tests.spark_failures import Place, every_segment_an_object, judge
 
 CHECKSUM = "spark.sql.shuffle.orderIndependentChecksum.enabled"

@@ -32,18 +32,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backends.connectors import FileSink, MemorySource
-from backends.dataflow.api import Dataflow, Operator, OperatorContext, Prepared
-from backends.dataflow.descriptors import ValueState
-from backends.running import driver
-from backends.running.clock import VirtualClock
-from backends.running.outcome import JobOutcome
-from backends.spark.runtime import SparkRuntime
 from stateformat import validate
+from stateformat.backends.connectors import FileSink, MemorySource
+from stateformat.backends.dataflow import Dataflow, Operator, OperatorContext, Prepared, ValueState
+from stateformat.backends.runtime import JobOutcome, VirtualClock, driver
+from stateformat.backends.spark.runtime import SparkRuntime
 from stateformat.errors import StorageError
-from stateformat.model import Record, Status
+from stateformat.graph import Status
+from stateformat.model import Record
 from stateformat.publication import CommitPermit
-from stateformat.segment import WriteOptions
+from stateformat.segments import WriteOptions
 from stateformat.storage import CreateOutcome, Storage, names, names_after, open_storage
 from stateformat.store import CheckpointStore
 

@@ -18,18 +18,17 @@ from typing import Any
 import pyarrow as pa
 import pyspark
 
-from backends.running.clock import VirtualClock
-from backends.running.runtime import Runtime
-from backends.spark import epoch, level, runtime
-from backends.spark.cache import TaskCache
-from backends.spark.epoch import EpochJob, checked
-from backends.spark.mail import EpochBroken
-from backends.spark.offsets import Offsets, Position
-from backends.spark.options import SparkOptions
-from backends.spark.reports import TaskReport
-from backends.spark.run import SparkRun
-from backends.spark.runtime import SparkRuntime
-from backends.spark.sources import SparkSource
+from stateformat.backends.runtime import Runtime, VirtualClock
+from stateformat.backends.spark import runtime
+from stateformat.backends.spark.driver import SparkRun, epoch
+from stateformat.backends.spark.driver.epoch import EpochJob, checked
+from stateformat.backends.spark.options import SparkOptions
+from stateformat.backends.spark.protocol import EpochBroken, TaskReport
+from stateformat.backends.spark.runtime import SparkRuntime
+from stateformat.backends.spark.sources import SparkSource
+from stateformat.backends.spark.sources.offsets import Offsets, Position
+from stateformat.backends.spark.worker import level
+from stateformat.backends.spark.worker.task_cache import TaskCache
 from stateformat.store import CheckpointStore
 
 

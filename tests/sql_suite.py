@@ -17,8 +17,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from backends.connectors import SqlSink
-from backends.dataflow.api import Dataflow, Prepared
+from stateformat.backends.connectors import SqlSink
+from stateformat.backends.dataflow import Dataflow, Prepared
 from stateformat.errors import CheckpointError, ErrorKind, InvalidInput, InvalidState, StorageError
 from tests.local_jobs import Bench, Tap, Told, rows
 

@@ -23,26 +23,17 @@ from typing import Any
 import pyarrow as pa
 import xxhash
 
-from backends.storage.memory import MemoryStorage
-from stateformat import layout
-from stateformat.checkpoint import Checkpoint, load_manifest, load_record
-from stateformat.declare import committables_state, even_split_state, value_state
+from stateformat import paths as layout
+from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import CheckpointExpired, DamagedCheckpoint, ErrorKind, NotFound, StorageError
+from stateformat.graph import JobGraph, Operator, OperatorId
+from stateformat.history import manifests_under
 from stateformat.manifest import decode_manifest, unpublished_ref
-from stateformat.model import (
-    CheckpointId,
-    Handle,
-    JobGraph,
-    Mode,
-    Operator,
-    OperatorId,
-    ParentRef,
-    Record,
-    new_write_id,
-)
+from stateformat.model import CheckpointId, Handle, Mode, ParentRef, Record, new_write_id
 from stateformat.publication import CommitPermit
-from stateformat.retention import manifests_under
+from stateformat.reading import Checkpoint, load_manifest, load_record
 from stateformat.snapshot import ON_TOP, Snapshot
+from stateformat.states import committables_state, even_split_state, value_state
 from stateformat.storage import CreateOutcome, ObjectInfo
 from stateformat.store import CheckpointStore
 

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from backends.rewrite.rescaling import publish_rescaled
-from stateformat import declare
-from stateformat.hashing import hash_keys
-from stateformat.key_groups import key_groups, subtask_of_key_group
-from stateformat.model import Edge, JobGraph, Mode, Operator, OperatorId, Partitioner, State
+from stateformat.backends.rewrite.rescale import publish_rescaled
+from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner
+from stateformat.keys import hash_keys, key_groups, subtask_of_key_group
+from stateformat.model import Mode, State
 from stateformat.publication import CommitPermit
+from stateformat.states import declare
 from stateformat.store import CheckpointStore
 from stateformat.store import open as open_store
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from backends.dataflow.events import (
+from stateformat.backends.dataflow.events import (
     MAX_WATERMARK,
     AdvanceWatermark,
     Barrier,
+    BarrierKind,
     Channel,
     Close,
     ConfirmProcessed,
@@ -18,16 +19,14 @@ from backends.dataflow.events import (
     EndOfPartition,
     Finish,
     Process,
-    Purpose,
     Received,
     Records,
+    ReportLogicEnded,
     TaskCommand,
     TaskId,
-    TellLogicEnded,
     Watermark,
 )
-from backends.dataflow.inputs import InputEdge
-from backends.dataflow.task import Task
+from stateformat.backends.dataflow.task import InputEdge, Task
 
 OUT = Channel("out", 0, 0)
 GONE: list[TaskCommand] = [Close(), Emit(EndOfPartition()), Ended()]
@@ -98,16 +97,16 @@ def tell(task: Task, *events: Any) -> Told:
     return commands
 
 
-def barrier(number: int, purpose: Purpose = Purpose.CHECKPOINT, *, unaligned: bool = False) -> Barrier:
+def barrier(number: int, purpose: BarrierKind = BarrierKind.CHECKPOINT, *, unaligned: bool = False) -> Barrier:
     return Barrier(number, purpose, unaligned)
 
 
 def stop(number: int) -> Barrier:
-    return Barrier(number, Purpose.STOP_NO_DRAIN)
+    return Barrier(number, BarrierKind.STOP_NO_DRAIN)
 
 
 def turn(number: int) -> Barrier:
-    return Barrier(number, Purpose.ROUND)
+    return Barrier(number, BarrierKind.ROUND)
 
 
 def processed(channel: Channel, batch: str) -> TaskCommand:
@@ -121,7 +120,7 @@ def end_of_logic(*inputs: int, confirm: Channel | None = None, time: bool = True
         *(EndInput(number) for number in inputs),
         Finish(),
         Emit(DRAIN),
-        TellLogicEnded(),
+        ReportLogicEnded(),
         *([ConfirmProcessed(confirm)] if confirm else []),
     ]
 

@@ -10,21 +10,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from backends.dataflow import events
-from backends.dataflow.events import (
+from stateformat.backends.dataflow import events
+from stateformat.backends.dataflow.events import (
     MAX_WATERMARK,
     MIN_WATERMARK,
     Barrier,
+    BarrierKind,
     Channel,
     EndOfData,
     LoopStep,
-    Purpose,
     TaskId,
     Watermark,
 )
-from backends.dataflow.inputs import InputEdge
-from backends.dataflow.life import TaskState
-from backends.dataflow.task import Task
+from stateformat.backends.dataflow.task import InputEdge, Task, TaskState
 from tests.task_cases import DRAIN, END, OUT, STOP, Told, on
 
 
@@ -110,7 +108,7 @@ class World:
         due = at is not None and at not in sender.barriers
         if due:
             found.append(lambda: self.put_barrier(sender))
-        held = self.pending is not None and self.pending.purpose is Purpose.STOP_NO_DRAIN and not due
+        held = self.pending is not None and self.pending.purpose is BarrierKind.STOP_NO_DRAIN and not due
         if sender.ended is None and not held and not self.stopped:
             if not (sender.feedback and (self.steps_told or self.task.state is TaskState.WAITING)):
                 found.append(lambda: self.put_record(sender))
@@ -166,7 +164,7 @@ class World:
         barrier = self.pending
         assert barrier is not None
         sender.barriers[barrier.number] = sender.put
-        if sender.ended is not None and sender.final is None and barrier.purpose is not Purpose.ROUND:
+        if sender.ended is not None and sender.final is None and barrier.purpose is not BarrierKind.ROUND:
             sender.final = barrier.number
         self.put(sender, barrier)
         if barrier.unaligned and sender.overtakable:
@@ -174,9 +172,15 @@ class World:
 
     def begin(self) -> None:
         self.number += 1
-        purposes = [Purpose.CHECKPOINT, Purpose.CHECKPOINT, Purpose.ROUND, Purpose.CHECKPOINT, Purpose.STOP_NO_DRAIN]
+        purposes = [
+            BarrierKind.CHECKPOINT,
+            BarrierKind.CHECKPOINT,
+            BarrierKind.ROUND,
+            BarrierKind.CHECKPOINT,
+            BarrierKind.STOP_NO_DRAIN,
+        ]
         purpose = purposes[(self.number + self.first) % len(purposes)]
-        self.pending = Barrier(self.number, purpose, self.unaligned and purpose is Purpose.CHECKPOINT)
+        self.pending = Barrier(self.number, purpose, self.unaligned and purpose is BarrierKind.CHECKPOINT)
         self.acknowledged, self.at_snapshot, self.logged, self.arriving = None, {}, {}, set()
         if all(sender.left for sender in self.normal):
             self.tell(events.Triggered(self.pending))
@@ -192,9 +196,9 @@ class World:
         assert barrier is not None
         assert said is not None
         self.pending = None
-        if barrier.purpose is not Purpose.ROUND:
+        if barrier.purpose is not BarrierKind.ROUND:
             self.completed = barrier.number
-        self.stopped = barrier.purpose is Purpose.STOP_NO_DRAIN
+        self.stopped = barrier.purpose is BarrierKind.STOP_NO_DRAIN
         step = None
         if self.task.is_loop_head and self.task.state is TaskState.DRAINING and said.inputs_ended and said.quiet:
             lies = any(isinstance(element, str) for sender in self.senders.values() for element in sender.queue)
@@ -245,7 +249,7 @@ class World:
                     self.processed[channel].append(batch)  # type: ignore[arg-type]
                 case events.Snapshot():
                     self.snapshot()
-                case events.Emit(Barrier(_, Purpose.ROUND)):
+                case events.Emit(Barrier(_, BarrierKind.ROUND)):
                     self.snapshot()
                 case events.LogQueued(channel, arriving):
                     self.log_queued(channel, arriving=arriving)
@@ -264,7 +268,7 @@ class World:
 
     def snapshot(self) -> None:
         assert self.pending is not None
-        if self.pending.purpose is not Purpose.STOP_NO_DRAIN:
+        if self.pending.purpose is not BarrierKind.STOP_NO_DRAIN:
             self.release()
         self.at_snapshot = {channel: list(records) for channel, records in self.processed.items()}
         self.logged = {channel: [] for channel in self.senders}
@@ -285,7 +289,7 @@ class World:
         if command.finishing:
             assert not any(self.logged.values())
             return
-        if self.pending.purpose is Purpose.ROUND and self.task.is_loop_head:
+        if self.pending.purpose is BarrierKind.ROUND and self.task.is_loop_head:
             return  # What is on its way in a loop is counted and not written.
         for channel, sender in self.senders.items():
             if command.number not in sender.barriers:

@@ -8,12 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from backends.dataflow.activation import OperatorChain
-from backends.dataflow.api import Dataflow, Operator, Stream
-from backends.dataflow.compile import Job, compile_job, graph_of
-from backends.dataflow.descriptors import Timers
-from backends.dataflow.events import MAX_WATERMARK, MIN_WATERMARK
-from backends.dataflow.failures import OperatorError
+from stateformat.backends.dataflow import Dataflow, Operator, Stream, Timers
+from stateformat.backends.dataflow.chain import OperatorChain, OperatorError
+from stateformat.backends.dataflow.events import MAX_WATERMARK, MIN_WATERMARK
+from stateformat.backends.dataflow.graph import Job, compile_job, graph_of
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState
 from tests.dataflow_fakes import ROWS, Chunks, Collected, Coordinated, Pass, activate, rows
 

@@ -10,13 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from backends.dataflow.activation import OperatorChain, in_flight_batches
-from backends.dataflow.api import Dataflow, Operator, Split, Stream
-from backends.dataflow.compile import Job, compile_job, graph_of, in_flight_name, states_of
-from backends.dataflow.descriptors import SplitList, Timers, ValueState
-from backends.dataflow.events import MAX_WATERMARK, Barrier, Channel, Snapshot
-from backends.dataflow.routing import Router
-from backends.storage.memory import MemoryStorage
+from stateformat.backends.dataflow import Dataflow, Operator, Split, SplitList, Stream, Timers, ValueState
+from stateformat.backends.dataflow.chain import OperatorChain, in_flight_batches
+from stateformat.backends.dataflow.events import MAX_WATERMARK, Barrier, Channel, Snapshot
+from stateformat.backends.dataflow.graph import Job, Router, compile_job, graph_of, in_flight_name
+from stateformat.backends.dataflow.graph.runtime_states import states_of
+from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import ErrorKind, InvalidState
 from stateformat.model import Mode
 from stateformat.publication import CommitPermit

@@ -8,16 +8,16 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from backends.dataflow.api import Dataflow
-from backends.rewrite.rescaling import publish_rescaled
-from backends.rewrite.run import rewrite
-from backends.storage.memory import MemoryStorage
-from stateformat import declare
+from stateformat.backends.dataflow import Dataflow
+from stateformat.backends.rewrite import rewrite
+from stateformat.backends.rewrite.rescale import publish_rescaled
+from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import ErrorKind, InvalidState
-from stateformat.model import Handle, JobGraph, Operator, OperatorId, State, SubtaskSet
-from stateformat.pending import PendingCheckpoint
-from stateformat.publication import CommitPermit
+from stateformat.graph import JobGraph, Operator, OperatorId, SubtaskSet
+from stateformat.model import Handle, State
+from stateformat.publication import CommitPermit, PendingCheckpoint
 from stateformat.snapshot import Snapshot
+from stateformat.states import declare
 from stateformat.store import CheckpointStore
 from stateformat.store import open as open_store
 from stateformat.validation import validate

@@ -6,14 +6,14 @@ from importlib import import_module
 
 import pytest
 
-from tools.api_docs import DOORS, PAGE, markdown, page
+from stateformat.tools.api_docs import DOORS, PAGE, markdown, page
 
 
 def test_the_reference_is_current() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "docs/api.md is out of date: run `make docs`"
 
 
-@pytest.mark.parametrize("door", [door for door, _ in DOORS if door != "backends.state"])
+@pytest.mark.parametrize("door", [door for door, _ in DOORS if door != "stateformat.backends.state"])
 def test_every_public_name_has_a_section(door: str) -> None:
     section = PAGE.read_text(encoding="utf-8").split(f"\n## `{door}`\n")[1].split("\n## `")[0]
     names = getattr(import_module(door), "__all__", ())

@@ -11,17 +11,18 @@ import numpy as np
 import pytest
 
 import stateformat as sf
-from backends.connectors import SqlSink
-from backends.rewrite.planning import plan_rewrite
-from backends.rewrite.rescaling import publish_rescaled
-from backends.rewrite.spec import RewriteSpec
-from backends.rewrite.threads import ThreadEngine
-from backends.storage.memory import MemoryStorage
-from redistribution.rescale import rescale
-from stateformat import declare, pending
+from stateformat.backends.connectors import SqlSink
+from stateformat.backends.rewrite import RewriteSpec, plan_rewrite
+from stateformat.backends.rewrite.rescale import publish_rescaled
+from stateformat.backends.rewrite.threads import ThreadEngine
+from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState
-from stateformat.model import Edge, Handle, JobGraph, Operator, Partitioner, State, StopMode, SubtaskSet
+from stateformat.graph import Edge, JobGraph, Operator, Partitioner, SubtaskSet
+from stateformat.model import Handle, State, StopMode
+from stateformat.publication import pending
+from stateformat.redistribution import rescale
 from stateformat.snapshot import Snapshot
+from stateformat.states import declare
 from stateformat.store import CheckpointStore
 from stateformat.validation import validate
 from tests.stores import flights_store
@@ -198,7 +199,7 @@ def test_a_store_that_was_begun_without_a_writers_duties_is_still_rescaled_and_r
     store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as before:
-        before.setattr("stateformat.beginning._duties", lambda graph: ())
+        before.setattr("stateformat.publication.begin_checks._duties", lambda graph: ())
         permit = begin(store, graph(Edge("e", "a", "b", HASH))).publish()
         begin(store, graph(Edge("e", "a", "b", HASH)), parent=permit).publish()
     publish_rescaled(store.open(), store.open().graph.at(per_operator={"b": 3}), store=store)

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from backends.dataflow.api import Dataflow, OperatorCoordinator
-from backends.dataflow.operators import Filter
-from backends.local import JobFailed
+from stateformat.backends.dataflow import Dataflow, OperatorCoordinator
+from stateformat.backends.dataflow.operators import Filter
+from stateformat.backends.local import JobFailed
 from tests.conformance import EXECUTORS, Calls, Gated, Out, Told, batches, to_end, until
 from tests.conformance_answers import Echoes
 from tests.conformance_jobs import laps

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.dataflow.checkpoint_plan import CheckpointPlan, Mask, TaskSet, make_plan, pointwise_producers
-from backends.dataflow.events import TaskId
-from backends.dataflow.loops import loops_of
+from stateformat.backends.dataflow.events import TaskId
+from stateformat.backends.dataflow.events.plan import CheckpointPlan, Mask, TaskSet, make_plan, pointwise_producers
+from stateformat.backends.dataflow.graph import loops_of
 from stateformat.errors import InvalidInput
-from stateformat.model import Partitioner
+from stateformat.graph import Partitioner
 from tests.tiny_jobs import TinyJob, tiny_job
 
 EVERY = {"forward", "rescale", "rebalance", "hash", "broadcast"}

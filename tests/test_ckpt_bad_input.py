@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 import xxhash
 
-from stateformat.segment import WriteOptions
+from stateformat.segments import WriteOptions
 from stateformat.store import open as open_store
 from tests import stores
 from tests.ckpt_runs import document, failure, fingerprint, run

@@ -9,16 +9,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stateformat import declare
-from stateformat.model import JobGraph, Stop, StopMode
-from stateformat.segment import WriteOptions
+from stateformat.graph import JobGraph
+from stateformat.model import Stop, StopMode
+from stateformat.segments import WriteOptions
+from stateformat.states import declare
 from stateformat.store import CheckpointStore
 from stateformat.store import open as open_store
+from stateformat.tools.ckpt.documents import contents as told
+from stateformat.tools.ckpt.text import Look, precise_moment
+from stateformat.tools.ckpt.text.contents import LINES, contents_facts, contents_table, holds_line
 from tests import stores
 from tests.ckpt_runs import document, page
-from tools.ckpt import contents as told
-from tools.ckpt.contents_page import LINES, contents_facts, contents_table, holds_line
-from tools.ckpt.render import Look, precise_moment
 
 END = 2**63 - 1
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import click
 import pytest
 
+from stateformat.tools.ckpt import docs
+from stateformat.tools.ckpt.main import COMMANDS, ckpt
 from tests import stores
 from tests.ckpt_runs import DOCS, run
-from tools.ckpt import docs
-from tools.ckpt.main import COMMANDS, ckpt
 
 HEAVY = {"pyarrow", "numpy", "pandas", "pyspark", "s3fs", "fsspec", "botocore", "rich"}
 
@@ -21,7 +21,7 @@ HEAVY = {"pyarrow", "numpy", "pandas", "pyspark", "s3fs", "fsspec", "botocore", 
 def test_every_help_stands_in_the_docs_word_for_word() -> None:
     page = docs.CLI_PAGE.read_text(encoding="utf-8")
     assert docs.missing(page) == []
-    assert docs.refreshed(page) == page, "run `make docs` (python -m tools.ckpt.docs)"
+    assert docs.refreshed(page) == page, "run `make docs` (python -m stateformat.tools.ckpt.docs)"
 
 
 @pytest.mark.parametrize("command", ["ckpt", "inspect", "rewrite"])
@@ -60,7 +60,7 @@ def test_every_command_has_a_section_in_each_page_of_the_docs() -> None:
 def modules_of(*arguments: object) -> set[str]:
     """The top-level modules that a run of ``ckpt`` has imported by its end."""
     code = (
-        "import sys\nfrom tools.ckpt.main import main\nstatus = main()\n"
+        "import sys\nfrom stateformat.tools.ckpt.main import main\nstatus = main()\n"
         "print(*{name.split('.')[0] for name in sys.modules}, file=sys.stderr)\nsys.exit(status)"
     )
     done = subprocess.run(
@@ -81,7 +81,7 @@ def test_inspecting_a_directory_imports_arrow_and_nothing_that_it_does_not_need(
 
 
 def test_ckpt_as_a_library_call_returns_its_status(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    from tools.ckpt.main import main
+    from stateformat.tools.ckpt.main import main
 
     assert main(["history", str(tmp_path / "nowhere")]) == 3
     assert main(["--help"]) == 0

@@ -14,11 +14,11 @@ import pyarrow.csv as pa_csv
 import pytest
 
 from stateformat import errors
-from tools.ckpt import failures, graph, render
-from tools.ckpt.address import Address, AddressType, StorageOptionType, options_for
-from tools.ckpt.parallelism import OperatorParallelism
-from tools.ckpt.render import Column, Look
-from tools.ckpt.rows import flat, json_lines, json_texts, objects
+from stateformat.tools.ckpt import exit_status as failures
+from stateformat.tools.ckpt.options import Address, AddressType, StorageOptionType, options_for
+from stateformat.tools.ckpt.options.parallelism import OperatorParallelism
+from stateformat.tools.ckpt.rows import flat, json_lines, json_texts, objects
+from stateformat.tools.ckpt.text import Column, Look, graph, render
 
 # ---- the graph -------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stateformat.segment import WriteOptions
+from stateformat.segments import WriteOptions
 from stateformat.store import open as open_store
 from tests import stores
 from tests.ckpt_runs import document, failure, fingerprint, page, run, topology_without

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import xxhash
 
-from backends.storage.local import LocalStorage
+from stateformat.backends.storage.local import LocalStorage
 from stateformat.errors import ErrorKind, StorageError
-from stateformat.segment import WriteOptions
+from stateformat.segments import WriteOptions
+from stateformat.tools.ckpt.main import main
 from tests import stores
-from tools.ckpt.main import main
 
 RECORD = "checkpoints/{:020d}.json"
 

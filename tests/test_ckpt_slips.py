@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 import stateformat as sf
+from stateformat.tools.ckpt.exit_status import in_options
+from stateformat.tools.ckpt.text import render
 from tests import stores
 from tests.ckpt_runs import CKPT, document, failure, fingerprint, page, run, topology_without
-from tools.ckpt import render
-from tools.ckpt.failures import in_options
 
 WIDE = "日本語のオペレーター"
 LONG = "a name that says everything about what the operator does, and then some more, until no page is wide enough"

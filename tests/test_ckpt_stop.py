@@ -14,17 +14,17 @@ from uuid import uuid4
 
 import pytest
 
-from backends.storage.memory import MemoryStorage
+from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import StorageError
 from stateformat.model import Stop, StopMode
 from stateformat.publication import CommitPermit
-from stateformat.requests import StopAnswer, StopOutcome, StopRequest, counts_for
+from stateformat.stop_requests import StopAnswer, StopOutcome, StopRequest, counts_for
 from stateformat.store import CheckpointStore
 from stateformat.store import open as open_store
+from stateformat.tools.ckpt.commands import stop as command
+from stateformat.tools.ckpt.text import Look
 from tests import stores
 from tests.ckpt_runs import document, failure, page
-from tools.ckpt import stop as command
-from tools.ckpt.render import Look
 
 JOB = stores.counts_job()
 EVERYTHING = {operator.uid: range(operator.parallelism) for operator in JOB.graph.operators}
@@ -437,7 +437,7 @@ def test_interrupting_the_command_withdraws_the_request(tmp_path: Path) -> None:
     # Whoever runs the tests in the background may have had interrupts ignored, which children inherit.
     code = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from tools.ckpt.main import main; sys.exit(main())"
+        "from stateformat.tools.ckpt.main import main; sys.exit(main())"
     )
     running = subprocess.Popen(
         [sys.executable, "-c", code, "stop", tmp_path / "store", "--format", "json"],

@@ -16,14 +16,14 @@ import pyarrow as pa
 import pytest
 
 import stateformat as sf
+from stateformat.tools.ckpt import main as program
+from stateformat.tools.ckpt.exit_status import interrupted
+from stateformat.tools.ckpt.interrupts import Interrupts
+from stateformat.tools.ckpt.json_text import pieces, unprintable_escaped
+from stateformat.tools.ckpt.output import complain
+from stateformat.tools.ckpt.text.render import text_width
 from tests import stores
 from tests.ckpt_runs import CKPT, page, run
-from tools.ckpt import main as program
-from tools.ckpt.failures import interrupted
-from tools.ckpt.interrupts import Interrupts
-from tools.ckpt.json_text import pieces, unprintable_escaped
-from tools.ckpt.output import complain
-from tools.ckpt.render import text_width
 
 GOLDEN = Path(__file__).parent / "golden/v1"
 NASTY = "\x1b[31mred\x07\r\x9b2J\u202etxt.exe"
@@ -37,7 +37,7 @@ def test_an_interrupt_while_modules_are_imported_is_a_sentence(tmp_path: Path) -
     (tmp_path / "click.py").write_text("import sys; print('importing', flush=True); sys.stdin.read()")
     code = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from tools.ckpt.__main__ import main; sys.exit(main())"
+        "from stateformat.tools.ckpt.__main__ import main; sys.exit(main())"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code, "history", "somewhere"],
@@ -98,7 +98,7 @@ def test_an_import_that_turns_an_interrupt_into_another_error_is_no_bug(
 def test_an_interrupted_deletion_says_that_something_may_be_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from stateformat import retention
+    from stateformat.history import retention
 
     stores.counts_store(str(tmp_path / "store"))
     monkeypatch.setattr(retention, "_find", lambda *_: signal.raise_signal(signal.SIGINT))

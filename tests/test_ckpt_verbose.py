@@ -131,19 +131,19 @@ def test_a_command_line_that_is_wrong_took_nothing(store: Path) -> None:
 
 def test_nothing_is_counted_where_nobody_asks(store: Path) -> None:
     code = (
-        "import sys\nfrom tools.ckpt.main import main\nmain()\n"
+        "import sys\nfrom stateformat.tools.ckpt.main import main\nmain()\n"
         "print(*(name for name in sys.modules if name.startswith('stateformat.')), file=sys.stderr)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, "inspect", str(store)], capture_output=True, text=True, check=True
     )
     imported = set(done.stderr.split())
-    assert "stateformat.history" in imported
-    assert imported.isdisjoint({"stateformat.stats", "stateformat.observed"})
+    assert "stateformat.history.records" in imported
+    assert imported.isdisjoint({"stateformat.storage.stats", "stateformat.storage.instrumented"})
 
 
 def test_a_call_from_python_leaves_the_loggers_as_they_were(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from tools.ckpt.main import main
+    from stateformat.tools.ckpt.main import main
 
     logger = logging.getLogger("stateformat")
     before = (logger.level, list(logger.handlers))

@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stateformat.model import Status
-from stateformat.segment import WriteOptions
+from stateformat.graph import Status
+from stateformat.segments import WriteOptions
 from stateformat.store import open as open_store
 from tests import stores
 from tests.ckpt_runs import CKPT, document, failure, fingerprint, page, run

@@ -16,10 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateformat import clustering, declare
-from stateformat.clustering import Clustered, clustered, group_counts, groups_of_keys, is_ascending
-from stateformat.row_groups import stop_batches
 from stateformat.schema import KEY_GROUP
+from stateformat.segments import Clustered, clustered, groups_of_keys
+from stateformat.segments import sort as clustering
+from stateformat.segments.row_groups import stop_batches
+from stateformat.segments.sort import group_counts, is_ascending
+from stateformat.states import declare
 
 STATE = declare.value_state("op", "counts", keys={"k": pa.int64()}, values={"v": pa.int64()})
 FLIGHT = declare.in_flight_state("op", "flight", edge="e", columns={"v": pa.int64()}, keys={"k": pa.int64()})

@@ -14,35 +14,30 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateformat.codec import decode_record, encode_record, required_features
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, UnsupportedFormat
+from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner, SubtaskSet
 from stateformat.manifest import handles_table
 from stateformat.model import (
     AttemptId,
     CheckpointId,
     CheckpointKind,
-    Edge,
     Field,
     FormerStatus,
     Handle,
-    JobGraph,
     JobId,
     Kind,
     ManifestRef,
     Mode,
-    Operator,
-    OperatorId,
     ParentRef,
-    Partitioner,
     Record,
     RescaledFrom,
     SchemaVersion,
     State,
     Stop,
     StopMode,
-    SubtaskSet,
     Totals,
 )
+from stateformat.record import decode_record, encode_record, required_features
 
 SOURCE, COUNT = OperatorId("source"), OperatorId("count")
 

@@ -8,12 +8,24 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from backends.dataflow.api import Dataflow, Input, Operator, Step, Stream
-from backends.dataflow.compile import Job, compile_job, graph_of, in_flight_name, states_of
-from backends.dataflow.descriptors import BroadcastState, MapState, SplitList, Timers, UnionList, ValueState
+from stateformat.backends.dataflow import (
+    BroadcastState,
+    Dataflow,
+    MapState,
+    Operator,
+    SplitList,
+    Stream,
+    Timers,
+    UnionList,
+    ValueState,
+)
+from stateformat.backends.dataflow.flow import Input, Step
+from stateformat.backends.dataflow.graph import Job, compile_job, graph_of, in_flight_name
+from stateformat.backends.dataflow.graph.runtime_states import states_of
 from stateformat.errors import ErrorKind, InvalidInput
-from stateformat.model import Mode, Partitioner, Record
-from stateformat.validation_graph import check_graph, check_states
+from stateformat.graph import Partitioner
+from stateformat.model import Mode, Record
+from stateformat.rules import check_graph, check_states
 from tests.dataflow_fakes import ROWS, Bucket, Chunks, Coordinated, Pass, Stateful
 
 KEY = {"key": pa.int64()}

@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from backends.connectors import CollectSink, FileSink, MemorySource, RateSource
-from backends.dataflow.api import Dataflow
-from backends.running.clock import SystemClock
+from stateformat.backends.connectors import CollectSink, FileSink, MemorySource, RateSource
+from stateformat.backends.dataflow import Dataflow
+from stateformat.backends.runtime import SystemClock
 from stateformat.errors import CheckpointError
 from stateformat.model import StopMode
 from tests.conformance import EXECUTORS, Gated, Out, Stage, Told, batches, lose, plain, to_end, until

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from backends.local import JobFailed
-from backends.running.run import Run
+from stateformat.backends.local import JobFailed
+from stateformat.backends.runtime import Run
 from stateformat.model import StopMode
 from tests.conformance import EXECUTORS, Stage, to_end, until
 from tests.conformance_answers import AnswerJob, AnswerLoopJob
@@ -111,7 +111,7 @@ def test_a_loop_that_turns_by_answers_ends_when_none_is_to_come(stage: PlayedSta
 def test_answers_without_end_fail_with_the_name_of_the_operator(
     stage: PlayedStage, executor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("backends.dataflow.task.ANSWER_ROUNDS_MAX", 5)
+    monkeypatch.setattr("stateformat.backends.dataflow.task.task.ANSWER_ROUNDS_MAX", 5)
     job = AnswerJob(stage.directory, 2, trips=1_000_000)
     with pytest.raises(JobFailed, match="operator 'op' has sent messages to its coordinator for 5 rounds"):
         stage.run(executor, job.flow(), max_restarts=0)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from backends.dataflow.api import Dataflow
-from backends.dataflow.operators import Aggregate
-from backends.local import JobFailed
+from stateformat.backends.dataflow import Dataflow
+from stateformat.backends.dataflow.operators import Aggregate
+from stateformat.backends.local import JobFailed
 from stateformat.errors import CheckpointError
 from stateformat.model import StopMode
 from tests.conformance import EXECUTORS, Gated, Out, Stage, Told, batches, lose, to_end, until

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import stateformat as sf
-from backends.connectors import CollectSink, CsvSource, FileSink, MemorySource, ParquetSource, RateSource
-from backends.dataflow.api import Dataflow
-from backends.dataflow.operators import BroadcastJoin
-from backends.local.runtime import LocalRuntime
-from backends.running.outcome import JobOutcome, RunDiscarded
+from stateformat.backends.connectors import CollectSink, CsvSource, FileSink, MemorySource, ParquetSource, RateSource
+from stateformat.backends.dataflow import Dataflow
+from stateformat.backends.dataflow.operators import BroadcastJoin
+from stateformat.backends.local import LocalRuntime
+from stateformat.backends.runtime import JobOutcome, RunDiscarded
 
 ROWS, KEYS, WINDOW_US = 4_000, 7, 250_000
 

@@ -13,9 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from backends.connectors import CollectSink, FileSink, directories
-from backends.connectors.directories import Directory
-from backends.connectors.file_sink import file_name_of
+from stateformat.backends.connectors import CollectSink, FileSink
+from stateformat.backends.connectors.sinks import Directory, directories, file_name_of
 from stateformat.errors import CheckpointError, InvalidInput, InvalidState, StorageError
 from tests.sink_steps import PERMIT, SCHEMA, Context, batch_of, prepared, subtask_of
 

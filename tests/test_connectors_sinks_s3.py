@@ -15,12 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import stateformat as sf
-from backends.connectors import FileSink, RateSource, s3_directory
-from backends.connectors.uploads import Upload
-from backends.dataflow.api import Dataflow
-from backends.local.runtime import LocalRuntime
-from backends.running.outcome import JobOutcome
-from backends.storage import s3_client
+from stateformat.backends.connectors import FileSink, RateSource
+from stateformat.backends.connectors.sinks import s3_directory
+from stateformat.backends.connectors.sinks.uploads import Upload
+from stateformat.backends.dataflow import Dataflow
+from stateformat.backends.local import LocalRuntime
+from stateformat.backends.runtime import JobOutcome
+from stateformat.backends.storage.s3 import client as s3_client
 from stateformat.errors import CheckpointError, ErrorKind, InvalidInput, StorageError
 from tests.servers.fake_s3 import IMPATIENT
 from tests.servers.server import BUCKET, SMALL_PART_BYTES, S3Server

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from backends.connectors import CsvSource, ListEnumerator, MemorySource, ParquetSource, RateSource
-from backends.dataflow.api import Chunk, NoSplit, Source, Split, SplitEnumerator
+from stateformat.backends.connectors import CsvSource, ListEnumerator, MemorySource, ParquetSource, RateSource
+from stateformat.backends.dataflow import Chunk, NoSplit, Source, Split, SplitEnumerator
 from stateformat.errors import InvalidInput, StorageError
 
 ROWS = 257

@@ -15,8 +15,8 @@ import fsspec
 import pyarrow as pa
 import pytest
 
-from backends.connectors import SqlSink
-from backends.connectors.sql_sink import SqlUrl
+from stateformat.backends.connectors import SqlSink
+from stateformat.backends.connectors.sql.url import SqlUrl
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState, StorageError
 from tests.sql_suite import PERMIT, SCHEMA, SqlSuite, batch_of, prepared, prepared_of, subtask_of
 
@@ -77,7 +77,7 @@ def test_columns_that_sqlite_takes_for_one_are_refused(tmp_path: Path) -> None:
 def test_a_database_that_somebody_else_writes_is_waited_for_and_then_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("backends.connectors.sql_databases._BUSY_SECONDS", 0.01)
+    monkeypatch.setattr("stateformat.backends.connectors.sql.databases._BUSY_SECONDS", 0.01)
     url = f"sqlite:///{tmp_path}/data.db"
     sink = SqlSink(url, "t")
     table = prepared_of(sink, batch_of(1))
@@ -269,7 +269,7 @@ def test_what_a_sink_cannot_be_is_told_where_it_is_made(tmp_path: Path, monkeypa
     ):
         with pytest.raises(InvalidInput, match=told):
             SqlSink(**{"url": f"sqlite:///{tmp_path}/data.db", "table": "t", **options})  # type: ignore[arg-type]
-    monkeypatch.setattr("backends.connectors.sql_postgres.find_spec", lambda name: None)
+    monkeypatch.setattr("stateformat.backends.connectors.sql.postgres.find_spec", lambda name: None)
     with pytest.raises(InvalidInput, match=r"stateformat\[postgres\]") as error:
         SqlSink("postgresql://h/d", "t", staging=tmp_path)
     assert error.value.kind is ErrorKind.MISSING_DEPENDENCY

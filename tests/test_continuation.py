@@ -10,11 +10,10 @@ import pyarrow as pa
 import pytest
 
 import stateformat as sf
-from stateformat.continuation import Changes, begun, check_had, continued, split_drop
 from stateformat.errors import InvalidInput, InvalidState
-from stateformat.evolution import evolution_faults
 from stateformat.model import Field, State
 from stateformat.schema import children
+from stateformat.states import Changes, begun, check_had, continued, evolution_faults, split_drop
 
 LONG = pa.int64()
 

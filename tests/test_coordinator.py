@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from backends.dataflow.events import (
+from stateformat.backends.dataflow.events import (
     Abort,
     Acknowledge,
     Acknowledged,
     Barrier,
+    BarrierKind,
     Begin,
     CheckpointDue,
     Commit,
@@ -26,7 +27,6 @@ from backends.dataflow.events import (
     Published,
     PublishFailed,
     PublishRefused,
-    Purpose,
     Restart,
     SnapshotFailed,
     StopRequested,
@@ -54,7 +54,7 @@ def test_a_checkpoint_goes_from_trigger_to_notice() -> None:
     assert run.started == []
     (begin,) = run.due()
     assert isinstance(begin, Begin)
-    assert begin.barrier == Barrier(1, Purpose.CHECKPOINT, unaligned=False)
+    assert begin.barrier == Barrier(1, BarrierKind.CHECKPOINT, unaligned=False)
     assert begin.plan.trigger == tasks("a0")
     assert begin.plan.wait == tasks("a0", "b0", "b1")
     assert begin.stop is None

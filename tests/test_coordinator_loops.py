@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from backends.dataflow.events import (
+from stateformat.backends.dataflow.events import (
     Acknowledge,
     Acknowledged,
     Barrier,
+    BarrierKind,
     Begin,
     Committed,
     EndSources,
@@ -16,7 +17,6 @@ from backends.dataflow.events import (
     MessageSent,
     Notify,
     Published,
-    Purpose,
     Restart,
     StopOf,
     TaskId,
@@ -239,7 +239,7 @@ def test_a_drain_turns_loops_by_rounds_that_nobody_publishes_until_every_logic_h
     assert run.ask(StopMode.DRAIN) == [EndSources(tasks("a0"))]
     run.logic_ends("a0")
     begin = begun(run.inputs_end("h0", "h1"))
-    assert begin.barrier == Barrier(1, Purpose.ROUND, unaligned=False)
+    assert begin.barrier == Barrier(1, BarrierKind.ROUND, unaligned=False)
     assert begin.stop is None
     notify, begin = run.acknowledge_all(begin, ["a0"], quiet=False, inputs_ended=True)
     assert notify == notified(1)
@@ -249,7 +249,7 @@ def test_a_drain_turns_loops_by_rounds_that_nobody_publishes_until_every_logic_h
     assert notify == notified(3, h0=END, h1=END)
     # The heads end at the notice, and then comes the savepoint.
     begin = begun(run.logic_ends("h0", "h1", "t0"))
-    assert begin.barrier == Barrier(4, Purpose.STOP_DRAIN)
+    assert begin.barrier == Barrier(4, BarrierKind.STOP_DRAIN)
     assert begin.plan.wait == tasks(*EVERYONE)
     run.complete(begin, EVERYONE)
     assert run.end(*EVERYONE) == [JobEnded(StopOf(StopMode.DRAIN, "r1"))]
@@ -260,10 +260,10 @@ def test_a_task_that_ends_in_a_round_makes_it_void_and_the_next_begins_at_once()
     run.logic_ends("b0")
     run.ask(StopMode.DRAIN)
     run.logic_ends("a0")
-    assert begun(run.inputs_end("h0")).barrier.purpose is Purpose.ROUND
+    assert begun(run.inputs_end("h0")).barrier.purpose is BarrierKind.ROUND
     commands = run.end("b0")
     assert kinds(commands) == ["Abort", "Begin"]
-    assert begun(commands).barrier == Barrier(2, Purpose.ROUND)
+    assert begun(commands).barrier == Barrier(2, BarrierKind.ROUND)
 
 
 def test_a_round_of_a_drain_that_fails_discards_the_run() -> None:
@@ -323,21 +323,21 @@ def test_while_union_state_forbids_checkpoints_loops_are_turned_by_rounds() -> N
     run = Run(job)
     run.logic_ends("b0", "u0")
     begin = begun(run.inputs_end("h0"))
-    assert begin.barrier.purpose is Purpose.ROUND
+    assert begin.barrier.purpose is BarrierKind.ROUND
     notify, begin = run.acknowledge_all(begin, ["b0", "u0"], **SAID)
     assert notify == notified(1, h0=MAX)
     (notify,) = run.acknowledge_all(begin, ["b0", "u0"], max_watermark_sent=True, **SAID)
     assert notify == notified(2, h0=END)
     assert kinds(run.due()) == ["Warn"]  # the third checkpoint that could not be
     begin = begun(run.logic_ends("h0", "u1"))
-    assert begin.barrier.purpose is Purpose.CHECKPOINT
+    assert begin.barrier.purpose is BarrierKind.CHECKPOINT
 
 
 def test_union_state_that_ends_in_part_during_a_turn_leads_to_a_round_at_once() -> None:
     job = tiny_job({"h": 1, "u": 2}, "h rescale u", "h feedback h", union=("u",))
     run = Run(job)
     begin = begun(run.inputs_end("h0"))
-    assert begin.barrier.purpose is Purpose.CHECKPOINT
+    assert begin.barrier.purpose is BarrierKind.CHECKPOINT
     commands = run.acknowledge_all(begin, ["u0"], **SAID)
     assert kinds(commands) == ["Abort", "Begin"]
-    assert begun(commands).barrier.purpose is Purpose.ROUND
+    assert begun(commands).barrier.purpose is BarrierKind.ROUND

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.dataflow.coordinator import Coordinator
-from backends.dataflow.events import (
+from stateformat.backends.dataflow.coordinator import Coordinator
+from stateformat.backends.dataflow.events import (
     Abort,
     Acknowledge,
     Acknowledged,
+    BarrierKind,
     Begin,
     CheckpointDue,
     Commit,
@@ -36,7 +37,6 @@ from backends.dataflow.events import (
     Published,
     PublishFailed,
     PublishRefused,
-    Purpose,
     Restart,
     SnapshotFailed,
     StopFailed,
@@ -105,7 +105,7 @@ class Checker:
             case Publish(number, finishing):
                 self.is_in_flight(number, "collecting", "publishing")
                 assert self.in_flight is not None
-                assert self.in_flight.barrier.purpose is not Purpose.ROUND
+                assert self.in_flight.barrier.purpose is not BarrierKind.ROUND
                 assert set(self.acknowledged) == set(self.in_flight.plan.wait)
                 assert finishing == {task for task, done in self.acknowledged.items() if done}
             case Commit(number):
@@ -113,7 +113,7 @@ class Checker:
                 self.is_in_flight(number, "publishing", "committing")
             case Notify(number, told):
                 assert self.in_flight is not None
-                if self.in_flight.barrier.purpose is Purpose.ROUND:
+                if self.in_flight.barrier.purpose is BarrierKind.ROUND:
                     assert set(self.acknowledged) == set(self.in_flight.plan.wait)
                     assert None not in told.values()
                     self.is_in_flight(number, "collecting", "idle")
@@ -150,7 +150,9 @@ class Checker:
         assert set(command.plan.wait) == set(self.job.tasks) - self.ended
         assert set(command.plan.trigger) <= set(command.plan.wait)
         assert command.plan.trigger
-        assert (command.stop is not None) == (command.barrier.purpose in (Purpose.STOP_DRAIN, Purpose.STOP_NO_DRAIN))
+        assert (command.stop is not None) == (
+            command.barrier.purpose in (BarrierKind.STOP_DRAIN, BarrierKind.STOP_NO_DRAIN)
+        )
         self.number, self.in_flight, self.stage, self.acknowledged = command.barrier.number, command, "collecting", {}
 
     def is_in_flight(self, number: int, stage: str, then: str) -> None:
@@ -237,9 +239,9 @@ class Tasks:
                     answers.append(Committed(number))
                 case Notify(_, told):
                     assert self.begin is not None
-                    if self.begin.barrier.purpose is not Purpose.ROUND:
+                    if self.begin.barrier.purpose is not BarrierKind.ROUND:
                         self.released |= self.finishing & set(told)
-                    if self.begin.barrier.purpose is Purpose.STOP_NO_DRAIN:
+                    if self.begin.barrier.purpose is BarrierKind.STOP_NO_DRAIN:
                         self.released |= set(told)
                     for task, step in told.items():
                         if step is LoopStep.MAX_WATERMARK:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from backends.dataflow.events import (
+from stateformat.backends.dataflow.events import (
     Abort,
     Barrier,
+    BarrierKind,
     Begin,
     Commit,
     CommitFailed,
@@ -19,7 +20,6 @@ from backends.dataflow.events import (
     Published,
     PublishFailed,
     PublishRefused,
-    Purpose,
     Restart,
     SnapshotFailed,
     StopFailed,
@@ -50,7 +50,7 @@ def test_a_drain_ends_the_sources_then_saves_when_every_logic_has_ended() -> Non
     assert run.due() == []
     assert run.logic_ends("a0", "a1") == []
     begin = begun(run.logic_ends("b0"))
-    assert begin.barrier == Barrier(1, Purpose.STOP_DRAIN)
+    assert begin.barrier == Barrier(1, BarrierKind.STOP_DRAIN)
     assert begin.stop == StopOf(DRAIN, "r1")
     assert run.acknowledge_all(begin, finishing=ALL) == [Publish(1, tasks(*ALL))]
     assert run(Published(1)) == [Commit(1)]
@@ -64,7 +64,7 @@ def test_without_drain_the_savepoint_begins_at_once_and_tasks_end_after_it() -> 
     run = Run(small())
     (begin,) = run.ask(NO_DRAIN)
     assert isinstance(begin, Begin)
-    assert begin.barrier == Barrier(1, Purpose.STOP_NO_DRAIN)
+    assert begin.barrier == Barrier(1, BarrierKind.STOP_NO_DRAIN)
     assert begin.stop == StopOf(NO_DRAIN, "r1")
     assert begin.plan.trigger == tasks("a0", "a1")
     assert run.complete(begin) == [notified(1, *ALL)]
@@ -97,17 +97,17 @@ def test_only_source_tasks_that_still_read_are_told_to_end() -> None:
     run = Run(small())
     run.logic_ends("a0")
     assert run.ask(DRAIN) == [EndSources(tasks("a1"))]
-    assert begun(run.logic_ends("a1", "b0")).barrier.purpose is Purpose.STOP_DRAIN
+    assert begun(run.logic_ends("a1", "b0")).barrier.purpose is BarrierKind.STOP_DRAIN
 
 
 def test_a_drain_of_a_job_whose_sources_have_ended_has_none_to_tell() -> None:
     run = Run(small())
     run.logic_ends("a0", "a1")
     assert run.ask(DRAIN) == []
-    assert begun(run.logic_ends("b0")).barrier.purpose is Purpose.STOP_DRAIN
+    assert begun(run.logic_ends("b0")).barrier.purpose is BarrierKind.STOP_DRAIN
     restored = Run(small(), finished=["a"])
     assert restored.ask(DRAIN) == []
-    assert begun(restored.logic_ends("b0")).barrier.purpose is Purpose.STOP_DRAIN
+    assert begun(restored.logic_ends("b0")).barrier.purpose is BarrierKind.STOP_DRAIN
 
 
 @pytest.mark.parametrize("mode", StopMode)
@@ -142,7 +142,7 @@ def test_without_drain_a_task_that_ends_before_it_acknowledged_brings_another_tr
     abort, begin = run.end("a0")
     assert abort == Abort(2, tasks("a1", "b0"), "a[0] ended before it had acknowledged", counted=False)
     assert isinstance(begin, Begin)
-    assert begin.barrier == Barrier(3, Purpose.STOP_NO_DRAIN)
+    assert begin.barrier == Barrier(3, BarrierKind.STOP_NO_DRAIN)
     assert begin.plan.wait == tasks("a1", "b0")
     run.complete(begin)
     assert run.end("a1", "b0") == [JobEnded(StopOf(NO_DRAIN, "r1"))]
@@ -374,7 +374,7 @@ def test_union_state_in_a_partially_ended_operator_refuses_a_savepoint_without_d
     assert failed.goes_on
     assert "'a'" in failed.reason
     run.logic_ends("a1")
-    assert begun(run.due()).barrier.purpose is Purpose.CHECKPOINT
+    assert begun(run.due()).barrier.purpose is BarrierKind.CHECKPOINT
 
 
 def test_union_state_that_ends_in_part_during_a_savepoint_without_drain_refuses_it() -> None:

@@ -15,14 +15,13 @@ from typing import Any
 
 import pytest
 
-from backends.dataflow import events
-from backends.dataflow.coordinator import Coordinator
-from backends.dataflow.events import MAX_WATERMARK, Channel, CoordinatorEvent, Records, TaskEvent, TaskId
-from backends.dataflow.inputs import InputEdge
-from backends.dataflow.life import TaskState
-from backends.dataflow.loops import loops_of
-from backends.dataflow.task import Task
-from stateformat.model import Edge, Partitioner, StopMode
+from stateformat.backends.dataflow import events
+from stateformat.backends.dataflow.coordinator import Coordinator
+from stateformat.backends.dataflow.events import MAX_WATERMARK, Channel, CoordinatorEvent, Records, TaskEvent, TaskId
+from stateformat.backends.dataflow.graph import loops_of
+from stateformat.backends.dataflow.task import InputEdge, Task, TaskState
+from stateformat.graph import Edge, Partitioner
+from stateformat.model import StopMode
 from tests.tiny_jobs import TinyJob, TinyVertex, tiny_job
 
 SHAPES: dict[str, tuple[dict[str, int], tuple[str, ...], tuple[str, ...]]] = {
@@ -224,7 +223,7 @@ class World:
                     self.to_coordinator.append(events.Acknowledged(task, command))
                 case events.Decline(number, reason):
                     self.to_coordinator.append(events.Declined(task, number, reason))
-                case events.TellLogicEnded():
+                case events.ReportLogicEnded():
                     self.to_coordinator.append(events.LogicEnded(task))
                 case events.ReportInputsEnded():
                     self.to_coordinator.append(events.InputsEnded(task))

@@ -15,21 +15,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from backends.storage.memory import MemoryStorage
+from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import DamagedCheckpoint
-from stateformat.model import Handle, Kind, Mode, Status
-from stateformat.retention import reachable
-from stateformat.segment_reader import SegmentReader
+from stateformat.graph import Status
+from stateformat.history import reachable
+from stateformat.model import Handle, Kind, Mode
+from stateformat.segments import SegmentReader
 from stateformat.storage import Storage
 from stateformat.store import CheckpointStore
+from stateformat.tools.ckpt.main import main as ckpt
 from stateformat.validation import validate
-from stateformat.validation_segments import segments_of
+from stateformat.validation.segments import segments_of
 from tests import corruption, corruption_runs, corruption_stores
 from tests.ckpt_runs import run
 from tests.corruption import Case, Objects, Stores
 from tests.forgery import Forger, get, put
 from tests.tally import Tally
-from tools.ckpt.main import main as ckpt
 
 
 @pytest.fixture(scope="module")

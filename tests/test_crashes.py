@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from backends.storage.local import LocalStorage
-from stateformat import layout
+from stateformat import paths as layout
+from stateformat.backends.storage.local import LocalStorage
 from stateformat.errors import CheckpointError, OutcomeUnknown, PublishConflict, StorageError
 from stateformat.history import record_ids
 from stateformat.storage import CreateOutcome

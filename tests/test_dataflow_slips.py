@@ -9,16 +9,15 @@ import pyarrow as pa
 import pytest
 
 import stateformat
-from backends.connectors import CollectSink, MemorySource, RateSource
-from backends.dataflow.api import Dataflow, EventTime, Operator, Stream
-from backends.dataflow.descriptors import ValueState
-from backends.dataflow.operators import BroadcastJoin, TumblingWindow
-from backends.local import LocalRuntime
-from backends.running.outcome import JobFailed
-from backends.spark.runtime import SparkRuntime
-from backends.spark.sources import SparkSource
+from stateformat.backends.connectors import CollectSink, MemorySource, RateSource
+from stateformat.backends.dataflow import Dataflow, EventTime, Operator, Stream, ValueState
+from stateformat.backends.dataflow.operators import BroadcastJoin, TumblingWindow
+from stateformat.backends.local import LocalRuntime
+from stateformat.backends.runtime import JobFailed
+from stateformat.backends.spark.runtime import SparkRuntime
+from stateformat.backends.spark.sources import SparkSource
 from stateformat.errors import InvalidInput, PublishConflict
-from stateformat.model import Status
+from stateformat.graph import Status
 from tests import stores
 
 FLIGHTS = pa.table({"carrier": ["UA", "AA", "UA"], "n": [1, 2, 3]})
@@ -94,7 +93,7 @@ def test_what_is_logged_of_a_race_that_was_lost_tells_only_what_is_known(caplog:
     job.publish(store, None)
     with pytest.raises(PublishConflict):
         job.publish(store, None)
-    told = [record.getMessage() for record in caplog.records if record.name == "stateformat.publication"]
+    told = [record.getMessage() for record in caplog.records if record.name == "stateformat.publication.protocol"]
     assert told == ["checkpoint 1 of memory://lost-race: lost"]
 
 

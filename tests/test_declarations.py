@@ -9,7 +9,7 @@ import pytest
 
 import stateformat as sf
 from stateformat.model import Field, SchemaVersion, State
-from stateformat.validation_graph import check_states
+from stateformat.rules import check_states
 
 GRAPH = sf.JobGraph((sf.Operator("op", 2, 8, key_hash="spark-murmur3-seed42"),))
 VALUES = sf.value_state("op", "s", keys={"k": pa.int64()}, values={"v": pa.int64()})

@@ -11,20 +11,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from backends.dataflow.api import Dataflow, Operator, OperatorContext, OperatorCoordinator, Output, TwoPhaseCommitSink
-from backends.dataflow.descriptors import (
+from stateformat.backends.dataflow import (
     BroadcastState,
+    Dataflow,
     Descriptor,
     ListState,
     MapState,
+    Operator,
+    OperatorContext,
+    OperatorCoordinator,
+    Output,
     SplitList,
     Timers,
+    TwoPhaseCommitSink,
     UnionList,
     ValueState,
 )
-from backends.running.restore import plan_of
-from redistribution.plan import RestorePlan
+from stateformat.backends.runtime.restore import plan_of
 from stateformat.errors import InvalidInput, RestoreRefused
+from stateformat.redistribution import RestorePlan
 from tests.local_jobs import KEY, Bench, Out, Tap, rows, settle
 
 LONG, INT, TEXT = pa.int64(), pa.int32(), pa.string()

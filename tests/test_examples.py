@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 import stateformat
-from backends.local import LocalRun, LocalRuntime, VirtualClock
+from stateformat.backends.local import LocalRun, LocalRuntime, VirtualClock
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 DAYS = 20

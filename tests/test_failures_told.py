@@ -14,15 +14,15 @@ import pyarrow as pa
 import pytest
 
 import stateformat
-from backends.connectors import MemorySource
-from backends.dataflow.api import Dataflow, Operator, Output
-from backends.dataflow.failures import FailsAgain, OperatorError
-from backends.local import JobFailed, LocalRuntime, VirtualClock
-from backends.running.runtime import Runtime
-from backends.spark.epoch import is_import_error, raised_in_python
-from backends.spark.remote_errors import RemoteError
-from backends.spark.run import SparkRun
-from backends.spark.runtime import SparkRuntime
+from stateformat.backends.connectors import MemorySource
+from stateformat.backends.dataflow import Dataflow, Operator, Output
+from stateformat.backends.dataflow.chain import FailsAgain, OperatorError
+from stateformat.backends.local import JobFailed, LocalRuntime, VirtualClock
+from stateformat.backends.runtime import Runtime
+from stateformat.backends.spark.driver import SparkRun
+from stateformat.backends.spark.driver.epoch import is_import_error, raised_in_python
+from stateformat.backends.spark.protocol.remote_errors import RemoteError
+from stateformat.backends.spark.runtime import SparkRuntime
 from stateformat.errors import StorageError
 from tests.conformance import Gated, Out
 from tests.local_jobs import rows
@@ -197,7 +197,7 @@ def test_a_job_that_workers_cannot_have_fails_at_once(
         ("ModuleNotFoundError: No module named 'x'", True, True),
         ("AttributeError: Can't get attribute 'F' on <module '__main__'>", True, True),
         ("ValueError: invalid literal", True, False),
-        ("backends.spark.mail.EpochBroken: a gap", False, False),
+        ("stateformat.backends.spark.protocol.frames.EpochBroken: a gap", False, False),
         ("stateformat.errors.StorageError: down", False, False),
         ("ConnectionResetError: by peer", False, False),
     ],
@@ -215,7 +215,7 @@ def test_what_python_raises_in_spark_is_told_apart(said: str, kept: bool, for_go
 @pytest.mark.spark
 def test_a_module_that_real_workers_cannot_import_fails_the_job_in_one_try(tmp_path: Path, spark: Any) -> None:
     (tmp_path / "only_in_the_driver.py").write_text(
-        "from backends.dataflow.api import Operator\n"
+        "from stateformat.backends.dataflow import Operator\n"
         "class Away(Operator):\n    def process(self, batch, input):\n        return batch\n"
     )
     sys.path.insert(0, str(tmp_path))

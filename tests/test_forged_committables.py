@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 
 import stateformat
-from backends.connectors import FileSink, MemorySource, SqlSink
-from backends.dataflow.api import Dataflow
-from backends.local import JobFailed, LocalRuntime
-from backends.rewrite import RewriteSpec, rewrite
+from stateformat.backends.connectors import FileSink, MemorySource, SqlSink
+from stateformat.backends.dataflow import Dataflow
+from stateformat.backends.local import JobFailed, LocalRuntime
+from stateformat.backends.rewrite import RewriteSpec, rewrite
 from stateformat.errors import DamagedCheckpoint, StorageError
 from tests.forgery import Forger
 from tests.servers.server import BUCKET, S3Server
@@ -204,7 +204,7 @@ def test_links_in_the_directory_are_not_followed(out: Path) -> None:
 
 @pytest.fixture
 def outside(moto: S3Server, monkeypatch: pytest.MonkeyPatch) -> Outside:
-    monkeypatch.setattr("backends.connectors.s3_directory.PAUSES_SECONDS", (0.001,))
+    monkeypatch.setattr("stateformat.backends.connectors.sinks.s3_directory.PAUSES_SECONDS", (0.001,))
     return Outside(moto)
 
 

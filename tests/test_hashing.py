@@ -15,9 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stateformat import hashing
 from stateformat.errors import ErrorKind, InvalidInput
-from stateformat.hashing import check_key_types, hash_keys, key_hash, normalize_key_column, register_key_hash
+from stateformat.keys import check_key_types, hash_keys, hashing, key_hash, normalize_key_column, register_key_hash
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 

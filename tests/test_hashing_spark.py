@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stateformat.hashing import hash_keys, normalize_key_column
+from stateformat.keys import hash_keys, normalize_key_column
 
 pytestmark = pytest.mark.spark
 

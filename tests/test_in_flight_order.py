@@ -12,15 +12,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from backends.rewrite import RewriteSpec, rewrite
-from stateformat import declare, reading
-from stateformat.hashing import hash_keys
-from stateformat.key_groups import key_groups, subtask_of_key_group
-from stateformat.merging import merge_sorted
-from stateformat.model import Edge, JobGraph, Operator, Partitioner
-from stateformat.segment import WriteOptions
+from stateformat.backends.rewrite import RewriteSpec, rewrite
+from stateformat.graph import Edge, JobGraph, Operator, Partitioner
+from stateformat.keys import hash_keys, key_groups, subtask_of_key_group
+from stateformat.reading import scan as reading
+from stateformat.segments import WriteOptions
+from stateformat.states import declare
 from stateformat.store import CheckpointStore
 from stateformat.store import open as open_store
+from stateformat.tables import merge_sorted
 from stateformat.validation import validate
 from tests.ckpt_runs import run as ckpt
 

@@ -191,12 +191,14 @@ class Sql:
 # ======================================================================================================================
 
 import stateformat  # noqa: E402
-from redistribution.rescale import rescale  # noqa: E402
-from stateformat import declare  # noqa: E402
+from stateformat.graph import JobGraph, Operator, OperatorId  # noqa: E402
 from stateformat.manifest import cut_handles  # noqa: E402
-from stateformat.model import CheckpointKind, JobGraph, Mode, Operator, OperatorId  # noqa: E402
-from stateformat.segment import WriteOptions  # noqa: E402
-from stateformat.store import Checkpoint, CheckpointStore  # noqa: E402
+from stateformat.model import CheckpointKind, Mode  # noqa: E402
+from stateformat.reading import Checkpoint  # noqa: E402
+from stateformat.redistribution import rescale  # noqa: E402
+from stateformat.segments import WriteOptions  # noqa: E402
+from stateformat.states import declare  # noqa: E402
+from stateformat.store import CheckpointStore  # noqa: E402
 from stateformat.validation import validate  # noqa: E402
 from tests.stores import Job, flights_job, flights_store, owned  # noqa: E402
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from stateformat.errors import ErrorKind, InvalidInput
-from stateformat.key_groups import (
+from stateformat.keys import (
     MAX_PARALLELISM_LIMIT,
     check_parallelism,
     default_max_parallelism,

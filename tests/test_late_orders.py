@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from backends.connectors import CollectSink, MemorySource
-from backends.dataflow.api import Dataflow, EventTime, Operator, Output, Stream
-from backends.dataflow.events import MAX_WATERMARK
-from backends.dataflow.operators import BroadcastJoin
-from backends.running.progress import Progress
+from stateformat.backends.connectors import CollectSink, MemorySource
+from stateformat.backends.dataflow import Dataflow, EventTime, Operator, Output, Stream
+from stateformat.backends.dataflow.events import MAX_WATERMARK
+from stateformat.backends.dataflow.operators import BroadcastJoin
+from stateformat.backends.runtime import Progress
 from tests.conformance import Gated, Stage, plain, to_end, until
 from tests.local_jobs import ROWS
 from tests.played_stage import PlayedStage

@@ -10,10 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stateformat import footer, page_headers
-from stateformat.footer import read_footer
-from stateformat.page_headers import pages
-from stateformat.thrift import LazyPattern
+from stateformat.parquet import footer, page_headers, read_footer
+from stateformat.parquet.page_headers import pages
+from stateformat.parquet.thrift import LazyPattern
 
 ROWS = 5_000
 

@@ -13,14 +13,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stateformat import declare, overlay
-from stateformat.ahead import SizedCall
 from stateformat.errors import ErrorKind, InvalidState
-from stateformat.layers import evolve_table, merge_layers, rekey
 from stateformat.model import Field, SchemaVersion, State
-from stateformat.overlay import Keys, merged_piecewise
-from stateformat.row_keys import row_key_codes
+from stateformat.reading import overlay, rekey
+from stateformat.reading.merge import evolve_table, merge_layers
+from stateformat.reading.overlay import Keys, merged_piecewise
 from stateformat.schema import segment_schema
+from stateformat.segments import row_key_codes
+from stateformat.states import declare
+from stateformat.tables import SizedCall
 from tests.segments import table
 
 VALUE = declare.value_state("op", "value", keys={"k": pa.int64()}, values={"v": pa.int64()})

@@ -9,8 +9,9 @@ import pyarrow as pa
 import pytest
 
 import stateformat as sf
-from stateformat.folding import LAYERS_MAX, UNKNOWN_MAX, Layer, should_fold
-from stateformat.model import JobGraph, Operator, OperatorId
+from stateformat.graph import JobGraph, Operator, OperatorId
+from stateformat.states import UNKNOWN_MAX, Layer, should_fold
+from stateformat.states.delta_policy import LAYERS_MAX
 
 GRAPH = JobGraph((Operator(OperatorId("op"), 1, 128),))
 STATE = sf.value_state("op", "s", keys={"k": pa.int64()}, values={"v": pa.int64()})

@@ -11,15 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 
-from backends.storage.memory import MemoryStorage
-from stateformat import declare
+from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import ErrorKind, InvalidState
-from stateformat.handle_rows import handle_rows, row_group_faults
-from stateformat.manifest import encode_manifest, handles_table
+from stateformat.manifest import encode_manifest, handle_rows, handles_table, row_group_faults
 from stateformat.model import Handle, State
-from stateformat.pages import DECODED_BYTES_MAX
-from stateformat.segment import WriteOptions
-from stateformat.segment_reader import SegmentReader
+from stateformat.parquet import DECODED_BYTES_MAX
+from stateformat.segments import SegmentReader, WriteOptions
+from stateformat.states import declare
 from tests.segments import CountingStorage, record, table, write
 
 MIB = 1 << 20
@@ -127,8 +125,8 @@ def test_a_list_of_nothing_that_would_fill_memory_is_refused_when_it_is_written(
 def test_row_groups_beyond_what_a_file_may_have_are_refused(
     storage: CountingStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stateformat.segment_writer.split_bytes", lambda columns: 1)
-    monkeypatch.setattr("stateformat.segment_writer.grown_limit", lambda limit, written: limit)
+    monkeypatch.setattr("stateformat.segments.row_groups.split_bytes", lambda columns: 1)
+    monkeypatch.setattr("stateformat.segments.row_groups.grown_limit", lambda limit, written: limit)
     with pytest.raises(InvalidState, match="more than 1024 row groups"):
         write(storage, state(pa.int64()), rows(pa.array(range(1100))), options("lz4"))
 
@@ -177,8 +175,8 @@ def test_a_manifest_that_readers_would_refuse_is_not_encoded(
 ) -> None:
     handles = handles_table([write(storage, state(pa.int64()), table(state(pa.int64()), [{"k": 1, "v": 1}]))])
     assert encode_manifest(handles).size
-    monkeypatch.setattr("stateformat.manifest.DECODED_BYTES_MAX", 100)
-    monkeypatch.setattr("stateformat.manifest.EXPANSION_MAX", 0)
+    monkeypatch.setattr("stateformat.manifest.table.DECODED_BYTES_MAX", 100)
+    monkeypatch.setattr("stateformat.manifest.table.EXPANSION_MAX", 0)
     with pytest.raises(InvalidState, match="1 handles would be a manifest that no reader may read") as refused:
         encode_manifest(handles)
     assert refused.value.kind is ErrorKind.LIMIT_EXCEEDED

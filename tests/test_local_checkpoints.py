@@ -9,11 +9,10 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 
-from backends.dataflow.api import Dataflow
-from backends.dataflow.descriptors import Descriptor, UnionList
-from backends.dataflow.events import TaskId
-from backends.dataflow.failures import OperatorError
-from backends.local import JobFailed, RunDiscarded
+from stateformat.backends.dataflow import Dataflow, Descriptor, UnionList
+from stateformat.backends.dataflow.chain import OperatorError
+from stateformat.backends.dataflow.events import TaskId
+from stateformat.backends.local import JobFailed, RunDiscarded
 from stateformat.model import StopMode
 from tests.local_jobs import Bench, Boom, Out, Tap, Told, rows, settle, state_of, to_end, until, until_told
 

@@ -7,9 +7,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from backends.dataflow.api import Dataflow, OperatorCoordinator, Output, Sender, SplitEnumerator
-from backends.dataflow.events import TaskId
-from backends.local import JobFailed, LocalRun, RunDiscarded
+from stateformat.backends.dataflow import Dataflow, OperatorCoordinator, Output, Sender, SplitEnumerator
+from stateformat.backends.dataflow.events import TaskId
+from stateformat.backends.local import JobFailed, LocalRun, RunDiscarded
 from stateformat.model import Mode, StopMode
 from tests.local_jobs import Bench, Log, Out, Tap, Told, rows, settle, state_of, to_end, until, until_read, until_told
 

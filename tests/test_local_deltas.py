@@ -10,10 +10,9 @@ import pyarrow.compute as pc
 import pytest
 
 import stateformat as sf
-from backends.dataflow.api import Dataflow, Output
-from backends.dataflow.descriptors import Descriptor, ValueState
-from backends.dataflow.flow_states import SPLITS
-from backends.local import LocalRun
+from stateformat.backends.dataflow import Dataflow, Descriptor, Output, ValueState
+from stateformat.backends.dataflow.graph import SPLITS
+from stateformat.backends.local import LocalRun
 from stateformat.model import StopMode
 from tests.local_jobs import KEY, Bench, Tap, Told, rows, to_end, until, until_read
 

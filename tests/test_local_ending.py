@@ -7,12 +7,11 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 
-from backends.connectors import CollectSink
-from backends.dataflow.api import Dataflow, Output, Stream
-from backends.dataflow.descriptors import Descriptor, Timers
-from backends.dataflow.events import MAX_WATERMARK
-from backends.dataflow.operators import BroadcastJoin, TumblingWindow
-from backends.local import JobFailed
+from stateformat.backends.connectors import CollectSink
+from stateformat.backends.dataflow import Dataflow, Descriptor, Output, Stream, Timers
+from stateformat.backends.dataflow.events import MAX_WATERMARK
+from stateformat.backends.dataflow.operators import BroadcastJoin, TumblingWindow
+from stateformat.backends.local import JobFailed
 from tests.local_jobs import KEY, Bench, Out, Tap, Told, rows, settle, state_of, to_end, until
 
 

@@ -14,12 +14,11 @@ import pyarrow as pa
 import pytest
 
 import stateformat as sf
-from backends.connectors import CollectSink, MemorySource, RateSource
-from backends.dataflow.api import Dataflow, OperatorContext, Output
-from backends.dataflow.descriptors import Descriptor, Timers, ValueState
-from backends.dataflow.events import TaskId
-from backends.dataflow.operators import Deduplicate, TumblingWindow
-from backends.local import (
+from stateformat.backends.connectors import CollectSink, MemorySource, RateSource
+from stateformat.backends.dataflow import Dataflow, Descriptor, OperatorContext, Output, Timers, ValueState
+from stateformat.backends.dataflow.events import TaskId
+from stateformat.backends.dataflow.operators import Deduplicate, TumblingWindow
+from stateformat.backends.local import (
     JobFailed,
     JobOutcome,
     LocalRuntime,

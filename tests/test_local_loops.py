@@ -8,11 +8,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from backends.dataflow.api import Dataflow, Output
-from backends.dataflow.descriptors import Descriptor, Timers
-from backends.dataflow.events import MAX_WATERMARK
-from backends.dataflow.operators import Filter, Map
-from backends.local import JobFailed, JobOutcome, LocalRun
+from stateformat.backends.dataflow import Dataflow, Descriptor, Output, Timers
+from stateformat.backends.dataflow.events import MAX_WATERMARK
+from stateformat.backends.dataflow.operators import Filter, Map
+from stateformat.backends.local import JobFailed, JobOutcome, LocalRun
 from stateformat.model import StopMode
 from tests.local_jobs import KEY, ROWS, Bench, Log, Out, Tap, Told, rows, settle, state_of, to_end, until
 

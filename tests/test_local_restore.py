@@ -8,21 +8,24 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from backends.connectors import CollectSink
-from backends.dataflow.api import Dataflow, OperatorContext, Output, Stream
-from backends.dataflow.descriptors import (
+from stateformat.backends.connectors import CollectSink
+from stateformat.backends.dataflow import (
     BroadcastState,
+    Dataflow,
     Descriptor,
     ListState,
     MapState,
+    OperatorContext,
+    Output,
     SplitList,
+    Stream,
     Timers,
     UnionList,
     ValueState,
 )
-from backends.dataflow.events import MAX_WATERMARK, MIN_WATERMARK, TaskId
-from backends.dataflow.operators import BroadcastJoin, TumblingWindow
-from backends.local import JobOutcome, LocalRun, RunDiscarded
+from stateformat.backends.dataflow.events import MAX_WATERMARK, MIN_WATERMARK, TaskId
+from stateformat.backends.dataflow.operators import BroadcastJoin, TumblingWindow
+from stateformat.backends.local import JobOutcome, LocalRun, RunDiscarded
 from stateformat.errors import RestoreRefused
 from tests.local_jobs import KEY, ROWS, Bench, Count, Out, Tap, Told, rows, settle, state_of, to_end, until, until_read
 

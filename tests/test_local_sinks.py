@@ -7,9 +7,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from backends.connectors import FileSink
-from backends.dataflow.api import Dataflow
-from backends.local import JobFailed, JobOutcome, LocalRun, LocalRuntime, RunDiscarded, VirtualClock
+from stateformat.backends.connectors import FileSink
+from stateformat.backends.dataflow import Dataflow
+from stateformat.backends.local import JobFailed, JobOutcome, LocalRun, LocalRuntime, RunDiscarded, VirtualClock
 from stateformat.errors import PublishConflict
 from stateformat.model import StopMode
 from tests.local_jobs import Bench, Out, Tap, Told, rows, settle, to_end, until

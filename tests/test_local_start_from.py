@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import stateformat as sf
-from backends.local import JobOutcome, LocalRun, LocalRuntime
-from backends.rewrite.rescaling import publish_rescaled
-from backends.storage.memory import MemoryStorage
+from stateformat.backends.local import JobOutcome, LocalRun, LocalRuntime
+from stateformat.backends.rewrite.rescale import publish_rescaled
+from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import InvalidInput, JobMismatch, PublishConflict, RestoreRefused, StorageError
 from stateformat.model import CheckpointKind
 from stateformat.storage import Storage
@@ -156,7 +156,7 @@ def test_claim_without_the_savepoints_own_store_is_refused() -> None:
 
 
 def test_a_savepoint_of_another_job_is_refused_since_segments_carry_the_job() -> None:
-    from backends.dataflow.api import Dataflow
+    from stateformat.backends.dataflow import Dataflow
 
     was = Stopped()
     flow = Dataflow("other")
@@ -167,7 +167,7 @@ def test_a_savepoint_of_another_job_is_refused_since_segments_carry_the_job() ->
 
 
 def test_a_savepoint_that_does_not_fit_is_refused_before_anything_is_copied_and_drop_gives_state_up() -> None:
-    from backends.dataflow.api import Dataflow
+    from stateformat.backends.dataflow import Dataflow
 
     was = Stopped()
     flow = Dataflow("job", parallelism=1)

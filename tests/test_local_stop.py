@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 import stateformat as sf
-from backends.dataflow.api import Dataflow
-from backends.local import JobOutcome
-from backends.storage.memory import MemoryStorage
-from stateformat.layout import request_path
+from stateformat.backends.dataflow import Dataflow
+from stateformat.backends.local import JobOutcome
+from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.model import StopMode
-from stateformat.requests import StopOutcome, StopRequest, encode_request
+from stateformat.paths import request_path
+from stateformat.stop_requests import StopOutcome, StopRequest, encode_request
 from tests.local_jobs import Bench, Out, Tap, rows, settle, state_of, to_end, until
 from tests.local_stops import DRAIN, MODES, SUSPEND, Flushing, Job, answer, saved_once
 

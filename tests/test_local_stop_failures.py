@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from backends.local import JobOutcome, LocalRun, LocalRuntime, RunDiscarded, VirtualClock
+from stateformat.backends.local import JobOutcome, LocalRun, LocalRuntime, RunDiscarded, VirtualClock
 from stateformat.errors import CheckpointError
 from stateformat.model import StopMode
-from stateformat.requests import StopOutcome
+from stateformat.stop_requests import StopOutcome
 from tests.local_jobs import Bench, rows, settle, to_end, until
 from tests.local_stops import DRAIN, MODES, SUSPEND, Job, answer, asked, flushed, saved_once
 

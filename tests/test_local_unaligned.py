@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from backends.dataflow.api import Dataflow, Stream
-from backends.dataflow.events import TaskId
-from backends.local import LocalRun
-from backends.running.worker import Worker
+from stateformat.backends.dataflow import Dataflow, Stream
+from stateformat.backends.dataflow.events import TaskId
+from stateformat.backends.local import LocalRun
+from stateformat.backends.runtime import Worker
 from stateformat.errors import RestoreRefused
 from stateformat.model import StopMode
 from tests.local_jobs import INTERVAL_US, ROWS, Bench, Count, Out, Tap, Told, rows, settle, state_of, to_end, until

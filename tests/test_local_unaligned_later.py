@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from backends.dataflow.api import Dataflow
-from backends.dataflow.events import CheckpointDue, TaskId
-from backends.dataflow.operators import Filter, Map
-from backends.local import LocalRun, LocalRuntime
-from backends.running.worker import Worker
+from stateformat.backends.dataflow import Dataflow
+from stateformat.backends.dataflow.events import CheckpointDue, TaskId
+from stateformat.backends.dataflow.operators import Filter, Map
+from stateformat.backends.local import LocalRun, LocalRuntime
+from stateformat.backends.runtime import Worker
 from stateformat.errors import InvalidInput
 from tests.local_jobs import INTERVAL_US, ROWS, Bench, Count, Out, Tap, Told, rows, settle, state_of, to_end, until
 from tests.test_local_unaligned import Job, in_flight, step_all

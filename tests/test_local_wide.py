@@ -10,16 +10,16 @@ import pyarrow as pa
 import pytest
 
 import stateformat as sf
-from backends.connectors import MemorySource
-from backends.dataflow import events as ev
-from backends.dataflow.api import Dataflow
-from backends.dataflow.inputs import InputEdge, Inputs
-from backends.dataflow.operators import Aggregate
-from backends.dataflow.task import Task
-from backends.local import LocalRun, LocalRuntime, VirtualClock
-from backends.running.channels import Queue
-from backends.running.waiting import ReadyInputs
-from backends.storage.memory import MemoryStorage
+from stateformat.backends.connectors import MemorySource
+from stateformat.backends.dataflow import Dataflow
+from stateformat.backends.dataflow import events as ev
+from stateformat.backends.dataflow.operators import Aggregate
+from stateformat.backends.dataflow.task import InputEdge, Task
+from stateformat.backends.dataflow.task.inputs import Inputs
+from stateformat.backends.local import LocalRun, LocalRuntime, VirtualClock
+from stateformat.backends.runtime import Queue
+from stateformat.backends.runtime.waiting import ReadyInputs
+from stateformat.backends.storage.memory import MemoryStorage
 
 LOOKS: Counter[str] = Counter()
 
@@ -67,7 +67,7 @@ def _looks_per_step(parallelism: int) -> float:
 
 
 def test_what_a_step_looks_at_does_not_grow_with_the_number_of_channels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backends.local.run.Queue", _Queue)
+    monkeypatch.setattr("stateformat.backends.runtime.channels.Queue", _Queue)
     monkeypatch.setattr(ev, "Channel", _Channel)
     narrow, wide = _looks_per_step(16), _looks_per_step(40)
     assert wide < 1.25 * narrow

@@ -13,7 +13,6 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateformat import manifest as manifest_module
 from stateformat.errors import CheckpointError, DamagedCheckpoint, ErrorKind, InvalidInput
 from stateformat.manifest import (
     Manifest,
@@ -26,6 +25,7 @@ from stateformat.manifest import (
     spill_inline,
     totals,
 )
+from stateformat.manifest import table as manifest_module
 from stateformat.model import Handle, ManifestRef, Totals
 from stateformat.schema import MANIFEST_SCHEMA, PLANNING_COLUMNS, SLICE_SCHEMA
 from stateformat.storage import check_path

@@ -10,22 +10,26 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from backends.connectors import CollectSink, MemorySource
-from backends.dataflow.api import (
+from stateformat.backends.connectors import CollectSink, MemorySource
+from stateformat.backends.dataflow import (
     Dataflow,
+    Descriptor,
     EventTime,
+    ListState,
+    MapState,
     Operator,
     OperatorCoordinator,
     Output,
     Sender,
     Source,
     Stream,
+    Timers,
     TwoPhaseCommitSink,
+    ValueState,
 )
-from backends.dataflow.descriptors import Descriptor, ListState, MapState, Timers, ValueState
-from backends.dataflow.events import MIN_WATERMARK
-from backends.dataflow.operators import Aggregate, Map, Select, TumblingWindow
-from backends.local import JobFailed
+from stateformat.backends.dataflow.events import MIN_WATERMARK
+from stateformat.backends.dataflow.operators import Aggregate, Map, Select, TumblingWindow
+from stateformat.backends.local import JobFailed
 from stateformat.errors import InvalidInput, RestoreRefused
 from stateformat.model import StopMode
 from tests.local_jobs import ROWS, Bench, Out, Tap, Told, rows, settle, to_end, until

@@ -9,12 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from backends.state import KeyedList, KeyedMap, KeyedValue, SubtaskStates, TimerSet
-from stateformat import declare
+from stateformat.backends.state import KeyedList, KeyedMap, KeyedValue, SubtaskStates, TimerSet
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState
-from stateformat.hashing import hash_keys
-from stateformat.key_groups import key_groups, subtask_of_key_group
-from stateformat.model import Operator, OperatorId
+from stateformat.graph import Operator, OperatorId
+from stateformat.keys import hash_keys, key_groups, subtask_of_key_group
+from stateformat.states import declare
 
 N = {"n": pa.int64()}
 ONE = {"k": pa.string()}

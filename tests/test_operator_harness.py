@@ -10,20 +10,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from backends.dataflow.api import Operator, OperatorCoordinator, Output, Prepared, Sender, TwoPhaseCommitSink
-from backends.dataflow.descriptors import (
+from stateformat.backends.dataflow import (
     BroadcastState,
     Descriptor,
     ListState,
+    Operator,
+    OperatorCoordinator,
+    Output,
+    Prepared,
+    Sender,
     SplitList,
     Timers,
+    TwoPhaseCommitSink,
     UnionList,
     ValueState,
 )
-from backends.dataflow.events import MAX_WATERMARK
-from backends.dataflow.failures import OperatorError
-from backends.dataflow.testing import OperatorHarness
-from backends.storage import memory
+from stateformat.backends.dataflow.chain import OperatorError
+from stateformat.backends.dataflow.events import MAX_WATERMARK
+from stateformat.backends.dataflow.testing import OperatorHarness
+from stateformat.backends.storage import memory
 from stateformat.errors import InvalidInput, InvalidState, RestoreRefused
 
 CITY = {"city": pa.string()}

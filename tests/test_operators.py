@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from backends.dataflow.events import MAX_WATERMARK
-from backends.dataflow.failures import OperatorError
-from backends.dataflow.operators import (
+from stateformat.backends.dataflow.chain import OperatorError
+from stateformat.backends.dataflow.events import MAX_WATERMARK
+from stateformat.backends.dataflow.operators import (
     Aggregate,
     BroadcastJoin,
     Deduplicate,
@@ -23,7 +23,7 @@ from backends.dataflow.operators import (
     Select,
     TumblingWindow,
 )
-from backends.dataflow.testing import OperatorHarness
+from stateformat.backends.dataflow.testing import OperatorHarness
 from stateformat.errors import InvalidInput
 from tests.operator_harness import again, driven_by, rows_of
 
@@ -152,7 +152,7 @@ def test_a_selection_orders_and_renames() -> None:
 def test_an_aggregate_emits_at_the_end_what_python_says_of_all_rows(
     rows: int, gathered: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("backends.dataflow.operators.aggregate._GATHERED_ROWS_MAX", gathered)
+    monkeypatch.setattr("stateformat.backends.dataflow.operators.aggregate._GATHERED_ROWS_MAX", gathered)
     table = some_rows(400, 11, 5)
     driven = driven_by(Aggregate("k", AGGREGATES, emit="end"), table.schema)
     for batch in chunks(table, rows):

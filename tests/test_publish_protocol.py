@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from stateformat import copying, history, layout, pending, publication, retention, store
-from stateformat.checkpoint import Checkpoint, load_manifest, load_record
+from stateformat import paths as layout
+from stateformat import store
 from stateformat.errors import (
     CheckpointError,
     CheckpointExpired,
@@ -28,8 +28,14 @@ from stateformat.errors import (
     PublishConflict,
     StorageError,
 )
+from stateformat.history import records as history
+from stateformat.history import retention
 from stateformat.model import CheckpointId, CheckpointKind
-from stateformat.publication import MOVES, At, CommitPermit, Saw
+from stateformat.publication import CommitPermit, pending
+from stateformat.publication import copy as copying
+from stateformat.publication import protocol as publication
+from stateformat.publication.protocol import MOVES, At, Saw
+from stateformat.reading import Checkpoint, load_manifest, load_record
 from stateformat.store import CheckpointStore
 from tests.stepping import (
     GRAPH,

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from backends.storage.memory import MemoryStorage
+from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import CheckpointExpired, NotFound, PublishConflict, StorageError
 from stateformat.publication import CommitPermit
 from stateformat.storage import Storage, open_storage

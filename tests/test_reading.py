@@ -13,16 +13,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from backends.storage.memory import MemoryStorage
-from stateformat import declare
-from stateformat.ahead import ahead
-from stateformat.digests import digest
+from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput
 from stateformat.manifest import Manifest, handles_table
 from stateformat.model import Handle, SchemaVersion, State
-from stateformat.reading import read_slices
+from stateformat.reading.scan import read_slices
 from stateformat.schema import segment_schema
-from stateformat.segment import WriteOptions
+from stateformat.segments import WriteOptions
+from stateformat.segments.digests import digest
+from stateformat.states import declare
+from stateformat.tables import prefetch
 from tests.segments import OBJECTS, CountingStorage, read, record, slices, whole_slices, write
 
 VALUE = declare.value_state("op", "counts", keys={"k": pa.int64()}, values={"v": pa.int64()})
@@ -351,8 +351,8 @@ def test_a_large_segment_is_read_in_ranges_even_as_a_whole(
     storage: CountingStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handle = write(storage, VALUE, numbered(50_000), SMALL_ROW_GROUPS)
-    monkeypatch.setattr("stateformat.reading.WHOLE_BYTES_MAX", 100_000)
-    monkeypatch.setattr("stateformat.segment_reader.PIECE_ROWS_MAX", 10_000)
+    monkeypatch.setattr("stateformat.reading.scan.WHOLE_BYTES_MAX", 100_000)
+    monkeypatch.setattr("stateformat.segments.reader.PIECE_ROWS_MAX", 10_000)
     assert pairs(read(storage, VALUE, [handle])) == [(k, k) for k in range(50_000)]
     assert storage.reads >= 6
     assert storage.bytes_read < 1.05 * handle.size_bytes
@@ -366,9 +366,9 @@ def test_nothing_is_read_before_it_is_asked_for(storage: CountingStorage) -> Non
 
 
 def test_a_reader_that_stops_early_stops_reading(storage: CountingStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stateformat.segment_reader.PIECE_ROWS_MAX", 500)
+    monkeypatch.setattr("stateformat.segments.reader.PIECE_ROWS_MAX", 500)
     handle = write(storage, VALUE, numbered(50_000), SMALL_ROW_GROUPS)
-    monkeypatch.setattr("stateformat.reading.WHOLE_BYTES_MAX", 100_000)
+    monkeypatch.setattr("stateformat.reading.scan.WHOLE_BYTES_MAX", 100_000)
     batches = read_slices(
         storage, record(VALUE), Manifest(handles_table([handle])), whole_slices([handle]), batch_rows=500
     )
@@ -406,7 +406,7 @@ def test_an_inline_segment_is_verified_too(storage: CountingStorage) -> None:
 
 
 def test_no_flipped_bit_makes_a_slice_wrong(storage: CountingStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stateformat.reading._SMALL_BYTES", 0)
+    monkeypatch.setattr("stateformat.reading.scan._SMALL_BYTES", 0)
     handle = write(storage, VALUE, numbered(90), WriteOptions(row_group_rows=30, inline_bytes_max=0))
     good = storage.bytes_of(handle.path or "")
     start, rows = rows_of_groups(handle, 50, 70)
@@ -564,7 +564,7 @@ def test_columns_of_another_type_name_or_order_are_refused(storage: CountingStor
 def test_a_manifest_that_says_other_counts_than_the_rows_is_noticed(
     storage: CountingStorage, whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stateformat.reading._SMALL_BYTES", 0)
+    monkeypatch.setattr("stateformat.reading.scan._SMALL_BYTES", 0)
     handle = write(storage, VALUE, numbered(5000), SMALL_ROW_GROUPS)
     counts = list(handle.rows_per_group or [])
     moved = [counts[0] + 1, counts[1] - 1, *counts[2:]]
@@ -614,7 +614,7 @@ def test_special_keys_come_back_as_they_are_stored(storage: CountingStorage) -> 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 10])
 def test_work_ahead_keeps_the_order(count: int, workers: int) -> None:
-    assert list(ahead((partial(int, n) for n in range(count)), workers=workers, depth=3)) == list(range(count))
+    assert list(prefetch((partial(int, n) for n in range(count)), workers=workers, depth=3)) == list(range(count))
 
 
 def test_work_ahead_is_bounded_and_its_error_comes_in_its_place() -> None:
@@ -635,7 +635,7 @@ def test_work_ahead_is_bounded_and_its_error_comes_in_its_place() -> None:
             closed.append(True)
 
     taken = []
-    results = ahead(calls(), depth=2)  # type: ignore[arg-type]
+    results = prefetch(calls(), depth=2)  # type: ignore[arg-type]
     for _ in range(10):
         taken.append(next(results))
         assert len(begun) <= len(taken) + 2

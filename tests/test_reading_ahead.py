@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 import stateformat as sf
-from backends.storage.local import LocalStorage
-from stateformat.checkpoint import ReadTask
+from stateformat.backends.storage.local import LocalStorage
 from stateformat.errors import CheckpointError
+from stateformat.reading import ReadTask
 from tests.stores import counts_job
 
 SEGMENTS, TOGETHER = 12, 4

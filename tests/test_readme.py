@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.storage.memory import MemoryStorage
+from stateformat.backends.storage.memory import MemoryStorage
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from redistribution import RefusalCode, WarningCode, plan_restore, rescale
-from redistribution.plan import RestorePlan
-from stateformat.model import Edge, JobGraph, Operator
+from stateformat.graph import Edge, JobGraph, Operator
+from stateformat.redistribution import RefusalCode, RestorePlan, WarningCode, plan_restore, rescale
 from tests.redistribution_cases import checkpoint, edge, op, published
 
 

@@ -12,10 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from redistribution import Action, OperatorPlan, WarningCode, plan_restore
-from redistribution.plan import RestorePlan
 from stateformat.errors import InvalidInput
-from stateformat.model import JobGraph, Status
+from stateformat.graph import JobGraph, Status
+from stateformat.redistribution import Action, OperatorPlan, RestorePlan, WarningCode, plan_restore
 from stateformat.schema import SLICE_SCHEMA
 from tests.redistribution_cases import FakeCheckpoint, Part, checkpoint, edge, op, state
 
@@ -224,7 +223,7 @@ def test_a_plan_opens_no_file() -> None:
     code = """
 import sys
 from tests.test_redistribution_plan import pipeline
-from redistribution import plan_restore, rescale
+from stateformat.redistribution import plan_restore, rescale
 source = pipeline()
 topology = source.record.graph.at(3)
 plan_restore(source, topology)  # so that whatever is imported late is there

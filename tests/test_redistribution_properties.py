@@ -8,10 +8,9 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from redistribution import plan_restore, rescale
-from redistribution.plan import RestorePlan
-from stateformat.key_groups import key_group_range
-from stateformat.model import Status
+from stateformat.graph import Status
+from stateformat.keys import key_group_range
+from stateformat.redistribution import RestorePlan, plan_restore, rescale
 from tests.redistribution_cases import FakeCheckpoint, Part, checkpoint, deliver, edge, op, published, state
 from tests.redistribution_oracle import expected
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 import pytest
 
-from redistribution import Action, WarningCode, plan_restore
-from redistribution.plan import RestorePlan
 from stateformat.errors import DamagedCheckpoint, InvalidInput, RestoreRefused
-from stateformat.hashing import DEFAULT_KEY_HASH
-from stateformat.model import Edge, Field, JobGraph, Operator
+from stateformat.graph import Edge, JobGraph, Operator
+from stateformat.keys import DEFAULT_KEY_HASH
+from stateformat.model import Field
+from stateformat.redistribution import Action, RestorePlan, WarningCode, plan_restore
 from tests.redistribution_cases import FakeCheckpoint, Part, checkpoint, deliver, edge, op, state
 
 

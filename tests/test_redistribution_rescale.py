@@ -8,12 +8,13 @@ from itertools import product
 
 import pytest
 
-from redistribution import RefusalCode, plan_restore, rescale
-from redistribution.arrays import read_handles
-from redistribution.checkpoint_rules import checkpoint_refusals
 from stateformat.errors import InvalidInput, RestoreRefused
+from stateformat.graph import JobGraph, Status, SubtaskSet
 from stateformat.manifest import cut_handles
-from stateformat.model import PER_SUBTASK_MODES, FormerStatus, JobGraph, Mode, Status, SubtaskSet
+from stateformat.model import PER_SUBTASK_MODES, FormerStatus, Mode
+from stateformat.redistribution import RefusalCode, plan_restore, rescale
+from stateformat.redistribution.rules import checkpoint_refusals
+from stateformat.redistribution.tables import read_handles
 from stateformat.schema import SLICE_SCHEMA
 from tests.redistribution_cases import Delivered, FakeCheckpoint, Part, checkpoint, deliver, edge, op, published, state
 from tests.test_redistribution_rules import world

@@ -8,9 +8,8 @@ from itertools import product
 
 import pytest
 
-from redistribution import plan_restore
-from redistribution.restore_plan import RestorePlan
-from stateformat.model import Status
+from stateformat.graph import Status
+from stateformat.redistribution import RestorePlan, plan_restore
 from tests.redistribution_cases import FakeCheckpoint, Part, checkpoint, deliver, edge, op, state
 from tests.redistribution_oracle import expected
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import stateformat as sf
-from stateformat.footer import carries_arrow_schema
+from stateformat.parquet.footer import carries_arrow_schema
 from stateformat.validation import validate
 from tests.forgery import Forger, get, put
 from tests.segments import CountingStorage
@@ -185,8 +185,8 @@ def test_layers_go_on_at_a_parallelism_at_which_some_subtasks_have_no_rows() -> 
 
 
 def test_what_a_rescale_has_cut_for_many_is_read_at_once_by_few() -> None:
-    from redistribution import rescale
     from stateformat.manifest import cut_handles
+    from stateformat.redistribution import rescale
 
     storage = CountingStorage("many-cuts")
     store = sf.CheckpointStore(storage)
@@ -435,7 +435,8 @@ def test_a_path_too_long_for_the_system_is_a_missing_object(tmp_path: Path) -> N
 
 
 def test_a_store_whose_first_checkpoint_appears_meanwhile_is_validated(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stateformat import history, validation
+    from stateformat.history import records as history
+    from stateformat.validation import validator as validation
 
     store = sf.open("memory://meanwhile")
     listed = history.record_ids

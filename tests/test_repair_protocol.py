@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from stateformat import history, layout, pending, publication, repair, retention, survey
-from stateformat.checkpoint import Checkpoint, load_record
+from stateformat import paths as layout
 from stateformat.errors import (
     CheckpointError,
     CheckpointExpired,
@@ -24,9 +23,14 @@ from stateformat.errors import (
     StorageError,
     UnsupportedFormat,
 )
+from stateformat.history import records as history
+from stateformat.history import retention, survey
 from stateformat.model import CheckpointId, CheckpointKind, Record
 from stateformat.problems import Problem
-from stateformat.publication import MOVES, At, Saw
+from stateformat.publication import pending, repair
+from stateformat.publication import protocol as publication
+from stateformat.publication.protocol import MOVES, At, Saw
+from stateformat.reading import Checkpoint, load_record
 from stateformat.store import CheckpointStore
 from stateformat.validation import validate
 from tests import stepping

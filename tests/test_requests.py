@@ -17,13 +17,20 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.storage.local import LocalStorage
-from backends.storage.memory import MemoryStorage
-from stateformat import layout
-from stateformat.errors import ErrorKind, InvalidInput, NotFound, OutcomeUnknown, StorageError, UnsupportedFormat
+from stateformat import paths as layout
+from stateformat.backends.storage.local import LocalStorage
+from stateformat.backends.storage.memory import MemoryStorage
+from stateformat.errors import (
+    ErrorKind,
+    InvalidInput,
+    NotFound,
+    OutcomeUnknown,
+    StorageError,
+    UnsupportedFormat,
+)
 from stateformat.model import StopMode
-from stateformat.record_members import RecordFault
-from stateformat.requests import (
+from stateformat.record import RecordFault
+from stateformat.stop_requests import (
     BYTES_MAX,
     StopAnswer,
     StopOutcome,

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.storage.local import LocalStorage
-from stateformat import layout, retention
-from stateformat.checkpoint import Checkpoint, load_manifest, load_record
+from stateformat import paths as layout
+from stateformat.backends.storage.local import LocalStorage
 from stateformat.errors import ErrorKind, InvalidInput, NotFound, StorageError
+from stateformat.history import reachable, retention
 from stateformat.manifest import handles_table
 from stateformat.model import CheckpointId, Handle
-from stateformat.retention import reachable
+from stateformat.reading import Checkpoint, load_manifest, load_record
 from stateformat.storage import ObjectInfo, TellsLeftovers
 from stateformat.store import CheckpointStore
 from tests.stepping import JOB, Run, Sink, World, contents, whole

@@ -10,14 +10,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from backends.rewrite import RewriteSpec, plan_rewrite, rewrite
-from backends.rewrite.run import check_counts
-from backends.rewrite.threads import ThreadEngine
-from stateformat import declare
+from stateformat.backends.rewrite import RewriteSpec, plan_rewrite, rewrite
+from stateformat.backends.rewrite.rewrite import check_counts
+from stateformat.backends.rewrite.threads import ThreadEngine
 from stateformat.errors import DamagedCheckpoint, InvalidInput, JobMismatch, PublishConflict, RestoreRefused
-from stateformat.hashing import hash_keys
-from stateformat.model import CheckpointKind, Edge, Handle, JobGraph, Operator, OperatorId, Partitioner, Status
-from stateformat.segment import WriteOptions
+from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner, Status
+from stateformat.keys import hash_keys
+from stateformat.model import CheckpointKind, Handle
+from stateformat.segments import WriteOptions
+from stateformat.states import declare
 from stateformat.storage import open_storage
 from stateformat.store import CheckpointStore
 from stateformat.validation import validate
@@ -135,7 +136,7 @@ def test_much_state_of_few_subtasks_is_read_in_more_parts_than_there_were_subtas
     before = store.open()
     spec = RewriteSpec(max_parallelism=64)
     few = plan_rewrite(before, spec).sources
-    monkeypatch.setattr("backends.rewrite.planning.SOURCE_BYTES", 100)
+    monkeypatch.setattr("stateformat.backends.rewrite.planning.SOURCE_BYTES", 100)
     many = plan_rewrite(before, spec).sources
     assert len(many) > 2 * len(few)
     assert sum(source.rows for source in many) == sum(source.rows for source in few)

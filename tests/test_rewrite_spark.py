@@ -11,17 +11,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from backends.rewrite import RewriteSpec, plan_rewrite, rewrite
-from backends.spark.rewrite import SparkEngine
-from backends.spark.rewrite.engine import TASK_BYTES, evened, task_count
-from backends.spark.rewrite.executor import FRAME_BYTES, decode
-from backends.spark.session import check
+from stateformat.backends.rewrite import RewriteSpec, plan_rewrite, rewrite
+from stateformat.backends.spark.rewrite import SparkEngine
+from stateformat.backends.spark.rewrite.engine import TASK_BYTES, evened, task_count
+from stateformat.backends.spark.rewrite.executor import FRAME_BYTES, decode
+from stateformat.backends.spark.session import check
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, StorageError
-from stateformat.model import Partitioner
-from stateformat.pieces import cut
-from stateformat.segment import WriteOptions
+from stateformat.graph import Partitioner
+from stateformat.segments import WriteOptions
 from stateformat.storage import open_storage
 from stateformat.store import CheckpointStore
+from stateformat.tables import cut
 from stateformat.validation import validate
 from tests import rewrite_jobs as jobs
 from tests.test_in_flight_order import check_order, publish, records_for

@@ -12,10 +12,9 @@ import pyarrow as pa
 import pytest
 
 import stateformat as sf
-from backends.dataflow.api import Dataflow, Stream
-from backends.dataflow.compile import Job, compile_job, graph_of
-from backends.dataflow.descriptors import ValueState
-from backends.dataflow.routing import PIECE_ROWS_MIN, Router
+from stateformat.backends.dataflow import Dataflow, Stream, ValueState
+from stateformat.backends.dataflow.graph import Job, Router, compile_job, graph_of
+from stateformat.backends.dataflow.graph.partitioning import PIECE_ROWS_MIN
 from tests.dataflow_fakes import ROWS, Chunks, Pass, Stateful, rows
 
 Connect = Callable[[Stream], Stream]

@@ -18,16 +18,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from backends.state import Entries, KeyedList, KeyedMap, KeyedValue, TimerSet
-from backends.state import chains as chains_module
-from backends.state import index as index_module
-from backends.state import parts as parts_module
-from backends.state import store as store_module
-from backends.state import timers as timers_module
-from backends.state.index import SlotIndex, hash_raws
-from stateformat import declare
+from stateformat.backends.state import Entries, KeyedList, KeyedMap, KeyedValue, TimerSet
+from stateformat.backends.state import columns as parts_module
+from stateformat.backends.state import element_lists as chains_module
+from stateformat.backends.state import index as index_module
+from stateformat.backends.state import rows as store_module
+from stateformat.backends.state import timers as timers_module
+from stateformat.backends.state.index import SlotIndex, hash_raws
 from stateformat.errors import InvalidInput, InvalidState
-from stateformat.model import Operator, OperatorId
+from stateformat.graph import Operator, OperatorId
+from stateformat.states import declare
 
 OPERATOR = Operator(OperatorId("op"), 1, 128)
 INT = {"k": pa.int64()}

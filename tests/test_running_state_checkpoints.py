@@ -11,13 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from backends.state import SubtaskStates
-from stateformat import declare
-from stateformat.checkpoint import Checkpoint
+from stateformat.backends.state import SubtaskStates
 from stateformat.errors import InvalidInput, InvalidState
-from stateformat.hashing import hash_keys, register_key_hash
-from stateformat.model import Edge, JobGraph, Operator, OperatorId, Partitioner, State
-from stateformat.segment import WriteOptions
+from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner
+from stateformat.keys import hash_keys, register_key_hash
+from stateformat.model import State
+from stateformat.reading import Checkpoint
+from stateformat.segments import WriteOptions
+from stateformat.states import declare
 from stateformat.store import open as open_store
 
 KEYS = {"user": pa.string(), "day": pa.int32()}

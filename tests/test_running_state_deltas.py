@@ -20,19 +20,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from backends.dataflow.compile import compile_job, graph_of
-from backends.state import Layer, SubtaskStates
-from backends.state import chains as chains_module
-from backends.state import parts as parts_module
-from backends.state import store as store_module
-from stateformat import declare, folding
-from stateformat.checkpoint import Checkpoint, ReadTask
+from stateformat.backends.dataflow.graph import compile_job, graph_of
+from stateformat.backends.state import Layer, SubtaskStates
+from stateformat.backends.state import columns as parts_module
+from stateformat.backends.state import element_lists as chains_module
+from stateformat.backends.state import rows as store_module
 from stateformat.errors import DamagedCheckpoint, InvalidInput
-from stateformat.layers import merge_layers
-from stateformat.model import Handle, JobGraph, Mode, Operator, OperatorId, State
+from stateformat.graph import JobGraph, Operator, OperatorId
+from stateformat.model import Handle, Mode, State
 from stateformat.publication import CommitPermit
+from stateformat.reading import Checkpoint, ReadTask
+from stateformat.reading.merge import merge_layers
 from stateformat.schema import segment_schema
-from stateformat.segment import WriteOptions
+from stateformat.segments import WriteOptions
+from stateformat.states import declare
+from stateformat.states import delta_policy as folding
 from stateformat.store import open as open_store
 from stateformat.validation import validate
 from tests.test_activation_snapshots import command, started, summing

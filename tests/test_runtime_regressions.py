@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import stateformat as sf
-from backends.dataflow.api import (
+from stateformat.backends.dataflow import (
     Dataflow,
     NoSplit,
     Operator,
@@ -21,17 +21,17 @@ from backends.dataflow.api import (
     Sender,
     Split,
     SplitEnumerator,
+    SplitList,
     TwoPhaseCommitSink,
 )
-from backends.dataflow.descriptors import SplitList
-from backends.dataflow.events import CheckpointDue, TaskId, TimedOut
-from backends.local import JobFailed, LocalRun, LocalRuntime, RunDiscarded
-from backends.running.worker import Worker
-from stateformat.checkpoint import ReadTask
+from stateformat.backends.dataflow.events import CheckpointDue, TaskId, TimedOut
+from stateformat.backends.local import JobFailed, LocalRun, LocalRuntime, RunDiscarded
+from stateformat.backends.runtime import Worker
 from stateformat.errors import InvalidInput
 from stateformat.model import Mode, StopMode
 from stateformat.publication import CommitPermit
-from stateformat.requests import StopOutcome
+from stateformat.reading import ReadTask
+from stateformat.stop_requests import StopOutcome
 from tests.local_jobs import Bench, Count, Out, Tap, Told, rows, settle, to_end, until
 
 

@@ -13,21 +13,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.storage.local import LocalStorage
 from benchmarks.scale_stores import many_handles
-from redistribution import plan_restore, rescale
-from stateformat.checkpoint import Checkpoint, load_record
-from stateformat.handle_cut import cut_handles
-from stateformat.handle_rows import group_faults, handle_rows, row_group_faults
-from stateformat.handle_sharing import codes_of, first_uses, sharing_faults
-from stateformat.manifest import handles_table
-from stateformat.manifest_rules import handle_faults, runs, state_runs, take_rows
+from stateformat.backends.storage.local import LocalStorage
+from stateformat.manifest import (
+    codes_of,
+    cut_handles,
+    first_uses,
+    group_faults,
+    handle_faults,
+    handle_rows,
+    handles_table,
+    row_group_faults,
+    runs,
+    sharing_faults,
+    state_runs,
+    take_rows,
+)
 from stateformat.model import CheckpointId, Handle
+from stateformat.reading import Checkpoint, load_record
+from stateformat.redistribution import plan_restore, rescale
 from stateformat.store import CheckpointStore
 from stateformat.store import open as sf_open
+from stateformat.tools.ckpt.json_text import LONG, Column, Rows, pieces
 from stateformat.validation import validate
 from tests.ckpt_runs import document, page
-from tools.ckpt.json_text import LONG, Column, Rows, pieces
 
 OPERATORS, SUBTASKS = 45, 20
 KEYED_PER_ELEVEN = 6
@@ -301,10 +310,10 @@ def test_plans_cuts_and_rules_are_the_same_in_blocks_of_any_size(
         return plan.assigned, cut
 
     whole = derived()
-    monkeypatch.setattr("redistribution.arrays._BLOCK_ROWS", rows)
-    monkeypatch.setattr("stateformat.handle_cut._TOGETHER", rows)
-    monkeypatch.setattr("stateformat.manifest_rules.BATCH_ROWS", rows)
-    monkeypatch.setattr("stateformat.handle_sharing.BATCH_ROWS", rows)
+    monkeypatch.setattr("stateformat.redistribution.tables._BLOCK_ROWS", rows)
+    monkeypatch.setattr("stateformat.manifest.slicing._TOGETHER", rows)
+    monkeypatch.setattr("stateformat.manifest.rules.BATCH_ROWS", rows)
+    monkeypatch.setattr("stateformat.manifest.rules.BATCH_ROWS", rows)
     for before, after in zip(whole, derived(), strict=True):
         assert after.equals(before)
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 import stateformat as sf
-from backends.connectors import FileSink
-from backends.connectors.sql_staging import staging_at
-from backends.local import LocalRuntime
+from stateformat.backends.connectors import FileSink
+from stateformat.backends.connectors.sql.staging import staging_at
+from stateformat.backends.local import LocalRuntime
 from stateformat.errors import CheckpointError, InvalidInput, StorageError
-from stateformat.layout import request_path
 from stateformat.model import StopMode
-from stateformat.requests import StopOutcome, StopRequest, encode_request
+from stateformat.paths import request_path
+from stateformat.stop_requests import StopOutcome, StopRequest, encode_request
 from tests.ckpt_runs import failure
 from tests.local_jobs import Bench, settle
 from tests.local_stops import SUSPEND, Job, saved_once

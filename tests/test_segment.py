@@ -14,14 +14,15 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 
-from backends.storage.memory import MemoryStorage
-from stateformat import declare
-from stateformat import row_groups as row_groups_module
+from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState, StorageError
 from stateformat.model import Handle, State
-from stateformat.row_groups import ROW_GROUPS_MAX, split_groups, split_table
 from stateformat.schema import segment_schema
-from stateformat.segment import WriteOptions, cluster, write_segment
+from stateformat.segments import ROW_GROUPS_MAX, WriteOptions, write_segment
+from stateformat.segments import row_groups as row_groups_module
+from stateformat.segments.normalize import cluster
+from stateformat.segments.row_groups import split_groups, split_table
+from stateformat.states import declare
 from tests.segments import ATTEMPT, OBJECTS, CountingStorage, operator, place, table, write
 
 VALUE = declare.value_state("op", "counts", keys={"k": pa.int64()}, values={"v": pa.int64()})
@@ -500,7 +501,7 @@ def test_a_key_may_have_many_rows_but_each_row_key_one(storage: CountingStorage,
 def test_a_duplicate_is_found_however_far_away_it_is(
     storage: CountingStorage, monkeypatch: pytest.MonkeyPatch, distance: int, stream: bool, keys_held: int
 ) -> None:
-    monkeypatch.setattr("stateformat.row_keys.KEYS_BYTES_MAX", keys_held)
+    monkeypatch.setattr("stateformat.segments.unique_keys.KEYS_BYTES_MAX", keys_held)
     # One key group of several row groups.
     keys = np.arange(70_000)
     keys[distance] = keys[0]
@@ -514,7 +515,7 @@ def test_a_duplicate_is_found_however_far_away_it_is(
 def test_row_keys_of_large_key_groups_between_small_ones_are_told_apart_from_a_file(
     storage: CountingStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stateformat.row_keys.KEYS_BYTES_MAX", 1000)
+    monkeypatch.setattr("stateformat.segments.unique_keys.KEYS_BYTES_MAX", 1000)
     counts = [3, 0, 9000, 5, 700, 1, 8000, 8000]
     groups = np.repeat(np.arange(8, dtype=np.int32), counts)
     options = WriteOptions(trust_key_groups=True, inline_bytes_max=0)

@@ -13,15 +13,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from backends.connectors import FileSink, SqlSink
-from backends.dataflow.api import Dataflow, Prepared, TwoPhaseCommitSink
-from backends.dataflow.failures import OperatorError
-from backends.local import RunDiscarded
-from backends.running.commits import check_places
-from backends.storage.memory import MemoryStorage
-from stateformat import layout
-from stateformat.carried import Wanted, carried_committables
+from stateformat import paths as layout
+from stateformat.backends.connectors import FileSink, SqlSink
+from stateformat.backends.dataflow import Dataflow, Prepared, TwoPhaseCommitSink
+from stateformat.backends.dataflow.chain import OperatorError
+from stateformat.backends.local import RunDiscarded
+from stateformat.backends.runtime.commits import check_places
+from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import DamagedCheckpoint, InvalidInput
+from stateformat.history import Wanted, carried_committables
 from stateformat.model import CheckpointId
 from stateformat.storage import open_storage
 from stateformat.store import CheckpointStore
@@ -95,7 +95,7 @@ class World:
             run.step()
         with pytest.MonkeyPatch.context() as patch:
             if down:
-                patch.setattr("backends.running.driver.commit", broken)
+                patch.setattr("stateformat.backends.runtime.commits.commit", broken)
                 with pytest.raises(RunDiscarded):
                     self.bench.checkpoint(run)
             else:

@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from backends.dataflow.activation import OperatorChain, ReadResult
-from backends.dataflow.api import Chunk, Dataflow, EventTime, NoSplit, ReaderContext, Split
-from backends.dataflow.compile import compile_job, graph_of
-from backends.dataflow.failures import OperatorError
+from stateformat.backends.dataflow import Chunk, Dataflow, EventTime, NoSplit, ReaderContext, Split
+from stateformat.backends.dataflow.chain import OperatorChain, OperatorError
+from stateformat.backends.dataflow.chain.source_reader import ReadResult
+from stateformat.backends.dataflow.graph import compile_job, graph_of
 from stateformat.errors import InvalidState
 from tests.dataflow_fakes import Chunks, Collected, Pass, activate, rows
 

@@ -11,14 +11,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from backends.running.state_layers import OperatorState, merge_snapshot
-from backends.spark.base import RestorePoint
-from backends.spark.cache import CachedTask, TaskCache, local_directory
-from backends.spark.epoch import levels_of
-from backends.state import SubtaskStates
-from stateformat import declare
-from stateformat.model import CheckpointId, Edge, Handle, JobGraph, Mode, Operator, OperatorId, Partitioner
+from stateformat.backends.runtime import OperatorState, merge_snapshot
+from stateformat.backends.spark.driver.epoch import levels_of
+from stateformat.backends.spark.protocol import RestorePoint
+from stateformat.backends.spark.worker.task_cache import CachedTask, TaskCache, local_directory
+from stateformat.backends.state import SubtaskStates
+from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner
+from stateformat.model import CheckpointId, Handle, Mode
 from stateformat.snapshot import ON_TOP, Snapshot, WriteContext
+from stateformat.states import declare
 from stateformat.store import open as open_store
 from tests.tiny_jobs import tiny_job
 

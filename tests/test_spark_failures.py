@@ -15,16 +15,15 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 import stateformat
-from backends.connectors import CollectSink
-from backends.dataflow.api import Dataflow
-from backends.running.outcome import JobFailed
-from backends.running.progress import Progress
-from backends.spark import epoch
-from backends.spark.mail import EpochBroken
-from backends.spark.run import SparkRun
-from backends.spark.runtime import SparkRuntime
-from backends.spark.session import check
-from backends.spark.sources import OffsetTable, SparkSource
+from stateformat.backends.connectors import CollectSink
+from stateformat.backends.dataflow import Dataflow
+from stateformat.backends.runtime import JobFailed, Progress
+from stateformat.backends.spark.driver import SparkRun, epoch
+from stateformat.backends.spark.protocol import EpochBroken
+from stateformat.backends.spark.runtime import SparkRuntime
+from stateformat.backends.spark.session import check
+from stateformat.backends.spark.sources import SparkSource
+from stateformat.backends.spark.sources.offset_table import OffsetTable
 from stateformat.errors import InvalidInput, PublishConflict
 from tests.spark_failures import Place, every_segment_an_object, judge
 
@@ -150,7 +149,7 @@ def test_an_epoch_whose_reports_do_not_fit_together_is_run_again(
 
     real = epoch.checked
     monkeypatch.setattr(epoch, "checked", checked)
-    with caplog.at_level(logging.WARNING, "backends.spark.epoch"):
+    with caplog.at_level(logging.WARNING, "stateformat.backends.spark.driver.epoch"):
         outcome = place.run(spark)
     assert [record.message.count("of another attempt") for record in caplog.records] == [1, 1]
     assert outcome.restarts == 0

@@ -10,9 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from backends.dataflow import events as ev
-from backends.spark import mail
-from backends.spark.mail import EpochBroken, Header, Inbox, Outbox, compare, elements, pack, row, unpack
+from stateformat.backends.dataflow import events as ev
+from stateformat.backends.spark.protocol import EpochBroken, compare, pack
+from stateformat.backends.spark.protocol import frames as mail
+from stateformat.backends.spark.protocol.frames import Header, Inbox, Outbox, elements, row, unpack
 
 SCHEMA = pa.schema([("n", pa.int64()), ("text", pa.string())])
 SCHEMAS = {"a": SCHEMA, "b": SCHEMA}

@@ -24,8 +24,8 @@ import pytest
 import stateformat as sf
 from stateformat import validate
 from stateformat.model import CheckpointKind, StopMode
+from stateformat.tools.jobs.run import main
 from tests.servers.server import BUCKET, S3Server
-from tools.jobs.run import main
 
 pytestmark = pytest.mark.spark
 
@@ -35,8 +35,8 @@ PARALLELISM = 2
 TOTAL = 60_000
 
 JOB = """
-from backends.connectors import FileSink, RateSource
-from backends.dataflow.api import Dataflow, Operator
+from stateformat.backends.connectors import FileSink, RateSource
+from stateformat.backends.dataflow import Dataflow, Operator
 
 
 class Fails(Operator):

@@ -15,20 +15,19 @@ import pyarrow.compute as pc
 import pytest
 
 import stateformat
-from backends.connectors import MemorySource
-from backends.connectors.enumerators import ListEnumerator
-from backends.dataflow.api import Chunk, Dataflow, NoSplit, Source, Split
-from backends.dataflow.failures import OperatorError
-from backends.running.clock import SystemClock, VirtualClock
-from backends.spark import base
-from backends.spark.base import read_task
-from backends.spark.feeds import DataFrameInput, InputEncoder
-from backends.spark.mail import REPORT, elements, unpack
-from backends.spark.run import SparkRun
-from backends.spark.sources import Range
+from stateformat.backends.connectors import MemorySource
+from stateformat.backends.connectors.sources import ListEnumerator
+from stateformat.backends.dataflow import Chunk, Dataflow, NoSplit, Source, Split
+from stateformat.backends.dataflow.chain import OperatorError
+from stateformat.backends.runtime import SystemClock, VirtualClock
+from stateformat.backends.spark.driver import SparkRun
+from stateformat.backends.spark.protocol import DataFrameInput, InputEncoder, read_task
+from stateformat.backends.spark.protocol import restore_point as base
+from stateformat.backends.spark.protocol.frames import REPORT, elements, unpack
+from stateformat.backends.spark.sources import Range
 from stateformat.errors import InvalidInput
 from stateformat.model import StopMode
-from stateformat.requests import StopOutcome
+from stateformat.stop_requests import StopOutcome
 from stateformat.store import CheckpointStore
 from tests import spark_in_process
 from tests.conformance import Calls, Gated, Out, Told

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import s3fs
 
 import stateformat as sf
-from backends.connectors import FileSink, RateSource, SqlSink
-from backends.dataflow.api import Dataflow
-from backends.spark.runtime import SparkRuntime
+from stateformat.backends.connectors import FileSink, RateSource, SqlSink
+from stateformat.backends.dataflow import Dataflow
+from stateformat.backends.spark.runtime import SparkRuntime
 from tests.servers.server import BUCKET, S3Server
 
 

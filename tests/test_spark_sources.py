@@ -21,21 +21,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from backends.dataflow.api import EventTime, NoSplit, Split
-from backends.dataflow.reading import SourceReader
-from backends.spark.conforming import arrow_schema_of, to_arrow
-from backends.spark.feeds import DataFrameInput, InputEncoder
-from backends.spark.mail import REPORT, elements, unpack
-from backends.spark.mailbox import RowBuffer
-from backends.spark.sources import (
-    DirectoryFrames,
-    Offsets,
-    OffsetTable,
-    Position,
-    Range,
-    RangeEnumerator,
-    SparkSource,
-)
+from stateformat.backends.dataflow import EventTime, NoSplit, Split
+from stateformat.backends.dataflow.chain.source_reader import SourceReader
+from stateformat.backends.spark.protocol import DataFrameInput, InputEncoder
+from stateformat.backends.spark.protocol.frames import REPORT, elements, unpack
+from stateformat.backends.spark.sources import Range, RangeEnumerator, RowBuffer, SparkSource, to_arrow
+from stateformat.backends.spark.sources.arrow import arrow_schema_of
+from stateformat.backends.spark.sources.files import DirectoryFrames
+from stateformat.backends.spark.sources.offset_table import OffsetTable
+from stateformat.backends.spark.sources.offsets import Offsets, Position
 from stateformat.errors import CheckpointError, ErrorKind, InvalidInput, InvalidState
 from tests.dataflow_fakes import Chunks, rows
 

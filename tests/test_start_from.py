@@ -10,11 +10,10 @@ import pytest
 from golden.make_golden import rows_of
 
 import stateformat as sf
-from backends.storage.memory import MemoryStorage
-from stateformat.addresses import check_no_secrets, checkpoint_address, split_id, without_secrets
+from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.model import CheckpointKind, Stop, StopMode
-from stateformat.storage import Storage
+from stateformat.storage import Storage, check_no_secrets, checkpoint_address, split_id, without_secrets
 from stateformat.store import CheckpointStore
 from tests import stores
 from tests.test_golden import GOLDEN

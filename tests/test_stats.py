@@ -17,15 +17,26 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from backends.storage.local import LocalStorage
-from backends.storage.memory import MemoryStorage
-from stateformat import validate, validation_segments
+from stateformat import validate
+from stateformat.backends.storage.local import LocalStorage
+from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import NotFound, OutcomeUnknown, PublishConflict, StorageError
-from stateformat.observed import Observed, observed
-from stateformat.publication import RETRIES
-from stateformat.stats import EVENTS, OPERATIONS, Counts, Stats, retried, stats_of
-from stateformat.storage import CreateOutcome, MakesDurable, ObjectInfo, Storage, TellsLeftovers
+from stateformat.publication.protocol import RETRIES
+from stateformat.storage import (
+    CreateOutcome,
+    ObjectInfo,
+    Stats,
+    Storage,
+    TellsLeftovers,
+    instrumented,
+    retried,
+    stats_of,
+)
+from stateformat.storage.instrumented import InstrumentedStorage
+from stateformat.storage.protocol import MakesDurable
+from stateformat.storage.stats import EVENTS, OPERATIONS, Counts
 from stateformat.store import CheckpointStore
+from stateformat.validation import segments as validation_segments
 from tests.stores import counts_job, flights_job, flights_store, rescale_newest
 
 NAME = "stats"
@@ -277,7 +288,7 @@ def test_a_request_that_a_storage_sends_again_counts_for_the_store_that_asked() 
     try:
         inner = Stuttering(loop)
         inner.create(PATH, b"1")
-        one, two = observed(inner), observed(inner)
+        one, two = instrumented(inner), instrumented(inner)
         with ThreadPoolExecutor(4) as pool:
             assert len([*pool.map(one.read, [PATH] * 20), two.read(PATH), inner.read(PATH)]) == 22
     finally:
@@ -337,19 +348,19 @@ def test_an_observed_storage_is_taken_for_the_storage_itself(tmp_path: Path) -> 
     storage = CheckpointStore(local).storage
     assert isinstance(storage, LocalStorage)
     assert isinstance(storage, Storage)
-    assert isinstance(storage, Observed)
+    assert isinstance(storage, InstrumentedStorage)
     assert not isinstance(storage, MemoryStorage)
     assert repr(storage) == repr(local)
     assert storage.url == local.url
-    assert observed(storage) is storage, "and is not observed twice"
+    assert instrumented(storage) is storage, "and is not observed twice"
     assert CheckpointStore(storage).stats is stats_of(storage)
     other = Stats()
-    assert stats_of(observed(storage, other)) is other
+    assert stats_of(instrumented(storage, other)) is other
 
 
 @pytest.mark.parametrize("ability", [TellsLeftovers, MakesDurable])
 def test_it_can_do_what_the_storage_can_and_nothing_else(ability: type, tmp_path: Path) -> None:
-    local, memory = observed(LocalStorage(tmp_path)), observed(MemoryStorage(NAME))
+    local, memory = instrumented(LocalStorage(tmp_path)), instrumented(MemoryStorage(NAME))
     assert isinstance(local, ability)
     assert not isinstance(memory, ability)
     with pytest.raises(AttributeError, match="leftovers"):
@@ -357,7 +368,7 @@ def test_it_can_do_what_the_storage_can_and_nothing_else(ability: type, tmp_path
 
 
 def test_what_only_some_storages_do_is_counted_too(tmp_path: Path) -> None:
-    storage = observed(LocalStorage(tmp_path, durable=False))
+    storage = instrumented(LocalStorage(tmp_path, durable=False))
     dropped = storage.open_output(PATH)
     dropped.write(b"abc")
     (left,) = storage.leftovers()
@@ -370,7 +381,7 @@ def test_what_only_some_storages_do_is_counted_too(tmp_path: Path) -> None:
 
 
 def test_a_file_of_a_local_store_stays_one_that_pyarrow_reads_by_itself(tmp_path: Path) -> None:
-    storage = observed(LocalStorage(tmp_path, durable=False))
+    storage = instrumented(LocalStorage(tmp_path, durable=False))
     storage.create(PATH, b"content")
     with storage.open_input(PATH) as file:
         assert type(file) is pa.OSFile
@@ -379,7 +390,7 @@ def test_a_file_of_a_local_store_stays_one_that_pyarrow_reads_by_itself(tmp_path
 
 
 def test_an_object_that_is_not_there_is_an_answer_and_no_failure() -> None:
-    storage = observed(MemoryStorage(NAME))
+    storage = instrumented(MemoryStorage(NAME))
     asked: list[Callable[[str], Any]] = [storage.read, storage.open_input, storage.size]
     for ask in asked:
         with pytest.raises(FileNotFoundError):
@@ -389,7 +400,7 @@ def test_an_object_that_is_not_there_is_an_answer_and_no_failure() -> None:
 
 
 def test_a_storage_that_raises_has_failed_and_the_error_is_its_own() -> None:
-    storage = observed(Forgetful(lists=1))
+    storage = instrumented(Forgetful(lists=1))
     with pytest.raises(StorageError, match=r"^no answer$"):
         storage.list("segments/")
     assert storage.list("segments/") == []
@@ -397,7 +408,7 @@ def test_a_storage_that_raises_has_failed_and_the_error_is_its_own() -> None:
 
 
 def test_an_output_counts_once_whichever_way_it_ends() -> None:
-    storage = observed(MemoryStorage(NAME))
+    storage = instrumented(MemoryStorage(NAME))
     with storage.open_output(PATH) as output:
         output.write(b"abc")
         output.write(memoryview(b"de"))
@@ -422,7 +433,7 @@ def test_a_pickled_copy_counts_for_itself() -> None:
     store = CheckpointStore(MemoryStorage(NAME))
     store.storage.create(PATH, b"12345")
     copied: CheckpointStore = pickle.loads(pickle.dumps(store))
-    assert type(copied.storage) is Observed
+    assert type(copied.storage) is InstrumentedStorage
     assert told(copied.stats) == {}
     assert copied.storage.read(PATH).size == 5
     assert told(copied.stats) == {"read": (1, 1, 5)}
@@ -445,7 +456,7 @@ def test_the_context_that_goes_to_workers_counts_where_it_is_used() -> None:
 
 
 def test_no_count_is_lost_between_threads() -> None:
-    storage = observed(MemoryStorage(NAME))
+    storage = instrumented(MemoryStorage(NAME))
     storage.create(PATH, b"1234567")
 
     def work(_: int) -> None:
@@ -512,11 +523,11 @@ def test_the_table_fits_eighty_columns_and_names_what_was_asked() -> None:
 
 
 def test_every_operation_is_a_line_of_the_log_at_debug(caplog: pytest.LogCaptureFixture) -> None:
-    storage = observed(Forgetful(lists=1))
+    storage = instrumented(Forgetful(lists=1))
     with caplog.at_level(logging.INFO):
         storage.exists()
     assert not caplog.records
-    with caplog.at_level(logging.DEBUG, "stateformat.observed"):
+    with caplog.at_level(logging.DEBUG, "stateformat.storage.instrumented"):
         with pytest.raises(StorageError):
             storage.list("segments/")
         with storage.open_output(PATH) as output:

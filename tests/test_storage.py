@@ -16,10 +16,12 @@ from typing import Any
 
 import pytest
 
-from backends.storage import directory_tree, local, memory
-from backends.storage.conformance import RECORD, SEGMENT, StorageConformance, paths, put
-from backends.storage.local import LocalStorage
-from backends.storage.memory import MemoryStorage
+from stateformat.backends.storage import local, memory
+from stateformat.backends.storage import local_tree as directory_tree
+from stateformat.backends.storage.local import LocalStorage
+from stateformat.backends.storage.memory import MemoryStorage
+from stateformat.backends.storage.testing import StorageConformance
+from stateformat.backends.storage.testing.objects import RECORD, SEGMENT, paths, put
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 from stateformat.storage import REFUSALS, CreateOutcome, Storage, open_storage
 from stateformat.store import CheckpointStore
@@ -612,7 +614,7 @@ def compete(job: tuple[str, int, int]) -> list[bool]:
 def test_of_eight_processes_exactly_one_creates_each_record(tmp_path: Path) -> None:
     rounds = 100
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["backends.storage.local", "tests.test_storage"])
+    context.set_forkserver_preload(["stateformat.backends.storage.local", "tests.test_storage"])
     with context.Pool(8) as pool:
         won = pool.map(compete, [(str(tmp_path), runner, rounds) for runner in range(8)], chunksize=1)
         pool.close()

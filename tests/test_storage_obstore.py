@@ -18,9 +18,10 @@ import botocore.config
 import botocore.session
 import pytest
 
-from backends.storage import s3_client, s3_obstore
-from backends.storage.conformance import MISSING, SEGMENT, put
-from backends.storage.s3_obstore import FAILURES_MAX, Unsuitable, open_store
+from stateformat.backends.storage.s3 import client as s3_client
+from stateformat.backends.storage.s3 import obstore as s3_obstore
+from stateformat.backends.storage.s3.obstore import FAILURES_MAX, Unsuitable, open_store
+from stateformat.backends.storage.testing.objects import MISSING, SEGMENT, put
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 from stateformat.storage import Storage, open_storage
 from tests.servers.server import BUCKET, S3Server
@@ -203,7 +204,7 @@ def test_a_fault_is_told_as_it_is_without_obstore(fake: Fake, fault: str) -> Non
 def test_obstore_is_given_up_when_only_s3fs_can_read(fake: Fake, caplog: pytest.LogCaptureFixture) -> None:
     storage = opened(fake)
     fake.fault, fake.of = "ranges ignored", OBSTORE
-    with caplog.at_level(logging.WARNING, logger="backends.storage.s3_obstore"):
+    with caplog.at_level(logging.WARNING, logger="stateformat.backends.storage.s3.obstore"):
         for _ in range(FAILURES_MAX + 2):
             assert storage.read(SEGMENT).to_pybytes() == DATA
     assert fake.agents == [OBSTORE, S3FS] * FAILURES_MAX + [S3FS] * 2

@@ -17,13 +17,14 @@ from typing import Any
 
 import pytest
 
-from backends.storage import s3, s3_client, s3_files
-from backends.storage.conformance import RECORD, SEGMENT, paths, put
-from backends.storage.s3 import S3Storage
-from backends.storage.s3_client import S3Client
+from stateformat.backends.storage.s3 import client as s3_client
+from stateformat.backends.storage.s3 import files as s3_files
+from stateformat.backends.storage.s3 import storage as s3
+from stateformat.backends.storage.s3.client import S3Client
+from stateformat.backends.storage.s3.storage import S3Storage
+from stateformat.backends.storage.testing.objects import RECORD, SEGMENT, paths, put
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
-from stateformat.observed import observed
-from stateformat.storage import REFUSALS, CreateOutcome, Storage, open_storage
+from stateformat.storage import REFUSALS, CreateOutcome, Storage, instrumented, open_storage
 from tests.servers.fake_s3 import IMPATIENT, KEY, SECRET, Fake, options_for
 from tests.servers.server import BUCKET, S3Server
 from tests.servers.suite import MockConformance
@@ -266,7 +267,7 @@ def test_without_s3fs_the_line_that_installs_it_is_told(monkeypatch: pytest.Monk
 
 def test_opening_a_store_imports_no_client() -> None:
     code = (
-        "import sys; from stateformat.storage import open_storage; print(open_storage('s3://bucket/prefix').url);"
+        "import sys; from stateformat.storage.protocol import open_storage; print(open_storage('s3://bucket/prefix').url);"
         "print([name for name in ('s3fs', 'botocore', 'aiobotocore', 'aiohttp', 'fsspec') if name in sys.modules])"
     )
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -625,7 +626,9 @@ def test_the_number_of_tries_can_be_chosen(fake: Fake, retries: dict[str, int], 
 @pytest.mark.usefixtures("_no_pauses")
 def test_a_request_that_is_sent_again_is_a_retry_of_the_store_that_asked(fake: Fake) -> None:
     one, two = (
-        observed(open_storage("s3://bucket/job", **options_for(fake.endpoint, config_kwargs=PATIENT, client="s3fs")))
+        instrumented(
+            open_storage("s3://bucket/job", **options_for(fake.endpoint, config_kwargs=PATIENT, client="s3fs"))
+        )
         for _ in range(2)
     )
     fake.script[("PUT", SEGMENT.rpartition("/")[2])] = 503

@@ -12,11 +12,9 @@ import pyarrow as pa
 import pytest
 import xxhash
 
-from backends.storage.local import LocalStorage
-from backends.storage.memory import MemoryStorage
-from stateformat import declare, layout
-from stateformat.checkpoint import Checkpoint, load_record
-from stateformat.copying import CopyProgress
+from stateformat import paths as layout
+from stateformat.backends.storage.local import LocalStorage
+from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import (
     CheckpointExpired,
     DamagedCheckpoint,
@@ -29,23 +27,14 @@ from stateformat.errors import (
     PublishConflict,
     StorageError,
 )
-from stateformat.hashing import hash_keys
+from stateformat.graph import JobGraph, Operator, OperatorId, Status
 from stateformat.history import record_ids
-from stateformat.key_groups import key_groups, subtask_of_key_group
-from stateformat.model import (
-    CheckpointId,
-    CheckpointKind,
-    Handle,
-    JobGraph,
-    Operator,
-    OperatorId,
-    Status,
-    Stop,
-    StopMode,
-)
-from stateformat.pending import PendingCheckpoint
-from stateformat.publication import CommitPermit
-from stateformat.segment import WriteOptions
+from stateformat.keys import hash_keys, key_groups, subtask_of_key_group
+from stateformat.model import CheckpointId, CheckpointKind, Handle, Stop, StopMode
+from stateformat.publication import CommitPermit, CopyProgress, PendingCheckpoint
+from stateformat.reading import Checkpoint, load_record
+from stateformat.segments import WriteOptions
+from stateformat.states import declare
 from stateformat.store import CheckpointStore
 from stateformat.store import open as open_store
 from stateformat.validation import validate

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from backends.dataflow.events import (
+from stateformat.backends.dataflow.events import (
     MIN_WATERMARK,
     Aborted,
     Acknowledge,
@@ -24,8 +24,7 @@ from backends.dataflow.events import (
     Triggered,
     Watermark,
 )
-from backends.dataflow.life import TaskState
-from backends.dataflow.task import Task
+from stateformat.backends.dataflow.task import Task, TaskState
 from tests.task_cases import DRAIN, END, MAX, barrier, channels, edge, only, processed, started, tell, turn
 
 A, B, C = channels("a", 3)

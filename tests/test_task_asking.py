@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from backends.dataflow import events
-from backends.dataflow.events import (
+from stateformat.backends.dataflow import events
+from stateformat.backends.dataflow.events import (
     MAX_WATERMARK,
     Acknowledge,
     AdvanceWatermark,
@@ -20,11 +20,11 @@ from backends.dataflow.events import (
     Finish,
     LoopStep,
     NotifyComplete,
+    ReportLogicEnded,
     Snapshot,
-    TellLogicEnded,
 )
-from backends.dataflow.life import TaskState
-from backends.dataflow.task import ANSWER_ROUNDS_MAX, Task
+from stateformat.backends.dataflow.task import Task, TaskState
+from stateformat.backends.dataflow.task.task import ANSWER_ROUNDS_MAX
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState
 from tests.task_cases import DRAIN, END, STOP, barrier, channels, edge, only, started, stop, tell
 
@@ -32,7 +32,7 @@ A, B = channels("a", 2)
 (C,) = channels("c", 1)
 (LOOP,) = channels("loop", 1)
 TIME = AdvanceWatermark(MAX_WATERMARK, ending=True)
-ENDING: list[Any] = [Finish(), Emit(DRAIN), TellLogicEnded()]
+ENDING: list[Any] = [Finish(), Emit(DRAIN), ReportLogicEnded()]
 
 
 def asking(*before: Any) -> Task:

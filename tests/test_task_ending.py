@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from backends.dataflow.events import (
+from stateformat.backends.dataflow.events import (
     MAX_WATERMARK,
     MIN_WATERMARK,
     Aborted,
     Acknowledge,
     AdvanceWatermark,
+    BarrierKind,
     Completed,
     ConfirmProcessed,
     DataProcessed,
@@ -23,19 +24,17 @@ from backends.dataflow.events import (
     Finish,
     NotifyAborted,
     NotifyComplete,
-    Purpose,
+    ReportLogicEnded,
     Snapshot,
     SourceAdvanced,
     SourceEnded,
     TaskCommand,
     TaskId,
-    TellLogicEnded,
     Triggered,
     Watermark,
 )
-from backends.dataflow.inputs import InputEdge, Inputs
-from backends.dataflow.life import TaskState
-from backends.dataflow.task import Task
+from stateformat.backends.dataflow.task import InputEdge, Task, TaskState
+from stateformat.backends.dataflow.task.inputs import Inputs
 from tests.task_cases import (
     DRAIN,
     END,
@@ -92,8 +91,8 @@ def test_a_channel_that_stopped_stays_where_it_was_and_ends_no_input() -> None:
     assert inputs.all_data_ended
 
 
-@pytest.mark.parametrize("purpose", [Purpose.CHECKPOINT, Purpose.ROUND])
-def test_a_channel_that_has_drained_is_at_the_end_of_time_from_the_next_barrier_on(purpose: Purpose) -> None:
+@pytest.mark.parametrize("purpose", [BarrierKind.CHECKPOINT, BarrierKind.ROUND])
+def test_a_channel_that_has_drained_is_at_the_end_of_time_from_the_next_barrier_on(purpose: BarrierKind) -> None:
     task = started(edge("a", 2))
     tell(task, (A, Watermark(5)))
     assert tell(task, (B, DRAIN), (A, "r")) == [ConfirmProcessed(B), processed(A, "r")]
@@ -260,7 +259,7 @@ def test_a_round_lets_nobody_leave_for_nothing_was_written() -> None:
 def test_z8_after_the_savepoint_of_a_stop_only_that_one_counts() -> None:
     task = started(outputs=(OUT,))
     tell(task, SourceEnded(), Triggered(barrier(6)), Completed(6))
-    tell(task, Triggered(barrier(7, Purpose.STOP_DRAIN)), DataProcessed(OUT))
+    tell(task, Triggered(barrier(7, BarrierKind.STOP_DRAIN)), DataProcessed(OUT))
     assert task.state is TaskState.WAITING, "the completion of 6 does not end it"
     leaves(task, Completed(7), with_=[NotifyComplete(7)])
 
@@ -405,4 +404,4 @@ def test_no_record_is_taken_after_finish() -> None:
     with pytest.raises(ValueError, match="records cannot happen to a task that is waiting"):
         tell(task, (A, "r"))
     assert MIN_WATERMARK < task.watermark == MAX_WATERMARK
-    assert only(tell(task, (A, barrier(1))), Finish, TellLogicEnded, EndOfData) == []
+    assert only(tell(task, (A, barrier(1))), Finish, ReportLogicEnded, EndOfData) == []

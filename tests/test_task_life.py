@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from backends.dataflow import events
-from backends.dataflow.events import MAX_WATERMARK, Completed, LoopStep, TaskId
-from backends.dataflow.life import LEGAL, EventKind, TaskState, TaskStateMachine, diagram, kind_of, page, table
-from backends.dataflow.task import Task
+from stateformat.backends.dataflow import events
+from stateformat.backends.dataflow.events import MAX_WATERMARK, Completed, LoopStep, TaskId
+from stateformat.backends.dataflow.task import Task, TaskState
+from stateformat.backends.dataflow.task.states import LEGAL, EventKind, TaskStateMachine, diagram, kind_of, page, table
 from stateformat.errors import ErrorKind, InvalidInput
 from tests.task_cases import DRAIN, END, OUT, STOP, barrier, channels, edge, on, started, stop, tell
 
@@ -116,7 +116,7 @@ ILLEGAL: list[tuple[list[Any], Any, str]] = [
     ([], events.Announced(A, barrier(1, unaligned=True)), "only where it may overtake"),
     ([], events.Announced(LOOP, barrier(1, unaligned=True)), "only where it may overtake"),
     ([], on(A, stop(1)._replace(unaligned=True)), "savepoints and rounds are aligned"),
-    ([], on(A, barrier(1, events.Purpose.STOP_DRAIN)), "when the logic of every task has ended"),
+    ([], on(A, barrier(1, events.BarrierKind.STOP_DRAIN)), "when the logic of every task has ended"),
     ([(A, stop(1)), (B, stop(1))], on(A, "r"), "records cannot happen to a task that is stopped at barrier"),
     ([(A, stop(1)), (B, stop(1))], on(A, barrier(2)), "barrier 1 has stopped it"),
     ([(A, stop(1)), (B, stop(1))], events.Triggered(barrier(2)), "barrier 1 has stopped it"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from backends.dataflow.events import (
+from stateformat.backends.dataflow.events import (
     MAX_WATERMARK,
     MIN_WATERMARK,
     Aborted,
@@ -24,16 +24,14 @@ from backends.dataflow.events import (
     NotifyAborted,
     NotifyComplete,
     ReportInputsEnded,
+    ReportLogicEnded,
     Snapshot,
     TaskCommand,
     TaskId,
-    TellLogicEnded,
     Triggered,
     Watermark,
 )
-from backends.dataflow.inputs import InputEdge
-from backends.dataflow.life import TaskState
-from backends.dataflow.task import Task
+from stateformat.backends.dataflow.task import InputEdge, Task, TaskState
 from stateformat.errors import InvalidInput
 from tests.task_cases import (
     DRAIN,
@@ -229,7 +227,7 @@ def test_a_quiet_loop_ends_in_two_steps() -> None:
         EndInput(0),
     ]
     assert turned(task, 2) == Acknowledge(2, False, quiet=True, inputs_ended=True, max_watermark_sent=True)
-    assert tell(task, Completed(2, LoopStep.END)) == [EndInput(1), Finish(), Emit(DRAIN), TellLogicEnded()]
+    assert tell(task, Completed(2, LoopStep.END)) == [EndInput(1), Finish(), Emit(DRAIN), ReportLogicEnded()]
     assert task.state is TaskState.WAITING
 
 
@@ -327,7 +325,7 @@ def test_in_loops_within_loops_an_inner_head_waits_for_the_outer_one() -> None:
     assert acknowledgement == Acknowledge(2, False, quiet=True, inputs_ended=True, max_watermark_sent=True)
     assert tell(task, Completed(2, LoopStep.END)) == []
     assert tell(task, (B, DRAIN)) == [
-        EndInput(2), EndInput(1), Finish(), Emit(DRAIN), TellLogicEnded(), ConfirmProcessed(B),
+        EndInput(2), EndInput(1), Finish(), Emit(DRAIN), ReportLogicEnded(), ConfirmProcessed(B),
     ]  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.dataflow.life import TaskState
+from stateformat.backends.dataflow.task import TaskState
 from tests.task_cases import edge
 from tests.task_world import World
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from backends.dataflow.events import (
+from stateformat.backends.dataflow.events import (
     Aborted,
     Acknowledge,
     AdvanceWatermark,
@@ -23,14 +23,13 @@ from backends.dataflow.events import (
     HoldSource,
     NotifyAborted,
     NotifyComplete,
+    ReportLogicEnded,
     Snapshot,
     SourceEnded,
-    TellLogicEnded,
     Triggered,
     Watermark,
 )
-from backends.dataflow.life import TaskState
-from backends.dataflow.task import Task
+from stateformat.backends.dataflow.task import Task, TaskState
 from stateformat.errors import InvalidInput
 from tests.task_cases import (
     DRAIN,
@@ -131,7 +130,7 @@ def test_nothing_is_emitted_behind_the_barrier_but_the_end_itself() -> None:
         ConfirmProcessed(B),
         *GONE,
     ]
-    assert only(commands, AdvanceWatermark, EndInput, Finish, TellLogicEnded) == []
+    assert only(commands, AdvanceWatermark, EndInput, Finish, ReportLogicEnded) == []
 
 
 def test_l4_the_stop_is_told_on_in_whatever_order_it_comes() -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from backends.running.options import Options, RuntimeOptions, Schedule, ScheduleOptions
-from backends.spark.options import SparkOptions, SparkRuntimeOptions
+from stateformat.backends.runtime import Options, RuntimeOptions, Schedule
+from stateformat.backends.runtime.options import ScheduleOptions
+from stateformat.backends.spark.options import SparkOptions, SparkRuntimeOptions
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -23,9 +24,9 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 import stateformat
-from backends.dataflow.api import Dataflow, Operator, Output
-from backends.dataflow.descriptors import Descriptor, Timers, ValueState
-from backends.local import LocalRuntime
+from stateformat.backends.dataflow import Dataflow, Operator, Output
+from stateformat.backends.dataflow import Descriptor, Timers, ValueState
+from stateformat.backends.local import LocalRuntime
 
 
 class Totals(Operator):
@@ -45,7 +46,7 @@ class Totals(Operator):
 
 
 def job(flow: Dataflow) -> None:
-    from backends.connectors import FileSink, ParquetSource
+    from stateformat.backends.connectors import FileSink, ParquetSource
 
     rows = flow.source(ParquetSource("in/"), uid="in", event_time="at").key_by("city")
     rows.filter(lambda batch: pa.array([True]), uid="kept", parallelism=2).key_by("city").apply(Totals(), uid="totals")
@@ -62,7 +63,7 @@ RUNTIME = '''
 import pyarrow as pa
 
 import stateformat as sf
-from redistribution import RestorePlan
+from stateformat.redistribution import RestorePlan
 
 store = sf.open("store")
 first = sf.value_state("counts", "total", keys={"k": pa.string()}, values={"n": pa.int32()})
@@ -85,9 +86,9 @@ SLIPS = """
 import pyarrow as pa
 
 import stateformat as sf
-from backends.dataflow.api import Stream
-from backends.local import LocalRuntime
-from backends.spark.runtime import SparkRuntime
+from stateformat.backends.dataflow import Stream
+from stateformat.backends.local import LocalRuntime
+from stateformat.backends.spark.runtime import SparkRuntime
 
 
 def slips(checkpoint: sf.Checkpoint, graph: sf.JobGraph, stream: Stream, store: sf.CheckpointStore) -> None:

@@ -13,32 +13,28 @@ import pyarrow as pa
 import pytest
 
 import stateformat
-from backends.storage.memory import MemoryStorage
-from stateformat import declare
+from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import CheckpointExpired, ErrorKind, NotFound, StorageError
+from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner, Status, SubtaskSet
 from stateformat.manifest import handles_table
 from stateformat.model import (
     AttemptId,
     CheckpointId,
-    Edge,
     Field,
     FormerStatus,
     Handle,
-    JobGraph,
     Kind,
-    Operator,
-    OperatorId,
     ParentRef,
-    Partitioner,
     RescaledFrom,
     SchemaVersion,
     State,
-    Status,
-    SubtaskSet,
 )
-from stateformat.segment_writer import WriteOptions
+from stateformat.problems import Problem, Report
+from stateformat.rules import check_content
+from stateformat.segments import WriteOptions
+from stateformat.states import declare
 from stateformat.store import CheckpointStore
-from stateformat.validation import Problem, Report, check_content, validate
+from stateformat.validation import validate
 from tests.forgery import Forger, get, put
 from tests.stores import Job, counts_store, edge, flights_store, operator, owned
 
@@ -944,7 +940,7 @@ def test_a_storage_that_fails_for_one_object_is_a_problem_of_that_object(url: st
 
 
 def test_a_large_segment_is_checked_in_bounded_pieces(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stateformat import validation_segments
+    from stateformat.validation import segments as validation_segments
 
     store = objects(url)
     monkeypatch.setattr(validation_segments, "WHOLE_BYTES_MAX", 0)

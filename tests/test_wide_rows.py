@@ -14,13 +14,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from backends.state import KeyedValue, parts
-from backends.state.entries import Entries
-from stateformat import ahead, declare, pieces, segment, sorting, spill
-from stateformat.pieces import cut, rebatch, row_sizes, take_rows
-from stateformat.spill import Spill, buckets_of, split_by_bucket
+from stateformat.backends.state import Entries, KeyedValue
+from stateformat.backends.state import columns as parts
+from stateformat.segments import external_sort as sorting
+from stateformat.segments import write as segment
+from stateformat.states import declare
+from stateformat.tables import Spill, buckets_of, cut, pieces, rebatch, row_sizes, spill, split_by_bucket, take_rows
+from stateformat.tables import prefetch as ahead
+from stateformat.tools.ckpt.commands import export
 from tests.segments import CountingStorage, operator, place, read, write
-from tools.ckpt import export
 
 BLOBS = declare.value_state("op", "blobs", keys={"k": pa.int64()}, values={"v": pa.string()})
 LIMIT = 10_000
@@ -223,8 +225,8 @@ def test_a_stream_in_flight_is_sorted_by_channel_outside_of_memory(storage: Coun
 def test_a_table_in_small_chunks_of_large_rows_is_not_copied_together(
     storage: CountingStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stateformat.clustering._JOINED_BYTES_MAX", 0)
-    monkeypatch.setattr("stateformat.clustering._SLICE_BYTES_MAX", 4 * LIMIT)
+    monkeypatch.setattr("stateformat.segments.sort._JOINED_BYTES_MAX", 0)
+    monkeypatch.setattr("stateformat.segments.sort._SLICE_BYTES_MAX", 4 * LIMIT)
     given = blobs(300)
     chunked = pa.Table.from_batches(given.to_batches(max_chunksize=11))
     assert rows_of(segment.cluster(chunked, BLOBS, operator())) == rows_of(segment.cluster(given, BLOBS, operator()))

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import stateformat as sf
-from backends.dataflow.events import TaskId
-from stateformat.model import Edge, OperatorId, Partitioner, State
+from stateformat.backends.dataflow.events import TaskId
+from stateformat.graph import Edge, OperatorId, Partitioner
+from stateformat.model import State
 
 
 @dataclass(frozen=True)

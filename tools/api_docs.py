@@ -1,4 +1,4 @@
-"""Writes docs/api.md, the reference of the public doors, from signatures and docstrings: ``python -m tools.api_docs``.
+"""Writes docs/api.md, the reference of the public doors, from signatures and docstrings: ``python -m stateformat.tools.api_docs``.
 
 A test compares :func:`page` with the file, so the two cannot drift. Signatures are those of the source, read as syntax, so
 the page is the same under every version of Python.
@@ -23,18 +23,18 @@ PAGE: Final = Path(__file__).resolve().parent.parent / "docs" / "api.md"
 DOORS: Final = (
     ("stateformat", "the format: stores, checkpoints, states, errors"),
     ("redistribution", "restore plans"),
-    ("backends.dataflow.api", "dataflows, operators, sources, sinks"),
-    ("backends.dataflow.descriptors", "the states that an operator declares"),
-    ("backends.dataflow.operators", "ready-made operators"),
-    ("backends.dataflow.testing", "a harness for operators"),
-    ("backends.state", "the states as an operator uses them"),
-    ("backends.connectors", "sources and sinks"),
-    ("backends.local", "the executor in this process"),
-    ("backends.spark.runtime", "the executor on Spark"),
-    ("backends.spark.options", "how a job runs on Spark"),
-    ("backends.storage.local", "stores on a file system"),
-    ("backends.storage.memory", "stores in memory"),
-    ("backends.storage.s3", "stores on S3"),
+    ("stateformat.backends.dataflow.flow", "dataflows, operators, sources, sinks"),
+    ("stateformat.backends.dataflow.api.states", "the states that an operator declares"),
+    ("stateformat.backends.dataflow.operators", "ready-made operators"),
+    ("stateformat.backends.dataflow.testing", "a harness for operators"),
+    ("stateformat.backends.state", "the states as an operator uses them"),
+    ("stateformat.backends.connectors", "sources and sinks"),
+    ("stateformat.backends.local", "the executor in this process"),
+    ("stateformat.backends.spark.runtime", "the executor on Spark"),
+    ("stateformat.backends.spark.options", "how a job runs on Spark"),
+    ("stateformat.backends.storage.local", "stores on a file system"),
+    ("stateformat.backends.storage.memory", "stores in memory"),
+    ("stateformat.backends.storage.s3.storage", "stores on S3"),
 )
 _HEAD: Final = """# Reference
 
@@ -42,7 +42,7 @@ Written by `make docs` from the docstrings of the code; edit those. The guides a
 runtimes and [dataflow.md](dataflow.md) and [operators.md](operators.md) for authors of jobs.
 
 """
-_ONLY: Final = {"backends.state": ("Entries", "KeyedList", "KeyedMap", "KeyedValue", "TimerSet")}
+_ONLY: Final = {"stateformat.backends.state": ("Entries", "KeyedList", "KeyedMap", "KeyedValue", "TimerSet")}
 """What is public of doors that lead to more than that."""
 _WIDTH: Final = 100
 _ROLE: Final = re.compile(r":[a-z]+:`~?([^`]+)`")

@@ -7,12 +7,19 @@ The default for small jobs, and the simulator's subject::
 
 from __future__ import annotations
 
-from backends.local.run import LocalRun
-from backends.local.runtime import LocalRuntime
-from backends.running.clock import Clock, SystemClock, VirtualClock
-from backends.running.options import Options
-from backends.running.outcome import JobFailed, JobOutcome, RunDiscarded
-from backends.running.progress import Progress, ProgressLine
+from ..runtime import (
+    Clock,
+    JobFailed,
+    JobOutcome,
+    Options,
+    Progress,
+    ProgressLine,
+    RunDiscarded,
+    SystemClock,
+    VirtualClock,
+)
+from .run import LocalRun
+from .runtime import LocalRuntime
 
 __all__ = [
     "Clock",

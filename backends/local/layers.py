@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from backends.running.state_layers import OperatorState, layers_of, merge_snapshot
-from backends.state import SubtaskStates
 from stateformat.snapshot import Snapshot
+
+from ..runtime import OperatorState, layers_of, merge_snapshot
+from ..state import SubtaskStates
 
 _FIRST_VERSION = 1
 

@@ -1,7 +1,7 @@
 """One run of a job in this process: from a restore to its end, its failure, or its stop.
 
-Theory of operation. A run is a set of actors: one :class:`~backends.running.worker.Worker` for each task that runs, and the
-:class:`~backends.running.driver.Driver`. :meth:`LocalRun.step` lets one that has something to do do one thing; which one is drawn
+Theory of operation. A run is a set of actors: one :class:`~stateformat.backends.runtime.worker.Worker` for each task that runs, and the
+:class:`~stateformat.backends.runtime.driver.Driver`. :meth:`LocalRun.step` lets one that has something to do do one thing; which one is drawn
 from the seed, so the same seed, store and clock give the same run. Nothing runs beside it. Between two steps the caller may do
 whatever an unkind world does: kill a task, lose the whole run, begin another.
 """
@@ -14,25 +14,34 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from backends.dataflow import events as ev
-from backends.dataflow.activation import OperatorChain, in_flight_batches
-from backends.dataflow.life import TaskState
-from backends.dataflow.routing import Router
-from backends.local.layers import TaskLayers
-from backends.local.readiness import ReadySet
-from backends.running.channels import CAPACITY, Queue
-from backends.running.clock import Clock
-from backends.running.driver import SplitWanted, ToCoordinator
-from backends.running.options import Schedule
-from backends.running.progress import Progress
-from backends.running.restore import Restored
-from backends.running.run import Run
-from backends.running.state_layers import restored_states
-from backends.running.wiring import receiver_of, sender_of, tasks_of
-from backends.running.worker import Mail, Message, Worker
 from stateformat.errors import CheckpointError
 from stateformat.snapshot import Snapshot, WriteContext
 from stateformat.store import CheckpointStore
+
+from ..dataflow import events as ev
+from ..dataflow.chain import OperatorChain, in_flight_batches
+from ..dataflow.graph import Router
+from ..dataflow.task import TaskState
+from ..runtime import (
+    CAPACITY,
+    Clock,
+    Mail,
+    MessageToCoordinator,
+    MessageToSubtask,
+    Progress,
+    Queue,
+    Restored,
+    Run,
+    Schedule,
+    SplitRequested,
+    Worker,
+    receiver_of,
+    restored_states,
+    sender_of,
+    tasks_of,
+)
+from .layers import TaskLayers
+from .ready_set import ReadySet
 
 logger = logging.getLogger(__name__)
 
@@ -265,7 +274,7 @@ class LocalRun(Run):
 
     def message(self, uid: str, subtask: int, message: bytes | None, snapshot_taken: int) -> None:
         """A message, or a marker, for an operator's coordinator."""
-        self._driver.inbox.append(ToCoordinator(uid, subtask, message, snapshot_taken))
+        self._driver.inbox.append(MessageToCoordinator(uid, subtask, message, snapshot_taken))
 
     def lost(self, uid: str, subtask: int) -> None:
         """A message of an operator's coordinator came too late."""
@@ -273,7 +282,7 @@ class LocalRun(Run):
 
     def request_split(self, task: ev.TaskId) -> None:
         """A reader's question."""
-        self._driver.inbox.append(SplitWanted(task))
+        self._driver.inbox.append(SplitRequested(task))
 
     def context(self, number: int) -> WriteContext:
         """What writers of a checkpoint need."""
@@ -330,7 +339,7 @@ class LocalRun(Run):
                 self._layers[task].complete(mail.number)
             worker.mailbox.append(mail)
             self.wake(worker)
-        elif isinstance(mail, Message):
+        elif isinstance(mail, MessageToSubtask):
             self._driver.lost(mail.uid, task.subtask)
 
     def wake(self, worker: Worker) -> None:

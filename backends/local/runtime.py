@@ -7,19 +7,16 @@ from typing import Unpack
 
 import pyarrow as pa
 
-from backends.dataflow.api import Source
-from backends.local.run import LocalRun
-from backends.running.clock import Clock
-from backends.running.options import Options, RuntimeOptions
-from backends.running.progress import Progress
-from backends.running.restore import Restored
-from backends.running.runtime import Runtime
 from stateformat.errors import InvalidInput
 from stateformat.store import CheckpointStore
 
+from ..dataflow.api import Source
+from ..runtime import Clock, Options, Progress, Restored, Runtime, RuntimeOptions
+from .run import LocalRun
+
 
 class LocalRuntime(Runtime[LocalRun]):
-    """Runs dataflows on a store, in one thread. Keyword arguments: see :class:`~backends.running.runtime.Runtime`."""
+    """Runs dataflows on a store, in one thread. Keyword arguments: see :class:`~stateformat.backends.runtime.runtime.Runtime`."""
 
     def __init__(
         self,

@@ -23,16 +23,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backends.rewrite.spec import RewriteSpec
-from redistribution.arrays import States, assemble, read_handles
-from redistribution.keyed import cut_keyed
-from redistribution.rescale import rescale
-from redistribution.restore_plan import plan_restore
-from stateformat.checkpoint import Checkpoint, ReadTask
 from stateformat.errors import ErrorKind, InvalidInput
-from stateformat.graph import shortened
-from stateformat.model import JobGraph, Mode, Operator, OperatorId, RescaledFrom, State, Status
+from stateformat.graph import JobGraph, Operator, OperatorId, Status, shortened
+from stateformat.model import Mode, RescaledFrom, State
+from stateformat.reading import Checkpoint, ReadTask
+from stateformat.redistribution import plan_restore, rescale
+from stateformat.redistribution.keyed import cut_keyed
+from stateformat.redistribution.tables import States, assemble, read_handles
 from stateformat.schema import MANIFEST_SCHEMA, SLICE_SCHEMA, has_key_groups
+
+from .spec import RewriteSpec
 
 SOURCE_BYTES = 256 * 2**20
 """A state has more sources than it had subtasks where they would read more than this each, as stored."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stateformat.errors import ErrorKind, InvalidInput
-from stateformat.key_groups import MAX_PARALLELISM_LIMIT
-from stateformat.model import JobGraph
-from stateformat.segment import WriteOptions
+from stateformat.graph import JobGraph
+from stateformat.keys import MAX_PARALLELISM_LIMIT
+from stateformat.segments import WriteOptions
 
 
 @dataclass(frozen=True)

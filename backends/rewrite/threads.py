@@ -17,12 +17,13 @@ from typing import Final, TypeVar
 
 import pyarrow as pa
 
-from backends.rewrite.planning import RewritePlan, Source
-from backends.rewrite.work import deal, write_move, write_target
 from stateformat.errors import InvalidInput
 from stateformat.model import Handle
 from stateformat.snapshot import WriteContext
-from stateformat.spill import Spill
+from stateformat.tables import Spill
+
+from .planning import RewritePlan, Source
+from .work import deal, write_move, write_target
 
 T = TypeVar("T")
 

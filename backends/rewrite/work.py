@@ -19,13 +19,14 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from backends.rewrite.planning import Move, Place, Source
 from stateformat.errors import InvalidInput
-from stateformat.key_groups import range_bounds
-from stateformat.layers import rekey
+from stateformat.keys import range_bounds
 from stateformat.model import Handle, State
-from stateformat.segment import SegmentPlace, WriteOptions, write_segment, write_unsorted
+from stateformat.reading import rekey
+from stateformat.segments import SegmentPlace, WriteOptions, write_segment, write_unsorted
 from stateformat.snapshot import WriteContext
+
+from .planning import Move, Place, Source
 
 Done: TypeAlias = Callable[[int], None]
 """Told of each piece of rows that is on its way to storage, with how many there are; from any thread."""

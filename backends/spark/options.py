@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from backends.running.checks import check_whole
-from backends.running.options import Options, RuntimeOptions
 from stateformat.errors import InvalidInput
+
+from ..runtime import Options, RuntimeOptions, check_whole
 
 
 @dataclass(frozen=True)
 class SparkOptions(Options):
-    """As :class:`~backends.running.options.Options`; every epoch ends in a checkpoint.
+    """As :class:`~stateformat.backends.runtime.options.Options`; every epoch ends in a checkpoint.
 
     So ``checkpoint_interval_us`` bounds the time for which sources read in an epoch, and
     ``checkpoint_rows`` the rows of all sources together. An epoch ends earlier if no more rows are

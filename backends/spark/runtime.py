@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING, Unpack
 
 import pyarrow as pa
 
-from backends.running.clock import Clock
-from backends.running.options import Options
-from backends.running.progress import Progress
-from backends.running.restore import Restored
-from backends.running.runtime import Runtime
-from backends.spark.options import SparkOptions, SparkRuntimeOptions
-from backends.spark.run import SparkRun
-from backends.spark.session import check, job_session
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.store import CheckpointStore
+
+from ..runtime import Clock, Options, Progress, Restored, Runtime
+from .driver import SparkRun
+from .options import SparkOptions, SparkRuntimeOptions
+from .session import check, job_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,7 +24,7 @@ class SparkRuntime(Runtime[SparkRun]):
 
     ``spark`` is that of ``session.local_session()``, or of a cluster whose executors can import this
     package and reach the store. Keyword arguments: the fields of
-    :class:`~backends.spark.options.SparkOptions` and :class:`~backends.running.options.Schedule`.
+    :class:`~stateformat.backends.spark.options.SparkOptions` and :class:`~stateformat.backends.runtime.options.Schedule`.
     """
 
     options_class = SparkOptions

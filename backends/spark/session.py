@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import stateformat
 from stateformat.errors import ErrorKind, InvalidInput
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ LOCAL: Final[Mapping[str, str]] = {
 }
 """Settings for a session on this machine only: quiet, and bound to the loopback address."""
 
-OUR_PACKAGES: Final = ("stateformat", "redistribution", "backends", "tools")
+OUR_PACKAGES: Final = ("stateformat",)
 
 
 def configure(builder: Any) -> Any:
@@ -139,7 +140,7 @@ def check(active: SparkSession) -> SparkSession:
     """
     if not isinstance(active, _session_class()):
         raise _unusable(
-            f"{active!r} is not a session of Spark Classic. Give one, as of backends.spark.session.local_session()."
+            f"{active!r} is not a session of Spark Classic. Give one, as of stateformat.backends.spark.session.local_session()."
         )
     context = active.sparkContext
     if _is_stopped(context):
@@ -151,7 +152,7 @@ def check(active: SparkSession) -> SparkSession:
         raise _unusable(
             f"The active Spark session starts its Python workers with {worker}, and this program runs on "
             f"{sys.executable}. Set PYSPARK_PYTHON to the latter before the session is created, or make it with "
-            "backends.spark.session."
+            "stateformat.backends.spark.session."
         )
     shadows = [] if context.environment.get("PYTHONSAFEPATH") else _shadows(Path.cwd())
     if shadows:
@@ -183,7 +184,7 @@ def _is_same_interpreter(one: str, other: str) -> bool:
 
 def _shadows(directory: Path) -> list[str]:
     """Entries of a directory that would be imported in place of our packages."""
-    ours = Path(__file__).resolve().parents[2]
+    ours = Path(stateformat.__file__).resolve().parents[1]
     if directory.resolve() == ours:
         return []
     return [name for name in OUR_PACKAGES if (directory / name).is_dir() or (directory / f"{name}.py").exists()]

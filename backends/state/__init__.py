@@ -19,11 +19,12 @@ Read ``subtask`` (all states of a subtask) and ``value`` (one of them) first, th
 =================  ===============================================  ===============================
 """
 
-from backends.state.collections import KeyedList, KeyedMap
-from backends.state.entries import Entries
-from backends.state.subtask import SubtaskStates
-from backends.state.timers import TimerSet
-from backends.state.value import KeyedValue
-from stateformat.folding import Layer
+from stateformat.states import Layer
+
+from .keyed_collections import KeyedList, KeyedMap
+from .keyed_value import KeyedValue
+from .list_state import Entries
+from .subtask import SubtaskStates
+from .timers import TimerSet
 
 __all__ = ["Entries", "KeyedList", "KeyedMap", "KeyedValue", "Layer", "SubtaskStates", "TimerSet"]

@@ -25,9 +25,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from backends.state.parts import Mask, Raw, Slots
 from stateformat.errors import ErrorKind, InvalidState
-from stateformat.hashing import hash_keys
+from stateformat.keys import hash_keys
+
+from .columns import Mask, Raw, Slots
 
 Hashes = npt.NDArray[np.uint64]
 

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stateformat.errors import ErrorKind, InvalidState
-from stateformat.key_groups import key_group_count, key_group_range, subtask_of_key_group
-from stateformat.model import Operator
+from stateformat.graph import Operator
+from stateformat.keys import key_group_count, key_group_range, subtask_of_key_group
 
 
 @dataclass(frozen=True)

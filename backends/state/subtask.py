@@ -16,22 +16,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backends.state.changes import BEFORE
-from backends.state.collections import KeyedList, KeyedMap
-from backends.state.entries import Entries
-from backends.state.ownership import OwnedKeys
-from backends.state.spilling import loading, saving
-from backends.state.store import KeyedRows, without
-from backends.state.timers import TimerSet
-from backends.state.value import KeyedState, KeyedValue
-from stateformat.checkpoint import ReadTask
 from stateformat.errors import ErrorKind, InvalidInput
-from stateformat.folding import Layer
-from stateformat.hashing import DEFAULT_KEY_HASH
-from stateformat.key_groups import check_parallelism, key_group_count
-from stateformat.model import Kind, Mode, Operator, SchemaVersion, State
+from stateformat.graph import Operator
+from stateformat.keys import DEFAULT_KEY_HASH, check_parallelism, key_group_count
+from stateformat.model import Kind, Mode, SchemaVersion, State
+from stateformat.reading import ReadTask
 from stateformat.schema import CLEAR, DELETE, KEY_GROUP, OP, UPSERT
 from stateformat.snapshot import SnapshotWriter
+from stateformat.states import Layer
+
+from .keyed_collections import KeyedList, KeyedMap
+from .keyed_value import KeyedState, KeyedValue
+from .list_state import Entries
+from .ownership import OwnedKeys
+from .rows import KeyedRows, without
+from .spill import loading, saving
+from .timers import TimerSet
+from .versions import BEFORE
 
 AnyState = TypeVar("AnyState", KeyedValue, KeyedMap, KeyedList, TimerSet, Entries)
 

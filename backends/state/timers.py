@@ -14,11 +14,13 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from backends.state.parts import Mask, Slots
-from backends.state.store import without
-from backends.state.value import KeyedState, beside, one_row, one_values
-from stateformat.model import Operator, State
-from stateformat.row_keys import row_key_codes
+from stateformat.graph import Operator
+from stateformat.model import State
+from stateformat.segments import row_key_codes
+
+from .columns import Mask, Slots
+from .keyed_value import KeyedState, beside, one_row, one_values
+from .rows import without
 
 TIMESTAMP_MAX: Final = 2**63 - 1
 _NEAR_MIN: Final = 4096

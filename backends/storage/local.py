@@ -3,7 +3,7 @@
 Theory of operation. An object is written to a hidden temporary file *in its final directory*,
 synced, and linked to its final name. ``link`` fails if the name is taken, so exactly one of many
 wins, and nobody sees a torn file. Then the temporary name is removed and the directory synced.
-``directory_tree`` holds the rules for directories.
+``storage.local_tree`` holds the rules for directories.
 
 Between the link and the last sync, readers see an object that a power failure may take back. Its
 writer waits. If the writer dies just there, whatever relies on the object waits instead
@@ -28,8 +28,10 @@ from urllib.parse import quote, unquote
 
 import pyarrow as pa
 
-from backends.storage.directory_tree import TEMPORARY, DirectoryTree, Parts
-from backends.storage.shared import (
+from stateformat.errors import ErrorKind, InvalidInput, StorageError
+from stateformat.storage import CreateOutcome, Leftover, ObjectInfo, check_path, is_object_path
+
+from .checks import (
     NewObject,
     check_created,
     check_options,
@@ -38,8 +40,7 @@ from backends.storage.shared import (
     missing,
     name_taken,
 )
-from stateformat.errors import ErrorKind, InvalidInput, StorageError
-from stateformat.storage import CreateOutcome, Leftover, ObjectInfo, check_path, is_object_path
+from .local_tree import TEMPORARY, DirectoryTree, Parts
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ def from_url(url: str, options: Mapping[str, Any]) -> LocalStorage:
 
 
 class LocalStorage:
-    """A store in a directory. Implements :class:`stateformat.storage.Storage`.
+    """A store in a directory. Implements :class:`stateformat.storage.protocol.Storage`.
 
     Safe to share between processes. ``durable=False`` skips every sync: objects still appear whole,
     but do not survive a power loss.

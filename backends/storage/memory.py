@@ -14,9 +14,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from backends.storage import shared
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 from stateformat.storage import CreateOutcome, ObjectInfo, check_path
+
+from . import checks as shared
 
 _STORES: dict[str, dict[str, bytes]] = {}
 _LOCK = Lock()
@@ -32,7 +33,7 @@ def from_url(url: str, options: Mapping[str, Any]) -> MemoryStorage:
 
 
 class MemoryStorage:
-    """A store in the memory of this process. Implements :class:`stateformat.storage.Storage`.
+    """A store in the memory of this process. Implements :class:`stateformat.storage.protocol.Storage`.
 
     ``create`` never answers ``UNKNOWN``, and reading copies no bytes.
     """

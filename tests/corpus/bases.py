@@ -13,11 +13,12 @@ from unittest.mock import patch
 import pyarrow as pa
 
 import stateformat as sf
-from backends.storage.memory import MemoryStorage
-from stateformat import declare, pending
-from stateformat.model import Edge, JobGraph, Operator, Partitioner, State
-from stateformat.publication import CommitPermit
-from stateformat.segment import WriteOptions
+from stateformat.backends.storage.memory import MemoryStorage
+from stateformat.graph import Edge, JobGraph, Operator, Partitioner
+from stateformat.model import State
+from stateformat.publication import CommitPermit, pending
+from stateformat.segments import WriteOptions
+from stateformat.states import declare
 from stateformat.store import CheckpointStore
 from tests.stores import Job, owned, rescale_newest
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from backends.storage.memory import MemoryStorage
+from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.model import Handle
 from tests.forgery import Forger, get, put, seal
 

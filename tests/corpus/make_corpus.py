@@ -20,7 +20,7 @@ sys.path.insert(0, str(HERE.parent.parent))
 import pyarrow as pa  # noqa: E402
 
 import stateformat as sf  # noqa: E402
-from backends.storage.memory import MemoryStorage  # noqa: E402
+from stateformat.backends.storage.memory import MemoryStorage  # noqa: E402
 from tests.corpus.bases import BASES, base, objects_of  # noqa: E402
 from tests.corpus.cases import CASES, OPEN, READ, REPORT, Case, Store  # noqa: E402
 from tests.forgery import put  # noqa: E402

@@ -26,13 +26,13 @@ import pyarrow.acero
 import pyarrow.parquet as pq
 import xxhash
 
-from backends.storage.memory import MemoryStorage
-from redistribution import plan_restore
-from stateformat.codec import decode_record
+from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import CheckpointError
 from stateformat.manifest import Manifest, decode_manifest, handles_table
 from stateformat.model import Handle, ManifestRef, Record
-from stateformat.reading import read_slices
+from stateformat.reading.scan import read_slices
+from stateformat.record import decode_record
+from stateformat.redistribution import plan_restore
 from stateformat.schema import SLICE_SCHEMA
 from stateformat.store import CheckpointStore
 from stateformat.validation import validate

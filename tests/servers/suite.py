@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from backends.storage.conformance import StorageConformance
+from stateformat.backends.storage.testing import StorageConformance
 from stateformat.storage import Storage, open_storage
 from tests.servers.server import BUCKET, S3Server
 

@@ -13,7 +13,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from stateformat.model import Partitioner
+from stateformat.graph import Partitioner
 
 KEYS = 7
 """How many keys there are."""

@@ -21,9 +21,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from backends.storage.memory import MemoryStorage
-from stateformat.checkpoint import Checkpoint
-from stateformat.model import CheckpointKind, Mode, Partitioner, Record, Status, StopMode
+from stateformat.backends.storage.memory import MemoryStorage
+from stateformat.graph import Partitioner, Status
+from stateformat.model import CheckpointKind, Mode, Record, StopMode
+from stateformat.reading import Checkpoint
 from stateformat.validation import validate
 from tests.simulation.graphs import Graph, Row, passed_on
 from tests.simulation.witness import Facts, Violation

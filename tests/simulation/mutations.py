@@ -18,24 +18,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-import redistribution.restore_plan
-from backends.dataflow import roster
-from backends.dataflow.activation import OperatorChain
-from backends.dataflow.alignment import Alignment
-from backends.dataflow.coordinator import Coordinator
-from backends.dataflow.events import MIN_WATERMARK, LogRecords, Publish, TaskCommand
-from backends.dataflow.iteration import LoopBuffer
-from backends.dataflow.life import TaskState
-from backends.dataflow.member import ChainedOperator
-from backends.dataflow.pending_barrier import BarrierInFlight
-from backends.dataflow.task import Task
-from backends.running import driver, runtime
-from backends.running.driver import Driver
-from backends.running.restore import Restored
-from redistribution.arrays import Slices
-from stateformat import history, pending, publication, retention, survey
+import stateformat.redistribution.restore_plan
+from stateformat.backends.dataflow.chain import ChainedOperator, OperatorChain
+from stateformat.backends.dataflow.coordinator import Coordinator
+from stateformat.backends.dataflow.coordinator import task_tracker as roster
+from stateformat.backends.dataflow.coordinator.barrier import BarrierInFlight
+from stateformat.backends.dataflow.events import MIN_WATERMARK, LogRecords, Publish, TaskCommand
+from stateformat.backends.dataflow.task import Task, TaskState
+from stateformat.backends.dataflow.task.alignment import Alignment
+from stateformat.backends.dataflow.task.loop_buffer import LoopBuffer
+from stateformat.backends.runtime import Driver, Restored, driver, runtime
+from stateformat.history import records as history
+from stateformat.history import retention, survey
 from stateformat.model import Mode
-from stateformat.publication import MOVES, At, Saw
+from stateformat.publication import pending
+from stateformat.publication import protocol as publication
+from stateformat.publication.protocol import MOVES, At, Saw
+from stateformat.redistribution.tables import Slices
 from tests.simulation.work import Recording
 
 Mutation = Callable[[], AbstractContextManager[Any]]
@@ -143,7 +142,7 @@ def forget_the_union_refusal() -> Iterator[None]:
 
 def merge_two_broadcast_copies() -> AbstractContextManager[Any]:
     """A subtask that has no copy of its own gets two."""
-    right = redistribution.restore_plan.copy_broadcast
+    right = stateformat.redistribution.broadcast.copy_broadcast
 
     def copy_broadcast(handles: Any, states: Any) -> Slices:
         slices = right(handles, states)
@@ -154,7 +153,7 @@ def merge_two_broadcast_copies() -> AbstractContextManager[Any]:
         without = np.array([(state, subtask) not in own for state, subtask in wants], dtype=np.bool_)
         return Slices.concat([slices, slices.take(without)])
 
-    return patch.object(redistribution.restore_plan, "copy_broadcast", copy_broadcast)
+    return patch.object(stateformat.redistribution.restore_plan, "copy_broadcast", copy_broadcast)
 
 
 def end_on_any_checkpoint() -> AbstractContextManager[Any]:

@@ -18,19 +18,23 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
-from backends.dataflow.api import Dataflow, EventTime, Stream
-from backends.dataflow.events import Purpose
-from backends.dataflow.life import TaskState
-from backends.local.run import LocalRun
-from backends.local.runtime import LocalRuntime
-from backends.rewrite.rescaling import publish_rescaled
-from backends.running import driver
-from backends.running.clock import VirtualClock
-from backends.running.outcome import JobOutcome
-from backends.storage.memory import _STORES, MemoryStorage
-from stateformat import layout
-from stateformat.errors import CheckpointError, CheckpointExpired, InvalidInput, PublishConflict, RestoreRefused
-from stateformat.model import CheckpointKind, JobGraph, Operator, OperatorId, ParentRef, Partitioner, Status, StopMode
+from stateformat import paths as layout
+from stateformat.backends.dataflow import Dataflow, EventTime, Stream
+from stateformat.backends.dataflow.events import BarrierKind
+from stateformat.backends.dataflow.task import TaskState
+from stateformat.backends.local import LocalRun, LocalRuntime
+from stateformat.backends.rewrite.rescale import publish_rescaled
+from stateformat.backends.runtime import JobOutcome, VirtualClock, driver
+from stateformat.backends.storage.memory import _STORES, MemoryStorage
+from stateformat.errors import (
+    CheckpointError,
+    CheckpointExpired,
+    InvalidInput,
+    PublishConflict,
+    RestoreRefused,
+)
+from stateformat.graph import JobGraph, Operator, OperatorId, Partitioner, Status
+from stateformat.model import CheckpointKind, ParentRef, StopMode
 from stateformat.store import CheckpointStore
 from tests.simulation import graphs
 from tests.simulation.graphs import GROUPS_MAX, EdgeSpec, Graph
@@ -549,7 +553,7 @@ class Simulation:
     ) -> tuple[int, frozenset[Any]] | None:
         """Whoever takes part in the savepoint of a stop stays until it is complete."""
         barrier = run.in_flight.barrier if run.in_flight else None
-        if barrier is None or barrier.purpose not in (Purpose.STOP_DRAIN, Purpose.STOP_NO_DRAIN):
+        if barrier is None or barrier.purpose not in (BarrierKind.STOP_DRAIN, BarrierKind.STOP_NO_DRAIN):
             return None
         gone = frozenset(task for task, worker in run.tasks.items() if worker.task.state is TaskState.ENDED)
         if before is not None and before[0] == barrier.number:

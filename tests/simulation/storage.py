@@ -21,11 +21,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from backends.storage.memory import MemoryStorage
-from stateformat import layout
-from stateformat.codec import decode_record
+from stateformat import paths as layout
+from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import StorageError
 from stateformat.model import ParentRef, Record
+from stateformat.record import decode_record
 from stateformat.storage import CreateOutcome, Leftover, ObjectInfo
 from tests.simulation.witness import Violation
 
@@ -131,7 +131,7 @@ class Disk:
 
 
 class FaultyStorage:
-    """The disk as one process sees it. Implements :class:`stateformat.storage.Storage`."""
+    """The disk as one process sees it. Implements :class:`stateformat.storage.protocol.Storage`."""
 
     def __init__(self, disk: Disk, faults: Faults, rng: random.Random) -> None:
         self.disk, self.faults = disk, faults

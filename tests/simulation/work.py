@@ -15,8 +15,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from backends.dataflow.api import (
+from stateformat.backends.dataflow import (
+    BroadcastState,
     Chunk,
+    Descriptor,
+    ListState,
+    MapState,
     NoSplit,
     Operator,
     OperatorContext,
@@ -28,15 +32,9 @@ from backends.dataflow.api import (
     Source,
     Split,
     SplitEnumerator,
-    TwoPhaseCommitSink,
-)
-from backends.dataflow.descriptors import (
-    BroadcastState,
-    Descriptor,
-    ListState,
-    MapState,
     SplitList,
     Timers,
+    TwoPhaseCommitSink,
     UnionList,
     ValueState,
 )

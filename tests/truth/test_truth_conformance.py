@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow.dataset as ds
 import pytest
 
-from backends.connectors import FileSink, MemorySource
-from backends.dataflow.api import Dataflow
-from backends.local import JobOutcome
+from stateformat.backends.connectors import FileSink, MemorySource
+from stateformat.backends.dataflow import Dataflow
+from stateformat.backends.local import JobOutcome
 from stateformat.model import StopMode
 from tests.conformance import EXECUTORS, Stage, batches
 from tests.conformance_jobs import LapJob, StateJob, every_operator, hops_job, two_heads

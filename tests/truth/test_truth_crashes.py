@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from backends.storage.local import LocalStorage
-from stateformat import layout
+from stateformat import paths as layout
+from stateformat.backends.storage.local import LocalStorage
 from stateformat.errors import CheckpointError
 from stateformat.history import record_ids
 from stateformat.store import CheckpointStore

@@ -30,8 +30,8 @@ LARGE = """
 import sys
 import pyarrow as pa
 import stateformat as sf
-from backends.state import SubtaskStates
-from stateformat.model import JobGraph, Operator, OperatorId
+from stateformat.backends.state import SubtaskStates
+from stateformat.graph import JobGraph, Operator, OperatorId
 
 ROWS, WIDTH = 11_000, 200_000
 state = sf.value_state("op", "s", keys={"k": pa.int64()}, values={"v": pa.string()})

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from backends.connectors import SqlSink
+from stateformat.backends.connectors import SqlSink
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState, StorageError
 from tests.servers import postgres
 from tests.servers.postgres import PostgresServer

@@ -18,15 +18,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from backends.storage import s3, s3_client, s3_files
-from stateformat import declare, layout
-from stateformat.errors import (
-    ErrorKind,
-    OutcomeUnknown,
-    PublishConflict,
-    StorageError,
-)
-from stateformat.model import CheckpointId, JobGraph, Partitioner
+from stateformat import paths as layout
+from stateformat.backends.storage.s3 import client as s3_client
+from stateformat.backends.storage.s3 import files as s3_files
+from stateformat.backends.storage.s3 import storage as s3
+from stateformat.errors import ErrorKind, OutcomeUnknown, PublishConflict, StorageError
+from stateformat.graph import JobGraph, Partitioner
+from stateformat.model import CheckpointId
+from stateformat.states import declare
 from stateformat.storage import Storage, open_storage
 from stateformat.store import CheckpointStore
 from stateformat.validation import validate

@@ -19,11 +19,12 @@ import pyarrow as pa
 import pytest
 
 import stateformat as sf
-from backends.connectors import RateSource, s3_directory
-from backends.dataflow.api import Dataflow
-from backends.local.runtime import LocalRuntime
-from backends.running.outcome import JobOutcome, RunDiscarded
-from backends.storage import s3_client
+from stateformat.backends.connectors import RateSource
+from stateformat.backends.connectors.sinks import s3_directory
+from stateformat.backends.dataflow import Dataflow
+from stateformat.backends.local import LocalRuntime
+from stateformat.backends.runtime import JobOutcome, RunDiscarded
+from stateformat.backends.storage.s3 import client as s3_client
 from stateformat.errors import CheckpointError, StorageError
 from tests.servers.fault_proxy import Fault, FaultProxy, Request
 from tests.servers.server import BUCKET, SMALL_PART_BYTES, S3Server

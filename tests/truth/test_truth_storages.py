@@ -17,10 +17,11 @@ from typing import Any
 
 import pytest
 
-from backends.storage.memory import MemoryStorage
+from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import PublishConflict
+from stateformat.graph import JobGraph
 from stateformat.history import find_record
-from stateformat.model import CheckpointId, JobGraph
+from stateformat.model import CheckpointId
 from stateformat.publication import CommitPermit
 from stateformat.storage import CreateOutcome, Storage, open_storage
 from stateformat.store import CheckpointStore

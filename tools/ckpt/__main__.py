@@ -1,4 +1,4 @@
-"""The program ``ckpt``, and ``python -m tools.ckpt``: takes interrupts from the first moment, then imports the rest."""
+"""The program ``ckpt``, and ``python -m stateformat.tools.ckpt``: takes interrupts from the first moment, then imports the rest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def main() -> int:
     """Run ``ckpt`` and return its exit status. Ctrl-C ends it with 130 and a sentence, also while it is importing."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
-    from tools.ckpt.main import main as run
+    from .main import main as run
 
     status = run()
     if signal.getsignal(signal.SIGINT) is _leave:

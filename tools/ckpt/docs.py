@@ -1,4 +1,4 @@
-"""Keeps docs/cli.md in step with the commands: ``python -m tools.ckpt.docs`` writes each ``--help`` into its block.
+"""Keeps docs/cli.md in step with the commands: ``python -m stateformat.tools.ckpt.docs`` writes each ``--help`` into its block.
 
 A block is what stands between ``<!-- help: NAME -->`` and ``<!-- end -->``; everything else in the file is written by hand. A test
 compares :func:`refreshed` with what is there, so neither can change without the other.
@@ -13,7 +13,7 @@ from typing import Final
 
 import click
 
-from tools.ckpt.main import COMMANDS, ckpt
+from .main import COMMANDS, ckpt
 
 CLI_PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
 _BLOCK: Final = re.compile(r"(<!-- help: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)

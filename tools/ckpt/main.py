@@ -19,10 +19,10 @@ from typing import Final
 
 import click
 
-from tools.ckpt.failures import FINE, PIPE_CLOSED, failure_of, interrupted, trace_of
-from tools.ckpt.interrupts import Interrupts
-from tools.ckpt.output import complain, show_failure
-from tools.ckpt.watch import Watch
+from .exit_status import FINE, PIPE_CLOSED, failure_of, interrupted, trace_of
+from .interrupts import Interrupts
+from .output import complain, show_failure
+from .watch import Watch
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "history": ("history", "List the checkpoints of a store, newest first."),
@@ -38,7 +38,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "gc": ("gc", "Show, or with --delete remove, what retention would free."),
     "stop": ("stop", "Ask a running job to stop with a savepoint, and wait."),
 }
-"""Every command: the module below ``tools.ckpt``, in which it has the module's name, and its line in ``ckpt --help``."""
+"""Every command: the module in ``commands`` in which it has the module's name, and its line in ``ckpt --help``."""
 
 
 CHANGING: Final = frozenset({"rescale", "rewrite", "copy", "rollback", "gc", "stop", "repair"})
@@ -57,7 +57,7 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         name = COMMANDS[cmd_name][0]
-        command: click.Command = getattr(importlib.import_module(f"tools.ckpt.{name}"), name)
+        command: click.Command = getattr(importlib.import_module(f"stateformat.tools.ckpt.commands.{name}"), name)
         return command
 
     def resolve_command(

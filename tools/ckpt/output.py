@@ -16,9 +16,9 @@ from typing import Any, TextIO
 
 import click
 
-from tools.ckpt.failures import Failure
-from tools.ckpt.json_text import pieces, unprintable_escaped
-from tools.ckpt.render import WIDTH_DEFAULT, WIDTH_MAX, WIDTH_MIN, Look, count, label, lines_label, size
+from .exit_status import Failure
+from .json_text import pieces, unprintable_escaped
+from .text import WIDTH_DEFAULT, WIDTH_MAX, WIDTH_MIN, Look, count, label, lines_label, size
 
 Document = dict[str, Any]
 Draw = Callable[[Document, Look], Iterable[str]]

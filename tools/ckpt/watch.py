@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from tools.ckpt.output import complain
-from tools.ckpt.render import size
+from .output import complain
+from .text import size
 
 if TYPE_CHECKING:
-    from stateformat.stats import Stats
+    from stateformat.storage import Stats
 
 LOGGERS: Final = ("stateformat", "redistribution", "backends", "tools")
 
@@ -43,7 +43,7 @@ class Watch:
         """Called once the command line is read: how much is to be told, of which command."""
         if level < 1:
             return
-        from stateformat.stats import Stats
+        from stateformat.storage import Stats
 
         self.level, self._command, self.stats = level, command, Stats()
         self._ignore()

@@ -9,7 +9,7 @@ everything is a line of JSON on standard output (docs/json.md). The exit status 
 1 it failed or was refused, 2 misuse, 3 the storage failed. Run it again and it goes on from the newest checkpoint.
 
 Under ``spark-submit`` Spark puts both streams of this program on its own standard output, which is no terminal for it, and its log on
-standard error: ``2> spark.log`` parts the two. Where nobody has configured the log it begins at warnings (``backends.spark.session``).
+standard error: ``2> spark.log`` parts the two. Where nobody has configured the log it begins at warnings (``stateformat.backends.spark.session``).
 """
 
 from __future__ import annotations
@@ -30,19 +30,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 import stateformat as sf
-from backends.dataflow.api import Dataflow
-from backends.running import starting
-from backends.running.options import Keep
-from backends.running.outcome import JobFailed, JobOutcome
-from backends.running.progress import Progress, ProgressLine, ProgressLog
-from backends.spark.runtime import SparkRuntime
-from backends.spark.session import lent_session
+from stateformat.backends.dataflow.flow import Dataflow
+from stateformat.backends.runtime import JobFailed, JobOutcome, Keep, Progress, ProgressLine, ProgressLog, starting
+from stateformat.backends.spark.runtime import SparkRuntime
+from stateformat.backends.spark.session import lent_session
 from stateformat.errors import CheckpointError, InvalidInput, StorageError
-from tools.ckpt.address import Address, AddressType, StorageOptionType, is_local, options_for
-from tools.ckpt.failures import FINE, PROBLEMS, UNAVAILABLE, Failure, failure_of, in_options
-from tools.ckpt.output import complain
-from tools.ckpt.render import label
-from tools.ckpt.seconds import SecondsType
+from stateformat.tools.ckpt.exit_status import FINE, PROBLEMS, UNAVAILABLE, Failure, failure_of, in_options
+from stateformat.tools.ckpt.options import Address, AddressType, SecondsType, StorageOptionType, is_local, options_for
+from stateformat.tools.ckpt.output import complain
+from stateformat.tools.ckpt.text import label
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,11 +7,11 @@ from typing import Final
 
 import pyarrow as pa
 
-from backends.dataflow.api import Operator, OperatorContext
-from backends.dataflow.descriptors import ValueState
-from backends.dataflow.operators.aggregation import Aggregation, in_batches
-from backends.dataflow.operators.stateless import check_columns
 from stateformat.errors import InvalidInput
+
+from ..api import Operator, OperatorContext, ValueState
+from .accumulators import Aggregation, in_batches
+from .row_steps import check_columns
 
 _GATHERED_ROWS_MAX: Final = 262_144
 _GATHERED_BYTES_MAX: Final = 64 << 20

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from backends.dataflow.api import Operator
-from backends.dataflow.descriptors import ValueState
-from backends.dataflow.operators.aggregate import key_names, plain
-from backends.dataflow.operators.stateless import check_columns
-from stateformat.row_keys import row_key_codes
+from stateformat.segments import row_key_codes
+
+from ..api import Operator, ValueState
+from .aggregate import key_names, plain
+from .row_steps import check_columns
 
 
 class Deduplicate(Operator):

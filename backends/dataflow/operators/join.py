@@ -17,19 +17,19 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backends.dataflow.api import Operator, OperatorContext, Output
-from backends.dataflow.descriptors import BroadcastState, Descriptor, SplitList
-from backends.dataflow.operators.aggregate import plain
-from backends.dataflow.operators.aggregation import in_batches
-from backends.dataflow.operators.stateless import check_columns
-from backends.state import KeyedValue
-from stateformat.clustering import one_array
-from stateformat.declare import value_state
 from stateformat.errors import ErrorKind, InvalidInput
-from stateformat.hashing import normalize_key_column
-from stateformat.model import Operator as Place
-from stateformat.model import OperatorId
-from stateformat.pieces import BATCH_BYTES, cut
+from stateformat.graph import Operator as Place
+from stateformat.graph import OperatorId
+from stateformat.keys import normalize_key_column
+from stateformat.segments import one_array
+from stateformat.states import value_state
+from stateformat.tables import BATCH_BYTES, cut
+
+from ...state import KeyedValue
+from ..api import BroadcastState, Descriptor, Operator, OperatorContext, Output, SplitList
+from .accumulators import in_batches
+from .aggregate import plain
+from .row_steps import check_columns
 
 _SMALL_ROWS: Final = 32_768
 

@@ -9,12 +9,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from backends.dataflow.api import Operator, OperatorContext
-from backends.dataflow.descriptors import Descriptor, MapState, SplitList, Timers
-from backends.dataflow.operators.aggregate import key_names, plain
-from backends.dataflow.operators.aggregation import Aggregation
-from backends.dataflow.operators.stateless import check_columns
 from stateformat.errors import ErrorKind, InvalidInput
+
+from ..api import Descriptor, MapState, Operator, OperatorContext, SplitList, Timers
+from .accumulators import Aggregation
+from .aggregate import key_names, plain
+from .row_steps import check_columns
 
 _START, _END = "window_start", "window_end"
 

@@ -7,13 +7,13 @@
     assert harness.take_output().to_pylist() == [...]
     again = OperatorHarness.restore(harness.snapshot(), parallelism=3)
 
-Every subtask of the operator lives, in an :class:`~backends.dataflow.activation.OperatorChain` as in both executors. Records
+Every subtask of the operator lives, in an :class:`~stateformat.backends.dataflow.chain.chain.OperatorChain` as in both executors. Records
 reach the subtasks by the routing of a real edge. Snapshots are checkpoints of the format, published to a store in memory,
 and a restore is planned, redistributed, and read as that of a job. Nothing runs between two calls.
 """
 
 from __future__ import annotations
 
-from backends.dataflow.testing.harness import HarnessSnapshot, OperatorHarness
+from .harness import HarnessSnapshot, OperatorHarness
 
 __all__ = ["HarnessSnapshot", "OperatorHarness"]

@@ -10,26 +10,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from backends.dataflow import events as ev
-from backends.dataflow.activation import OperatorChain
-from backends.dataflow.api import (
-    Operator,
-    OperatorContext,
-    OperatorCoordinator,
-)
-from backends.dataflow.conform import cast_to_schema
-from backends.dataflow.failures import Guard
-from backends.dataflow.flow_states import COMMITTABLES
-from backends.dataflow.member import checked_message
-from backends.dataflow.routing import Router
-from backends.dataflow.testing.stand_ins import JOB, OUTPUT, KeyBy, Place, Rows, batches_of, flow_of, new_store
-from backends.running.commits import clean, commit, pending_committables, sinks_of
-from backends.running.restore import restore
-from stateformat.declare import Columns, as_schema
 from stateformat.errors import InvalidInput, InvalidState
 from stateformat.model import Mode
 from stateformat.schema import segment_schema
+from stateformat.states import Columns, as_schema
 from stateformat.store import CheckpointStore
+
+from ...runtime import clean, commit, pending_committables, restore, sinks_of
+from .. import events as ev
+from ..api import Operator, OperatorContext, OperatorCoordinator
+from ..casting import cast_to_schema
+from ..chain import Guard, OperatorChain, checked_message
+from ..graph import COMMITTABLES, Router
+from .stand_ins import JOB, OUTPUT, KeyBy, Place, Rows, batches_of, flow_of, new_store
 
 
 @dataclass(frozen=True)

@@ -10,19 +10,13 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from backends.dataflow.api import (
-    Dataflow,
-    NoSplit,
-    Operator,
-    Source,
-    Split,
-    SplitEnumerator,
-    TwoPhaseCommitSink,
-)
-from backends.storage.memory import MemoryStorage
-from stateformat.declare import as_schema
 from stateformat.errors import InvalidInput
+from stateformat.states import as_schema
 from stateformat.store import CheckpointStore
+
+from ...storage.memory import MemoryStorage
+from ..api import NoSplit, Operator, Source, Split, SplitEnumerator, TwoPhaseCommitSink
+from ..flow import Dataflow
 
 KeyBy: TypeAlias = "str | Sequence[str] | Mapping[int, Sequence[str]]"
 Rows: TypeAlias = "pa.RecordBatch | pa.Table | Iterable[Mapping[str, Any]]"

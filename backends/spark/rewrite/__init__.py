@@ -1,5 +1,5 @@
 """The rewrite job on Spark: ``SparkEngine`` plans stages on the driver, ``executor`` runs in the Python workers."""
 
-from backends.spark.rewrite.engine import SparkEngine
+from .engine import SparkEngine
 
 __all__ = ["SparkEngine"]

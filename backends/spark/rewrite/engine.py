@@ -20,19 +20,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from backends.rewrite.planning import Move, RewritePlan, Source
-from backends.spark.rewrite.executor import (
-    FRAME_SCHEMA,
-    RESULT_SCHEMA,
-    deal_sources,
-    decode,
-    write_moves,
-    write_targets,
-)
-from backends.spark.session import check, job_session, session
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.model import Handle
 from stateformat.snapshot import Snapshot, WriteContext
+
+from ...rewrite import RewritePlan
+from ...rewrite.planning import Move, Source
+from ..session import check, job_session, session
+from .executor import FRAME_SCHEMA, RESULT_SCHEMA, deal_sources, decode, write_moves, write_targets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -50,7 +45,7 @@ class SparkEngine:
     """Runs the tasks of a rewrite as Spark jobs of ``spark``; None is the active session, or a local one.
 
     On a cluster every executor must reach the store under the driver's address and have this package installed
-    (``backends.spark.session`` says how).
+    (``stateformat.backends.spark.session`` says how).
     """
 
     spark: SparkSession | None = None

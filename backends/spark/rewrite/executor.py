@@ -21,14 +21,14 @@ import numpy as np
 import pyarrow as pa
 
 import stateformat.errors
-from backends.rewrite.planning import Move, Source
-from backends.rewrite.work import deal, write_move, write_target
 from stateformat.errors import CheckpointError, ErrorKind, StorageError
 from stateformat.model import Handle
-from stateformat.pieces import cut
 from stateformat.schema import KEY_GROUP
 from stateformat.snapshot import Snapshot, WriteContext
-from stateformat.spill import Spill, split_by_bucket
+from stateformat.tables import Spill, cut, split_by_bucket
+
+from ...rewrite.planning import Move, Source
+from ...rewrite.work import deal, write_move, write_target
 
 Batches = Iterable[pa.RecordBatch]
 Stage = Callable[[Batches], Iterator[pa.RecordBatch]]

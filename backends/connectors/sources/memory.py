@@ -1,0 +1,93 @@
+"""A source over rows that lie in memory: for tests, for examples, and for small tables that join a stream."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+
+from stateformat.errors import InvalidInput
+
+from ...dataflow.api import Chunk, ReaderContext, Source, Split
+from .enumerators import ListEnumerator, check_at_least, check_position
+
+BATCH_ROWS = 65_536
+"""How many rows a batch of a source has, unless said otherwise."""
+
+
+class MemorySource(Source):
+    """The rows of a table, in order.
+
+    Example::
+
+        airlines = flow.source(MemorySource(pa.table({"carrier": ["AA"], "name": ["American"]})), uid="airlines")
+
+    ``rows``: a table, a batch, or batches of one schema. They are cut into ``splits`` contiguous parts that differ by one
+    row at most; a reader reads a part in batches of at most ``batch_rows``. A position counts the rows of a part that were
+    read. A job that restarts gives the same rows again. Raises ``InvalidInput`` for no rows at all (not even a schema).
+    """
+
+    def __init__(
+        self,
+        rows: pa.Table | pa.RecordBatch | Iterable[pa.RecordBatch],
+        *,
+        splits: int = 1,
+        batch_rows: int = BATCH_ROWS,
+    ) -> None:
+        check_at_least("splits", splits, 1)
+        check_at_least("batch_rows", batch_rows, 1)
+        if isinstance(rows, pa.RecordBatch):
+            rows = [rows]
+        if not isinstance(rows, pa.Table):
+            rows = _table(rows)
+        self._table = rows.replace_schema_metadata(None).combine_chunks()
+        self._splits = splits
+        self._batch_rows = batch_rows
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The table's."""
+        return self._table.schema
+
+    def enumerator(self) -> ListEnumerator:
+        """Deals the parts in order."""
+        return ListEnumerator(self._parts)
+
+    def _parts(self) -> Iterator[Split]:
+        rows, extra = divmod(self._table.num_rows, self._splits)
+        first = 0
+        for number in range(self._splits):
+            count = rows + (number < extra)
+            if count:
+                yield Split(f"part-{number:05d}", json.dumps({"first_row": first, "rows": count}).encode())
+            first += count
+
+    def read(self, split: Split, context: ReaderContext) -> Iterator[Chunk]:  # noqa: ARG002 - no clock is needed
+        """The rest of a part."""
+        part = json.loads(split.payload)
+        first, rows = part["first_row"], part["rows"]
+        check_position(
+            "that part", split, rows if first + rows <= self._table.num_rows else self._table.num_rows - first
+        )
+        position = split.position
+        rest = self._table.slice(first + position, rows - position)
+        for batch in rest.to_batches(max_chunksize=self._batch_rows):
+            position += batch.num_rows
+            yield Chunk(batch, position)
+
+
+def _table(rows: object) -> pa.Table:
+    try:
+        batches = list(rows)  # type: ignore[call-overload]
+        if batches:
+            return pa.Table.from_batches(batches)
+    except (TypeError, pa.ArrowException) as error:
+        raise InvalidInput(
+            f"{type(rows).__name__} holds no record batches of one schema: {error}; give an Arrow table, like pa.table(…) or "
+            "pa.Table.from_pandas(…)"
+        ) from error
+    raise InvalidInput("no batch is given, so nobody knows the columns; give a table, which may be empty")
+
+
+__all__ = ["BATCH_ROWS", "MemorySource"]

@@ -1,0 +1,34 @@
+"""What authors write: operators, sources, sinks and the states that they declare.
+
+Read ``states``, ``operator``, ``source``.
+"""
+
+from __future__ import annotations
+
+from .operator import Operator, OperatorContext, OperatorCoordinator, Output, Prepared, Sender, TwoPhaseCommitSink
+from .source import Chunk, NoSplit, ReaderContext, Source, Split, SplitEnumerator
+from .states import BroadcastState, Descriptor, ListState, MapState, SplitList, Timers, UnionList, ValueState
+
+__all__ = [
+    "BroadcastState",
+    "Chunk",
+    "Descriptor",
+    "ListState",
+    "MapState",
+    "NoSplit",
+    "Operator",
+    "OperatorContext",
+    "OperatorCoordinator",
+    "Output",
+    "Prepared",
+    "ReaderContext",
+    "Sender",
+    "Source",
+    "Split",
+    "SplitEnumerator",
+    "SplitList",
+    "Timers",
+    "TwoPhaseCommitSink",
+    "UnionList",
+    "ValueState",
+]

@@ -1,0 +1,50 @@
+"""What a two-phase-commit sink has prepared and nobody has said to be committed, in one subtask.
+
+Every snapshot holds all of it, each row under the checkpoint and attempt that it was prepared under: whichever checkpoint is
+published, it carries whatever no earlier one did. Completion of a snapshot lets go of what that snapshot held.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from stateformat.states import Columns, as_schema
+
+from ..api import Prepared
+from ..casting import cast_to_schema
+
+
+class Committables:
+    """The outstanding committables of one subtask of a sink, oldest first."""
+
+    def __init__(self, uid: str, columns: Columns) -> None:
+        self._uid = uid
+        self._schema = as_schema(columns)
+        self._outstanding: list[tuple[int, pa.Table]] = []
+
+    def add(self, number: int, prepared: Prepared, rows: pa.Table | pa.RecordBatch | None) -> None:
+        """Keep what ``prepare_commit`` returned in the snapshot of a barrier. ``InvalidState`` for columns not declared."""
+        if rows is None:
+            return
+        table = cast_to_schema(f"prepare_commit of {self._uid!r}", rows, self._schema, declared="committable_columns")
+        if table.num_rows:
+            ids = pa.repeat(pa.scalar(prepared.checkpoint_id, pa.int64()), table.num_rows)
+            attempts = pa.repeat(pa.scalar(prepared.attempt_id, pa.string()), table.num_rows)
+            table = table.append_column("_checkpoint_id", ids).append_column("_attempt_id", attempts)
+            self._outstanding.append((number, table))
+
+    def rows(self) -> pa.Table | None:
+        """All of it, with ``_checkpoint_id`` and ``_attempt_id`` behind the declared columns; None where there is nothing."""
+        tables = [table for _, table in self._outstanding]
+        return pa.concat_tables(tables) if tables else None
+
+    def clear(self) -> None:
+        """Forget all of it."""
+        self._outstanding.clear()
+
+    def complete(self, number: int) -> None:
+        """The snapshot of a barrier has been published and committed: forget what it held."""
+        self._outstanding = [(when, table) for when, table in self._outstanding if when > number]
+
+
+__all__ = ["Committables"]

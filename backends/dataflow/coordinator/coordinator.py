@@ -1,0 +1,347 @@
+"""The coordinator of a run: when checkpoints begin, when they are complete, how the job ends.
+
+Pure: :meth:`Coordinator.handle` takes an event and returns commands. It keeps what is known of
+tasks in a :class:`~stateformat.backends.dataflow.coordinator.task_tracker.TaskTracker`, the one barrier in flight in a
+:class:`~stateformat.backends.dataflow.coordinator.barrier.BarrierInFlight`, a stop in a
+:class:`~stateformat.backends.dataflow.coordinator.stop.StopProgress`. The last two modules open with the tables of
+their phases. The rules:
+
+1. *One at a time.* Nothing begins while a barrier is in flight; then
+   :meth:`Coordinator._next_action` says what begins.
+2. *At once* a checkpoint begins when every logic has ended (the final one), and when loops have to
+   be turned and nothing else moves the job. Otherwise it begins when it is due.
+3. *Plans.* A task that declines, or ends without having acknowledged, makes the checkpoint void at
+   once. That is no failure. The third in a row warns, then each time that their number has doubled.
+4. *Failures* that can be tolerated (snapshots, time, publishing) are counted until a checkpoint is
+   published. The run restarts at one too many, at a failed task or commit, and when it is unknown
+   whether a checkpoint was published.
+5. *Union state* of a partially ended operator is refused before the trigger and after the
+   acknowledgements. Loops are turned by rounds then: the operator may be waiting for them.
+6. *Completion*: all acknowledged, publish, commit, notify. A round is complete when all have
+   acknowledged; only heads that have something to do are notified of it.
+7. *A barrier that ends a loop* is aligned, and began when the loop was closed. Otherwise records
+   that it overtook, or that still came from outside, would be left in the loop.
+
+After ``Restart`` or ``JobEnded`` every event is ignored.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from .. import events as ev
+from ..events import BarrierKind, CoordinatorCommand
+from ..graph import Job
+from .barrier import BarrierInFlight, Phase
+from .stop import StopPhase, StopProgress
+from .task_tracker import TaskTracker
+
+NumberedEvent: TypeAlias = (
+    ev.Acknowledged
+    | ev.Declined
+    | ev.SnapshotFailed
+    | ev.TimedOut
+    | ev.Overdue
+    | ev.Published
+    | ev.PublishRefused
+    | ev.PublishFailed
+    | ev.Committed
+    | ev.CommitFailed
+)
+"""Events of a barrier."""
+LOOP_ROUNDS_MAX = 10_000
+REFUSALS_UNTIL_WARNING = 3
+
+
+class Coordinator:
+    """Coordinates one run of a job.
+
+    - ``finished``: vertices that a restore found fully finished and that were not started.
+    - ``tolerable_failures``: how many checkpoints in a row may fail before the run restarts.
+    - ``loop_rounds_max``: how often a loop is turned at once before the run fails.
+    - ``begins_aligned``: barriers of an unaligned job overtake only when they are ``Overdue``.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        finished: Iterable[str] = (),
+        tolerable_failures: int = 0,
+        loop_rounds_max: int = LOOP_ROUNDS_MAX,
+        begins_aligned: bool = False,
+    ) -> None:
+        self._job = job
+        self._tasks = TaskTracker(job, finished)
+        self._tolerable_failures = tolerable_failures
+        self._loop_rounds_max = loop_rounds_max
+        self._begins_aligned = begins_aligned
+        self._number = 0
+        self._in_flight: BarrierInFlight | None = None
+        self._stop: StopProgress | None = None
+        self._failures = 0
+        self._refusals = 0
+        self._warn_at = REFUSALS_UNTIL_WARNING
+        self._rounds: Counter[str] = Counter()
+        self._over = False
+
+    def start(self) -> list[CoordinatorCommand]:
+        """End a job in which nothing runs; warn of union state that may prevent checkpoints."""
+        if self._tasks.all_ended:
+            return self._end_job()
+        return [
+            ev.Warn(
+                f"operator {uid!r} keeps union state and its subtasks may end long after one another. From the end "
+                "of the first to the end of the last no checkpoint can be taken. Keep the state in a coordinator, or "
+                "as an even-split list."
+            )
+            for uid in self._tasks.endangered_unions()
+        ]
+
+    def handle(self, event: ev.CoordinatorEvent) -> list[CoordinatorCommand]:
+        """What follows from an event. Late, duplicate and unknown ones change nothing."""
+        if self._over:
+            return []
+        match event:
+            case ev.CheckpointDue():
+                return self._next_action(due=True)
+            case ev.StopRequested():
+                return self._request_stop(event)
+            case ev.LogicEnded(task) | ev.InputsEnded(task) | ev.TaskEnded(task) if not self._tasks.knows(task):
+                return []
+            case ev.LogicEnded(task):
+                return self._next_action() if self._tasks.end_logic((task,)) else []
+            case ev.InputsEnded(task):
+                return self._next_action() if self._tasks.inputs_ended.add(task) else []
+            case ev.TaskEnded(task):
+                return self._end_task(task) if self._tasks.end(task) else []
+            case ev.MessageSent(vertex):
+                if self._in_flight is not None:
+                    self._in_flight.messaged.add(vertex)
+                return []
+            case ev.TaskFailed(task, reason):
+                return self._restart(f"{task}: {reason}" if task else reason, counted=True)
+            case _:
+                return self._handle_numbered(event)
+
+    def _handle_numbered(self, event: NumberedEvent) -> list[CoordinatorCommand]:
+        """Events of a barrier: each means something in one phase of the one in flight."""
+        current = self._in_flight
+        number = event.acknowledgement.number if isinstance(event, ev.Acknowledged) else event.number
+        if current is None or number != current.number:
+            return []
+        match current.phase, event:
+            case Phase.COLLECTING, ev.Acknowledged():
+                return self._acknowledge(current, event)
+            case Phase.COLLECTING, ev.Declined(task, _, reason) if current.waits_for(task):
+                return self._abort(current, f"{task} cannot take part: {reason}", counted=False)
+            case Phase.COLLECTING, ev.SnapshotFailed(task, _, reason) if task is None or current.waits_for(task):
+                of = "a coordinator" if task is None else str(task)
+                return self._abort(current, f"the snapshot of {of} failed: {reason}", counted=True)
+            case Phase.COLLECTING, ev.TimedOut():
+                return self._abort(current, f"barrier {number} took longer than allowed", counted=True)
+            case Phase.COLLECTING, ev.Overdue():
+                tasks = current.overtake()
+                return [] if tasks is None else [ev.Overtake(current.barrier, tasks)]
+            case Phase.PUBLISHING, ev.Published():
+                return self._commit(current)
+            case Phase.PUBLISHING, ev.PublishRefused(_, reason, counted):
+                return self._abort(current, reason, counted=counted)
+            case Phase.PUBLISHING, ev.PublishFailed(_, reason, False):
+                return self._abort(current, reason, counted=True)
+            case Phase.PUBLISHING, ev.PublishFailed(_, reason, True):
+                return self._restart(reason, counted=True)
+            case Phase.COMMITTING, ev.CommitFailed(_, reason):
+                return self._restart(reason, counted=True)
+            case Phase.COMMITTING, ev.Committed():
+                return self._complete(current)
+            case _:
+                return []
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether a stop without drain has its savepoint: what comes after is done again later."""
+        return self._stop is not None and self._stop.phase is StopPhase.SAVED and not self._stop.drains
+
+    # What begins ----------------------------------------------------------------------------------
+
+    def _next_action(self, *, due: bool = False, at_once: bool = True) -> list[CoordinatorCommand]:
+        """What begins, or that the job has ended. ``at_once`` False: only what is due."""
+        tasks = self._tasks
+        if self._in_flight is not None:
+            return []
+        if tasks.all_ended:
+            return self._end_job()
+        if tasks.all_released or (self._stop is not None and self._stop.phase is StopPhase.SAVED):
+            return []
+        if self._stop is not None:
+            return self._continue_stop(self._stop)
+        if due or (at_once and (tasks.final or tasks.turning_heads)):
+            return self._begin_checkpoint()
+        return []
+
+    def _begin_checkpoint(self) -> list[CoordinatorCommand]:
+        turned, union = self._tasks.turning_heads, self._tasks.partial_union()
+        if union is None:
+            return self._begin(BarrierKind.CHECKPOINT, turned=turned)
+        refused = self._count_refusal(_partial_union(union))
+        return [*refused, *self._begin(BarrierKind.ROUND, turned=turned)] if turned else refused
+
+    def _continue_stop(self, stop: StopProgress) -> list[CoordinatorCommand]:
+        """The next step of a stop that has not saved yet."""
+        tasks = self._tasks
+        if not stop.drains:
+            union = tasks.partial_union()
+            return self._fail_stop(_partial_union(union)) if union is not None else self._begin_savepoint(stop)
+        commands: list[CoordinatorCommand] = []
+        if stop.phase is StopPhase.ASKED:
+            stop.phase = StopPhase.DRAINING
+            if sources := frozenset(tasks.working(tasks.sources)):
+                commands.append(ev.EndSources(sources))
+        if tasks.final:
+            return commands + self._begin_savepoint(stop)
+        if turned := tasks.turning_heads:
+            return commands + self._begin(BarrierKind.ROUND, turned=turned)
+        return commands
+
+    def _begin_savepoint(self, stop: StopProgress) -> list[CoordinatorCommand]:
+        stop.phase = StopPhase.SAVING
+        return self._begin(stop.purpose, stop=stop.of)
+
+    def _begin(
+        self, purpose: BarrierKind, *, stop: ev.StopOf | None = None, turned: tuple[str, ...] = ()
+    ) -> list[CoordinatorCommand]:
+        self._number += 1
+        tasks = self._tasks
+        may_overtake = self._job.unaligned and purpose is BarrierKind.CHECKPOINT and not tasks.draining_heads
+        barrier = ev.Barrier(self._number, purpose, unaligned=may_overtake and not self._begins_aligned)
+        self._in_flight = BarrierInFlight(
+            barrier, tasks.plan(), stop=stop, turned=turned, closed=tasks.closed_loops, may_overtake=may_overtake
+        )
+        return [ev.Begin(barrier, self._in_flight.plan, stop)]
+
+    # How it comes to its end ----------------------------------------------------------------------
+
+    def _acknowledge(self, current: BarrierInFlight, event: ev.Acknowledged) -> list[CoordinatorCommand]:
+        if not current.acknowledge(event.task, event.acknowledgement) or not current.is_whole:
+            return []
+        if current.purpose is BarrierKind.ROUND:
+            return self._complete(current)
+        union = current.partial_union(self._tasks.union, self._tasks.parallelism)
+        if union is not None:
+            self._tasks.end_logic(current.finishing)
+            return self._abort(current, _partial_union(union), counted=False, again=True)
+        current.phase = Phase.PUBLISHING
+        return [ev.Publish(current.number, frozenset(current.finishing))]
+
+    def _commit(self, current: BarrierInFlight) -> list[CoordinatorCommand]:
+        self._failures = self._refusals = 0
+        self._warn_at = REFUSALS_UNTIL_WARNING
+        if current.stop is not None and self._stop is not None:
+            self._stop.phase = StopPhase.SAVED
+        current.phase = Phase.COMMITTING
+        return [ev.Commit(current.number)]
+
+    def _complete(self, current: BarrierInFlight) -> list[CoordinatorCommand]:
+        self._in_flight = None
+        ending = self._tasks.ending_heads
+        steps = {task: step for task, step in current.loop_steps().items() if task.vertex not in ending}
+        notified = {task: steps.get(task) for task in current.plan.wait if task not in self._tasks.ended}
+        if current.purpose is BarrierKind.ROUND:
+            notified = {task: step for task, step in notified.items() if step is not None}
+        else:
+            self._tasks.release(current.finishing)
+        commands: list[CoordinatorCommand] = [ev.Notify(current.number, notified)]
+        ending.update(task.vertex for task in steps if steps[task] is ev.LoopStep.END)
+        self._rounds.update(current.turned)
+        for head in self._tasks.draining_heads:
+            if self._rounds[head] >= self._loop_rounds_max:
+                reason = (
+                    f"the loop of {head!r} was turned {self._loop_rounds_max} times since its inputs had ended, and "
+                    "records still go round it. Let it come to an end, or raise the limit of rounds."
+                )
+                return commands + self._restart(reason, counted=True)
+        return commands + self._next_action()
+
+    def _end_task(self, task: ev.TaskId) -> list[CoordinatorCommand]:
+        if self._in_flight is not None and self._in_flight.waits_for(task):
+            reason = f"{task} ended before it had acknowledged"
+            return self._abort(self._in_flight, reason, counted=False, again=True)
+        return self._next_action()
+
+    def _abort(
+        self, current: BarrierInFlight, reason: str, *, counted: bool, again: bool = False
+    ) -> list[CoordinatorCommand]:
+        """Abort the barrier in flight. ``again``: cannot recur for ever, so try again at once."""
+        stop, saving = self._stop, current.stop is not None
+        if stop is not None and stop.no_way_back and not (again and current.purpose is BarrierKind.ROUND):
+            return self._restart(reason, counted=False, nothing_published=True)
+        counted = counted and not saving
+        self._failures += counted
+        if self._failures > self._tolerable_failures:
+            return self._restart(reason, counted=True, nothing_published=True)
+        self._in_flight = None
+        tasks = frozenset(task for task in current.plan.wait if task not in self._tasks.ended)
+        commands: list[CoordinatorCommand] = [ev.Abort(current.number, tasks, reason, counted)]
+        if saving:
+            return commands + (self._next_action() if again else self._fail_stop(reason))
+        if not counted:
+            commands += self._count_refusal(reason)
+        return commands + self._next_action(at_once=again)
+
+    def _count_refusal(self, reason: str) -> list[CoordinatorCommand]:
+        """Count a refusal. Returns a warning when there have been many."""
+        self._refusals += 1
+        if self._refusals < self._warn_at:
+            return []
+        self._warn_at *= 2
+        return [ev.Warn(f"{self._refusals} checkpoints in a row could not be taken, the last because {reason}")]
+
+    # How the run comes to its end -----------------------------------------------------------------
+
+    def _request_stop(self, request: ev.StopRequested) -> list[CoordinatorCommand]:
+        if self._stop is None:
+            self._stop = StopProgress(ev.StopOf(request.mode, request.request))
+            return self._next_action()
+        earlier = self._stop.of.request
+        if request.request == earlier:
+            return []
+        return [ev.StopFailed(request.request, f"the job stops already, as request {earlier!r} asks", goes_on=True)]
+
+    def _fail_stop(self, reason: str) -> list[CoordinatorCommand]:
+        """The job goes on as if nothing had been asked."""
+        if self._stop is None:
+            return []
+        request, self._stop = self._stop.of.request, None
+        return [ev.StopFailed(request, reason, goes_on=True), *self._next_action()]
+
+    def _restart(self, reason: str, *, counted: bool, nothing_published: bool = False) -> list[CoordinatorCommand]:
+        """Give up the run, and with it the stop, unless its savepoint exists or may exist."""
+        self._over = True
+        stop, current = self._stop, self._in_flight
+        if stop is None:
+            return [ev.Restart(reason, counted)]
+        saving = current is not None and current.stop is not None and current.phase is Phase.PUBLISHING
+        may_exist = saving and not nothing_published
+        restart = ev.Restart(reason, counted and not stop.no_way_back)
+        if stop.phase is StopPhase.SAVED or may_exist:
+            return [restart]
+        return [ev.StopFailed(stop.of.request, reason, goes_on=False), restart]
+
+    def _end_job(self) -> list[CoordinatorCommand]:
+        self._over = True
+        stop = self._stop
+        if stop is None:
+            return [ev.JobEnded(None)]
+        if stop.phase is StopPhase.SAVED:
+            return [ev.JobEnded(stop.of)]
+        return [ev.StopFailed(stop.of.request, "the job had ended by itself before", goes_on=False), ev.JobEnded(None)]
+
+
+def _partial_union(operator: str) -> str:
+    return (
+        f"some subtasks of operator {operator!r}, which keeps union state, have ended and others have not: what the "
+        "ended ones held would be missing"
+    )

@@ -1,0 +1,385 @@
+"""What users write: dataflows of sources, operators and sinks.
+
+A job reads like its description::
+
+    flow = Dataflow("flights")
+    planes = flow.source(ParquetSource("planes/"), uid="planes")
+    flights = flow.source(ParquetSource("flights/"), uid="flights", event_time="departed_at")
+    delays = flights.key_by("tailnum").aggregate({"delay": ("dep_delay", "mean")}, emit="end", uid="delays")
+    delays.apply(FileSink("out/"), uid="out")
+
+Operators see Arrow record batches. An object given to a dataflow is a prototype: every subtask works on its own shallow copy,
+made before :meth:`Operator.open`, so whatever changes is made in ``open``. A hook that emits returns batches: None, one batch, or
+an iterable (a generator is usual). ``docs/dataflow.md`` tells what may be lost of a finished subtask, and where to keep what
+must not be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Required, TypedDict, Unpack
+
+import pyarrow as pa
+
+from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.graph import Partitioner
+from stateformat.states import Columns, as_schema
+
+from .api import (
+    Chunk,
+    NoSplit,
+    Operator,
+    OperatorContext,
+    OperatorCoordinator,
+    Output,
+    Prepared,
+    ReaderContext,
+    Sender,
+    Source,
+    Split,
+    SplitEnumerator,
+    TwoPhaseCommitSink,
+)
+
+if TYPE_CHECKING:
+    from .operators.row_steps import Predicate
+
+
+@dataclass(frozen=True)
+class EventTime:
+    """The column (timestamp[us] or int64 µs) with the event time, and by how much records may be out of order."""
+
+    column: str
+    out_of_order_us: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises ``InvalidInput`` for a number that means nothing."""
+        late = self.out_of_order_us
+        if isinstance(late, bool) or not isinstance(late, int) or not 0 <= late < 1 << 62:
+            raise InvalidInput(
+                f"event time {self.column!r} is out of order by {late!r}; that is a whole number of microseconds, at least 0"
+            )
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input of a step: where it comes from and how records choose their channel; no partitioner: forward where the
+    parallelism is the same, else rebalance.
+    """
+
+    source: str | Loop
+    schema: pa.Schema
+    partitioner: Partitioner | None = None
+    key_columns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """A source or operator with its place in a dataflow."""
+
+    uid: str
+    logic: Source | Operator
+    inputs: tuple[Input, ...]
+    schema: pa.Schema
+    name: str = ""
+    parallelism: int | None = None
+    max_parallelism: int | None = None
+    chain: bool = True
+    event_time: EventTime | None = None
+
+
+class StepOptions(TypedDict, total=False):
+    """What every step is given besides its operator; see :meth:`Dataflow.apply`."""
+
+    uid: Required[str]
+    name: str
+    parallelism: int | None
+    max_parallelism: int | None
+    chain: bool
+
+
+class Loop:
+    """The end of a feedback edge that is known before its begin. :meth:`close` says where it begins.
+
+    As an input it is the last of the step that it enters, the head of the loop. Watermarks and ends do not travel on it.
+    """
+
+    def __init__(self, flow: Dataflow, schema: pa.Schema) -> None:
+        self._flow = flow
+        self.schema = schema
+        self.tail: str | None = None
+
+    def _stream(self, partitioner: Partitioner | None = None, key_columns: tuple[str, ...] = ()) -> Stream:
+        return Stream(self._flow, Input(self, self.schema, partitioner, key_columns))
+
+    def stream(self) -> Stream:
+        """The records that are fed back, as an input of the head."""
+        return self._stream()
+
+    def key_by(self, *columns: str) -> Stream:
+        """The same, by key."""
+        return self.stream().key_by(*columns)
+
+    def rebalance(self) -> Stream:
+        """The same, in turn."""
+        return self.stream().rebalance()
+
+    def close(self, tail: Stream) -> None:
+        """What ``tail`` emits is fed back."""
+        if self.tail is not None:
+            raise InvalidInput(f"the loop is closed by {self.tail!r} already; make a loop of its own for each tail")
+        if isinstance(tail.input.source, Loop):
+            raise InvalidInput("a loop cannot be closed by a loop; give the output of an operator")
+        if tail.input.schema != self.schema:
+            raise InvalidInput(
+                f"the loop was opened with columns {self.schema.names} and {tail.input.source!r} emits "
+                f"{tail.input.schema.names}, or of other types; they must be the same",
+                kind=ErrorKind.SCHEMA_MISMATCH,
+            )
+        self.tail = tail.input.source
+
+
+class Dataflow:
+    """A job: steps, and how records go between them. ``parallelism`` is that of every step that says no other."""
+
+    def __init__(self, job_id: str, *, parallelism: int = 1, name: str = "") -> None:
+        if not job_id:
+            raise InvalidInput("the job id is empty; a store belongs to one job, by its id")
+        _check_text("the job id", job_id)
+        _check_text(f"the name of job {job_id!r}", name)
+        self.job_id = job_id
+        self.name = name
+        self.parallelism = parallelism
+        self.steps: dict[str, Step] = {}
+
+    def source(
+        self,
+        source: Source,
+        *,
+        uid: str,
+        name: str = "",
+        parallelism: int | None = None,
+        event_time: EventTime | str | None = None,
+    ) -> Stream:
+        """Read a source. With ``event_time``, its readers emit watermarks."""
+        if not isinstance(source, Source):
+            raise InvalidInput(f"source {uid!r} is {source!r}; give an instance of a Source")
+        _check_schema(f"the schema of source {uid!r}", source.schema)
+        timed = EventTime(event_time) if isinstance(event_time, str) else event_time
+        if timed is not None and not isinstance(timed, EventTime):
+            raise InvalidInput(
+                f"the event time of source {uid!r} is {timed!r}; give the name of a column, or an EventTime"
+            )
+        if timed is not None and timed.column not in source.schema.names:
+            raise InvalidInput(
+                f"source {uid!r} has no column {timed.column!r}; it has {', '.join(source.schema.names)}"
+            )
+        step = Step(uid, source, (), source.schema, name=name, parallelism=parallelism, event_time=timed)
+        return self._add(step)
+
+    def apply(
+        self,
+        operator: Operator,
+        *inputs: Stream,
+        uid: str,
+        name: str = "",
+        parallelism: int | None = None,
+        max_parallelism: int | None = None,
+        chain: bool = True,
+    ) -> Stream:
+        """Apply an operator to its inputs, in order. ``chain`` False: it runs in a task of its own, or as the first of one."""
+        if not isinstance(operator, Operator):
+            raise InvalidInput(f"operator {uid!r} is {operator!r}; give an instance of an Operator")
+        if not inputs:
+            raise InvalidInput(f"operator {uid!r} has no input; give at least one stream")
+        for stream in inputs:
+            if not isinstance(stream, Stream):
+                raise InvalidInput(
+                    f"an input of {uid!r} is {stream!r}; give a stream, which source() and apply() return"
+                )
+            if stream.flow is not self:
+                raise InvalidInput(
+                    f"an input of {uid!r} belongs to dataflow {stream.flow.job_id!r}, not to {self.job_id!r}"
+                )
+        schema = operator.output_schema(*(stream.schema for stream in inputs))
+        _check_schema(f"output_schema() of operator {uid!r}", schema)
+        return self._add(
+            Step(
+                uid,
+                operator,
+                tuple(stream.input for stream in inputs),
+                schema,
+                name=name,
+                parallelism=parallelism,
+                max_parallelism=max_parallelism,
+                chain=chain,
+            )
+        )
+
+    def loop(self, schema: Columns) -> Loop:
+        """Open a loop through which records of this schema are fed back."""
+        return Loop(self, as_schema(schema))
+
+    def _add(self, step: Step) -> Stream:
+        if not step.uid:
+            raise InvalidInput("the uid of a step is empty; it names its state for ever, so choose it with care")
+        _check_text("the uid of a step", step.uid)
+        _check_text(f"the name of step {step.uid!r}", step.name)
+        if step.uid in self.steps:
+            raise InvalidInput(f"two steps have the uid {step.uid!r}; each needs its own, for its state is found by it")
+        self.steps[step.uid] = step
+        return Stream(self, Input(step.uid, step.schema))
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What a step emits, and how it reaches the next one. Immutable: every method gives another stream."""
+
+    flow: Dataflow = field(repr=False)
+    input: Input
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the records."""
+        return self.input.schema
+
+    def key_by(self, *columns: str) -> Stream:
+        """Records of one key go to one subtask: the one that owns its key group."""
+        missing = [column for column in columns if column not in self.schema.names]
+        if missing or not columns:
+            raise InvalidInput(
+                f"cannot key {self.input.source!r} by {list(columns)}; its columns are {', '.join(self.schema.names)}"
+            )
+        return self._with(Partitioner.HASH, columns)
+
+    def rebalance(self) -> Stream:
+        """Batches go to all subtasks in turn."""
+        return self._with(Partitioner.REBALANCE)
+
+    def rescale(self) -> Stream:
+        """Batches go in turn to the few subtasks that are near."""
+        return self._with(Partitioner.RESCALE)
+
+    def forward(self) -> Stream:
+        """Records stay in their subtask; both sides have the same parallelism."""
+        return self._with(Partitioner.FORWARD)
+
+    def broadcast(self) -> Stream:
+        """Every record goes to every subtask."""
+        return self._with(Partitioner.BROADCAST)
+
+    def apply(
+        self,
+        operator: Operator,
+        *others: Stream,
+        uid: str,
+        name: str = "",
+        parallelism: int | None = None,
+        max_parallelism: int | None = None,
+        chain: bool = True,
+    ) -> Stream:
+        """Apply an operator to this stream, its input 0, and others."""
+        return self.flow.apply(
+            operator,
+            self,
+            *others,
+            uid=uid,
+            name=name,
+            parallelism=parallelism,
+            max_parallelism=max_parallelism,
+            chain=chain,
+        )
+
+    # Ready-made operators. ``step``: uid and all else that :meth:`apply` takes. Those by key take the columns of ``key_by``.
+
+    def map(
+        self, fn: Callable[[pa.RecordBatch], pa.RecordBatch], schema: Columns | None = None, **step: Unpack[StepOptions]
+    ) -> Stream:
+        """See :class:`~stateformat.backends.dataflow.operators.row_steps.Map`."""
+        from .operators import Map
+
+        return self.apply(Map(fn, schema), **step)
+
+    def filter(self, predicate: Predicate, **step: Unpack[StepOptions]) -> Stream:
+        """See :class:`~stateformat.backends.dataflow.operators.row_steps.Filter`."""
+        from .operators import Filter
+
+        return self.apply(Filter(predicate), **step)
+
+    def select(self, *columns: str | Mapping[str, str], **step: Unpack[StepOptions]) -> Stream:
+        """See :class:`~stateformat.backends.dataflow.operators.row_steps.Select`."""
+        from .operators import Select
+
+        return self.apply(Select(*columns), **step)
+
+    def aggregate(
+        self, aggregates: Mapping[str, tuple[str, str]], *, emit: str = "updates", **step: Unpack[StepOptions]
+    ) -> Stream:
+        """See :class:`~stateformat.backends.dataflow.operators.aggregate.Aggregate`."""
+        from .operators import Aggregate
+
+        return self.apply(Aggregate(self.input.key_columns, aggregates, emit=emit), **step)
+
+    def window(
+        self,
+        size_us: int,
+        time: str,
+        aggregates: Mapping[str, tuple[str, str]],
+        *,
+        lateness_us: int = 0,
+        **step: Unpack[StepOptions],
+    ) -> Stream:
+        """See :class:`~stateformat.backends.dataflow.operators.window.TumblingWindow`."""
+        from .operators import TumblingWindow
+
+        keys = self.input.key_columns
+        return self.apply(TumblingWindow(keys, size_us, time, aggregates, lateness_us=lateness_us), **step)
+
+    def deduplicate(self, **step: Unpack[StepOptions]) -> Stream:
+        """See :class:`~stateformat.backends.dataflow.operators.deduplicate.Deduplicate`."""
+        from .operators import Deduplicate
+
+        return self.apply(Deduplicate(self.input.key_columns), **step)
+
+    def _with(self, partitioner: Partitioner, key_columns: tuple[str, ...] = ()) -> Stream:
+        return Stream(self.flow, replace(self.input, partitioner=partitioner, key_columns=key_columns))
+
+
+def _check_text(what: str, text: object) -> None:
+    """``InvalidInput`` for what a checkpoint's record could not hold: it would be refused there, when the job has run for long."""
+    if not isinstance(text, str):
+        raise InvalidInput(f"{what} is {text!r}; it is a string")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"{what} is {text!r}, which is no text: {error}; name it otherwise") from error
+
+
+def _check_schema(what: str, schema: object) -> None:
+    if not isinstance(schema, pa.Schema):
+        raise InvalidInput(f"{what} is {schema!r}; it is a pa.Schema", kind=ErrorKind.SCHEMA_MISMATCH)
+
+
+__all__ = [
+    "Chunk",
+    "Dataflow",
+    "EventTime",
+    "Input",
+    "Loop",
+    "NoSplit",
+    "Operator",
+    "OperatorContext",
+    "OperatorCoordinator",
+    "Output",
+    "Prepared",
+    "ReaderContext",
+    "Sender",
+    "Source",
+    "Split",
+    "SplitEnumerator",
+    "Step",
+    "StepOptions",
+    "Stream",
+    "TwoPhaseCommitSink",
+]

@@ -1,0 +1,24 @@
+"""From a dataflow to tasks: ``job_graph`` and ``runtime_states`` first, then ``compile``, ``partitioning`` and ``loops``."""
+
+from __future__ import annotations
+
+from .compile import Job, Vertex, compile_job
+from .job_graph import graph_of
+from .loops import loops_of
+from .partitioning import Router
+from .runtime_states import COMMITTABLES, PROGRESS, SPLITS, SPLITS_SCHEMA, in_flight_name, states_to_plan
+
+__all__ = [
+    "COMMITTABLES",
+    "Job",
+    "PROGRESS",
+    "Router",
+    "SPLITS",
+    "SPLITS_SCHEMA",
+    "Vertex",
+    "compile_job",
+    "graph_of",
+    "in_flight_name",
+    "loops_of",
+    "states_to_plan",
+]

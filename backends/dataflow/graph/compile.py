@@ -1,0 +1,205 @@
+"""From a dataflow to a job: vertices, edges with their schemas, states, and who sends to whom.
+
+A vertex is a chain of operators, which one task runs. Feedback edges count for no order. Three steps: :func:`graph_of` gives the
+graph of a first run, and the topology that a checkpoint is to be restored into; the restore plan answers with a resolved topology,
+in which chains may be broken up; :func:`compile_job` makes a :class:`Job` of either.
+
+Point-to-point edges. ``FORWARD`` joins subtask i to subtask i. ``RESCALE`` joins near ones, as Flink's POINTWISE does: of *s*
+senders and *r* receivers, where s ≥ r receiver i hears ⌊i·s/r⌋ … ⌊(i+1)·s/r⌋ − 1, and where s < r receiver i hears ⌊i·s/r⌋.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import pyarrow as pa
+
+from stateformat import model
+from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.graph import Edge, JobGraph, OperatorId, SubtaskSet
+from stateformat.keys import DEFAULT_KEY_HASH, key_group_count
+from stateformat.model import Record, State
+
+from ..api import Operator, Source
+from ..flow import Dataflow, Step
+from .job_graph import graph_of, inputs_of, joins, steps_in_order
+from .runtime_states import in_flight_name, may_overtake, states_of
+
+
+@dataclass(frozen=True)
+class Vertex:
+    """A chain of operators that run in one task, and its edges.
+
+    ``id`` is the uid of the first operator. ``operators`` stand such that each comes after the one that it hears; all but the
+    first have exactly one input, a forward edge inside of the chain. ``inputs`` lead into the first operator from outside, in
+    order of input; ``feedback`` too, from the ends of loops. ``outputs`` leave the chain from any member, feedback edges too.
+    """
+
+    id: str
+    operators: tuple[str, ...]
+    parallelism: int
+    inputs: tuple[Edge, ...]
+    feedback: tuple[Edge, ...]
+    outputs: tuple[Edge, ...]
+    is_source: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A dataflow, laid out to be run. ``graph`` has every max parallelism and key hash; ``vertices`` stand in order of their
+    edges, feedback aside; ``schemas`` has the schema of every edge, by id. Compared by identity.
+    """
+
+    flow: Dataflow
+    graph: JobGraph
+    states: tuple[State, ...]
+    vertices: tuple[Vertex, ...]
+    schemas: Mapping[str, pa.Schema]
+    unaligned: bool
+
+    @cached_property
+    def _by_id(self) -> Mapping[str, Vertex]:
+        return {vertex.id: vertex for vertex in self.vertices}
+
+    @cached_property
+    def _by_uid(self) -> Mapping[str, Vertex]:
+        return {uid: vertex for vertex in self.vertices for uid in vertex.operators}
+
+    def vertex(self, id: str) -> Vertex:
+        """The vertex whose first operator has this uid; ``InvalidInput`` where there is none."""
+        return self._found(self._by_id, id)
+
+    def vertex_of(self, uid: str) -> Vertex:
+        """The vertex in which an operator runs; ``InvalidInput`` where there is none."""
+        return self._found(self._by_uid, uid)
+
+    def _found(self, vertices: Mapping[str, Vertex], name: str) -> Vertex:
+        if name not in vertices:
+            raise InvalidInput(
+                f"the job has no vertex of {name!r}; it has {', '.join(vertices)}", kind=ErrorKind.UNKNOWN_OPERATOR
+            )
+        return vertices[name]
+
+    def step(self, uid: str) -> Step:
+        """The step of the dataflow with this uid."""
+        return self.flow.steps[uid]
+
+    def logic(self, uid: str) -> Source | Operator:
+        """The prototype of a source or operator."""
+        return self.flow.steps[uid].logic
+
+    def states_of(self, uid: str) -> tuple[State, ...]:
+        """The states of an operator, the runtime's own among them."""
+        return tuple(state for state in self.states if state.operator == uid)
+
+    def state(self, uid: str, name: str) -> State | None:
+        """A state of an operator; None where it has none of that name."""
+        return next((state for state in self.states_of(uid) if state.name == name), None)
+
+    def overtakable(self, edge: Edge) -> bool:
+        """Whether barriers overtake the records of an edge."""
+        return may_overtake(edge, unaligned=self.unaligned)
+
+    def logged(self, edge: Edge) -> bool:
+        """Whether records of an edge may become part of a checkpoint: it has an in-flight state."""
+        return edge.feedback or self.overtakable(edge)
+
+    def senders(self, edge_id: str, receiver: int) -> range:
+        """The subtasks of the edge's source that send to a subtask of its target."""
+        edge = self.graph.by_edge[edge_id]
+        senders, receivers = self._sizes(edge)
+        if edge.partitioner.all_to_all:
+            return range(senders)
+        first = receiver * senders // receivers
+        return range(first, max(first + 1, (receiver + 1) * senders // receivers))
+
+    def receivers(self, edge_id: str, sender: int) -> range:
+        """The subtasks of the edge's target that a subtask of its source sends to."""
+        edge = self.graph.by_edge[edge_id]
+        senders, receivers = self._sizes(edge)
+        if edge.partitioner.all_to_all:
+            return range(receivers)
+        after = -(-(sender + 1) * receivers // senders)
+        return range(min(after - 1, -(-sender * receivers // senders)), after)
+
+    def _sizes(self, edge: Edge) -> tuple[int, int]:
+        return self.graph.operator(edge.source).parallelism, self.graph.operator(edge.target).parallelism
+
+
+def compile_job(
+    flow: Dataflow,
+    graph: JobGraph,
+    *,
+    unaligned: bool,
+    previous: Record | None = None,
+    drop: Collection[str] = (),
+) -> Job:
+    """Lay a dataflow out by a graph: that of :func:`graph_of` for a first run, the topology of the plan after a restore.
+
+    Chains are those of the graph; what it says to be finished is left to whoever starts tasks. ``previous``: the record of the
+    checkpoint that is restored, so that those of the job go on from them, and ``drop`` the columns that the run gives up
+    (``graph.runtime_states``). Raises ``InvalidInput`` for a graph
+    that is not the dataflow's.
+    """
+    if {operator.uid for operator in graph.operators} != set(flow.steps):
+        raise InvalidInput(
+            f"the graph has operators {', '.join(graph.by_uid)} and dataflow {flow.job_id!r} has {', '.join(flow.steps)}; make the "
+            "graph with graph_of",
+            kind=ErrorKind.INVALID_GRAPH,
+        )
+    graph = graph.with_operators({operator.uid: _resolved(graph, operator.uid) for operator in graph.operators})
+    return Job(
+        flow=flow,
+        graph=graph,
+        states=states_of(flow, graph, unaligned=unaligned, previous=previous, drop=drop),
+        vertices=_vertices(flow, graph),
+        schemas={edge.id: flow.steps[edge.source].schema for edge in graph.edges},
+        unaligned=unaligned,
+    )
+
+
+def _resolved(graph: JobGraph, uid: OperatorId) -> model.Operator:
+    operator = graph.by_uid[uid]
+    return replace(
+        operator,
+        max_parallelism=key_group_count(operator),
+        key_hash=operator.key_hash or DEFAULT_KEY_HASH,
+        finished=SubtaskSet(),
+        finishing=SubtaskSet(),
+    )
+
+
+def _vertices(flow: Dataflow, graph: JobGraph) -> tuple[Vertex, ...]:
+    inputs = inputs_of(graph)
+    head_of: dict[str, str] = {}
+    members: dict[str, list[str]] = {}
+    for uid in steps_in_order(graph):
+        edges, chain = inputs.get(uid, []), graph.by_uid[uid].chain
+        head: str = uid
+        # What is left of a chain that was broken up may lie apart, under one name.
+        if chain is not None and joins(edges) and graph.by_uid[edges[0].source].chain == chain:
+            head = head_of[edges[0].source]
+        head_of[uid] = head
+        members.setdefault(head, []).append(uid)
+    return tuple(
+        Vertex(
+            id=head,
+            operators=tuple(uids),
+            parallelism=graph.operator(head).parallelism,
+            inputs=tuple(edge for edge in inputs.get(head, []) if not edge.feedback),
+            feedback=tuple(edge for edge in inputs.get(head, []) if edge.feedback),
+            outputs=tuple(edge for edge in graph.edges if edge.source in uids and _leaves(edge, head, uids)),
+            is_source=isinstance(flow.steps[head].logic, Source),
+        )
+        for head, uids in members.items()
+    )
+
+
+def _leaves(edge: Edge, head: str, uids: list[str]) -> bool:
+    """Whether an edge from a member goes through a channel: all do but those to inner members."""
+    return edge.target not in uids or edge.target == head
+
+
+__all__ = ["Job", "Vertex", "graph_of", "in_flight_name", "compile_job", "states_of"]

@@ -1,0 +1,326 @@
+"""Which states the operators of a dataflow have: what users declare, and what the runtime keeps of its own.
+
+======================  ============  =====================================================================================
+of                      name          what
+======================  ============  =====================================================================================
+source                  `splits`      even split: ``split_id`` utf8, ``payload`` binary, ``position`` int64, ``watermark`` int64 (nullable)
+source                  `enumerator`  coordinator: the enumerator's columns
+operator with inputs    `progress`    progress, one row per edge
+with a coordinator      `coordinator` its columns, then ``message_from`` int32 and ``message`` binary, which are null in rows of its own
+two-phase-commit sink   `committables` its ``committable_columns``
+edge                    `in-flight …` the edge's columns, those of its key first: feedback edges, and hash and rebalance when unaligned
+======================  ============  =====================================================================================
+
+A program declares its states anew each time it is started, and field ids follow names (SPEC.md section 5.7). So whoever
+restores gives the record of the checkpoint as ``previous``: without it a column that was put before another would be taken for it.
+What a program says of columns that were renamed or given up is carried out by ``stateformat.states.continuation``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+import pyarrow as pa
+
+import stateformat as sf
+from stateformat.errors import ErrorKind, InvalidInput, InvalidState
+from stateformat.graph import Edge, JobGraph, Partitioner, Status
+from stateformat.model import FieldType, Mode, Record, State
+from stateformat.schema import arrow_type, make_fields
+from stateformat.states import Changes, Columns, as_schema, begun, column_name, continued, split_drop
+
+from ..api import Operator, Source, TwoPhaseCommitSink
+from ..flow import Dataflow, Step
+
+SPLITS: Final = "splits"
+ENUMERATOR: Final = "enumerator"
+PROGRESS: Final = "progress"
+COORDINATOR: Final = "coordinator"
+COMMITTABLES: Final = "committables"
+IN_FLIGHT: Final = "in-flight "
+"""What the name of an edge's in-flight state begins with; the id of the edge follows."""
+
+SPLITS_SCHEMA: Final = pa.schema(
+    [
+        pa.field("split_id", pa.string(), nullable=False),
+        pa.field("payload", pa.binary(), nullable=False),
+        pa.field("position", pa.int64(), nullable=False),
+        pa.field("watermark", pa.int64()),
+    ]
+)
+"""The splits that a reader holds, each with where it is read next and the event time (µs) that it has come to."""
+
+MESSAGE_SCHEMA: Final = pa.schema([pa.field("message_from", pa.int32()), pa.field("message", pa.binary())])
+"""Behind a coordinator's own columns: messages of subtasks that were under way, one a row."""
+
+_RESERVED: Final = (SPLITS, ENUMERATOR, PROGRESS, COORDINATOR, COMMITTABLES)
+
+
+def in_flight_name(edge_id: str) -> str:
+    """The name of the in-flight state of an edge."""
+    return IN_FLIGHT + edge_id
+
+
+def may_overtake(edge: Edge, *, unaligned: bool) -> bool:
+    """Whether barriers overtake the records of an edge."""
+    return unaligned and not edge.feedback and edge.partitioner in (Partitioner.HASH, Partitioner.REBALANCE)
+
+
+def states_of(
+    flow: Dataflow,
+    graph: JobGraph,
+    *,
+    unaligned: bool,
+    previous: Record | None = None,
+    drop: Collection[str] = (),
+    finished: Collection[str] = (),
+) -> tuple[State, ...]:
+    """Every state of a dataflow, in order of its steps. ``graph`` is that of ``graph_of``, or a plan's topology.
+
+    ``previous``: the record of the checkpoint that is restored; a state that it has goes on from there, its fields matched
+    by name. One that cannot evolve begins anew: nothing of it is to be read, or the plan would have refused it. ``drop``: columns
+    that the run gives up, ``UID/STATE.COLUMN``. ``finished``: operators that have finished, besides those that ``previous`` says;
+    their coordinators and enumerators are not made, so their states are those of ``previous``. Raises ``InvalidInput`` for states
+    that contradict each other, their edges or their earlier columns.
+    """
+    found = []
+    for state, changes in _with_changes(flow, graph, previous, drop, unaligned=unaligned, finished=finished):
+        saved = _predecessor(state, previous)
+        try:
+            found.append(begun(state, changes) if saved is None else continued(saved, state, changes).state)
+        except InvalidState:
+            found.append(begun(state, changes))  # It was given up, or its operator has finished, or it was empty.
+    return tuple(found)
+
+
+def states_to_plan(
+    flow: Dataflow,
+    graph: JobGraph,
+    *,
+    unaligned: bool,
+    previous: Record,
+    drop: Collection[str] = (),
+    logged: Collection[str] = (),
+) -> tuple[tuple[State, ...], list[str], list[str]]:
+    """What ``plan_restore`` takes: the states; of ``drop`` what names operators and states; and the columns that are given up.
+
+    States are those of :func:`states_of`, but for those that cannot evolve, which the plan refuses. Columns are named as in
+    ``previous``. ``logged``: the edges of which it holds records in flight, whether or not barriers overtake them now. Raises as
+    :func:`states_of`.
+    """
+    found: list[State] = []
+    declared = list(_with_changes(flow, graph, previous, drop, unaligned=unaligned, logged=logged))
+    columns: list[str] = []
+    for state, changes in declared:
+        saved = _predecessor(state, previous)
+        if saved is None:
+            found.append(state)
+            continue
+        went_on = continued(saved, state, changes, check=False)
+        found.append(went_on.state)
+        columns += [column_name(saved, name) for name in went_on.dropped]
+    whole, _ = split_drop(drop, [state for state, _ in declared])
+    return tuple(found), whole, columns
+
+
+def _with_changes(
+    flow: Dataflow,
+    graph: JobGraph,
+    previous: Record | None,
+    drop: Collection[str],
+    *,
+    unaligned: bool,
+    finished: Collection[str] = (),
+    logged: Collection[str] = (),
+) -> Iterator[tuple[State, Changes]]:
+    """Every state as it is declared, with what has become of columns by the program and by ``drop``."""
+    saved = previous.by_state if previous is not None else {}
+    over = finished_in(previous) | frozenset(finished)
+    found: dict[tuple[str, str], tuple[State, Changes]] = {}
+    for step in flow.steps.values():
+        edges = [edge for edge in graph.edges if edge.target == step.uid]
+        ended = step.uid in over
+        kept = [saved[step.uid, name] for name in (ENUMERATOR, COORDINATOR) if ended and (step.uid, name) in saved]
+        declared = _declared(step, edges, unaligned=unaligned, ended=ended, logged=logged)
+        for state, changes in (*((state, Changes()) for state in kept), *declared):
+            key = (state.operator, state.name)
+            if key in found:
+                raise InvalidInput(f"operator {step.uid!r} declares two states named {state.name!r}; rename one")
+            found[key] = (state, changes)
+    _, columns = split_drop(drop, [state for state, _ in found.values()])
+    for key, (state, changes) in found.items():
+        yield state, replace(changes, drops=changes.drops | columns.get(key, frozenset()))
+
+
+def _predecessor(state: State, previous: Record | None) -> State | None:
+    """The saved state that goes on as this one; None for another sort of state, which planning refuses."""
+    saved = None if previous is None else previous.by_state.get((state.operator, state.name))
+    if saved is None or (saved.mode, saved.kind, saved.key_columns, saved.edge) != (
+        state.mode,
+        state.kind,
+        state.key_columns,
+        state.edge,
+    ):
+        return None
+    return saved
+
+
+def finished_in(previous: Record | None) -> frozenset[str]:
+    """The uids of the operators that have finished in a checkpoint."""
+    operators = previous.graph.operators if previous is not None else ()
+    return frozenset(operator.uid for operator in operators if operator.status is Status.FULLY_FINISHED)
+
+
+def _declared(
+    step: Step, edges: list[Edge], *, unaligned: bool, ended: bool, logged: Collection[str]
+) -> Iterator[tuple[State, Changes]]:
+    logic = step.logic
+    if not isinstance(logic, Source):
+        _check_broadcast(step, logic, edges)
+        for state, changes in _own(step, logic):
+            if state.mode is Mode.KEYED:
+                _check_keys(state, step, edges)
+            yield state, changes
+    for state in _of_the_runtime(step, edges, unaligned=unaligned, ended=ended, logged=logged):
+        yield state, Changes()
+
+
+def _of_the_runtime(
+    step: Step, edges: list[Edge], *, unaligned: bool, ended: bool, logged: Collection[str]
+) -> Iterator[State]:
+    uid, logic = step.uid, step.logic
+    if isinstance(logic, Source):
+        yield sf.even_split_state(uid, SPLITS, columns=SPLITS_SCHEMA)
+        if not ended:
+            yield sf.coordinator_state(uid, ENUMERATOR, columns=_columns(uid, "enumerator", logic.enumerator()))
+        return
+    yield sf.progress_state(uid, PROGRESS)
+    coordinator = None if ended else logic.coordinator()
+    if coordinator is not None:
+        columns = as_schema(_columns(uid, "coordinator", coordinator))
+        yield sf.coordinator_state(uid, COORDINATOR, columns=_with_messages(uid, columns))
+    if isinstance(logic, TwoPhaseCommitSink):
+        if getattr(logic, "committable_columns", None) is None:
+            raise InvalidInput(f"sink {uid!r} has no committable_columns; say what prepare_commit returns")
+        yield sf.committables_state(uid, COMMITTABLES, columns=logic.committable_columns)
+    for edge in edges:
+        if edge.feedback or may_overtake(edge, unaligned=unaligned) or edge.id in logged:
+            yield _in_flight(edge, step.inputs[edge.input].schema)
+
+
+def _columns(uid: str, hook: str, made: object) -> Columns:
+    """The columns of what keeps rows in the driver."""
+    columns: Columns | None = getattr(made, "columns", None)
+    if columns is None:
+        raise InvalidInput(
+            f"{hook}() of {uid!r} returned {type(made).__name__}, which has no columns; it says there what its snapshot returns"
+        )
+    return columns
+
+
+def _own(step: Step, logic: Operator) -> Iterator[tuple[State, Changes]]:
+    declared: object = logic.states(*(item.schema for item in step.inputs))
+    descriptors: list[Any] = list(declared) if isinstance(declared, Iterable) else [None]
+    wrong = [item for item in descriptors if not hasattr(item, "declare")]
+    if wrong:
+        raise InvalidInput(
+            f"states() of operator {step.uid!r} returned {declared!r}; it returns a list of what dataflow.descriptors has, empty "
+            "for none"
+        )
+    for descriptor in descriptors:
+        if descriptor.name in _RESERVED or descriptor.name.startswith(IN_FLIGHT):
+            raise InvalidInput(
+                f"state {descriptor.name!r} of operator {step.uid!r} has a name of the runtime's own ({', '.join(_RESERVED)}, "
+                f"and those that begin with {IN_FLIGHT!r}); rename it"
+            )
+        try:
+            state = descriptor.declare(step.uid)
+            changes = getattr(descriptor, "changes", Changes())
+        except InvalidInput as error:
+            raise InvalidInput(
+                f"state {descriptor.name!r} of operator {step.uid!r} cannot be declared: {error}",
+                kind=error.kind,
+                operator=step.uid,
+                state=descriptor.name,
+            ) from error
+        yield state, changes
+
+
+def _with_messages(uid: str, columns: pa.Schema) -> pa.Schema:
+    taken = sorted({*columns.names} & {*MESSAGE_SCHEMA.names})
+    if taken:
+        raise InvalidInput(f"the coordinator of {uid!r} has columns {taken}, in which messages are kept; rename them")
+    # Rows with a message hold null in the coordinator's own columns.
+    return pa.schema([*(item.with_nullable(True) for item in columns), *MESSAGE_SCHEMA])
+
+
+def _in_flight(edge: Edge, schema: pa.Schema) -> State:
+    wrong = [name for name in schema.names if name.startswith("_")]
+    why = "is a feedback edge" if edge.feedback else f"is a {edge.partitioner} edge of an unaligned job"
+    what = f"records of edge {edge.id!r}, which {why}, may become part of a checkpoint"
+    if wrong:
+        raise InvalidInput(f"{what}; their columns {wrong} begin with '_', as the format's own do: rename them")
+    keys = pa.schema([schema.field(name) for name in edge.key_columns])
+    rest = pa.schema([item for item in schema if item.name not in edge.key_columns])
+    try:
+        return sf.in_flight_state(edge.target, in_flight_name(edge.id), edge=edge.id, columns=rest, keys=keys)
+    except InvalidInput as error:
+        raise InvalidInput(f"{what}: {error}", kind=error.kind, edge=edge.id) from error
+
+
+def _check_broadcast(step: Step, logic: Operator, edges: Iterable[Edge]) -> None:
+    """What every subtask must see whole must reach every subtask: sent otherwise, rows would be missed without a word."""
+    for edge in edges:
+        if edge.input in logic.broadcast_inputs and edge.partitioner is not Partitioner.BROADCAST:
+            raise InvalidInput(
+                f"operator {step.uid!r} needs all of its input {edge.input} in every subtask, but {edge.source!r} sends it by "
+                f"{edge.partitioner}; call broadcast on that stream",
+                operator=step.uid,
+            )
+
+
+def _check_keys(state: State, step: Step, edges: Iterable[Edge]) -> None:
+    """Keyed state must be keyed as the records come: by columns of the same types in the same order."""
+    hashed = [edge for edge in edges if edge.partitioner is Partitioner.HASH]
+    if not hashed:
+        raise InvalidInput(
+            f"operator {step.uid!r} declares keyed state {state.name!r}, but none of its inputs is keyed, so the records of a "
+            "key may be in any subtask; call key_by on the stream before it",
+            operator=step.uid,
+        )
+    own = [item.type for item in state.current.fields if item.name in state.key_columns]
+    for edge in hashed:
+        schema = step.inputs[edge.input].schema
+        keys = pa.schema([schema.field(name) for name in edge.key_columns])
+        if _key_types(keys) != own:
+            wanted = [str(arrow_type(kind)) for kind in own]
+            raise InvalidInput(
+                f"keyed state {state.name!r} of operator {step.uid!r} has keys {list(state.key_columns)} of types {wanted}, and "
+                f"input {edge.input} is keyed by {keys.names} of types {[str(item.type) for item in keys]}; they hash apart, so "
+                "declare the state with the types of the input, or cast the columns of the input",
+                kind=ErrorKind.SCHEMA_MISMATCH,
+                operator=step.uid,
+            )
+
+
+def _key_types(keys: pa.Schema) -> list[FieldType]:
+    # Under other names than in the state; ids are given alike, since keys come first there.
+    return [item.type for item in make_fields(keys, defaults={})[0]]
+
+
+__all__ = [
+    "COMMITTABLES",
+    "COORDINATOR",
+    "ENUMERATOR",
+    "MESSAGE_SCHEMA",
+    "PROGRESS",
+    "SPLITS",
+    "SPLITS_SCHEMA",
+    "finished_in",
+    "in_flight_name",
+    "may_overtake",
+    "states_of",
+    "states_to_plan",
+]

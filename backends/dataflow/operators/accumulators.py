@@ -1,0 +1,180 @@
+"""Aggregates that can be added to: what is kept of each, how a batch becomes it, how two become one.
+
+Theory of operation. An aggregate keeps *accumulators*, columns of state with one row per group: a sum, a count, a minimum and
+a maximum keep themselves, a mean keeps a sum and a count. A batch is first aggregated on its own, by Arrow's hash
+aggregation, so what meets the state has each group once; then two columns of accumulators are merged, row by row.
+Null is passed over: of a group without any value the count is 0 and all else null. Sums of integers are int64 and wrap around
+as Arrow's do; of floats double; of decimals decimal(38). A mean is double.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateformat.errors import InvalidInput
+from stateformat.keys import normalize_key_column
+from stateformat.segments import one_array, row_key_codes
+
+from .row_steps import check_columns
+
+ROWS: Final = "*"
+"""The column of an aggregate that counts rows."""
+
+EMIT_ROWS: Final = 65_536
+"""How many rows a batch has that is made of state."""
+
+
+def _add(old: pa.Array, new: pa.Array) -> pa.Array:
+    if pa.types.is_decimal(old.type):
+        # A sum of two decimals(38) would need 39 digits, which Arrow refuses before it has looked at them.
+        wide = pa.decimal256(39, old.type.scale)
+        added = pc.add(old.cast(wide), new.cast(wide)).cast(old.type)
+    else:
+        added = pc.add(old, new)
+    return pc.coalesce(added, old, new)
+
+
+_MERGES: Final[Mapping[str, Callable[[pa.Array, pa.Array], pa.Array]]] = {
+    "sum": _add,
+    "count": _add,
+    "min": pc.min_element_wise,
+    "max": pc.max_element_wise,
+}
+_KINDS: Final = (*_MERGES, "mean")
+
+
+@dataclass(frozen=True)
+class _Accumulator:
+    name: str
+    column: str
+    kind: str
+
+
+class Aggregation:
+    """Named aggregates of columns: ``{"flights": ("*", "count"), "delay": ("dep_delay", "mean")}``.
+
+    Raises ``InvalidInput`` for an aggregate that is none.
+    """
+
+    def __init__(self, aggregates: Mapping[str, tuple[str, str]]) -> None:
+        if not aggregates:
+            raise InvalidInput("no aggregate is given; give at least one, like {'rows': ('*', 'count')}")
+        self._parts: dict[str, list[int]] = {}
+        self._accumulators: list[_Accumulator] = []
+        for name, (column, kind) in _pairs(aggregates):
+            if kind not in _KINDS or (column == ROWS and kind != "count"):
+                raise InvalidInput(
+                    f"aggregate {name!r} is {kind!r} of {column!r}; there are {', '.join(_KINDS)} of a column, and 'count' of "
+                    "'*', the rows"
+                )
+            parts = (("sum_of_", "sum"), ("count_of_", "count")) if kind == "mean" else (("", kind),)
+            self._parts[name] = [len(self._accumulators) + number for number in range(len(parts))]
+            self._accumulators += [_Accumulator(prefix + name, column, part) for prefix, part in parts]
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that are aggregated, each once."""
+        return list(dict.fromkeys(item.column for item in self._accumulators if item.column != ROWS))
+
+    def accumulators(self, schema: pa.Schema) -> pa.Schema:
+        """What is kept for each group of an input. ``InvalidInput`` for a column that is missing, or of a type without it."""
+        check_columns(schema, self.columns, "an aggregate")
+        fields = []
+        for item in self._accumulators:
+            kind = pa.int64() if item.column == ROWS else schema.field(item.column).type
+            empty = pa.table({"g": pa.array([], pa.int8()), "v": pa.array([], kind)})
+            try:
+                found = empty.group_by("g").aggregate([("v", item.kind)]).schema.field(f"v_{item.kind}").type
+                found = pa.int64() if found == pa.uint64() and item.kind == "sum" else found
+                _MERGES[item.kind](pa.array([], found), pa.array([], found))
+            except pa.ArrowException as error:
+                raise InvalidInput(
+                    f"there is no {item.kind!r} of column {item.column!r}, which is {kind}: {error}; cast it before"
+                ) from error
+            fields.append(pa.field(item.name, found))
+        return pa.schema(fields)
+
+    def results(self, accumulators: pa.Schema) -> list[pa.Field]:
+        """The columns that :meth:`finish` gives."""
+        return [
+            pa.field(name, accumulators.field(parts[0]).type if len(parts) == 1 else pa.float64())
+            for name, parts in self._parts.items()
+        ]
+
+    def group(
+        self, keys: Sequence[pa.Array], batch: pa.RecordBatch, accumulators: pa.Schema
+    ) -> tuple[list[pa.Array], pa.RecordBatch]:
+        """The groups of a batch by its key columns, each once: their keys, and their accumulators."""
+        keys = [normalize_key_column(key) for key in keys]
+        named = {f"k{number}": key for number, key in enumerate(keys)}
+        # Arrow groups by no struct; the number of a row's key is as good.
+        by_code = any(pa.types.is_nested(key.type) for key in keys)
+        if by_code:
+            named = {"k0": pa.array(row_key_codes(keys)), "row": pa.array(np.arange(len(batch)))}
+        group_by = [name for name in named if name != "row"]
+        wanted: list[tuple[Any, str]] = [("row", "min")] if by_code else []
+        for number, item in enumerate(self._accumulators):
+            if item.column == ROWS:
+                wanted.append(([], "count_all"))
+            else:
+                named[f"v{number}"] = batch.column(item.column)
+                wanted.append((f"v{number}", item.kind))
+        grouped = pa.table(named).group_by(group_by, use_threads=False).aggregate(wanted).combine_chunks()
+        columns = [one_array(column) for column in grouped.columns]
+        first = len(group_by)
+        if by_code:
+            rows = columns[first]
+            found, first = [key.take(rows) for key in keys], first + 1
+        else:
+            found = columns[:first]
+        # Unsigned sums become int64, and wrap around as all others do.
+        values = [
+            column if column.type == field.type else column.cast(field.type, safe=False)
+            for column, field in zip(columns[first:], accumulators, strict=True)
+        ]
+        return found, pa.RecordBatch.from_arrays(values, schema=accumulators)
+
+    def merge(self, old: pa.RecordBatch, new: pa.RecordBatch) -> pa.RecordBatch:
+        """Two batches of accumulators as one, row by row; all null in ``old`` is nothing so far."""
+        columns = [
+            _MERGES[item.kind](before, more)
+            for item, before, more in zip(self._accumulators, old.columns, new.columns, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=new.schema)
+
+    def finish(self, accumulated: Sequence[pa.Array]) -> list[pa.Array]:
+        """What the user sees of columns of accumulators."""
+        return [
+            accumulated[parts[0]] if len(parts) == 1 else _mean(accumulated[parts[0]], accumulated[parts[1]])
+            for parts in self._parts.values()
+        ]
+
+
+def _pairs(aggregates: object) -> list[tuple[str, tuple[str, str]]]:
+    pairs: list[tuple[Any, Any]] = list(aggregates.items()) if isinstance(aggregates, Mapping) else [(aggregates, None)]
+    wrong = [pair for pair in pairs if not isinstance(pair[1], tuple | list) or len(pair[1]) != 2]
+    if wrong:
+        raise InvalidInput(
+            f"aggregates are {aggregates!r}; they are a mapping like {{'rows': ('*', 'count'), 'delay': ('dep_delay', 'mean')}}"
+        )
+    return pairs
+
+
+def _mean(total: pa.Array, count: pa.Array) -> pa.Array:
+    # Null where there is no value: the sum is.
+    return pc.divide(total.cast(pa.float64(), safe=False), count.cast(pa.float64(), safe=False))
+
+
+def in_batches(table: pa.Table, rows: int = EMIT_ROWS) -> Iterator[pa.RecordBatch]:
+    """The rows of a table in batches of bounded size; none for none."""
+    for first in range(0, table.num_rows, rows):
+        yield from table.slice(first, rows).combine_chunks().to_batches()
+
+
+__all__ = ["EMIT_ROWS", "ROWS", "Aggregation", "in_batches"]

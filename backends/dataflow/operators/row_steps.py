@@ -1,0 +1,146 @@
+"""Steps that look at one batch at a time and keep nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateformat.errors import ErrorKind, InvalidInput, InvalidState
+from stateformat.states import Columns, as_schema
+
+from ..api import Operator
+from ..casting import columns_text
+
+Predicate: TypeAlias = "pc.Expression | Callable[[pa.RecordBatch], pa.Array]"
+
+
+class Map(Operator):
+    """A function from batch to batch.
+
+    Example::
+
+        flights.apply(Map(lambda batch: batch.select(["carrier", "dep_delay"])), uid="short")
+
+    ``fn`` may give fewer rows or more; what it returns has the columns of ``schema`` in that order. Without ``schema`` the
+    function is called once, when the dataflow is built, on a batch without rows, and the columns of the answer are it.
+    A pure function: it may be called again on the same rows after a restart. Raises ``InvalidInput`` where the function fails
+    on a batch without rows, ``InvalidState`` where what it returns has other columns; the function's fault both.
+    """
+
+    def __init__(self, fn: Callable[[pa.RecordBatch], pa.RecordBatch], schema: Columns | None = None) -> None:
+        self._fn = fn
+        self._schema = None if schema is None else as_schema(schema)
+        self._known: pa.Schema | None = self._schema
+
+    def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
+        """What was given, or what the function makes of nothing."""
+        if self._schema is None:
+            empty = empty_batch(inputs[0])
+            try:
+                answer = self._fn(empty)
+            except Exception as error:
+                raise InvalidInput(
+                    f"the function of a map was called on a batch without rows, to learn its columns, and failed: {error}; "
+                    "give Map the schema of what it returns"
+                ) from error
+            if not isinstance(answer, pa.RecordBatch):
+                raise InvalidInput(f"the function of a map returned {type(answer).__name__}; it returns a RecordBatch")
+            self._known = answer.schema.remove_metadata()
+        return self._known
+
+    def process(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch:  # noqa: ARG002 - there is one
+        """Call the function."""
+        answer = self._fn(batch)
+        schema = self._known
+        if not isinstance(answer, pa.RecordBatch):
+            raise InvalidState(f"the function of a map returned {type(answer).__name__}; it returns a RecordBatch")
+        if answer.schema != schema:
+            raise InvalidState(
+                f"the function of a map returned the columns {columns_text(answer.schema)} and should return "
+                f"{columns_text(schema)}; cast them, or give Map the schema",
+                kind=ErrorKind.SCHEMA_MISMATCH,
+            )
+        return answer
+
+
+class Filter(Operator):
+    """The rows for which a predicate is true, in their order; those for which it is null are dropped.
+
+    Example::
+
+        flights.apply(Filter(pc.field("dep_delay") > 15), uid="late")
+        flights.apply(Filter(lambda batch: pc.is_valid(batch["tailnum"])), uid="named")
+
+    ``predicate`` is an Arrow expression over the columns, or a function from a batch to a boolean array of its length.
+    """
+
+    def __init__(self, predicate: Predicate) -> None:
+        self._predicate = predicate
+
+    def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
+        """The input's. ``InvalidInput`` for a predicate that does not fit its columns."""
+        try:
+            self._kept(empty_batch(inputs[0]))
+        except Exception as error:
+            raise InvalidInput(
+                f"the predicate of a filter does not fit the columns {', '.join(inputs[0].names)}: {error}"
+            ) from error
+        return inputs[0]
+
+    def process(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch:  # noqa: ARG002 - there is one
+        """Ask the predicate."""
+        return self._kept(batch)
+
+    def _kept(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        predicate = self._predicate
+        return batch.filter(predicate if isinstance(predicate, pc.Expression) else predicate(batch))
+
+
+class Select(Operator):
+    """Some columns, in the order given, under new names where a mapping says so.
+
+    Example::
+
+        flights.apply(Select("carrier", "dep_delay"), uid="short")
+        flights.apply(Select({"airline": "carrier", "delay": "dep_delay"}), uid="renamed")
+    """
+
+    def __init__(self, *columns: str | Mapping[str, str]) -> None:
+        self._columns: dict[str, str] = {}
+        for column in columns:
+            if not isinstance(column, str | Mapping):
+                raise InvalidInput(
+                    f"{column!r} is no column; give names, or mappings from new names to those that are there"
+                )
+            self._columns |= {column: column} if isinstance(column, str) else dict(column)
+        if not self._columns:
+            raise InvalidInput("no column is selected; name at least one")
+
+    def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
+        """The columns selected."""
+        check_columns(inputs[0], self._columns.values(), "a selection")
+        return pa.schema([inputs[0].field(old).with_name(new) for new, old in self._columns.items()])
+
+    def process(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch:  # noqa: ARG002 - there is one
+        """Nothing is copied."""
+        return batch.select(list(self._columns.values())).rename_columns(list(self._columns))
+
+
+def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
+    """A batch without rows."""
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+
+
+def check_columns(schema: pa.Schema, wanted: Any, who: str) -> None:
+    """Raise ``InvalidInput`` for columns that a stream does not have."""
+    missing = [name for name in wanted if name not in schema.names]
+    if missing:
+        raise InvalidInput(
+            f"{who} needs the columns {missing}, which its input does not have; that has {', '.join(schema.names)}"
+        )
+
+
+__all__ = ["Filter", "Map", "Predicate", "Select", "check_columns", "empty_batch"]

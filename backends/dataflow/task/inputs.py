@@ -1,0 +1,208 @@
+"""The inputs of a task: edges, channels, their watermarks, and which have ended.
+
+Three ends are kept apart. The *data* of a channel ends with ``EndOfData``, drained or stopped; the
+*channel* ends with ``EndOfPartition``; an *input* (one or more edges with the same index) ends, in
+the sense of ``end_input``, when the data of all its channels has ended drained.
+
+The watermark of an edge is the least of its channels', but never less than what the restored
+checkpoint said. A channel whose data has drained, and an edge without senders, are at the end of
+time. A stopped channel stays where it was. Feedback channels have no watermark and no end.
+
+The end of a channel advances time only at the next barrier, behind all records of the epoch, or
+when everything has drained (:meth:`Inputs.release_time`). So which records are late does not depend
+on how channels interleave. ``by_epoch``: watermarks of a task with several channels are released
+like that too, for executors that reorder channels within an epoch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Final, NamedTuple
+
+from ..events.elements import MAX_WATERMARK, MIN_WATERMARK, Channel, EndOfData
+
+_HEAP_SLACK: Final = 64
+
+
+class InputEdge(NamedTuple):
+    """An edge into a task, as one subtask sees it."""
+
+    id: str
+    input: int
+    channels: tuple[Channel, ...]
+    """From the senders that run; none where the whole predecessor has finished."""
+    feedback: bool = False
+    overtakable: bool = False
+    """Unaligned barriers pass what lies in its channels."""
+    inside: bool = False
+    """Not a feedback edge, but from another vertex of the loop that this task heads."""
+    watermark: int = MIN_WATERMARK
+    """As the restored checkpoint's ``progress`` says, like ``ended``."""
+    ended: bool = False
+
+
+class _LeastWatermark:
+    """The least watermark of an edge's channels. A rise costs the same however many there are."""
+
+    def __init__(self, channels: int) -> None:
+        self._counts = {MIN_WATERMARK: channels} if channels else {}
+        self._heap = [*self._counts]
+        """Every watermark that a channel is at, and some that none is at any more."""
+
+    def rise(self, before: int, after: int) -> None:
+        """One channel goes from a watermark to a greater one."""
+        counts = self._counts
+        counts[before] -= 1
+        if not counts[before]:
+            del counts[before]
+        if after in counts:
+            counts[after] += 1
+            return
+        counts[after] = 1
+        heappush(self._heap, after)
+        if len(self._heap) > 2 * len(counts) + _HEAP_SLACK:
+            self._heap = sorted(counts)
+
+    @property
+    def watermark(self) -> int:
+        """The least; the end of time where there is no channel."""
+        heap = self._heap
+        while heap and heap[0] not in self._counts:
+            heappop(heap)
+        return heap[0] if heap else MAX_WATERMARK
+
+
+@dataclass(slots=True)
+class _ChannelProgress:
+    """What came on a channel. ``drained`` None: its data has not ended."""
+
+    edge: InputEdge
+    watermark: int = MIN_WATERMARK
+    drained: bool | None = None
+    gone: bool = False
+
+
+class Inputs:
+    """What one task has received from its inputs."""
+
+    def __init__(self, edges: Sequence[InputEdge], *, by_epoch: bool = False) -> None:
+        self.edges = tuple(edge for edge in edges if not edge.feedback)
+        self.feedback = tuple(edge for edge in edges if edge.feedback)
+        self.channels = tuple(channel for edge in self.edges for channel in edge.channels)
+        """Those of ``edges``, in order, so without feedback."""
+        self._progress = {channel: _ChannelProgress(edge) for edge in edges for channel in edge.channels}
+        self._least = {edge.id: _LeastWatermark(len(edge.channels)) for edge in self.edges}
+        self._undrained = Counter({edge.id: len(edge.channels) for edge in edges})
+        self._numbers = sorted({edge.input for edge in self.edges})
+        self._data_ended: dict[Channel, None] = {}
+        self._by_epoch = by_epoch and len(self.channels) > 1
+        self._unreleased: dict[Channel, int] = {}
+        """Watermarks of channels that do not count before :meth:`release_time`."""
+        self._present = len(self.channels)
+        self.ended = {edge.input for edge in self.edges} - {edge.input for edge in self.edges if not edge.ended}
+        """Inputs of which ``end_input`` was called, before the checkpoint or since."""
+
+    def __contains__(self, channel: Channel) -> bool:
+        return channel in self._progress
+
+    @property
+    def are_none(self) -> bool:
+        """Whether there is no edge at all: a source."""
+        return not self.edges and not self.feedback
+
+    def is_feedback(self, channel: Channel) -> bool:
+        """Whether a channel belongs to a feedback edge."""
+        return self._progress[channel].edge.feedback
+
+    def is_overtakable(self, channel: Channel) -> bool:
+        """Whether an unaligned barrier passes what lies in a channel."""
+        return self._progress[channel].edge.overtakable
+
+    # What comes -----------------------------------------------------------------------------------
+
+    def advance(self, channel: Channel, timestamp: int) -> None:
+        """A watermark came. A lower one than before has no effect."""
+        if self._by_epoch:
+            self._unreleased[channel] = max(self._unreleased.get(channel, timestamp), timestamp)
+        else:
+            self._advance(channel, timestamp)
+
+    def _advance(self, channel: Channel, timestamp: int) -> None:
+        progress = self._progress[channel]
+        if timestamp > progress.watermark and not progress.edge.feedback:
+            self._least[progress.edge.id].rise(progress.watermark, timestamp)
+            progress.watermark = timestamp
+
+    def release_time(self) -> None:
+        """All records of the epoch have come: what ended in it holds time up no longer."""
+        for channel, timestamp in self._unreleased.items():
+            self._advance(channel, timestamp)
+        self._unreleased.clear()
+
+    def end_data(self, channel: Channel, element: EndOfData) -> None:
+        """The data of a channel has ended."""
+        progress = self._progress[channel]
+        progress.drained = element.drain
+        if element.drain:
+            self._undrained[progress.edge.id] -= 1
+            self._unreleased[channel] = MAX_WATERMARK
+        if not progress.edge.feedback:
+            self._data_ended[channel] = None
+
+    def end_partition(self, channel: Channel) -> None:
+        """A channel has ended."""
+        progress = self._progress[channel]
+        progress.gone = True
+        self._present -= not progress.edge.feedback
+
+    # What follows from it -------------------------------------------------------------------------
+
+    def data_has_ended(self, channel: Channel) -> bool:
+        """Whether no record may follow on a channel."""
+        return self._progress[channel].drained is not None
+
+    def is_gone(self, channel: Channel) -> bool:
+        """Whether nothing may follow on a channel."""
+        return self._progress[channel].gone
+
+    @property
+    def data_ended(self) -> Collection[Channel]:
+        """Channels whose data has ended."""
+        return self._data_ended.keys()
+
+    @property
+    def all_data_ended(self) -> bool:
+        """Whether no record will come, drained or stopped."""
+        return len(self._data_ended) == len(self.channels)
+
+    @property
+    def all_gone(self) -> bool:
+        """Whether every sender has left."""
+        return not self._present
+
+    def drained(self, edges: Sequence[InputEdge]) -> bool:
+        """Whether the data of all channels of these edges has ended, drained."""
+        return not any(self._undrained[edge.id] for edge in edges)
+
+    @property
+    def drained_inputs(self) -> list[int]:
+        """Inputs that have ended drained, in order."""
+        running = {edge.input for edge in self.edges if self._undrained[edge.id]}
+        return [number for number in self._numbers if number not in running]
+
+    def watermark_of(self, edge: InputEdge) -> int:
+        """The watermark of an edge."""
+        return max(edge.watermark, self._least[edge.id].watermark)
+
+    @property
+    def watermark(self) -> int:
+        """The least watermark of all edges."""
+        return min((self.watermark_of(edge) for edge in self.edges), default=MIN_WATERMARK)
+
+    @property
+    def restored_watermark(self) -> int:
+        """The least watermark of all edges at the restored checkpoint."""
+        return min((edge.watermark for edge in self.edges), default=MIN_WATERMARK)

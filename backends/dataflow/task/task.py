@@ -1,0 +1,433 @@
+"""The core of a task: what happens to it goes in as events, what is to be done comes out as
+commands.
+
+1. *States.* The table of ``life.py`` says what may happen in which state. It is asked first, so an
+   event that cannot be leaves the task as it was.
+2. *What is due.* :meth:`Task._due` alone handles watermarks and ends. Whatever came, it looks at
+   all inputs and gives what is due now. While the task runs: ends of inputs, then the watermark, so
+   that what an end releases is late for nobody. At its end: the end of time, the ends of inputs,
+   ``finish``, and ``EndOfData``, which implies the end of time. The answers of an operator's
+   coordinator come before the ends of inputs.
+3. *Snapshots.* ``alignment.py`` says when one is due and what is logged with it, ``iteration.py``
+   what a loop head logs besides. The task acknowledges when both are whole.
+4. *Heads of loops* hold the end of time back, and their own end, until the coordinator finds the
+   loop quiet. Then the end of time goes round: timers fire, inputs from outside end. Only
+   ``finish`` is left after that; what a loop emits into itself then cannot be processed, and is
+   refused.
+5. *Leaving.* A task whose logic has ended leaves when (a) a checkpoint that it took part in since
+   then is complete (after the savepoint of a stop: that very one); (b) every consumer has processed
+   all of its data; (c) its producers have left. By (c) no checkpoint is in flight then: the end of
+   the last channel completed it.
+6. *A stop without drain* stops the task at its snapshot. Complete, and all inputs ended: it tells
+   its consumers and leaves. Aborted: what came in the meantime becomes due, and it goes on.
+
+The executor delivers nothing of a blocked channel, and control events before elements of channels.
+It delivers :class:`~stateformat.backends.dataflow.events.DataProcessed` once for every output channel: when the
+receiver confirms it or has ended, whichever is first, also before the logic of this task has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from stateformat.errors import ErrorKind, InvalidState
+
+from .. import events as ev
+from ..events import MAX_WATERMARK, MIN_WATERMARK, BarrierKind, Channel, LoopStep, TaskCommand
+from .alignment import Alignment
+from .guards import EventGuard
+from .inputs import InputEdge, Inputs
+from .loop_buffer import LoopBuffer
+from .states import EventKind, TaskState, TaskStateMachine
+
+ANSWER_ROUNDS_MAX: Final = 1000
+"""How often a task asks its coordinator again because an answer made the operator send."""
+_STOPS = (BarrierKind.STOP_DRAIN, BarrierKind.STOP_NO_DRAIN)
+
+
+class Task:
+    """One task of a run: :meth:`start` once, then :meth:`handle` for every event.
+
+    - ``inputs``: every edge into it. Without any it is a source; with feedback, the head of a loop.
+    - ``outputs``: the channels to receivers that run, feedback channels too.
+    - ``replayed``: in-flight records were processed before :meth:`start`.
+    - ``asks``: its operator has a coordinator. Such an operator is the first of its chain.
+    - ``by_epoch``: see ``inputs.py``.
+
+    Raises ``InvalidInput`` (kind ``ILLEGAL_EVENT``) for an event that cannot be; nothing has
+    changed then.
+    """
+
+    def __init__(
+        self,
+        task: ev.TaskId,
+        inputs: Sequence[InputEdge],
+        outputs: Iterable[Channel],
+        *,
+        replayed: bool = False,
+        asks: bool = False,
+        by_epoch: bool = False,
+    ) -> None:
+        self.id = task
+        self._asks = asks
+        self._asked = 0
+        self._sent = False
+        """The operator has sent to its coordinator since it was asked."""
+        self._inputs = Inputs(inputs, by_epoch=by_epoch)
+        self._machine = TaskStateMachine(task)
+        overtakable = [channel for edge in inputs if edge.overtakable for channel in edge.channels]
+        self._alignment = Alignment(self._inputs.channels, overtakable)
+        feedback = self._inputs.feedback
+        self._loop = LoopBuffer((channel for edge in feedback for channel in edge.channels), replayed=replayed)
+        self._guard = EventGuard(self._machine, self._inputs, self._alignment, self._loop)
+        self._unprocessed = set(outputs)
+        self.is_source = self._inputs.are_none
+        self.is_loop_head = bool(feedback)
+        self._watermark = MIN_WATERMARK
+        self._allowed = dict.fromkeys(LoopStep, not self.is_loop_head)
+        """The steps that a loop head may take; all of them for other tasks."""
+        self._acknowledgement: ev.Acknowledge | None = None
+        self._snapshots: dict[int, bool] = {}
+        """Numbers whose outcome is not known, and whether the logic had ended."""
+        self._stop: int | None = None
+        self._stop_is_complete = False
+        self._may_leave = False
+        """A checkpoint that was taken since the logic ended is complete."""
+        self._resumes_in = TaskState.RUNNING
+        """The state to go on in if a stop is aborted."""
+
+    # What an executor asks ------------------------------------------------------------------------
+
+    @property
+    def state(self) -> TaskState:
+        """Where it is in its life."""
+        return self._machine.state
+
+    @property
+    def watermark(self) -> int:
+        """The last ``AdvanceWatermark``."""
+        return self._watermark
+
+    @property
+    def restored_watermark(self) -> int:
+        """The watermark at the restored checkpoint: what was late must be late again."""
+        return self._inputs.restored_watermark
+
+    @property
+    def may_read(self) -> bool:
+        """Whether the reader of a source may be asked for records."""
+        return self.is_source and self.state is TaskState.RUNNING
+
+    @property
+    def blocked(self) -> frozenset[Channel]:
+        """Channels of which nothing may be delivered now."""
+        return frozenset((*self._alignment.blocked, *self._loop.blocked))
+
+    def is_blocked(self, channel: Channel) -> bool:
+        """Whether nothing of this channel may be delivered now."""
+        # Nothing is blocked most of the time, and then no channel need be hashed.
+        aligned, looped = self._alignment.blocked, self._loop.blocked
+        return bool((aligned and channel in aligned) or (looped and channel in looped))
+
+    @property
+    def releases(self) -> int:
+        """How often blocked channels were freed: while it stays the same, what was blocked is."""
+        return self._alignment.releases + self._loop.releases
+
+    def progress(self) -> tuple[dict[str, int], dict[str, bool]]:
+        """Per edge: the watermark, and whether ``end_input`` was called.
+
+        While a loop head holds the end of time back, it has not come.
+        """
+        edges = self._inputs.edges
+        holds_back = self._inputs.watermark == MAX_WATERMARK and not self._allowed[LoopStep.MAX_WATERMARK]
+        ceiling = self._watermark if holds_back else MAX_WATERMARK
+        return (
+            {edge.id: min(self._inputs.watermark_of(edge), ceiling) for edge in edges},
+            {edge.id: edge.input in self._inputs.ended for edge in edges},
+        )
+
+    # Events ---------------------------------------------------------------------------------------
+
+    def message_sent(self) -> None:
+        """Its operator has sent to the coordinator, which answers before the last input ends."""
+        self._sent = True
+
+    def start(self) -> list[TaskCommand]:
+        """Its operators are open: emit the watermark, and end what had ended."""
+        self._machine.check(EventKind.START, "start")
+        self._machine.admit(EventKind.START, "start")
+        self._machine.move(TaskState.RUNNING)
+        commands: list[TaskCommand] = []
+        if self.is_loop_head:
+            # The end of time stands in the checkpoint only if it had been sent round.
+            restored = self.restored_watermark
+            self._allowed[LoopStep.MAX_WATERMARK] = restored == MAX_WATERMARK
+            commands = self._advance(restored)
+        return commands + self._due()
+
+    def handle(self, event: ev.TaskEvent) -> list[TaskCommand]:
+        """Something has happened. Returns what is to be done, in order."""
+        kind = self._guard.check(event, stop=self._stop, end_of_time_told=self._allowed[LoopStep.MAX_WATERMARK])
+        self._machine.admit(kind, event)
+        if self.state in (TaskState.CANCELED, TaskState.ENDED):
+            return []
+        commands = self._handle(event)
+        return commands + self._leave()
+
+    def _handle(self, event: ev.TaskEvent) -> list[TaskCommand]:
+        match event:
+            case ev.Received(channel, element) if self._inputs.is_feedback(channel):
+                return self._receive_feedback(channel, element)
+            case ev.Received(channel, element):
+                return self._receive(channel, element)
+            case ev.Announced(channel, barrier):
+                commands = self._subsume(barrier) + self._alignment.announce(channel, barrier)
+                return commands + self._snapshot()
+            case ev.Triggered(barrier):
+                commands = self._subsume(barrier)
+                self._alignment.trigger(barrier)
+                return commands + self._snapshot()
+            case ev.Completed(number, step):
+                return self._complete(number, step)
+            case ev.Aborted(number):
+                return self._abort(number)
+            case ev.Answered():
+                return self._ask() if self._sent else self._end()
+            case ev.SourceAdvanced(timestamp):
+                return self._advance(timestamp)
+            case ev.SourceEnded() | ev.EndSource():
+                return self._end_source()
+            case ev.DataProcessed(channel):
+                self._unprocessed.discard(channel)
+            case ev.Canceled():
+                self._machine.move(TaskState.CANCELED)
+        return []
+
+    def _receive(self, channel: Channel, element: ev.Element) -> list[TaskCommand]:
+        match element:
+            case ev.Records(batch):
+                return [ev.Process(channel, batch)]
+            case ev.Watermark(timestamp):
+                self._inputs.advance(channel, timestamp)
+                return self._advance_inputs()
+            case ev.Barrier():
+                commands = self._subsume(element) + self._alignment.receive(channel, element)
+                return commands + self._snapshot()
+            case ev.EndOfData():
+                self._inputs.end_data(channel, element)
+                return [*self._due(), *self._stop_if_due(), ev.ConfirmProcessed(channel)]
+            case ev.EndOfPartition():
+                self._inputs.end_partition(channel)
+                return self._alignment.end(channel) + self._snapshot()
+
+    def _receive_feedback(self, channel: Channel, element: ev.Element) -> list[TaskCommand]:
+        match element:
+            case ev.Records(batch):
+                return self._loop.receive(channel, batch, hold=self.state is TaskState.STOPPED_AT_BARRIER)
+            case ev.Barrier(number):
+                self._loop.barrier(channel, number, passed=self._alignment.passed)
+            case ev.EndOfData():
+                self._inputs.end_data(channel, element)
+                return [ev.ConfirmProcessed(channel)]
+            case ev.EndOfPartition():
+                self._inputs.end_partition(channel)
+                self._loop.end(channel)
+            case ev.Watermark():
+                pass  # Time does not go round.
+        return self._acknowledge()
+
+    # Watermarks and ends --------------------------------------------------------------------------
+
+    def _advance(self, timestamp: int) -> list[TaskCommand]:
+        if timestamp <= self._watermark:
+            return []
+        self._watermark = timestamp
+        return [ev.AdvanceWatermark(timestamp), ev.Emit(ev.Watermark(timestamp))]
+
+    def _due(self) -> list[TaskCommand]:
+        """What watermarks and ends have made due. Only for a task with inputs that is running."""
+        if self.is_source or self.state not in (TaskState.RUNNING, TaskState.DRAINING):
+            return []
+        time_may_end, may_end = self._allowed[LoopStep.MAX_WATERMARK], self._allowed[LoopStep.END]
+        all_drained = self._inputs.drained(self._inputs.edges)
+        if all_drained:
+            self._inputs.release_time()
+        if all_drained and may_end:
+            return self._end_of_time() + (self._ask() if self._asks else self._end())
+        commands: list[TaskCommand] = []
+        if not all_drained:
+            # The end of an input comes before the time that this input held up: what it releases is
+            # not late.
+            commands += self._end_inputs(self._inputs.drained_inputs) + self._advance_inputs()
+        elif time_may_end:
+            commands += self._advance_inputs() + self._end_inputs(self._inputs.drained_inputs)
+        if self.state is TaskState.RUNNING and self.is_loop_head and self._nothing_from_outside:
+            self._machine.move(TaskState.DRAINING)
+            commands.append(ev.ReportInputsEnded())
+        return commands
+
+    def _ask(self) -> list[TaskCommand]:
+        """Ask for the answers to what was sent. An answer may make the operator send again."""
+        if self._asked == ANSWER_ROUNDS_MAX:
+            raise InvalidState(
+                f"operator {self.id.vertex!r} has sent messages to its coordinator for {self._asked} rounds since its "
+                "inputs ended, each time when it received an answer. Its input cannot end like that: let receive() "
+                "stop sending at some point.",
+                kind=ErrorKind.LIMIT_EXCEEDED,
+                operator=self.id.vertex,
+            )
+        self._machine.move(TaskState.ASKING)
+        self._asked += 1
+        self._sent = False
+        return [ev.AskCoordinator()]
+
+    def _end(self) -> list[TaskCommand]:
+        feedback = sorted({edge.input for edge in self._inputs.feedback})
+        return self._end_inputs([*self._inputs.drained_inputs, *feedback]) + self._end_logic()
+
+    def _advance_inputs(self) -> list[TaskCommand]:
+        """Advance to the watermark of the inputs. A loop head holds the end of time back."""
+        timestamp = self._inputs.watermark
+        if timestamp == MAX_WATERMARK and not self._allowed[LoopStep.MAX_WATERMARK]:
+            return []
+        return self._advance(timestamp)
+
+    def _end_of_time(self) -> list[TaskCommand]:
+        """Not emitted: ``EndOfData`` implies it, behind what ``finish`` has emitted."""
+        if self._watermark == MAX_WATERMARK:
+            return []
+        self._watermark = MAX_WATERMARK
+        return [ev.AdvanceWatermark(MAX_WATERMARK, ending=True)]
+
+    @property
+    def _nothing_from_outside(self) -> bool:
+        return self._inputs.drained([edge for edge in self._inputs.edges if not edge.inside])
+
+    def _end_inputs(self, inputs: Iterable[int]) -> list[TaskCommand]:
+        due = [number for number in inputs if number not in self._inputs.ended]
+        self._inputs.ended.update(due)
+        return [ev.EndInput(number) for number in due]
+
+    def _end_source(self) -> list[TaskCommand]:
+        if self.state is TaskState.WAITING:
+            return []  # Asked to end when it had ended.
+        return self._end_of_time() + self._end_logic()
+
+    def _end_logic(self) -> list[TaskCommand]:
+        self._machine.move(TaskState.WAITING)
+        self._loop.close()
+        ending: list[TaskCommand] = [ev.Finish(), ev.Emit(ev.EndOfData(drain=True)), ev.ReportLogicEnded()]
+        return ending + self._acknowledge()  # Nothing more will come round that a log could wait for.
+
+    # Snapshots ------------------------------------------------------------------------------------
+
+    def _subsume(self, barrier: ev.Barrier) -> list[TaskCommand]:
+        """A barrier puts an end to an older checkpoint in flight."""
+        older = self._alignment.subsumes(barrier)
+        if older is None:
+            return []
+        reason = f"barrier {barrier.number} came to {self.id} before it had acknowledged {older}"
+        return [*self._void(older), ev.Decline(older, reason)]
+
+    def _snapshot(self) -> list[TaskCommand]:
+        """Take the snapshot if it is due, and acknowledge if it is whole."""
+        if not self._alignment.is_due:
+            return self._acknowledge()
+        assert self._alignment.current is not None
+        barrier = self._alignment.current.barrier
+        finishing = self.state is TaskState.WAITING
+        stops = barrier.purpose is BarrierKind.STOP_NO_DRAIN and not finishing
+        commands: list[TaskCommand] = [ev.HoldSource(hold=True)] if stops and self.is_source else []
+        if not (stops or self.is_source) and self.state in (TaskState.RUNNING, TaskState.DRAINING):
+            self._inputs.release_time()
+            commands += self._advance_inputs()
+        if barrier.purpose is not BarrierKind.ROUND:
+            commands.append(ev.Snapshot(barrier, finishing, *self.progress()))
+            self._snapshots[barrier.number] = finishing
+        commands += self._alignment.take(self._inputs.data_ended)
+        commands.append(ev.Emit(barrier))
+        self._acknowledgement = ev.Acknowledge(barrier.number, finishing)
+        if self.is_loop_head:
+            if not finishing:
+                self._loop.begin(barrier)
+            self._acknowledgement = self._acknowledgement._replace(
+                inputs_ended=finishing or self._nothing_from_outside,
+                max_watermark_sent=finishing or self._watermark == MAX_WATERMARK,
+            )
+        # A checkpoint behind a stop shows that the stop has failed.
+        self._stop, self._stop_is_complete = (barrier.number if barrier.purpose in _STOPS else None), False
+        if stops:
+            self._resumes_in = self.state
+            self._machine.move(TaskState.STOPPED_AT_BARRIER)
+        return commands + self._acknowledge()
+
+    def _acknowledge(self) -> list[TaskCommand]:
+        if not (self._alignment.is_whole and self._loop.is_whole):
+            return []
+        assert self._acknowledgement is not None
+        assert self._alignment.current is not None
+        quiet = self._acknowledgement.finishing or not self.is_loop_head
+        if not quiet:
+            # A barrier that overtook records proves nothing about the loop.
+            quiet = self._loop.is_quiet and not self._alignment.current.barrier.unaligned
+        self._alignment.acknowledge()
+        return [self._acknowledgement._replace(quiet=quiet)]
+
+    # Outcomes -------------------------------------------------------------------------------------
+
+    def _complete(self, number: int, step: LoopStep | None) -> list[TaskCommand]:
+        commands: list[TaskCommand] = []
+        finishing = self._snapshots.get(number)
+        if finishing is not None:
+            commands.append(ev.NotifyComplete(number))
+            self._may_leave = self._may_leave or finishing
+            self._stop_is_complete = self._stop_is_complete or number == self._stop
+            self._snapshots = {later: ends for later, ends in self._snapshots.items() if later > number}
+        if step is not None:
+            self._allowed[step] = True
+            commands += self._due()
+        return commands + self._stop_if_due()
+
+    def _stop_if_due(self) -> list[TaskCommand]:
+        """Stop if the savepoint is complete and all inputs have ended."""
+        stopped = self.state is TaskState.STOPPED_AT_BARRIER
+        if not (stopped and self._stop_is_complete and self._inputs.all_data_ended):
+            return []
+        self._machine.move(TaskState.STOPPING)
+        self._loop.close()
+        return [ev.Emit(ev.EndOfData(drain=False))]
+
+    def _abort(self, number: int) -> list[TaskCommand]:
+        commands = self._void(number)
+        if self._stop is not None and self._stop <= number and not self._stop_is_complete:
+            self._stop = None
+        if self.state is TaskState.STOPPED_AT_BARRIER and self._stop is None:
+            self._machine.move(self._resumes_in)
+            if self.is_source:
+                commands.append(ev.HoldSource(hold=False))
+            commands += self._loop.abort(number)
+            commands += self._due()
+        return commands + self._snapshot()
+
+    def _void(self, number: int) -> list[TaskCommand]:
+        """Checkpoints up to this number will never be."""
+        commands = self._alignment.abort(number)
+        if self.state is not TaskState.STOPPED_AT_BARRIER:
+            commands += self._loop.abort(number)
+        void = [taken for taken in self._snapshots if taken <= number]
+        for taken in void:
+            del self._snapshots[taken]
+        return commands + [ev.NotifyAborted(taken) for taken in void]
+
+    def _leave(self) -> list[TaskCommand]:
+        stopping = self.state is TaskState.STOPPING
+        if not stopping and self.state is not TaskState.WAITING:
+            return []
+        may_leave = stopping or (self._may_leave if self._stop is None else self._stop_is_complete)
+        if not may_leave or self._unprocessed or not self._inputs.all_gone:
+            return []
+        assert self._alignment.current is None, "the last channel that ended completed it"
+        self._machine.move(TaskState.ENDED)
+        return [ev.Close(), ev.Emit(ev.EndOfPartition()), ev.Ended()]

@@ -1,0 +1,68 @@
+"""What every executor has in common: the driver of a run, the worker of a task, restarts, stops, and how a job ends.
+
+The protocol is decided in ``backends.dataflow``; how events get from one to the other is up to an executor. Read ``runtime``
+and ``run`` first, then ``driver``, ``worker`` and ``restore``.
+"""
+
+from __future__ import annotations
+
+from . import starting
+from .channels import CAPACITY, Queue
+from .channels_of_job import TaskChannels, receiver_of, sender_of, tasks_of
+from .checks import check_whole
+from .clock import Clock, SystemClock, VirtualClock
+from .commits import clean, commit, pending_committables, sinks_of
+from .driver import Driver, MessageToCoordinator, SplitRequested
+from .options import Keep, Options, RuntimeOptions, Schedule
+from .outcome import JobFailed, JobOutcome, RunDiscarded
+from .progress import EpochProgress, Progress, ProgressLine, ProgressLog
+from .restore import Restored, restore
+from .run import Run
+from .runtime import Runtime
+from .state_layers import OperatorState, by_layer, layers_of, merge_snapshot, restored_states
+from .worker import Mail, MessageToSubtask, SplitAssigned, Worker
+
+__all__ = [
+    "CAPACITY",
+    "Clock",
+    "Driver",
+    "EpochProgress",
+    "JobFailed",
+    "JobOutcome",
+    "Keep",
+    "Mail",
+    "MessageToCoordinator",
+    "MessageToSubtask",
+    "OperatorState",
+    "Options",
+    "Progress",
+    "ProgressLine",
+    "ProgressLog",
+    "Queue",
+    "Restored",
+    "Run",
+    "RunDiscarded",
+    "Runtime",
+    "RuntimeOptions",
+    "Schedule",
+    "SplitAssigned",
+    "SplitRequested",
+    "SystemClock",
+    "TaskChannels",
+    "VirtualClock",
+    "Worker",
+    "by_layer",
+    "check_whole",
+    "clean",
+    "commit",
+    "layers_of",
+    "merge_snapshot",
+    "pending_committables",
+    "receiver_of",
+    "restore",
+    "restored_states",
+    "sender_of",
+    "sinks_of",
+    "starting",
+    "tasks_of",
+]

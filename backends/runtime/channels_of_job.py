@@ -1,0 +1,95 @@
+"""The tasks of a run, and the channels between them: made from what a run begins with, for whichever executor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from stateformat.graph import Edge
+
+from ..dataflow import events as ev
+from ..dataflow.graph import Job, Vertex, loops_of
+from ..dataflow.task import InputEdge, Task
+from .restore import Restored
+
+
+class TaskChannels(NamedTuple):
+    """One task: where it is in the job, its core, and its channels by edge, in the order of the vertex's edges.
+
+    ``inputs`` holds the channels from tasks that run, feedback too; ``outputs`` those to tasks that run.
+    """
+
+    vertex: Vertex
+    core: Task
+    inputs: Mapping[str, tuple[ev.Channel, ...]]
+    outputs: Mapping[str, tuple[ev.Channel, ...]]
+
+
+def tasks_of(restored: Restored, *, by_epoch: bool = False) -> Iterator[TaskChannels]:
+    """Every task that a run starts: all but those of the finished vertices, whose channels count as ended. ``by_epoch``: as of
+    :class:`Task`.
+    """
+    job = restored.job
+    loops = loops_of(job.vertices)
+    for vertex in job.vertices:
+        if vertex.id in restored.finished:
+            continue
+        for subtask in range(vertex.parallelism):
+            inputs = {
+                edge.id: tuple(ev.Channel(edge.id, sender, subtask) for sender in job.senders(edge.id, subtask))
+                if job.vertex_of(edge.source).id not in restored.finished
+                else ()
+                for edge in (*vertex.inputs, *vertex.feedback)
+            }
+            outputs = {
+                edge.id: tuple(ev.Channel(edge.id, subtask, receiver) for receiver in job.receivers(edge.id, subtask))
+                for edge in vertex.outputs
+                if job.vertex_of(edge.target).id not in restored.finished
+            }
+            edges = _input_edges(restored, vertex, subtask, inputs, loops)
+            channels = [channel for some in outputs.values() for channel in some]
+            replayed = bool(restored.in_flight(vertex, subtask))
+            asks = job.graph.operator(vertex.id).coordinator and not vertex.is_source
+            core = Task(ev.TaskId(vertex.id, subtask), edges, channels, replayed=replayed, asks=asks, by_epoch=by_epoch)
+            yield TaskChannels(vertex, core, inputs, outputs)
+
+
+def _input_edges(
+    restored: Restored,
+    vertex: Vertex,
+    subtask: int,
+    inputs: Mapping[str, tuple[ev.Channel, ...]],
+    loops: Sequence[frozenset[str]],
+) -> list[InputEdge]:
+    watermarks, ended = restored.progress(vertex, subtask)
+    return [
+        InputEdge(
+            edge.id,
+            edge.input,
+            inputs[edge.id],
+            feedback=edge.feedback,
+            overtakable=restored.job.overtakable(edge),
+            inside=not edge.feedback and _in_one_loop(restored.job, vertex, edge, loops),
+            watermark=watermarks.get(edge.id, ev.MIN_WATERMARK),
+            ended=edge.id in ended,
+        )
+        for edge in (*vertex.inputs, *vertex.feedback)
+    ]
+
+
+def _in_one_loop(job: Job, head: Vertex, edge: Edge, loops: Sequence[frozenset[str]]) -> bool:
+    source = job.vertex_of(edge.source).id
+    return bool(head.feedback) and any(head.id in loop and source in loop for loop in loops)
+
+
+def sender_of(job: Job, channel: ev.Channel) -> ev.TaskId:
+    """The task that sends on a channel."""
+    return ev.TaskId(job.vertex_of(job.graph.by_edge[channel.edge].source).id, channel.sender)
+
+
+def receiver_of(job: Job, channel: ev.Channel) -> ev.TaskId:
+    """The task that a channel leads to."""
+    return ev.TaskId(job.vertex_of(job.graph.by_edge[channel.edge].target).id, channel.receiver)
+
+
+__all__ = ["TaskChannels", "receiver_of", "sender_of", "tasks_of"]

@@ -1,0 +1,185 @@
+"""The second phase of sinks, in the driver: after a publication, before a start, and at the end of a job."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateformat.errors import DamagedCheckpoint, InvalidInput, InvalidState, StorageError, UnsupportedFormat
+from stateformat.history import Wanted, carried_committables
+from stateformat.model import CheckpointKind, Record
+from stateformat.publication import CommitPermit
+from stateformat.store import CheckpointStore
+
+from ..dataflow.api import TwoPhaseCommitSink
+from ..dataflow.chain import Guard, OperatorError
+from ..dataflow.flow import Dataflow
+from ..dataflow.graph import COMMITTABLES, Job
+from .clock import Clock
+from .outcome import RunDiscarded
+
+logger = logging.getLogger(__name__)
+
+COMMIT_TRIES = 10
+COMMIT_WAIT_US = 1_000_000
+"""How often, and after how long, a sink is asked again for what it has put off when the job ends."""
+
+
+def sinks_of(flow: Dataflow) -> dict[str, TwoPhaseCommitSink]:
+    """The sinks of a dataflow, the prototypes that commit, by uid."""
+    return {uid: step.logic for uid, step in flow.steps.items() if isinstance(step.logic, TwoPhaseCommitSink)}
+
+
+def pending_committables(permit: CommitPermit | None, job: Job, sinks: Iterable[str]) -> dict[str, pa.Table]:
+    """What a checkpoint holds of these sinks, to be committed, by uid, in the columns that they declare in the job; nothing of one
+    without rows.
+    """
+    if permit is None or "committables" not in permit.record.required_features:
+        return {}
+    found = {}
+    for uid in sinks:
+        declared = job.state(uid, COMMITTABLES)
+        if declared is not None and (uid, COMMITTABLES) in permit.record.by_state:
+            rows = permit.checkpoint().read(uid, COMMITTABLES).table(as_schema=declared.current)
+            if rows.num_rows:
+                found[uid] = rows
+    return found
+
+
+def commit(
+    permit: CommitPermit, sinks: Mapping[str, TwoPhaseCommitSink], rows_of: Mapping[str, pa.Table]
+) -> dict[str, pa.Table]:
+    """Let the sinks commit what a checkpoint holds of them; returns what they want to try again, by uid.
+
+    Called after publishing, and before anything starts from a checkpoint; the same rows may come twice. Raises
+    ``DamagedCheckpoint`` for rows that a sink cannot have prepared, and then no sink has committed; ``OperatorError`` for what
+    a sink raises.
+    """
+    for uid, rows in rows_of.items():
+        _check(uid, sinks[uid], rows, renamed=_may_be_renamed(permit.record, rows))
+    again: dict[str, pa.Table] = {}
+    for uid, rows in rows_of.items():
+        with Guard(uid, None)("commit"):
+            left = sinks[uid].commit(permit, rows)
+            if left is not None and (not isinstance(left, pa.Table) or left.column_names != rows.column_names):
+                raise InvalidState(
+                    f"it returned {type(left).__name__} that is not rows of what it was given, and not None"
+                )
+        if left is not None and left.num_rows:
+            again[uid] = left
+    return again
+
+
+def _may_be_renamed(record: Record, rows: pa.Table) -> bool:
+    """Whether the rows may come from before a rename: not where the run that published them has prepared some of them."""
+    if record.kind is not CheckpointKind.CHECKPOINT:
+        return True
+    # A checkpoint made from another store's has the same kind, and nothing that was prepared under its own attempt.
+    own = pc.equal(rows["_attempt_id"], record.attempt_id)
+    return not pc.any(own).as_py()
+
+
+def check_places(sinks: Mapping[str, TwoPhaseCommitSink], source: Record, url: str) -> None:
+    """Refuse to begin a job from the checkpoint ``source`` of the store at ``url`` where another job writes to a sink's place.
+
+    To be called once, before the job's own store has its first checkpoint: nothing of the job itself can be prepared then.
+    Raises ``InvalidInput`` for a sink in whose place output lies prepared under greater ids than that checkpoint's. Sinks
+    that cannot tell are passed over.
+    """
+    for uid, sink in sinks.items():
+        with Guard(uid, None)("prepared_attempts"):
+            attempts = sink.prepared_attempts(uid)
+        ahead = max((each for each in attempts or () if each.checkpoint_id > source.checkpoint_id), default=None)
+        if ahead is not None:
+            raise InvalidInput(
+                f"the place of sink {uid!r} holds output that was prepared for checkpoint {ahead.checkpoint_id} (attempt "
+                f"{ahead.attempt_id}), and the job is to begin after checkpoint {source.checkpoint_id} of {url}. Another job "
+                "that goes on from that checkpoint writes there, or did before it crashed. Two jobs must not share a place: "
+                f"give the sink another one, and leave to the other job what it has still to commit: "
+                f"drop={f'{uid}/{COMMITTABLES}'!r}. If the other job has ended for good, remove what it has left instead "
+                "(docs/sinks.md says where), and start again",
+                operator=uid,
+                checkpoint_id=ahead.checkpoint_id,
+            )
+
+
+def _check(uid: str, sink: TwoPhaseCommitSink, rows: pa.Table, *, renamed: bool) -> None:
+    """Let a sink refuse rows. What it refuses is damage of the checkpoint, anything else that it raises is its own fault."""
+    try:
+        sink.check_committables(uid, rows, renamed=renamed)
+    except DamagedCheckpoint:
+        raise
+    except Exception as error:
+        raise OperatorError.of(error, operator=uid, subtask=None, hook="check_committables") from error
+
+
+def clean(
+    store: CheckpointStore,
+    permit: CommitPermit | None,
+    job: Job,
+    sinks: Mapping[str, TwoPhaseCommitSink],
+    carried: Mapping[str, pa.Table],
+) -> None:
+    """Let the sinks remove what no checkpoint of the store carries. ``carried``: what the newest does, by uid.
+
+    Other checkpoints are read only where a sink has output under ids up to the newest that is prepared and not committed,
+    or cannot tell. Where one of them cannot be read, nothing that was prepared is removed, with a warning. Raises
+    ``OperatorError`` for what a sink raises.
+    """
+    newest_id = permit.ref.checkpoint_id if permit else 0
+    wanted = {}
+    for uid, sink in sinks.items():
+        declared = job.state(uid, COMMITTABLES)
+        if newest_id and declared is not None and type(sink).clean is not TwoPhaseCommitSink.clean:
+            with Guard(uid, None)("prepared_attempts"):
+                attempts = sink.prepared_attempts(uid)
+            ids = [1] if attempts is None else [each.checkpoint_id for each in attempts]
+            if min(ids, default=newest_id + 1) <= newest_id:
+                wanted[uid] = Wanted(min(ids), declared.current)
+    try:
+        others = carried_committables(store.storage, COMMITTABLES, wanted)
+        for uid, tables in others.items():
+            for rows in tables:
+                _check(uid, sinks[uid], rows, renamed=True)
+    except (DamagedCheckpoint, UnsupportedFormat, InvalidState, StorageError) as error:
+        logger.warning(
+            "sinks %s keep what earlier runs prepared, for it is unknown what the checkpoints of %s carry: %s",
+            ", ".join(map(repr, wanted)),
+            store.url,
+            error,
+        )
+        others = None
+    for uid, sink in sinks.items():
+        tables = [carried[uid]] if uid in carried else []
+        known = others is not None or uid not in wanted
+        tables += (others or {}).get(uid, [])
+        with Guard(uid, None)("clean"):
+            kept = pa.concat_tables(tables) if tables else None
+            sink.clean(uid, newest_id if known else 0, kept)
+
+
+def commit_rest(
+    permit: CommitPermit, sinks: Mapping[str, TwoPhaseCommitSink], left: Mapping[str, pa.Table], clock: Clock
+) -> None:
+    """The job ends, so no checkpoint follows with which what sinks have put off could come again: try it until it is done.
+
+    Raises ``RunDiscarded`` for a sink that puts it off again and again, ``OperatorError`` for what one raises.
+    """
+    for _ in range(COMMIT_TRIES):
+        if not left:
+            return
+        clock.wait_until(clock.now_us() + COMMIT_WAIT_US)
+        left = commit(permit, sinks, left)
+    if left:
+        uid, rows = next(iter(left.items()))
+        raise RunDiscarded(
+            f"sink {uid!r} has put off {rows.num_rows} committables of checkpoint {permit.ref.checkpoint_id} for {COMMIT_TRIES} "
+            "times, and the job ends with it; they stay in the checkpoint, and the next start tries again",
+            counted=True,
+        )
+
+
+__all__ = ["check_places", "clean", "commit", "commit_rest", "pending_committables", "sinks_of"]

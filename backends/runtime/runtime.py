@@ -1,0 +1,200 @@
+"""Running a dataflow to its end: runs, restarts, stops. What an executor adds is how one run goes on."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Generic, TypeVar
+
+import pyarrow as pa
+
+from stateformat.errors import CheckpointError, InvalidInput, RestoreRefused
+from stateformat.model import CheckpointKind, StopMode
+from stateformat.publication import CommitPermit
+from stateformat.store import CheckpointStore
+
+from ..dataflow.api import TwoPhaseCommitSink
+from ..dataflow.flow import Dataflow
+from ..dataflow.graph import COMMITTABLES
+from .clock import Clock, SystemClock
+from .commits import clean, commit, commit_rest, pending_committables, sinks_of
+from .driver import FATAL
+from .failures import RestartPolicy
+from .options import Options, Schedule
+from .outcome import JobOutcome
+from .progress import Progress
+from .restore import Restored, restore
+from .retention import decide_keep
+from .run import Run
+from .starting import start
+from .stop_requests import end_finished, end_stopped
+
+logger = logging.getLogger(__name__)
+
+RunT = TypeVar("RunT", bound=Run)
+
+
+class Runtime(ABC, Generic[RunT]):
+    """Runs dataflows on a store: runs, restarts, stops. Several runtimes on one store fence each other as any two runs do.
+
+    Keyword arguments are the fields of ``options_class`` and of :class:`~stateformat.backends.runtime.options.Schedule`.
+    """
+
+    options_class: type[Options] = Options
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        *,
+        clock: Clock | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        **options: object,
+    ) -> None:
+        of_schedule = {name: options.pop(name) for name in tuple(options) if name in Schedule.__dataclass_fields__}
+        unknown = set(options) - set(self.options_class.__dataclass_fields__)
+        if unknown:
+            known = sorted({*self.options_class.__dataclass_fields__, *Schedule.__dataclass_fields__} - {"schedule"})
+            raise InvalidInput(f"there is no option {min(unknown)!r}; there are {', '.join(known)}")
+        schedule = options.pop("schedule", Schedule())
+        if not isinstance(schedule, Schedule):
+            raise InvalidInput(f"schedule is {schedule!r}; it is a Schedule, or give its fields by name")
+        if not isinstance(store, CheckpointStore):
+            raise InvalidInput(f"the store is {store!r}; open it first: stateformat.open(url)")
+        self.store = store
+        self.options = self.options_class(**options, schedule=replace(schedule, **of_schedule))  # type: ignore[arg-type]
+        self._clock = clock or SystemClock()
+        self._progress = progress
+        self._runs = 0
+        self._published = 0
+        self._resumes_to: int | None = None
+        """Stops up to this checkpoint are gone on from; those that came to this job while it ran are stops."""
+        self._schedule: Schedule | None = None
+        """That of the options, with what :func:`decide_keep` has made of ``keep`` at this start."""
+
+    def run(self, flow: Dataflow) -> JobOutcome:
+        """Run a dataflow to its end, or until it is stopped, starting again from the newest checkpoint after failures.
+
+        An empty store begins with the content of ``start_from``, if that is given.
+
+        Raises ``InvalidInput`` for a store that is a savepoint, unless it is claimed; ``JobFailed`` after too many failures, with the last as its cause; ``RestoreRefused`` where the newest checkpoint does not
+        fit the dataflow; ``PublishConflict`` where another run has the job, and then nothing is committed that this one had not
+        published.
+        """
+        restarts = 0
+        failures = RestartPolicy(flow.job_id, self.options.max_restarts)
+        self._resumes_to = self._schedule = None
+        while True:
+            try:
+                return replace(self._once(flow), restarts=restarts)
+            except (InvalidInput, RestoreRefused, *FATAL):
+                raise
+            except (CheckpointError, OSError) as error:
+                restarts += 1
+                failed = failures.add(error, self._published)
+                if failed is not None:
+                    raise failed from failed.__cause__
+                delay_us = self.options.restart_delay_us * 2 ** max(failures.counted - 1, 0)
+                self._clock.wait_until(self._clock.now_us() + delay_us)
+
+    def _once(self, flow: Dataflow) -> JobOutcome:
+        begun = self._begin(flow)
+        if isinstance(begun, JobOutcome):
+            return begun
+        shown_us = self._clock.now_us()
+        try:
+            while begun.step():
+                if self._progress is not None and begun.has_progress(shown_us):
+                    shown_us = self._clock.now_us()
+                    self._progress(begun.progress())
+        except BaseException:
+            begun.close()
+            raise
+        else:
+            if self._progress is not None:
+                self._progress(begun.progress())
+        finally:
+            self._published += begun.published
+            # A line that changes is left before anybody else writes to the terminal.
+            getattr(self._progress, "end", lambda: None)()
+        assert begun.outcome is not None
+        return begun.outcome
+
+    def begin(self, flow: Dataflow) -> RunT | JobOutcome:
+        """Begin one run: restore from the newest checkpoint, commit what it holds, make the tasks. To be stepped by the caller.
+
+        An outcome at once: the newest checkpoint is that of a stop, or everything had finished. Raises as :meth:`run` does,
+        without starting again.
+        """
+        self._resumes_to = self._schedule = None
+        return self._begin(flow)
+
+    def _begin(self, flow: Dataflow) -> RunT | JobOutcome:
+        options = self.options
+        permit = start(self.store, flow, options)
+        if self._schedule is None:
+            self._schedule = decide_keep(self.store, permit, options.schedule, claim=options.claim)
+        if self._resumes_to is None:
+            self._resumes_to = permit.ref.checkpoint_id if permit else 0
+        begins_here = permit is None or permit.ref.checkpoint_id == self._resumes_to
+        restored = restore(
+            flow,
+            permit,
+            parallelism=options.parallelism,
+            per_operator=options.per_operator,
+            unaligned=options.unaligned,
+            drop=options.drop,
+            again=not begins_here,
+        )
+        sinks = sinks_of(flow)
+        retries = self._commit_before_start(permit, restored, sinks)
+        outcome = self._ended_before(permit, restored, sinks, retries)
+        if outcome is not None:
+            return outcome
+        self._runs += 1
+        assert self._schedule is not None
+        return self._make_run(restored, replace(options, schedule=self._schedule), retries)
+
+    @abstractmethod
+    def _make_run(self, restored: Restored, options: Options, retries: Mapping[str, pa.Table]) -> RunT:
+        """One run of the executor with these options; ``retries``: what sinks have put off, by uid."""
+
+    def _commit_before_start(
+        self, permit: CommitPermit | None, restored: Restored, sinks: Mapping[str, TwoPhaseCommitSink]
+    ) -> Mapping[str, pa.Table]:
+        """Commit what the newest checkpoint holds and is not given up, then let sinks remove what no checkpoint does."""
+        carried = pending_committables(
+            permit, restored.job, [uid for uid in sinks if not restored.gives_up(uid, COMMITTABLES)]
+        )
+        retries = {} if permit is None else commit(permit, sinks, carried)
+        clean(self.store, permit, restored.job, sinks, carried)
+        return retries
+
+    def _ended_before(
+        self,
+        permit: CommitPermit | None,
+        restored: Restored,
+        sinks: Mapping[str, TwoPhaseCommitSink],
+        retries: Mapping[str, pa.Table],
+    ) -> JobOutcome | None:
+        if permit is None:
+            return None
+        stop = permit.record.stop
+        # A job that is started on a claimed savepoint is to go on from there.
+        if stop is not None and permit.record.kind is not CheckpointKind.SAVEPOINT:
+            resumes = self.options.resume and permit.ref.checkpoint_id == self._resumes_to
+            if stop.mode is StopMode.DRAIN or not resumes:
+                commit_rest(permit, sinks, retries, self._clock)
+                outcome = end_stopped(self.store, permit, stop, self.options.schedule.savepoint_options)
+                if stop.mode is StopMode.DRAIN:
+                    return outcome
+                return replace(outcome, sentence=outcome.sentence + ". Run it with resume=True to go on")
+            logger.info("job goes on after its stop at checkpoint %s", permit.ref.checkpoint_id)
+        if len(restored.finished) == len(restored.job.vertices):
+            commit_rest(permit, sinks, retries, self._clock)
+            return end_finished(self.store, permit, before=True)
+        return None
+
+
+__all__ = ["Runtime"]

@@ -1,0 +1,118 @@
+"""What a job begins with: its own newest checkpoint, a savepoint whose content it copies, or nothing."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+
+import stateformat as sf
+from stateformat.errors import ErrorKind, InvalidInput, JobMismatch, NotFound, PublishConflict
+from stateformat.model import CheckpointKind
+from stateformat.publication import CommitPermit, CopyProgress
+from stateformat.reading import Checkpoint
+from stateformat.storage import checkpoint_address
+from stateformat.store import CheckpointStore
+
+from ..dataflow.flow import Dataflow
+from .commits import check_places, sinks_of
+from .options import Options
+from .restore import plan_of
+from .retention import keep_properties
+
+logger = logging.getLogger(__name__)
+
+NEWS_EVERY_SECONDS = 10.0
+"""So often a copy that takes long says how far it is."""
+
+
+def start(store: CheckpointStore, flow: Dataflow, options: Options) -> CommitPermit | None:
+    """The checkpoint that a run goes on from: the newest of its store, or that made from ``start_from``. None: from nothing.
+
+    Raises ``InvalidInput`` where the store is a savepoint that is not claimed, ``JobMismatch`` for a savepoint of another
+    job, ``RestoreRefused`` for one that does not fit, ``InvalidInput`` where another job writes to the place of a sink, all
+    before anything is copied; ``PublishConflict`` where another run has begun the store meanwhile; and what reading the
+    savepoint raises.
+    """
+    permit = store.start(flow.job_id)
+    if permit is not None:
+        if permit.record.kind is CheckpointKind.SAVEPOINT and not options.claim:
+            raise InvalidInput(
+                f"{store.url} is a savepoint (checkpoint {permit.ref.checkpoint_id}), which is yours: a run would publish "
+                f"there, and retention would delete it in time. Give the job a store of its own with "
+                f"start_from={store.url!r}, or hand the savepoint over to it with claim=True",
+                url=store.url,
+            )
+        if options.start_from is not None:
+            logger.info("%s has checkpoints already, so start_from=%r is not read", store.url, options.start_from)
+        return permit
+    if options.start_from is None:
+        return None
+    if options.claim:
+        raise InvalidInput(
+            f"claim=True hands a savepoint over to a job that runs in it, and {store.url} is empty. Open the savepoint's own "
+            "store for the job, or leave claim out: start_from alone copies the savepoint"
+        )
+    return _begin_from(store, flow, options, options.start_from)
+
+
+def _begin_from(store: CheckpointStore, flow: Dataflow, options: Options, address: str) -> CommitPermit:
+    checkpoint = _source(address, options.start_from_options)
+    if checkpoint.record.job_id != flow.job_id:
+        raise JobMismatch(
+            f"{checkpoint!r} is of job {checkpoint.record.job_id!r}, and the dataflow is job {flow.job_id!r}. Segments carry "
+            f"the job's id, so a job that starts from a savepoint keeps it: Dataflow({checkpoint.record.job_id!r})",
+            job_id=checkpoint.record.job_id,
+        )
+    plan_of(
+        flow,
+        checkpoint,
+        parallelism=options.parallelism,
+        per_operator=options.per_operator,
+        unaligned=options.unaligned,
+        drop=options.drop,
+    )
+    try:
+        check_places(sinks_of(flow), checkpoint.record, checkpoint.storage.url)
+    except InvalidInput:
+        # Another run of this very job may have begun the store meanwhile, and what is said below is about that.
+        if store.start(flow.job_id) is None:
+            raise
+    try:
+        permit = store.start_from(checkpoint, keep_properties(options.schedule), _CopyReporter(checkpoint, store))
+    except InvalidInput as error:
+        if error.kind is not ErrorKind.STORE_NOT_EMPTY:
+            raise
+        raise PublishConflict(
+            f"another run has begun {store.url} while {checkpoint!r} was copied there. Nothing of this run was published; "
+            "if that other run is not wanted, stop it, and start again",
+            kind=ErrorKind.PUBLISH_LOST,
+        ) from error
+    logger.info("%s begins with checkpoint %s, made from %r", store.url, permit.ref.checkpoint_id, checkpoint)
+    return permit
+
+
+def _source(address: str, options: Mapping[str, object]) -> Checkpoint:
+    url, checkpoint_id = checkpoint_address(address)
+    try:
+        return sf.open(url, **options).open(checkpoint_id)
+    except NotFound as error:
+        raise InvalidInput(f"start_from={address!r} names no checkpoint: {error}", kind=error.kind) from error
+
+
+class _CopyReporter:
+    """Says now and then how far a copy is."""
+
+    def __init__(self, checkpoint: Checkpoint, store: CheckpointStore) -> None:
+        self._what = f"{checkpoint!r} to {store.url}"
+        self._told = time.monotonic()
+
+    def __call__(self, now: CopyProgress) -> None:
+        if now.objects_done == 0:
+            logger.info("copying %s: %d objects, %d bytes", self._what, now.objects_total, now.bytes_total)
+        elif time.monotonic() - self._told >= NEWS_EVERY_SECONDS:
+            self._told = time.monotonic()
+            logger.info("copied %d of %d bytes of %s", now.bytes_done, now.bytes_total, self._what)
+
+
+__all__ = ["start"]

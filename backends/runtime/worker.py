@@ -1,0 +1,450 @@
+"""One task of a run: delivers events to its :class:`Task`, carries out the commands, decides nothing."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
+
+import pyarrow as pa
+
+from stateformat.snapshot import Snapshot, WriteContext
+
+from ..dataflow import events as ev
+from ..dataflow.api import NoSplit, Split
+from ..dataflow.chain import OpenSnapshot, OperatorChain, OperatorError
+from ..dataflow.graph import Router, Vertex
+from ..dataflow.task import Task, TaskState
+from .channels import Queue
+from .waiting import ReadyInputs
+
+logger = logging.getLogger(__name__)
+
+IDLE_US = 5_000
+"""How long a reader that found nothing waits before it looks again."""
+_UNTIL_MAIL: Final = 2**63
+"""It looks again when the enumerator has answered."""
+
+
+class SplitAssigned(NamedTuple):
+    """The enumerator answers a reader."""
+
+    split: Split | NoSplit
+
+
+class MessageToSubtask(NamedTuple):
+    """An operator's coordinator writes to a subtask. ``behind``: the number of the barrier for which the coordinator had given its
+    snapshot when it wrote; 0 where no checkpoint was in flight. What it wrote before is in that snapshot, so it lies before the barrier.
+    ``message`` None: the marker that the subtask sent is back, behind all answers to what it sent before.
+    """
+
+    uid: str
+    message: bytes | None
+    behind: int = 0
+
+
+Mail = ev.TaskEvent | SplitAssigned | MessageToSubtask
+
+
+class WorkerEnvironment(Protocol):
+    """What a worker reaches of the run that it belongs to."""
+
+    def tell(self, event: ev.CoordinatorEvent) -> None:
+        """Send an event to the coordinator."""
+
+    def note(self, reason: str, error: Exception) -> None:
+        """Keep the exception behind a sentence that the coordinator is told."""
+
+    def message(self, uid: str, subtask: int, message: bytes | None, snapshot_taken: int) -> None:
+        """Send to an operator's coordinator; ``snapshot_taken`` is the last barrier of which the sender took a snapshot. None is a
+        marker, which the coordinator's side sends back (:class:`Message`).
+        """
+
+    def lost(self, uid: str, subtask: int) -> None:
+        """A message of an operator's coordinator came to a subtask whose logic had ended."""
+
+    def request_split(self, task: ev.TaskId) -> None:
+        """Ask the source's enumerator for a split."""
+
+    def context(self, number: int) -> WriteContext:
+        """What writers of the checkpoint of a barrier need."""
+
+    def add(self, number: int, snapshots: Sequence[Snapshot]) -> None:
+        """Take the snapshots of a task."""
+
+    def awaits_snapshot(self, task: ev.TaskId, number: int) -> bool:
+        """Whether the checkpoint in flight is that of this barrier, and the task has not come to it."""
+
+    def confirm(self, channel: ev.Channel) -> None:
+        """Tell the sender of a channel that its data has been processed."""
+
+    def current_form(self, barrier: ev.Barrier) -> ev.Barrier:
+        """A barrier that is to be put into channels: unaligned if it has turned so since it came to the sender."""
+
+    def announce(self, channel: ev.Channel, barrier: ev.Barrier) -> None:
+        """Tell the receiver of a channel that a barrier overtakes."""
+
+    def log_arrival(self, channel: ev.Channel, batch: pa.RecordBatch) -> None:
+        """Let the receiver of a channel log what came in."""
+
+    def ended(self, task: ev.TaskId) -> None:
+        """A task is gone."""
+
+    def wake(self, worker: Worker) -> None:
+        """It may have become ready."""
+
+    def now_us(self) -> int:
+        """The clock."""
+
+
+class Worker:
+    """One task: its decisions (``task``), its operators (``operators``), its channels.
+
+    ``number``, ``snapshot``: a task goes on that was another worker's: the last barrier that it took, and what is under way for it.
+    """
+
+    def __init__(
+        self,
+        task_id: ev.TaskId,
+        vertex: Vertex,
+        task: Task,
+        inputs: Sequence[Queue],
+        outputs: Mapping[str, Sequence[Queue]],
+        overtaken: frozenset[str],
+        environment: WorkerEnvironment,
+        *,
+        number: int = 0,
+        snapshot: OpenSnapshot | None = None,
+    ) -> None:
+        self.id = task_id
+        self.vertex = vertex
+        self.task = task
+        self.operators: OperatorChain
+        self.routers: Mapping[str, Router] = {}
+        self.inputs = {queue.channel: queue for queue in inputs}
+        self.mailbox: deque[Mail] = deque()
+        self.rows = 0
+        """Rows that its source has read."""
+        self._late_before = self._late_at_end = 0
+        self.gone = False
+        self.paused = False
+        """Its source reads nothing for now, since a checkpoint goes first."""
+        self._closed = False
+        self._outputs = outputs
+        self._filled: dict[Queue, None] = {}
+        """Outputs that may be full: what it would emit has no room."""
+        self._waiting = ReadyInputs(task)
+        self._watch(inputs, [queue for queues in outputs.values() for queue in queues])
+        self._by_receiver = {
+            edge: {queue.channel.receiver: queue for queue in queues} for edge, queues in outputs.items()
+        }
+        self._overtaken = overtaken
+        self._environment = environment
+        self._snapshot = snapshot
+        self._number = number
+        self._held = False
+        self._late_messages: deque[MessageToSubtask] = deque()
+        self._asked = False
+        self._ask_at_us = 0
+        self._idle_until_us = 0
+
+    def _watch(self, inputs: Iterable[Queue], outputs: Iterable[Queue]) -> None:
+        """Be told what becomes of the channels, so that asking whether it is ready costs the same however many there are."""
+        find, empty, fill, make_room = self._find, self._waiting.remove, self._fill, self._make_room
+        for queue in inputs:
+            queue.found, queue.emptied = find, empty
+        for queue in outputs:
+            queue.filled, queue.room = fill, make_room
+
+    def _find(self, queue: Queue) -> None:
+        self._waiting.add(queue)
+        self._environment.wake(self)
+
+    def _fill(self, queue: Queue) -> None:
+        self._filled[queue] = None
+
+    def _make_room(self, queue: Queue) -> None:
+        self._filled.pop(queue, None)
+        self._environment.wake(self)
+
+    @property
+    def open_snapshot(self) -> OpenSnapshot | None:
+        """The snapshot that is under way."""
+        return self._snapshot
+
+    @property
+    def snapshot_taken(self) -> int:
+        """The number of the last barrier for which it took a snapshot, or that it passed on in a round of the loops."""
+        return self._number
+
+    def count_late_rows(self) -> None:
+        """Begin to count; its operators may have counted in an earlier run."""
+        self._late_before = self.operators.late_records
+
+    @property
+    def late_rows(self) -> int:
+        """Rows that its operators have dropped as late since :meth:`count_late_rows`."""
+        counted = self.operators.late_records if hasattr(self, "operators") else self._late_at_end
+        return counted - self._late_before
+
+    @property
+    def watermark(self) -> int:
+        """How far event time has come here, µs."""
+        return self.task.watermark
+
+    @property
+    def idle_until_us(self) -> int | None:
+        """When its reader looks again; None where it waits for nothing but events."""
+        waits = self.vertex.is_source and not self.gone and self._may_read
+        return self._idle_until_us if waits and self._idle_until_us < _UNTIL_MAIL else None
+
+    @property
+    def _may_read(self) -> bool:
+        return not (self._held or self.paused) and self.task.may_read
+
+    # What the schedule asks --------------------------------------------------------------------------------------------
+
+    def ready(self, now_us: int) -> bool:
+        """Whether there is anything that it can do now."""
+        if self.gone:
+            return False
+        if self.mailbox:
+            return True
+        if self._filled:
+            return False
+        if self.vertex.is_source:
+            return self._may_read and now_us >= self._idle_until_us
+        return self._waiting.any_open()
+
+    def step(self, choose: random.Random) -> None:
+        """Do one thing: mail first, since control goes before data. What user code raises is told to the coordinator."""
+        try:
+            if self.mailbox:
+                self._open_mail(self.mailbox.popleft())
+                while self.mailbox and not self.gone and isinstance(self.mailbox[0], ev.DataProcessed):
+                    self._open_mail(self.mailbox.popleft())  # One of every channel, in as few steps as may be.
+            elif self.vertex.is_source:
+                self._read()
+            else:
+                queue = self._waiting.draw(choose)
+                self.deliver(ev.Received(queue.channel, queue.get()))
+        except Exception as error:
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """The task is lost, and with it the run."""
+        self.gone = True
+        self._environment.note(str(error), error)
+        # The sentence of an operator's error names that operator and its subtask; the task has the name of its chain's head.
+        self._environment.tell(ev.TaskFailed(None if isinstance(error, OperatorError) else self.id, str(error)))
+
+    def release(self) -> None:
+        """The run is lost: let its operators release what they hold, if they have not."""
+        opened, self._closed, self.gone = hasattr(self, "operators") and not self._closed, True, True
+        if opened:
+            try:
+                self.operators.close()
+            except Exception as error:
+                logger.warning("task %s, which is given up, could not be closed: %s", self.id, error)
+
+    def start(self) -> None:
+        """Begin: states are restored and what was in flight has been processed."""
+        try:
+            self._carry_out(self.task.start())
+        except Exception as error:
+            self.fail(error)
+
+    def deliver(self, event: ev.TaskEvent) -> None:
+        """Deliver an event and carry out what follows."""
+        self._carry_out(self.task.handle(event))
+
+    def log(self, channel: ev.Channel, batch: pa.RecordBatch) -> None:
+        """Put records into the in-flight state of the snapshot that is being taken."""
+        if self._snapshot is not None:
+            self._snapshot.log(channel, batch)
+
+    # What operators reach (activation.ChainOutput) ---------------------------------------------------------------------------
+
+    def emit(self, edge_id: str, batch: pa.RecordBatch) -> None:
+        """Send a batch along an edge that leaves the chain."""
+        queues = self._by_receiver[edge_id]
+        for receiver, part in self.routers[edge_id].route(batch):
+            queue = queues[receiver]
+            queue.put(ev.Records(part))
+            if queue.logged_for is not None:
+                self._environment.log_arrival(queue.channel, part)
+
+    def send(self, uid: str, message: bytes) -> None:
+        """Send to an operator's coordinator."""
+        self.task.message_sent()
+        self._environment.message(uid, self.id.subtask, message, self._number)
+
+    def now_us(self) -> int:
+        """The clock."""
+        return self._environment.now_us()
+
+    # Commands ------------------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, commands: Sequence[ev.TaskCommand]) -> None:
+        for command in commands:
+            self._carry(command)
+
+    def _carry(self, command: ev.TaskCommand) -> None:
+        operators = self.operators
+        match command:
+            case ev.Process(channel, batch):
+                operators.process(channel.edge, batch)
+            case ev.Emit(element):
+                self._emit(element)
+            case ev.AdvanceWatermark(timestamp, ending):
+                operators.advance_watermark(timestamp, ending=ending)
+            case ev.EndInput(number):
+                operators.end_input(number)
+            case ev.AskCoordinator():
+                self._environment.message(self.vertex.id, self.id.subtask, None, self._number)
+            case ev.Finish():
+                operators.finish()
+            case ev.Snapshot():
+                self._take_snapshot(command)
+            case ev.Acknowledge():
+                self._acknowledge(command)
+            case ev.NotifyComplete(number):
+                operators.notify_complete(number)
+            case ev.NotifyAborted(number):
+                self._forget(number)
+            case ev.Close():
+                self._closed = True
+                operators.close()
+            case ev.Ended():
+                self.gone = True
+                for mail in self.mailbox:
+                    if isinstance(mail, MessageToSubtask):
+                        self._environment.lost(mail.uid, self.id.subtask)
+                self.mailbox.clear()
+                self._late_at_end = operators.late_records
+                del self.operators  # What it kept may be large, and the job may go on for long.
+                self._environment.ended(self.id)
+            case ev.HoldSource(hold):
+                self._held = hold
+            case ev.LogQueued() | ev.LogRecords() | ev.StopLog():
+                self._log(command)
+            case _:
+                self._tell(command)
+
+    def _tell(self, command: ev.Decline | ev.ConfirmProcessed | ev.ReportLogicEnded | ev.ReportInputsEnded) -> None:
+        match command:
+            case ev.Decline(number, reason):
+                self._environment.tell(ev.Declined(self.id, number, reason))
+            case ev.ConfirmProcessed(channel):
+                self._environment.confirm(channel)
+            case ev.ReportLogicEnded():
+                self._environment.tell(ev.LogicEnded(self.id))
+            case ev.ReportInputsEnded():
+                self._environment.tell(ev.InputsEnded(self.id))
+
+    def _open_mail(self, mail: Mail) -> None:
+        if isinstance(mail, SplitAssigned):
+            self._asked = False
+            self.operators.give(mail.split)
+            if mail.split is NoSplit.LATER:
+                self._ask_at_us = self.now_us() + IDLE_US
+                self._idle_until_us = min(self._idle_until_us, self._ask_at_us)
+            else:
+                self._idle_until_us = 0
+        elif not isinstance(mail, MessageToSubtask):
+            self.deliver(mail)
+            if isinstance(mail, ev.Aborted):
+                self._release_messages()  # It may never have come to this task; then nothing else would let them go.
+        elif self._environment.awaits_snapshot(self.id, mail.behind) or self.task.state is TaskState.STOPPED_AT_BARRIER:
+            self._late_messages.append(mail)
+        elif mail.message is None:
+            self.deliver(ev.Answered())
+        elif self.task.state in (TaskState.RUNNING, TaskState.DRAINING, TaskState.ASKING):
+            self.operators.receive(mail.uid, mail.message)
+        else:
+            self._environment.lost(mail.uid, self.id.subtask)
+
+    def _release_messages(self) -> None:
+        """What coordinators sent while the checkpoint was pending comes behind the barrier."""
+        self.mailbox.extendleft(reversed(self._late_messages))
+        self._late_messages.clear()
+
+    def _read(self) -> None:
+        reading = self.operators.read()
+        self.rows += reading.rows
+        if reading.watermark is not None:
+            self.deliver(ev.SourceAdvanced(reading.watermark))
+        if reading.wants_split and not self._asked and self.now_us() >= self._ask_at_us:
+            self._asked = True
+            self._environment.request_split(self.id)
+        if reading.ended:
+            self.deliver(ev.SourceEnded())
+        elif reading.holds_none and self._asked:
+            self._idle_until_us = _UNTIL_MAIL
+        elif reading.idle:
+            self._idle_until_us = self.now_us() + IDLE_US
+
+    def _emit(self, element: ev.Element) -> None:
+        if isinstance(element, ev.Barrier):
+            element = self._environment.current_form(element)
+        for edge, queues in self._outputs.items():
+            overtakes = isinstance(element, ev.Barrier) and element.unaligned and edge in self._overtaken
+            for queue in queues:
+                queue.put(element)
+                if not isinstance(element, ev.Barrier):
+                    continue
+                # Whatever is put behind it is no part of the epoch before. One that was given up may come late, and ends no log.
+                if element.number == queue.logged_for:
+                    queue.logged_for = None
+                if overtakes:
+                    self._environment.announce(queue.channel, element)
+
+    def _take_snapshot(self, command: ev.Snapshot) -> None:
+        self._number = command.barrier.number
+        try:
+            self._snapshot = self.operators.snapshot(command, self._environment.context(self._number))
+        except Exception as error:
+            self._snapshot_failed(error)
+        self._release_messages()
+
+    def _snapshot_failed(self, error: Exception) -> None:
+        self._snapshot = None
+        self._environment.note(str(error), error)
+        self._environment.tell(ev.SnapshotFailed(self.id, self._number, str(error)))
+
+    def _log(self, command: ev.LogQueued | ev.LogRecords | ev.StopLog) -> None:
+        queue = self.inputs[command.channel]
+        match command:
+            case ev.LogRecords(channel, batch):
+                self.log(channel, batch)
+            case ev.StopLog():
+                queue.logged_for = None
+            case ev.LogQueued(channel, arriving):
+                for batch in queue.records_before(self._number):
+                    self.log(channel, batch)
+                arriving = arriving and not queue.holds_barrier(self._number)
+                queue.logged_for = self._number if arriving else None
+
+    def _acknowledge(self, command: ev.Acknowledge) -> None:
+        snapshot, self._snapshot = self._snapshot, None
+        if snapshot is not None:
+            try:
+                self._environment.add(command.number, snapshot.close())
+            except Exception as error:
+                self._snapshot_failed(error)
+                return
+        elif self._number == command.number:
+            return  # Its snapshot failed, and the coordinator knows.
+        self._number = command.number
+        self._environment.tell(ev.Acknowledged(self.id, command))
+
+    def _forget(self, number: int) -> None:
+        self._snapshot = None
+        for queue in self.inputs.values():
+            queue.logged_for = None
+        self.operators.notify_aborted(number)
+
+
+__all__ = ["SplitAssigned", "WorkerEnvironment", "Mail", "MessageToSubtask", "Worker"]

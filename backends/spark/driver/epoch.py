@@ -1,0 +1,212 @@
+"""One epoch as one Spark job: a line of levels, and the reports that come out at its end.
+
+Nothing is computed twice, nothing is cached, and there is one action. The DataFrame is built anew
+for each try, since Spark would not run the first levels of the same one again.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from stateformat.errors import CheckpointError
+from stateformat.model import AttemptId, CheckpointId
+
+from ...dataflow import events as ev
+from ...dataflow.chain import FailsAgain
+from ...dataflow.graph import Vertex
+from ..protocol import DDL, Address, DataFrameInput, EpochBroken, Setup, Spec, TaskReport, compare
+from ..worker import Level
+
+if TYPE_CHECKING:
+    from pyspark import Broadcast
+    from pyspark.sql import DataFrame, SparkSession
+
+logger = logging.getLogger(__name__)
+
+TRIES = 4
+"""How often an epoch is run before the run is given up."""
+
+
+def levels_of(vertices: Sequence[Vertex], finished: Iterable[str]) -> tuple[dict[str, int], int]:
+    """The level of each vertex that runs, its longest distance from a source; and the last level.
+
+    Feedback does not count, but with loops the last level is one more.
+    """
+    gone = set(finished)
+    level: dict[str, int] = {}
+    vertex_of = {uid: vertex.id for vertex in vertices for uid in vertex.operators}
+    for vertex in vertices:  # In order of their edges.
+        if vertex.id not in gone:
+            before = [level[vertex_of[edge.source]] for edge in vertex.inputs if vertex_of[edge.source] in level]
+            level[vertex.id] = max(before, default=-1) + 1
+    loops = any(vertex.feedback for vertex in vertices if vertex.id not in gone)
+    return level, max(level.values(), default=0) + (1 if loops else 0)
+
+
+@dataclass
+class EpochJob:
+    """One epoch, with the same mail and the same ranges in each try. See :class:`Level`."""
+
+    spark: SparkSession
+    live: frozenset[str]
+    setup: Setup
+    broadcast: Broadcast[bytes]
+    specs: Sequence[Spec]
+    checkpoint_id: CheckpointId
+    attempt_id: AttemptId
+    inputs: Sequence[DataFrameInput]
+    description: str
+    tries: int = 0
+
+    def __call__(self) -> dict[ev.TaskId, TaskReport]:
+        """Run it, at most :data:`TRIES` times, and return the reports. Raises what broke the last try.
+
+        Raises ``FailsAgain`` if the job's code fails twice in the same way or cannot be imported.
+        """
+        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+        from pyspark.errors import PySparkException
+
+        before: str | None = None
+        for left in range(TRIES - 1, -1, -1):
+            self.tries += 1
+            try:
+                return self._once()
+            except (PySparkException, Py4JJavaError, EpochBroken) as error:
+                raised = raised_in_python(error)
+                if raised is not None and (raised == before or is_import_error(raised)):
+                    raise FailsAgain(raised) from error
+                if not left:
+                    raise
+                before = raised
+                logger.warning("%s is run again: %s", self.description, first_line(error))
+        raise AssertionError
+
+    def _once(self) -> dict[ev.TaskId, TaskReport]:
+        context = self.spark.sparkContext
+        before = context.getLocalProperty("spark.job.description")
+        context.setJobDescription(self.description)
+        try:
+            table = self._frame().toArrow()
+        finally:
+            context.setJobDescription(before)
+        reports = [pickle.loads(payload.as_buffer()) for payload in table.column("payload")]  # noqa: S301 - from our workers
+        return checked(reports, [spec.task for spec in self.specs])
+
+    def _frame(self) -> DataFrame:
+        if self.inputs:
+            frame = self.inputs[0].frame(self.spark)
+            for each in self.inputs[1:]:
+                frame = frame.union(each.frame(self.spark))
+            frame = frame.repartitionById(self.slots, "target")
+        else:
+            frame = self.spark.range(0, self.slots, 1, self.slots)
+        for level in self.levels():
+            if level.number:
+                frame = frame.repartitionById(self.slots, "target")
+            frame = frame.mapInArrow(level, DDL)
+        return frame.select("payload")
+
+    @property
+    def slots(self) -> int:
+        """How many tasks a level has at most."""
+        return 1 + max(spec.task.subtask for spec in self.specs)
+
+    def levels(self) -> Iterator[Level]:
+        """The levels in order; each but the first reads what the one before has sent."""
+        by_level: dict[int, dict[int, list[Spec]]] = defaultdict(lambda: defaultdict(list))
+        heads: dict[int, tuple[ev.TaskId, ...]] = defaultdict(tuple)
+        for spec in self.specs:
+            by_level[self.setup.levels[spec.task.vertex]][spec.task.subtask].append(spec)
+            if self.setup.job.vertex(spec.task.vertex).feedback:
+                heads[spec.task.subtask] += (spec.task,)
+        for number in range(self.setup.last_level + 1):
+            yield Level(
+                run=self.setup.run,
+                live=self.live,
+                setup=self.broadcast,
+                number=number,
+                specs={slot: pickle.dumps(specs, protocol=5) for slot, specs in by_level[number].items()},
+                heads=heads if number == self.setup.last_level else {},
+                checkpoint_id=self.checkpoint_id,
+                attempt_id=self.attempt_id,
+            )
+
+
+def checked(reports: Iterable[Any], tasks: Sequence[ev.TaskId]) -> dict[ev.TaskId, TaskReport]:
+    """The reports by task. Raises ``EpochBroken`` unless they fit together, or a task has failed."""
+    by_task: dict[ev.TaskId, TaskReport] = {}
+    of_inputs: dict[str, Any] = {}
+    for report in reports:
+        is_task = isinstance(report, TaskReport)
+        known: dict[Any, Any] = by_task if is_task else of_inputs
+        name = report.task if is_task else report.name
+        if name in known:
+            raise EpochBroken(f"{name} has reported twice")
+        known[name] = report
+    if any(report.failure for report in by_task.values()):
+        return by_task
+    missing = [task for task in tasks if task not in by_task]
+    if missing:
+        raise EpochBroken(f"{len(missing)} tasks have not reported, {missing[0]} first")
+    senders: list[tuple[Address, Any]] = [*by_task.items(), *of_inputs.items()]
+    compare(
+        {name: (report.token, report.sent) for name, report in senders},
+        {task: report.consumed for task, report in by_task.items()},
+    )
+    return by_task
+
+
+def first_line(error: Exception) -> str:
+    """An error in one line: what Python code raised in a worker, if that is behind an error of Spark."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    kind = "" if isinstance(error, (CheckpointError, PySparkException, Py4JError)) else f"{type(error).__name__}: "
+    lines = [line.removeprefix(": ") for line in str(error).splitlines() if line.strip() and not _is_wrapper(line)]
+    for number, line in enumerate(lines):
+        if line.startswith("Traceback (most recent call last)"):
+            return next((line for line in lines[number + 1 :] if not line.startswith(" ")), line)[:500]
+    if lines and lines[0].startswith("\tat "):
+        # The JVM's last exception only wraps others: one cause names a file that cannot be read, another says why.
+        causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+        own = [cause for number, cause in enumerate(causes) if not any(cause in other for other in causes[:number])]
+        return "; ".join(own or lines)[:500]
+    return f"{kind}{lines[0]}"[:500] if lines else type(error).__name__
+
+
+def _is_wrapper(line: str) -> bool:
+    """Whether a line is what Py4J says before the JVM's own words, or the JVM of having waited."""
+    return line.startswith("An error occurred while calling ") or line.strip().endswith(
+        "Exception thrown in awaitResult:"
+    )
+
+
+_PASSING: Final = (
+    *("EpochBroken", "StorageError", "OutcomeUnknown", "CheckpointExpired", "OperationalError", "InterfaceError"),
+    *("MemoryError", "EOFError", "OSError", "TimeoutError", "BrokenPipeError", "ConnectionError"),
+    *("ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError"),
+)
+"""What code that runs in a worker may raise by bad luck."""
+
+
+def raised_in_python(error: Exception) -> str | None:
+    """The type and message that Python code raised in a worker; None for other failures and bad luck."""
+    if "Traceback (most recent call last)" not in str(error):
+        return None
+    raised = first_line(error)
+    return None if _type_of(raised) in _PASSING else raised
+
+
+def is_import_error(raised: str) -> bool:
+    """Whether what Python raised says that something cannot be imported or unpickled."""
+    kinds = {"ImportError", "ModuleNotFoundError", "PicklingError", "UnpicklingError"}
+    return _type_of(raised) in kinds or "Can't get attribute" in raised
+
+
+def _type_of(raised: str) -> str:
+    return raised.partition(":")[0].strip().rpartition(".")[2]

@@ -1,0 +1,453 @@
+"""One run of a job on Spark: epoch after epoch, from a restore to its end, its failure, or its stop.
+
+:meth:`SparkRun.step` is one epoch. The driver assigns splits and fixes ranges, the coordinator
+begins its barrier, and one Spark job runs. The coordinator hears what its reports say, in order of
+levels; it publishes, and sinks commit. Completion is the first mail of the next epoch.
+
+A finished task no longer needs its operators; neither does a task stopped at a barrier. The driver
+delivers their mail between epochs, so that a job needs no epoch to end (:meth:`SparkRun._settle`).
+
+An epoch whose checkpoint is not published is a cut all the same: the run goes on from it, and what
+its sinks have prepared goes into the next checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import pickle
+import secrets
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary
+
+import pyarrow as pa
+
+from stateformat.model import Mode
+from stateformat.publication import PendingCheckpoint
+from stateformat.snapshot import WriteContext
+from stateformat.store import CheckpointStore
+
+from ...dataflow import events as ev
+from ...dataflow.graph import COMMITTABLES
+from ...runtime import (
+    Clock,
+    EpochProgress,
+    Mail,
+    MessageToCoordinator,
+    MessageToSubtask,
+    Restored,
+    Run,
+    RunDiscarded,
+    merge_snapshot,
+    receiver_of,
+    sender_of,
+    tasks_of,
+)
+from ..options import SparkOptions
+from ..protocol import (
+    ENDED,
+    DataFrameInput,
+    DriverTask,
+    RestorePoint,
+    Setup,
+    Spec,
+    TaskReport,
+    is_for_core,
+    is_work,
+    read_task,
+    restore_points,
+)
+from ..protocol.remote_errors import unpack
+from .epoch import EpochJob, first_line, levels_of
+from .split_assignment import SPLITS_AHEAD_MAX, SplitAssigner
+
+if TYPE_CHECKING:
+    from pyspark import Broadcast
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
+
+WAIT_MAX_US: Final = 1_000_000
+"""How long a job that waits for its next epoch does not look for a stop."""
+_LIVE: Final[WeakValueDictionary[str, SparkRun]] = WeakValueDictionary()
+"""By id, the runs of this process that go on, in whatever session."""
+TOKENS_KEPT: Final = 64
+"""How many epochs a worker may be behind and still catch up."""
+
+
+def live_runs() -> frozenset[str]:
+    """The ids of the runs for which workers keep their caches."""
+    return frozenset(_LIVE)
+
+
+class SparkRun(Run):
+    """One run on Spark, of which each step is an epoch."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        store: CheckpointStore,
+        restored: Restored,
+        options: SparkOptions,
+        retries: Mapping[str, pa.Table],
+        clock: Clock,
+    ) -> None:
+        super().__init__(store, restored, options.schedule, retries, clock)
+        self._spark = spark
+        self._options = options
+        self._id = secrets.token_hex(8)
+        _LIVE[self._id] = self
+        self._shared: tuple[Setup, Broadcast[bytes]] | None = None
+        self._version = 0
+        self._rows_read = self._late_rows = 0
+        self._is_idle = False
+        """Whether the last epoch found nothing to do."""
+        self._turns_loops = False
+        """Whether the last epoch fed records back."""
+        self._next_us = 0
+        """When the next epoch may begin, if there is nothing but rows to wait for."""
+        self._metrics: dict[str, Any] = {}
+        self._told = 0
+        points = restore_points(restored)
+        self._tasks = {
+            item.core.id: DriverTask(item, points.get(item.core.id, RestorePoint()))
+            for item in tasks_of(restored, by_epoch=True)
+        }
+        self._levels, self._last_level = levels_of(self.job.vertices, restored.finished)
+        self._assigner = SplitAssigner(self.job, self._driver, spark)
+        self._driver.open_coordinators(restored.coordinators, restored.finished)
+        self._driver.carry_out(self._coordinator.start())
+        self._check_end()
+
+    # An epoch ------------------------------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Run one epoch. False: the job has ended, and :attr:`outcome` says how."""
+        if self.outcome is not None:
+            return False
+        try:
+            self._step()
+        finally:
+            self._stop_service.answer_failures()
+        return not self._is_over()
+
+    def _is_over(self) -> bool:
+        self._check_end()
+        if self.outcome is not None:
+            self.close()
+        return self.outcome is not None
+
+    def _step(self) -> None:
+        begun = time.perf_counter()
+        inputs: list[DataFrameInput] = []
+        # Also while a loop is turned, where one barrier begins when the one before is complete.
+        self._stop_service.poll()
+        if self.in_flight is None:
+            if self._wait():
+                return
+            inputs = self._assigner.assign(self._running)
+            if self._is_idle and not (inputs or self._driver.inbox or self._has_work):
+                self._next_us = self._clock.now_us() + self._options.idle_us
+                self._is_idle = False
+                return
+            if not self._driver.inbox:
+                self._driver.inbox.append(ev.CheckpointDue())
+            self._deliver()
+        if self._driver.ended is None:
+            self._epoch(inputs, begun)
+
+    def _wait(self) -> bool:
+        """Wait if the next epoch is not due and could bring nothing but rows. Whether it waited."""
+        now_us = self._clock.now_us()
+        if now_us >= self._next_us or self._driver.inbox or self._has_work or self._turns_loops:
+            return False
+        self._clock.wait_until(min(self._next_us, now_us + WAIT_MAX_US))
+        return True
+
+    @property
+    def _running(self) -> list[DriverTask]:
+        return [task for task in self._tasks.values() if not task.gone]
+
+    @property
+    def _has_work(self) -> bool:
+        return any(is_work(mail) for task in self._running for mail in task.mail)
+
+    def _epoch(self, inputs: Sequence[DataFrameInput], begun: float) -> None:
+        in_flight = self.in_flight
+        checkpoint = in_flight.checkpoint if in_flight is not None else None
+        writing = checkpoint or self._driver.new_checkpoint()
+        self._version += 1
+        self._next_us = self._clock.now_us() + self._options.least_epoch_us
+        published, spent = self.published, (self._driver.publish_us, self._driver.commit_us)
+        job = self._job_of(writing, inputs)
+        ready = time.perf_counter()
+        reports = self._run_job(job)
+        done = time.perf_counter()
+        self._accept(reports, checkpoint)
+        self._deliver()
+        self._metrics = {
+            "tries": job.tries,
+            "planning_us": int(1e6 * (ready - begun)),
+            "spark_us": int(1e6 * (done - ready)),
+            "publish_us": self._driver.publish_us - spent[0],
+            "commit_us": self._driver.commit_us - spent[1],
+            **_sums(reports.values()),
+        }
+        if self.in_flight is not None and self.in_flight is in_flight:
+            raise RunDiscarded(f"barrier {self.in_flight.barrier.number} did not come through its epoch", counted=True)
+        if self.published == published:
+            self._keep_committables(reports, writing.context)
+
+    def _job_of(self, writing: PendingCheckpoint, inputs: Sequence[DataFrameInput]) -> EpochJob:
+        rows, readers = self._options.schedule.checkpoint_rows, sum(task.may_read for task in self._running)
+        share = None if rows is None else math.ceil(rows / max(readers, 1))
+        by_frames = {each.encoder.uid for each in inputs}
+        gone = frozenset(name for name, task in self._tasks.items() if task.gone)
+        barrier = self.in_flight.barrier if self.in_flight else None
+        writes = barrier is not None and barrier.purpose is not ev.BarrierKind.ROUND
+        what = f"checkpoint {writing.checkpoint_id}" if writes else "no checkpoint"
+        labels = [each.range.label for each in inputs]
+        setup, broadcast = self._setup(writing)
+        return EpochJob(
+            spark=self._spark,
+            live=live_runs(),
+            setup=setup,
+            broadcast=broadcast,
+            specs=[self._spec(task, by_frames, share, gone) for task in self._running],
+            checkpoint_id=writing.checkpoint_id,
+            attempt_id=writing.attempt_id,
+            inputs=inputs,
+            description=", ".join([f"{self.job.flow.job_id}: epoch {self._version}", what, *labels]),
+        )
+
+    def _run_job(self, job: EpochJob) -> dict[ev.TaskId, TaskReport]:
+        try:
+            return job()
+        except Exception as error:
+            reason = f"epoch {self._version} could not be run: {first_line(error)}"
+            self._driver.note(reason, error)
+            self._driver.inbox.append(ev.TaskFailed(None, reason))
+            self._deliver()
+            raise RunDiscarded(reason, counted=True) from error
+
+    def _setup(self, writing: PendingCheckpoint) -> tuple[Setup, Broadcast[bytes]]:
+        if self._shared is None:
+            setup = Setup(
+                run=self._id,
+                job=self.job,
+                context=writing.context,
+                levels=self._levels,
+                last_level=self._last_level,
+                inputs={name: task.wired.inputs for name, task in self._tasks.items()},
+                outputs={name: task.wired.outputs for name, task in self._tasks.items()},
+                cache_bytes=self._options.cache_bytes,
+            )
+            self._shared = setup, self._spark.sparkContext.broadcast(setup.pickled())
+        return self._shared
+
+    def _spec(self, task: DriverTask, by_frames: set[str], read_rows: int | None, gone: frozenset[ev.TaskId]) -> Spec:
+        mail, task.mail = task.mail, deque()
+        return Spec(
+            task=task.core.id,
+            core=pickle.dumps(task.core, protocol=5),
+            mail=tuple(item for item in mail if not isinstance(item, ev.Triggered)),
+            triggered=next((item for item in reversed(mail) if isinstance(item, ev.Triggered)), None),
+            restore_point=task.restore_point,
+            tokens=dict(task.tokens),
+            started=task.started,
+            number=task.number,
+            version=self._version,
+            reads_frames=task.core.id.vertex in by_frames,
+            read_rows=read_rows,
+            read_us=self._options.schedule.checkpoint_interval_us,
+            gone=gone,
+        )
+
+    # Its reports ---------------------------------------------------------------------------------------------------------
+
+    def _accept(self, reports: Mapping[ev.TaskId, TaskReport], checkpoint: PendingCheckpoint | None) -> None:
+        """Apply the reports of an epoch and put what they say into the driver's inbox, in order of levels."""
+        for report in reports.values():
+            for reason, packed in report.errors:
+                self._driver.note(reason, unpack(packed))
+        failure = next((report.failure for report in reports.values() if report.failure is not None), None)
+        if failure is not None:
+            self._driver.inbox.append(failure)
+            self._deliver()
+            raise RunDiscarded(failure.reason, counted=True)
+        for task in self._running:
+            report = reports[task.core.id]
+            subtask = task.core.id.subtask
+            self._apply_report(task, report)
+            if checkpoint is not None:
+                point = task.restore_point
+                whole = None if point is None else [operator.snapshot for operator in point.operators.values()]
+                for snapshot in report.snapshots if whole is None else whole:
+                    checkpoint.add(snapshot)
+            # Messages first: the last acknowledgement publishes, and what was sent before it is part of the checkpoint.
+            for uid, message, taken in report.messages:
+                self._driver.inbox.append(MessageToCoordinator(uid, subtask, message, taken))
+            for uid in report.lost:
+                self._driver.lost(uid, subtask)
+            self._driver.inbox.extend(report.events)
+            for channel in report.confirmed:
+                self.mail(sender_of(self.job, channel), ev.DataProcessed(channel))
+        read = sum(report.rows_read for report in reports.values())
+        self._rows_read += read
+        self._late_rows += sum(report.late_rows for report in reports.values())
+        self._turns_loops = any(report.replays for report in reports.values())
+        self._is_idle = not read and not self._turns_loops
+
+    def _apply_report(self, task: DriverTask, report: TaskReport) -> None:
+        task.wired = task.wired._replace(core=pickle.loads(report.core))  # noqa: S301 - from our own workers
+        task.started = True
+        task.number = report.number
+        task.wants_split = report.wants_split or task.was_deferred  # A reader that was deferred does not ask again.
+        if report.ran_dry and report.wants_split:
+            task.splits_ahead = min(2 * task.splits_ahead, SPLITS_AHEAD_MAX)
+        task.tokens[report.token] = self._version
+        while len(task.tokens) > TOKENS_KEPT:
+            del task.tokens[next(iter(task.tokens))]
+        before = task.restore_point.operators if task.restore_point is not None else {}
+        if report.ended:
+            self._finish_task(task)
+        if task.core.state in ENDED:
+            task.restore_point = None
+            return
+        operators = {
+            snapshot.operator: merge_snapshot(
+                snapshot, report.kept.get(snapshot.operator, {}), before.get(snapshot.operator), self._version
+            )
+            for snapshot in report.snapshots
+        }
+        task.restore_point = RestorePoint(
+            operators, report.reported, report.barrier, report.checkpoint_id, report.replays, report.pickled
+        )
+
+    def _keep_committables(self, reports: Mapping[ev.TaskId, TaskReport], context: WriteContext) -> None:
+        """Keep what sinks have prepared for the next checkpoint, since this one was not published."""
+        for report in reports.values():
+            for snapshot in report.snapshots:
+                handles = [handle for handle in snapshot.handles if handle.mode == Mode.COMMITTABLES and handle.rows]
+                if handles:
+                    task = read_task(context, snapshot.operator, COMMITTABLES, handles)
+                    self._driver.add_committables(snapshot.operator, task.table())
+
+    # Between epochs ------------------------------------------------------------------------------------------------------
+
+    def _deliver(self) -> None:
+        """Deliver the events of the coordinator, and the mail of cores that need no operators, until none is left."""
+        while True:
+            while self._driver.inbox:
+                self._driver.step()
+            if self._driver.ended is not None or not self._settle():
+                return
+
+    def _settle(self) -> bool:
+        """Deliver mail to the cores that need no operators. Whether there was any."""
+        found = False
+        for task in self._running:
+            while task.needs_no_operators and not task.gone:
+                event = next((item for item in task.mail if is_for_core(item)), None)
+                if event is None:
+                    break
+                task.mail.remove(event)
+                found = True
+                for command in task.core.handle(event):
+                    self._carry(task, command)
+        return found
+
+    def _carry(self, task: DriverTask, command: ev.TaskCommand) -> None:
+        name = task.core.id
+        match command:
+            case ev.Emit(element):
+                for channels in task.wired.outputs.values():
+                    for channel in channels:
+                        self.mail(receiver_of(self.job, channel), ev.Received(channel, element))
+            case ev.ConfirmProcessed(channel):
+                self.mail(sender_of(self.job, channel), ev.DataProcessed(channel))
+            case ev.ReportLogicEnded():
+                self._driver.inbox.append(ev.LogicEnded(name))
+            case ev.ReportInputsEnded():
+                self._driver.inbox.append(ev.InputsEnded(name))
+            case ev.Ended():
+                self._finish_task(task)
+                self._driver.inbox.append(ev.TaskEnded(name))
+            case ev.NotifyComplete() | ev.NotifyAborted() | ev.Close() | ev.HoldSource():
+                pass  # Its chain has ended, or does with the run.
+            case _:
+                raise AssertionError(f"{name} is to {command} without its operators")
+
+    def _finish_task(self, task: DriverTask) -> None:
+        """A task has left the job: tell its senders that it has processed everything."""
+        task.gone = True
+        task.mail.clear()
+        task.restore_point = None
+        for channels in task.wired.inputs.values():
+            for channel in channels:
+                self.mail(sender_of(self.job, channel), ev.DataProcessed(channel))
+
+    def mail(self, task: ev.TaskId, mail: Mail) -> None:
+        """Send mail to a task: it is the first thing in the next epoch."""
+        receiver = self._tasks.get(task)
+        if receiver is None:
+            return
+        if not receiver.gone:
+            receiver.mail.append(mail)
+        elif isinstance(mail, MessageToSubtask):
+            self._driver.lost(mail.uid, task.subtask)
+
+    def overtake(self, barrier: ev.Barrier) -> None:
+        """Never called: barriers of epochs are aligned."""
+        raise AssertionError(f"barrier {barrier.number} overtakes")
+
+    def drop_in_flight(self) -> None:
+        """Nothing is logged between epochs."""
+
+    # What users and tests ask --------------------------------------------------------------------------------------------
+
+    @property
+    def rows_read(self) -> int:
+        """Rows that sources have read in this run."""
+        return self._rows_read
+
+    @property
+    def late_rows(self) -> int:
+        """Rows that were dropped as late since the job began."""
+        return self._driver.late_rows_before + self._late_rows
+
+    def close(self) -> None:
+        """End the run. Workers release what they cached for it when they serve another run."""
+        _LIVE.pop(self._id, None)
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            try:
+                shared[1].destroy()
+            except Exception as error:  # The session may be gone, and then why the run has ended is what matters.
+                logger.warning("The job's broadcast variable could not be destroyed: %s", first_line(error))
+
+    def has_progress(self, told_us: int) -> bool:  # noqa: ARG002 - each epoch is told, once
+        """Whether an epoch has ended since progress was told."""
+        return self._version > self._told
+
+    def progress(self) -> EpochProgress:
+        """How far it has come, and what the last epoch has cost."""
+        self._told = self._version
+        running = self._running
+        times = {task.core.id: task.core.watermark for task in running}
+        known = self._progress(rows_read=self._rows_read, running=len(running), times=times)
+        return EpochProgress(**vars(known), epoch=self._version, **self._metrics)
+
+
+def _sums(reports: Iterable[TaskReport]) -> dict[str, int]:
+    """The numbers in the reports of an epoch, in sum (``EpochProgress``)."""
+    found: Counter[str] = Counter(rows_epoch=0, sent_bytes=0, written_bytes=0, kept=0, caught_up=0, restored=0)
+    for report in reports:
+        sizes = {handle.path: handle.size_bytes for snapshot in report.snapshots for handle in snapshot.handles}
+        found.update(rows_epoch=report.rows_read, sent_bytes=report.sent_bytes, written_bytes=sum(sizes.values()))
+        if report.opened:
+            found[report.opened] += 1
+    return dict(found)

@@ -1,0 +1,74 @@
+"""What sources read in an epoch, fixed before its barrier begins."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from ...dataflow import events as ev
+from ...dataflow.api import NoSplit, Source
+from ...dataflow.graph import Job
+from ...runtime import Driver, SplitAssigned
+from ..protocol import DataFrameInput, DriverTask, InputEncoder
+from ..sources import RangeEnumerator, SparkSource
+from .epoch import first_line
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
+
+SPLITS_AHEAD_MAX: Final = 64
+"""How many splits a reader gets at once. One that has used up all gets twice as many next time."""
+
+
+class SplitAssigner:
+    """Assigns splits to readers, and fixes the ranges of DataFrames. Called between epochs."""
+
+    def __init__(self, job: Job, driver: Driver, spark: SparkSession) -> None:
+        self._job = job
+        self._driver = driver
+        self._spark = spark
+
+    def assign(self, running: Sequence[DriverTask]) -> list[DataFrameInput]:
+        """Mail splits to the readers among these tasks. Returns the ranges of the next epoch."""
+        inputs = []
+        for vertex in self._job.vertices:
+            readers = [task for task in running if task.wired.vertex is vertex and task.may_read]
+            logic = self._job.logic(vertex.id)
+            if readers and isinstance(logic, SparkSource):
+                inputs += self._fix_range(vertex.id, logic, readers)
+            elif readers and isinstance(logic, Source):
+                for reader in readers:
+                    self._assign_splits(reader)
+        return inputs
+
+    def _fix_range(self, uid: str, source: SparkSource, readers: Sequence[DriverTask]) -> list[DataFrameInput]:
+        enumerator = self._driver.enumerators[uid]
+        assert isinstance(enumerator, RangeEnumerator)
+        try:
+            found = enumerator.next_range(self._spark)
+        except Exception as error:
+            logger.debug("the next range of %s", uid, exc_info=error)
+            self._driver.inbox.append(ev.TaskFailed(None, f"source {uid!r} has no next range: {first_line(error)}"))
+            return []
+        if isinstance(found, NoSplit):
+            for reader in readers:
+                reader.mail.append(SplitAssigned(found))
+            return []
+        event_time = self._job.step(uid).event_time
+        column = event_time.column if event_time is not None else None
+        parallelism = self._job.vertex(uid).parallelism
+        return [DataFrameInput(found, InputEncoder(uid, parallelism, column, source.schema))]
+
+    def _assign_splits(self, reader: DriverTask) -> None:
+        reader.was_deferred = False
+        if reader.no_more_splits:
+            reader.mail.append(SplitAssigned(NoSplit.NEVER))
+        elif reader.wants_split:
+            for _ in range(reader.splits_ahead):
+                answer = self._driver.assign_split(reader.core.id)
+                if isinstance(answer, NoSplit):
+                    reader.no_more_splits, reader.was_deferred = answer is NoSplit.NEVER, answer is NoSplit.LATER
+                    return

@@ -1,0 +1,109 @@
+"""The rows of a DataFrame on their way to the readers of their source, as frames.
+
+Every Spark partition of a range sends its batches to the subtasks in turn, without regard to time,
+and tells all of them the greatest event time that it has seen. It reports like a task.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateformat.errors import CheckpointError
+
+from ...dataflow import events as ev
+from ...dataflow.chain import OperatorError
+from ..sources import Range, to_arrow
+from . import frames as mail
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class InputReport(NamedTuple):
+    """The last thing that a partition sends: its token, and how many frames it sent to whom."""
+
+    name: str
+    token: bytes
+    sent: dict[ev.TaskId, int]
+
+
+def input_channel(uid: str, subtask: int) -> ev.Channel:
+    """The channel on which rows of Spark come to a reader. It is no edge of the job."""
+    return ev.Channel(f"rows of {uid}", 0, subtask)
+
+
+@dataclass(frozen=True)
+class InputEncoder:
+    """Makes frames of the rows of one partition."""
+
+    uid: str
+    parallelism: int
+    event_time: str | None
+    """The column of event time."""
+    schema: pa.Schema
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """From batches in the columns of ``schema``, whatever their names, to rows of ``mail.ROWS``."""
+        return mail.join_small(self._rows(batches))
+
+    def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        partition = context.partitionId()
+        name, token = f"{self.uid}, partition {partition}", os.urandom(16)
+        outbox = mail.Outbox(name, token)
+        newest_us: int | None = None
+        filled = (batch.rename_columns(self.schema.names) for batch in batches if batch.num_rows)
+        for turn, batch in enumerate(filled, start=partition):
+            records = to_arrow(batch, self.schema)
+            self._put(outbox, turn % self.parallelism, ev.Records(records))
+            if self.event_time is not None:
+                found = pc.max(records.column(self.event_time)).cast(pa.int64()).as_py()
+                if found is not None:
+                    newest_us = found if newest_us is None else max(found, newest_us)
+            if outbox.is_large:
+                yield from outbox.flush()
+        if newest_us is not None:
+            for subtask in range(self.parallelism):
+                self._put(outbox, subtask, ev.Watermark(newest_us))
+        yield from outbox.flush()
+        report = InputReport(name, token, dict(outbox.sent))
+        yield mail.row(partition % self.parallelism, mail.REPORT, pickle.dumps(report, protocol=5))
+
+    def _put(self, outbox: mail.Outbox, subtask: int, element: ev.Element) -> None:
+        outbox.put(ev.TaskId(self.uid, subtask), 0, input_channel(self.uid, subtask), element)
+
+
+@dataclass(frozen=True)
+class DataFrameInput:
+    """The range that one source reads in one epoch."""
+
+    range: Range
+    encoder: InputEncoder
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        """The frames of its rows (``mail.ROWS``), built anew for each try.
+
+        Raises ``OperatorError`` for what the user's code raises; errors of Spark stay as they are.
+        """
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+        from pyspark.errors import PySparkException
+
+        try:
+            rows = self.range.frame(spark)
+        except (CheckpointError, PySparkException, Py4JError):
+            raise
+        except Exception as error:
+            raise OperatorError.of(error, operator=self.encoder.uid, subtask=None, hook="the range") from error
+        # PySpark looks columns up by unquoted names: a dot in one would mean a field.
+        numbered = rows.toDF(*(f"c{number}" for number in range(len(rows.columns))))
+        return numbered.mapInArrow(self.encoder, mail.DDL)

@@ -1,0 +1,68 @@
+"""What the driver keeps of a task between two epochs."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final, TypeGuard
+
+from ...dataflow import events as ev
+from ...dataflow.api import NoSplit
+from ...dataflow.task import Task, TaskState
+from ...runtime import Mail, MessageToSubtask, SplitAssigned, TaskChannels
+from .restore_point import RestorePoint
+
+ENDED: Final = (TaskState.WAITING, TaskState.STOPPING, TaskState.ENDED)
+"""States of a task whose logic has ended, and its chain with it."""
+
+
+@dataclass(eq=False)
+class DriverTask:
+    """One task between two epochs."""
+
+    wired: TaskChannels
+    restore_point: RestorePoint | None
+    """None: its chain has ended."""
+    mail: deque[Mail] = field(default_factory=deque)
+    tokens: dict[bytes, int] = field(default_factory=dict)
+    """Of its accepted reports, with their versions."""
+    started: bool = False
+    number: int = 0
+    """The last barrier that it took."""
+    gone: bool = False
+    """Whether it has left the job."""
+    no_more_splits: bool = False
+    wants_split: bool = True
+    was_deferred: bool = False
+    """Whether its reader was told that a split may come later."""
+    splits_ahead: int = 1
+    """How many splits its reader is given at once."""
+
+    @property
+    def core(self) -> Task:
+        """Its state machine."""
+        return self.wired.core
+
+    @property
+    def may_read(self) -> bool:
+        """Whether it is a source that reads in the next epoch."""
+        return self.core.may_read or (self.core.is_source and not self.started)
+
+    @property
+    def needs_no_operators(self) -> bool:
+        """Whether the driver can deliver whatever may come: its logic has ended, or a stop holds it."""
+        state = self.core.state
+        aborted = any(isinstance(mail, ev.Aborted) for mail in self.mail)
+        return state in ENDED or (state is TaskState.STOPPED_AT_BARRIER and not aborted)
+
+
+def is_work(mail: Mail) -> bool:
+    """Whether mail lets a task do something: a completed epoch does not, nor does the lack of a split."""
+    if isinstance(mail, ev.Completed):
+        return mail.loop is not None
+    return not (isinstance(mail, SplitAssigned) and isinstance(mail.split, NoSplit))
+
+
+def is_for_core(mail: Mail) -> TypeGuard[ev.TaskEvent]:
+    """Whether mail is for the core alone, and can be delivered without operators."""
+    return not isinstance(mail, SplitAssigned | MessageToSubtask | ev.Triggered)

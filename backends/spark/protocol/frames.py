@@ -1,0 +1,258 @@
+"""Frames: what goes between the tasks of an epoch, through Spark's shuffle.
+
+Every row of every exchange is ``target int, level int, payload binary``: the slot it goes to, the
+level at which it is read, and a frame. A frame is a run of elements from one task to another, over
+all channels between the two, in the order of sending: a pickled header, then record batches as
+Arrow IPC messages without their schemas. It has about four megabytes at most.
+
+Each frame has its sender, the token of the sender's attempt, and a number. A receiver takes the
+frames of a sender in order, and refuses a gap, a repeated number and a second token: a map task that
+Spark ran again may have sent something else than others have read. Reports say how many frames a
+task sent to whom and consumed of whom; the driver compares the two.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from stateformat.errors import CheckpointError
+from stateformat.tables import rebatch
+
+from ...dataflow import events as ev
+
+ROWS: Final = pa.schema([("target", pa.int32()), ("level", pa.int32()), ("payload", pa.binary())])
+"""The columns of every exchange."""
+DDL: Final = "target int, level int, payload binary"
+REPORT: Final = 2**30
+"""The level of reports: only the driver reads them."""
+FRAME_BYTES_MAX: Final = 4 << 20
+_ALIGNMENT: Final = 64
+_SMALL_BYTES: Final = 256 << 10
+"""Larger rows are not worth a copy."""
+_FRAME_ROWS_MAX: Final = 1 << 20
+_FLUSH_BYTES: Final = 16 << 20
+
+Address = ev.TaskId | str
+"""A sender: a task, or by name one partition of a DataFrame."""
+Entries = tuple[tuple[ev.Channel, ev.Element | int], ...]
+"""By channel, an element, or how many batches of it lie in the frame."""
+
+
+class EpochBroken(CheckpointError):
+    """Senders and receivers of an epoch disagree, so it must be run again."""
+
+
+class Header(NamedTuple):
+    """What stands before the batches of a frame."""
+
+    sender: Address
+    receiver: ev.TaskId
+    token: bytes
+    number: int
+    entries: Entries
+
+
+def pack(header: Header, batches: Iterable[pa.RecordBatch]) -> bytes:
+    """A frame as bytes. Batches are aligned, so that they can be used where they lie."""
+    head = pickle.dumps(header, protocol=5)
+    parts = [len(head).to_bytes(8, "little"), head, _padding(8 + len(head))]
+    for batch in batches:
+        data = batch.serialize()
+        parts += [data.size.to_bytes(_ALIGNMENT, "little"), data, _padding(data.size)]
+    return b"".join(parts)
+
+
+def _padding(size: int) -> bytes:
+    return bytes(-size % _ALIGNMENT)
+
+
+def unpack(payload: pa.Buffer) -> tuple[Header, pa.Buffer]:
+    """The header of a frame, and what follows it."""
+    size = int.from_bytes(payload.slice(0, 8), "little")
+    header: Header = pickle.loads(payload.slice(8, size))  # noqa: S301 - sent by our own tasks
+    return header, payload.slice(8 + size + -(8 + size) % _ALIGNMENT)
+
+
+def elements(
+    header: Header, rest: pa.Buffer, schemas: Mapping[str, pa.Schema]
+) -> Iterator[tuple[ev.Channel, ev.Element]]:
+    """The elements of a frame, in order. ``schemas``: those of the edges."""
+    position = 0
+    for channel, element in header.entries:
+        if not isinstance(element, int):
+            yield channel, element
+            continue
+        for _ in range(element):
+            size = int.from_bytes(rest.slice(position, _ALIGNMENT), "little")
+            message = _aligned(rest.slice(position + _ALIGNMENT, size))
+            position += _ALIGNMENT + size + -size % _ALIGNMENT
+            yield channel, ev.Records(pa.ipc.read_record_batch(message, schemas[channel.edge]))
+
+
+def _aligned(message: pa.Buffer) -> pa.Buffer:
+    """The message where it lies, or a copy if Spark has not left it aligned: else Arrow would warn."""
+    if message.address % 8 == 0:
+        return message
+    copy = pa.allocate_buffer(message.size)
+    np.frombuffer(copy, np.uint8)[:] = np.frombuffer(message, np.uint8)
+    return copy
+
+
+_Waiting = list[tuple[ev.Channel, ev.Element | list[pa.RecordBatch]]]
+
+
+class Outbox:
+    """What one task sends in one attempt of an epoch."""
+
+    def __init__(self, sender: Address, token: bytes) -> None:
+        self.sent: dict[ev.TaskId, int] = defaultdict(int)
+        """By receiver, how many frames."""
+        self.sent_bytes = 0
+        self._sender = sender
+        self._token = token
+        # The head of a loop reads at its own level and at the last; both may come from one sender.
+        self._waiting: dict[tuple[ev.TaskId, int], _Waiting] = defaultdict(list)
+        self._numbers: dict[tuple[ev.TaskId, int], int] = defaultdict(int)
+        self._size = 0
+
+    def put(self, receiver: ev.TaskId, level: int, channel: ev.Channel, element: ev.Element) -> None:
+        """Send an element on a channel; it is read at ``level``."""
+        waiting = self._waiting[receiver, level]
+        if not isinstance(element, ev.Records):
+            waiting.append((channel, element))
+            return
+        last = waiting[-1] if waiting else None
+        if last is not None and last[0] == channel and isinstance(last[1], list):
+            last[1].append(element.batch)
+        else:
+            waiting.append((channel, [element.batch]))
+        self._size += element.batch.nbytes
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is time to :meth:`flush`."""
+        return self._size >= _FLUSH_BYTES
+
+    def flush(self) -> Iterator[pa.RecordBatch]:
+        """Everything that waits, as rows."""
+        waiting, self._waiting, self._size = self._waiting, defaultdict(list), 0
+        for (receiver, level), elements_of_receiver in waiting.items():
+            for entries, batches in _frames(elements_of_receiver):
+                number = self._numbers[receiver, level]
+                self._numbers[receiver, level] += 1
+                self.sent[receiver] += 1
+                payload = pack(Header(self._sender, receiver, self._token, number, entries), batches)
+                self.sent_bytes += len(payload)
+                yield row(receiver.subtask, level, payload)
+
+
+def _frames(waiting: _Waiting) -> Iterator[tuple[Entries, list[pa.RecordBatch]]]:
+    """What waits for one receiver, cut into frames."""
+    entries: list[tuple[ev.Channel, ev.Element | int]] = []
+    batches: list[pa.RecordBatch] = []
+    size = 0
+    for channel, element in waiting:
+        if not isinstance(element, list):
+            entries.append((channel, element))
+            continue
+        for batch in _pieces(element):
+            if size and size + batch.nbytes > FRAME_BYTES_MAX:
+                yield tuple(entries), batches
+                entries, batches, size = [], [], 0
+            entries.append((channel, 1))
+            batches.append(batch)
+            size += batch.nbytes
+    if entries:
+        yield tuple(entries), batches
+
+
+def _pieces(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows of batches of one channel, in pieces neither tiny nor larger than a frame."""
+    if not batches[0].num_columns:
+        yield from batches
+        return
+    tables = (pa.Table.from_batches([batch]) for batch in batches)
+    yield from rebatch(tables, batches[0].schema, _FRAME_ROWS_MAX, FRAME_BYTES_MAX)
+
+
+def row(target: int, level: int, payload: bytes) -> pa.RecordBatch:
+    """One row of an exchange. Its payload is padded, so that the next one in its column is aligned."""
+    payload += _padding(len(payload))
+    return pa.RecordBatch.from_arrays(
+        [pa.array([target], pa.int32()), pa.array([level], pa.int32()), pa.array([payload], pa.binary())], schema=ROWS
+    )
+
+
+def join_small(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows of an exchange with small batches joined, since each batch costs Spark the same."""
+    small: list[pa.RecordBatch] = []
+    size = 0
+    for batch in rows:
+        if batch.nbytes >= _SMALL_BYTES:
+            yield batch
+            continue
+        small.append(batch)
+        size += batch.nbytes
+        if size >= FRAME_BYTES_MAX:
+            yield pa.concat_batches(small)
+            small, size = [], 0
+    if small:
+        yield pa.concat_batches(small)
+
+
+class Inbox:
+    """The frames of one receiver, put into the order in which each sender has sent them."""
+
+    def __init__(self, receiver: ev.TaskId) -> None:
+        self.consumed: dict[Address, tuple[bytes, int]] = {}
+        """By sender: the token of its attempt, and how many frames were taken."""
+        self._receiver = receiver
+        self._early: dict[Address, dict[int, tuple[Header, pa.Buffer]]] = defaultdict(dict)
+
+    def take(self, header: Header, rest: pa.Buffer) -> Iterator[tuple[Header, pa.Buffer]]:
+        """Take a frame in, and yield those that can be read now. May raise :class:`EpochBroken`."""
+        token, count = self.consumed.setdefault(header.sender, (header.token, 0))
+        if token != header.token:
+            raise EpochBroken(f"{self._receiver} got frames of two attempts of {header.sender}")
+        early = self._early[header.sender]
+        if header.number < count or header.number in early:
+            raise EpochBroken(f"{self._receiver} got frame {header.number} of {header.sender} twice")
+        early[header.number] = (header, rest)
+        while count in early:
+            yield early.pop(count)
+            count += 1
+            self.consumed[header.sender] = (token, count)
+
+    def check(self) -> None:
+        """Raise :class:`EpochBroken` if frames are missing before others. Call it when all have come."""
+        for sender, early in self._early.items():
+            if early:
+                raise EpochBroken(f"{self._receiver} misses a frame of {sender} before number {min(early)}")
+
+
+def compare(
+    reports: Mapping[Address, tuple[bytes, Mapping[ev.TaskId, int]]],
+    consumed: Mapping[ev.TaskId, Mapping[Address, tuple[bytes, int]]],
+) -> None:
+    """Raise :class:`EpochBroken` unless every frame was consumed of the attempt that is reported.
+
+    ``reports``: by sender, its token and how many frames it sent to whom. ``consumed``: by receiver
+    and sender, a token and how many frames were taken.
+    """
+    for sender, (token, sent) in reports.items():
+        for receiver, count in sent.items():
+            found = consumed.get(receiver, {}).get(sender)
+            if found != (token, count):
+                frames = "nothing" if found is None else f"{found[1]} frames"
+                attempt = "" if found is None or found[0] == token else " of another attempt"
+                raise EpochBroken(f"{sender} sent {count} frames to {receiver}, which consumed {frames}{attempt}")
+    for receiver, senders in consumed.items():
+        for sender in senders:
+            if sender not in reports or receiver not in reports[sender][1]:
+                raise EpochBroken(f"{receiver} consumed frames of {sender}, which reports none")

@@ -1,0 +1,219 @@
+"""What a task gets for an epoch, and what it reports."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.snapshot import Snapshot, WriteContext
+
+from ...dataflow import events as ev
+from ...dataflow.chain import ReportedProgress
+from ...dataflow.graph import Job
+from ...runtime import Mail, Queue, Worker
+from .frames import REPORT, Address, row
+from .remote_errors import pack
+from .restore_point import RestorePoint
+
+ChannelsByEdge = Mapping[str, tuple[ev.Channel, ...]]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all tasks of a run share, in every epoch."""
+
+    run: str
+    job: Job
+    context: WriteContext
+    """Of the first epoch."""
+    levels: Mapping[str, int]
+    last_level: int
+    inputs: Mapping[ev.TaskId, ChannelsByEdge]
+    outputs: Mapping[ev.TaskId, ChannelsByEdge]
+    cache_bytes: int
+
+    def pickled(self) -> bytes:
+        """As it goes to workers. ``InvalidInput``, the author's fault, if a step cannot be pickled."""
+        from pyspark import cloudpickle
+
+        try:
+            return bytes(cloudpickle.dumps(self))
+        except Exception:
+            for uid, step in self.job.flow.steps.items():
+                try:
+                    cloudpickle.dumps(step.logic)
+                except Exception as error:
+                    raise InvalidInput(
+                        f"{uid!r} goes to Spark's workers and cannot be pickled: {type(error).__name__}: {error}. Leave "
+                        "out what belongs to this process (locks, connections, the session), and make it in open.",
+                        kind=ErrorKind.UNSUPPORTED_TYPE,
+                        operator=uid,
+                    ) from error
+            raise
+
+    def level_of(self, channel: ev.Channel) -> int:
+        """At which level a channel is read."""
+        edge = self.job.graph.by_edge[channel.edge]
+        return self.last_level if edge.feedback else self.levels[self.job.vertex_of(edge.target).id]
+
+    def queues(self, task: ev.TaskId) -> dict[ev.Channel, Queue]:
+        """The receiving ends of the channels of a task."""
+        channels = (channel for of_edge in self.inputs[task].values() for channel in of_edge)
+        return {channel: Queue(channel, capacity=None) for channel in channels}
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What one task gets for one epoch."""
+
+    task: ev.TaskId
+    core: bytes
+    """Its state machine, pickled."""
+    mail: tuple[Mail, ...]
+    triggered: ev.Triggered | None
+    """The coordinator's trigger, delivered when the task has read."""
+    restore_point: RestorePoint | None
+    """None: its chain has ended."""
+    tokens: Mapping[bytes, int]
+    """Of its accepted reports, with their versions."""
+    started: bool
+    """Whether its core was started in an earlier epoch."""
+    number: int
+    """The last barrier that it took."""
+    version: int
+    """That of what it writes in this epoch."""
+    reads_frames: bool
+    """Whether it is a source whose rows come as frames."""
+    read_rows: int | None
+    """Of another source: how many rows it reads at most; then, how long."""
+    read_us: int | None
+    gone: frozenset[ev.TaskId]
+    """Tasks that have left the job."""
+
+
+@dataclass
+class TaskReport:
+    """What a task reports of one epoch."""
+
+    task: ev.TaskId
+    token: bytes = field(default_factory=lambda: os.urandom(16))
+    core: bytes = b""
+    number: int = 0
+    """The last barrier that it took."""
+    barrier: int = 0
+    """That of ``snapshots``; 0: no barrier asked for them."""
+    checkpoint_id: int = 0
+    snapshots: tuple[Snapshot, ...] = ()
+    replays: bool = False
+    """Whether the snapshots have records that were fed back."""
+    ended: bool = False
+    events: list[ev.CoordinatorEvent] = field(default_factory=list)
+    errors: list[tuple[str, bytes]] = field(default_factory=list)
+    """By the sentences in ``events``, the exceptions behind them (``remote_errors.pack``)."""
+    messages: list[tuple[str, bytes | None, int]] = field(default_factory=list)
+    """To operators' coordinators: the uid, the message (None: a marker), the sender's last barrier."""
+    lost: set[str] = field(default_factory=set)
+    """Operators to which a coordinator's message came too late."""
+    confirmed: list[ev.Channel] = field(default_factory=list)
+    wants_split: bool = False
+    ran_dry: bool = False
+    """Whether a source read all that it could."""
+    kept: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    """By uid and keyed state, how many layers stay underneath."""
+    reported: dict[str, ReportedProgress] = field(default_factory=dict)
+    """By uid, the progress of its inputs."""
+    pickled: dict[str, bytes] = field(default_factory=dict)
+    """By uid, the operators that go on as they are (``travelling.py``)."""
+    sent: dict[ev.TaskId, int] = field(default_factory=dict)
+    """By receiver, how many frames."""
+    consumed: dict[Address, tuple[bytes, int]] = field(default_factory=dict)
+    """By sender, the token of its attempt and how many frames."""
+    rows_read: int = 0
+    late_rows: int = 0
+    sent_bytes: int = 0
+    opened: str = ""
+    """How it got its chain: ``kept``, ``caught_up``, ``restored``; empty if it needs none."""
+
+    def rows(self) -> pa.RecordBatch:
+        """As the row of an exchange."""
+        return row(self.task.subtask, REPORT, pickle.dumps(self, protocol=5))
+
+    @property
+    def failure(self) -> ev.TaskFailed | None:
+        """Why the task failed; None if it did not."""
+        return next((event for event in self.events if isinstance(event, ev.TaskFailed)), None)
+
+
+class EpochLink:
+    """A worker's environment (``worker.WorkerEnvironment``) in an epoch: all goes into the report."""
+
+    def __init__(self, report: TaskReport, context: WriteContext) -> None:
+        self.report = report
+        self._context = context
+
+    def tell(self, event: ev.CoordinatorEvent) -> None:
+        """To the coordinator."""
+        self.report.events.append(event)
+
+    def note(self, reason: str, error: Exception) -> None:
+        """To the driver, pickled."""
+        self.report.errors.append((reason, pack(error)))
+
+    def message(self, uid: str, subtask: int, message: bytes | None, snapshot_taken: int) -> None:  # noqa: ARG002
+        """To an operator's coordinator."""
+        self.report.messages.append((uid, message, snapshot_taken))
+
+    def lost(self, uid: str, subtask: int) -> None:  # noqa: ARG002 - the report's
+        """To the driver."""
+        self.report.lost.add(uid)
+
+    def request_split(self, task: ev.TaskId) -> None:  # noqa: ARG002 - the report's
+        """To the enumerator, which answers before the next epoch."""
+        self.report.wants_split = True
+
+    def context(self, number: int) -> WriteContext:  # noqa: ARG002 - an epoch has one
+        """What writers need."""
+        return self._context
+
+    def add(self, number: int, snapshots: Sequence[Snapshot]) -> None:
+        """Take the whole snapshot of a barrier."""
+        self.report.snapshots = tuple(snapshots)
+        self.report.barrier, self.report.checkpoint_id = number, int(self._context.checkpoint_id)
+
+    def awaits_snapshot(self, task: ev.TaskId, number: int) -> bool:  # noqa: ARG002
+        """False: what coordinators sent before the epoch lies before its barrier."""
+        return False
+
+    def confirm(self, channel: ev.Channel) -> None:
+        """To the sender of a channel."""
+        self.report.confirmed.append(channel)
+
+    def current_form(self, barrier: ev.Barrier) -> ev.Barrier:
+        """The same: barriers of epochs are aligned."""
+        return barrier
+
+    def announce(self, channel: ev.Channel, barrier: ev.Barrier) -> None:
+        """Never called: barriers of epochs are aligned."""
+        raise AssertionError(f"barrier {barrier.number} overtakes on {channel}")
+
+    def log_arrival(self, channel: ev.Channel, batch: pa.RecordBatch) -> None:
+        """Never called: barriers of epochs are aligned."""
+        raise AssertionError(f"{batch.num_rows} records are logged on {channel}")
+
+    def ended(self, task: ev.TaskId) -> None:
+        """To the coordinator, and to the senders of the task."""
+        self.report.ended = True
+        self.report.events.append(ev.TaskEnded(task))
+
+    def wake(self, worker: Worker) -> None:
+        """Nothing: no worker sleeps in an epoch."""
+
+    def now_us(self) -> int:
+        """The clock of this machine."""
+        return time.time_ns() // 1000

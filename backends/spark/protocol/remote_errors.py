@@ -1,0 +1,47 @@
+"""Exceptions on their way from Spark's workers to the driver."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from itertools import pairwise
+
+from ...dataflow.chain import chain_of
+
+
+class RemoteError(Exception):
+    """Stands for an exception of a worker that cannot be pickled. Its message names that one's type."""
+
+
+def pack(error: BaseException) -> bytes:
+    """An error, its causes and its trace as bytes. An exception that cannot be pickled becomes text."""
+    trace = "".join(traceback.format_exception(error))
+    return pickle.dumps(([_pickle(each) for each in chain_of(error)], trace), protocol=5)
+
+
+def _pickle(error: BaseException) -> tuple[bytes | None, str]:
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    try:
+        data = pickle.dumps(error, protocol=5)
+        pickle.loads(data)  # noqa: S301 - what this process has pickled. Many exceptions can be pickled and not be read again.
+    except Exception:
+        return None, text
+    return data, text
+
+
+def unpack(data: bytes) -> BaseException:
+    """The error that was packed, with its causes; the innermost has the worker's trace as a note."""
+    pickled, trace = pickle.loads(data)  # noqa: S301 - from our own workers
+    found = [_unpickle(*each) for each in pickled]
+    for error, cause in pairwise(found):
+        error.__cause__ = cause
+    found[-1].add_note(f"In the worker:\n{trace.rstrip()}")
+    return found[0]
+
+
+def _unpickle(data: bytes | None, text: str) -> BaseException:
+    try:
+        error = None if data is None else pickle.loads(data)  # noqa: S301 - from our own workers
+    except Exception:  # Its class can be imported in the worker only.
+        error = None
+    return error if isinstance(error, BaseException) else RemoteError(text)

@@ -1,0 +1,419 @@
+"""A directory of files as a source of DataFrames: what is there, or what is added to it for ever.
+
+A file is whole when it appears and never changes. Files are read in the order of (time of
+modification, path), each once. If the directory does not grow, the position is the list of files
+that are left. If it grows, the position has the files whose time is less than ``window`` behind the
+newest one read, the time before which all are forgotten (``/floor``), and how many those are
+(``/forgotten``). An unknown file from before the floor came late, and is refused: if there are more
+files before the floor than were read, or if it was not there at the look before. (Right after a
+restart, with as many files removed as came late, it cannot be known.) A file that is remembered, or
+was there at the look before, and has another size or time now, is refused as well.
+
+The driver lists files on a local disk itself. Others (s3a, hdfs, abfss, …) Spark lists, with the
+credentials that it reads with: a job over its ``binaryFile`` format that opens no file.
+"""
+
+from __future__ import annotations
+
+import datetime
+import fnmatch
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateformat.errors import ErrorKind, InvalidInput, StorageError
+
+from ...connectors.sources import check_at_least
+from .offsets import Offsets, Position
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+    from pyspark.sql.types import StructType
+
+logger = logging.getLogger(__name__)
+
+_FLOOR, _FORGOTTEN, _OVER = "/floor", "/forgotten", "/over"
+"""Names in a position that are no files: paths in it are relative."""
+_NO_FLOOR = -(2**63)
+_MS = datetime.timedelta(milliseconds=1)
+_EXACT: Mapping[str, str] = {
+    # Names of files are names, not patterns. Without the second setting Spark 4.3 takes them for patterns once more,
+    # when it looks for columns in the names of folders, and reads what they match again: rows would be repeated.
+    "__globPaths__": "false",
+    "recursiveFileLookup": "true",
+    # A session that ignores what it cannot read would lose rows.
+    "ignoreMissingFiles": "false",
+    "ignoreCorruptFiles": "false",
+}
+
+
+class _Stat(NamedTuple):
+    """What identifies a file, beside its path. Sorts in the order of reading."""
+
+    modified_ms: int
+    size_bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.size_bytes}@{self.modified_ms}"
+
+
+_Files = dict[str, _Stat]
+
+
+class DirectoryFrames(Offsets):
+    """The files of a directory, whole files in each epoch.
+
+    Example::
+
+        DirectoryFrames("s3a://bucket/orders/", "json", schema="id bigint", grows=True)
+
+    ``path``: a directory, as Spark would be given it. ``format`` and ``options``: those of
+    ``spark.read``. ``schema``: the columns of the files, as DDL or a ``StructType``; without it Spark
+    finds them in the files that are there at the start. ``pattern``: what names of files must match
+    (``*.csv``). ``recursive``: folders below are read too. Folders ``name=value`` give no column: take
+    it out of ``_metadata.file_path`` in the transformation. Files and folders whose names begin with
+    "." or "_" are not read (but ``_a=1`` is).
+
+    An epoch reads all files that are there, or at most ``files_per_epoch`` of them and
+    ``bytes_per_epoch`` in all, but one in any case. ``grows``: files are added while the job runs.
+    ``until``: the name of a file in the directory after which no more come (such as ``_SUCCESS``);
+    then the source ends. ``window``: how much older than the newest file that was read a new file may
+    be, by the file system's time of modification. Each checkpoint keeps the files of that time, about
+    100 bytes each. None: any age, and all files are kept. The module says what is refused.
+
+    Raises ``InvalidInput`` for options that contradict each other. When it is read: for a directory
+    that is not there, or has no files and no schema; for files that changed or came too late; and
+    ``StorageError`` if it cannot be listed.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        format: str = "parquet",
+        *,
+        schema: str | StructType | None = None,
+        options: Mapping[str, Any] | None = None,
+        pattern: str = "*",
+        recursive: bool = False,
+        grows: bool = False,
+        until: str | None = None,
+        files_per_epoch: int | None = None,
+        bytes_per_epoch: int | None = None,
+        window: datetime.timedelta | None = datetime.timedelta(days=1),
+    ) -> None:
+        if until is not None and not grows:
+            raise InvalidInput(f"until={until!r} is for a directory that grows. Give grows=True too.")
+        for name, value in (("files_per_epoch", files_per_epoch), ("bytes_per_epoch", bytes_per_epoch)):
+            if value is not None:
+                check_at_least(name, value, 1)
+        if window is not None and window < datetime.timedelta():
+            raise InvalidInput(f"window is {window}. It must be at least 0, or None for any age.")
+        self._path = os.fspath(path)
+        self._format = format
+        self._columns = schema
+        self._options = dict(options or {})
+        self._pattern = pattern
+        self._recursive = recursive
+        self._grows = grows
+        self._until = until
+        self._files_per_epoch = files_per_epoch
+        self._bytes_per_epoch = bytes_per_epoch
+        self._window_ms = None if window is None else window // _MS
+        self.bounded = not grows or until is not None
+        # What was seen in the directory. It holds for the position that was given out last.
+        self._root: str | None = None
+        self._looked: _Files | None = None
+        self._waiting: list[str] = []
+        self._last: Position | None = None
+        self._fresh: Position | None = None
+        # Shared by the copies that runs work on: the next run would not notice what this one has refused.
+        self._refused: dict[str, tuple[_Stat, InvalidInput]] = {}
+
+    def __str__(self) -> str:
+        return f"the directory {self._path}"
+
+    # Positions ---------------------------------------------------------------------------------------------------------
+
+    def first(self, spark: SparkSession) -> Position:
+        """Nothing has been read; in a directory that does not grow, all files are left."""
+        return {} if self._grows else _written(self._look(spark))
+
+    def ended(self, position: Position) -> bool:
+        """Whether nothing is left, or everything that came before the file ``until`` has been read."""
+        return _OVER in position if self._grows else not position
+
+    def latest(self, spark: SparkSession, position: Position) -> Position:
+        """The files that come next. Looks at the directory when all that it found have been read."""
+        if not self._grows:
+            left = _read_back(position)
+            taken = set(self._taken(sorted(left, key=lambda path: (left[path].modified_ms, path)), left))
+            return {path: value for path, value in position.items() if path not in taken}
+        if position is not self._last:
+            self._looked, self._waiting = None, []
+        self._last = self._next(spark, position)
+        return self._last
+
+    def _next(self, spark: SparkSession, position: Position) -> Position:
+        known = _read_back(position)
+        fresh = not self._waiting
+        if fresh:
+            # The file that marks the end comes last, so it is looked for first.
+            over = self._until is not None and self._is_there(spark, self._until)
+            files = self._look(spark)
+            self._check(files, known, position)
+            floor = _floor_of(position)
+            new = [path for path, stat in files.items() if path not in known and stat.modified_ms >= floor]
+            self._looked, self._waiting = files, sorted(new, key=lambda path: (files[path].modified_ms, path))
+            if not new:
+                return {**position, _OVER: 1} if over else position
+        assert self._looked is not None
+        taken_now = self._taken(self._waiting, self._looked)
+        self._waiting = self._waiting[len(taken_now) :]
+        stop = self._behind(position, known, {path: self._looked[path] for path in taken_now})
+        self._fresh = stop if fresh else None
+        return stop
+
+    def _taken(self, paths: Iterable[str], files: _Files) -> list[str]:
+        """The first of these paths, as many as an epoch takes."""
+        taken: list[str] = []
+        size_bytes = 0
+        for path in paths:
+            size_bytes += files[path].size_bytes
+            if taken and (
+                (self._files_per_epoch is not None and len(taken) == self._files_per_epoch)
+                or (self._bytes_per_epoch is not None and size_bytes > self._bytes_per_epoch)
+            ):
+                break
+            taken.append(path)
+        return taken
+
+    def _behind(self, position: Position, known: _Files, taken: _Files) -> Position:
+        """The position behind some more files. It has all of them, since the range is made of it.
+
+        The floor never passes a file that waits: files are taken in order, so those are newer.
+        """
+        floor = _floor_of(position)
+        if self._window_ms is not None:
+            newest = max(stat.modified_ms for files in (known, taken) for stat in files.values())
+            floor = max(floor, newest - self._window_ms)
+        kept = {path: stat for path, stat in known.items() if stat.modified_ms >= floor}
+        stop: dict[str, int | str] = {**_written(kept), **_written(taken)}
+        if floor != _NO_FLOOR:
+            stop[_FLOOR] = floor
+            stop[_FORGOTTEN] = int(position.get(_FORGOTTEN, 0)) + len(known) - len(kept)
+        return stop
+
+    def _check(self, files: _Files, known: _Files, position: Position) -> None:
+        """Raise ``InvalidInput`` for files that were written again or came too late."""
+        for path, (refused, why) in self._refused.items():
+            if files.get(path) == refused:
+                raise why
+        for path, stat in known.items():
+            self._check_same(path, stat, files.get(path, stat))
+        floor, before = _floor_of(position), self._looked
+        old = [path for path, stat in files.items() if stat.modified_ms < floor and path not in known]
+        late = [] if before is None else [path for path in old if path not in before]
+        forgotten = int(position.get(_FORGOTTEN, 0))
+        if late or len(old) > forgotten:
+            new = f" ({sorted(late)[0]!r} is new)" if late else ""
+            window = datetime.timedelta(milliseconds=self._window_ms or 0)
+            error = InvalidInput(
+                f"{self} has {len(old)} files from before {_time(floor)}{new}, of which {forgotten} were read: some "
+                f"came later than the window of {window} allows. Write them again, which makes them new, and give a "
+                "wider window.",
+                kind=ErrorKind.LIMIT_EXCEEDED,
+            )
+            self._refused.update({path: (files[path], error) for path in late})
+            raise error
+        for path in set(files) - set(known) - set(old):
+            # All that was there before has been read: this file is forgotten, and younger than the floor now.
+            if before is not None and path in before:
+                try:
+                    self._check_same(path, before[path], files[path])
+                except InvalidInput as error:
+                    self._refused[path] = files[path], error
+                    raise
+
+    def _check_same(self, path: str, was: _Stat, found: _Stat | None) -> None:
+        if found != was:
+            now = "is gone" if found is None else f"has {found.size_bytes} bytes of {_time(found.modified_ms)}"
+            raise InvalidInput(
+                f"File {path!r} of {self} was found with {was.size_bytes} bytes of {_time(was.modified_ms)} and {now}. "
+                "Files must be whole when they appear (write under a hidden name, then rename) and stay as they are "
+                "until they are read. Put back what was there, or start the job afresh.",
+                kind=ErrorKind.OBJECT_SIZE_DIFFERS,
+                path=path,
+            )
+
+    # Rows --------------------------------------------------------------------------------------------------------------
+
+    def sample(self, spark: SparkSession) -> DataFrame:
+        """An empty DataFrame of the columns, also those that Spark hides (``_metadata``)."""
+        # Of no file: the directory may not be there yet.
+        return self._reader(spark).schema(self._schema(spark)).load([])
+
+    def frame(self, spark: SparkSession, start: Position, stop: Position) -> DataFrame:
+        """The files between. Checks that they are as they were, unless they have just been found."""
+        files = self._between(start, stop)
+        if not files:
+            return self.sample(spark)
+        if self._fresh is not stop:
+            found = self._stats(spark, files)
+            for path, stat in files.items():
+                self._check_same(path, stat, found.get(path))
+        self._fresh = None
+        return self._reader(spark).schema(self._schema(spark)).load(self._addresses(spark, files))
+
+    def rows_estimate(self, start: Position, stop: Position) -> int | None:
+        """None; 0 if there is no file between."""
+        return None if self._between(start, stop) else 0
+
+    def _between(self, start: Position, stop: Position) -> _Files:
+        more, less = (stop, start) if self._grows else (start, stop)
+        return _read_back({path: value for path, value in more.items() if path not in less})
+
+    def _reader(self, spark: SparkSession) -> DataFrameReader:
+        return spark.read.format(self._format).options(**{**self._options, **_EXACT})
+
+    def _schema(self, spark: SparkSession) -> StructType:
+        """As given, or as Spark finds it now; found once, so that all ranges have the same."""
+        if isinstance(self._columns, str):
+            self._columns = spark.createDataFrame([], self._columns).schema
+        elif self._columns is None:
+            files = self._look(spark)
+            if not files:
+                raise InvalidInput(f"{self} has no files yet, so its columns are unknown. Give the schema.")
+            self._columns = self._reader(spark).load(self._addresses(spark, files)).schema
+        return self._columns
+
+    def _addresses(self, spark: SparkSession, paths: Iterable[str]) -> list[str]:
+        return [f"{self._address(spark)}/{path}" for path in sorted(paths)]
+
+    # The file system ---------------------------------------------------------------------------------------------------
+
+    def _address(self, spark: SparkSession) -> str:
+        """The full address of the directory, without a slash at its end."""
+        if self._root is None:
+            hadoop = spark._jvm.org.apache.hadoop.fs
+            path = hadoop.Path(self._path)
+            self._root = path.getFileSystem(spark._jsc.hadoopConfiguration()).makeQualified(path).toString().rstrip("/")
+        return self._root
+
+    def _local(self, spark: SparkSession) -> str | None:
+        """The directory's path, if it is on a local disk."""
+        address = self._address(spark)
+        return address.removeprefix("file:") if urlsplit(address).scheme == "file" else None
+
+    def _look(self, spark: SparkSession) -> _Files:
+        """Every file that is output, with its size and time."""
+        local = self._local(spark)
+        try:
+            found = dict(_walk(local, self._recursive)) if local is not None else self._listed(spark)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            if local is None and self._grows:
+                # An object store has no empty directories: the first file makes it.
+                logger.warning("%s has nothing yet. Waiting for the first file.", self)
+                return {}
+            raise InvalidInput(
+                f"{self} does not exist, or is no directory. Make it before the job starts.",
+                kind=ErrorKind.INVALID_PATH,
+                path=self._path,
+            ) from error
+        except OSError as error:
+            raise StorageError(f"{self} cannot be listed: {error}", path=self._path) from error
+        return {path: stat for path, stat in found.items() if self._is_output(path)}
+
+    def _is_output(self, path: str) -> bool:
+        *folders, name = path.split("/")
+        if (folders and not self._recursive) or not fnmatch.fnmatchcase(name, self._pattern) or path == self._until:
+            return False
+        return not any(_is_hidden(part) for part in (*folders, name)) and not name.endswith("._COPYING_")
+
+    def _stats(self, spark: SparkSession, files: Iterable[str]) -> _Files:
+        """Size and time of those of the files that are there."""
+        local = self._local(spark)
+        if local is not None:
+            return {path: stat for path in files if (stat := _stat(f"{local}/{path}")) is not None}
+        # One listing costs less than a question for each file, and a file that is gone would fail a read of these.
+        wanted = set(files)
+        return {path: stat for path, stat in self._look(spark).items() if path in wanted}
+
+    def _is_there(self, spark: SparkSession, name: str) -> bool:
+        local = self._local(spark)
+        if local is not None:
+            return os.path.exists(f"{local}/{name}")  # noqa: PTH110
+        path = spark._jvm.org.apache.hadoop.fs.Path(self._address(spark), name)
+        return bool(path.getFileSystem(spark._jsc.hadoopConfiguration()).exists(path))
+
+    def _listed(self, spark: SparkSession) -> _Files:
+        """What Spark lists in the directory."""
+        from pyspark.errors import AnalysisException
+
+        reader = spark.read.format("binaryFile").options(**_EXACT)
+        try:
+            rows = reader.load(self._address(spark)).select("path", "modificationTime", "length").toArrow()
+        except AnalysisException as error:
+            if error.getCondition() != "PATH_NOT_FOUND":
+                raise
+            raise FileNotFoundError(self._path) from error
+        root = self._address(spark) + "/"
+        modified_ms = pc.divide(rows["modificationTime"].cast(pa.int64()), 1000).to_pylist()
+        stats = zip(rows["path"].to_pylist(), modified_ms, rows["length"].to_pylist(), strict=True)
+        return {path.removeprefix(root): _Stat(modified, size) for path, modified, size in stats}
+
+
+def _walk(root: str, recursive: bool, below: str = "") -> Iterator[tuple[str, _Stat]]:
+    with os.scandir(f"{root}/{below}") as entries:
+        for entry in entries:
+            if entry.is_dir():
+                if recursive and not _is_hidden(entry.name):
+                    yield from _walk(root, recursive, f"{below}{entry.name}/")
+            elif (stat := _stat(entry.path)) is not None:
+                yield below + entry.name, stat
+
+
+def _stat(path: str) -> _Stat | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116
+    except FileNotFoundError:
+        return None
+    return _Stat(found.st_mtime_ns // 1_000_000, found.st_size)
+
+
+def _is_hidden(name: str) -> bool:
+    """As Spark sees it."""
+    return name.startswith(".") or (name.startswith("_") and "=" not in name)
+
+
+def _written(files: _Files) -> dict[str, int | str]:
+    return {path: str(stat) for path, stat in files.items()}
+
+
+def _floor_of(position: Position) -> int:
+    """The time before which all files are forgotten, ms."""
+    return int(position.get(_FLOOR, _NO_FLOOR))
+
+
+def _read_back(position: Position) -> _Files:
+    found = {}
+    for path, value in position.items():
+        if ".." in path.split("/"):
+            raise InvalidInput(
+                f"The position of the source has the file {path!r}, which does not lie in its directory, so the source "
+                "has not written it. Something else has written the checkpoint: do not go on from it.",
+                kind=ErrorKind.INVALID_PATH,
+                path=path,
+            )
+        if not path.startswith("/"):
+            size_bytes, modified_ms = str(value).split("@")
+            found[path] = _Stat(int(modified_ms), int(size_bytes))
+    return found
+
+
+def _time(modified_ms: int) -> str:
+    return datetime.datetime.fromtimestamp(modified_ms / 1000, datetime.UTC).isoformat(" ", "milliseconds")

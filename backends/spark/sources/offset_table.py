@@ -1,0 +1,269 @@
+"""A table with a column that only grows, read by ranges of it.
+
+A range has the rows behind offset *low* up to *high*, which the table is asked for before the epoch.
+That is exact as long as the table keeps two promises: a row never changes its offset and is not
+removed before it is read, and **no row appears at or below an offset that has been read**. If
+transactions commit in another order than they got their numbers, read so far behind (``lag``) that
+none is open any more.
+
+The position is ``read``, the greatest offset that has been read, and ``until``, if there is an end:
+numbers (timestamps in µs, dates in days), or, of strings and decimals, text.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from stateformat.errors import ErrorKind, InvalidInput
+
+from ...connectors.sources import check_at_least
+from .offsets import Offsets, Position
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DataType
+
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_US = datetime.timedelta(microseconds=1)
+Step = int | datetime.timedelta
+
+
+class OffsetKind(NamedTuple):
+    """How offsets of a type are kept, and given to Spark."""
+
+    kept: Callable[[Column], Column]
+    """From a value to a number or a text."""
+    literal: Callable[[Any], Column]
+    """Back to the value. Foldable, so that filters reach the files."""
+    given: Callable[[Any], int | str]
+    steps: bool = True
+    """Whether offsets can be counted in."""
+    order: Callable[[Any], Any] = lambda kept: kept
+    """A key that sorts what is kept in Spark's order."""
+
+
+class OffsetTable(Offsets):
+    """The rows of a table, in ranges of its column ``offset``.
+
+    Example::
+
+        SparkSource(
+            OffsetTable(
+                lambda spark: spark.table("orders"), "order_id", rows_per_epoch=100_000, grows=True
+            )
+        )
+
+    ``read``: the table, asked for again in each epoch. ``offset``: a column of whole numbers, dates,
+    timestamps (with or without time zone), strings (in the order of their bytes) or decimals. Rows
+    whose offset is null would never be read: they are refused when the job starts, and not read if
+    they come later.
+
+    An epoch reads ``rows_per_epoch`` rows (more if the last ones share an offset), or ``step`` of the
+    offset (a whole number; a ``timedelta`` for times), or everything that is there. ``since``: begin
+    behind this offset. ``until``: end there, once the table has come so far; the default is the
+    greatest offset when the job starts. ``grows``: never end. ``lag``: stay so far behind the
+    greatest offset, for rows that appear late.
+
+    Raises ``InvalidInput`` for options that contradict each other, and, when it is read, for a
+    column that is not there or of another type.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[SparkSession], DataFrame],
+        offset: str,
+        *,
+        rows_per_epoch: int | None = None,
+        step: Step | None = None,
+        since: Any = None,
+        until: Any = None,
+        grows: bool = False,
+        lag: Step | None = None,
+    ) -> None:
+        if rows_per_epoch is not None and step is not None:
+            raise InvalidInput(
+                f"rows_per_epoch={rows_per_epoch} and step={step} both say how much an epoch reads. Give one."
+            )
+        if rows_per_epoch is not None:
+            check_at_least("rows_per_epoch", rows_per_epoch, 1)
+        if until is not None and grows:
+            raise InvalidInput(f"until={until!r} says where the table ends, and grows that it does not. Give one.")
+        if lag is not None and not grows:
+            raise InvalidInput(
+                f"lag={lag!r} is for a table that grows, and this one has an end. Give grows, or no lag."
+            )
+        self._read = read
+        self._offset = offset
+        self._rows_per_epoch = rows_per_epoch
+        self._step = step
+        self._since = since
+        self._until = until
+        self._lag = lag
+        self.bounded = not grows
+
+    def __str__(self) -> str:
+        return f"the table of offset {self._offset!r}"
+
+    def sample(self, spark: SparkSession) -> DataFrame:
+        """The table."""
+        return self._read(spark)
+
+    def first(self, spark: SparkSession) -> Position:
+        """Behind ``since``. Looks at the whole column once: for nulls, and for the end."""
+        from pyspark.sql import functions
+
+        rows, kind = self._rows(spark)
+        column = self._column(rows)
+        newest, nulls = rows.agg(kind.kept(functions.max(column)), functions.count_if(column.isNull())).first()
+        if nulls:
+            raise InvalidInput(
+                f"{nulls} rows of {self} have no offset, so they would never be read. Leave them out of what is read, "
+                "or fill them in.",
+                kind=ErrorKind.NULL_NOT_ALLOWED,
+            )
+        position: dict[str, int | str] = {}
+        if self._since is not None:
+            position["read"] = self._value(kind, "since", self._since)
+        if self._until is not None:
+            position["until"] = self._value(kind, "until", self._until)
+            if "read" in position and kind.order(position["read"]) >= kind.order(position["until"]):
+                raise InvalidInput(f"since={self._since!r} is not below until={self._until!r}: nothing lies between.")
+        elif self.bounded:
+            # A table without rows behind `since` ends where it begins.
+            end = [value for value in (newest, position.get("read")) if value is not None]
+            position["until"] = max(end, key=kind.order, default="nothing")
+            if newest is None:
+                position["read"] = position["until"]
+        return position
+
+    def ended(self, position: Position) -> bool:
+        """Whether the end has been read."""
+        return "until" in position and position.get("read") == position["until"]
+
+    def latest(self, spark: SparkSession, position: Position) -> Position:
+        """Asks the table once, and once more if rows are counted."""
+        from pyspark.sql import functions
+
+        rows, kind = self._rows(spark)
+        column = self._column(rows)
+        behind = rows.where(self._behind(kind, column, position))
+        least, newest = behind.agg(kind.kept(functions.min(column)), kind.kept(functions.max(column))).first()
+        if newest is None:
+            return position
+        high = newest - self._steps(kind, "lag", self._lag) if self._lag is not None else newest
+        if "until" in position:
+            high = min(position["until"], high, key=kind.order)  # The same number written in two ways: as the end is.
+        if kind.order(least) > kind.order(high):
+            # Nothing is left up to the end, or up to the lag.
+            return {**position, "read": position["until"]} if "until" in position else position
+        if self._step is not None:
+            high = min(high, least + self._steps(kind, "step", self._step) - 1)
+        elif self._rows_per_epoch is not None:
+            wanted = behind.where(column <= kind.literal(high)).select(column.alias("offset")).orderBy("offset")
+            high = wanted.limit(self._rows_per_epoch).agg(kind.kept(functions.max("offset"))).first()[0]
+        return {**position, "read": high}
+
+    def frame(self, spark: SparkSession, start: Position, stop: Position) -> DataFrame:
+        """The rows behind ``start`` up to ``stop``."""
+        rows, kind = self._rows(spark)
+        column = self._column(rows)
+        return rows.where(self._behind(kind, column, start) & (column <= kind.literal(stop["read"])))
+
+    def _rows(self, spark: SparkSession) -> tuple[DataFrame, OffsetKind]:
+        rows = self._read(spark)
+        names = rows.schema.fieldNames()
+        if names.count(self._offset) != 1:
+            raise InvalidInput(
+                f"{self} has {names.count(self._offset)} columns of that name among {', '.join(names)}. Name the one "
+                "that grows.",
+                kind=ErrorKind.SCHEMA_MISMATCH,
+            )
+        return rows, _kind_of(str(self), rows.schema[self._offset].dataType)
+
+    def _column(self, rows: DataFrame) -> Column:
+        return rows["`" + self._offset.replace("`", "``") + "`"]
+
+    def _behind(self, kind: OffsetKind, column: Column, position: Position) -> Column:
+        return column > kind.literal(position["read"]) if "read" in position else column.isNotNull()
+
+    def _value(self, kind: OffsetKind, name: str, value: Any) -> int | str:
+        try:
+            return kind.given(value)
+        except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            raise InvalidInput(f"{name}={value!r} is not an offset of {self}: {error}") from error
+
+    def _steps(self, kind: OffsetKind, name: str, step: Step) -> int:
+        count = step
+        if isinstance(step, datetime.timedelta):
+            count = step // (datetime.timedelta(days=1) if kind.given is _days else _US)
+        if not kind.steps or not isinstance(count, int) or count < (name == "step"):
+            raise InvalidInput(
+                f"{name}={step!r} cannot be counted in offsets of {self}. Give a whole number, or a timedelta for times; "
+                "read strings and decimals by rows_per_epoch."
+            )
+        return count
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError("it must be a whole number")
+    return value
+
+
+def _days(value: Any) -> int:
+    if isinstance(value, datetime.datetime):
+        raise TypeError("it must be a date, without a time")
+    return int((value - _EPOCH.date()).days)
+
+
+def _instant(value: Any) -> int:
+    return int((value - _EPOCH) // _US)
+
+
+def _wall_time(value: Any) -> int:
+    return int((value - _EPOCH.replace(tzinfo=None)) // _US)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("it must be a text")
+    return value
+
+
+def _kind_of(what: str, kind: DataType) -> OffsetKind:
+    """How offsets of a Spark type are kept. ``InvalidInput`` for a type without a reliable order."""
+    from pyspark.sql import functions as f
+    from pyspark.sql import types
+
+    if isinstance(kind, types.ByteType | types.ShortType | types.IntegerType | types.LongType):
+        return OffsetKind(lambda c: c.cast("bigint"), lambda v: f.lit(v).cast(kind), _whole)
+    if isinstance(kind, types.DateType):
+        return OffsetKind(f.unix_date, lambda v: f.date_from_unix_date(f.lit(v).cast("int")), _days)
+    if isinstance(kind, types.TimestampType):
+        return OffsetKind(f.unix_micros, lambda v: f.timestamp_micros(f.lit(v).cast("bigint")), _instant)
+    if isinstance(kind, types.TimestampNTZType):
+        # Never by way of a timestamp with a zone: wall time has hours that come twice, or not at all.
+        zero = f.expr("TIMESTAMP_NTZ'1970-01-01 00:00:00'")
+        return OffsetKind(
+            lambda c: f.timestamp_diff("MICROSECOND", zero, c),
+            lambda v: f.timestamp_add("MICROSECOND", f.lit(v).cast("bigint"), zero),
+            _wall_time,
+        )
+    if isinstance(kind, types.StringType) and kind == types.StringType():
+        return OffsetKind(lambda c: c, f.lit, _text, steps=False)
+    if isinstance(kind, types.DecimalType):
+        return OffsetKind(
+            lambda c: c.cast("string"),
+            lambda v: f.lit(v).cast(kind),
+            lambda v: str(Decimal(v)),
+            steps=False,
+            order=Decimal,
+        )
+    raise InvalidInput(
+        f"{what} is of type {kind.simpleString()}. An offset is a whole number, a date, a timestamp, a string in the "
+        "order of its bytes, or a decimal.",
+        kind=ErrorKind.UNSUPPORTED_TYPE,
+    )

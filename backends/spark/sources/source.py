@@ -1,0 +1,258 @@
+"""Sources whose rows are DataFrames: read by Spark, transformed by Spark SQL, epoch by epoch.
+
+In the driver a :class:`RangeEnumerator` keeps the *position* (``offsets.py``). It gives out the next
+:class:`Range` before an epoch begins, which moves the position, so the checkpoint that ends the
+epoch has the position behind the range. In the JVM the range is read and transformed, and beside it
+Python makes frames of the rows (``feeds.py``). In the workers they come to the source's subtasks as
+the one split of the epoch (``mailbox.py``).
+
+A pickled :class:`SparkSource` has its schema only: nothing of Spark, no function, no position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import copy
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+
+from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.states import Columns, as_schema
+
+from ...dataflow.api import Chunk, NoSplit, ReaderContext, Source, Split, SplitEnumerator
+from .arrow import arrow_schema_of, check_fits
+from .files import DirectoryFrames
+from .offset_table import OffsetTable
+from .offsets import Offsets, Position
+from .row_buffer import chunks_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Transform = Callable[["DataFrame"], "DataFrame"]
+"""Spark SQL on the rows of an epoch."""
+
+
+class Range(NamedTuple):
+    """The rows that one epoch reads."""
+
+    frame: Callable[[SparkSession], DataFrame]
+    """Builds the DataFrame, in the columns of the source, for each try of the epoch.
+
+    Raises ``InvalidInput`` for columns that are not those declared, and what Spark raises.
+    """
+    label: str
+    """Where they come from, as Spark's UI shows it."""
+
+
+class SparkSource(Source):
+    """The rows of a DataFrame that grows, range by range.
+
+    Example::
+
+        flights = flow.source(
+            SparkSource(
+                DirectoryFrames(
+                    "s3a://bucket/flights/",
+                    "csv",
+                    schema="carrier string, delay int, at timestamp",
+                    grows=True,
+                ),
+                transform=lambda rows: rows.where("delay is not null"),
+                spark=spark,
+            ),
+            uid="flights",
+            event_time="at",
+        )
+
+    ``offsets``: where the rows are, and how far they are read at a time.
+
+    ``transform``: Spark SQL on the rows of one epoch, before they become records. It must work row
+    by row: it sees one range at a time, so an aggregation, a window, a sort or a ``distinct`` would
+    be one for each epoch. A join with a table that does not change is fine. A plan with ``rand()``,
+    ``uuid()`` and the like is refused: a task that Spark runs again would compute other rows.
+
+    ``schema``: the columns of the records, of exactly the types that the transformed DataFrame has
+    (a Spark ``timestamp`` is ``timestamp[us, tz=UTC]``). A null in a column declared "not null"
+    fails the job. Without it, the columns are those of the DataFrame, all nullable: this needs a
+    session, ``spark`` or the active one.
+
+    Raises ``InvalidInput`` without columns and session, and for columns of no Arrow type.
+    """
+
+    splits_per_reader = 1
+    read_by = "SparkRuntime"
+    unordered = True
+
+    def __init__(
+        self,
+        offsets: Offsets,
+        *,
+        transform: Transform | None = None,
+        schema: Columns | None = None,
+        spark: SparkSession | None = None,
+    ) -> None:
+        if not isinstance(offsets, Offsets):
+            raise InvalidInput(
+                f"A Spark source is made of {type(offsets).__name__}. Give an Offsets, such as DirectoryFrames."
+            )
+        self._offsets: Offsets | None = offsets
+        self._transform = transform
+        self.bounded = offsets.bounded
+        if schema is not None:
+            self._schema = as_schema(schema)
+        else:
+            rows = self._transformed(offsets.sample(_session(spark)))
+            self._schema = arrow_schema_of(str(offsets), rows.schema)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_offsets": None, "_transform": None}
+
+    def __copy__(self) -> SparkSource:
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+    @property
+    def schema(self) -> pa.Schema:
+        """As declared, or as found."""
+        return self._schema
+
+    def enumerator(self) -> RangeEnumerator:
+        """Keeps the position. One that was made in a worker has no ranges."""
+        return RangeEnumerator(copy(self._offsets), self._conforming)
+
+    def read(self, split: Split, context: ReaderContext) -> Iterator[Chunk]:  # noqa: ARG002 - no clock is needed
+        """The rows in the buffer of the split."""
+        return chunks_of(split)
+
+    def _conforming(self, rows: DataFrame) -> DataFrame:
+        """The records of the rows of a range: transformed, in the columns of the source."""
+        records = self._transformed(rows)
+        check_fits(str(self._offsets), records.schema, self._schema)
+        return records.select(*("`" + name.replace("`", "``") + "`" for name in self._schema.names))
+
+    def _transformed(self, rows: DataFrame) -> DataFrame:
+        from pyspark.sql.classic.dataframe import DataFrame
+
+        if self._transform is not None:
+            rows = self._transform(rows)
+        if not isinstance(rows, DataFrame):
+            raise InvalidInput(
+                f"The transformation of {self._offsets} returned {type(rows).__name__}. It must return a DataFrame of "
+                "Spark Classic."
+            )
+        if rows.isStreaming:
+            raise InvalidInput(f"{self._offsets} is a streaming DataFrame. Read it with spark.read, by range.")
+        if not rows._jdf.queryExecution().analyzed().deterministic():
+            raise InvalidInput(
+                f"The transformation of {self._offsets} computes something else each time (rand, uuid, "
+                "monotonically_increasing_id, a function of your own that is marked nondeterministic), so an epoch "
+                "that is run again would read other rows. Compute it from the columns, or in an operator."
+            )
+        return rows
+
+
+class RangeEnumerator(SplitEnumerator):
+    """Keeps how far a :class:`SparkSource` has been read. Gives ranges to epochs, not splits to readers.
+
+    Its rows: ``name`` (utf8), ``number`` (int64) and ``text`` (utf8), a row for each name of the
+    position with its number or its text. Once reading has begun, there is also a row whose name is
+    null, with the number of ranges read.
+    """
+
+    columns = pa.schema([pa.field("name", pa.string()), pa.field("number", pa.int64()), pa.field("text", pa.string())])
+
+    def __init__(self, offsets: Offsets | None, conforming: Callable[[DataFrame], DataFrame]) -> None:
+        self._offsets = offsets
+        self._conforming = conforming
+        self._position: Position | None = None
+        self._ranges = 0
+        self._over = False
+
+    def next_range(self, spark: SparkSession) -> Range | NoSplit:
+        """What the next epoch reads. Moves the position behind it.
+
+        Called once for an epoch, before its barrier begins. Returns ``LATER`` if there is nothing
+        now, and ``NEVER`` when the last range was that of an epoch before. Raises what ``Offsets``
+        raise, and leaves the position as it was.
+        """
+        if self._offsets is None:
+            raise InvalidInput(
+                "This source was sent to a worker, which has no ranges of it. Ask the one in the driver."
+            )
+        start = self._position if self._position is not None else _checked(self._offsets, self._offsets.first(spark))
+        while not self._offsets.ended(start):
+            stop = _checked(self._offsets, self._offsets.latest(spark, start))
+            if stop == start:
+                self._position = start
+                return NoSplit.LATER
+            if self._offsets.rows_estimate(start, stop) != 0:
+                self._position, self._ranges = stop, self._ranges + 1
+                return self._range(self._offsets, start, stop)
+            start = stop
+        self._position, self._over = start, True
+        return NoSplit.NEVER
+
+    def _range(self, offsets: Offsets, start: Position, stop: Position) -> Range:
+        label = f"range {self._ranges} of {offsets}"
+        return Range(lambda spark: self._conforming(offsets.frame(spark, start, stop)), label)
+
+    def next_split(self, subtask: int, parallelism: int) -> NoSplit:  # noqa: ARG002 - the same for all
+        """Splits come with ranges: ``LATER``; ``NEVER`` once :meth:`next_range` has said so."""
+        return NoSplit.NEVER if self._over else NoSplit.LATER
+
+    def snapshot(self) -> pa.Table:
+        """The position; no rows if reading has not begun."""
+        if self._position is None:
+            return self.columns.empty_table()
+        values = list(self._position.values())
+        numbers = [value if isinstance(value, int) else None for value in values]
+        texts = [value if isinstance(value, str) else None for value in values]
+        columns = {"name": [None, *self._position], "number": [self._ranges, *numbers], "text": [None, *texts]}
+        return pa.table(columns, schema=self.columns)
+
+    def restore(self, rows: pa.Table) -> None:
+        """Take the position back."""
+        names, numbers, texts = (rows[name].to_pylist() for name in self.columns.names)
+        found = {name: (number, text) for name, number, text in zip(names, numbers, texts, strict=True)}
+        self._over = False
+        self._ranges = found.pop(None, (0, None))[0]
+        self._position = {name: text if number is None else number for name, (number, text) in found.items()}
+        if not names:
+            self._position = None
+
+
+def _checked(offsets: Offsets, position: object) -> Position:
+    """The same position. Raises ``InvalidInput``, the fault of the ``Offsets``, if it cannot be kept."""
+    if not isinstance(position, dict):
+        raise InvalidInput(f"{offsets} gave {type(position).__name__} for a position. It must give a dict.")
+    for name, value in position.items():
+        is_kept = type(value) is str or (type(value) is int and -(2**63) <= value < 2**63)
+        if not isinstance(name, str) or not is_kept:
+            raise InvalidInput(
+                f"{offsets} gave a position with {name!r}: {value!r}. A position has names, each with a signed whole "
+                "number of 64 bits or a text."
+            )
+    return position
+
+
+def _session(spark: SparkSession | None) -> SparkSession:
+    if spark is not None:
+        return spark
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.sql import SparkSession
+
+    try:
+        found: SparkSession = SparkSession.active()
+    except PySparkRuntimeError as error:
+        raise InvalidInput(
+            "A Spark source without a schema asks Spark for its columns, and no session is active. Give the schema, or "
+            "the session.",
+            kind=ErrorKind.MISSING_DEPENDENCY,
+        ) from error
+    return found
+
+
+__all__ = ["DirectoryFrames", "OffsetTable", "Offsets", "Position", "Range", "RangeEnumerator", "SparkSource"]

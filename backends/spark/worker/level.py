@@ -1,0 +1,115 @@
+"""What Spark runs: one level of an epoch in one slot.
+
+A slot runs, one after the other, every task of the level with the slot's number as its subtask, and
+passes rows for other levels on. Frames are read one by one, and output is sent when it is much.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateformat.model import AttemptId, CheckpointId
+
+from ...dataflow import events as ev
+from ...dataflow.chain import FailsAgain
+from ..protocol import ROWS, EpochBroken, Setup, Spec, TaskReport, join_small, pack
+from ..protocol.frames import unpack
+from .loop_end import LoopEnd
+from .task_cache import WORKER_CACHE
+from .task_run import TaskRun
+
+if TYPE_CHECKING:
+    from pyspark import Broadcast
+
+_SETUPS: Final[dict[str, Setup]] = {}
+"""By run, the setups that this process has unpickled."""
+
+
+def _setup_of(run: str, data: Callable[[], bytes], live: Collection[str]) -> Setup:
+    """The setup of a run; ``FailsAgain`` if it cannot be unpickled. Releases what is left of ended runs."""
+    ended = [other for other in _SETUPS if other not in live and other != run]
+    if ended:
+        for other in ended:
+            del _SETUPS[other]
+        WORKER_CACHE.drop_others({run, *live})
+    if run not in _SETUPS:
+        pickled = data()
+        try:
+            _SETUPS[run] = pickle.loads(pickled)  # noqa: S301 - from our own driver
+        except Exception as error:
+            raise FailsAgain(
+                f"A worker of Spark cannot load the job: {type(error).__name__}: {error}. What the job's steps are made "
+                "of must be importable there: install it, or give it to Spark (spark-submit --py-files, "
+                "sparkContext.addPyFile)."
+            ) from error
+    return _SETUPS[run]
+
+
+@dataclass(frozen=True)
+class Level:
+    """The function of one ``mapInArrow``."""
+
+    run: str
+    live: frozenset[str]
+    """The runs for which workers keep their caches."""
+    setup: Broadcast[bytes]
+    number: int
+    specs: Mapping[int, bytes]
+    """By slot, the pickled specs of its tasks."""
+    heads: Mapping[int, tuple[ev.TaskId, ...]]
+    """By slot, the heads of loops that end the epoch here."""
+    checkpoint_id: CheckpointId
+    attempt_id: AttemptId
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Rows in, rows out (``mail.ROWS``). Raises ``EpochBroken``, upon which Spark tries again."""
+        return join_small(self._rows(batches))
+
+    def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        slot = context.partitionId()
+        specs: list[Spec] = pickle.loads(self.specs[slot]) if slot in self.specs else []  # noqa: S301 - from our driver
+        frames = (batch for batch in batches if batch.schema.names == ROWS.names and batch.num_rows)
+        try:
+            setup = _setup_of(self.run, lambda: self.setup.value, self.live)
+        except FailsAgain as error:
+            # ReportedProgress, not raised: Spark would try again, as often as it may.
+            for spec in specs:
+                events: list[ev.CoordinatorEvent] = [ev.TaskFailed(None, str(error))]
+                yield TaskReport(spec.task, events=events, errors=[(str(error), pack(error))]).rows()
+            for batch in frames:
+                yield from self._of_others(batch)
+            return
+        writing = replace(setup.context, checkpoint_id=self.checkpoint_id, attempt_id=self.attempt_id)
+        tasks = {spec.task: TaskRun(setup, spec, writing, WORKER_CACHE) for spec in specs}
+        for task in tasks.values():
+            yield from task.begin()
+        heads = {task: LoopEnd(setup, task, writing) for task in self.heads.get(slot, ())}
+        receivers: dict[ev.TaskId, TaskRun | LoopEnd] = {**tasks, **heads}
+        for batch in frames:
+            yield from self._of_others(batch)
+            for payload in batch.column("payload").filter(pc.equal(batch.column("level"), self.number)):
+                header, rest = unpack(payload.as_buffer())
+                receiver = receivers.get(header.receiver)
+                if receiver is None:
+                    raise EpochBroken(
+                        f"slot {slot} of level {self.number} got a frame for {header.receiver}, which is not there"
+                    )
+                yield from receiver.receive(header, rest)
+        for receiver in receivers.values():
+            yield from receiver.finish()
+
+    def _of_others(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """The rows that other levels read, and reports."""
+        rows = batch.filter(pc.not_equal(batch.column("level"), self.number))
+        if rows.num_rows:
+            yield rows

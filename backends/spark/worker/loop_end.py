@@ -1,0 +1,124 @@
+"""The head of a loop at the last level of an epoch, where it gets what was fed back.
+
+At its own level a head has written its states and sent the barrier into its loop. It goes on to the
+last level as a frame to itself, with a snapshot that is still open. There, all that was fed back in
+the epoch becomes the in-flight state of the snapshot (FLIP-16), processed first in the next epoch.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from stateformat.snapshot import WriteContext
+
+from ...dataflow import events as ev
+from ...dataflow.chain import OpenSnapshot
+from ...dataflow.task import Task
+from ...runtime import Worker
+from ..protocol import EpochLink, Setup, TaskReport
+from ..protocol import frames as mail
+
+_ITSELF = -1
+"""The number of the frame that is a head."""
+
+
+class Suspended(NamedTuple):
+    """A head on its way."""
+
+    report: TaskReport
+    snapshot: OpenSnapshot | None
+    is_own: bool
+    """Whether a barrier that writes has asked for the snapshot."""
+
+    def rows(self, level: int) -> pa.RecordBatch:
+        """As a frame to itself."""
+        task = self.report.task
+        header = mail.Header(task, task, self.report.token, _ITSELF, ())
+        return mail.row(task.subtask, level, mail.pack(header, ()) + pickle.dumps(self, protocol=5))
+
+
+class _NextEpoch:
+    """In place of the chain: takes what the next epoch is to process."""
+
+    def __init__(self) -> None:
+        self.batches: list[pa.RecordBatch] = []
+
+    def process(self, edge_id: str, batch: pa.RecordBatch) -> None:  # noqa: ARG002 - the snapshot has it by channel
+        self.batches.append(batch)
+
+    def notify_complete(self, number: int) -> None:
+        pass
+
+    def notify_aborted(self, number: int) -> None:
+        pass
+
+
+class LoopEnd:
+    """One head at the last level. Call :meth:`receive` for every frame, then :meth:`finish`."""
+
+    def __init__(self, setup: Setup, task: ev.TaskId, context: WriteContext) -> None:
+        self._setup = setup
+        self._task = task
+        self._context = context
+        self._inbox = mail.Inbox(task)
+        self._frames: list[tuple[mail.Header, pa.Buffer]] = []
+        self._head: Suspended | None = None
+
+    def receive(self, header: mail.Header, rest: pa.Buffer) -> Iterator[pa.RecordBatch]:
+        """Take a frame in, also the one that is the head. Sends nothing before the end."""
+        if header.number != _ITSELF:
+            self._frames += self._inbox.take(header, rest)
+        elif self._head is None:
+            self._head = pickle.loads(rest)  # noqa: S301 - from a worker of ours
+        else:
+            raise mail.EpochBroken(f"{self._task} came to the last level twice")
+        yield from ()
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """The report of the head. Nothing if it failed at its own level, where it has reported."""
+        self._inbox.check()
+        if self._head is None:
+            return
+        report, snapshot, is_own = self._head
+        core: Task = pickle.loads(report.core)  # noqa: S301 - from a worker of ours
+        worker = Worker(
+            self._task,
+            self._setup.job.vertex(self._task.vertex),
+            core,
+            list(self._setup.queues(self._task).values()),
+            {},
+            frozenset(),
+            EpochLink(report, self._context),
+            number=report.number,
+            snapshot=snapshot if is_own else None,
+        )
+        later: Any = _NextEpoch()
+        worker.operators = later
+        # A snapshot that no barrier has asked for is written here, not by the worker.
+        own = None if is_own else snapshot
+        try:
+            for header, rest in self._frames:
+                for channel, element in () if report.ended else mail.elements(header, rest, self._setup.job.schemas):
+                    known = len(later.batches)
+                    worker.deliver(ev.Received(channel, element))
+                    if own is not None:
+                        for batch in later.batches[known:]:
+                            own.log(channel, batch)
+            if own is not None:
+                report.snapshots = tuple(own.close())
+        except Exception as error:
+            worker.fail(error)
+        if not (report.snapshots or report.failure or report.ended):
+            worker.fail(RuntimeError("the barrier did not come round its loop in its epoch"))
+        report.replays = bool(later.batches)
+        for sender, (token, count) in self._inbox.consumed.items():
+            before = report.consumed.get(sender, (token, 0))
+            if before[0] != token:
+                raise mail.EpochBroken(f"{self._task} got frames of two attempts of {sender}")
+            report.consumed[sender] = (token, before[1] + count)
+        report.core = pickle.dumps(core, protocol=5)
+        yield report.rows()

@@ -1,0 +1,124 @@
+"""What a Python worker keeps from one epoch to the next: the operator chains of its tasks.
+
+Spark serves a task in any worker, so every worker comes to hold every task, a few epochs behind. A
+cached task has the token of the report with which its epoch ended. It counts only if that token is
+among those that the driver sends: the tokens of accepted reports, with their versions. States over
+the limit go to the executor's local disk; Spark removes the files when the executor ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ...dataflow import events as ev
+from ...dataflow.chain import OperatorChain
+from ...state import SubtaskStates
+
+logger = logging.getLogger(__name__)
+
+Key = tuple[str, ev.TaskId]
+"""A run and one of its tasks."""
+
+
+@dataclass
+class CachedTask:
+    """A task as one report left it."""
+
+    token: bytes
+    """That of the report."""
+    version: int
+    chain: OperatorChain | None
+    """None: its states lie in ``directory``."""
+    output: Any = None
+    directory: Path | None = None
+    size_bytes: int = 0
+
+    def states(self, empty: Mapping[str, SubtaskStates]) -> Mapping[str, SubtaskStates]:
+        """Its states by uid; those on disk are loaded into ``empty``. ``InvalidInput`` if that fails."""
+        if self.chain is not None:
+            return self.chain.states
+        assert self.directory is not None
+        for uid, states in empty.items():
+            states.load(self.directory / _file_name(uid))
+        return empty
+
+    def release(self) -> None:
+        """Close the chain and remove the files. What closing raises is logged."""
+        if self.chain is not None:
+            try:
+                self.chain.close()
+            except Exception as error:
+                logger.warning("A cached operator chain could not be closed: %s", error)
+            self.chain = None
+        if self.directory is not None:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _file_name(uid: str) -> str:
+    return uid.encode().hex()
+
+
+class TaskCache:
+    """The cached tasks of a worker, the least recently used first."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[Key, CachedTask] = {}
+
+    def take(self, key: Key, tokens: Mapping[bytes, int]) -> CachedTask | None:
+        """Remove and return a task, if its token is among these."""
+        cached = self._tasks.pop(key, None)
+        if cached is None or cached.token in tokens:
+            return cached
+        cached.release()
+        return None
+
+    def keep(self, key: Key, cached: CachedTask, *, limit_bytes: int) -> None:
+        """Add a task. Others go to disk until those in memory have at most ``limit_bytes``."""
+        older = self._tasks.pop(key, None)
+        if older is not None:
+            older.release()
+        assert cached.chain is not None
+        cached.size_bytes = sum(states.size_bytes for states in cached.chain.states.values())
+        self._tasks[key] = cached
+        in_memory = sum(other.size_bytes for other in self._tasks.values() if other.chain is not None)
+        for other_key, other in list(self._tasks.items()):
+            if in_memory <= limit_bytes:
+                return
+            if other.chain is not None:
+                in_memory -= other.size_bytes
+                self._spill(other_key, other, other.chain)
+
+    def _spill(self, key: Key, cached: CachedTask, chain: OperatorChain) -> None:
+        directory = Path(tempfile.mkdtemp(prefix="stateformat-", dir=local_directory()))
+        try:
+            for uid, states in chain.states.items():
+                states.save(directory / _file_name(uid))
+        except OSError as error:
+            logger.warning("States cannot be put on the local disk. They will be read from the store: %s", error)
+            shutil.rmtree(directory, ignore_errors=True)
+            self._tasks.pop(key).release()
+            return
+        cached.release()
+        cached.directory = directory
+
+    def drop_others(self, runs: Collection[str]) -> None:
+        """Release the tasks of all runs but these."""
+        for key in [key for key in self._tasks if key[0] not in runs]:
+            self._tasks.pop(key).release()
+
+
+def local_directory() -> str | None:
+    """Where Spark lets this worker put files; None: the system's directory for temporary files."""
+    first = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+    return first if first and Path(first).is_dir() else None
+
+
+WORKER_CACHE: Final = TaskCache()
+"""That of this process."""

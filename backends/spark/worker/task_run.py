@@ -1,0 +1,345 @@
+"""One task in one epoch, in a Python worker of Spark: from its restore point and mail to its report.
+
+The operator chain is the one that this worker has cached, or is opened from the restore point. The
+same ``Worker`` as in every executor processes first what was fed back into a loop, then mail, then
+records; its channels end in frames. When nothing more can come, the barrier has passed everywhere,
+and the snapshot is written. An epoch without a barrier that writes is a cut as well, since nothing
+is under way when it ends: the states are written as they are then. The head of a loop goes on at
+the last level, with an open snapshot (``loop_end.py``).
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from stateformat.errors import InvalidInput, InvalidState
+from stateformat.model import Mode
+from stateformat.snapshot import WriteContext
+
+from ...dataflow import events as ev
+from ...dataflow.chain import OpenSnapshot, OperatorChain, in_flight_batches
+from ...dataflow.graph import Router
+from ...dataflow.task import Task
+from ...runtime import Mail, Queue, SplitAssigned, Worker, receiver_of
+from ...state import SubtaskStates
+from ..protocol import ENDED, EpochLink, RestorePoint, Setup, Spec, TaskReport, input_channel
+from ..protocol import frames as mail
+from ..sources import RowBuffer
+from .loop_end import Suspended
+from .operator_pickling import pickle_operators, unpickle_operators
+from .task_cache import CachedTask, TaskCache
+
+logger = logging.getLogger(__name__)
+
+
+class _SendingEnd(Queue):
+    """The sending end of a channel whose other end is in another worker."""
+
+    __slots__ = ("level", "outbox", "receiver")
+
+    def __init__(self, channel: ev.Channel, outbox: mail.Outbox | None, receiver: ev.TaskId, level: int) -> None:
+        super().__init__(channel, capacity=None)
+        self.outbox, self.receiver, self.level = outbox, receiver, level
+
+    def put(self, element: ev.Element) -> None:
+        """Send an element, unless the receiver has left the job."""
+        if self.outbox is not None:
+            self.outbox.put(self.receiver, self.level, self.channel, element)
+
+
+class _Output:
+    """What a chain writes to (``activation.ChainOutput``): the worker of this epoch. A chain outlives it."""
+
+    worker: Worker
+
+    def emit(self, edge_id: str, batch: pa.RecordBatch) -> None:
+        self.worker.emit(edge_id, batch)
+
+    def send(self, uid: str, message: bytes) -> None:
+        self.worker.send(uid, message)
+
+    def now_us(self) -> int:
+        return self.worker.now_us()
+
+
+class _EndedChain:
+    """In place of the chain of a task whose logic ended in an epoch before."""
+
+    late_records = 0
+
+    def __init__(self, setup: Setup, task: ev.TaskId) -> None:
+        self._operators = setup.job.vertex(task.vertex).operators
+        self._subtask = task.subtask
+
+    def snapshot(self, command: ev.Snapshot, context: WriteContext) -> OpenSnapshot:  # noqa: ARG002 - it is finishing
+        return OpenSnapshot([context.subtask(uid, self._subtask, finishing=True) for uid in self._operators], [])
+
+    def notify_complete(self, number: int) -> None:
+        pass
+
+    def notify_aborted(self, number: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class TaskRun:
+    """One task. Call :meth:`begin`, :meth:`receive` for every frame, then :meth:`finish`.
+
+    Each yields rows to send.
+    """
+
+    def __init__(self, setup: Setup, spec: Spec, context: WriteContext, cache: TaskCache) -> None:
+        self.spec = spec
+        self.report = TaskReport(spec.task, number=spec.number)
+        self._setup = setup
+        self._context = context
+        self._cache = cache
+        self._core: Task = pickle.loads(spec.core)  # noqa: S301 - from our own driver
+        self._vertex = setup.job.vertex(spec.task.vertex)
+        self._outbox = mail.Outbox(spec.task, self.report.token)
+        self._inbox = mail.Inbox(spec.task)
+        self._queues = setup.queues(spec.task)
+        self._input = input_channel(self._vertex.id, spec.task.subtask)
+        # A source that reads frames and is asked to end does so behind the range of the epoch.
+        self._last_mail = [item for item in spec.mail if spec.reads_frames and isinstance(item, ev.EndSource)]
+        self._schemas = setup.job.schemas
+        if spec.reads_frames:
+            self._schemas = {**self._schemas, self._input.edge: setup.job.step(self._vertex.id).schema}
+            self._rows = RowBuffer(f"epoch {spec.version}")
+        self._output = _Output()
+        self._choose = random.Random(0)  # noqa: S311 - which of the channels that have something comes first
+        self._worker = Worker(
+            spec.task,
+            self._vertex,
+            self._core,
+            list(self._queues.values()),
+            self._sending_ends(),
+            frozenset(),
+            EpochLink(self.report, context),
+            number=spec.number,
+        )
+        self._worker.routers = {edge.id: Router(setup.job, edge, spec.task.subtask) for edge in self._vertex.outputs}
+
+    def _sending_ends(self) -> dict[str, list[_SendingEnd]]:
+        ends: dict[str, list[_SendingEnd]] = {}
+        for edge_id, channels in self._setup.outputs[self.spec.task].items():
+            ends[edge_id] = []
+            for channel in channels:
+                receiver = receiver_of(self._setup.job, channel)
+                outbox = None if receiver in self.spec.gone else self._outbox
+                ends[edge_id].append(_SendingEnd(channel, outbox, receiver, self._setup.level_of(channel)))
+        return ends
+
+    # The epoch -----------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> Iterator[pa.RecordBatch]:
+        """Open, process what had been fed back, and mail. A source without frames reads."""
+        worker = self._worker
+        try:
+            self._open()
+            worker.count_late_rows()
+            if self.spec.restore_point is not None and self.spec.restore_point.replays:
+                self._replay(self.spec.restore_point)
+        except Exception as error:
+            worker.fail(error)
+        if not (self.spec.started or worker.gone):
+            worker.start()
+        self._take_mail(*(item for item in self.spec.mail if item not in self._last_mail))
+        yield from self._flush_if_large()
+        if self.spec.reads_frames:
+            self._take_mail(SplitAssigned(self._rows.split))
+        elif self._vertex.is_source:
+            yield from self._read()
+
+    def receive(self, header: mail.Header, rest: pa.Buffer) -> Iterator[pa.RecordBatch]:
+        """Process a frame."""
+        for head, body in self._inbox.take(header, rest):
+            for channel, element in mail.elements(head, body, self._schemas):
+                if self._worker.gone:
+                    continue
+                if channel == self._input:
+                    self._read_rows(element)
+                else:
+                    self._queues[channel].put(element)
+                    self._process()
+                yield from self._flush_if_large()
+
+    def _read_rows(self, element: ev.Element) -> None:
+        """Let the reader have what has come of a DataFrame."""
+        if isinstance(element, ev.Watermark):
+            self._rows.observe(element.timestamp)
+        elif isinstance(element, ev.Records):
+            self._rows.add(element.batch)
+        while self._rows.has_rows and not self._worker.gone:
+            self._worker.step(self._choose)
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """All frames have come: write and send the report, or the head of a loop for the last level."""
+        self._inbox.check()
+        if self.spec.reads_frames and not self._worker.gone:
+            self._rows.close()
+            while not (self._rows.is_read or self._worker.gone):
+                self._worker.step(self._choose)
+            self.report.ran_dry = True
+        self._take_mail(*self._last_mail)
+        if self.spec.triggered is not None:
+            self._take_mail(self.spec.triggered)
+        report = self.report
+        report.late_rows = 0 if self._worker.gone else self._worker.late_rows
+        snapshot, is_own = self._write()
+        yield from self._outbox.flush()
+        report.rows_read = self._worker.rows
+        report.sent, report.sent_bytes = dict(self._outbox.sent), self._outbox.sent_bytes
+        report.consumed = self._inbox.consumed
+        report.core = pickle.dumps(self._core, protocol=5)
+        if self._vertex.feedback and report.failure is None:
+            yield Suspended(report, snapshot, is_own).rows(self._setup.last_level)
+        else:
+            yield report.rows()
+
+    def _take_mail(self, *items: Mail) -> None:
+        self._worker.mailbox.extend(items)
+        while self._worker.mailbox and not self._worker.gone:
+            self._worker.step(self._choose)
+        self._process()
+
+    def _process(self) -> None:
+        while not self._vertex.is_source and self._worker.ready(0):
+            self._worker.step(self._choose)
+
+    def _read(self) -> Iterator[pa.RecordBatch]:
+        """Let a source read until its share of the epoch is over, or nothing is there."""
+        worker, spec = self._worker, self.spec
+        end_us = None if spec.read_us is None else worker.now_us() + spec.read_us
+        while worker.ready(worker.now_us()):
+            worker.step(self._choose)
+            yield from self._flush_if_large()
+            if spec.read_rows is not None and worker.rows >= spec.read_rows:
+                return
+            if end_us is not None and worker.now_us() >= end_us:
+                return
+        self.report.ran_dry = True
+
+    def _flush_if_large(self) -> Iterator[pa.RecordBatch]:
+        if self._outbox.is_large:
+            yield from self._outbox.flush()
+
+    # States --------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _key(self) -> tuple[str, ev.TaskId]:
+        return self._setup.run, self.spec.task
+
+    def _open(self) -> None:
+        point = self.spec.restore_point
+        if point is None:
+            ended: Any = _EndedChain(self._setup, self.spec.task)
+            self._worker.operators = ended
+            return
+        cached = self._cache.take(self._key, self.spec.tokens)
+        if cached is not None and cached.chain is not None and cached.version == max(self.spec.tokens.values()):
+            self.report.opened, chain, self._output = "kept", cached.chain, cached.output
+        else:
+            chain = self._restored(cached, point)
+        self._output.worker = self._worker
+        self._worker.operators = chain
+        for uid, states in chain.states.items():
+            states.begin(self.spec.version)
+            states.layers = point.layers(uid)
+        if self.report.opened != "kept":
+            tasks = {uid: point.read_tasks(self._context, uid) for uid in point.operators}
+            chain.open(
+                tasks or None,
+                taken=point.barrier or None,
+                taken_id=point.checkpoint_id,
+                going_on=unpickle_operators(chain, point.pickled),
+                reported=point.reported,
+            )
+
+    def _restored(self, cached: CachedTask | None, point: RestorePoint) -> OperatorChain:
+        """A new chain: with cached states and what has changed since, or with none, to be read."""
+        job, subtask, vertex = self._setup.job, self.spec.task.subtask, self._vertex
+        self.report.opened = "restored"
+        if cached is None:
+            return OperatorChain(job, vertex, subtask, self._output)
+        found = None
+        if point.can_catch_up(cached.version):
+            uids = vertex.operators[1:] if vertex.is_source else vertex.operators
+            empty = {uid: SubtaskStates(job.graph.operator(uid), subtask, job.states_of(uid)) for uid in uids}
+            try:
+                found = cached.states(empty)
+            except InvalidInput as error:
+                logger.warning("States on the local disk are read from the store again: %s", error)
+        cached.release()  # Its operators may hold what is out of date; the states go on.
+        if found is None:
+            return OperatorChain(job, vertex, subtask, self._output)
+        for uid, states in found.items():
+            layers = {
+                name: [layer for layer in of_state if layer.version is not None and layer.version > cached.version]
+                for name, of_state in point.layers(uid).items()
+            }
+            states.catch_up(point.read_tasks(self._context, uid, above=cached.version), layers)
+        self.report.opened = "caught_up"
+        return OperatorChain(job, vertex, subtask, self._output, found)
+
+    def _replay(self, point: RestorePoint) -> None:
+        """Process the records that were in flight at the restore point."""
+        for task in point.read_tasks(self._context, self._vertex.id).values():
+            edge = task.state.edge
+            if task.state.mode is Mode.IN_FLIGHT and edge is not None and task.slices.num_rows:
+                for _, batch in in_flight_batches(task, self._setup.job.schemas[edge]):
+                    self._worker.operators.process(edge, batch)
+
+    def _write(self) -> tuple[OpenSnapshot | None, bool]:
+        """Write what no barrier has written, and put the chain away.
+
+        Returns the snapshot of a loop head, which stays open, and whether a barrier asked for it.
+        """
+        worker, report = self._worker, self.report
+        snapshot = worker.open_snapshot
+        is_own = snapshot is not None
+        if not worker.gone:
+            try:
+                if not (report.snapshots or is_own):
+                    ended = self._core.state in ENDED
+                    command = ev.Snapshot(ev.Barrier(0), ended, *self._core.progress())
+                    snapshot = worker.operators.snapshot(command, self._context)
+                if snapshot is not None and not self._vertex.feedback:
+                    report.snapshots = tuple(snapshot.close())
+            except Exception as error:
+                worker.fail(error)
+        if worker.gone:
+            worker.release()
+            return None, False
+        report.number = worker.snapshot_taken
+        if self.spec.restore_point is not None:
+            self._put_away()
+        return snapshot, is_own
+
+    def _put_away(self) -> None:
+        """Cache the chain for the next epoch, or end it if its logic has ended."""
+        chain, report = self._worker.operators, self.report
+        report.kept = {uid: dict(states.layers_kept) for uid, states in chain.states.items()}
+        if self._core.state in ENDED:
+            self._worker.release()
+            return
+        report.reported = {uid: member.reported for uid, member in chain.operators.items() if member.reported}
+        chain.hand_over()
+        try:
+            report.pickled = pickle_operators(self._setup.job, chain)
+        except InvalidState as error:
+            self._worker.fail(error)
+        if report.failure or any(isinstance(event, ev.SnapshotFailed) for event in report.events):
+            # A snapshot that failed was written once more, so its states are not at the version of the epoch.
+            self._worker.release()
+            return
+        cached = CachedTask(report.token, self.spec.version, chain, self._output)
+        self._cache.keep(self._key, cached, limit_bytes=self._setup.cache_bytes)

@@ -1,0 +1,277 @@
+"""Keyed map and keyed list state: several rows per key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from stateformat.errors import ErrorKind, InvalidState
+from stateformat.graph import Operator
+from stateformat.model import State
+from stateformat.segments import row_key_codes
+
+from .columns import Mask, Slots, take_apart
+from .element_lists import ElementLists
+from .keyed_value import KeyedState, beside, check_lengths, one_row, one_values, spread
+from .rows import KeyedRows, RowNormalizer, Rows, key_grouping, without
+
+_INDEX_MAX: Final = 2**63 - 1
+
+
+class _Collection(KeyedState):
+    """The base of maps and lists: keys, elements, and which elements each key has."""
+
+    def _open(self, operator: Operator, state: State, elements: Rows) -> None:
+        key_count = len(self._keys.fields)
+        self._key_rows = KeyedRows(self._keys.fields, key_count, key_grouping(operator, key_count))
+        self._elements = elements
+        self._lists = ElementLists(self._key_rows, elements)
+        self._track(state, elements)
+
+    @property
+    def key_count(self) -> int:
+        """Keys that have elements."""
+        return self._key_rows.count
+
+    @property
+    def stores(self) -> list[Rows]:
+        return [self._key_rows, self._elements]
+
+    def get(self, keys: pa.RecordBatch) -> pa.RecordBatch:
+        """All rows of these keys, each once, with the columns of :meth:`rows`.
+
+        Ordered by the first place of their key in ``keys``, then as they stand within the key.
+        """
+        return self.lookup(keys, distinct=True)[0]
+
+    def lookup(self, keys: pa.RecordBatch, *, distinct: bool = False) -> tuple[pa.RecordBatch, Slots]:
+        """All rows of the key of each row of ``keys``, and the number of that row (int64,
+        ascending): a join.
+
+        A key that stands twice in ``keys`` gives its rows twice, unless they should be
+        ``distinct``.
+        """
+        slots = self._key_rows.find(self._keys.fit(keys))
+        requests = np.flatnonzero(slots >= 0)
+        owners, place = np.unique(slots[requests], return_inverse=True)
+        elements = self._lists.of(owners)
+        elements = elements[self._order(elements)]
+        # Elements by owner, then in order; a request takes those of its owner.
+        of_owner = np.searchsorted(owners, self._elements.array("owner")[elements])
+        by_owner = np.argsort(of_owner, kind="stable")
+        begins = np.searchsorted(of_owner[by_owner], np.arange(len(owners) + 1))
+        if distinct:
+            _, first = np.unique(place, return_index=True)
+            keep = np.sort(first)
+            requests, place = requests[keep], place[keep]
+        counts = (begins[1:] - begins[:-1])[place]
+        offsets = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        chosen = elements[by_owner[np.repeat(begins[:-1][place], counts) + offsets]]
+        return pa.RecordBatch.from_arrays(self._columns(chosen), schema=self._schema), np.repeat(requests, counts)
+
+    def _order(self, elements: Slots) -> Slots:
+        """Sorts the elements of a key into their order."""
+        return np.argsort(elements)
+
+    def clear(self, keys: pa.RecordBatch) -> None:
+        """Delete all rows of these keys; those without rows are ignored."""
+        slots = self._key_rows.find(self._keys.fit(keys))
+        self._lists.kill(self._lists.of(np.unique(slots[slots >= 0])))
+
+    def clear_keys(self, keys: pa.RecordBatch) -> None:
+        self.clear(keys)
+
+    def clear_one(self, *key: Any) -> None:
+        """Delete all rows of one key, given as :meth:`get_one` takes it."""
+        self.clear(one_row(self._keys, spread(key)))
+
+
+class KeyedMap(_Collection):
+    """Rows of values by key and ``_map_key`` (SPEC.md section 3.6, kind ``map``), in a key as they
+    came.
+
+    Batches have columns by name: key columns, ``_map_key``, values; nullable values may be missing.
+    """
+
+    def __init__(self, operator: Operator, state: State) -> None:
+        super().__init__(state)
+        self._entries = self._keyed_rows(operator)
+        self._open(operator, state, self._entries)
+
+    def find(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Mask]:
+        """The values at each key and ``_map_key``, in the order of ``rows``, and whether there are
+        any; null where not.
+        """
+        return self._values_at(self._entries.find(self._row_keys.fit(rows)))
+
+    def put(self, rows: pa.RecordBatch) -> None:
+        """Set rows; of rows with the same key and ``_map_key`` the last one counts."""
+        self.restore(rows)
+
+    def restore(self, rows: pa.RecordBatch, groups: Any = None) -> None:
+        fitted = self._row_keys.fit(rows)
+        values = self._values.fit(without(rows, self._row_keys.schema.names))
+        slots, new = self._entries.ensure(fitted, groups)
+        if len(new):
+            keys = [column.take(pa.array(new)) for column in fitted[:-1]]
+            owners, first = self._key_rows.ensure(keys, None if groups is None else groups[new])
+            self._lists.start(owners[first])
+            self._lists.link(slots[new], owners)
+        self._entries.put_rows(slots, values)
+
+    def delete(self, rows: pa.RecordBatch) -> None:
+        """Delete entries by key and ``_map_key``; those that are not there are ignored."""
+        self.remove(rows)
+
+    def remove(self, rows: pa.RecordBatch) -> Mask:
+        slots = self._entries.find(self._row_keys.fit(rows))
+        self._lists.kill(slots[slots >= 0])
+        return slots >= 0
+
+    def get_one(self, *key: Any) -> dict[Any, dict[str, Any]]:
+        """All entries of one key: values by ``_map_key``. :meth:`find_one` looks up one of them.
+
+        ``key`` as for :meth:`KeyedValue.get_one`. A map key that is a struct stands as its items,
+        in the declared order.
+        """
+        rows = self.get(one_row(self._keys, spread(key))).to_pylist()
+        names = self._values.schema.names
+        return {_hashable(row["_map_key"]): {name: row[name] for name in names} for row in rows}
+
+    def find_one(self, key: Any, map_key: Any) -> dict[str, Any] | None:
+        """The values of one entry of one key, by column; None where there is no such entry.
+
+        ``key`` is the value of the key column, or a tuple of the values of several columns.
+        """
+        values, found = self.find(one_row(self._row_keys, key, map_key))
+        row: dict[str, Any] | None = values.to_pylist()[0] if found[0] else None
+        return row
+
+    def put_one(self, key: Any, map_key: Any, **values: Any) -> None:
+        """Set one entry of one key; ``key`` as for :meth:`find_one`."""
+        self.put(beside(one_row(self._row_keys, key, map_key), one_values(self._values, values)))
+
+    def delete_one(self, key: Any, map_key: Any) -> None:
+        """Delete one entry of one key; ``key`` as for :meth:`find_one`."""
+        self.delete(one_row(self._row_keys, key, map_key))
+
+
+class KeyedList(_Collection):
+    """A list of rows per key (SPEC.md section 3.6, kind ``list``), in the order of ``_index``,
+    which it gives itself.
+    """
+
+    def __init__(self, operator: Operator, state: State) -> None:
+        super().__init__(state)
+        self._where = f"state {state.name!r} of {state.operator!r}"
+        self._index = RowNormalizer(state, ["_index"], only=False)
+        stored = [*self._index.schema.names, *self._values.schema.names, *self._keys.schema.names]
+        self._positions = [stored.index(name) for name in self._schema.names]
+        self._open(operator, state, Rows([*self._index.fields, *self._values.fields]))
+        self._key_rows.add_array("next", np.int64)
+
+    def append(self, keys: pa.RecordBatch, values: pa.RecordBatch) -> None:
+        """Put a row of values at the end of the list of each key, row by row; a key may stand
+        several times.
+        """
+        check_lengths(len(keys), "values", len(values))
+        fitted, columns = self._keys.fit(keys), self._values.fit(values)
+        if not len(keys):
+            return
+        owners = self._owners(fitted, None)
+        order = np.argsort(owners, kind="stable")
+        ordered = owners[order]
+        begins = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+        counts = np.diff(begins, append=len(ordered))
+        following = self._key_rows.array("next")
+        indexes = np.empty(len(ordered), np.int64)
+        indexes[order] = np.arange(len(ordered)) - np.repeat(begins - following[ordered[begins]], counts)
+        following[ordered[begins]] += counts
+        self._add(owners, [pa.array(indexes), *columns])
+
+    def _owners(self, keys: Sequence[pa.Array], groups: Any) -> Slots:
+        owners, new = self._key_rows.ensure(keys, groups)
+        self._lists.start(owners[new])
+        self._key_rows.array("next")[owners[new]] = 0
+        return owners
+
+    def _add(self, owners: Slots, columns: Sequence[pa.Array]) -> None:
+        new = self._elements.add(len(owners))
+        self._elements.put(new, [take_apart(column) for column in columns])
+        self._lists.link(np.arange(new.start, new.stop), owners)
+
+    def _order(self, elements: Slots) -> Slots:
+        [index] = self._elements.get(elements, 0, 1)
+        return np.lexsort([elements, index.to_numpy()])
+
+    def _columns(self, slots: Slots | slice) -> list[pa.Array]:
+        columns = [*self._elements.get(slots), *self._key_rows.get(self._elements.array("owner")[slots])]
+        return [columns[position] for position in self._positions]
+
+    def _row_keys_at(self, slots: Slots) -> list[pa.Array]:
+        owners = self._elements.array("owner")[slots]
+        return [*self._key_rows.get(owners), *self._elements.get(slots, 0, 1)]
+
+    def _groups_at(self, slots: Slots | slice) -> Any:
+        return self._key_rows.array("group")[self._elements.array("owner")[slots]]
+
+    def _elements_at(self, rows: pa.RecordBatch) -> Slots:
+        """The element with the key and ``_index`` of each row, −1 where there is none."""
+        keys = self._key_rows.find(self._keys.fit(rows))
+        [indexes] = self._index.fit(rows)
+        elements = self._lists.of(np.unique(keys[keys >= 0]))
+        [present] = self._elements.get(elements, 0, 1)
+        owners = np.concatenate([self._elements.array("owner")[elements], keys])
+        codes = row_key_codes([pa.array(owners), pa.chunked_array([present, indexes])])
+        at = np.full(int(codes.max(initial=-1)) + 1, -1)
+        at[codes[: len(elements)]] = elements
+        return at[codes[len(elements) :]]
+
+    def remove(self, rows: pa.RecordBatch) -> Mask:
+        elements = self._elements_at(rows)
+        self._lists.kill(elements[elements >= 0])
+        return elements >= 0
+
+    def get_one(self, *key: Any) -> list[dict[str, Any]]:
+        """The list of one key, in order; ``key`` as for :meth:`KeyedValue.get_one`."""
+        rows = self.get(one_row(self._keys, spread(key))).to_pylist()
+        return [{name: row[name] for name in self._values.schema.names} for row in rows]
+
+    def append_one(self, key: Any, **values: Any) -> None:
+        """Put one row of values at the end of the list of one key.
+
+        ``key`` as for :meth:`KeyedMap.find_one`.
+        """
+        self.append(one_row(self._keys, key), one_values(self._values, values))
+
+    def restore(self, rows: pa.RecordBatch, groups: Any = None) -> None:
+        if not len(rows):
+            return
+        owners = self._owners(self._keys.fit(rows), groups)
+        [indexes] = self._index.fit(rows)
+        if indexes.to_numpy().max() == _INDEX_MAX:
+            raise InvalidState(
+                f"a list of {self._where} has an element with _index {_INDEX_MAX}, after which nothing can be appended. "
+                "Rewrite the state with lower ones.",
+                kind=ErrorKind.LIMIT_EXCEEDED,
+            )
+        # The next index is one above the greatest, and 0 where all are negative.
+        np.maximum.at(self._key_rows.array("next"), owners, indexes.to_numpy() + 1)
+        values = self._values.fit(without(rows, [*self._keys.schema.names, "_index"]))
+        self._add(owners, [indexes, *values])
+
+    def replace(self, rows: pa.RecordBatch, groups: Any = None) -> None:
+        elements = self._elements_at(rows)
+        there = np.flatnonzero(elements >= 0)
+        if len(there):
+            values = self._values.fit(without(rows.take(pa.array(there)), [*self._keys.schema.names, "_index"]))
+            self._elements.put(elements[there], [take_apart(column) for column in values], 1)
+        new = np.flatnonzero(elements < 0)
+        self.restore(rows.take(pa.array(new)), None if groups is None else groups[new])
+
+
+def _hashable(value: Any) -> Any:
+    return tuple((name, _hashable(part)) for name, part in value.items()) if isinstance(value, Mapping) else value

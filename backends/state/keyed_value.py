@@ -1,0 +1,384 @@
+"""What keyed states have in common, and keyed value state: one row of values per key."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from stateformat.errors import InvalidInput
+from stateformat.graph import Operator
+from stateformat.model import State
+from stateformat.schema import segment_schema
+
+from .columns import FixedBuffer, Mask, Slots, ValidityBuffer, take_apart
+from .rows import KeyedRows, RowNormalizer, Rows, as_table, key_grouping, record_batch, without
+from .versions import Changes
+
+_UFUNCS: Final[Mapping[str, Any]] = {"sum": np.add, "count": np.add, "min": np.minimum, "max": np.maximum}
+# As Arrow's kernels, minimum and maximum pass over NaN, so they also begin with it.
+_FLOAT_UFUNCS: Final[Mapping[str, Any]] = {**_UFUNCS, "min": np.fmin, "max": np.fmax}
+
+
+class KeyedState(ABC):
+    """Rows by row key: the base of value, map, list and timers.
+
+    Keys come as a record batch with the key columns, by name; other columns of it are ignored.
+    Values come with the other columns of the state; nullable ones may be missing and are null.
+    Types are those declared, or such that a safe cast gives the same values. Null is a key like
+    any other, −0.0 is 0.0 and NaN is one key (SPEC.md section 5.3).
+
+    Columns that contradict the declaration raise ``InvalidState``, and the state is unchanged.
+    """
+
+    changes: Changes
+    """Which rows have changed; made by :meth:`_track`."""
+
+    def __init__(self, state: State) -> None:
+        schema = segment_schema(state)
+        row_key = list(state.row_key)
+        self._schema = pa.schema(list(schema)[1:])
+        """The columns of a segment without ``_key_group``."""
+        self._keys = RowNormalizer(state, state.key_columns, only=False)
+        self._row_keys = RowNormalizer(state, row_key, only=False)
+        values = [name for name in self._schema.names if name not in row_key]
+        self._values = RowNormalizer(state, values, only=True)
+
+    def _keyed_rows(self, operator: Operator) -> KeyedRows:
+        """Where rows are stored by row key: the row key first, then the values."""
+        fields = [*self._row_keys.fields, *self._values.fields]
+        stored = [field.name for field in fields]
+        self._positions = [stored.index(name) for name in self._schema.names]
+        return KeyedRows(fields, len(self._row_keys.fields), key_grouping(operator, len(self._keys.fields)))
+
+    def _track(self, state: State, rows: Rows) -> None:
+        self.changes = Changes(state, rows, self._row_keys_at, self._groups_at, self._columns)
+
+    def __len__(self) -> int:
+        return self.changes.rows.count
+
+    @property
+    def stores(self) -> list[Rows]:
+        """The stores of the rows."""
+        return [self.changes.rows]
+
+    def rows(self) -> pa.Table:
+        """All rows, with the columns of a segment but ``_key_group``, in the order in which they
+        came.
+        """
+        return as_table(self._schema, self._columns, self.changes.rows.live_slots())
+
+    @abstractmethod
+    def restore(self, rows: pa.RecordBatch, groups: Any = None) -> None:
+        """Take rows of a checkpoint, each row key once.
+
+        ``groups``: their key groups, if known to be right.
+        """
+
+    def replace(self, rows: pa.RecordBatch, groups: Any = None) -> None:
+        """Set rows of a checkpoint, each row key once, of which some may be there."""
+        self.restore(rows, groups)
+
+    @abstractmethod
+    def remove(self, rows: pa.RecordBatch) -> Mask:
+        """Delete the rows with these row keys; returns whether each was there."""
+
+    @abstractmethod
+    def clear_keys(self, keys: pa.RecordBatch) -> None:
+        """Delete all rows of these keys."""
+
+    def loaded(self) -> None:  # noqa: B027 - most states have nothing to compute
+        """Called after the stores were filled from elsewhere."""
+
+    def _columns(self, slots: Slots | slice) -> list[pa.Array]:
+        columns = self.changes.rows.get(slots)
+        return [columns[position] for position in self._positions]
+
+    def _row_keys_at(self, slots: Slots) -> list[pa.Array]:
+        return self.changes.rows.get(slots, 0, len(self._row_keys.fields))
+
+    def _groups_at(self, slots: Slots | slice) -> Any:
+        return self.changes.rows.array("group")[slots]
+
+    def _values_at(self, slots: Slots) -> tuple[pa.RecordBatch, Mask]:
+        """The value columns at the slots, null where a slot is −1; and where it is not."""
+        found = slots >= 0
+        columns = self.changes.rows.get(slots, len(self._row_keys.fields), found=None if found.all() else found)
+        return record_batch(columns, self._values.schema, len(slots)), found
+
+
+class KeyedValue(KeyedState):
+    """One row of values per key (SPEC.md section 3.6, kind ``value``)."""
+
+    def __init__(self, operator: Operator, state: State) -> None:
+        super().__init__(state)
+        self._store = self._keyed_rows(operator)
+        self._track(state, self._store)
+
+    def get(self, keys: pa.RecordBatch) -> tuple[pa.RecordBatch, Mask]:
+        """The values of each row of ``keys``, in their order, and whether the key has any.
+
+        Value columns in the order of the declaration, all nullable; null where the key has none.
+        """
+        return self._values_at(self._store.find(self._keys.fit(keys)))
+
+    def put(self, keys: pa.RecordBatch, values: pa.RecordBatch) -> None:
+        """Set the values of keys, row by row; of rows with the same key the last one counts."""
+        fitted_keys, fitted = self._fit(keys, values)
+        slots, _ = self._store.ensure(fitted_keys)
+        self._store.put_rows(slots, fitted)
+
+    def update(
+        self, keys: pa.RecordBatch, combine: Callable[[pa.RecordBatch, Mask], pa.RecordBatch | Mapping[str, Any]]
+    ) -> None:
+        """Read, change and write with one search.
+
+        ``combine`` gets what :meth:`get` returns and gives back the new values. It is called once
+        and must not touch the state. Every row of a key has the old values of that key; of several
+        rows the last one counts. If ``combine`` raises, nothing has changed.
+        """
+        fitted = self._keys.fit(keys)
+        slots = self._store.find(fitted)
+        values = combine(*self._values_at(slots))
+        if isinstance(values, Mapping):
+            values = pa.RecordBatch.from_pydict(dict(values))
+        fitted, new = self._fit(keys, values)
+        if (slots < 0).any():
+            slots, _ = self._store.ensure(fitted)
+        self._store.put_rows(slots, new)
+
+    def add(self, keys: pa.RecordBatch, values: pa.RecordBatch, how: Mapping[str, str]) -> None:
+        """Accumulate into the values of keys in place, with one search. A key may stand several
+        times.
+
+        ``how`` names for value columns ``sum`` (numbers), ``min``, ``max`` (numbers, dates,
+        timestamps) or ``count`` (int64). ``values`` has those columns. Nulls are passed over: a sum
+        of nothing is null, a count 0. A count counts what is not null in its column, or rows where
+        ``values`` lacks the column. To merge counts, sum them. Integers wrap around, as Arrow's do.
+
+        Columns that ``how`` does not name stay as they are, null for a new key. Non-nullable
+        columns must be in ``how``, and given without nulls unless they count.
+
+        Raises ``InvalidInput`` for what cannot be accumulated, before anything changes.
+        """
+        fitted_keys = self._keys.fit(keys)
+        inputs = {name: self._input(values, name, kind) for name, kind in how.items()}
+        for name, column in inputs.items():
+            if column is not None:
+                check_lengths(len(keys), f"column {name!r}", len(column))
+        self._refuse_nulls(how, inputs)
+        slots, rows = self._store.ensure(fitted_keys)
+        new = slice(self._store.used - len(rows), self._store.used)
+        self.changes.touched(slots)
+        for position, name in enumerate(self._values.schema.names, self._store.key_count):
+            if name in inputs:
+                self._accumulate(position, how[name], inputs[name], slots, new)
+            elif len(rows):
+                nulls = take_apart(pa.nulls(len(rows), self._store.kinds[position]))
+                for buffer, raw in zip(self._store.buffers[position], nulls, strict=True):
+                    buffer.put(new, raw)
+
+    def _refuse_nulls(self, how: Mapping[str, str], inputs: Mapping[str, pa.Array | None]) -> None:
+        for name in self._values.strict:
+            if how.get(name) == "count":
+                continue
+            column = inputs.get(name)
+            if column is None or column.null_count:
+                nulls = "is not accumulated" if column is None else f"is given {column.null_count} nulls"
+                raise InvalidInput(
+                    f"column {name!r} holds no nulls and {nulls}, so a new key might have one. Accumulate it from "
+                    "values without nulls, or declare it nullable."
+                )
+
+    def _input(self, values: pa.RecordBatch, name: str, kind: str) -> pa.Array | None:
+        """What is accumulated into a column, with its type; None where rows are counted."""
+        names = self._values.schema.names
+        if name not in names or kind not in _UFUNCS:
+            raise InvalidInput(
+                f"{kind!r} of column {name!r}: the value columns are {names}, and what can be accumulated is "
+                f"{', '.join(_UFUNCS)}"
+            )
+        target = self._values.schema.field(name).type
+        is_ = pa.types
+        numeric = is_.is_integer(target) or is_.is_floating(target)
+        ordered = numeric or is_.is_date(target) or is_.is_timestamp(target)
+        if not (numeric if kind == "sum" else target == pa.int64() if kind == "count" else ordered):
+            raise InvalidInput(f"column {name!r} is {target}, which has no {kind} in place; use update()")
+        index = values.schema.get_field_index(name)
+        if index < 0 and kind != "count":
+            raise InvalidInput(f"{kind} of column {name!r}, which is not among the values given: {values.schema.names}")
+        if index < 0:
+            return None
+        column = values.column(index)
+        if kind == "count" or column.type == target:
+            return column
+        try:
+            return column.cast(target)
+        except pa.ArrowException as error:
+            raise InvalidInput(f"column {name!r} is {column.type} and should be {target}: {error}") from error
+
+    def _accumulate(self, position: int, kind: str, column: pa.Array | None, slots: Slots, new: slice) -> None:
+        valid, buffer = self._store.buffers[position]
+        assert isinstance(valid, ValidityBuffer)
+        assert isinstance(buffer, FixedBuffer)
+        is_valid: Mask | None = None
+        if kind == "count":
+            # Every key of the batch has a count, if only 0; and 0 is what stands under a null.
+            valid.put(slots, None)
+        if column is not None and column.null_count:
+            is_valid = column.is_valid().to_numpy(zero_copy_only=False)
+            slots = slots[is_valid]
+        target = buffer.values
+        target[new] = _identity(target.dtype, kind)
+        ufuncs = _FLOAT_UFUNCS if target.dtype.kind == "f" else _UFUNCS
+        if kind == "count" or column is None:
+            ufuncs[kind].at(target, slots, 1)
+            return
+        if is_valid is not None and new.start < new.stop:
+            valid.put(new, np.zeros(new.stop - new.start, np.bool_))
+        if valid.values is not None:
+            # What was null begins anew: zero stands under a null, and a minimum begins elsewhere.
+            fresh = slots[~valid.values[slots]]
+            target[fresh] = _identity(target.dtype, kind)
+            valid.values[slots] = True
+        raw = take_apart(column)[1]
+        ufuncs[kind].at(target, slots, raw if is_valid is None else raw[is_valid])
+        if valid.values is not None:
+            added = target[new]
+            added[~valid.values[new]] = 0
+
+    def delete(self, keys: pa.RecordBatch) -> None:
+        """Delete keys; those without values are ignored."""
+        self.remove(keys)
+
+    def remove(self, rows: pa.RecordBatch) -> Mask:
+        slots = self._store.find(self._keys.fit(rows))
+        self._store.kill(slots[slots >= 0])
+        if self._store.wasteful:
+            self._store.compact()
+        return slots >= 0
+
+    def clear_keys(self, keys: pa.RecordBatch) -> None:
+        self.remove(keys)
+
+    def clear(self) -> None:
+        """Delete everything."""
+        self._store.clear()
+
+    # Calls for one key. ``key`` is the value of the key column, or a tuple of values of several
+    # columns.
+
+    def get_one(self, *key: Any) -> dict[str, Any] | None:
+        """The values of one key, by column; None where the key has none.
+
+        ``get_one(7)`` for one key column; ``get_one(("Oslo", 7))``, or ``get_one("Oslo", 7)``, for
+        two.
+        """
+        values, found = self.get(one_row(self._keys, spread(key)))
+        row: dict[str, Any] | None = values.to_pylist()[0] if found[0] else None
+        return row
+
+    def put_one(self, key: Any, **values: Any) -> None:
+        """Set the values of one key.
+
+        ``put_one(7, n=1)`` for one key column, ``put_one(("Oslo", 7), n=1)`` for two.
+        """
+        self.put(one_row(self._keys, key), one_values(self._values, values))
+
+    def delete_one(self, *key: Any) -> None:
+        """Delete one key, given as :meth:`get_one` takes it."""
+        self.delete(one_row(self._keys, spread(key)))
+
+    def _fit(self, keys: pa.RecordBatch, values: pa.RecordBatch) -> tuple[list[pa.Array], list[pa.Array]]:
+        fitted = self._keys.fit(keys), self._values.fit(values)
+        check_lengths(len(keys), "the values", len(values))
+        return fitted
+
+    def restore(self, rows: pa.RecordBatch, groups: Any = None) -> None:
+        slots, _ = self._store.ensure(self._keys.fit(rows), groups)
+        self._store.put_rows(slots, self._values.fit(without(rows, self._keys.schema.names)))
+
+
+def spread(key: tuple[Any, ...]) -> Any:
+    """One key of ``*key``: the only argument, or all of them as the values of the key columns."""
+    return key[0] if len(key) == 1 else key
+
+
+def one_row(normalizer: RowNormalizer, key: Any, *rest: Any) -> pa.RecordBatch:
+    """A batch of one row: the key columns, then a column for each of ``rest``.
+
+    ``key`` is the value of the key column, or a sequence (no text, no bytes) with the values of
+    all. Raises ``InvalidInput`` for too many values or too few, and for a value of another type.
+    """
+    names = normalizer.schema.names[: len(normalizer.fields) - len(rest)]
+    several = isinstance(key, Sequence | np.ndarray) and not isinstance(key, str | bytes | bytearray | memoryview)
+    if not several and len(names) > 1:
+        raise InvalidInput(
+            f"{key!r} is no key of {names}; the key has {len(names)} columns: give a tuple of their values"
+        )
+    values = tuple(key) if several else (key,)
+    if len(values) != len(names):
+        raise InvalidInput(f"{key!r} has {len(values)} values and the key {len(names)}: {names}")
+    columns = []
+    for value, field in zip((*values, *rest), normalizer.fields, strict=True):
+        try:
+            columns.append(_one(value, field.type))
+        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+            raise InvalidInput(f"{value!r} is no value of key column {field.name!r} ({field.type}): {error}") from error
+    return pa.RecordBatch.from_arrays(columns, schema=normalizer.schema)
+
+
+def one_values(normalizer: RowNormalizer, values: Mapping[str, Any]) -> pa.RecordBatch:
+    """A batch of one row of these values; ``InvalidInput`` for an unknown name or another type."""
+    unknown = sorted(set(values) - set(normalizer.schema.names))
+    if unknown:
+        raise InvalidInput(f"{unknown} are no value columns; those are {normalizer.schema.names}")
+    try:
+        columns = [_one(values.get(field.name), field.type) for field in normalizer.fields]
+    except (pa.ArrowException, OverflowError) as error:
+        raise InvalidInput(f"{values!r} are no values of {normalizer.schema.names}: {error}") from error
+    return record_batch(columns, normalizer.schema, 1)
+
+
+def beside(left: pa.RecordBatch, right: pa.RecordBatch) -> pa.RecordBatch:
+    """The columns of two batches in one."""
+    return pa.RecordBatch.from_arrays([*left.columns, *right.columns], [*left.schema.names, *right.schema.names])
+
+
+def check_lengths(keys: int, what: str, found: int) -> None:
+    """``InvalidInput`` unless there are as many rows as keys."""
+    if keys != found:
+        raise InvalidInput(f"{keys} rows of keys and {found} of {what}; there must be as many")
+
+
+def _one(value: Any, kind: pa.DataType) -> pa.Array:
+    """An array of one value. Arrow truncates fractions and drops unknown fields; here they fail."""
+    array = pa.array([value], kind)
+    if not _is_same(value, array[0].as_py(), kind):
+        raise pa.ArrowInvalid(f"{value!r} is no {kind}, which would hold {array[0].as_py()!r}")
+    return array
+
+
+def _is_same(value: Any, stored: Any, kind: pa.DataType) -> bool:
+    if value is None:
+        return stored is None
+    if pa.types.is_integer(kind):
+        return bool(value == stored)
+    if pa.types.is_struct(kind) and isinstance(value, Mapping):
+        inner = {field.name: field.type for field in kind}
+        return set(value) <= set(inner) and all(_is_same(value[name], stored[name], inner[name]) for name in value)
+    if pa.types.is_list(kind) and isinstance(value, Sequence):
+        return all(_is_same(one, of, kind.value_type) for one, of in zip(value, stored, strict=True))
+    return True
+
+
+def _identity(dtype: Any, kind: str) -> Any:
+    if kind in ("sum", "count"):
+        return dtype.type(0)
+    if dtype.kind == "f":
+        return dtype.type("nan")
+    limits = np.iinfo(dtype)
+    return limits.max if kind == "min" else limits.min

@@ -1,0 +1,64 @@
+"""State without keys: a list of rows that is replaced or appended to."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pyarrow as pa
+
+from stateformat.errors import InvalidInput
+from stateformat.model import State
+from stateformat.tables import rebatch
+
+from .rows import RowNormalizer
+
+_BATCHES_MAX: Final = 64
+_JOINED_ROWS: Final = 1 << 18
+
+
+class Entries:
+    """Rows of an even-split, union or broadcast state, in order (SPEC.md section 3.6).
+
+    Batches and tables have the declared columns by name; nullable ones may be missing. Others raise
+    ``InvalidState``, and the state is unchanged.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._normalizer = RowNormalizer(state, [item.name for item in state.current.fields], only=True)
+        self._table = self._normalizer.schema.empty_table()
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def rows(self) -> pa.Table:
+        """All rows, in order, with the declared columns."""
+        return self._table
+
+    def replace(self, rows: pa.Table | pa.RecordBatch) -> None:
+        """Replace all rows by these."""
+        self._table = self._fitted(rows)
+
+    def append(self, rows: pa.Table | pa.RecordBatch) -> None:
+        """Put rows at the end."""
+        table = pa.concat_tables([self._table, self._fitted(rows)])
+        if max((column.num_chunks for column in table.columns), default=0) > _BATCHES_MAX:
+            table = pa.Table.from_batches(rebatch([table], table.schema, _JOINED_ROWS), schema=table.schema)
+        self._table = table
+
+    def append_one(self, **values: Any) -> None:
+        """Put one row at the end."""
+        unknown = sorted(set(values) - set(self._normalizer.schema.names))
+        if unknown:
+            raise InvalidInput(f"{unknown} are no columns; those are {self._normalizer.schema.names}")
+        self.append(pa.RecordBatch.from_pylist([values], schema=self._normalizer.schema))
+
+    def clear(self) -> None:
+        """Delete all rows."""
+        self._table = self._normalizer.schema.empty_table()
+
+    def _fitted(self, rows: pa.Table | pa.RecordBatch) -> pa.Table:
+        batches = rows.to_batches() if isinstance(rows, pa.Table) else [rows]
+        schema = self._normalizer.schema
+        return pa.Table.from_batches(
+            [pa.RecordBatch.from_arrays(self._normalizer.fit(batch), schema=schema) for batch in batches], schema=schema
+        )

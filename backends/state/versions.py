@@ -1,0 +1,349 @@
+"""Which rows of a keyed state have changed, and since when: what a delta is made of.
+
+Theory of operation. Time is counted in *versions*, which grow; the caller says when one begins.
+Every slot has the version of its last change, and of its birth. A deleted row keeps its slot, whose
+version is then that of its death. So one scan of the versions finds what has changed since a
+version: live rows are upserts, dead rows that were born before are deletes. When holes are closed,
+the row keys of the dead go to a table of their own, as far as a delta may need them: they are
+*buried*. A row key that lives again has a younger row, and that one counts.
+
+Rows that are taken from a layer (:meth:`Changes.taking`) get the version of that layer. Such a row
+may have been in a lower layer, deleted before this state knew of it, and set again. So it has no
+birth: its death is always written, and so are deletes of rows that are not here. Hence a layer may
+hold changes that are here already.
+
+A delta on a layer is possible where all changes since its version are known: those versions are in
+``_complete``. All layers that were there at the restore count as one; they end below ``_floor``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from stateformat.errors import InvalidInput
+from stateformat.model import State
+from stateformat.schema import DELETE, KEY_GROUP, OP, UPSERT, segment_schema
+from stateformat.segments import row_key_codes
+from stateformat.snapshot import SnapshotWriter
+from stateformat.states import UNKNOWN_MAX, Layer, layers_kept
+
+from .columns import Mask, Slots
+from .rows import Rows, as_table, with_groups
+
+BEFORE: Final = -(2**31)
+"""The version of what was there before anything was known."""
+
+_VERSIONS_MAX: Final = 2**31 - 2
+_STAMPS: Final = ("born", "changed")
+_BURIED_STAMPS: Final = ("_born", "_changed")
+
+
+_Keys = Callable[[Slots], list[pa.Array]]
+_Columns = Callable[[Slots | slice], list[pa.Array]]
+_Groups = Callable[[Slots | slice], npt.NDArray[Any]]
+
+
+class Changes:
+    """The versions of the rows of one keyed state, and how it is written. Next to free before
+    :meth:`begin`.
+
+    ``segments.unique_keys``, ``groups`` and ``columns`` give for slots, dead ones too, the columns of the row
+    key, the key groups, and the columns of a segment without ``_key_group``.
+    """
+
+    def __init__(self, state: State, rows: Rows, row_keys: _Keys, groups: _Groups, columns: _Columns) -> None:
+        self.version: int | None = None
+        """The version of what changes now; None before :meth:`begin`."""
+        self.rows = rows
+        self._row_keys, self._groups, self._columns = row_keys, groups, columns
+        self._delta_schema = segment_schema(state, delta=True)
+        self._schema = pa.schema([field for field in self._delta_schema if field.name not in (KEY_GROUP.name, OP.name)])
+        self._row_key = list(state.row_key)
+        key_fields = [self._delta_schema.field(name) for name in self._row_key]
+        self._key_schema = with_groups(pa.schema(key_fields))
+        self._buried_schema = pa.schema([*self._key_schema, *(pa.field(name, pa.int32()) for name in _BURIED_STAMPS)])
+        self._buried: list[pa.Table] = []
+        """Row keys of the dead whose slots are gone, with the versions of birth and death."""
+        self._floor = 0
+        self._complete: set[int] = set()
+        self._latest = BEFORE
+        self._taking = False
+        self._edited = False
+        rows.changes = self
+
+    # What the store reports -----------------------------------------------------------------------
+
+    def added(self, slots: slice) -> None:
+        """These slots are new."""
+        if self.version is None:
+            self._edited = True
+            return
+        self.rows.array("changed")[slots] = self.version
+        self.rows.array("born")[slots] = self.version
+        self._latest = max(self._latest, self.version)
+
+    def touched(self, slots: Slots | slice) -> None:
+        """These slots have new values, or were deleted."""
+        if self.version is None:
+            self._edited = True
+            return
+        self.rows.array("changed")[slots] = self.version
+        if self._taking:
+            self.rows.array("born")[slots] = BEFORE
+        self._latest = max(self._latest, self.version)
+
+    def closing(self) -> None:
+        """Holes are about to be closed."""
+        if self.version is None:
+            return
+        dead = np.flatnonzero(~self.rows.array("live")[: self.rows.used])
+        born, died = self.rows.array("born")[dead], self.rows.array("changed")[dead]
+        needed = self._needed(born, died)
+        self._bury(self._keys_of(dead[needed]), born[needed], died[needed])
+
+    def cleared(self) -> None:
+        """Everything is gone, and what it was is unknown: the next snapshot is whole."""
+        self._buried = []
+        self._complete = set()
+        self._edited = True
+
+    # Versions -------------------------------------------------------------------------------------
+
+    def begin(self, version: int) -> None:
+        """What changes from here on has this version, which is at least the last one."""
+        if not max(0, self.version or 0) <= version <= _VERSIONS_MAX:
+            raise InvalidInput(
+                f"version {version} begins after version {self.version}; versions are 0 to {_VERSIONS_MAX} and never fall"
+            )
+        if self.version is None:
+            for name in _STAMPS:
+                self.rows.add_array(name, np.int32)
+                self.rows.array(name)[:] = BEFORE
+            self._floor = version
+            self._complete = set() if self._edited else {version - 1}
+            self._latest = version - 1
+        self.version = version
+
+    @contextmanager
+    def taking(self, version: int) -> Iterator[None]:
+        """What changes within comes from a layer of this version, :data:`BEFORE` if it is unknown."""
+        mine, edited = self.version, self._edited
+        self._taking = True
+        if mine is not None:
+            self.version = version
+        try:
+            yield
+        finally:
+            self.version, self._edited, self._taking = mine, edited, False
+
+    def took(self, version: int, *, exactly: bool) -> None:
+        """All of a layer of this version is here.
+
+        Not ``exactly``: it deletes rows that are not here without saying which, so no delta can be
+        written on what lies below it.
+        """
+        if self.version is None:
+            return
+        self.version = max(self.version, version + 1)
+        if exactly:
+            self._complete.add(version)
+        else:
+            self._floor, self._complete, self._buried = version + 1, {version}, []
+
+    # Deletes --------------------------------------------------------------------------------------
+
+    def _needed(self, born: npt.NDArray[Any], died: npt.NDArray[Any]) -> Mask:
+        """Whether a delta may need these deaths: there is a version to build on between birth and
+        death.
+        """
+        sinces = np.sort(np.array([*self._complete], np.int64))
+        return np.searchsorted(sinces, died) > np.searchsorted(sinces, born)
+
+    def _keys_of(self, slots: Slots) -> pa.Table:
+        def columns(some: Any) -> list[pa.Array]:
+            return [pa.array(self._groups(some).astype(np.int32)), *self._row_keys(some)]
+
+        return as_table(self._key_schema, columns, slots)
+
+    def _bury(self, keys: pa.Table, born: Any, died: Any) -> None:
+        if len(keys):
+            stamps = [pa.array(np.asarray(stamp, np.int32)) for stamp in (born, died)]
+            chunked = [pa.chunked_array([stamp]) for stamp in stamps]
+            self._buried.append(pa.Table.from_arrays([*keys.columns, *chunked], schema=self._buried_schema))
+
+    def bury_unknown(self, rows: pa.Table) -> None:
+        """Remember deletes of a taken layer, of rows that are not here.
+
+        ``_key_group`` and the row key.
+        """
+        if self.version is not None:
+            stamps = (np.full(len(rows), stamp, np.int32) for stamp in (BEFORE, self.version))
+            self._bury(rows.select(self._key_schema.names).cast(self._key_schema), *stamps)
+
+    def _buried_since(self, since: int) -> list[pa.Table]:
+        found = []
+        for table in self._buried:
+            born, died = (table[name].to_numpy() for name in _BURIED_STAMPS)
+            found.append(table.filter(pa.array((died > since) & (born <= since))))
+        return found
+
+    def _prune(self) -> None:
+        """Forget the deaths that no delta needs any more."""
+        if self._buried:
+            table = pa.concat_tables(self._buried).combine_chunks()
+            table = table.filter(pa.array(self._needed(*(table[name].to_numpy() for name in _BURIED_STAMPS))))
+            self._buried = [table] if len(table) else []
+
+    # Deltas ---------------------------------------------------------------------------------------
+
+    def _since(self, since: int) -> tuple[Slots, Slots]:
+        """The live slots that changed after a version, and those deleted since that were there
+        before.
+        """
+        rows = self.rows
+        slots = np.flatnonzero(rows.array("changed")[: rows.used] > since)
+        alive = rows.array("live")[slots]
+        dead = slots[~alive]
+        return slots[alive], dead[rows.array("born")[dead] <= since]
+
+    def _count_since(self, since: int) -> int:
+        return sum(map(len, (*self._since(since), *self._buried_since(since))))
+
+    def delta(self, since: int) -> pa.Table:
+        """What has changed after a version, as a segment of a delta has it; no row key twice."""
+        living, dead = self._since(since)
+        buried = (table.select(self._key_schema.names) for table in self._buried_since(since))
+        deletes = pa.concat_tables([self._keys_of(dead), *buried])
+        upserts = self._upserts(living)
+        if not len(deletes):
+            return upserts
+        # A row key may have died several times and live again, in a row that has changed since.
+        both = pa.concat_tables([deletes.select(self._row_key), upserts.select(self._row_key)])
+        codes = row_key_codes(both.columns)
+        last = np.zeros(int(codes.max()) + 1, np.int64)
+        last[codes] = np.arange(len(codes))
+        deletes = deletes.take(pa.array(np.flatnonzero(last[codes[: len(deletes)]] == np.arange(len(deletes)))))
+        return pa.concat_tables([self._as_deletes(deletes), upserts])
+
+    def _upserts(self, slots: Slots) -> pa.Table:
+        def columns(some: Slots | slice) -> list[pa.Array]:
+            groups = self._groups(some).astype(np.int32)
+            return [pa.array(groups), pa.array(np.full(len(groups), UPSERT, np.int8)), *self._columns(some)]
+
+        return as_table(self._delta_schema, columns, slots)
+
+    def _as_deletes(self, keys: pa.Table) -> pa.Table:
+        columns = [
+            pa.chunked_array([np.full(len(keys), DELETE, np.int8)], OP.type)
+            if field.name == OP.name
+            else keys[field.name]
+            if field.name in keys.column_names
+            else pa.chunked_array([pa.nulls(len(keys), field.type)])
+            for field in self._delta_schema
+        ]
+        return pa.Table.from_arrays(columns, schema=self._delta_schema)
+
+    # Writing --------------------------------------------------------------------------------------
+
+    def _sinces(self, layers: Sequence[Layer]) -> dict[int, int]:
+        """By how many of the layers may stay: the version after which everything is missing in
+        them.
+        """
+        known = [layer.version for layer in layers if layer.version is not None and layer.version >= self._floor]
+        below = len(layers) - len(known)
+        versions = [layer.version for layer in layers[below:]]
+        if self.version is None or known != versions or sorted({*known}) != known or known[-1:] >= [self.version]:
+            return {}
+        sinces = dict(enumerate(known, below + 1))
+        if below:
+            sinces[below] = self._floor - 1
+        return {number: since for number, since in sinces.items() if since in self._complete}
+
+    def write(self, writer: SnapshotWriter, name: str, layers: Sequence[Layer] | None) -> int:
+        """Write the state, whole or as a delta; returns how many of the lowest layers stay, 0 if it
+        is whole.
+
+        ``layers``: in which it is stored now, lowest first; None: write it whole.
+        """
+        sinces = self._sinces(layers or ())
+        kept = 0
+        if layers and len(layers) in sinces:
+            if self._latest <= sinces[len(layers)]:
+                writer.carry(name)
+                self._end(None)
+                return len(layers)
+            if min(sinces) <= UNKNOWN_MAX:
+                kept = layers_kept(layers, sinces, self._count_since, self.rows.count)
+        if not kept:
+            rows = self.whole()
+            if rows is None:
+                writer.empty(name)
+            else:
+                writer.write(name, rows)
+        elif len(delta := self.delta(sinces[kept])):
+            writer.write(name, delta, delta=True)
+        else:
+            writer.carry(name)
+        self._end({number: since for number, since in sinces.items() if number <= kept})
+        return kept
+
+    def whole(self) -> pa.Table | None:
+        """All rows as a segment has them, in the order of slots, good until the next change; None
+        if there are none.
+
+        They are not sorted by key group: the writer of segments does that faster.
+        """
+
+        def columns(some: Slots | slice) -> list[pa.Array]:
+            return [pa.array(self._groups(some).astype(np.int32)), *self._columns(some)]
+
+        slots = self.rows.live_slots()
+        return as_table(with_groups(self._schema), columns, slots, view=True) if len(slots) else None
+
+    def _end(self, sinces: Mapping[int, int] | None) -> None:
+        """The version is written. ``sinces``: the versions to build on from now on.
+
+        None: as before.
+        """
+        if self.version is None:
+            return
+        if sinces is not None:
+            self._complete = {*sinces.values(), self.version}
+            self._prune()
+        # What changes before the next version begins is not part of this one.
+        self.version += 1
+
+    # Elsewhere ------------------------------------------------------------------------------------
+
+    @property
+    def is_taking(self) -> bool:
+        """Whether what changes now comes from a layer (:meth:`taking`)."""
+        return self._taking
+
+    @property
+    def size_bytes(self) -> int:
+        """The memory of the buried row keys."""
+        return sum(table.nbytes for table in self._buried)
+
+    def facts(self) -> tuple[dict[str, Any], pa.Table]:
+        """What :meth:`recall` needs besides the rows and their versions: for JSON, and the buried."""
+        known = {
+            "version": self.version,
+            "floor": self._floor,
+            "complete": sorted(self._complete),
+            "latest": self._latest,
+            "edited": self._edited,
+        }
+        return known, pa.concat_tables([self._buried_schema.empty_table(), *self._buried])
+
+    def recall(self, known: Mapping[str, Any], buried: pa.Table) -> None:
+        """Take the :meth:`facts` of another state whose rows and versions are here."""
+        self.version, self._floor, self._complete = known["version"], known["floor"], {*known["complete"]}
+        self._latest, self._edited = known["latest"], known["edited"]
+        self._buried = [buried.cast(self._buried_schema)] if len(buried) else []

@@ -1,0 +1,312 @@
+"""A store in a bucket of S3, or of a server that speaks its protocol and honors ``If-None-Match``.
+
+Theory of operation. Every request is tried again after a passing failure, but for the conditional
+PUT that creates an object if absent. A client of its own sends that one exactly once
+(``s3.client``): a repeated PUT whose first answer was lost would meet its own object and report a
+conflict. It is one part and never empty, since servers ignore the condition on a multipart upload
+and some clients drop it for an empty body.
+
+Some servers ignore the condition altogether, and on these two runs could publish the same
+checkpoint. So the first ``create`` of every storage probes: it creates ``.probe`` beside the
+store's folders, which is no object of the store. A 412 proves that the condition holds; two creates
+that succeed disprove it. The probe stays, so the next storage needs one request and no right to
+delete.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from threading import Lock
+from typing import Any, Final
+
+import pyarrow as pa
+
+from stateformat.errors import ErrorKind, StorageError
+from stateformat.storage import CreateOutcome, Leftover, ObjectInfo, check_path, is_object_path
+
+from ..checks import NewObject, check_created, check_prefix, check_range, missing
+from .client import S3Client, client_of
+from .errors import RangesIgnored, answer_of, client_errors, is_missing_object, outcome_of
+from .files import MultipartOutput, RangeFile, abort_upload, begun_uploads
+from .place import S3Place, address_of
+
+logger = logging.getLogger(__name__)
+
+_READ_BYTES: Final = 8 * 2**20
+_READS_AT_ONCE: Final = 8
+_SMALL_READS_AT_ONCE: Final = 16
+_DELETED_AT_ONCE: Final = 1000
+_LISTED_AT_ONCE: Final = 1000
+_PROBE: Final = ".probe"
+_PROBES_MAX: Final = 3
+
+
+def from_url(url: str, options: Mapping[str, Any]) -> S3Storage:
+    """The storage of ``s3://bucket/prefix``. Sends nothing. Raises ``InvalidInput``.
+
+    The options are ``s3_place.OPTIONS``. What they leave out comes from the environment and the AWS
+    configuration (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``, ``AWS_PROFILE`` …).
+    """
+    return S3Storage(*address_of(url, options), dict(options))
+
+
+class _Process:
+    """What a storage keeps in one process: its client, and whether the probe was passed."""
+
+    def __init__(self, client: S3Client) -> None:
+        self.client = client
+        self.lock = Lock()
+        self.honours_condition = False
+
+
+class S3Storage(S3Place):
+    """A store under a prefix of a bucket. Implements :class:`stateformat.storage.protocol.Storage`."""
+
+    reads_at_once = _SMALL_READS_AT_ONCE
+
+    def __init__(self, bucket: str, prefix: str, options: dict[str, Any]) -> None:
+        super().__init__(bucket, prefix, options)
+        self._processes: dict[int, _Process] = {}
+
+    def exists(self) -> bool:
+        """Whether the bucket exists and, under a prefix, anything but the probe."""
+        try:
+            with self._translated("look for", ""):
+                page = self._client.call("list_objects_v2", Bucket=self._bucket, Prefix=self._key(""), MaxKeys=2)
+        except StorageError as error:
+            if error.details.get("code") == "NoSuchBucket":
+                return False
+            raise
+        return not self._prefix or any(item["Key"] != self._key(_PROBE) for item in page.get("Contents", ()))
+
+    def read(self, path: str) -> pa.Buffer:
+        """The whole object: one request up to 8 MiB, several at once for the rest."""
+        check_path(path)
+        head = self._fetch(path, 0, _READ_BYTES)
+        if len(head) < _READ_BYTES:
+            return pa.py_buffer(head)
+        buffer = pa.allocate_buffer(self.size(path))
+        view = memoryview(buffer).cast("B")
+        view[:_READ_BYTES] = head
+        self._fill(path, _READ_BYTES, view[_READ_BYTES:])
+        return buffer
+
+    def read_range(self, path: str, offset: int, length: int) -> pa.Buffer:
+        check_range(path, offset, length)
+        if 0 < length <= _READ_BYTES:
+            return pa.py_buffer(self._fetch(path, offset, length))
+        buffer = pa.allocate_buffer(max(0, min(length, self.size(path) - offset)))
+        self._fill(path, offset, memoryview(buffer).cast("B"))
+        return buffer
+
+    def open_input(self, path: str) -> pa.NativeFile:
+        """A seekable file of which every read is one request."""
+        size_bytes = self.size(path)
+        file = RangeFile(lambda offset, length: self.read_range(path, offset, length), size_bytes)
+        return pa.PythonFile(file, mode="r")
+
+    def size(self, path: str) -> int:
+        check_path(path)
+        with self._reading("look at", path):
+            return int(self._client.call("head_object", Bucket=self._bucket, Key=self._key(path))["ContentLength"])
+
+    def open_output(self, path: str) -> NewObject:
+        """Begin a new object. Unlike ``create`` this would overwrite: the name must be new."""
+        key = self._key(check_path(path))
+        with self._translated("write", path):
+            return MultipartOutput(self._client, self._bucket, key, path, self._translated)
+
+    def create(self, path: str, data: bytes) -> CreateOutcome:
+        """Create-if-absent by exactly one request, after a probe by this storage's first create.
+
+        ``StorageError`` of kind ``STORAGE_UNSUITABLE`` where the server does not honor that.
+        """
+        check_created(path, data)
+        with self._translated("create", path):
+            process = self._process
+        with process.lock:
+            if not process.honours_condition:
+                self._probe()
+                process.honours_condition = True
+        outcome, error = self._put_if_absent(path, bytes(data))
+        if outcome is CreateOutcome.UNKNOWN:
+            # The caller learns of it, and warns.
+            logger.info("create %s of %s: no answer (%s)", path, self.url, type(error).__name__)
+        return outcome
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        return self._listed(check_prefix(prefix))
+
+    def _listed(self, prefix: str, **more: str) -> builtins.list[ObjectInfo]:
+        found: list[ObjectInfo] = []
+        skipped_length = len(self._key(""))
+        arguments: dict[str, Any] = {
+            "Bucket": self._bucket,
+            "Prefix": self._key(prefix),
+            "MaxKeys": _LISTED_AT_ONCE,
+            **more,
+        }
+        while True:
+            with self._translated("list", prefix):
+                page = self._client.call("list_objects_v2", **arguments)
+            for item in page.get("Contents", ()):
+                path = item["Key"][skipped_length:]
+                # "Directory" markers and savepoints below our prefix are no objects of this store.
+                if is_object_path(path):
+                    found.append(ObjectInfo(path, int(item["Size"])))
+            if not page.get("IsTruncated"):
+                return sorted(found)
+            arguments["ContinuationToken"] = page["NextContinuationToken"]
+
+    def names(self, folder: str) -> builtins.list[str]:
+        return [item.path for item in self.list(folder) if "/" not in item.path[len(folder) :]]
+
+    def names_after(self, path: str) -> builtins.list[str]:
+        folder = check_path(path)[: path.rindex("/") + 1]
+        found = self._listed(folder, StartAfter=self._key(path))
+        return [item.path for item in found if item.path > path and "/" not in item.path[len(folder) :]]
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """Delete these objects; one that is already gone is fine.
+
+        Publication records go one by one in the order given, since a crash between two has a
+        meaning. The others go up to 1000 at a time, in no order.
+        """
+        checked = [check_path(path) for path in paths]
+        for is_record, group in groupby(checked, key=lambda path: path.startswith("checkpoints/")):
+            names, at_once = list(group), 1 if is_record else _DELETED_AT_ONCE
+            for start in range(0, len(names), at_once):
+                self._delete(names[start : start + at_once])
+
+    def leftovers(self) -> builtins.list[Leftover]:
+        """Multipart uploads, sorted, of writers that crashed and of those that write now."""
+        skipped_length = len(self._key(""))
+        with self._translated("list the uploads of", ""):
+            found = begun_uploads(self._client, self._bucket, self._key(""))
+            named = [Leftover(key[skipped_length:], size_bytes, upload_id) for key, size_bytes, upload_id in found]
+        return sorted(upload for upload in named if is_object_path(upload.path))
+
+    def discard(self, leftovers: Iterable[Leftover]) -> None:
+        """Abort these uploads; one that has ended is fine. Its writer then fails to close it."""
+        for path, _, upload_id in leftovers:
+            with self._translated("abort the upload of", path):
+                abort_upload(self._client, self._bucket, self._key(check_path(path)), upload_id)
+
+    @property
+    def _process(self) -> _Process:
+        # By process, and without a lock, as in ``client_of``.
+        pid = os.getpid()
+        return self._processes.get(pid) or self._processes.setdefault(pid, _Process(client_of(self._options)))
+
+    @property
+    def _client(self) -> S3Client:
+        return self._process.client
+
+    def _fetch(self, path: str, offset: int, length: int) -> bytes:
+        """At most ``length`` bytes, which is above 0, by one request."""
+        try:
+            return self._ranges(path, [(offset, length)])[0]
+        except StorageError as error:
+            # 416: the range begins at the end or beyond it, as any range of an empty object does.
+            if error.details.get("status") == 416:
+                return b""
+            raise
+
+    def _fill(self, path: str, offset: int, view: memoryview) -> None:
+        """Fill ``view`` from ``offset`` on, by several requests at once. All must be there."""
+        starts = range(0, view.nbytes, _READ_BYTES)
+        for first in range(0, len(starts), _READS_AT_ONCE):
+            begins = starts[first : first + _READS_AT_ONCE]
+            spans = [(offset + begin, min(_READ_BYTES, view.nbytes - begin)) for begin in begins]
+            for begin, (_, length), piece in zip(begins, spans, self._ranges(path, spans), strict=True):
+                if len(piece) < length:
+                    raise StorageError(
+                        f"{path} in {self._where} is shorter than its size: {len(piece)} bytes came of {length} "
+                        f"from {offset + begin}. Read it again",
+                        path=path,
+                    )
+                view[begin : begin + length] = piece
+
+    def _ranges(self, path: str, spans: Sequence[tuple[int, int]]) -> builtins.list[bytes]:
+        try:
+            with self._reading("read", path):
+                return self._client.read(self._bucket, self._key(path), spans)
+        except RangesIgnored as error:
+            offset, length = spans[0]
+            raise StorageError(
+                f"the server ignores ranges: {error.size_bytes} bytes of {path} in {self._where} came where {length} "
+                f"were asked for from {offset}. Use a server that answers range requests",
+                kind=ErrorKind.STORAGE_UNSUITABLE,
+                path=path,
+            ) from error
+
+    def _put_if_absent(self, path: str, data: bytes) -> tuple[CreateOutcome, BaseException | None]:
+        """Send one request: outcome and error. ``StorageError`` if it certainly did nothing."""
+        try:
+            self._client.put_if_absent(self._bucket, self._key(path), data)
+        except client_errors() as error:
+            outcome = outcome_of(error)
+            if outcome is None:
+                raise self._storage_error(error, "create", path) from error
+            return outcome, error
+        return CreateOutcome.CREATED, None
+
+    def _probe(self) -> None:
+        """Return if the server honours the condition, raise otherwise. The lock is held."""
+        with self._translated("create", ""):
+            self._client.prepare()
+        created = 0
+        error: BaseException | None = None
+        for _ in range(_PROBES_MAX):
+            outcome, error = self._put_if_absent(_PROBE, b"probe\n")
+            if error is not None and answer_of(error).status == 412:
+                return
+            created += outcome is CreateOutcome.CREATED
+            if created > 1:
+                # Nothing was changed: it created the same bytes twice.
+                raise StorageError(
+                    f"the server of {self._where} ignores If-None-Match: it created {self._key(_PROBE)} twice. Two "
+                    "runs could publish the same checkpoint there. Use a server with conditional writes",
+                    kind=ErrorKind.STORAGE_UNSUITABLE,
+                )
+        if error is not None:
+            raise self._storage_error(error, "create", "objects") from error
+        raise StorageError(f"{self._where} gives no clear answer to a conditional write. Try again")
+
+    def _delete(self, paths: Sequence[str]) -> None:
+        """Delete by one request."""
+        if len(paths) == 1:
+            with self._translated("delete", paths[0]):
+                self._client.call("delete_object", Bucket=self._bucket, Key=self._key(paths[0]))
+            return
+        objects = [{"Key": self._key(path)} for path in dict.fromkeys(paths)]
+        with self._translated("delete", "objects"):
+            answer = self._client.call(
+                "delete_objects", Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True}
+            )
+        failed = [one for one in answer.get("Errors", ()) if one.get("Code") not in ("NoSuchKey", "NoSuchVersion")]
+        if failed:
+            key, code = failed[0].get("Key"), failed[0].get("Code")
+            raise StorageError(
+                f"cannot delete {key} in {self._where}: {code}. Check the right s3:DeleteObject", code=code
+            )
+
+    @contextlib.contextmanager
+    def _reading(self, operation: str, path: str) -> Iterator[None]:
+        """As ``_translated``, but a missing object is ``FileNotFoundError``."""
+        try:
+            with self._translated(operation, path):
+                yield
+            return
+        except StorageError as error:
+            if not is_missing_object(error):
+                raise
+            if error.details["code"] != "NoSuchKey":
+                # The answer to a HEAD does not say what is missing. This raises for the bucket.
+                self.list("requests/")
+        raise missing(self.url, path)

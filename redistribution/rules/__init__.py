@@ -1,0 +1,40 @@
+"""What a topology may not do to a checkpoint: each refusal with its rule.
+
+``refusals`` are the values; ``graph``, ``compatibility`` and ``checkpoint`` find them.
+"""
+
+from __future__ import annotations
+
+from .checkpoint import check_groups, check_owners, checkpoint_refusals
+from .compatibility import (
+    Match,
+    check_drop,
+    in_flight_refusals,
+    key_refusals,
+    parallelism_refusals,
+    resolve,
+    state_refusals,
+)
+from .graph import disturbed, predecessor_refusals, topology_refusals, unchain
+from .refusals import PlanWarning, Refusal, RefusalCode, WarningCode
+
+__all__ = [
+    "Match",
+    "PlanWarning",
+    "Refusal",
+    "RefusalCode",
+    "WarningCode",
+    "check_drop",
+    "check_groups",
+    "check_owners",
+    "checkpoint_refusals",
+    "disturbed",
+    "in_flight_refusals",
+    "key_refusals",
+    "parallelism_refusals",
+    "predecessor_refusals",
+    "resolve",
+    "state_refusals",
+    "topology_refusals",
+    "unchain",
+]

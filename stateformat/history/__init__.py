@@ -1,0 +1,44 @@
+"""The checkpoints of a store: ``records`` finds them, ``survey`` judges damage, ``retention`` deletes, ``committables`` says what may still be
+committed.
+"""
+
+from __future__ import annotations
+
+from .committables import Wanted, carried_committables
+from .records import (
+    UNREADABLE,
+    Ids,
+    chain_down_to,
+    find_record,
+    ids_from,
+    newest_record,
+    record_ids,
+    record_of,
+    require_records,
+    stands,
+)
+from .retention import Garbage, collect_garbage, expire, manifests_under, reachable
+from .survey import Survey, record_lost, survey
+
+__all__ = [
+    "Garbage",
+    "Ids",
+    "Survey",
+    "UNREADABLE",
+    "Wanted",
+    "carried_committables",
+    "chain_down_to",
+    "collect_garbage",
+    "expire",
+    "find_record",
+    "ids_from",
+    "manifests_under",
+    "newest_record",
+    "reachable",
+    "record_ids",
+    "record_lost",
+    "record_of",
+    "require_records",
+    "stands",
+    "survey",
+]

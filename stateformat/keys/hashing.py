@@ -1,0 +1,395 @@
+"""Key hashes: from key columns to one signed 32-bit value per row (SPEC.md section 5.3).
+
+The record names the hash; :func:`register_key_hash` adds others. Theory of operation of the
+default, Spark SQL's ``hash(c1, c2, ...)`` in numpy: rows are hashed in chunks that fit in the
+processor's cache, in place, column by column; the hash of one column seeds the next. Strings are
+sorted by their whole blocks, longest first, so rows that have a block *w* are a prefix. Nulls are
+hashed like values and then masked out, since branches on random validity cost more than the hash.
+Arrow's data must be little-endian.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ..errors import ErrorKind, InvalidInput
+
+DEFAULT_KEY_HASH: Final = "spark-murmur3-seed42"
+"""Spark's Murmur3_x86_32 over the key columns in order, seed 42."""
+
+KeyHash = Callable[[Sequence[Any]], npt.NDArray[np.int32]]
+"""From key columns (``pa.ChunkedArray``) of equal length to one int32 a row, in any thread.
+
+It must see −0.0 and 0.0 as one key, and all NaN as one.
+"""
+
+_U32 = npt.NDArray[np.uint32]
+_Mask = npt.NDArray[np.bool_]
+
+_CHUNK_ROWS: Final = 65_536
+# Above this a chunk of strings is halved, so that the copy of its bytes stays small, unless few rows would be left.
+_CHUNK_BYTES: Final = 16 << 20
+# With fewer rows than this left, about ten array operations a step cost more than a scalar step for each row.
+_SCALAR_ROWS: Final = 32
+_SCALAR_BLOCKS: Final = 1 << 16
+
+# How the values of each type lie in memory. Floats: as integers of their width, then as such integers the bits of −0.0,
+# of infinity and of the one NaN. Strings and binary: the integers of their offsets.
+_INTEGERS = {
+    pa.int8(): np.int8,
+    pa.int16(): np.int16,
+    pa.int32(): np.int32,
+    pa.date32(): np.int32,
+    pa.int64(): np.int64,
+}
+_FLOATS: Final = {
+    pa.float32(): (np.uint32, *np.array([0x80000000, 0x7F800000, 0x7FC00000], np.uint32)),
+    pa.float64(): (np.uint64, *np.array([1 << 63, 0x7FF << 52, 0x7FF8 << 48], np.uint64)),
+}
+_OFFSETS: Final = {
+    pa.string(): np.int32,
+    pa.binary(): np.int32,
+    pa.large_string(): np.int64,
+    pa.large_binary(): np.int64,
+}
+_PLAIN_TYPES: Final = {pa.bool_(), *_INTEGERS, *_FLOATS, *_OFFSETS}
+_SUPPORTED: Final = (
+    "bool, int8, int16, int32, int64, date32, timestamp[us] with or without a time zone, float, double, utf8, binary, "
+    "decimal128 and structs of these"
+)
+
+
+def check_key_types(fields: Iterable[Any]) -> None:
+    """``InvalidInput`` (UNSUPPORTED_KEY_TYPE) for fields that cannot be keys (SPEC.md 5.3).
+
+    It names each column (``a.b`` in a struct), its type, and the types that are supported.
+    """
+    refused = [found for field in fields for found in _unsupported(field.name, field.type)]
+    if refused:
+        listed = ", ".join(f"{name!r} of type {type_}" for name, type_ in refused)
+        raise InvalidInput(
+            f"key column {listed} cannot be hashed; cast it to one of the types of key columns: {_SUPPORTED}",
+            kind=ErrorKind.UNSUPPORTED_KEY_TYPE,
+            columns={name: str(type_) for name, type_ in refused},
+        )
+
+
+def _unsupported(name: str, type_: Any) -> Iterator[tuple[str, Any]]:
+    # A struct without fields has nothing to hash and cannot stand in Parquet, so it is refused itself.
+    if pa.types.is_struct(type_) and type_.num_fields:
+        for field in type_:
+            yield from _unsupported(f"{name}.{field.name}", field.type)
+        return
+    microseconds = pa.types.is_timestamp(type_) and type_.unit == "us"
+    if not (microseconds or pa.types.is_decimal128(type_) or type_ in _PLAIN_TYPES):
+        yield name, type_
+
+
+def hash_keys(columns: Sequence[Any], name: str = DEFAULT_KEY_HASH) -> npt.NDArray[np.int32]:
+    """One int32 per row: the hash of the key columns in their order, by the function ``name``.
+
+    Columns may be normalized or not. Raises ``InvalidInput`` for no column, different lengths, an
+    unsupported type, an unknown name, or a registered function that returns something else.
+    """
+    function = key_hash(name)
+    lengths = [len(column) for column in columns]
+    if len(set(lengths)) != 1:
+        raise InvalidInput(f"key columns must be at least one and of equal length; their lengths are {lengths}")
+    check_key_types(pa.field(str(index), column.type) for index, column in enumerate(columns))
+    chunked = [column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column]) for column in columns]
+    hashes = function(chunked)
+    if not (isinstance(hashes, np.ndarray) and hashes.dtype == np.int32 and hashes.shape == (lengths[0],)):
+        found = f"{getattr(hashes, 'dtype', type(hashes).__name__)}, shape {np.shape(hashes)}"
+        raise InvalidInput(f"key hash {name!r} must give a numpy int32 array of {lengths[0]} rows; it gave {found}")
+    return hashes
+
+
+def register_key_hash(name: str, function: KeyHash) -> None:
+    """Register ``function`` as ``name``, in every process that hashes keys.
+
+    A name means the same function for ever: another one under a used name is ``InvalidInput``.
+    """
+    if not name or _registry.setdefault(name, function) is not function:
+        raise InvalidInput(f"key hash name {name!r} is empty or belongs to another function; choose another name")
+
+
+def key_hash(name: str) -> KeyHash:
+    """The function registered as ``name``; ``InvalidInput`` (UNKNOWN_KEY_HASH) if none is."""
+    try:
+        return _registry[name]
+    except KeyError:
+        raise InvalidInput(
+            f"unknown key hash {name!r}; known are {', '.join(sorted(_registry))}; "
+            "register the function with stateformat.keys.hashing.register_key_hash before the checkpoint is used",
+            kind=ErrorKind.UNKNOWN_KEY_HASH,
+        ) from None
+
+
+def normalize_key_column(array: Any) -> Any:
+    """Give equal keys equal bits: −0.0 becomes 0.0, every NaN 7fc00000 / 7ff8000000000000.
+
+    For a ``pa.Array`` or ``pa.ChunkedArray`` of any type, structs of floats too. Returns the same
+    object where nothing changes, and copies only chunks that do.
+    """
+    if isinstance(array, pa.ChunkedArray):
+        parts = array.chunks
+    elif pa.types.is_struct(array.type):
+        parts = [array.field(index) for index in range(array.type.num_fields)]
+    else:
+        return _normalize_floats(array) if len(array) and array.type in _FLOATS else array
+    normal = [normalize_key_column(part) for part in parts]
+    if all(new is old for new, old in zip(normal, parts, strict=True)):
+        return array
+    if isinstance(array, pa.ChunkedArray):
+        return pa.chunked_array(normal, type=array.type)
+    # Built from buffers because the usual constructor refuses nulls that a null struct hides in a non-nullable field.
+    return pa.Array.from_buffers(array.type, len(array), [_bitmap(_validity(array))], children=normal)
+
+
+def _normalize_floats(array: Any) -> Any:
+    old = _values(array, _FLOATS[array.type][0])
+    new = None
+    for start in range(0, len(old), _CHUNK_ROWS):
+        window = slice(start, start + _CHUNK_ROWS)
+        normal = _normal_bits(old[window], array.type)
+        if not np.array_equal(normal, old[window]):
+            new = old.copy() if new is None else new
+            new[window] = normal
+    if new is None:
+        return array
+    return pa.Array.from_buffers(array.type, len(array), [_bitmap(_validity(array)), pa.py_buffer(new)])
+
+
+def _normal_bits(bits: npt.NDArray[Any], type_: Any) -> npt.NDArray[Any]:
+    """A normalized copy of the bits of floats, as integers: a signaling NaN would warn."""
+    _, sign, infinity, nan = _FLOATS[type_]
+    normal = bits.copy()
+    magnitude = bits & ~sign
+    normal[magnitude == 0] = 0
+    normal[magnitude > infinity] = nan
+    return normal
+
+
+def _values(array: Any, dtype: Any) -> npt.NDArray[Any]:
+    """The values of a fixed-width array with rows, not copied; nulls hold anything."""
+    return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * np.dtype(dtype).itemsize)
+
+
+def _bits(bitmap: Any, offset: int, length: int) -> _Mask:
+    packed = np.frombuffer(bitmap, np.uint8)[offset >> 3 : (offset + length + 7) >> 3]
+    return np.unpackbits(packed, bitorder="little")[offset & 7 :][:length].view(np.bool_)
+
+
+def _bitmap(bits: _Mask | None) -> Any:
+    return None if bits is None else pa.py_buffer(np.packbits(bits, bitorder="little"))
+
+
+def _validity(array: Any, parent: _Mask | None = None) -> _Mask | None:
+    """True where neither ``array`` nor a struct around it is null; None if nothing is."""
+    if not array.null_count:
+        return parent
+    own = _bits(array.buffers()[0], array.offset, len(array))
+    return own if parent is None else own & parent
+
+
+def _spark_murmur3(columns: Sequence[Any]) -> npt.NDArray[np.int32]:
+    """Spark SQL's ``hash(c1, c2, ...)``; the columns as in :data:`KeyHash`."""
+    table = pa.Table.from_arrays(list(columns), names=[str(index) for index in range(len(columns))])
+    # Streams tend to leave columns in many tiny chunks, which would cost a round of calls each.
+    if max(column.num_chunks for column in columns) > 1 + len(table) // 4096:
+        table = table.combine_chunks()
+    hashes = np.full(len(table), 42, np.uint32)
+    scratch = np.empty((2, min(len(table), _CHUNK_ROWS)), np.uint32)
+    row = 0
+    for batch in table.to_batches(max_chunksize=_CHUNK_ROWS):
+        for column in batch.columns if len(batch) else ():
+            _mix_column(column, None, hashes[row : row + len(batch)], scratch)
+        row += len(batch)
+    return hashes.view(np.int32)
+
+
+_registry: Final[dict[str, KeyHash]] = {DEFAULT_KEY_HASH: _spark_murmur3}
+
+
+def _mix_column(array: Any, parent: _Mask | None, h: _U32, scratch: _U32) -> None:
+    """Take the non-null values of ``array`` into ``h``, the running hashes of one chunk.
+
+    ``parent`` masks the structs around them. Here and below ``scratch`` is two rows as long as the
+    chunk.
+    """
+    valid = _validity(array, parent)
+    if pa.types.is_struct(array.type):
+        for index in range(array.type.num_fields):
+            _mix_column(array.field(index), valid, h, scratch)
+    elif valid is None:
+        _mix_values(array, h, scratch)
+    else:
+        mixed = h.copy()
+        _mix_values(array, mixed, scratch)
+        _replace(h, mixed, valid)
+
+
+def _mix_values(array: Any, h: _U32, scratch: _U32) -> None:
+    """Take the values of an array that is no struct into ``h``, and nulls like values."""
+    type_ = array.type
+    if type_ in _OFFSETS:
+        _, offset_buffer, data = array.buffers()
+        width = np.dtype(_OFFSETS[type_]).itemsize
+        offsets = np.frombuffer(offset_buffer, _OFFSETS[type_], len(array) + 1, array.offset * width).astype(np.int64)
+        _mix_spans(np.frombuffer(data or b"", np.uint8), offsets[:-1], np.diff(offsets), h, scratch)
+    elif pa.types.is_decimal128(type_):
+        limbs = _values(array, np.dtype((np.uint64, 2)))
+        if type_.precision > 18:
+            _mix_spans(*_shortest_bytes(limbs), h, scratch)
+        else:
+            _mix_fixed(limbs[:, 0].copy(), h, scratch)
+    elif type_ in _FLOATS:
+        _mix_fixed(_normal_bits(_values(array, _FLOATS[type_][0]), type_), h, scratch)
+    elif pa.types.is_boolean(type_):
+        _mix_fixed(_bits(array.buffers()[1], array.offset, len(array)), h, scratch)
+    else:
+        _mix_fixed(_values(array, _INTEGERS.get(type_, np.int64)), h, scratch)
+
+
+def _mix_fixed(values: npt.NDArray[Any], h: _U32, scratch: _U32) -> None:
+    """Hash 64-bit values as two blocks, low one first; shorter ones, sign-extended, as one."""
+    k, t = scratch[:, : len(h)]
+    blocks = values.view(np.uint32).reshape(-1, 2).T if values.itemsize == 8 else (values,)
+    for block in blocks:
+        np.copyto(k, block, casting="unsafe")
+        _mix(h, k, t)
+    _finish(h, 4 * len(blocks), t)
+
+
+def _shortest_bytes(limbs: npt.NDArray[np.uint64]) -> tuple[Any, Any, Any]:
+    """128-bit integers, low half first, as Java's ``BigInteger.toByteArray()``: big-endian."""
+    low, high = limbs[:, 0], limbs[:, 1]
+    sign = (high.view(np.int64) >> 63).view(np.uint64)
+    # But for its sign a value of k bytes is below 2**(8k - 1), so it takes one byte and one more per limit reached.
+    limits = np.left_shift(np.uint64(1), np.arange(7, 64, 8, dtype=np.uint64))
+    above = np.searchsorted(limits, high ^ sign, "right")
+    lengths = 1 + np.where(high == sign, np.searchsorted(limits, low ^ sign, "right"), 8 + above)
+    big_endian = np.ascontiguousarray(limbs.view(np.uint8)[:, ::-1]).reshape(-1)
+    return big_endian, np.arange(16, 16 * len(lengths) + 1, 16) - lengths, lengths
+
+
+def _mix_spans(data: npt.NDArray[np.uint8], starts: Any, lengths: Any, h: _U32, scratch: _U32) -> None:
+    """Hash byte strings ``data[starts[i] : starts[i] + lengths[i]]``; starts ascend.
+
+    As Spark does: whole 4-byte blocks, then each remaining byte as a sign-extended block.
+    """
+    first, stop = int(starts[0]), int(starts[-1] + lengths[-1])
+    if stop - first > _CHUNK_BYTES and len(h) > 4 * _SCALAR_ROWS:
+        middle = len(h) // 2
+        _mix_spans(data, starts[:middle], lengths[:middle], h[:middle], scratch)
+        _mix_spans(data, starts[middle:], lengths[middle:], h[middle:], scratch)
+        return
+    # The word at every byte, in a copy with room for the word at the end of the last row.
+    room = np.zeros(stop - first + 4, np.uint8)
+    room[:-4] = data[first:stop]
+    words = np.ndarray(len(room) - 3, np.uint32, room, strides=(1,))
+    starts = starts - first
+    _mix_blocks(words, starts, lengths >> 2, h, scratch)
+    _mix_tails(words[starts + (lengths & ~3)], lengths & 3, h, scratch)
+    _finish(h, lengths.astype(np.uint32), scratch[1, : len(h)])
+
+
+def _mix_blocks(words: _U32, starts: Any, blocks: Any, h: _U32, scratch: _U32) -> None:
+    """Take the first ``blocks[i]`` whole blocks of each row, from ``starts[i]``, into ``h``."""
+    most = int(blocks.max())
+    missing = most - blocks
+    # Up to 16 bits numpy sorts by radix, in a tenth of the time.
+    order = np.argsort(missing.astype(np.uint16) if most < 1 << 16 else missing, kind="stable")
+    missing, starts, running = missing[order], starts[order], h[order]
+    rows = len(h)
+    for block in range(most):
+        rows = int(np.searchsorted(missing[:rows], most - block))
+        if rows < _SCALAR_ROWS:
+            _mix_few(words, starts[:rows], most - block - missing[:rows], running)
+            break
+        _mix(running[:rows], words[starts[:rows]], scratch[0, :rows])
+        starts[:rows] += 4
+    h[order] = running
+
+
+def _mix_few(words: _U32, starts: Any, counts: Any, h: _U32) -> None:
+    """The same for ``counts[i]`` blocks of each of a few rows, row by row."""
+    for row, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
+        value = int(h[row])
+        for begin in range(0, count, _SCALAR_BLOCKS):
+            k = words[start + 4 * begin : start + 4 * min(count, begin + _SCALAR_BLOCKS) : 4].copy()
+            _scramble(k, np.empty_like(k))
+            for block in k.tolist():
+                value ^= block
+                value = (((value << 13) & 0xFFFFFFFF | value >> 19) * 5 + 0xE6546B64) & 0xFFFFFFFF
+        h[row] = value
+
+
+def _mix_tails(words: _U32, tails: Any, h: _U32, scratch: _U32) -> None:
+    """Take the first ``tails[i]`` bytes of ``words[i]`` (0 to 3) into ``h``, each as a block."""
+    k, t = scratch[:, : len(h)]
+    for number in range(int(tails.max())):
+        # Up to the top and down again as a signed number: the byte with its sign.
+        np.left_shift(words, 24 - 8 * number, out=k)
+        np.right_shift(k.view(np.int32), 24, out=k.view(np.int32))
+        mixed = h.copy()
+        _mix(mixed, k, t)
+        _replace(h, mixed, tails > number)
+
+
+def _replace(old: _U32, new: _U32, where: _Mask) -> None:
+    """``old[where] = new[where]`` without branches; overwrites ``new``."""
+    mask = where.astype(np.uint32)
+    np.negative(mask, out=mask)
+    np.bitwise_xor(new, old, out=new)
+    np.bitwise_and(new, mask, out=new)
+    np.bitwise_xor(old, new, out=old)
+
+
+def _scramble(k: _U32, t: _U32) -> None:
+    """Murmur3's first steps on the blocks ``k``, in place."""
+    np.multiply(k, np.uint32(0xCC9E2D51), out=k)
+    np.right_shift(k, 17, out=t)
+    np.left_shift(k, 15, out=k)
+    np.bitwise_or(k, t, out=k)
+    np.multiply(k, np.uint32(0x1B873593), out=k)
+
+
+def _mix(h: _U32, k: _U32, t: _U32) -> None:
+    """Take one block ``k`` per row into ``h``, in place; overwrites ``k``."""
+    _scramble(k, t)
+    np.bitwise_xor(h, k, out=h)
+    np.right_shift(h, 19, out=t)
+    np.left_shift(h, 13, out=h)
+    np.bitwise_or(h, t, out=h)
+    np.multiply(h, 5, out=h)
+    np.add(h, np.uint32(0xE6546B64), out=h)
+
+
+def _finish(h: _U32, length_bytes: Any, t: _U32) -> None:
+    """Take the lengths of the values into ``h`` and avalanche, in place."""
+    np.bitwise_xor(h, length_bytes, out=h)
+    for shift, factor in ((16, np.uint32(0x85EBCA6B)), (13, np.uint32(0xC2B2AE35))):
+        np.right_shift(h, shift, out=t)
+        np.bitwise_xor(h, t, out=h)
+        np.multiply(h, factor, out=h)
+    np.right_shift(h, 16, out=t)
+    np.bitwise_xor(h, t, out=h)
+
+
+def mixed_hashes(hashes: npt.NDArray[np.int32], level: int = 0) -> npt.NDArray[np.uint32]:
+    """New hashes with all 32 bits mixed, for tables of this process; others per ``level``.
+
+    The hashes of one key group share a remainder; these do not.
+    """
+    found: npt.NDArray[np.uint32] = hashes.view(np.uint32) ^ np.uint32(0x9E3779B9 * (level + 1) & 0xFFFFFFFF)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        found ^= found >> np.uint32(shift)
+        found *= np.uint32(factor)
+    found ^= found >> np.uint32(16)
+    return found

@@ -1,0 +1,401 @@
+"""What every row of a manifest satisfies by itself and beside its neighbours (SPEC.md sections 4.1 to 4.5).
+
+Theory of operation. One set of rules serves three: whoever opens a checkpoint (``manifest.decode_manifest`` raises at the
+first fault), whoever publishes one and whoever validates one (``validation`` collects them all). It knows no record:
+whether an operator exists is said elsewhere, and ``handle_sharing`` what handles of one segment agree in. A million
+handles are checked in a fraction of the time that it takes to read them, so there is no loop over rows; a batch of rows at
+a time stays in the processor's cache.
+
+A rule is a mask of the rows that break it. Only when one is broken does anybody look at single rows.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..errors import ErrorKind
+from ..model import Mode
+from ..paths import SEGMENTS
+from ..schema import MANIFEST_SCHEMA
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_Mask: TypeAlias = "npt.NDArray[np.bool_]"
+_Ints: TypeAlias = "npt.NDArray[np.int64]"
+_Runs: TypeAlias = "tuple[pa.Array, _Ints]"
+
+BATCH_ROWS: Final = 65_536
+GROUPS_MAX: Final = 32_768
+"""Key groups and senders are below this (SPEC.md section 3.4)."""
+
+_REQUIRED: Final = tuple(field.name for field in MANIFEST_SCHEMA if not field.nullable)
+_SIZES: Final = ("row_start", "rows", "segment_rows", "size_bytes", "uncompressed_bytes", "footer_bytes")
+_NULL_WITHOUT_ROWS: Final = ("path", "digest", "footer_digest", "first_group", "last_group", "rows_per_group")
+_SIZE_MAX: Final = 2**53 - 1
+# A count above this cannot be part of a legal sum; below it, 32,768 of them never overflow int64.
+_COUNT_MAX: Final = 2**47
+_MODE_CODES: Final = {mode: code for code, mode in enumerate(Mode)}
+_BLOCK_BYTES: Final = 1 << 18
+
+
+@functools.cache
+def _modes() -> pa.Array:
+    # Not a constant: pyarrow imports pandas, where it is installed, for the first Python list that it converts. And typed:
+    # before it infers a first type it imports dateutil.
+    return pa.array([mode.value for mode in Mode], pa.string())
+
+
+class HandleFault(NamedTuple):
+    """A rule, in words, that some rows of a manifest break: its clause, the first such row, and how many there are."""
+
+    clause: str
+    message: str
+    row: int
+    row_count: int
+    kind: ErrorKind = ErrorKind.DAMAGED_MANIFEST
+
+    def describe(self, handles: pa.Table) -> str:
+        """The fault as a sentence: who breaks which rule."""
+        who = row_name(handles, self.row)
+        if self.row_count > 1:
+            return f"{who} and {self.row_count - 1:,} more break {self.clause}: {self.message}"
+        return f"{who} breaks {self.clause}: {self.message}"
+
+
+def row_name(handles: pa.Table, row: int) -> str:
+    """A row of a manifest in words: ``handle 17 (operator 'count', state 'counts', subtask 3, layer 0)``."""
+    operator, state = (_text(handles[name][row]) for name in ("operator", "state"))
+    subtask, layer = handles["subtask"][row].as_py(), handles["layer"][row].as_py()
+    owner = "no subtask" if subtask is None else f"subtask {subtask}"
+    return f"handle {row} (operator {operator!r}, state {state!r}, {owner}, layer {layer})"
+
+
+def _text(value: pa.Scalar) -> str | None:
+    # What is stored need not be UTF-8.
+    buffer = value.as_buffer()
+    return buffer.to_pybytes().decode("utf-8", "replace") if value.is_valid else None
+
+
+def runs(column: pa.ChunkedArray) -> tuple[pa.Array, _Ints]:
+    """Runs of equal strings: their values, and the row at which each begins, with the number of rows at the end."""
+    if len(column) == 0:
+        return pa.array([], column.type), np.zeros(1, np.int64)
+    encoded = [pc.run_end_encode(chunk, run_end_type=pa.int64()) for chunk in column.chunks if len(chunk)]
+    values = pa.concat_arrays([part.values for part in encoded])
+    starts = np.concatenate(
+        [np.zeros(1, np.int64), *(np.diff(part.run_ends.to_numpy(), prepend=0) for part in encoded)]
+    ).cumsum()
+    if len(encoded) > 1:
+        # A run may go on in the next chunk.
+        again = pc.run_end_encode(values, run_end_type=pa.int64())
+        values, starts = again.values, starts[np.append(0, again.run_ends.to_numpy())]
+    return values, starts
+
+
+def state_runs(handles: pa.Table) -> Iterator[tuple[tuple[str, str], int, int]]:
+    """Runs of handles of one state: (operator, state), the first row, and the one behind the last.
+
+    In a sorted table a run is a state. What is no UTF-8 is shown with replacements.
+    """
+    operators, operator_starts = runs(handles["operator"])
+    names, name_starts = runs(handles["state"])
+    # Where either begins, in order. (np.union1d would import numpy.ma.)
+    begins = np.zeros(handles.num_rows + 1, bool)
+    begins[operator_starts] = begins[name_starts] = True
+    starts = np.flatnonzero(begins)
+    of_operator = (np.searchsorted(operator_starts, starts, side="right") - 1).tolist()
+    of_name = (np.searchsorted(name_starts, starts, side="right") - 1).tolist()
+    operator_list, name_list = texts(operators), texts(names)
+    bounds = starts.tolist()
+    for i in range(len(bounds) - 1):
+        yield (operator_list[of_operator[i]], name_list[of_name[i]]), bounds[i], bounds[i + 1]
+
+
+def texts(values: pa.Array) -> list[str]:
+    """Strings, which need not be UTF-8, for people."""
+    return [value.decode("utf-8", "replace") for value in values.cast(pa.binary()).to_pylist()]
+
+
+def integers(column: pa.ChunkedArray | pa.Array, *, null: int = -1) -> _Ints:
+    """An integer column as int64, nulls as ``null``."""
+    filled = pc.fill_null(column, null) if column.null_count else column
+    found: _Ints = filled.to_numpy(zero_copy_only=False) if isinstance(filled, pa.Array) else filled.to_numpy()
+    return found.astype(np.int64, copy=False)
+
+
+def take_rows(table: pa.Table, indices: pa.Array) -> pa.Table:
+    """The rows at these positions; null gives a row of nulls. Its columns are taken ten times as fast as a table is."""
+    columns = [one_chunk(column).take(indices) for column in table.columns]
+    return pa.table(columns, schema=table.schema)
+
+
+def one_chunk(column: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """A column as one array, which ``combine_chunks`` copies even where it is; still in chunks above 2 GiB of strings."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def first_unsorted(handles: pa.Table) -> int | None:
+    """The first row that sorts before the one above it by SPEC.md section 4.2; None for a sorted table."""
+    return _first_unsorted(handles, runs(handles["operator"]), runs(handles["state"]))
+
+
+def _first_unsorted(handles: pa.Table, of_operator: _Runs, of_state: _Runs) -> int | None:
+    (operators, operator_starts), (states, state_starts) = of_operator, of_state
+    new_operator = np.zeros(handles.num_rows, bool)
+    new_operator[operator_starts[1:-1]] = True
+    new_state = new_operator.copy()
+    new_state[state_starts[1:-1]] = True
+    # Arrow compares strings by their bytes, as the order demands.
+    wrong = [operator_starts[1:-1][~_numpy(pc.less(operators[:-1], operators[1:]))]]
+    same_operator = ~new_operator[state_starts[1:-1]]
+    falls = ~_numpy(pc.less(states[:-1], states[1:]))
+    wrong.append(state_starts[1:-1][same_operator & falls])
+    for start in range(0, max(handles.num_rows - 1, 0), BATCH_ROWS):
+        # Each batch begins with the last row of the one before it.
+        batch = handles.slice(start, BATCH_ROWS + 1)
+        subtask, layer = integers(batch["subtask"]), integers(batch["layer"])
+        falls = (subtask[1:] < subtask[:-1]) | ((subtask[1:] == subtask[:-1]) & (layer[1:] < layer[:-1]))
+        wrong.append(np.flatnonzero(falls & ~new_state[start + 1 : start + len(subtask)]) + start + 1)
+    found = [int(rows.min()) for rows in wrong if len(rows)]
+    return min(found) if found else None
+
+
+def handle_faults(handles: pa.Table) -> list[HandleFault]:
+    """Every rule of SPEC.md sections 4.1 to 4.3 that the planning columns break, and the order of 4.2."""
+    faults = [
+        HandleFault("SPEC 4.1", f"column {name} holds no nulls", _first_null(handles[name]), handles[name].null_count)
+        for name in _REQUIRED
+        if handles[name].null_count
+    ]
+    found = {name: runs(handles[name]) for name in ("operator", "state", "edge")}
+    faults += [
+        HandleFault("SPEC 4.1", f"column {name} holds UTF-8", 0, handles.num_rows)
+        for name, (values, _) in found.items()
+        if not _is_utf8(values)
+    ]
+    if faults:
+        return faults  # The rules below rest on these.
+    collected: dict[str, HandleFault] = {}
+    if handles["operator"].num_chunks > handles.num_rows // BATCH_ROWS + 2:
+        handles = handles.combine_chunks()
+    start = 0
+    for batch in handles.to_batches(max_chunksize=BATCH_ROWS):
+        for fault in _batch_faults(batch):
+            before = collected.get(fault.message)
+            collected[fault.message] = (
+                before._replace(row_count=before.row_count + fault.row_count)
+                if before
+                else fault._replace(row=fault.row + start)
+            )
+        start += batch.num_rows
+    row = _first_unsorted(handles, found["operator"], found["state"])
+    if row is not None:
+        text = "handles are sorted by (operator, state, subtask with null first, layer)"
+        collected[text] = HandleFault("SPEC 4.2", text, row, 1)
+    return list(collected.values())
+
+
+@dataclass
+class _Batch:
+    """A record batch as numpy arrays."""
+
+    batch: pa.RecordBatch
+
+    def __post_init__(self) -> None:
+        self.numbers = {name: integers(self.batch[name]) for name in (*_SIZES, "subtask", "layer", "schema_id")}
+        self.present = {
+            name: _numpy(pc.is_valid(self.batch[name])) for name in (*_NULL_WITHOUT_ROWS, "edge", "subtask")
+        }
+        names, starts = runs(pa.chunked_array([self.batch["mode"]]))
+        codes = pc.fill_null(pc.index_in(names, value_set=_modes()), -1).to_numpy(zero_copy_only=False)
+        self.mode = np.repeat(codes, np.diff(starts))
+
+    def is_mode(self, mode: Mode) -> _Mask:
+        found: _Mask = self.mode == _MODE_CODES[mode]
+        return found
+
+
+def _batch_faults(batch: pa.RecordBatch) -> Iterator[HandleFault]:
+    for clause, message, broken in _value_faults(batch):
+        yield HandleFault(clause, message, int(broken.argmax()), int(broken.sum()))
+    broken = _illegal_paths(batch["path"])
+    if broken.any():
+        row = int(broken.argmax())
+        shown = batch["path"].slice(row, 1).cast(pa.binary())[0].as_py()
+        message = f"paths are legal and lie under {SEGMENTS}, unlike {shown[:120]!r}"
+        yield HandleFault("SPEC 2.2", message, row, int(broken.sum()), ErrorKind.INVALID_PATH)
+
+
+def _value_faults(batch: pa.RecordBatch) -> Iterator[tuple[str, str, _Mask]]:
+    view = _Batch(batch)
+    for clause, message, broken in (*_value_rules(view), *_segment_rules(view), *_group_rules(view)):
+        if broken.any():
+            yield clause, message, broken
+
+
+def unusable(handles: pa.Table) -> _Mask:
+    """Handles that break a rule by themselves: whatever they name, it is not to be looked at."""
+    if any(handles[name].null_count for name in _REQUIRED):
+        return np.ones(handles.num_rows, bool)
+    found = [np.zeros(0, bool)]
+    for batch in handles.to_batches(max_chunksize=BATCH_ROWS):
+        broken = _illegal_paths(batch["path"])
+        for _, _, mask in _value_faults(batch):
+            broken |= mask
+        found.append(broken)
+    return np.concatenate(found)
+
+
+_Rules = Iterator[tuple[str, str, _Mask]]
+
+
+def _value_rules(view: _Batch) -> _Rules:
+    numbers, present = view.numbers, view.present
+    keyed = view.is_mode(Mode.KEYED)
+    yield "SPEC 4.1", "mode is one of the format's", view.mode < 0
+    yield (
+        "SPEC 4.1",
+        "subtask is null for mode coordinator, may be null for committables, and is there for all others",
+        np.where(
+            present["subtask"],
+            view.is_mode(Mode.COORDINATOR),
+            ~(view.is_mode(Mode.COORDINATOR) | view.is_mode(Mode.COMMITTABLES)),
+        ),
+    )
+    yield "SPEC 4.1", "subtask is not negative", present["subtask"] & (numbers["subtask"] < 0)
+    yield "SPEC 4.1", "layer is above 0 only for mode keyed", (numbers["layer"] < 0) | ((numbers["layer"] > 0) & ~keyed)
+    yield "SPEC 4.1", "edge is there exactly for mode in_flight", present["edge"] != view.is_mode(Mode.IN_FLIGHT)
+    yield "SPEC 4.1", "schema_id is from 1", numbers["schema_id"] < 1
+    for name in _SIZES:
+        yield "SPEC 4.1", f"{name} is from 0 to 2**53 - 1", (numbers[name] < 0) | (numbers[name] > _SIZE_MAX)
+
+
+def _segment_rules(view: _Batch) -> _Rules:
+    numbers, present = view.numbers, view.present
+    empty = numbers["rows"] == 0
+    filled = ~empty
+    for name in _NULL_WITHOUT_ROWS:
+        yield "SPEC 4.1", f"{name} is null where rows is 0", empty & present[name]
+    for name in _SIZES:
+        if name != "rows":
+            yield "SPEC 4.1", f"{name} is 0 where rows is 0", empty & (numbers[name] != 0)
+    for name in ("path", "digest", "footer_digest"):
+        yield "SPEC 4.1", f"{name} is there where rows is not 0", filled & ~present[name]
+    beyond = numbers["row_start"] + numbers["rows"] > numbers["segment_rows"]
+    yield "SPEC 4.1", "the rows of a handle lie within its segment", beyond
+    footer = numbers["footer_bytes"]
+    wrong = filled & ((footer <= 8) | (footer > numbers["size_bytes"] - 4))
+    yield "SPEC 4.1", "footer_bytes is above 8 and within size_bytes", wrong
+
+
+def _group_rules(view: _Batch) -> _Rules:
+    present, rows = view.present, view.numbers["rows"]
+    due = (view.is_mode(Mode.KEYED) | view.is_mode(Mode.IN_FLIGHT)) & (rows > 0)
+    for name in ("first_group", "last_group", "rows_per_group"):
+        yield (
+            "SPEC 4.3",
+            f"{name} is there exactly for handles with rows of the modes keyed, in_flight",
+            present[name] != due,
+        )
+    due &= present["first_group"] & present["last_group"] & present["rows_per_group"]
+    first, last = (integers(view.batch[name], null=0) for name in ("first_group", "last_group"))
+    yield (
+        "SPEC 4.3",
+        f"groups go from first to last, below {GROUPS_MAX}",
+        due & ((first < 0) | (last < first) | (last >= GROUPS_MAX)),
+    )
+    starts, ends, counts = lists(view.batch["rows_per_group"])
+    yield "SPEC 4.3", "rows_per_group has one count for each group", due & (ends - starts != last - first + 1)
+    due &= ends > starts
+    if not due.any():
+        return
+    if counts.min() < 0 or counts.max() > _COUNT_MAX:
+        illegal = (counts < 0) | (counts > _COUNT_MAX)
+        before = np.concatenate([[0], np.cumsum(illegal)])
+        yield "SPEC 4.3", "the counts of rows_per_group are row counts", due & (before[ends] > before[starts])
+        return
+    edges = counts[starts[due]], counts[ends[due] - 1]
+    trimmed = np.zeros(len(due), bool)
+    trimmed[due] = (edges[0] == 0) | (edges[1] == 0)
+    yield "SPEC 4.3", "the first and last group have rows", trimmed
+    unequal = np.zeros(len(due), bool)
+    unequal[due] = _sums(counts, starts[due], ends[due]) != rows[due]
+    yield "SPEC 4.3", "rows_per_group adds up to rows", unequal
+
+
+def _sums(values: _Ints, starts: _Ints, ends: _Ints) -> _Ints:
+    """The sum of each range, of which none is empty, and which ascend and are disjoint."""
+    edges = np.empty(2 * len(starts), np.int64)
+    edges[::2], edges[1::2] = starts, ends
+    # What lies between two ranges is summed too, and left out; behind the last there may be nothing.
+    found: _Ints = np.add.reduceat(values, edges[:-1] if ends[-1] == len(values) else edges)[::2]
+    return found
+
+
+def lists(column: pa.Array) -> tuple[_Ints, _Ints, _Ints]:
+    """A list<int64> array as (start, end, values) in numpy: row i is values[start[i]:end[i]]; null elements are −1."""
+    offsets = column.offsets.to_numpy().astype(np.int64)
+    values = integers(column.values.slice(offsets[0], offsets[-1] - offsets[0]) if len(offsets) else column.values)
+    offsets = offsets - offsets[0]
+    starts, ends = offsets[:-1], offsets[1:].copy()
+    if column.null_count:
+        ends = np.where(_numpy(pc.is_valid(column)), ends, starts)
+    return starts, ends, values
+
+
+def _illegal_paths(paths: pa.Array) -> _Mask:
+    """Rows whose path is not legal: by whole-buffer scans, and row by row only where a scan found something."""
+    broken = ~_numpy(pc.fill_null(pc.starts_with(paths, SEGMENTS), True))
+    _, offset_buffer, data_buffer = paths.buffers()
+    if data_buffer is None or data_buffer.size == 0:
+        return broken
+    offsets = np.frombuffer(offset_buffer, np.int32)[paths.offset : paths.offset + len(paths) + 1].astype(np.int64)
+    data = np.frombuffer(data_buffer, np.uint8)[offsets[0] : offsets[-1]]
+    offsets -= offsets[0]
+    filled = offsets[1:] > offsets[:-1]
+    broken[filled] |= data[offsets[1:][filled] - 1] == ord("/")
+    for start in range(0, len(data), _BLOCK_BYTES):
+        # One byte of overlap, for pairs across blocks.
+        block = data[start : start + _BLOCK_BYTES + 1]
+        slash = block[:-1] == ord("/")
+        # The byte after a slash is neither "." (46) nor "/" (47): no empty and no dotted part.
+        pairs = slash & (block[1:] - np.uint8(46) <= 1)
+        if pairs.any() or block.min() < 32 or block.max() > 126 or (block == ord("\\")).any():
+            row = int(np.searchsorted(offsets, start, side="right")) - 1
+            stop = int(np.searchsorted(offsets, start + len(block), side="left"))
+            broken[row:stop] |= [_illegal(data[offsets[i] : offsets[i + 1]].tobytes()) for i in range(row, stop)]
+    return broken
+
+
+def _illegal(path: bytes) -> bool:
+    try:
+        text = path.decode("utf-8")
+    except UnicodeDecodeError:
+        return True
+    bad = any(ord(char) < 32 or ord(char) == 127 or char == "\\" for char in text)
+    return bad or any(not part or part.startswith(".") for part in text.split("/") if text)
+
+
+def _first_null(column: pa.ChunkedArray) -> int:
+    return int(_numpy(pc.is_null(column)).argmax())
+
+
+def _is_utf8(values: pa.Array) -> bool:
+    try:
+        values.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _numpy(mask: Any) -> _Mask:
+    found: _Mask = mask.to_numpy(zero_copy_only=False) if isinstance(mask, pa.Array) else mask.to_numpy()
+    return found

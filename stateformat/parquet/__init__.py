@@ -1,0 +1,44 @@
+"""What must be known of a Parquet file before Arrow may read it: its footer, its pages, and their limits.
+
+Read ``thrift``, ``footer``, ``page_headers``, ``page_checks``.
+"""
+
+from __future__ import annotations
+
+from .footer import Footer, read_footer, without_arrow_schema
+from .page_checks import (
+    DECODED_BYTES_MAX,
+    SEGMENT_BYTES_MAX,
+    ByteRange,
+    LimitFault,
+    PartialFile,
+    byte_ranges,
+    check_columns,
+    check_pages,
+    check_row_group,
+    check_size,
+    decoded_bytes,
+    have_string_dictionary,
+    string_bytes,
+)
+from .thrift import FooterFault
+
+__all__ = [
+    "ByteRange",
+    "DECODED_BYTES_MAX",
+    "Footer",
+    "FooterFault",
+    "LimitFault",
+    "PartialFile",
+    "SEGMENT_BYTES_MAX",
+    "byte_ranges",
+    "check_columns",
+    "check_pages",
+    "check_row_group",
+    "check_size",
+    "decoded_bytes",
+    "have_string_dictionary",
+    "read_footer",
+    "string_bytes",
+    "without_arrow_schema",
+]

@@ -1,0 +1,428 @@
+"""The footer of a Parquet file, walked before Arrow sees it (SPEC.md sections 3.7, 5.5, 5.6 and 7.4).
+
+Theory of operation. What stands in a footer is believed by Arrow: it recurses as deep as the schema says, makes an object
+of a few hundred bytes out of two bytes of a list, hands ``ARROW:schema`` to whichever extension type the process has
+registered, and ends the process where Python asks for a column chunk that is not there. So the footer's Thrift structures
+(compact protocol) are walked here first, once, with no memory but for what is kept: how deep and wide the schema is, and of
+every column chunk where its pages lie and what is said of them. What a second reader might read in another way (a field that
+stands twice, a list of other elements, a number that overflows) is refused, so that Arrow sees what was judged here.
+
+:mod:`stateformat.parquet.page_checks` goes on from there.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from .thrift import (
+    BINARY,
+    I32,
+    I64,
+    LISTS,
+    NUMBER,
+    SMALL,
+    STRUCT,
+    FooterFault,
+    LazyPattern,
+    integer,
+    list_header,
+    long_field,
+    next_field,
+    number,
+    short_string,
+    skip,
+    varint,
+)
+
+ROW_GROUPS_MAX: Final = 65_536
+COLUMNS_MAX: Final = 65_536
+ENTRIES_MAX: Final = 10_000
+"""Entries of the key-value metadata of a file."""
+FOOTER_BYTES_MAX: Final = 64 << 20
+SCHEMA_DEPTH_MAX: Final = 32
+
+_NAME: Final = b"ARROW:schema"
+_TAIL_BYTES: Final = 8
+_REPEATED: Final = 2
+_ELEMENTS_MAX: Final = 64
+# The numbers of ColumnMetaData that are kept: field -> type. Codec, values, both sizes, and where pages begin.
+_CODEC, _VALUES, _UNCOMPRESSED, _COMPRESSED, _DATA_AT, _DICTIONARY_AT = 4, 5, 6, 7, 9, 11
+_NUMBERS: Final = {
+    _CODEC: I32,
+    _VALUES: I64,
+    _UNCOMPRESSED: I64,
+    _COMPRESSED: I64,
+    _DATA_AT: I64,
+    _DICTIONARY_AT: I64,
+}
+
+
+class Leaf(NamedTuple):
+    """A leaf of the schema: its path, Parquet's number of its physical type, and the length of a fixed one.
+
+    ``flat``: it has one value per row.
+    """
+
+    path: str
+    type: int
+    length: int
+    flat: bool
+
+
+class ColumnChunk(NamedTuple):
+    """A column chunk as the footer has it: its bytes, and what is said of its pages. ``encodings`` as zigzag bytes."""
+
+    codec: int
+    encodings: bytes
+    values: int
+    start: int
+    size_bytes: int
+
+
+class RowGroup(NamedTuple):
+    """A row group as the footer has it."""
+
+    rows: int
+    uncompressed_bytes: int
+    chunks: list[ColumnChunk]
+
+
+class Footer(NamedTuple):
+    """What was found. ``arrow_schema``: the key-value metadata has that key."""
+
+    leaves: list[Leaf]
+    row_groups: list[RowGroup]
+    rows: int
+    arrow_schema: bool
+
+
+def read_footer(data: pa.Buffer) -> Footer:
+    """The footer of the file, or of the end of one, that these bytes are. Raises :class:`FooterFault` and nothing else."""
+    tail = data.slice(max(0, data.size - _TAIL_BYTES)).to_pybytes()
+    length = int.from_bytes(tail[:4], "little")
+    if len(tail) < _TAIL_BYTES or tail[4:] != b"PAR1" or not 0 < length <= data.size - _TAIL_BYTES:
+        raise FooterFault(f"{data.size:,} bytes do not end in a Parquet footer")
+    if length > FOOTER_BYTES_MAX:
+        raise FooterFault(f"its footer has {length:,} bytes; at most {FOOTER_BYTES_MAX:,} are read")
+    footer = data.slice(data.size - _TAIL_BYTES - length, length).to_pybytes()
+    try:
+        return _file(footer)
+    except IndexError:
+        raise FooterFault("its footer is cut short") from None
+
+
+def carries_arrow_schema(data: pa.Buffer) -> bool:
+    """Whether the file, or the end of one, that these bytes are has ``ARROW:schema`` in its footer's metadata.
+
+    True also where the letters occur in a footer that cannot be walked: nobody should open that one. Never raises.
+    """
+    length = int.from_bytes(data.slice(max(0, data.size - _TAIL_BYTES), 4).to_pybytes(), "little")
+    footer = data.slice(max(0, data.size - _TAIL_BYTES - length)).to_pybytes()[: -_TAIL_BYTES or None]
+    if _NAME not in footer:
+        return False
+    try:
+        return _NAME in _keys_only(footer)
+    except (IndexError, ValueError):
+        return True
+
+
+def without_arrow_schema(data: pa.Buffer) -> pa.Buffer:
+    """The file with a footer that Arrow finds no schema of its own in: the very bytes, or a copy with that key renamed."""
+    if not carries_arrow_schema(data):
+        return data
+    whole = data.to_pybytes()
+    start = max(0, len(whole) - _TAIL_BYTES - int.from_bytes(whole[-_TAIL_BYTES:-4], "little"))
+    return pa.py_buffer(whole[:start] + whole[start:].replace(_NAME, _NAME.lower()))
+
+
+# ---- the structures of a footer --------------------------------------------------------------------------------------
+
+
+def _file(data: bytes) -> Footer:
+    """FileMetaData: version, schema, rows, row groups, key-value metadata."""
+    at = field = rows = 0
+    leaves: list[Leaf] | None = None
+    groups: list[RowGroup] | None = None
+    keys: list[bytes] = []
+    seen: set[int] = set()
+    while head := data[at]:
+        field, at = next_field(data, at, field)
+        kind = head & 15
+        if field in seen:
+            raise FooterFault(f"field {field} of its footer stands twice")
+        seen.add(field)
+        if field == 2:
+            leaves, at = _known_schema(data, at, kind)
+        elif field == 3:
+            rows, at = integer(data, at, kind, I64)
+        elif field == 4:
+            if leaves is None:
+                raise FooterFault("row groups stand before the schema in its footer")
+            groups, at = _row_groups(
+                data, *list_header(data, at, kind, STRUCT, ROW_GROUPS_MAX, "row groups"), len(leaves)
+            )
+        elif field == 5:
+            keys, at = _entries(data, *list_header(data, at, kind, STRUCT, ENTRIES_MAX, "entries of metadata"))
+        else:
+            at = skip(data, at, kind, 1)
+    if at + 1 != len(data):
+        raise FooterFault("its footer ends before its end")
+    if leaves is None or groups is None:
+        raise FooterFault("its footer has no schema or no list of row groups")
+    return Footer(leaves, groups, rows, _NAME in keys)
+
+
+# The schema that was read last, and its bytes: segments of a state are read one after another, and have the same.
+_last_schema: tuple[bytes, list[Leaf]] | None = None
+
+
+def _known_schema(data: bytes, at: int, kind: int) -> tuple[list[Leaf], int]:
+    """The leaves of the schema that begins here, walked unless it is the one that was read last."""
+    global _last_schema
+    last = _last_schema
+    if last is not None and kind == LISTS[0] and data.startswith(last[0], at):
+        return last[1], at + len(last[0])
+    leaves, end = _schema(data, *list_header(data, at, kind, STRUCT, COLUMNS_MAX, "schema elements"))
+    if end <= len(data):
+        _last_schema = data[at:end], leaves
+    return leaves, end
+
+
+def _schema(data: bytes, count: int, at: int) -> tuple[list[Leaf], int]:
+    """The leaves of the schema, which is stored as a list: each group is followed by its children."""
+    leaves: list[Leaf] = []
+    # Of each group that is open: its name, and how many children are to come.
+    names: list[bytes] = []
+    open_groups: list[int] = []
+    for index in range(count):
+        numbers, name, at = _schema_element(data, at)
+        if index and not open_groups:
+            raise FooterFault("its schema has elements that belong to no group")
+        children = numbers.get(5, 0)
+        if open_groups:
+            open_groups[-1] -= 1
+        if children > 0:
+            names.append(name)
+            open_groups.append(children)
+            if len(open_groups) > SCHEMA_DEPTH_MAX:
+                raise FooterFault(f"its schema is nested deeper than {SCHEMA_DEPTH_MAX} levels")
+            if children > count:
+                raise FooterFault(f"a group of its schema has {children:,} children, and there are {count:,} elements")
+            continue
+        if children < 0 or 1 not in numbers:
+            raise FooterFault("its schema has an element that is neither a column nor a group of columns")
+        path = b".".join([*names[1:], name]).decode("utf-8", "replace")
+        flat = len(names) == 1 and numbers.get(3) != _REPEATED
+        leaves.append(Leaf(path, numbers[1], numbers.get(2, 0), flat))
+        while open_groups and not open_groups[-1]:
+            open_groups.pop()
+            names.pop()
+    if open_groups:
+        raise FooterFault("its schema ends within a group")
+    return leaves, at
+
+
+def _schema_element(data: bytes, at: int) -> tuple[dict[int, int], bytes, int]:
+    """Of a SchemaElement: type, length and number of children, by field; and the name."""
+    numbers: dict[int, int] = {}
+    field, name = 0, b""
+    while head := data[at]:
+        field, at = next_field(data, at, field)
+        kind = head & 15
+        if field in (1, 2, 3, 5):
+            if field in numbers:
+                raise FooterFault("an element of its schema says something twice")
+            numbers[field], at = integer(data, at, kind, I32)
+        elif field == 4 and kind == BINARY:
+            length, at = varint(data, at)
+            name, at = data[at : at + length], at + length
+        else:
+            at = skip(data, at, kind, 2)
+    return numbers, name, at + 1
+
+
+def _row_groups(data: bytes, count: int, at: int, leaves: int) -> tuple[list[RowGroup], int]:
+    groups = []
+    for _ in range(count):
+        field = 0
+        chunks: list[ColumnChunk] | None = None
+        numbers: dict[int, int] = {}
+        while head := data[at]:
+            field, at = next_field(data, at, field)
+            kind = head & 15
+            if field == 1:
+                if chunks is not None:
+                    raise FooterFault("a row group lists its columns twice")
+                columns, at = list_header(data, at, kind, STRUCT, COLUMNS_MAX, "columns of a row group")
+                if columns != leaves:
+                    raise FooterFault(f"a row group has {columns:,} columns, its schema {leaves:,}")
+                chunks = []
+                for _ in range(columns):
+                    chunk, at = _chunk(data, at)
+                    chunks.append(chunk)
+            elif field in (2, 3):
+                if field in numbers:
+                    raise FooterFault("a row group says its size twice")
+                numbers[field], at = integer(data, at, kind, I64)
+                if numbers[field] < 0:
+                    raise FooterFault("a row group has less than no rows or bytes")
+            else:
+                at = skip(data, at, kind, 2)
+        at += 1
+        if chunks is None or len(numbers) != 2:
+            raise FooterFault("a row group lacks its columns, its rows or its size")
+        groups.append(RowGroup(numbers[3], numbers[2], chunks))
+    return groups, at
+
+
+def _usual_chunk() -> bytes:
+    """A ColumnChunk as Arrow writes them, with its numbers in groups: most of a footer's bytes, at the speed of C.
+
+    It spells out exactly one reading of the bytes; a chunk that it does not match is walked.
+    """
+    number, small, string = NUMBER, SMALL, short_string()
+    numbers = (
+        b"(?:\\x06|\\x16"
+        + number
+        + b"|"
+        + b"|".join(b"\\x%d6(?:" % n + number + b"){%d}" % n for n in range(2, 9))
+        + b")"
+    )
+    page_kind = b"\\x15" + small + b"\\x15" + small + b"\\x15" + number + b"\\x00"
+    return b"".join(
+        (
+            b"\\x26" + number + b"\\x1c\\x15" + small,
+            b"\\x19(?:\\x15(?P<one>%b)|\\x25(?P<two>%b{2})|\\x35(?P<three>%b{3}))" % (small, small, small),
+            b"\\x19\\x18" + string,
+            rb"\x15(?P<codec>[\x00\x02\x0a\x0c\x0e])",
+            b"\\x16(?P<values>%b)\\x16%b\\x16(?P<size>%b)" % (number, number, number),
+            b"\\x26(?P<start>%b)" % number,
+            b"(?:\\x3c(?:[\\x18\\x28]" + string + b"|[\\x16\\x26]" + number + rb"|[\x11\x12\x21\x22])*+\x00)?+",
+            b"(?:[\\x19\\x49](?:\\x1c%b|\\x2c(?:%b){2}|\\x3c(?:%b){3}))?+" % (page_kind, page_kind, page_kind),
+            b"(?:\\x3c(?:\\x16" + number + b")?+(?:[\\x19\\x29\\x39]" + numbers + b")*+\\x00)?+",
+            rb"\x00\x00",
+        )
+    )
+
+
+_USUAL_CHUNK: Final = LazyPattern(_usual_chunk)
+
+
+def _chunk(data: bytes, at: int) -> tuple[ColumnChunk, int]:
+    """A ColumnChunk."""
+    usual = _USUAL_CHUNK.match(data, at, len(data))
+    if usual is not None:
+        one, two, three, codec, values, size_bytes, start = usual.groups()
+        chunk = ColumnChunk(codec[0] >> 1, one or two or three, number(values), number(start), number(size_bytes))
+        if min(chunk.values, chunk.start, chunk.size_bytes) >= 0:
+            return chunk, usual.end()
+    field = 0
+    found: ColumnChunk | None = None
+    while head := data[at]:
+        field, at = next_field(data, at, field)
+        kind = head & 15
+        if field == 3 and kind == STRUCT and found is None:
+            found, at = _column(data, at)
+        elif field in (3, 8, 9):
+            raise FooterFault("a column chunk is described twice, or encrypted")
+        else:
+            at = skip(data, at, kind, 2)
+    if found is None:
+        raise FooterFault("a column chunk is not described")
+    return found, at + 1
+
+
+def _column(data: bytes, at: int) -> tuple[ColumnChunk, int]:
+    """ColumnMetaData: the numbers that say where pages lie and how much they hold."""
+    field = 0
+    numbers: dict[int, int] = {}
+    encodings = b""
+    while head := data[at]:
+        at += 1
+        if head > 15:
+            field += head >> 4
+        else:
+            field, at = long_field(data, at)
+        kind = head & 15
+        due = _NUMBERS.get(field)
+        if due is not None:
+            if kind != due or field in numbers:
+                raise FooterFault("a column chunk says something twice, or as another type")
+            value = data[at]
+            at += 1
+            if value > 127:
+                value, at = varint(data, at - 1)
+            numbers[field] = (value >> 1) ^ -(value & 1)
+        elif field == 2:
+            count, at = list_header(data, at, kind, I32, _ELEMENTS_MAX, "encodings")
+            encodings += data[at : at + count] + b"\xff" * (count > len(data) - at)
+            at += count
+        elif field == 3:
+            count, at = list_header(data, at, kind, BINARY, _ELEMENTS_MAX, "parts of a column's path")
+            for _ in range(count):
+                length, at = varint(data, at)
+                at += length
+        else:
+            at = skip(data, at, kind, 3)
+    try:
+        start, size_bytes = numbers[_DATA_AT], numbers[_COMPRESSED]
+        dictionary = numbers.get(_DICTIONARY_AT, 0)
+        if 0 < dictionary < start:
+            start = dictionary
+        values = numbers[_VALUES]
+        codec = numbers[_CODEC]
+    except KeyError:
+        raise FooterFault("a column chunk does not say where it lies") from None
+    if min(start, size_bytes, values) < 0:
+        raise FooterFault("a column chunk has less than no bytes or values")
+    # An encoding above 63 takes two bytes: then the list ends elsewhere, and both readers refuse it.
+    if encodings and max(encodings) > 127:
+        raise FooterFault("a column chunk has an encoding that nobody knows")
+    return ColumnChunk(codec, encodings, values, start, size_bytes), at + 1
+
+
+def _entries(data: bytes, count: int, at: int) -> tuple[list[bytes], int]:
+    """The keys of the key-value metadata of the file."""
+    keys = []
+    for _ in range(count):
+        field = 0
+        while head := data[at]:
+            field, at = next_field(data, at, field)
+            kind = head & 15
+            if field == 1 and kind == BINARY:
+                length, at = varint(data, at)
+                keys.append(data[at : at + length])
+                at += length
+            else:
+                at = skip(data, at, kind, 2)
+        at += 1
+    return keys, at
+
+
+def _keys_only(data: bytes) -> list[bytes]:
+    """The keys of a footer whose other structures are nobody's business here."""
+    at = field = 0
+    keys: list[bytes] = []
+    while head := data[at]:
+        field, at = next_field(data, at, field)
+        kind = head & 15
+        if field == 5 and kind in LISTS:
+            found, at = _entries(data, *list_header(data, at, kind, STRUCT, len(data), "entries"))
+            keys += found
+        else:
+            at = skip(data, at, kind, 1)
+    return keys
+
+
+__all__ = [
+    "ColumnChunk",
+    "Footer",
+    "FooterFault",
+    "Leaf",
+    "RowGroup",
+    "carries_arrow_schema",
+    "read_footer",
+    "without_arrow_schema",
+]

@@ -1,0 +1,99 @@
+"""Names of objects, built in one place (SPEC.md section 2.2). Callers never format a path."""
+
+from __future__ import annotations
+
+import re
+
+from .errors import InvalidInput
+from .model import AttemptId, CheckpointId, WriteId
+
+RECORDS = "checkpoints/"
+MANIFESTS = "manifests/"
+SEGMENTS = "segments/"
+REQUESTS = "requests/"
+SAVEPOINTS = "savepoints/"
+"""Where savepoints lie by default: below the store, and no part of it."""
+
+_RECORD_NAME = re.compile(r"checkpoints/(\d{20})\.json")
+_OWNED_NAME = re.compile(r"(?:checkpoints/(\d{20})\.|manifests/(\d{20})-|segments/(\d{20})/).+")
+_MANIFEST_NAME = re.compile(r"manifests/\d{20}-([0-9a-f]{32})\.parquet")
+_REQUEST_NAME = re.compile(r"requests/(\d{20})-stop-([0-9a-f]{32})\.json")
+_ANSWER_NAME = re.compile(r"requests/(\d{20})-answer-([0-9a-f]{32})\.json")
+_ASKED_NAME = re.compile(r"requests/(\d{20})-.*")
+_SAVEPOINT_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
+_UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+def record_path(checkpoint_id: CheckpointId) -> str:
+    """Where the record of a checkpoint lies."""
+    return f"{RECORDS}{checkpoint_id:020d}.json"
+
+
+def manifest_path(checkpoint_id: CheckpointId, attempt_id: AttemptId) -> str:
+    """Where an attempt's manifest lies."""
+    return f"{MANIFESTS}{checkpoint_id:020d}-{attempt_id}.parquet"
+
+
+def segment_path(checkpoint_id: CheckpointId, write_id: WriteId, *, label: str) -> str:
+    """Where a segment lies; ``label`` is for people only and is made safe here."""
+    readable = _UNSAFE.sub("_", label).strip("_")[:80] or "state"
+    return f"{SEGMENTS}{checkpoint_id:020d}/{readable}-{write_id}.parquet"
+
+
+def record_id(path: str) -> CheckpointId | None:
+    """The checkpoint id in the name of a record; None for a name that is no record's."""
+    match = _RECORD_NAME.fullmatch(path)
+    return CheckpointId(int(match[1])) if match and int(match[1]) > 0 else None
+
+
+def owner_id(path: str) -> CheckpointId | None:
+    """The id under which a record, manifest or segment lies, or was to lie; None for any other name."""
+    match = _OWNED_NAME.fullmatch(path)
+    return CheckpointId(int(match[match.lastindex or 0])) if match else None
+
+
+def attempt_of(path: str) -> AttemptId | None:
+    """The attempt id in the name of a manifest; None for any other name."""
+    match = _MANIFEST_NAME.fullmatch(path)
+    return AttemptId(match[1]) if match else None
+
+
+def request_path(newest: int, request_id: str) -> str:
+    """Where a request to stop lies that was made while ``newest`` was the newest id (0: none was there)."""
+    return f"{REQUESTS}{newest:020d}-stop-{request_id}.json"
+
+
+def answer_path(newest: int, request_id: str) -> str:
+    """Where the answer to that request lies."""
+    return f"{REQUESTS}{newest:020d}-answer-{request_id}.json"
+
+
+def request_of(path: str) -> tuple[int, str] | None:
+    """The newest id and the request id in the name of a request to stop; None for any other name."""
+    return _named(_REQUEST_NAME, path)
+
+
+def answer_of(path: str) -> tuple[int, str] | None:
+    """The same of an answer."""
+    return _named(_ANSWER_NAME, path)
+
+
+def asked_under(path: str) -> int | None:
+    """The newest id in the name, perhaps cut short, of anything below ``requests/``; None where there is none."""
+    match = _ASKED_NAME.fullmatch(path)
+    return int(match[1]) if match else None
+
+
+def savepoint_url(store_url: str, name: str) -> str:
+    """Where a savepoint of a store lies by default: a store of its own, below the other and no part of it.
+
+    ``name`` has letters, digits, ``.``, ``_`` and ``-``, and does not begin with a dot. Raises ``InvalidInput`` for others.
+    """
+    if not _SAVEPOINT_NAME.fullmatch(name):
+        raise InvalidInput(f"{name!r} is no name of a savepoint; take letters, digits, '.', '_' and '-'", name=name)
+    return f"{store_url}{'' if store_url.endswith('/') else '/'}{SAVEPOINTS}{name}"
+
+
+def _named(pattern: re.Pattern[str], path: str) -> tuple[int, str] | None:
+    match = pattern.fullmatch(path)
+    return (int(match[1]), match[2]) if match else None

@@ -1,0 +1,32 @@
+"""Writing a checkpoint and making it exist.
+
+Read ``begin_checks``, ``draft``, ``pending`` and ``protocol``; ``copy`` and ``repair`` are built on these.
+"""
+
+from __future__ import annotations
+
+from .begin_checks import check_arguments, check_beginning
+from .copy import CopyProgress, Progress, begin_from, copy, copy_objects, rollback
+from .draft import Draft
+from .pending import PendingCheckpoint
+from .protocol import CommitPermit, permit
+from .repair import Diagnosis, WayOut, diagnose, repair
+
+__all__ = [
+    "CommitPermit",
+    "CopyProgress",
+    "Diagnosis",
+    "Draft",
+    "PendingCheckpoint",
+    "Progress",
+    "WayOut",
+    "begin_from",
+    "check_arguments",
+    "check_beginning",
+    "copy",
+    "copy_objects",
+    "diagnose",
+    "permit",
+    "repair",
+    "rollback",
+]

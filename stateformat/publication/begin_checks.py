@@ -1,0 +1,78 @@
+"""What a writer may begin a checkpoint with: refused before any state is written, not when it is published.
+
+The format's own rules stand in ``rules.graph``, and a checkpoint that breaks one is never published. Two rules here
+are duties of whoever writes a new checkpoint (SPEC.md section 3.5): stores that hold older ones that do not keep them are
+read, rescaled and rolled back as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from ..errors import ErrorKind, InvalidInput
+from ..graph import JobGraph, Partitioner, Status, SubtaskSet, all_of
+from ..model import State
+from ..problems import Problem
+from ..rules import check_graph, check_states
+
+
+def check_arguments(
+    graph: JobGraph, states: Iterable[State], job_id: str, job_name: str, properties: Mapping[str, str]
+) -> tuple[State, ...]:
+    """The states as a tuple. Raises ``InvalidInput`` for an argument of ``begin`` that is of the wrong type."""
+    if not isinstance(graph, JobGraph):
+        raise InvalidInput(
+            f"the graph is of type {type(graph).__name__}; give a JobGraph", kind=ErrorKind.INVALID_GRAPH
+        )
+    for what, text in (("job id", job_id), ("job name", job_name)):
+        if not isinstance(text, str):
+            raise InvalidInput(f"the {what} is {text!r}; give text")
+    if not job_id:
+        raise InvalidInput("the job id is empty; a store belongs to one job, by its id")
+    if not isinstance(properties, Mapping):
+        raise InvalidInput(f"properties are of type {type(properties).__name__}; give a mapping of text to text")
+    for name, value in properties.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidInput(f"property {name!r} is {value!r}; names and values are text, so give {str(value)!r}")
+    return all_of(State, states, "the states of a checkpoint")
+
+
+def check_beginning(graph: JobGraph, states: Sequence[State], parent: JobGraph | None, *, is_new: bool) -> None:
+    """Raise ``InvalidInput`` with every fault of a graph that no snapshot can mend, and of the states declared for it.
+
+    ``graph`` has every max parallelism filled in. What had fully finished in ``parent`` counts as finished, since its
+    edges carry nothing. ``is_new``: the content is no older checkpoint's, so the duties of writers hold.
+    """
+    known = _with_finished(graph, parent)
+    problems = [*check_graph(known), *check_states(known, states), *(_duties(graph) if is_new else ())]
+    if problems:
+        raise InvalidInput(
+            "no checkpoint can begin with this job: "
+            + "; ".join(dict.fromkeys(problem.message for problem in problems)),
+            kind=problems[0].kind,
+            problems=tuple(problems),
+        )
+
+
+def _with_finished(graph: JobGraph, parent: JobGraph | None) -> JobGraph:
+    """The graph in which the operators that had fully finished in ``parent`` have."""
+    ended = (
+        {operator.uid for operator in parent.operators if operator.status is Status.FULLY_FINISHED} if parent else ()
+    )
+    return graph.with_operators(
+        {
+            operator.uid: replace(operator, finished=SubtaskSet.all(operator.parallelism), finishing=SubtaskSet())
+            for operator in graph.operators
+            if operator.uid in ended and operator.parallelism > 0
+        }
+    )
+
+
+def _duties(graph: JobGraph) -> Iterator[Problem]:
+    if not graph.operators:
+        yield Problem(ErrorKind.INVALID_GRAPH, "SPEC 3.4", "the graph has no operators; a job has at least one")
+    for edge in graph.edges:
+        if edge.partitioner is Partitioner.HASH and not edge.key_columns:
+            message = f"hash edge {edge.id!r} has no key columns; name those by which it sends"
+            yield Problem(ErrorKind.INVALID_GRAPH, "SPEC 3.5", message, operator=edge.target)

@@ -1,0 +1,318 @@
+"""Copies of a checkpoint in another store, and an older one made the newest again.
+
+Theory of operation. A savepoint (SPEC.md section 10) is a checkpoint alone in a store of its own: every object under the
+same path with the same bytes, then the manifest, then a record that differs in its kind only. Bytes are streamed and
+their digests verified on the way, so damage is not carried on. What is there already and is right is kept: a copy that
+was interrupted is made whole by making it again. The record goes through the publication protocol like any other, so of
+two copies into one empty store one wins.
+
+A rollback (section 8.3) copies no bytes: it publishes newest + 1 with the handles of an older checkpoint of the chain. It
+is the one publication that refers to objects which are not its parent's; ``pending`` writes its manifest first and then
+looks at the older record once more, and ``retention`` reads manifests under newest + 1. Neither is enough alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pyarrow.compute as pc
+import xxhash
+
+from .. import paths as layout
+from ..errors import (
+    DamagedCheckpoint,
+    ErrorKind,
+    InvalidInput,
+    JobMismatch,
+    PublishConflict,
+    StorageError,
+)
+from ..history import chain_down_to, newest_record, reachable, record_ids
+from ..model import CheckpointId, CheckpointKind, Record
+from ..reading import Checkpoint, load_manifest, missing_object
+from ..record import encode_record
+from ..storage import Storage, check_outside, make_durable, names, open_storage, read_input, stores_around
+from .draft import Draft
+from .pending import PendingCheckpoint, require_empty
+from .protocol import At, CommitPermit, conflict, create_record
+
+logger = logging.getLogger(__name__)
+
+CHUNK_BYTES = 4 * 2**20
+STREAMS = 8
+"""How many objects are copied at once; memory is at most this many chunks."""
+
+
+class CopyProgress(NamedTuple):
+    """How far a copy is: objects and bytes that stand in the target, of all that will."""
+
+    objects_done: int
+    objects_total: int
+    bytes_done: int
+    bytes_total: int
+
+
+Progress = Callable[[CopyProgress], None]
+
+
+class _Object(NamedTuple):
+    path: str
+    size_bytes: int
+    digest: bytes
+
+
+def copy(
+    checkpoint: Checkpoint,
+    target: Storage,
+    *,
+    progress: Progress | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Record:
+    """Make ``target`` a self-contained copy of one checkpoint, and return the record there (kind ``savepoint``).
+
+    May be called again after any failure, and on a target that is complete. Raises ``InvalidInput`` (kind
+    ``STORE_NOT_EMPTY``) for a target that holds another checkpoint or lies in the source's own folders, ``JobMismatch`` for one of another job,
+    ``CheckpointExpired`` or ``DamagedCheckpoint`` where the source cannot be read, ``StorageError`` and ``OutcomeUnknown``.
+    """
+    start = time.perf_counter()
+    record = checkpoint.record
+    if target.url == checkpoint.storage.url:
+        raise InvalidInput(f"cannot copy {checkpoint!r} into its own store; give another address", url=target.url)
+    _check_place(checkpoint, target)
+    _check_target(record, target)
+    copy_objects(checkpoint, target, progress=progress)
+    manifest = record.manifest
+    _copy_object(checkpoint, target, _Object(manifest.path, manifest.size_bytes, bytes.fromhex(manifest.digest)))
+    make_durable(target, [manifest.path])
+    # Nothing but the kind changes, so that two copies of one checkpoint are the same bytes, whoever makes them.
+    savepoint = replace(record, kind=CheckpointKind.SAVEPOINT)
+    ending = create_record(target, savepoint.ref, encode_record(savepoint), sleep=sleep)
+    if ending.at is not At.PERMITTED:
+        raise conflict(target, savepoint, ending)
+    logger.info(
+        "copied checkpoint %s of %s to %s: %d rows, %d segments, %d bytes; copying took %.3f s",
+        record.checkpoint_id,
+        checkpoint.storage.url,
+        target.url,
+        record.totals.rows,
+        record.totals.segments,
+        record.totals.bytes,
+        time.perf_counter() - start,
+    )
+    return savepoint
+
+
+def _check_place(checkpoint: Checkpoint, target: Storage) -> None:
+    """Refuse a target in a folder where garbage is collected: of the checkpoint's store, or of another local one."""
+    check_outside(target.url, checkpoint.storage.url)
+    for url in stores_around(target.url):
+        if names(open_storage(url), layout.RECORDS):
+            check_outside(target.url, url)
+
+
+def _check_target(record: Record, target: Storage) -> None:
+    there = newest_record(target)
+    if there is None:
+        return
+    if there.job_id != record.job_id:
+        raise JobMismatch(
+            f"{target.url} belongs to job {there.job_id!r}, and the checkpoint to job {record.job_id!r}; copy it elsewhere",
+            job_id=there.job_id,
+        )
+    if there.ref != record.ref or len(record_ids(target)) > 1:
+        raise InvalidInput(
+            f"{target.url} holds checkpoint {there.checkpoint_id} (attempt {there.attempt_id}), so checkpoint "
+            f"{record.checkpoint_id} (attempt {record.attempt_id}) cannot be copied there; a copy is a store of its own",
+            kind=ErrorKind.STORE_NOT_EMPTY,
+            url=target.url,
+        )
+
+
+def copy_objects(checkpoint: Checkpoint, target: Storage, *, progress: Progress | None = None) -> None:
+    """Copy every segment that a checkpoint needs to another store, under the same paths, several at once.
+
+    One that is there with the same size and digest is kept. This is what a checkpoint derived into another store needs
+    before it publishes there, and the greater part of :func:`copy`.
+    """
+    _check_place(checkpoint, target)
+    needed = reachable(checkpoint.manifest.full())
+    stored = needed.filter(pc.invert(needed["inline"])).select(["path", "size_bytes", "digest"])
+    objects = [_Object(*row.values()) for row in stored.to_pylist()]
+    total_bytes = sum(item.size_bytes for item in objects)
+    done = CopyProgress(0, len(objects), 0, total_bytes)
+    if progress is not None:
+        progress(done)
+    with ThreadPoolExecutor(min(STREAMS, len(objects)) or 1, thread_name_prefix="copy") as pool:
+        running = {pool.submit(_copy_object, checkpoint, target, item): item for item in objects}
+        try:
+            for future in as_completed(running):
+                future.result()
+                done = done._replace(
+                    objects_done=done.objects_done + 1, bytes_done=done.bytes_done + running[future].size_bytes
+                )
+                if progress is not None:
+                    progress(done)
+        finally:
+            for future in running:
+                future.cancel()
+    # What was kept may come from a copy that died before it was durable.
+    make_durable(target, [item.path for item in objects])
+
+
+def _copy_object(checkpoint: Checkpoint, target: Storage, item: _Object) -> None:
+    if _holds(target, item):
+        return
+    try:
+        source = checkpoint.storage.open_input(item.path)
+    except FileNotFoundError as error:
+        raise missing_object(checkpoint.storage, checkpoint.record, item.path) from error
+    digest, size_bytes = xxhash.xxh3_128(), 0
+    try:
+        with closing(source), target.open_output(item.path) as output:
+            for chunk in _chunks(source, checkpoint.storage):
+                digest.update(chunk)
+                size_bytes += len(chunk)
+                if size_bytes > item.size_bytes:
+                    break  # However much more there is, it would only fill the target.
+                output.write(chunk)
+            if (size_bytes, digest.digest()) != (item.size_bytes, item.digest):
+                least = "at least " if size_bytes > item.size_bytes else ""
+                raise DamagedCheckpoint(
+                    f"{item.path} in {checkpoint.storage.url} has {least}{size_bytes} bytes with digest {digest.hexdigest()}; "
+                    f"its checkpoint says {item.size_bytes} with {item.digest.hex()}. It was not copied; `ckpt validate` lists "
+                    "everything that is wrong",
+                    kind=ErrorKind.OBJECT_DIGEST_DIFFERS,
+                    path=item.path,
+                )
+    except StorageError:
+        # Another copy of the same checkpoint may have written the very same object meanwhile.
+        if not _holds(target, item):
+            raise
+
+
+def _holds(target: Storage, item: _Object) -> bool:
+    """Whether the object is there and right. One that is there and wrong is a ``DamagedCheckpoint`` of the target."""
+    try:
+        size_bytes = target.size(item.path)
+        digest = xxhash.xxh3_128()
+        if size_bytes == item.size_bytes:
+            with closing(target.open_input(item.path)) as source:
+                for chunk in _chunks(source, target):
+                    digest.update(chunk)
+    except FileNotFoundError:
+        return False
+    if size_bytes == item.size_bytes and digest.digest() == item.digest:
+        return True
+    raise DamagedCheckpoint(
+        f"{item.path} stands in {target.url} with other bytes ({size_bytes}) than the checkpoint's ({item.size_bytes}); "
+        "delete it there and copy again",
+        kind=ErrorKind.OBJECT_DIGEST_DIFFERS,
+        path=item.path,
+    )
+
+
+def _chunks(source: Any, storage: Storage) -> Iterator[bytes]:
+    """The bytes of a file of this storage, to its end, counted."""
+    while chunk := read_input(storage, source, CHUNK_BYTES):
+        yield chunk
+
+
+def begin_from(
+    checkpoint: Checkpoint,
+    target: Storage,
+    *,
+    properties: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> CommitPermit:
+    """Begin the history of an empty store with the content of a checkpoint of another one, which is only read.
+
+    The segments are copied, then checkpoint id + 1 is published with the checkpoint as its parent: same job, graph, states
+    and handles; no ``stop``, kind ``checkpoint``. What an interrupted call leaves is used, or collected as garbage. Raises
+    ``InvalidInput`` (kind ``STORE_NOT_EMPTY``), what :func:`copy` raises of the source, and what ``publish`` raises.
+    """
+    _check_place(checkpoint, target)
+    require_empty(target)
+    record = checkpoint.record
+    draft = Draft(
+        job_id=record.job_id,
+        job_name=record.job_name,
+        graph=record.graph,
+        states=record.states,
+        parent=checkpoint,
+        rescaled_from=record.rescaled_from,
+        properties=properties or {},
+    )
+    pending = PendingCheckpoint(target, draft, sleep=sleep)
+    copy_objects(checkpoint, target, progress=progress)
+    pending.add_handles(checkpoint.manifest.full())
+    return pending.publish()
+
+
+def left_behind(ids: Sequence[CheckpointId]) -> str:
+    """The sentence that tells what a rollback or a repair means for the output. ``ids`` are ascending."""
+    return (
+        f"left behind: {', '.join(map(str, ids))}. What these checkpoints have committed, or still commit, stays in the "
+        "output; sinks will see their input again"
+    )
+
+
+def rollback(
+    storage: Storage,
+    checkpoint_id: CheckpointId,
+    *,
+    newest: CheckpointId | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> CommitPermit:
+    """Make an older checkpoint of the chain the newest again, by metadata; the permit's ``notes`` name what is left.
+
+    The new checkpoint has the older one's graph, states and handles, no ``stop``, kind ``rollback`` and the newest as
+    its parent. ``newest``: the only checkpoint that may be the newest; any, if None. Raises ``NotFound`` (unknown, or a
+    stray), ``CheckpointExpired`` (before, or while this ran), ``InvalidInput`` for the newest itself, ``PublishConflict``
+    where another than ``newest`` is, ``JobMismatch``, and what ``publish`` raises.
+    """
+    *left, source = chain_down_to(storage, checkpoint_id)
+    if not left:
+        raise InvalidInput(f"checkpoint {checkpoint_id} is the newest of {storage.url}; there is nothing to roll back")
+    if newest is not None and left[0].checkpoint_id != newest:
+        raise PublishConflict(
+            f"{newest} is not the newest checkpoint of {storage.url} any more: {left[0].checkpoint_id} was published "
+            "meanwhile. Nothing was changed; look again before you leave it behind",
+            kind=ErrorKind.PUBLISH_LOST,
+            checkpoint_id=newest,
+            newest=left[0].checkpoint_id,
+        )
+    if source.job_id != left[0].job_id:
+        raise JobMismatch(
+            f"checkpoint {checkpoint_id} of {storage.url} is of job {source.job_id!r}, and the newest, "
+            f"{left[0].checkpoint_id}, of job {left[0].job_id!r}; a store belongs to one job",
+            job_id=left[0].job_id,
+        )
+    note = left_behind([record.checkpoint_id for record in reversed(left)])
+    handles = load_manifest(storage, source).full()
+    draft = Draft(
+        job_id=left[0].job_id,
+        job_name=source.job_name,
+        graph=source.graph,
+        states=source.states,
+        parent=Checkpoint(storage, left[0], held=True),
+        kind=CheckpointKind.ROLLBACK,
+        source=source.ref,
+        rescaled_from=source.rescaled_from,
+        properties=source.lasting_properties,
+        notes=(note,),
+    )
+    pending = PendingCheckpoint(storage, draft, sleep=sleep)
+    pending.add_handles(handles)
+    found = pending.publish()
+    logger.warning("rolled %s back to checkpoint %s as %s; %s", storage.url, checkpoint_id, pending.checkpoint_id, note)
+    return found
+
+
+__all__ = ["CopyProgress", "Progress", "begin_from", "copy", "copy_objects", "left_behind", "rollback"]

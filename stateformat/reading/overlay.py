@@ -1,0 +1,161 @@
+"""Layers that are merged though they do not fit in memory together (SPEC.md section 5.4).
+
+Theory of operation. One key group may have more rows than memory. Its lowest layer is then never held: the layers above it
+are merged with each other into an :class:`Overlay`, pieces of the lowest pass by, and of each those rows stay whose row key
+the overlay does not name and whose key it does not clear. What the overlay upserts comes last. Where the upper layers are
+too much themselves, all layers are dealt to buckets by the hash of their keys (``spill``), and buckets are merged one by one. A
+key whose rows are too many for a bucket is dealt once more, by the row key; a clear then goes to every bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..schema import CLEAR, OP, UPSERT
+from ..segments import row_key_codes
+from ..tables import HELD_BYTES, SizedCall, Spill, buckets_of, split_by_bucket
+from .merge import KeyFilter, merge_layers
+
+_Piece = SizedCall[pa.Table]
+_BUCKET_BYTES = HELD_BYTES // 4
+# A bucket that came out so many times as large has a key with many rows.
+_LARGE_BUCKET = 4
+
+
+@dataclass(frozen=True)
+class Keys:
+    """By which columns rows of a keyed state are told apart."""
+
+    row_key: Sequence[str]
+    key_columns: Sequence[str]
+
+
+class Overlay:
+    """Layers above the lowest one, merged with each other. Any number of threads may ask it."""
+
+    def __init__(self, layers: Sequence[pa.Table], keys: Keys) -> None:
+        merged = merge_layers(layers, keys.row_key, keys.key_columns, includes_base=False)
+        operations = merged[OP.name].to_numpy()
+        columns = list(dict.fromkeys([*keys.key_columns, *keys.row_key]))
+        self._keys = keys
+        self._columns = columns
+        self._named = merged.select(columns).filter(pa.array(operations != CLEAR))
+        self._cleared = merged.select(list(keys.key_columns)).filter(pa.array(operations == CLEAR))
+        self._upserts = merged.filter(pa.array(operations == UPSERT)).drop_columns([OP.name])
+        self._is_named = KeyFilter(self._named, keys.row_key)
+        self._is_cleared = KeyFilter(self._cleared, keys.key_columns)
+
+    def upserts(self) -> pa.Table:
+        """What these layers write, without ``_op``."""
+        return self._upserts
+
+    def untouched(self, rows: pa.Table) -> pa.Table:
+        """Those of the lowest layer's rows that stand, without ``_op``."""
+        if OP.name in rows.column_names:
+            rows = rows.filter(pc.equal(rows[OP.name], UPSERT)).drop_columns([OP.name])
+        gone = np.zeros(len(rows), np.bool_)
+        for named, marks, names in (
+            (self._named, self._is_named, self._keys.row_key),
+            (self._cleared, self._is_cleared, self._keys.key_columns),
+        ):
+            if len(named):
+                suspects = np.flatnonzero(marks.may_have(rows))
+                gone[suspects[_stand_in(rows.select(list(names)).take(pa.array(suspects)), named)]] = True
+        return rows.filter(pa.array(~gone)) if gone.any() else rows
+
+
+def _stand_in(keys: pa.Table, named: pa.Table) -> npt.NDArray[np.bool_]:
+    """Which of the keys are among the named ones."""
+    if not len(keys):
+        return np.zeros(0, np.bool_)
+    both = pa.concat_tables([keys, named.select(keys.column_names)])
+    codes = row_key_codes(both.columns)
+    present = np.zeros(int(codes.max()) + 1, np.bool_)
+    present[codes[len(keys) :]] = True
+    found: npt.NDArray[np.bool_] = present[codes[: len(keys)]]
+    return found
+
+
+def merged_piecewise(layers: Sequence[Sequence[_Piece]], keys: Keys) -> Generator[_Piece, None, None]:
+    """The rows that stand in one key group, as calls that make them a piece at a time, in no order.
+
+    ``layers``: for each layer, lowest first, the calls that read its pieces, with ``_op`` unless it is a base; at least two.
+    What comes first is read in the caller's thread.
+    """
+    lowest, *upper = layers
+    if sum(piece.size_bytes for pieces in upper for piece in pieces) > HELD_BYTES:
+        yield from _merged_in_buckets(layers, keys)
+        return
+    overlay = Overlay([pa.concat_tables(piece() for piece in pieces) for pieces in upper], keys)
+    for piece in lowest:
+        yield SizedCall(partial(_untouched, overlay, piece), piece.size_bytes)
+    yield SizedCall(overlay.upserts, 0)
+
+
+def _untouched(overlay: Overlay, piece: _Piece) -> pa.Table:
+    return overlay.untouched(piece())
+
+
+_Buckets = Spill[tuple[int, int]]
+"""By number and layer."""
+_Dealt = Iterable[tuple[pa.Table, npt.NDArray[np.int64]]]
+"""Rows, and the bucket of each."""
+
+
+def _merged_in_buckets(layers: Sequence[Sequence[_Piece]], keys: Keys) -> Iterator[_Piece]:
+    size_bytes = sum(piece.size_bytes for pieces in layers for piece in pieces)
+    count = 1 + size_bytes // _BUCKET_BYTES
+    # Calls that were given out may still read when this has ended: a file lives as long as someone has it.
+    buckets = _dealt(layers, lambda rows: [(rows, buckets_of([rows[name] for name in keys.key_columns], count, 0))])
+    for bucket in range(count):
+        size_bytes = sum(buckets.sizes.get((bucket, layer), 0) for layer in range(len(layers)))
+        if not size_bytes:
+            continue
+        if size_bytes <= _LARGE_BUCKET * _BUCKET_BYTES or list(keys.row_key) == list(keys.key_columns):
+            yield SizedCall(partial(_bucket_merged, buckets, bucket, len(layers), keys), size_bytes)
+            continue
+        again = 1 + size_bytes // _BUCKET_BYTES
+        stored = [
+            (partial(_as_table, batch) for batch in buckets.read((bucket, layer))) for layer in range(len(layers))
+        ]
+        finer = _dealt(stored, partial(_by_row_key, keys=keys, count=again))
+        for one in range(again):
+            size_bytes = sum(finer.sizes.get((one, layer), 0) for layer in range(len(layers)))
+            if size_bytes:
+                yield SizedCall(partial(_bucket_merged, finer, one, len(layers), keys), size_bytes)
+
+
+def _as_table(batch: pa.RecordBatch) -> pa.Table:
+    return pa.Table.from_batches([batch])
+
+
+def _by_row_key(rows: pa.Table, keys: Keys, count: int) -> Iterator[tuple[pa.Table, npt.NDArray[np.int64]]]:
+    if OP.name in rows.column_names:
+        is_clear = pc.equal(rows[OP.name], CLEAR)
+        clears, rows = rows.filter(is_clear), rows.filter(pc.invert(is_clear))
+        yield from ((clears, np.full(len(clears), bucket, np.int64)) for bucket in range(count))
+    yield rows, buckets_of([rows[name] for name in keys.row_key], count, 1)
+
+
+def _dealt(layers: Iterable[Iterable[Callable[[], pa.Table]]], deals: Callable[[pa.Table], _Dealt]) -> _Buckets:
+    """Every row on the bucket (number, layer)."""
+    buckets: _Buckets = Spill()
+    for layer, pieces in enumerate(layers):
+        for piece in pieces:
+            for rows, numbers in deals(piece()):
+                for number, chosen in split_by_bucket(rows, numbers):
+                    buckets.add((number, layer), chosen)
+    return buckets
+
+
+def _bucket_merged(buckets: _Buckets, bucket: int, layer_count: int, keys: Keys) -> pa.Table:
+    found = [[*buckets.read((bucket, layer))] for layer in range(layer_count)]
+    tables = [pa.Table.from_batches(batches) for batches in found if batches]
+    return merge_layers(tables, keys.row_key, keys.key_columns, includes_base=True)

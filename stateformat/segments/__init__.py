@@ -1,0 +1,37 @@
+"""One segment: the Parquet file of state rows (SPEC.md section 5).
+
+To follow a write: ``write``, ``normalize``, ``sort``, ``external_sort``, ``unique_keys``, ``row_groups``, ``file_writer``. To follow a read:
+``reader``, ``digests``.
+"""
+
+from __future__ import annotations
+
+from .file_writer import SegmentPlace, WriteOptions
+from .normalize import normalize_keys, normalize_rows
+from .reader import PIECE_ROWS_MAX, SegmentReader
+from .row_groups import CODECS, ENCODINGS, PARQUET_ERRORS, ROW_GROUPS_MAX
+from .sort import Clustered, clustered, groups_of_keys, is_clustered, one_array
+from .unique_keys import RowKeyCheck, row_key_codes
+from .write import write_segment, write_unsorted
+
+__all__ = [
+    "CODECS",
+    "Clustered",
+    "ENCODINGS",
+    "PARQUET_ERRORS",
+    "PIECE_ROWS_MAX",
+    "ROW_GROUPS_MAX",
+    "RowKeyCheck",
+    "SegmentPlace",
+    "SegmentReader",
+    "WriteOptions",
+    "clustered",
+    "groups_of_keys",
+    "is_clustered",
+    "normalize_keys",
+    "normalize_rows",
+    "one_array",
+    "row_key_codes",
+    "write_segment",
+    "write_unsorted",
+]

@@ -1,0 +1,268 @@
+"""One Parquet file of state on its way into a storage: row groups in, a handle out (SPEC.md sections 5.5 and 5.6).
+
+What the encoder gives passes the sink once (``digests``), which takes the digest, keeps a small segment in memory, and
+begins an object for any other. Whatever fails aborts the object, so nothing is visible under a name that no manifest will
+ever hold; so does what a reader would refuse for the memory that it takes. What the rows are and in which order is the business of ``segment`` and ``rows``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from .. import paths as layout
+from ..errors import ErrorKind, InvalidInput, InvalidState
+from ..graph import Operator
+from ..model import AttemptId, CheckpointId, Handle, JobId, State, new_write_id
+from ..parquet import (
+    DECODED_BYTES_MAX,
+    SEGMENT_BYTES_MAX,
+    FooterFault,
+    check_row_group,
+    check_size,
+    decoded_bytes,
+    read_footer,
+    string_bytes,
+)
+from ..schema import KEY_GROUP, segment_schema
+from ..storage import Storage
+from ..tables import release_memory_after
+from .digests import SegmentSink
+from .row_groups import check_row_groups, grown_limit, split_bytes, split_large
+from .sort import group_counts
+
+_SINK_BUFFER_BYTES: Final = 1 << 20
+# Rows that Arrow holds in fewer bytes reach no limit: Parquet counts at most 16 times as many, for values of a byte.
+_SMALL_GROUP_BYTES: Final = DECODED_BYTES_MAX // 32
+_SMALL_SEGMENT_BYTES: Final = SEGMENT_BYTES_MAX // 32
+_BATCH_BYTES: Final = 1 << 20
+_BATCH_ROWS_MAX: Final = 8192
+_CODECS: Final[dict[str, dict[str, Any]]] = {
+    "lz4": {"compression": "lz4"},
+    "zstd": {"compression": "zstd", "compression_level": 1},
+    "snappy": {"compression": "snappy"},
+    "none": {"compression": "none"},
+}
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """How segments are written. Readers take any choice.
+
+    - ``codec``: ``lz4`` (fast; best on local disks), ``zstd`` (level 1; smaller strings for slow networks), ``snappy``
+      (which every Parquet reader knows), ``none``.
+    - ``encoding``: ``fast`` is BYTE_STREAM_SPLIT for fixed-width columns; ``plain`` is for readers that lack it.
+    - ``row_group_rows``: rows of a row group at most, where 1,024 row groups suffice.
+    - ``inline_bytes_max``: a smaller segment stands in the manifest and is no object (SPEC.md section 4.4).
+    - ``check_unique``: refuse a second row with the same row key. Turn it off where the runtime's own data structure
+      makes it impossible.
+    - ``trust_key_groups``: take a ``_key_group`` column as it is, instead of comparing it with the hash of the keys.
+    """
+
+    codec: Literal["lz4", "zstd", "snappy", "none"] = "lz4"
+    encoding: Literal["fast", "plain"] = "fast"
+    row_group_rows: int = 32_768
+    inline_bytes_max: int = 16_384
+    check_unique: bool = True
+    trust_key_groups: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be: ``InvalidInput``."""
+        if self.codec not in _CODECS or self.encoding not in ("fast", "plain"):
+            raise InvalidInput(
+                f"codec {self.codec!r} with encoding {self.encoding!r}: codecs are {', '.join(_CODECS)}, encodings fast "
+                "and plain"
+            )
+        if self.row_group_rows < 1 or self.inline_bytes_max < 0:
+            raise InvalidInput(
+                f"row_group_rows is {self.row_group_rows} and inline_bytes_max {self.inline_bytes_max}; at least 1 and 0"
+            )
+
+
+@dataclass(frozen=True)
+class SegmentPlace:
+    """Where a segment belongs: what its footer says (SPEC.md section 5.6) and its handle repeats.
+
+    ``attempt_id`` is that of the checkpoint being written: under it committables that carry no other were prepared.
+    """
+
+    job_id: JobId
+    checkpoint_id: CheckpointId
+    attempt_id: AttemptId
+    operator: Operator
+    state: State
+    subtask: int | None
+    layer: int
+    schema_id: int
+
+    def __str__(self) -> str:
+        whose = "coordinator" if self.subtask is None else f"subtask {self.subtask}"
+        return f"state {self.state.name!r} of {self.operator.uid!r} {whose}"
+
+
+class SegmentWriter:
+    """One Parquet file on its way into a storage: row groups in, a handle out. Leaves nothing behind when it fails."""
+
+    def __init__(self, storage: Storage, place: SegmentPlace, options: WriteOptions) -> None:
+        self.place = place
+        self.row_groups = 0
+        self.counts: npt.NDArray[np.int64] | None = None
+        self._options = options
+        self._rows = 0
+        self._largest_bytes = 0
+        self._decoded_bytes = 0
+        self._write_id = new_write_id()
+        label = f"{place.operator.uid}-{place.state.name}-{'c' if place.subtask is None else place.subtask}"
+        self._path = layout.segment_path(place.checkpoint_id, self._write_id, label=label)
+        self._sink = SegmentSink(lambda: storage.open_output(self._path), options.inline_bytes_max)
+        self._parquet: pq.ParquetWriter | None = None
+        self._metadata: list[Any] = []
+
+    def __enter__(self) -> SegmentWriter:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._sink.abort()
+        if error is not None and self._parquet is not None:
+            # Nothing reaches the aborted sink; closing only frees what Arrow holds.
+            self._parquet.is_open = False
+        if isinstance(error, Exception) and self._sink.error is not None and self._sink.error is not error:
+            raise self._sink.error from error
+
+    def write(self, rows: pa.Table) -> None:
+        """Write a row group; several where it would take a reader too much memory. ``InvalidState`` for one too many."""
+        limit = grown_limit(split_bytes(rows.num_columns), self.row_groups)
+        for part, taken in split_large(rows, limit):
+            check_row_groups(self.row_groups, str(self.place))
+            if self._parquet is None:
+                self._open(part)
+            assert self._parquet is not None
+            self._parquet.write_table(part, row_group_size=len(part))
+            self.row_groups += 1
+            self._rows += len(part)
+            release_memory_after(taken)
+            self._largest_bytes = max(self._largest_bytes, taken)
+            self._decoded_bytes += taken
+
+    def add_counts(self, groups: npt.NDArray[np.int32] | None) -> None:
+        """Count the rows of groups in what was just written."""
+        if groups is None:
+            return
+        more, old = group_counts(groups), self.counts
+        if old is not None:
+            more[: len(old)] += old
+        self.counts = more
+
+    def finish(self) -> Handle:
+        """Close the file and make it visible; its handle."""
+        place, state = self.place, self.place.state
+        handle = Handle(
+            operator=place.operator.uid,
+            state=state.name,
+            mode=state.mode,
+            subtask=place.subtask,
+            layer=place.layer,
+            edge=state.edge,
+            schema_id=place.schema_id,
+        )
+        if self._parquet is None:
+            return handle
+        self._sink.expect_footer()
+        self._parquet.close()
+        self._output.close()
+        metadata = self._metadata[0]
+        self._check_limits(metadata)
+        uncompressed = sum(metadata.row_group(index).total_byte_size for index in range(metadata.num_row_groups))
+        result = self._sink.finish()
+        handle = handle._replace(
+            path=self._path,
+            rows=self._rows,
+            segment_rows=self._rows,
+            size_bytes=result.size_bytes,
+            uncompressed_bytes=uncompressed,
+            footer_bytes=result.footer_bytes,
+            digest=result.digest,
+            footer_digest=result.footer_digest,
+            inline=result.inline,
+        )
+        if self.counts is None:
+            return handle
+        present = np.flatnonzero(self.counts)
+        first, last = int(present[0]), int(present[-1])
+        return handle._replace(
+            first_group=first, last_group=last, rows_per_group=self.counts[first : last + 1].tolist()
+        )
+
+    def _check_limits(self, metadata: Any) -> None:
+        """Refuse what readers would refuse (SPEC.md section 7.4): ``InvalidState`` of kind LIMIT_EXCEEDED."""
+        if self._largest_bytes <= _SMALL_GROUP_BYTES and self._decoded_bytes <= _SMALL_SEGMENT_BYTES:
+            return
+        try:
+            footer = read_footer(self._sink.tail())
+            decoded = decoded_bytes(footer)
+            check_size(self._sink.tell(), self._rows, sum(decoded))
+            for number, (group, fixed) in enumerate(zip(footer.row_groups, decoded, strict=True)):
+                check_row_group(group, fixed + string_bytes(footer, metadata.row_group(number)))
+        except FooterFault as fault:
+            codec = self._options.codec
+            other = f", or choose codec 'none' rather than {codec!r}, for readers trust what is stored at length"
+            raise InvalidState(
+                f"{self.place} would be stored as no reader may read it (SPEC.md section 7.4): {fault}. Split its largest "
+                f"values, raise the parallelism of the operator{'' if codec == 'none' else other}",
+                kind=ErrorKind.LIMIT_EXCEEDED,
+            ) from fault
+
+    def _open(self, rows: pa.Table) -> None:
+        place, options = self.place, self._options
+        schema = segment_schema(place.state, place.schema_id, delta=place.layer > 0)
+        # The encoder looks at the size of a page only after a batch of rows: large rows come in small batches.
+        row_bytes = max(1, rows.nbytes // max(1, len(rows)))
+        self._output = pa.BufferedOutputStream(pa.PythonFile(self._sink, "w"), _SINK_BUFFER_BYTES)
+        self._parquet = pq.ParquetWriter(
+            self._output,
+            schema,
+            **_CODECS[options.codec],
+            use_dictionary=False,
+            use_byte_stream_split=_split_columns(schema) if options.encoding == "fast" else False,
+            write_statistics=[KEY_GROUP.name] if KEY_GROUP.name in schema.names else False,
+            write_page_checksum=True,
+            store_schema=False,
+            write_batch_size=min(_BATCH_ROWS_MAX, max(1, _BATCH_BYTES // row_bytes)),
+            metadata_collector=self._metadata,
+        )
+        self._parquet.add_key_value_metadata(
+            {
+                "stateformat.version": "1",
+                "stateformat.job_id": place.job_id,
+                "stateformat.checkpoint_id": str(place.checkpoint_id),
+                "stateformat.operator": place.operator.uid,
+                "stateformat.state": place.state.name,
+                "stateformat.schema_id": str(place.schema_id),
+                "stateformat.write_id": self._write_id,
+            }
+        )
+
+
+def _split_columns(schema: pa.Schema) -> list[str]:
+    """The Parquet paths of the fixed-width leaves, that readers know in BYTE_STREAM_SPLIT."""
+    return [path for field in schema for path in _split_paths(field.name, field.type)]
+
+
+def _split_paths(path: str, kind: Any) -> Iterator[str]:
+    if pa.types.is_struct(kind):
+        for field in kind:
+            yield from _split_paths(f"{path}.{field.name}", field.type)
+    elif pa.types.is_list(kind):
+        yield from _split_paths(f"{path}.list.element", kind.value_type)
+    elif pa.types.is_map(kind):
+        yield from _split_paths(f"{path}.key_value.key", kind.key_type)
+        yield from _split_paths(f"{path}.key_value.value", kind.item_type)
+    elif pa.types.is_primitive(kind) and not (pa.types.is_boolean(kind) or pa.types.is_decimal(kind)):
+        # Decimals are fixed-width too, but DuckDB and others read them in plain encoding only.
+        yield path

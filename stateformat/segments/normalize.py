@@ -1,0 +1,262 @@
+"""From the rows that a runtime hands over to the rows of a segment: their columns, types, values and order.
+
+Everything here is pure. :func:`normalize_rows` gives a table the columns of ``schema.segment_schema``; :func:`key_groups_of`
+computes or verifies key groups; in which order a segment holds the rows is the business of ``clustering``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..errors import ErrorKind, InvalidState
+from ..graph import Operator
+from ..keys import DEFAULT_KEY_HASH, MAX_PARALLELISM_LIMIT, key_group_count, normalize_key_column
+from ..model import Field, Mode, State
+from ..schema import CLEAR, KEY_GROUP, OP, UPSERT, children, segment_schema
+from .sort import Groups, clustered, groups_of_keys, one_array
+
+
+def normalize_rows(
+    rows: pa.Table, state: State, *, schema_id: int, delta: bool, where: str, fill: Mapping[str, Any] | None = None
+) -> pa.Table:
+    """The rows with the columns of the segment (SPEC.md section 5.1), in its order; ``_key_group`` only if given.
+
+    Columns may come in any order; nullable ones that are missing are null, and so are those of ``fill``, whose value they
+    take. Types are cast where no value changes. Floats in key columns are normalised. ``where`` names the state in
+    messages. Raises ``InvalidState``, the writer's fault: kind SCHEMA_MISMATCH for columns and types, NULL_NOT_ALLOWED.
+    """
+    schema = segment_schema(state, schema_id, delta=delta)
+    names = rows.column_names
+    wrong = sorted({name for name in names if name not in schema.names or names.count(name) > 1})
+    if wrong:
+        raise InvalidState(f"{where}: columns {wrong} are unknown or stand twice; the columns are {schema.names}")
+    required = {*state.key_columns, "_map_key"} | {name for name in schema.names if name.startswith("_")}
+    required |= {item.name for item in state.by_schema_id[schema_id].fields if not item.nullable}
+    fill = fill or {}
+    fields, columns = [], []
+    for field in schema:
+        if field.name in names:
+            column = _cast(rows[field.name], field.type, f"{where}: column {field.name!r}")
+        elif field.name in fill:
+            column = pa.chunked_array([pa.repeat(pa.scalar(fill[field.name], field.type), len(rows))])
+        elif field.name == KEY_GROUP.name:
+            continue
+        elif field.name in required:
+            raise InvalidState(f"{where}: column {field.name!r} is missing; the columns given are {names}")
+        else:
+            column = pa.chunked_array([pa.nulls(len(rows), field.type)])
+        if field.name in state.key_columns or field.name == "_map_key":
+            column = normalize_key_column(column)
+        if not field.nullable and column.null_count:
+            raise _null_found(where, field.name, column.null_count)
+        fields.append(field)
+        columns.append(column)
+    table = pa.Table.from_arrays(columns, schema=pa.schema(fields))
+    if delta:
+        _check_operations(table, state, where)
+    _check_own_columns(table, state, where)
+    if state.mode is Mode.IN_FLIGHT:
+        _check_channels(table, where)
+    if state.mode is Mode.COMMITTABLES:
+        _check_attempts(table, where)
+    _check_nulls(table, state.by_schema_id[schema_id].fields, where)
+    return table
+
+
+def normalize_keys(rows: pa.Table | pa.RecordBatch, state: State, *, where: str) -> list[pa.ChunkedArray]:
+    """The key columns of the rows as :func:`normalize_rows` makes them, in the order of the key; other columns may be anything.
+
+    What is hashed must be what is written: 1 as an int32 and 1 as an int64 hash apart. Raises as :func:`normalize_rows` does.
+    """
+    columns = []
+    for field in map(segment_schema(state).field, state.key_columns):
+        if rows.schema.names.count(field.name) != 1:
+            raise InvalidState(f"{where}: key column {field.name!r} is missing or stands twice in {rows.schema.names}")
+        column = rows[field.name]
+        column = column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
+        columns.append(normalize_key_column(_cast(column, field.type, f"{where}: column {field.name!r}")))
+    return columns
+
+
+def _null_found(where: str, column: str, count: int) -> InvalidState:
+    return InvalidState(
+        f"{where}: column {column!r} is declared without nulls and holds {count}; fill them, or declare it nullable",
+        kind=ErrorKind.NULL_NOT_ALLOWED,
+        column=column,
+    )
+
+
+def _check_operations(table: pa.Table, state: State, where: str) -> None:
+    """``_op`` is 0, 1 or 2, and a clear has key columns and nothing else (SPEC.md section 5.4)."""
+    bounds = pc.min_max(table[OP.name]).as_py()
+    if not len(table):
+        return
+    if bounds["min"] < UPSERT or bounds["max"] > CLEAR:
+        raise InvalidState(f"{where}: _op is {bounds['min']} to {bounds['max']}; it is 0 upsert, 1 delete or 2 clear")
+    if bounds["max"] == CLEAR:
+        clears = table.filter(pc.equal(table[OP.name], CLEAR))
+        for name in clears.column_names:
+            if name not in (KEY_GROUP.name, OP.name, *state.key_columns) and clears[name].null_count < len(clears):
+                raise InvalidState(f"{where}: a clear (_op 2) holds a value in {name!r}; it has key columns only")
+
+
+def _check_own_columns(table: pa.Table, state: State, where: str) -> None:
+    """The format's own part of a row key is null in clears only (SPEC.md section 5.3)."""
+    for name in state.row_key[len(state.key_columns) :]:
+        if name == "_map_key" or not table[name].null_count:
+            continue
+        rows = table.filter(pc.not_equal(table[OP.name], CLEAR)) if OP.name in table.column_names else table
+        if rows[name].null_count:
+            raise _null_found(where, name, rows[name].null_count)
+
+
+def _check_channels(table: pa.Table, where: str) -> None:
+    """Rows in flight name the subtasks between which they were (SPEC.md section 5.1)."""
+    for name in ("_sender", "_receiver"):
+        bounds = pc.min_max(table[name]).as_py()
+        if len(table) and not 0 <= bounds["min"] <= bounds["max"] < MAX_PARALLELISM_LIMIT:
+            raise InvalidState(f"{where}: {name} is {bounds['min']} to {bounds['max']}; it is a subtask, 0 to 32767")
+
+
+def _check_attempts(table: pa.Table, where: str) -> None:
+    """Committables name the checkpoint and the attempt under which they were prepared (SPEC.md section 5.1)."""
+    wrong = table.filter(pc.invert(pc.match_substring_regex(table["_attempt_id"], "^[0-9a-f]{32}$")))
+    if len(wrong):
+        raise InvalidState(
+            f"{where}: _attempt_id is {wrong['_attempt_id'][0].as_py()[:40]!r} ({len(wrong)} such rows); an attempt id is "
+            "32 lower-case hexadecimal digits, that of the checkpoint under which the output was prepared"
+        )
+    low = pc.min(table["_checkpoint_id"]).as_py()
+    if low is not None and low < 1:
+        raise InvalidState(f"{where}: _checkpoint_id is {low}; ids of checkpoints begin with 1")
+
+
+def _check_nulls(table: pa.Table, fields: tuple[Field, ...], where: str) -> None:
+    strict = [item for item in fields if not _all_nullable(item)]
+    if strict and OP.name in table.column_names:
+        # Deletes and clears name a key; they have no values to be checked.
+        table = table.filter(pc.equal(table[OP.name], UPSERT))
+    for item in strict:
+        for chunk in table[item.name].chunks:
+            _check_field_nulls(chunk, item, f"{item.name}", where)
+
+
+def _all_nullable(item: Field) -> bool:
+    return item.nullable and all(_all_nullable(child) for child in _value_children(item))
+
+
+def _value_children(item: Field) -> tuple[Field, ...]:
+    # The key of a map is never null in Arrow, whatever the field says.
+    nested = children(item)
+    return nested[1:] if not isinstance(item.type, str) and item.type[0] == "map" else nested
+
+
+def _check_field_nulls(array: pa.Array, item: Field, path: str, where: str) -> None:
+    if not item.nullable and array.null_count:
+        raise _null_found(where, path, array.null_count)
+    nested = [child for child in _value_children(item) if not _all_nullable(child)]
+    if not nested or isinstance(item.type, str):
+        return
+    present = array.drop_null()
+    if item.type[0] == "struct":
+        names = [child.name for child in children(item)]
+        parts = {names[index]: part for index, part in enumerate(present.flatten())}
+    elif item.type[0] == "list":
+        parts = {nested[0].name: present.flatten()}
+    else:
+        start, stop = (present.offsets[i].as_py() for i in (0, len(present)))
+        parts = {nested[0].name: present.items.slice(start, stop - start)}
+    for child in nested:
+        _check_field_nulls(parts[child.name], child, f"{path}.{child.name}", where)
+
+
+def _cast(column: pa.ChunkedArray, wanted: pa.DataType, what: str) -> pa.ChunkedArray:
+    if column.type == wanted:
+        return column
+    if not _keeps_values(column.type, wanted):
+        raise InvalidState(f"{what} is {column.type} and should be {wanted}; cast it first, if that is what is meant")
+    try:
+        return column.cast(wanted, safe=True)
+    except pa.ArrowException as error:
+        raise InvalidState(f"{what} is {column.type}, and not every value of it is a {wanted}: {error}") from error
+
+
+def _keeps_values(given: Any, wanted: Any) -> bool:
+    """Whether a safe cast gives the same values or fails: the only casts that are done unasked."""
+    is_ = pa.types
+    if given == wanted or is_.is_null(given):
+        return True
+    if is_.is_dictionary(given):
+        return _keeps_values(given.value_type, wanted)
+    if is_.is_list(wanted):
+        of_list = is_.is_list(given) or is_.is_large_list(given) or is_.is_fixed_size_list(given)
+        return of_list and _keeps_values(given.value_type, wanted.value_type)
+    if is_.is_map(wanted):
+        keys = is_.is_map(given) and _keeps_values(given.key_type, wanted.key_type)
+        return keys and _keeps_values(given.item_type, wanted.item_type)
+    if is_.is_struct(wanted):
+        return (
+            is_.is_struct(given)
+            and [item.name for item in given] == [item.name for item in wanted]
+            and all(_keeps_values(a.type, b.type) for a, b in zip(given, wanted, strict=True))
+        )
+    return (
+        (is_.is_integer(given) and is_.is_integer(wanted))
+        or (is_.is_floating(given) and is_.is_floating(wanted) and given.bit_width < wanted.bit_width)
+        or (is_.is_decimal(given) and is_.is_decimal(wanted))
+        or (is_.is_date(given) and is_.is_date(wanted))
+        or (is_.is_timestamp(given) and is_.is_timestamp(wanted) and (given.tz is None) is (wanted.tz is None))
+        or (is_.is_string(wanted) and (is_.is_large_string(given) or is_.is_string_view(given)))
+        or (
+            is_.is_binary(wanted)
+            and (is_.is_large_binary(given) or is_.is_binary_view(given) or is_.is_fixed_size_binary(given))
+        )
+    )
+
+
+def key_groups_of(table: pa.Table, state: State, operator: Operator, *, trust: bool, where: str) -> Groups:
+    """The key group of each row (SPEC.md section 5.3), of a table with the key columns and perhaps ``_key_group``.
+
+    A ``_key_group`` that is given is compared with the hash of the keys, unless ``trust``; then only its range is checked.
+    Raises ``InvalidState`` where it differs.
+    """
+    ceiling = key_group_count(operator)
+    given = one_array(table[KEY_GROUP.name]).to_numpy() if KEY_GROUP.name in table.column_names else None
+    if given is not None and trust:
+        if len(given) and not (given.min() >= 0 and given.max() < ceiling):
+            raise InvalidState(
+                f"{where}: _key_group is {given.min()} to {given.max()}; the operator has key groups 0 to {ceiling - 1}"
+            )
+        groups: Groups = given
+        return groups
+    columns = [table[name] for name in state.key_columns]
+    groups = groups_of_keys(columns, ceiling, operator.key_hash or DEFAULT_KEY_HASH)
+    if given is not None and not np.array_equal(given, groups):
+        row = int(np.argmax(given != groups))
+        key = table.select(list(state.key_columns)).slice(row, 1).to_pylist()[0]
+        raise InvalidState(
+            f"{where}: row {row} with key {key!r} has _key_group {given[row]} and belongs to {groups[row]} of {ceiling}; "
+            "leave the column out to have it computed"
+        )
+    return groups
+
+
+def senders_of(table: pa.Table) -> Groups:
+    """The groups of rows in flight on an edge that is no hash edge: their senders, which :func:`normalize_rows` has seen."""
+    senders: Groups = one_array(table["_sender"]).to_numpy()
+    return senders
+
+
+def cluster(table: pa.Table, state: State, operator: Operator) -> pa.Table:
+    """The table sorted by ``_key_group``, which is its first column; rows of one group keep their order.
+
+    Adds the column where it is missing, verifies it where it is given. A table in order is not copied.
+    """
+    where = f"state {state.name!r} of {state.operator!r}"
+    groups = key_groups_of(table, state, operator, trust=False, where=where)
+    return clustered(table, state, groups)[0].slice(0, len(table))

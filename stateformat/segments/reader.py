@@ -1,0 +1,352 @@
+"""Read one segment, and believe nothing of it that was not verified (SPEC.md section 7.2).
+
+Theory of operation. There are two ways in. *Whole*: the bytes are fetched at once (or stand in the manifest), and their size
+and digest are compared with the handle before anything is parsed; that is the cheap way when all rows are wanted. *In
+ranges*: the footer is fetched and its digest compared; from it follows where the wanted row groups lie, and only these
+bytes are fetched, a few megabytes at a time; the checksums of their pages are verified by Arrow as they are decoded, and
+the headers of pages, which no checksum covers, are compared with the footer before (``pages``).
+
+Either way the footer must agree with the handle and with the place (section 5.6): rows, uncompressed size, schema, job,
+operator, state. Codecs and encodings must be on the list of section 5.5 before anything is decompressed. Rows of groups
+must be rows of exactly the groups that the handle says, each of them. Whatever Arrow says against the bytes becomes
+``DamagedCheckpoint`` with the name of the object; so does an object that is missing (kind ``OBJECT_MISSING``), which the
+caller may know to have expired. No rows are given out that were not verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import accumulate
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..errors import DamagedCheckpoint, ErrorKind, InvalidInput, StorageError
+from ..model import Handle, Mode, Record, State
+from ..parquet import (
+    ByteRange,
+    Footer,
+    LimitFault,
+    PartialFile,
+    byte_ranges,
+    check_columns,
+    check_pages,
+    check_size,
+    decoded_bytes,
+    have_string_dictionary,
+    read_footer,
+)
+from ..schema import KEY_GROUP, has_key_groups, segment_schema
+from ..storage import Storage
+from ..tables import SizedCall, copy_rows
+from .digests import digest
+from .row_groups import CODECS, ENCODINGS, PARQUET_ERRORS, ROW_GROUPS_MAX
+
+PIECE_BYTES_MAX: Final = 8 << 20
+"""Uncompressed bytes that are decoded at a time, unless one row group has more."""
+PIECE_ROWS_MAX: Final = 1 << 20
+# What is smaller is decoded sooner than handed to other threads.
+_THREADS_BYTES_MIN: Final = 1 << 20
+_STORED_BYTES_MIN: Final = 1 << 20
+
+
+class SegmentReader:
+    """One handle's rows. Made cheaply; opened at the first read, by one thread; then any number may read.
+
+    ``inline``: the segment's bytes where the manifest holds them. ``whole``: fetch the whole object and verify its digest,
+    rather than the footer and the row groups that are wanted.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        record: Record,
+        state: State,
+        handle: Handle,
+        *,
+        inline: pa.Buffer | None = None,
+        whole: bool = False,
+    ) -> None:
+        if handle.path is None or handle.digest is None or handle.footer_digest is None or handle.rows < 1:
+            raise InvalidInput(f"a handle of no rows of state {handle.state!r} names no segment and cannot be read")
+        self._storage = storage
+        self._record = record
+        self._state = state
+        self._handle = handle
+        self._path = handle.path
+        self._inline = inline
+        self._whole = whole or inline is not None
+        self._opened = False
+        self._metadata: Any = None
+        self._file: pq.ParquetFile | None = None
+        self._held: tuple[ByteRange, ...] = ()
+        self._group_column: str | None = None
+        if has_key_groups(state):
+            self._group_column = KEY_GROUP.name
+        elif state.mode is Mode.IN_FLIGHT:
+            self._group_column = "_sender"
+        counts: npt.NDArray[Any] = np.asarray(
+            handle.rows_per_group if handle.rows_per_group is not None else [], np.int64
+        )
+        self._counts = counts
+        self._group_ends = np.zeros(len(counts) + 1, np.int64)
+        counts.cumsum(out=self._group_ends[1:])
+
+    @property
+    def handle(self) -> Handle:
+        """The handle that is read."""
+        return self._handle
+
+    def open(self) -> SegmentReader:
+        """Fetch and verify what every read needs, in the caller's thread; nothing if that was done before.
+
+        By one thread, and before any read. A reader that nobody has opened is opened by its first read.
+        """
+        if not self._opened:
+            self._open()
+        return self
+
+    def tables(self, row_start: int, rows: int) -> Iterator[pa.Table]:
+        """Rows row_start … row_start + rows − 1 of the segment, a piece of a few megabytes at a time, in order.
+
+        Columns: ``segment_schema`` of the handle's schema, with ``_op`` above layer 0. Raises ``InvalidInput`` for rows that
+        are not the handle's, ``DamagedCheckpoint``, ``StorageError``.
+        """
+        for call in self.calls(row_start, rows):
+            yield call()
+
+    def calls(self, row_start: int, rows: int) -> Iterator[SizedCall[pa.Table]]:
+        """The same pieces, each as a call that reads and verifies it. Calls may be made in any thread, and at a time.
+
+        Opens the segment in the caller's thread, if that was not done before.
+        """
+        handle = self._handle
+        if rows < 1 or row_start < handle.row_start or row_start + rows > handle.row_start + handle.rows:
+            raise InvalidInput(
+                f"rows {row_start} to {row_start + rows - 1} were asked of {self._path}, of which the handle holds rows "
+                f"{handle.row_start} to {handle.row_start + handle.rows - 1}; plan again from this manifest"
+            )
+        self.open()
+        for first, last in self._pieces(row_start, row_start + rows):
+            call = partial(self._piece, first, last, row_start, row_start + rows)
+            begin, end = int(self._starts[first]), int(self._starts[last + 1])
+            share = (min(row_start + rows, end) - max(row_start, begin)) / (end - begin)
+            yield SizedCall(call, int((self._sizes[last + 1] - self._sizes[first]) * share))
+
+    def _piece(self, first: int, last: int, start: int, stop: int) -> pa.Table:
+        """Those of rows start … stop − 1 that are in row groups first … last."""
+        begin = int(self._starts[first])
+        start, stop = max(start, begin), min(stop, int(self._starts[last + 1]))
+        whole = self._read(first, last)
+        table = whole.slice(start - begin, stop - start)
+        if 2 * len(table) < len(whole):
+            # The rest of the row groups need not stay in memory for it.
+            table = copy_rows(table)
+        self._check_groups(table, start)
+        return table
+
+    # ---- opening -----------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        handle = self._handle
+        if self._whole:
+            data = self._inline if self._inline is not None else self._fetch(None)
+            self._check_bytes(data, handle.size_bytes, handle.digest, "it")
+            footer = data
+        else:
+            if not 12 <= handle.footer_bytes <= handle.size_bytes:
+                raise self._damaged(
+                    f"its handle says {handle.footer_bytes} bytes of footer in {handle.size_bytes}",
+                    ErrorKind.DAMAGED_MANIFEST,
+                )
+            footer = self._fetch((handle.size_bytes - handle.footer_bytes, handle.footer_bytes))
+            self._check_bytes(footer, handle.footer_bytes, handle.footer_digest, "its footer")
+        with self._translated():
+            self._footer = read_footer(footer)
+            if self._footer.arrow_schema:
+                # Arrow acts on one as soon as it opens the file.
+                raise self._damaged("it holds an ARROW:schema, which a segment must not")
+            self._check_shape(self._footer)
+            file = self._parquet(pa.BufferReader(footer))
+            self._metadata = metadata = file.metadata
+            self._check_footer(metadata, file.schema_arrow)
+        if self._whole:
+            self._file, self._held = file, (ByteRange(0, footer),)
+        self._opened = True
+
+    def _fetch(self, span: tuple[int, int] | None) -> pa.Buffer:
+        try:
+            # Of an object that is larger than its handle says no more than the proof of it is read.
+            start, length = span or (0, self._handle.size_bytes + 1)
+            return self._storage.read_range(self._path, start, length)
+        except FileNotFoundError as error:
+            raise DamagedCheckpoint(
+                f"{self._path} is missing from {self._storage.url}, and a handle of state {self._handle.state!r} names it",
+                kind=ErrorKind.OBJECT_MISSING,
+                path=self._path,
+            ) from error
+
+    def _check_bytes(self, data: pa.Buffer, size_bytes: int, expected: bytes | None, what: str) -> None:
+        if data.size != size_bytes:
+            raise self._damaged(
+                f"{what} has {data.size:,} bytes, the manifest says {size_bytes:,}", ErrorKind.OBJECT_SIZE_DIFFERS
+            )
+        found = digest(data)
+        if found != expected:
+            raise self._damaged(
+                f"the digest of {what} is {found.hex()}, the manifest says {expected.hex() if expected else 'none'}",
+                ErrorKind.OBJECT_DIGEST_DIFFERS,
+            )
+
+    def _check_shape(self, footer: Footer) -> None:
+        """What the footer says of sizes, against the handle and the limits. Arrow has not seen it yet."""
+        handle, groups = self._handle, footer.row_groups
+        if len(groups) > ROW_GROUPS_MAX:
+            raise self._damaged(f"it has {len(groups):,} row groups; at most {ROW_GROUPS_MAX:,} are allowed")
+        declared = [group.uncompressed_bytes for group in groups]
+        for what, found, due in (
+            ("rows", sum(group.rows for group in groups), handle.segment_rows),
+            ("rows in all", footer.rows, handle.segment_rows),
+            ("uncompressed bytes", sum(declared), handle.uncompressed_bytes),
+        ):
+            if found != due:
+                raise self._damaged(f"its footer says {found:,} {what}, the manifest {due:,}")
+        check_columns(footer, CODECS, ENCODINGS)
+        decoded = decoded_bytes(footer)
+        check_size(handle.size_bytes, handle.segment_rows, sum(decoded))
+        self._starts = np.array([*accumulate((group.rows for group in groups), initial=0)])
+        # What a dictionary of strings makes of its row group stands in neither: that one is decoded alone.
+        alone = (PIECE_BYTES_MAX * repeats for repeats in have_string_dictionary(footer))
+        self._sizes = np.array([*accumulate(map(max, declared, decoded, alone), initial=0)])
+
+    def _check_footer(self, metadata: Any, schema: pa.Schema) -> None:
+        """What the footer says of the segment's place against what the handle says of it. Nothing was decompressed yet."""
+        handle, record = self._handle, self._record
+        said = metadata.metadata or {}
+        for name, value in (
+            ("version", "1"),
+            ("job_id", record.job_id),
+            ("operator", handle.operator),
+            ("state", handle.state),
+            ("schema_id", str(handle.schema_id)),
+        ):
+            entry = said.get(f"stateformat.{name}".encode())
+            if entry != value.encode():
+                raise self._damaged(
+                    f"it says {name} {(entry or b'none').decode(errors='replace')!r} and is read as {value!r}"
+                )
+        written = said.get(b"stateformat.checkpoint_id", b"")
+        if not (written.isdigit() and 0 < int(written) <= record.checkpoint_id):
+            raise self._damaged(f"it says checkpoint_id {written!r}, and checkpoint {record.checkpoint_id} names it")
+        due = segment_schema(self._state, handle.schema_id, delta=handle.layer > 0)
+        if not schema.equals(due, check_metadata=False):
+            raise self._damaged(f"its columns are {_one_line(schema)}; they should be {_one_line(due)}")
+        self._schema = due
+
+    # ---- reading -----------------------------------------------------------------------------------------------------
+
+    def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """First and last row groups, both inclusive, of pieces that hold all of rows start … stop − 1."""
+        first = int(self._starts.searchsorted(start, "right")) - 1
+        end = int(self._starts.searchsorted(stop, "left"))
+        while first < end:
+            by_size = self._sizes.searchsorted(self._sizes[first] + PIECE_BYTES_MAX, "right")
+            by_rows = self._starts.searchsorted(self._starts[first] + PIECE_ROWS_MAX, "right")
+            last = max(first, min(int(by_size), int(by_rows), end + 1) - 2)
+            yield first, last
+            first = last + 1
+
+    def _read(self, first: int, last: int) -> pa.Table:
+        large = self._sizes[last + 1] - self._sizes[first] > _THREADS_BYTES_MIN
+        with self._translated():
+            held = self._held or self._fetched(first, last)
+            # Where no digest vouches for these bytes: page checksums leave the headers out.
+            if not check_pages(self._footer, first, last, held, is_verified=bool(self._held)):
+                held = self._verified_whole()
+            file = self._file or self._parquet(pa.PythonFile(PartialFile(held, self._handle.size_bytes), "r"))
+            table = file.read_row_groups(range(first, last + 1), use_threads=bool(large))
+        rows = int(self._starts[last + 1] - self._starts[first])
+        if len(table) != rows:
+            raise self._damaged(f"row groups {first} to {last} have {len(table):,} rows, the footer says {rows:,}")
+        return pa.Table.from_arrays(table.columns, schema=self._schema)
+
+    def _parquet(self, source: Any) -> pq.ParquetFile:
+        with self._translated():
+            return pq.ParquetFile(
+                source,
+                metadata=self._metadata,
+                page_checksum_verification=True,
+                arrow_extensions_enabled=False,
+                pre_buffer=self._file is None and not self._whole,
+            )
+
+    def _verified_whole(self) -> tuple[ByteRange, ...]:
+        """All bytes, for pages that can only be believed by the digest of the whole; kept for the next row groups."""
+        data = self._fetch(None)
+        self._check_bytes(data, self._handle.size_bytes, self._handle.digest, "it")
+        self._file = self._parquet(pa.BufferReader(data))
+        self._held = (ByteRange(0, data),)
+        return self._held
+
+    def _fetched(self, first: int, last: int) -> tuple[ByteRange, ...]:
+        """The bytes of these row groups: usually one request, because their columns lie side by side."""
+        wanted = byte_ranges(self._footer, first, last)
+        stored, end = sum(length for _, length in wanted), self._handle.size_bytes - self._handle.footer_bytes
+        declared = sum(group.uncompressed_bytes for group in self._footer.row_groups[first : last + 1])
+        if wanted and (wanted[-1][0] + wanted[-1][1] > end or stored > 2 * declared + _STORED_BYTES_MIN):
+            raise self._damaged(
+                f"row groups {first} to {last} lie in {stored:,} bytes, or beyond byte {end:,} of the file"
+            )
+        return tuple(ByteRange(start, self._fetch((start, length))) for start, length in wanted)
+
+    def _check_groups(self, table: pa.Table, start: int) -> None:
+        """Every row from row ``start`` of the segment has the group that the handle's counts give it."""
+        handle = self._handle
+        if self._group_column is None:
+            return
+        if handle.first_group is None or int(self._group_ends[-1]) != handle.rows:
+            raise self._damaged("its handle does not say how many rows each group has", ErrorKind.DAMAGED_MANIFEST)
+        low, counts = start - handle.row_start, self._counts
+        if len(table) < handle.rows:
+            counts = np.diff(np.clip(self._group_ends, low, low + len(table)))
+        groups = np.repeat(np.arange(len(counts), dtype=np.int32) + np.int32(handle.first_group), counts)
+        row = 0
+        for chunk in table[self._group_column].chunks:
+            due: npt.NDArray[np.int32] = groups[row : row + len(chunk)]
+            if (chunk.to_numpy() != due).any():
+                at = int(np.argmax(chunk.to_numpy() != due))
+                raise self._damaged(
+                    f"row {start + row + at} has {self._group_column} {chunk[at].as_py()}, the manifest says {due[at]}"
+                )
+            row += len(chunk)
+
+    # ---- errors ------------------------------------------------------------------------------------------------------
+
+    def _damaged(self, why: str, kind: ErrorKind = ErrorKind.DAMAGED_SEGMENT) -> DamagedCheckpoint:
+        place = "the manifest" if self._inline is not None else self._storage.url
+        return DamagedCheckpoint(
+            f"segment {self._path} in {place} is damaged: {why}. It holds state {self._handle.state!r} of "
+            f"{self._handle.operator!r}; `ckpt validate` lists everything that is wrong",
+            kind=kind,
+            path=self._path,
+        )
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (DamagedCheckpoint, StorageError):
+            raise
+        except LimitFault as error:
+            raise self._damaged(str(error), ErrorKind.LIMIT_EXCEEDED) from error
+        except PARQUET_ERRORS as error:
+            raise self._damaged(f"it cannot be read as Parquet: {error}") from error
+
+
+def _one_line(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}{'' if field.nullable else ' not null'}" for field in schema)

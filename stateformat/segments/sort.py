@@ -1,0 +1,335 @@
+"""Rows sorted by group, one row group at a time (SPEC.md section 5.2).
+
+Theory of operation. The sort is stable, in two passes as of a radix sort: a single gather would
+wait for memory at every value.
+
+1. Rows are taken in chunks that fit in the processor's cache. Each is sorted and gathered, and then
+   has one run of rows per group.
+2. A range of the result copies, for each group, the run of every chunk. Where runs are short it
+   copies chunk by chunk instead and sorts once more.
+
+The first pass gathers fixed-width columns up to :data:`_COPIED_BYTES_MAX` a row. For others it
+gathers row numbers, by which the second pass takes the rows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import partial
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..keys import hash_keys, key_groups
+from ..model import Mode, State
+from ..schema import KEY_GROUP, has_key_groups
+from ..tables import prefetch, take_rows
+
+Groups = npt.NDArray[np.int32]
+"""The group of each row: 0 … 32767."""
+
+CHUNK_ROWS: Final = 1 << 18
+"""With 8-byte values the arrays of a chunk have 2 MB each."""
+_COPIED_BYTES_MAX: Final = 16
+# A copy of a run costs about as much as sorting and taking this many rows.
+_RUN_ROWS_MIN: Final = 128
+# For passes over one array of groups: short enough for what they allocate to stay in the cache.
+_PASS_ROWS: Final = 1 << 16
+# Arrow sorts a range of integers of this size by counting, stably, and a larger one by comparing.
+_COUNTING_SORT_MAX: Final = 4095
+_JOINED_BYTES_MAX: Final = 24 << 20
+"""Columns in chunks are joined up to this size: gathering from one array is faster."""
+_SLICE_BYTES_MAX: Final = 256 << 20
+"""A larger slice is made in several chunks, since 32-bit offsets end at 2 GiB."""
+# The type of numbers of a width in bytes.
+_NUMBERS: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
+
+_Parts = Sequence[pa.Array]
+"""What the first pass gathered, in the order of a range: row numbers, values, validity bytes."""
+
+
+def groups_of_keys(columns: Sequence[pa.ChunkedArray], max_parallelism: int, key_hash: str) -> Groups:
+    """The key group of each row (SPEC.md section 5.3), hashed by two threads."""
+    groups = np.empty(max(map(len, columns), default=0), np.int32)
+
+    def fill(start: int) -> None:
+        part = groups[start : start + CHUNK_ROWS]
+        key_groups(hash_keys([c.slice(start, CHUNK_ROWS) for c in columns], key_hash), max_parallelism, out=part)
+
+    calls = (partial(fill, start) for start in range(0, max(1, len(groups)), CHUNK_ROWS))
+    with closing(prefetch(calls, workers=2, depth=3)) as filled:
+        deque(filled, 0)
+    return groups
+
+
+def is_clustered(table: pa.Table, state: State, groups: Groups) -> bool:
+    """Whether rows are in segment order: by group; in flight by (group, _sender, _seq)."""
+    if state.mode is not Mode.IN_FLIGHT:
+        return is_ascending(groups)
+    undecided = np.ones(max(0, len(groups) - 1), np.bool_)
+    for column in (groups, *_sender_and_seq(table)):
+        if (undecided & (column[1:] < column[:-1])).any():
+            return False
+        undecided &= column[1:] == column[:-1]
+    return True
+
+
+def clustered(table: pa.Table, state: State, groups: Groups) -> tuple[pa.Table | Clustered, npt.NDArray[np.int64]]:
+    """The rows in segment order, and the row count of each group from 0 on.
+
+    Rows of one group keep their order; those in flight go by (group, ``_sender``, ``_seq``). The
+    first column is ``_key_group`` if the state has it, whether ``table`` has it or not. A table in
+    order is not copied; any other is put together slice by slice.
+    """
+    if KEY_GROUP.name in table.column_names:
+        table = table.drop_columns([KEY_GROUP.name])
+    keyed = has_key_groups(state)
+    if is_clustered(table, state, groups):
+        if keyed:
+            table = table.add_column(0, KEY_GROUP, pa.chunked_array([pa.array(groups, KEY_GROUP.type)]))
+        return table, group_counts(groups)
+    rows = np.lexsort(_sender_and_seq(table)[::-1]) if state.mode is Mode.IN_FLIGHT else None
+    found = Clustered(table, groups if rows is None else groups[rows], rows, key_group=KEY_GROUP if keyed else None)
+    return found, found.counts
+
+
+def segment_order(table: pa.Table, state: State, groups: Groups) -> npt.NDArray[Any]:
+    """The row numbers in the order that :func:`clustered` makes."""
+    if state.mode is Mode.IN_FLIGHT:
+        return np.lexsort((*_sender_and_seq(table)[::-1], groups))
+    # numpy sorts 16 bits by radix.
+    return np.argsort(groups.astype(np.uint16), kind="stable")
+
+
+def _sender_and_seq(table: pa.Table) -> list[npt.NDArray[Any]]:
+    return [one_array(table[name]).to_numpy() for name in ("_sender", "_seq")]
+
+
+def is_ascending(numbers: npt.NDArray[Any]) -> bool:
+    """Whether no number is less than the one before it."""
+    for start in range(0, len(numbers), _PASS_ROWS):
+        window = numbers[start : start + _PASS_ROWS + 1]
+        if not (window[1:] >= window[:-1]).all():
+            return False
+    return True
+
+
+def group_counts(groups: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """The number of rows of each group from 0 on."""
+    if len(groups) > _PASS_ROWS and is_ascending(groups):
+        return np.diff(np.searchsorted(groups, np.arange(int(groups[-1]) + 2)))
+    counts = np.zeros(int(groups.max(initial=-1)) + 1, np.int64)
+    for start in range(0, len(groups), _PASS_ROWS):
+        # bincount widens what it counts; a chunk of that stays in the cache.
+        counts += np.bincount(groups[start : start + _PASS_ROWS], minlength=len(counts))
+    return counts
+
+
+def one_array(column: pa.ChunkedArray) -> pa.Array:
+    """The column as one array; copied only if it has several chunks."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _order_by_group(groups: Groups) -> pa.Array:
+    """The row numbers sorted by group; stable, and in time proportional to the rows."""
+    if groups.max(initial=0) <= _COUNTING_SORT_MAX:
+        return pc.array_sort_indices(pa.array(groups))
+    return pa.array(np.argsort(groups.astype(np.uint16), kind="stable"))
+
+
+class Clustered:
+    """A table sorted by group, read in slices by one thread at a time.
+
+    ``groups`` are those of the wanted ``rows``, which are row numbers; None means all rows.
+    ``key_group`` is the field of a first column to add, with the groups.
+    """
+
+    def __init__(
+        self,
+        table: pa.Table,
+        groups: Groups,
+        rows: npt.NDArray[Any] | None = None,
+        *,
+        key_group: pa.Field | None = None,
+    ) -> None:
+        self._has_key_group = key_group is not None
+        self._slice_rows_max = max(1, _SLICE_BYTES_MAX * len(table) // max(1, table.nbytes))
+        self._schema = pa.schema([key_group, *table.schema]) if self._has_key_group else table.schema
+        self._copied: list[pa.ChunkedArray] = []
+        self._takers = self._plan(table, rows is None)
+        # Row numbers are the first part, where a column is taken by them.
+        self._numbered = len(self._copied) < table.num_columns
+        self._number_type = np.uint32 if len(table) < 1 << 32 else np.uint64
+        self._group_count = int(groups.max(initial=0)) + 1
+        calls = (partial(self._gather, groups, rows, start) for start in range(0, len(groups), CHUNK_ROWS))
+        with closing(prefetch(calls, workers=2, depth=3)) as made:
+            chunks = list(made)
+        # Where the run of each group begins in each chunk; then where the last ones end.
+        cuts = np.array([cuts for cuts, _ in chunks], np.int32).reshape(-1, self._group_count + 1)
+        self._cuts = np.ascontiguousarray(cuts.T)
+        # For each part, one array of each chunk.
+        self._parts = [[_view(part) for part in parts] for parts in zip(*(parts for _, parts in chunks), strict=True)]
+        self._types = [part.type for part in chunks[0][1]] if chunks else []
+        self.counts: npt.NDArray[np.int64] = np.diff(self._cuts.sum(1, dtype=np.int64))
+        """Rows of each group from 0 on."""
+        self._ends = np.cumsum(self.counts)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def slice(self, start: int, length: int) -> pa.Table:
+        """Rows ``start`` … ``start`` + ``length`` − 1 in the new order."""
+        if not length:
+            return self._schema.empty_table()
+        if length > self._slice_rows_max:
+            starts = range(start, start + length, self._slice_rows_max)
+            pieces = (self.slice(at, min(self._slice_rows_max, start + length - at)) for at in starts)
+            return pa.concat_tables(pieces)
+        first = int(np.searchsorted(self._ends, start, "right"))
+        last = int(np.searchsorted(self._ends, start + length, "left"))
+        before = int(self._ends[first] - self.counts[first])
+        low, high = start - before, start - before + length
+        begins, ends = self._cuts[first : last + 1], self._cuts[first + 1 : last + 2]
+        if begins.size * _RUN_ROWS_MIN <= length or first == last or begins.shape[1] == 1:
+            parts = self._runs(begins, ends, low, high)
+        elif low or high < self._ends[last] - before:
+            # A group of which only a part is wanted may be large: only whole ones are sorted again.
+            stop = start + length
+            whole_from = int(self._ends[first]) if low else start
+            whole_to = stop if stop == self._ends[last] else int(self._ends[last - 1])
+            borders = pairwise([start, whole_from, whole_to, stop])
+            return pa.concat_tables(self.slice(begin, end - begin) for begin, end in borders)
+        else:
+            parts = self._sorted_runs(begins, ends)
+        columns = [taker(parts) for taker in self._takers]
+        if self._has_key_group:
+            counts = np.diff(np.clip(self._ends[first : last + 1] - before, low, high), prepend=low)
+            columns.insert(0, pa.array(np.repeat(np.arange(first, last + 1, dtype=np.int32), counts)))
+        return pa.Table.from_arrays(columns, schema=self._schema)
+
+    def _runs(self, begins: npt.NDArray[Any], ends: npt.NDArray[Any], low: int, high: int) -> _Parts:
+        """Rows low … high − 1 of the runs, by group and then chunk, the axes of ``begins``."""
+        group_count, chunk_count = begins.shape
+        if chunk_count == 1:
+            # Its runs lie one after another.
+            chunks, firsts, stops = [0], [int(begins[0, 0]) + low], [int(begins[0, 0]) + high]
+        else:
+            after = np.cumsum(ends - begins).reshape(begins.shape)
+            chunks = [*range(chunk_count)] * group_count
+            firsts = (begins + np.maximum(low - after + ends - begins, 0)).ravel().tolist()
+            stops = (ends - np.maximum(after - high, 0)).ravel().tolist()
+        made = []
+        for part, kind in zip(self._parts, self._types, strict=True):
+            runs = [part[c][first:stop] for c, first, stop in zip(chunks, firsts, stops, strict=True) if first < stop]
+            data = pa.py_buffer(runs[0]) if len(runs) == 1 else _concat(runs, high - low)
+            made.append(pa.Array.from_buffers(kind, high - low, [None, data]))
+        return made
+
+    def _sorted_runs(self, begins: npt.NDArray[Any], ends: npt.NDArray[Any]) -> _Parts:
+        """All rows of short runs: copied chunk by chunk, then sorted again."""
+        group_count, chunk_count = begins.shape
+        groups = np.repeat(np.tile(np.arange(group_count, dtype=np.int32), chunk_count), (ends - begins).T.ravel())
+        order = _order_by_group(groups)
+        parts = self._runs(begins[:1], ends[-1:], 0, len(groups))
+        return [pc.take(part, order, boundscheck=False) for part in parts]
+
+    def _gather(self, groups: Groups, rows: npt.NDArray[Any] | None, start: int) -> tuple[npt.NDArray[Any], _Parts]:
+        """First pass over the chunk from row ``start``: where its runs begin and end, its parts."""
+        groups = groups[start : start + CHUNK_ROWS]
+        order = _order_by_group(groups)
+        parts = []
+        if self._numbered:
+            numbers = order.to_numpy() if rows is None else rows[start:][order.to_numpy()]
+            numbers = numbers.astype(self._number_type)
+            parts.append(pa.array(numbers + self._number_type(start) if rows is None else numbers))
+        for column in self._copied:
+            # A slice of a chunk or two; more than one is rare.
+            array = one_array(column.slice(start, CHUNK_ROWS))
+            parts += [pc.take(part, order, boundscheck=False) for part in _plain(array, bool(column.null_count))]
+        if self._group_count * _RUN_ROWS_MIN < len(groups):
+            cuts = np.searchsorted(groups, np.arange(self._group_count + 1), sorter=order.to_numpy().view(np.int64))
+        else:
+            cuts = np.concatenate([[0], np.cumsum(np.bincount(groups, minlength=self._group_count))])
+        return cuts.astype(np.int32), parts
+
+    def _plan(self, table: pa.Table, copies: bool) -> list[Callable[[_Parts], pa.Array]]:
+        """How each column is made from parts of a slice; chooses the columns that are gathered."""
+        room = _COPIED_BYTES_MAX if copies else 0
+        chosen = []
+        for width in map(_width_bytes, table.columns):
+            chosen.append(0 < width <= room)
+            room -= width if chosen[-1] else 0
+        position = 0 if all(chosen) else 1
+        takers: list[Callable[[_Parts], pa.Array]] = []
+        room = _JOINED_BYTES_MAX
+        for column, copied in zip(table.columns, chosen, strict=True):
+            if not copied:
+                room -= column.nbytes if column.num_chunks > 1 else 0
+                takers.append(_by_number(column, joins=room >= 0))
+                continue
+            self._copied.append(column)
+            takers.append(partial(_from_parts, position, bool(column.null_count)))
+            position += 2 if column.null_count else 1
+        return takers
+
+
+def _width_bytes(column: pa.ChunkedArray) -> int:
+    """Bytes of a value with its validity in a fixed-width column; 0 for any other column."""
+    try:
+        width, rest = divmod(column.type.bit_width, 8)
+    except ValueError:
+        return 0
+    return 0 if rest or pa.types.is_nested(column.type) else width + (column.null_count > 0)
+
+
+def _view(array: pa.Array) -> npt.NDArray[Any]:
+    width = array.type.bit_width // 8
+    return np.frombuffer(array.buffers()[1], _NUMBERS[width], len(array), array.offset * width)
+
+
+def _concat(arrays: Sequence[npt.NDArray[Any]], length: int) -> pa.Buffer:
+    # Arrow keeps this memory for the next buffer; numpy would get it anew from the system.
+    data = pa.allocate_buffer(length * arrays[0].itemsize)
+    np.concatenate(arrays, out=np.frombuffer(data, arrays[0].dtype))
+    return data
+
+
+# Arrow gathers values with nulls many times slower than others: values and validity go separately.
+
+
+def _plain(array: pa.Array, nulls: bool) -> _Parts:
+    if not nulls:
+        return [array]
+    values = pa.Array.from_buffers(array.type, len(array), [None, array.buffers()[1]], 0, array.offset)
+    return [values, array.is_valid().cast(pa.uint8())]
+
+
+def _from_parts(position: int, nulls: bool, parts: _Parts) -> pa.Array:
+    return _with_validity(parts[position], parts[position + 1]) if nulls else parts[position]
+
+
+def _with_validity(values: pa.Array, valid: pa.Array) -> pa.Array:
+    """The values with nulls where ``valid`` (uint8) is 0."""
+    start, width = values.offset, values.type.bit_width // 8
+    bits = np.packbits(valid.to_numpy(), bitorder="little")
+    data = values.buffers()[1].slice(start * width, len(values) * width)
+    return pa.Array.from_buffers(values.type, len(values), [pa.py_buffer(bits), data])
+
+
+def _by_number(column: pa.ChunkedArray, *, joins: bool) -> Callable[[_Parts], pa.Array]:
+    """Takes rows by their numbers, the first part. ``joins``: chunks may be joined for that."""
+    if column.num_chunks > 1 and not joins:
+        return lambda parts: take_rows(column, parts[0].to_numpy())
+    arrays = _plain(one_array(column), nulls=bool(_width_bytes(column) and column.null_count))
+
+    def take(parts: _Parts) -> pa.Array:
+        taken = [pc.take(array, parts[0], boundscheck=False) for array in arrays]
+        return _with_validity(*taken) if len(taken) > 1 else taken[0]
+
+    return take

@@ -1,0 +1,190 @@
+"""Row keys as numbers, and the check that no row key stands twice.
+
+Two rows have the same row key when all its columns are equal, where null equals null, −0.0 equals 0.0 and NaN equals NaN
+(SPEC.md section 5.3). :func:`row_key_codes` turns that equality, over columns of any key type, into equality of integers,
+which numpy and Arrow compare fast.
+
+Theory of operation of :class:`RowKeyCheck`. Rows of one row key have one key group, so rows sorted by key group are
+checked a few whole groups at a time, while they are in the processor's cache. One integer column is sorted. Anything else
+is hashed to 32 bits and the hashes are sorted: only rows whose hash occurs twice, a handful, are compared for real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..errors import ErrorKind, InvalidState
+from ..keys import hash_keys, normalize_key_column
+from ..model import State
+from ..schema import CLEAR, KEY_GROUP, OP
+from ..tables import Spill, buckets_of, split_by_bucket
+from .sort import one_array
+
+_CODES_MAX: Final = 2**62
+KEYS_BYTES_MAX: Final = 32 << 20
+"""Row keys of one key group that are more than this are not held in memory."""
+_BUCKETS: Final = 64
+# Values of these types are equal exactly when these integers are.
+_PLAIN_TYPES: Final = {
+    **dict.fromkeys((pa.int8(), pa.int16(), pa.int32(), pa.date32()), pa.int32()),
+    **dict.fromkeys((pa.int64(), pa.timestamp("us"), pa.timestamp("us", tz="UTC")), pa.int64()),
+}
+
+
+def row_key_codes(columns: Sequence[Any]) -> npt.NDArray[np.int64]:
+    """A number for each row, equal exactly for rows that are equal in all ``columns``; from 0 on, without gaps.
+
+    ``columns`` are ``pa.Array`` or ``pa.ChunkedArray`` of key types and equal length, at least one.
+    """
+    codes, count, dense = _column_codes(columns[0])
+    for column in columns[1:]:
+        more, more_count, _ = _column_codes(column)
+        codes, count, dense = *_combine(codes, count, more, more_count), False
+    return codes if dense else _dense(codes)[0]
+
+
+def _dense(codes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], int]:
+    encoded = pa.array(codes).dictionary_encode()
+    return encoded.indices.to_numpy().astype(np.int64), len(encoded.dictionary)
+
+
+def _combine(codes: Any, count: int, more: Any, more_count: int) -> tuple[npt.NDArray[np.int64], int]:
+    if count * more_count > _CODES_MAX:
+        # The product of two numbers of distinct values that are each at most the row count fits again.
+        codes, count = _dense(codes)
+    return codes * more_count + more, count * more_count
+
+
+def _column_codes(column: Any) -> tuple[npt.NDArray[np.int64], int, bool]:
+    """Codes of one column, a number that all are below, and whether they have no gaps."""
+    if isinstance(column, pa.ChunkedArray):
+        # Arrow does not put dictionaries of several chunks together where they hold nulls.
+        column = one_array(column)
+    if pa.types.is_struct(column.type):
+        # Flattening hides what stands under a null struct; the validity keeps it apart from a struct of nulls.
+        codes, count = column.is_valid().cast(pa.int8()).to_numpy(zero_copy_only=False).astype(np.int64), 2
+        for child in column.flatten():
+            more, more_count, _ = _column_codes(child)
+            codes, count = _combine(codes, count, more, more_count)
+        return codes, count, False
+    encoded = pc.dictionary_encode(normalize_key_column(column), null_encoding="encode")
+    return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), max(1, len(encoded.dictionary)), True
+
+
+class RowKeyCheck:
+    """Refuses a second row with the same row key. Fed with tables whose ``_key_group`` never falls; then finished.
+
+    Holds the row keys of one key group at a time; where they are more than some megabytes, they are split_by_bucket to a temporary file
+    by their hash. Raises ``InvalidState`` (kind ``DUPLICATE_ROW_KEY``, the writer's fault) that names one such row key. In a
+    layer above the base a clear counts apart from upserts and deletes.
+    """
+
+    def __init__(self, state: State, where: str) -> None:
+        self._row_key = list(state.row_key)
+        self._where = where
+        self._group = -1
+        self._held: list[pa.Table] = []
+        self._held_bytes = 0
+        self._spill: Spill[int] | None = None
+
+    def add(self, rows: pa.Table) -> None:
+        """Take the next rows, in segment order, with ``_key_group``."""
+        if not len(rows):
+            return
+        names = [*self._row_key, *([OP.name] if OP.name in rows.column_names else [])]
+        groups = one_array(rows[KEY_GROUP.name]).to_numpy()
+        keys = rows.select(names)
+        first, last = int(groups[0]), int(groups[-1])
+        # The group that is held may go on in these rows, and their last one in the next.
+        border = int(np.searchsorted(groups, self._group, "right")) if first == self._group else 0
+        start = int(np.searchsorted(groups, last))
+        if self._group == last:
+            self._hold(keys)
+            return
+        if self._spill is None:
+            # Small groups are cheaper to check together.
+            self._check([*self._held, keys.slice(0, start)])
+        else:
+            self._hold(keys.slice(0, border))
+            self._check_spilled(self._spill)
+            self._check([keys.slice(border, start - border)])
+        self._group, self._held, self._held_bytes = last, [], 0
+        self._hold(keys.slice(start))
+
+    def finish(self) -> None:
+        """Check what is held."""
+        if self._spill is None:
+            self._check(self._held)
+        else:
+            self._check_spilled(self._spill)
+        self._held = []
+
+    def _hold(self, keys: pa.Table) -> None:
+        self._held.append(keys)
+        self._held_bytes += keys.nbytes
+        if self._held_bytes > KEYS_BYTES_MAX:
+            self._spill = self._spill or Spill()
+            self._set_aside(self._spill)
+
+    def _set_aside(self, spill: Spill[int]) -> None:
+        for keys in self._held:
+            for bucket, chosen in split_by_bucket(
+                keys, buckets_of([keys[name] for name in self._row_key], _BUCKETS, 0)
+            ):
+                spill.add(bucket, chosen)
+        self._held, self._held_bytes = [], 0
+
+    def _check_spilled(self, spill: Spill[int]) -> None:
+        self._set_aside(spill)
+        with spill:
+            for bucket in range(_BUCKETS):
+                self._check([pa.Table.from_batches([batch]) for batch in spill.read(bucket)])
+        self._spill = None
+
+    def _check(self, parts: list[pa.Table]) -> None:
+        rows = pa.concat_tables(parts) if parts else None
+        if rows is None or len(rows) < 2:
+            return
+        columns = [rows[name] for name in self._row_key]
+        if OP.name in rows.column_names:
+            columns.append(pc.equal(rows[OP.name], CLEAR))
+        suspects = _possible_duplicates(columns)
+        if suspects is None:
+            return
+        rows = rows.take(pa.array(suspects))
+        codes = row_key_codes([column.take(pa.array(suspects)) for column in columns])
+        _, first, counts = np.unique(codes, return_index=True, return_counts=True)
+        if counts.max(initial=0) > 1:
+            found = int(np.argmax(counts > 1))
+            row = int(first[found])
+            key = rows.select(self._row_key).slice(row, 1).to_pylist()[0]
+            raise InvalidState(
+                f"{self._where}: row key {key!r} stands on {counts[found]} rows, and a row key stands at most once in "
+                "what is written at a time; keep the row that counts",
+                kind=ErrorKind.DUPLICATE_ROW_KEY,
+                row_key=key,
+            )
+
+
+def _possible_duplicates(columns: Sequence[pa.ChunkedArray]) -> npt.NDArray[np.int64] | None:
+    """Rows among which every duplicate is; None if there is none for certain."""
+    only = columns[0]
+    if len(columns) == 1 and only.type in _PLAIN_TYPES and only.null_count == 0:
+        numbers = only.cast(_PLAIN_TYPES[only.type]).to_numpy()
+    else:
+        numbers = hash_keys(columns)
+    ordered = np.sort(numbers)
+    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
+    if not len(repeated):
+        return None
+    # A table of 16 bits finds their rows without sorting the row numbers; a few others slip in and are compared too.
+    marked = np.zeros(1 << 16, np.bool_)
+    marked[repeated & 0xFFFF] = True
+    suspects: npt.NDArray[np.int64] = np.flatnonzero(marked[numbers & 0xFFFF])
+    return suspects

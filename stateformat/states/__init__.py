@@ -1,0 +1,55 @@
+"""States as programs declare them, and how a declaration may change.
+
+Read ``declare``, then ``evolution``, ``continuation`` and ``delta_policy``.
+"""
+
+from __future__ import annotations
+
+from .continuation import Changes, begun, check_had, column_name, continued, split_drop
+from .declare import (
+    Columns,
+    as_schema,
+    broadcast_state,
+    committables_state,
+    coordinator_state,
+    even_split_state,
+    in_flight_state,
+    list_state,
+    map_state,
+    progress_state,
+    timers,
+    union_state,
+    value_state,
+)
+from .delta_policy import UNKNOWN_MAX, Layer, layers_kept, should_fold, warn_of_layers
+from .evolution import evolution_faults, type_text, widening_faults
+
+__all__ = [
+    "Changes",
+    "Columns",
+    "Layer",
+    "UNKNOWN_MAX",
+    "as_schema",
+    "begun",
+    "broadcast_state",
+    "check_had",
+    "column_name",
+    "committables_state",
+    "continued",
+    "coordinator_state",
+    "even_split_state",
+    "evolution_faults",
+    "in_flight_state",
+    "layers_kept",
+    "list_state",
+    "map_state",
+    "progress_state",
+    "should_fold",
+    "split_drop",
+    "timers",
+    "type_text",
+    "union_state",
+    "value_state",
+    "warn_of_layers",
+    "widening_faults",
+]

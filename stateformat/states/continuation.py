@@ -1,0 +1,352 @@
+"""What becomes of the columns of a state when the program that declares it changes (SPEC.md section 5.7).
+
+Theory of operation. A program declares its states anew at every start, by names. What has happened to a column meanwhile it says
+in :class:`Changes`, and goes on saying it: the same program starts from a checkpoint made before a change, from one made after
+it, and from one to which the job was rolled back. Whether a change has been made is read from the field ids in ``State.schemas``,
+which are all schemas that the state has had:
+
+- a rename has been made when a field bore the old name in one schema and the new name in a later one;
+- a column has been dropped when a field of that name is missing from a later schema.
+
+What has been made has no effect. So a column that was dropped or renamed, and whose name is declared again, is a new field with
+a new id, and stays one. A state that begins with a program which names changes begins with two schemas, before and after them,
+as if it had lived through them. Nested fields are columns too: their names are paths with points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from ..errors import ErrorKind, InvalidInput, InvalidState
+from ..model import Field, FieldType, SchemaVersion, State
+from ..schema import children, nesting
+from .evolution import evolution_faults
+
+_Fields = Sequence[Field]
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a program says has become of columns: ``renames`` from old names to new ones, ``drops`` the names of columns given up.
+
+    The name of a nested field is its path: ``"person.age"``, or in a list of structs ``"people.element.age"``.
+    """
+
+    renames: Mapping[str, str] = field(default_factory=dict)
+    drops: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.renames or self.drops)
+
+
+@dataclass(frozen=True)
+class Continued:
+    """A state after its changes. ``dropped``: the columns that go now and were named, as the saved state calls them."""
+
+    state: State
+    dropped: tuple[str, ...] = ()
+
+
+def begun(declared: State, changes: Changes) -> State:
+    """A state that no checkpoint has yet: as declared, behind the schema that it would have had before ``changes``, if there are any.
+
+    Raises ``InvalidInput`` for changes that contradict the columns, and for one that is dropped and declared without a default
+    though it holds no nulls.
+    """
+    if not changes:
+        return declared
+    _check(declared, changes)
+    blank = replace(declared, schemas=(SchemaVersion(1, ()),), last_field_id=0)
+    matching = _Matching(0)
+    fields = matching.fields([], _before(declared.current.fields, _Level(changes)), _Level(Changes()), "")
+    before = replace(blank, schemas=(SchemaVersion(1, fields),), last_field_id=matching.last)
+    try:
+        return continued(before, declared, changes).state
+    except InvalidState as error:
+        raise InvalidInput(str(error), kind=error.kind) from error
+
+
+def continued(saved: State, declared: State, changes: Changes, *, check: bool = True) -> Continued:
+    """The saved state with the columns that a program declares now; field ids follow names and ``changes``.
+
+    ``declared`` is the state as the program declares it, without a predecessor. Where nothing changes the state is ``saved``
+    itself. Raises ``InvalidInput`` for changes that contradict the columns and for names that the state never had, and
+    ``InvalidState`` (kind ``SCHEMA_CANNOT_EVOLVE``) for what SPEC.md section 5.7 forbids; with ``check`` False the state is returned
+    all the same, for whoever asks ``evolution_faults`` next. That a column goes without being named is for the planner to refuse.
+    """
+    _check(declared, changes)
+    # A name that a later rename gives may be younger than the checkpoint.
+    check_had(saved, {*changes.renames, *changes.drops} - {*changes.renames.values()}, changes)
+    matching = _Matching(saved.last_field_id)
+    schemas = [schema.fields for schema in saved.schemas]
+    fields = matching.fields(schemas, declared.current.fields, _Level(changes), "")
+    dropped = tuple(matching.dropped)
+    if fields == saved.current.fields:
+        return Continued(saved, dropped)
+    version = SchemaVersion(saved.current.id + 1, fields)
+    state = replace(saved, schemas=(*saved.schemas, version), last_field_id=matching.last)
+    faults = evolution_faults(saved, state) if check else []
+    if faults:
+        raise InvalidState(
+            f"state {saved.name!r} of {saved.operator!r} cannot evolve: {'; '.join(faults)}",
+            kind=ErrorKind.SCHEMA_CANNOT_EVOLVE,
+            faults=faults,
+        )
+    return Continued(state, dropped)
+
+
+def split_drop(
+    drop: Iterable[str], states: Collection[State]
+) -> tuple[list[str], dict[tuple[str, str], frozenset[str]]]:
+    """Parts ``drop`` into what names operators and states, and the columns that ``UID/STATE.COLUMN`` names, by (operator, state).
+
+    Only columns of ``states`` are found. Uids and names of states may hold points and slashes: what names a state or an operator
+    as a whole names no column.
+    """
+    whole = {column_name(state)[:-1] for state in states} | {state.operator for state in states}
+    others: list[str] = []
+    columns: dict[tuple[str, str], frozenset[str]] = {}
+    for name in drop:
+        found = [] if name in whole else [state for state in states if name.startswith(column_name(state))]
+        for state in found:
+            key = (state.operator, state.name)
+            columns[key] = columns.get(key, frozenset()) | {name.removeprefix(column_name(state))}
+        if not found:
+            others.append(name)
+    return others, columns
+
+
+def column_name(state: State, column: str = "") -> str:
+    """How ``drop`` names a column of a state: ``UID/STATE.COLUMN``."""
+    return f"{state.operator}/{state.name}.{column}"
+
+
+def check_had(state: State, columns: Iterable[str], changes: Changes | None = None) -> None:
+    """``InvalidInput`` for a column that no schema of the state has had. ``changes`` may have given its struct another name."""
+    level = _Level(changes or Changes())
+    known = {name for schema in state.schemas for name in _names(schema.fields, level)}
+    unknown = sorted({*columns} - known)
+    # Where the first schemas are not kept any more, one of them may have had it.
+    if unknown and state.schemas[0].id == 1:
+        had = {name for schema in state.schemas for name in _names(schema.fields, _Level(Changes()))}
+        raise InvalidInput(
+            f"state {state.name!r} of operator {state.operator!r} never had a column {unknown[0]!r} that could be renamed or "
+            f"dropped; its columns have been {', '.join(sorted(had)) or 'none'}",
+            operator=state.operator,
+            state=state.name,
+            column=unknown[0],
+        )
+
+
+def _check(declared: State, changes: Changes) -> None:
+    """``InvalidInput`` for changes that contradict each other, or the columns declared with them."""
+    where = f"state {declared.name!r} of operator {declared.operator!r}"
+    names = {*_names(declared.current.fields, _Level(changes))}
+    keys = {*declared.key_columns, "_map_key"} & {*changes.renames, *changes.renames.values(), *changes.drops}
+    if keys:
+        raise InvalidInput(f"{where} renames or drops {sorted(keys)[0]!r}, which is a key; keys never change")
+    for old, new in changes.renames.items():
+        if old == new:
+            raise InvalidInput(f"{where} renames column {old!r} to {new!r}, its own name; leave that out")
+        if new not in names and new not in changes.drops and new not in changes.renames:
+            raise InvalidInput(
+                f"{where} renames column {old!r} to {new!r}, but declares no such column; its columns are "
+                f"{', '.join(sorted(names))}"
+            )
+    if len({*changes.renames.values()}) < len(changes.renames):
+        raise InvalidInput(f"{where} renames two columns to one: {dict(changes.renames)}")
+
+
+@dataclass(frozen=True)
+class _Level:
+    """The changes within one struct, or at the top. ``prefixes``: how its fields are named in full; several, if it was renamed."""
+
+    changes: Changes
+    prefixes: tuple[str, ...] = ("",)
+
+    @cached_property
+    def renames(self) -> Mapping[str, str]:
+        """Those of fields of this level, by their own names."""
+        found = {}
+        for old, new in self.changes.renames.items():
+            before, after = self._own(old), self._own(new)
+            if before is not None and after is not None:
+                found[before] = after
+        return found
+
+    @cached_property
+    def drops(self) -> frozenset[str]:
+        """Those of fields of this level, by their own names."""
+        return frozenset(own for name in self.changes.drops if (own := self._own(name)) is not None)
+
+    def earlier(self, name: str) -> set[str]:
+        """The name, and those that renames lead from to it."""
+        return _reached(name, {new: old for old, new in self.renames.items()})
+
+    def later(self, name: str) -> set[str]:
+        """The name, and those that renames lead to from it."""
+        return _reached(name, self.renames)
+
+    def within(self, name: str) -> _Level:
+        """The level of the fields of a struct, list or map that has, had or will have this name."""
+        names = sorted(self.earlier(name) | self.later(name))
+        return _Level(self.changes, tuple(f"{prefix}{one}." for prefix in self.prefixes for one in names))
+
+    def _own(self, name: str) -> str | None:
+        longest = max((prefix for prefix in self.prefixes if name.startswith(prefix)), key=len, default=None)
+        return None if longest is None else name[len(longest) :]
+
+
+def _reached(name: str, steps: Mapping[str, str]) -> set[str]:
+    found = {name}
+    while name in steps and steps[name] not in found:
+        name = steps[name]
+        found.add(name)
+    return found
+
+
+def _names(fields: _Fields, level: _Level) -> Iterator[str]:
+    """The full names of fields and all that is nested in them."""
+    for item in fields:
+        yield from (prefix + item.name for prefix in level.prefixes)
+        yield from _names(children(item), level.within(item.name))
+
+
+class _Matching:
+    """Gives declared fields their ids. ``last``: the greatest id given so far; ``dropped``: what goes and was named, in full."""
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+        self.dropped: list[str] = []
+
+    def fields(self, before: Sequence[_Fields], now: _Fields, level: _Level, saved_as: str) -> tuple[Field, ...]:
+        """The fields of one level. ``before``: those of each schema that had the level, oldest first; ``saved_as``: the
+        prefix of their names in the last of these.
+        """
+        declared = {item.name for item in now}
+        taken: dict[str, Field] = {}
+        # A field that is renamed takes the place of one that has its name.
+        for item in sorted(before[-1] if before else (), key=lambda item: item.name in level.renames):
+            place = self._place(item, before, declared, level, saved_as)
+            if place is not None:
+                taken[place] = item
+        return tuple(self._field(item, taken.get(item.name), before, level, saved_as) for item in now)
+
+    def _place(
+        self, item: Field, before: Sequence[_Fields], declared: Collection[str], level: _Level, saved_as: str
+    ) -> str | None:
+        """Under which name a saved field goes on; None where it goes."""
+        name = target = item.name
+        if name in level.renames and not _was_renamed(name, before, level):
+            target = _target(name, before, declared, level)
+            gone = target not in declared
+        else:
+            gone = name not in declared or (name in level.drops and not _is_another(item, before, level))
+        if gone and level.drops & {name, target}:
+            self.dropped.append(saved_as + name)
+        return None if gone else target
+
+    def _field(
+        self, item: Field, saved: Field | None, before: Sequence[_Fields], level: _Level, saved_as: str
+    ) -> Field:
+        if saved is None:
+            self.last += 1
+            return replace(item, id=self.last, type=self._type(item, [], level, ""))
+        inner = [
+            children(one)
+            for fields in before
+            for one in fields
+            if one.id == saved.id and not isinstance(one.type, str) and one.type[0] == saved.type[0]
+        ]
+        kind = self._type(item, inner, level, f"{saved_as}{saved.name}.")
+        default = saved.default if item.default is None else item.default
+        return replace(item, id=saved.id, type=kind, default=default)
+
+    def _type(self, item: Field, before: Sequence[_Fields], level: _Level, saved_as: str) -> FieldType:
+        if isinstance(item.type, str):
+            return item.type
+        return nesting(item.type, self.fields(before, children(item), level.within(item.name), saved_as))
+
+
+def _was_renamed(name: str, before: Sequence[_Fields], level: _Level) -> bool:
+    """Whether some field went from this name, or one before it, to one after it."""
+    old, new = level.earlier(name), level.later(name)
+    names: dict[int, str] = {}
+    for fields in before:
+        for item in fields:
+            former = names.get(item.id)
+            if former is not None and former != item.name and item.name in new and item.name != name:
+                return True
+            if item.name in old:
+                names[item.id] = item.name
+    return False
+
+
+def _is_another(item: Field, before: Sequence[_Fields], level: _Level) -> bool:
+    """Whether a field is not the one that was dropped: it came to the name by a rename, or some field of the name, or one before
+    it, is missing from a later schema.
+    """
+    earlier = level.earlier(item.name)
+    bore: set[int] = set()
+    for fields in before:
+        if bore - {one.id for one in fields}:
+            return True
+        bore |= {one.id for one in fields if one.name in earlier}
+        if any(one.id == item.id and one.name in earlier - {item.name} for one in fields):
+            return True
+    return False
+
+
+def _target(name: str, before: Sequence[_Fields], declared: Collection[str], level: _Level) -> str:
+    """What a field is called now. Names that it has skipped, since no checkpoint was made under them, are passed over."""
+    had = {item.name for fields in before for item in fields}
+    seen = {name}
+    target = level.renames[name]
+    while target in level.renames and not (target in declared and target in had):
+        seen.add(target)
+        if level.renames[target] in seen:
+            break
+        target = level.renames[target]
+    return target
+
+
+def _before(now: _Fields, level: _Level) -> tuple[Field, ...]:
+    """The fields that there would have been before the changes; their ids mean nothing."""
+    names = {item.name for item in now}
+    former: dict[str, str] = {}
+    for old in level.renames:
+        if old not in level.renames.values():
+            former[_target(old, (), (), level)] = old
+    circles = {*level.renames} - {name for old in former.values() for name in level.later(old)}
+    former |= {level.renames[old]: old for old in circles}
+    taken = {*former.values()}
+    made = [
+        replace(item, name=former.get(item.name, item.name), type=_before_type(item, level))
+        for item in now
+        # One that has the former name of another came later.
+        if item.name in former or item.name not in taken
+    ]
+    inner = tuple(
+        f"{name}." for item in now if children(item) for name in level.earlier(item.name) | level.later(item.name)
+    )
+    gone = {old for new, old in former.items() if new not in names} | level.drops
+    known = {item.name for item in made}
+    made += [
+        Field(0, name, "binary", nullable=True)
+        for name in sorted(gone - known)
+        if not name.startswith(inner) and name not in level.renames.values()
+    ]
+    return tuple(made)
+
+
+def _before_type(item: Field, level: _Level) -> FieldType:
+    return (
+        item.type
+        if isinstance(item.type, str)
+        else nesting(item.type, _before(children(item), level.within(item.name)))
+    )
+
+
+__all__ = ["Changes", "Continued", "begun", "check_had", "column_name", "continued", "split_drop"]

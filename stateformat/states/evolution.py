@@ -1,0 +1,162 @@
+"""How the schema of a state may change (SPEC.md section 5.7).
+
+Fields are matched by id. :func:`evolve` gives the ids: they follow names, and ``renames`` says which name a column had.
+:func:`evolution_faults` says what a later schema may not do to an earlier one; publishing, planning and ``ckpt validate`` ask
+it too, since a state may be declared without its predecessor at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+import pyarrow as pa
+
+from ..errors import ErrorKind, InvalidInput, InvalidState
+from ..model import Field, FieldType, SchemaVersion, State
+from ..schema import INTEGERS, arrow_type, children, make_fields
+
+
+def evolve(
+    previous: State,
+    columns: pa.Schema,
+    *,
+    defaults: Mapping[str, str] | None = None,
+    renames: Mapping[str, str] | None = None,
+    check: bool = True,
+) -> State:
+    """The state with ``columns`` as its newest schema; ids follow names, and ``renames`` (old name → new name).
+
+    A column that was dropped and comes back gets a new id. A non-nullable new column needs a default. Returns
+    ``previous`` itself where nothing changes. Raises ``InvalidState`` (kind ``SCHEMA_CANNOT_EVOLVE``) listing every
+    change that SPEC.md section 5.7 forbids, and ``InvalidInput`` for renames that name no column of before or after. ``check``
+    False: such a state is returned all the same, for whoever asks :func:`evolution_faults` next.
+    """
+    renames = renames or {}
+    names = [item.name for item in previous.current.fields]
+    _check_renames(previous, names, columns.names, renames)
+    # A column whose name another one takes over is dropped, whatever the order.
+    now = {name: renames.get(name, name) for name in names if name in renames or name not in renames.values()}
+    known = {
+        (now[path[0]], *path[1:]): field_id for path, field_id in _paths(previous.current.fields) if path[0] in now
+    }
+    kept = {
+        now[item.name]: item.default
+        for item in previous.current.fields
+        if item.default is not None and item.name in now
+    }
+    given = {name: text for name, text in (kept | dict(defaults or {})).items() if name in columns.names}
+    fields, last = make_fields(columns, defaults=given, last_field_id=previous.last_field_id, known_ids=known)
+    if fields == previous.current.fields:
+        return previous
+    version = SchemaVersion(previous.current.id + 1, fields)
+    state = replace(previous, schemas=(*previous.schemas, version), last_field_id=last)
+    faults = evolution_faults(previous, state) if check else []
+    if faults:
+        raise InvalidState(
+            f"state {previous.name!r} of {previous.operator!r} cannot evolve: {'; '.join(faults)}",
+            kind=ErrorKind.SCHEMA_CANNOT_EVOLVE,
+            faults=faults,
+        )
+    return state
+
+
+def _check_renames(previous: State, before: list[str], after: list[str], renames: Mapping[str, str]) -> None:
+    for old, new in renames.items():
+        if old not in before:
+            raise InvalidInput(f"cannot rename {old!r}: state {previous.name!r} has no such column now")
+        if new not in after:
+            raise InvalidInput(f"cannot rename {old!r} to {new!r}: that is none of the columns given, {after}")
+    if len(set(renames.values())) < len(renames):
+        raise InvalidInput(f"two columns of state {previous.name!r} would have one name: {dict(renames)}")
+
+
+def evolution_faults(saved: State, wanted: State) -> list[str]:
+    """Why ``wanted``'s current schema cannot read what ``saved`` wrote, a sentence each; empty when it can.
+
+    Fields are matched by id (SPEC.md section 5.7). Mode, kind and key columns may not change either.
+    """
+    faults = [
+        f"{what} was {before} and would be {after}"
+        for what, before, after in (
+            ("mode", saved.mode, wanted.mode),
+            ("kind", saved.kind, wanted.kind),
+            ("key columns", list(saved.key_columns), list(wanted.key_columns)),
+        )
+        if before != after
+    ]
+    fixed = {*saved.key_columns, "_map_key"}
+    for version in saved.schemas:
+        old = {item.id: item for item in version.fields}
+        new = {item.id: item for item in wanted.current.fields}
+        for item in new.values():
+            if item.id not in old:
+                if not item.nullable and item.default is None:
+                    faults.append(f"new column {item.name!r} is neither nullable nor has a default")
+            elif old[item.id].name in fixed and replace(old[item.id], nullable=True) != replace(item, nullable=True):
+                faults.append(
+                    f"key column {old[item.id].name!r} was {type_text(old[item.id].type)} and would be {item.name!r} "
+                    f"{type_text(item.type)}; keys never change"
+                )
+            else:
+                faults += widening_faults(old[item.id], item)
+        faults += _default_faults(old, saved, wanted)
+        faults += [
+            f"key column {item.name!r} would be dropped"
+            for item in old.values()
+            if item.name in fixed and item.id not in new
+        ]
+    return list(dict.fromkeys(faults))
+
+
+def _default_faults(old: Mapping[int, Field], saved: State, wanted: State) -> list[str]:
+    """Defaults that would give rows of a schema without the column another value than they have had until now."""
+    now = {item.id: item for item in saved.current.fields}
+    return [
+        f"column {item.name!r} has the default {now[item.id].default!r} in rows from before it and would have {item.default!r}"
+        for item in wanted.current.fields
+        if item.id not in old and item.id in now and now[item.id].default != item.default
+    ]
+
+
+def widening_faults(old: Field, new: Field) -> list[str]:
+    """Why a field cannot hold what it held under the same id before, a sentence each; names are not looked at."""
+    if old.nullable and not new.nullable:
+        return [f"column {old.name!r} may hold nulls and would be declared without"]
+    if old.type == new.type:
+        return []
+    if isinstance(old.type, str) and isinstance(new.type, str):
+        before, after = arrow_type(old.type), arrow_type(new.type)
+        fine = (
+            (old.type in INTEGERS and new.type in INTEGERS and INTEGERS.index(old.type) < INTEGERS.index(new.type))
+            or (old.type, new.type) == ("float", "double")
+            or (
+                pa.types.is_decimal128(before)
+                and pa.types.is_decimal128(after)
+                and before.scale == after.scale
+                and before.precision < after.precision
+            )
+        )
+        return [] if fine else [f"column {old.name!r} was {old.type} and would be {new.type}, which is no widening"]
+    if isinstance(old.type, str) or isinstance(new.type, str) or old.type[0] != new.type[0]:
+        return [f"column {old.name!r} was {type_text(old.type)} and would be {type_text(new.type)}"]
+    before_by_id = {item.id: item for item in children(old)}
+    faults = []
+    for item in children(new):
+        if item.id in before_by_id:
+            faults += widening_faults(before_by_id[item.id], item)
+        elif old.type[0] != "struct" or not item.nullable:
+            faults.append(f"nested field {old.name}.{item.name} is new and cannot be")
+    return faults
+
+
+def _paths(fields: Iterable[Field], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
+    for item in fields:
+        path = (*above, item.name)
+        yield path, item.id
+        yield from _paths(children(item), path)
+
+
+def type_text(kind: FieldType) -> str:
+    """A type as Arrow writes it."""
+    return str(arrow_type(kind))

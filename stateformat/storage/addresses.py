@@ -1,0 +1,112 @@
+"""Addresses of stores and checkpoints: ``URL`` and ``URL@ID``, and no credentials in them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from typing import Final
+from urllib.parse import unquote
+
+from ..errors import ErrorKind, InvalidInput
+
+_WITH_ID: Final = re.compile(r"(?s)(.*)@(\d+)")
+_URL: Final = re.compile(r"(?s)([^/?#]*?)://([^/?#]*)(.*)")
+_HOST: Final = re.compile(r"[^:]*(:\d*)?|\[[^\]]*\](:\d*)?")
+_PATH_SCHEMES: Final = frozenset(("file", "memory"))
+"""Schemes in whose URLs everything is a path: ``@`` and ``?`` are ordinary characters."""
+
+
+def split_id(address: str) -> tuple[str, str | None]:
+    """The URL and the digits of ``URL@ID``; None for the digits where there are none.
+
+    Only digits at the very end are an id. A store whose name ends so is written ``backups@42/``.
+    """
+    match = _WITH_ID.fullmatch(address)
+    return (match[1], match[2]) if match else (address, None)
+
+
+def is_id(digits: str) -> bool:
+    """Whether digits are the id of some checkpoint: from 1 to 2^53 - 1."""
+    from ..model import MAX_CHECKPOINT_ID
+
+    return len(digits) <= len(str(MAX_CHECKPOINT_ID)) and 1 <= int(digits) <= MAX_CHECKPOINT_ID
+
+
+def checkpoint_address(address: str) -> tuple[str, int | None]:
+    """The URL and the id of ``URL`` or ``URL@ID``. ``InvalidInput``: empty URL, id out of range."""
+    url, digits = split_id(address)
+    if not url.strip():
+        raise InvalidInput(f"{address!r} names no store; give a path or a URL", kind=ErrorKind.INVALID_URL)
+    if digits is not None and not is_id(digits):
+        raise InvalidInput(
+            f"checkpoint ids go from 1 to 2^53 - 1, and {without_secrets(url)!r} is given with {digits:.40}",
+            kind=ErrorKind.INVALID_URL,
+        )
+    return url, None if digits is None else int(digits)
+
+
+def without_secrets(url: str) -> str:
+    """The URL without user, password, query and fragment. Paths stay as they are."""
+    match = _URL.match(url)
+    if match is None or match[1].strip().lower() in _PATH_SCHEMES:
+        return url
+    scheme, authority, rest = match.groups()
+    if not _HOST.fullmatch(authority.rpartition("@")[2]):
+        # A password may contain a slash: then it goes on behind what looks like the host.
+        before, _, rest = rest.rpartition("@")
+        authority, slash, rest = f"@{rest}".partition("/") if before else ("@", "", "")
+        rest = slash + rest
+    _, at, host = authority.rpartition("@")
+    path = re.split(r"[?#]", rest, maxsplit=1)[0]
+    return f"{scheme}://{'***@' if at else ''}{host}{path}{'?***' if path != rest else ''}"
+
+
+def check_no_secrets(url: str, what: str) -> None:
+    """``InvalidInput`` for a URL with user, password, query or fragment, not repeated in it."""
+    if without_secrets(url) != url:
+        raise InvalidInput(
+            f"{what} is more than an address: something stands before an @, or after a ? or #. URLs are stored and "
+            "shown: pass credentials as storage options or in the environment",
+            kind=ErrorKind.INVALID_URL,
+        )
+
+
+def check_outside(url: str, store_url: str) -> None:
+    """``InvalidInput`` for a place in a folder of the store's own, where gc would delete it.
+
+    Places beside these folders, as savepoints, are fine. Links in a local path are followed.
+    """
+    from .protocol import TOP_LEVEL
+
+    (place, parts), (store, above) = _place(url), _place(store_url)
+    inside = parts[len(above) :]
+    if place == store and parts[: len(above)] == above and inside and inside[0] in TOP_LEVEL:
+        raise InvalidInput(
+            f"{without_secrets(url)} lies in {inside[0]}/ of the store {without_secrets(store_url)}, where garbage "
+            "collection would delete it. Choose a place outside of the store's folders, as savepoints/NAME",
+            kind=ErrorKind.INVALID_URL,
+        )
+
+
+def stores_around(url: str) -> list[str]:
+    """Local directories that would be stores if ``url`` lay in a folder of a store's own."""
+    from .protocol import TOP_LEVEL
+
+    place, parts = _place(url)
+    if place != "file":
+        return []
+    return ["/" + "/".join(parts[:i]) for i, part in enumerate(parts) if i and part in TOP_LEVEL]
+
+
+def _place(url: str) -> tuple[str, list[str]]:
+    """Where a URL or path points, for comparison: scheme with host, and parts of the path."""
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme.lower() == "file":
+        path = unquote(rest, errors="surrogateescape") if separator else os.path.expanduser(url)  # noqa: PTH111
+        # What is no path at all (a null character, half a surrogate pair) is told where it is used.
+        with contextlib.suppress(ValueError):
+            path = os.path.realpath(path)
+        return "file", [part for part in path.split("/") if part]
+    host, _, path = rest.partition("/")
+    return f"{scheme.lower()}://{host}", [part for part in path.split("/") if part]

@@ -1,0 +1,40 @@
+"""Arrow tables larger than memory: cut and joined by bytes, read ahead, set aside on disk, merged in order.
+
+Read ``pieces`` first, then ``spill``, ``prefetch`` and ``merging``.
+"""
+
+from __future__ import annotations
+
+from .merging import merge_sorted
+from .pieces import (
+    BATCH_BYTES,
+    TAKEN_BYTES,
+    copy_rows,
+    cut,
+    rebatch,
+    release_memory_after,
+    row_sizes,
+    take_rows,
+    take_table,
+)
+from .prefetch import SizedCall, prefetch
+from .spill import HELD_BYTES, Spill, buckets_of, split_by_bucket
+
+__all__ = [
+    "BATCH_BYTES",
+    "HELD_BYTES",
+    "SizedCall",
+    "Spill",
+    "TAKEN_BYTES",
+    "buckets_of",
+    "copy_rows",
+    "cut",
+    "merge_sorted",
+    "prefetch",
+    "rebatch",
+    "release_memory_after",
+    "row_sizes",
+    "split_by_bucket",
+    "take_rows",
+    "take_table",
+]

@@ -1,0 +1,193 @@
+"""``ckpt explain-restore``: the plan of a restore, before anything runs. Opens no segment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ..exit_status import FINE, PROBLEMS
+from ..json_text import Column, Rows
+from ..options import Address, Session, command, operator_uid, parallelism_options, per_operator
+from ..output import Document
+from ..text.plan import draw
+
+if TYPE_CHECKING:
+    from stateformat.graph import JobGraph
+    from stateformat.model import State
+    from stateformat.reading import Checkpoint
+    from stateformat.redistribution import RestorePlan
+    from stateformat.redistribution.columns import ColumnPlan
+
+
+@command("explain-restore")
+@parallelism_options
+@click.option("--max-parallelism", type=click.IntRange(min=1), metavar="N", help="Key groups of every operator.")
+@click.option(
+    "--topology",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Another job graph, as JSON, in place of the options above.",
+)
+@click.option(
+    "--drop",
+    multiple=True,
+    metavar="UID[/STATE[.COLUMN]]",
+    help="Give up an operator, a state of it, or a column of that; repeatable.",
+)
+def explain_restore(
+    session: Session,
+    address: Address,
+    *,
+    parallelism: int | None,
+    operator_parallelism: tuple[tuple[str, int], ...],
+    max_parallelism: int | None,
+    topology: Path | None,
+    drop: tuple[str, ...],
+) -> int:
+    """Show who would restore what at another parallelism.
+
+    Without options: the same job as it is. With --topology a program that declares other states: column by column, what
+    becomes of them. Nothing is written, and no segment is opened. Exit status 1 when the restore would be refused; every
+    reason is told, with what to do about it.
+    """
+    store, checkpoint = session.checkpoint(address)
+    drop = tuple(_dropped(checkpoint, name) for name in drop)
+    states: tuple[State, ...] = ()
+    if topology is None:
+        chosen = checkpoint.graph.at(
+            parallelism, per_operator=per_operator(checkpoint, operator_parallelism), max_parallelism=max_parallelism
+        )
+        chosen = without(chosen, set(drop))
+    else:
+        if parallelism is not None or operator_parallelism or max_parallelism is not None:
+            raise click.UsageError("--topology says how parallel each operator is; leave the other options out")
+        from ..options.topology import read_topology
+
+        chosen, states, drop = read_topology(topology, checkpoint.record, drop)
+    plan = checkpoint.plan_restore(chosen, states=states, drop=drop)
+    session.output.show(plan_document(store.url, checkpoint, plan), draw)
+    return PROBLEMS if plan.refused else FINE
+
+
+def _dropped(checkpoint: Checkpoint, name: str) -> str:
+    """What is to be given up, with the operator's uid where its name was typed: ``UID``, ``UID/STATE`` or ``UID/STATE.COLUMN``."""
+    known = {text for operator in checkpoint.graph.operators for text in (operator.uid, operator.name)}
+    if name not in known:
+        # Both uids and names of states may hold a slash.
+        for end in (i for i, char in enumerate(name) if char == "/" and name[:i] in known):
+            uid, rest = operator_uid(checkpoint, name[:end]), name[end + 1 :]
+            states = {state.name for state in checkpoint.states if state.operator == uid}
+            if rest in states or not any(rest.startswith(f"{state}.") for state in states):
+                rest = checkpoint.record.state(uid, rest).name  # Tells which there are.
+            return f"{uid}/{rest}"
+    return operator_uid(checkpoint, name)
+
+
+def without(graph: JobGraph, uids: set[str]) -> JobGraph:
+    """The graph without some operators and their edges."""
+    return replace(
+        graph,
+        operators=tuple(operator for operator in graph.operators if operator.uid not in uids),
+        edges=tuple(edge for edge in graph.edges if edge.source not in uids and edge.target not in uids),
+    )
+
+
+def plan_document(store: str, checkpoint: Checkpoint, plan: RestorePlan) -> Document:
+    """The plan as ``RestorePlan.to_json`` writes it, and beside it what each subtask reads, and which states there are.
+
+    What is as long as the plan stays in columns (``json_text``) until it is written.
+    """
+    operators = {operator.uid: operator for operator in plan.operators}
+    columns: dict[tuple[str, str], list[ColumnPlan]] = {}
+    for column in plan.columns:
+        columns.setdefault((column.operator, column.state), []).append(column)
+    states = [
+        {
+            "operator": state.operator,
+            "name": state.name,
+            "mode": state.mode.value,
+            "kind": state.kind.value if state.kind else None,
+            "rule": rule(checkpoint, plan, state.operator, state.name),
+            "columns": [_column(column) for column in columns.get((state.operator, state.name)) or _kept(plan, state)],
+        }
+        for state in checkpoint.states
+        if state.operator in operators
+    ]
+    whole = plan.to_document()
+    return {
+        "store": store,
+        "refused": plan.refused,
+        "load": list(_loads(plan)),
+        "states": states,
+        "committable_rows": int(plan.committables["rows"].to_numpy().sum()),
+        "plan": {**whole, "slices": {name: Column(column) for name, column in whole["slices"].items()}},
+    }
+
+
+def _kept(plan: RestorePlan, state: State) -> tuple[ColumnPlan, ...]:
+    """The columns of a state of which the program says nothing: they stay as they are, where it is restored."""
+    from stateformat.model import Mode
+    from stateformat.redistribution.columns import column_plans
+
+    operator = plan.by_operator[state.operator]
+    restored = operator.parallelism > 0 if state.mode is Mode.COMMITTABLES else operator.starts
+    given_up = {state.operator, f"{state.operator}/{state.name}"} & {*plan.drop}
+    return column_plans(state, None, ()) if restored and not given_up else ()
+
+
+def _column(column: ColumnPlan) -> Document:
+    whole = asdict(column)
+    return {name: value for name, value in whole.items() if name not in ("operator", "state")}
+
+
+def _loads(plan: RestorePlan) -> Iterator[Document]:
+    """Per operator that is started what its subtasks read, together and each."""
+    load = plan.load()
+    columns = {name: load[name].to_numpy() for name in ("subtask", "rows", "bytes")}
+    start = 0
+    for operator in plan.operators:
+        if not operator.starts:
+            continue
+        own = {name: column[start : start + operator.parallelism] for name, column in columns.items()}
+        start += operator.parallelism
+        yield {
+            "operator": str(operator.uid),
+            "rows": int(own["rows"].sum()),
+            "bytes": int(own["bytes"].sum()),
+            "subtasks": Rows(**own),
+        }
+
+
+def rule(checkpoint: Checkpoint, plan: RestorePlan, uid: str, name: str) -> str:
+    """What becomes of a state, in words (docs/redistribution.md has the rules in full)."""
+    from stateformat.graph import Status
+    from stateformat.model import Mode
+    from stateformat.redistribution import Action
+
+    state = checkpoint.record.state(uid, name)
+    operator = plan.by_operator[uid]
+    if state.mode is Mode.COMMITTABLES and operator.action is not Action.DROPPED:
+        return "committed before anything starts"
+    if uid in plan.drop or f"{uid}/{name}" in plan.drop:
+        return "given up"
+    if operator.action is Action.DROPPED:
+        return "not in the topology"
+    if operator.action is Action.SKIP_FINISHED:
+        return "none: the operator has finished"
+    same = operator.parallelism == operator.old_parallelism and operator.status is Status.RUNNING
+    number = operator.parallelism
+    return {
+        Mode.KEYED: "each keeps its key groups" if same else f"key groups are cut anew for {number} subtasks",
+        Mode.EVEN_SPLIT: "each keeps its own entries" if same else f"entries are dealt out in {number} even chunks",
+        Mode.UNION: "every subtask gets every entry",
+        Mode.BROADCAST: "every subtask gets one copy",
+        Mode.COORDINATOR: "handed over whole",
+        Mode.PROGRESS: "each keeps its own" if same else "least watermark; ended where all had ended",
+        Mode.IN_FLIGHT: (
+            "replayed by the owner of the key" if state.key_columns else "replayed in order, channel by channel"
+        ),
+    }[state.mode]

@@ -1,0 +1,226 @@
+"""``ckpt export``: a state, layers merged, as a file that any program reads."""
+
+from __future__ import annotations
+
+import errno
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
+
+import click
+
+from ..options import Address, Session, command, operator_uid
+from ..output import Document, on_standard_output
+from ..text import Look, facts, heading, label, plural, size
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from stateformat.model import State
+    from stateformat.reading import Checkpoint, ReadTask
+
+SUFFIXES: Final = {
+    ".parquet": "parquet",
+    ".csv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+}
+_TEXT_BYTES: Final = 4 << 20
+"""Bytes of rows that become text at a time: their text takes several times as much while it is put together."""
+
+
+@command("export")
+@click.option("--operator", required=True, metavar="UID", help="The operator, by uid or name.")
+@click.option("--state", required=True, metavar="NAME", help="The state.")
+@click.option("--subtask", type=click.IntRange(min=0), metavar="N", help="Only what this subtask owns.")
+@click.option("--to", "target", required=True, metavar="FILE", help="The file to write; - is standard output.")
+@click.option(
+    "--as",
+    "file_format",
+    type=click.Choice(["parquet", "csv", "jsonl"]),
+    help="The file's format; by default what its name ends with says.",
+)
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
+def export(
+    session: Session,
+    address: Address,
+    *,
+    operator: str,
+    state: str,
+    subtask: int | None,
+    target: str,
+    file_format: str | None,
+    force: bool,
+) -> None:
+    """Write a state to a Parquet, CSV or JSON lines file.
+
+    Rows are as a restore would give them: layers merged, columns of the current schema, without the key group. Of broadcast
+    state one copy is written. Binary values are hexadecimal in CSV and JSON lines, nested ones JSON in CSV. The file
+    appears when it is whole.
+    """
+    chosen = _format_of(target, file_format)
+    if target != "-":
+        _check_target(Path(target), force=force)
+    store, checkpoint = session.checkpoint(address)
+    uid = operator_uid(checkpoint, operator)
+    declared = checkpoint.record.state(uid, state)
+    reading = _reading(checkpoint, declared, subtask)
+    session.changes(
+        "what was written to standard output by then is all there is"
+        if target == "-"
+        else f"{label(target)} was not written"
+    )
+    with session.output.progress(f"Exporting {state}", unit="rows") as step, _target(target) as file:
+        rows = _write(file, chosen, declared, _counted(reading, step))
+        length = file.tell() if target != "-" else 0
+    document = {
+        "store": store.url,
+        "checkpoint_id": checkpoint.id,
+        "operator": uid,
+        "state": state,
+        "subtask": subtask,
+        "format": chosen,
+        "path": target,
+        "rows": rows,
+        "bytes": length,
+    }
+    if target == "-":
+        session.output.note(f"{plural(rows, 'row')} of {uid}/{state}, checkpoint {checkpoint.id}")
+    else:
+        session.output.show(document, draw)
+
+
+def draw(document: Document, look: Look) -> Iterator[str]:
+    """The page: what was written where."""
+    yield heading(f"Exported from checkpoint {document['checkpoint_id']}", look)
+    yield ""
+    owner = "all subtasks" if document["subtask"] is None else f"subtask {document['subtask']}"
+    yield from facts(
+        [
+            ("store", label(document["store"])),
+            ("state", f"{label(document['operator'])} / {label(document['state'])}, {owner}"),
+            ("file", label(document["path"])),
+            (
+                "size",
+                f"{plural(document['rows'], 'row')} {look['dot']} {size(document['bytes'])} of {document['format']}",
+            ),
+        ],
+        look,
+    )
+
+
+def _format_of(target: str, given: str | None) -> str:
+    suffix = SUFFIXES.get(Path(target).suffix.lower())
+    if given is not None:
+        if target == "-" and given == "parquet":
+            raise click.UsageError(
+                "Parquet cannot be written to standard output; give --to a file, or --as csv or jsonl"
+            )
+        return given
+    if target == "-":
+        raise click.UsageError("--to - is standard output, which has no name to end; add --as csv or --as jsonl")
+    if suffix is None:
+        known = ", ".join(SUFFIXES)
+        raise click.UsageError(
+            f"{target!r} does not say which format it is to have; end it with one of {known}, or add --as"
+        )
+    return suffix
+
+
+def _reading(checkpoint: Checkpoint, state: State, subtask: int | None) -> ReadTask:
+    """What to read; ``InvalidInput`` for a subtask that the operator does not have."""
+    from stateformat.errors import ErrorKind, InvalidInput
+    from stateformat.model import Mode
+
+    parallelism = checkpoint.graph.operator(state.operator).parallelism
+    if subtask is not None and subtask >= parallelism and state.mode is not Mode.COMMITTABLES:
+        raise InvalidInput(
+            f"operator {state.operator!r} has subtasks 0 to {parallelism - 1}; there is no subtask {subtask}",
+            kind=ErrorKind.INVALID_PARALLELISM,
+            operator=state.operator,
+        )
+    if subtask is None and state.mode is Mode.BROADCAST:
+        # Every subtask has the same rows: the first that reported any stands for all.
+        owners = checkpoint.read(state.operator, state.name).slices["subtask"].to_pylist()
+        subtask = min(owners, default=None)
+    return checkpoint.read(state.operator, state.name, subtask)
+
+
+def _counted(reading: ReadTask, step: Any) -> Iterator[pa.RecordBatch]:
+    done, total = 0, sum(reading.slices["rows"].to_pylist())
+    step(done, total)
+    for batch in reading.batches():
+        yield batch
+        done += batch.num_rows
+        step(done, total)
+
+
+def _check_target(target: Path, *, force: bool) -> None:
+    """What can be told before anything is read. A pipe or a device would not be written to but replaced."""
+    if target.is_dir():
+        raise click.UsageError(f"{target} is a directory; name a file in it")
+    if target.exists() and not target.is_file():
+        raise click.UsageError(f"{target} is no plain file; write to standard output with --to -")
+    if target.exists() and not force:
+        raise click.UsageError(f"{target} exists; give another name, or --force to replace it")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "no such directory; make it, or name another", str(target.parent))
+
+
+@contextmanager
+def _target(path: str) -> Iterator[BinaryIO]:
+    """Standard output, or a hidden file beside the target that takes its name when it is whole."""
+    if path == "-":
+        with on_standard_output():
+            yield sys.stdout.buffer
+            sys.stdout.buffer.flush()
+        return
+    final = Path(path)
+    draft = final.with_name(f".{final.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        try:
+            file = draft.open("xb")
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, path) from error
+        with file:
+            yield file
+        draft.replace(final)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _write(file: BinaryIO, file_format: str, state: State, batches: Iterator[pa.RecordBatch]) -> int:
+    """Write all batches as they come; returns how many rows there were."""
+    import pyarrow as pa
+    from pyarrow import csv
+    from pyarrow import parquet as pq
+
+    from stateformat.schema import segment_schema
+    from stateformat.tables import cut
+
+    from ..rows import flat, json_lines
+
+    schema = pa.schema([item.remove_metadata() for item in segment_schema(state) if item.name != "_key_group"])
+    plain = (pa.RecordBatch.from_arrays([batch[name] for name in schema.names], schema=schema) for batch in batches)
+    pieces = (piece for batch in plain for piece in cut(batch, batch.num_rows, _TEXT_BYTES))
+    rows = 0
+    if file_format == "jsonl":
+        for batch in pieces:
+            file.write(memoryview(json_lines(batch)))
+            rows += batch.num_rows
+        return rows
+    if file_format == "csv":
+        empty = flat(pa.RecordBatch.from_pylist([], schema=schema))
+        with csv.CSVWriter(file, empty.schema) as writer:
+            for batch in pieces:
+                writer.write_batch(flat(batch))
+                rows += batch.num_rows
+        return rows
+    with pq.ParquetWriter(file, schema, compression="zstd") as parquet:
+        for batch in plain:
+            parquet.write_batch(batch)
+            rows += batch.num_rows
+    return rows

@@ -1,0 +1,59 @@
+"""``ckpt rescale``: a checkpoint dealt out to another parallelism, by metadata alone."""
+
+from __future__ import annotations
+
+import click
+
+from ..options import Address, AddressType, Session, command, other_store, parallelism_options, per_operator
+from ..text.plan import draw as draw_plan
+from ._published import draw_published, published
+from .explain_restore import plan_document
+
+
+@command("rescale")
+@parallelism_options
+@click.option("--to", "target", type=AddressType("never"), metavar="URL", help="Publish in this empty store instead.")
+@click.option("--dry-run", is_flag=True, help="Show the plan and publish nothing.")
+def rescale(
+    session: Session,
+    address: Address,
+    *,
+    parallelism: int | None,
+    operator_parallelism: tuple[tuple[str, int], ...],
+    target: Address | None,
+    dry_run: bool,
+) -> None:
+    """Publish a checkpoint at another parallelism; metadata only.
+
+    No segment is read or written: handles are cut and dealt out anew, as `ckpt explain-restore` shows, and published as the
+    newest checkpoint of the store. A running job stops at its next publication. With --to, the store stays as it is,
+    and its segments are copied to the new one.
+    """
+    from stateformat.backends.rewrite.rescale import publish_rescaled
+
+    if parallelism is None and not operator_parallelism:
+        raise click.UsageError("give --parallelism, or --operator-parallelism for one operator")
+    others = () if target is None else (target.url,)
+    store, checkpoint = session.checkpoint(address, *others)
+    topology = checkpoint.graph.at(parallelism, per_operator=per_operator(checkpoint, operator_parallelism))
+    if dry_run:
+        plan = checkpoint.plan_restore(topology)
+        plan.check()
+        session.output.show(plan_document(store.url, checkpoint, plan), draw_plan)
+        return
+    destination = store if target is None else other_store(session, store, target, address)
+    session.publishes(destination.url)
+    if target is None:
+        permit = publish_rescaled(checkpoint, topology, store=store)
+    else:
+        with session.output.progress(f"Copying checkpoint {checkpoint.id}") as step:
+            permit = publish_rescaled(
+                checkpoint,
+                topology,
+                store=store,
+                target=destination,
+                progress=lambda now: step(now.bytes_done, now.bytes_total),
+            )
+    reference = {"store": store.url, **checkpoint.record.ref._asdict()}
+    document = published(destination.url, permit.record, reference, checkpoint.graph, permit.notes)
+    session.output.show(document, draw_published)

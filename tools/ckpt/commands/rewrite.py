@@ -1,0 +1,98 @@
+"""``ckpt rewrite``: the data of a checkpoint written anew, in threads or on Spark."""
+
+from __future__ import annotations
+
+import click
+
+from ..options import (
+    Address,
+    AddressType,
+    PairType,
+    Session,
+    command,
+    operator_uid,
+    other_store,
+    parallelism_options,
+    per_operator,
+)
+from ._published import draw_published, published
+
+
+@command("rewrite", pandas=True)
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "spark"]),
+    default="local",
+    show_default=True,
+    help="Threads of this process, or a Spark job.",
+)
+@parallelism_options
+@click.option("--max-parallelism", type=click.IntRange(min=1), metavar="N", help="Deal keys to N key groups anew.")
+@click.option(
+    "--rename", multiple=True, type=PairType("OLD=NEW"), metavar="OLD=NEW", help="Give an operator a new uid."
+)
+@click.option(
+    "--codec",
+    type=click.Choice(["lz4", "zstd", "none"]),
+    default="lz4",
+    show_default=True,
+    help="Compression of the new segments.",
+)
+@click.option(
+    "--encoding",
+    type=click.Choice(["fast", "plain"]),
+    default="fast",
+    show_default=True,
+    help="plain is for readers that lack BYTE_STREAM_SPLIT.",
+)
+@click.option("--to", "target", type=AddressType("never"), metavar="URL", help="Publish in this empty store instead.")
+def rewrite(
+    session: Session,
+    address: Address,
+    *,
+    engine: str,
+    parallelism: int | None,
+    operator_parallelism: tuple[tuple[str, int], ...],
+    max_parallelism: int | None,
+    rename: tuple[tuple[str, str], ...],
+    codec: str,
+    encoding: str,
+    target: Address | None,
+) -> None:
+    """Rewrite the data: align, compact, re-encode, re-hash.
+
+    Afterwards each state of each subtask is one segment, layers are merged, and every row has its state's current schema. Keys
+    are hashed again only where --max-parallelism changes; nothing else is shuffled. The result is published as the newest
+    checkpoint of the store, or with --to in another one.
+    """
+    from stateformat.backends.rewrite import RewriteSpec
+    from stateformat.backends.rewrite import rewrite as run
+    from stateformat.segments import WriteOptions
+
+    others = () if target is None else (target.url,)
+    store, checkpoint = session.checkpoint(address, *others)
+    spec = RewriteSpec(
+        parallelism=parallelism,
+        per_operator=per_operator(checkpoint, operator_parallelism),
+        max_parallelism=max_parallelism,
+        renames={operator_uid(checkpoint, old): new for old, new in rename},
+        options=WriteOptions(codec=codec, encoding=encoding),  # type: ignore[arg-type]
+    )
+    destination = None if target is None else other_store(session, store, target, address)
+    session.publishes((destination or store).url)
+    with session.output.progress(f"Rewriting checkpoint {checkpoint.id}", unit="rows") as step:
+        done = run(
+            store,
+            checkpoint,
+            spec,
+            engine="spark" if engine == "spark" else "local",
+            target=destination,
+            progress=step,
+        )
+    reference = {"store": store.url, **checkpoint.record.ref._asdict()}
+    document = {
+        **published((destination or store).url, done.record, reference, checkpoint.graph, done.permit.notes),
+        "written": {"segments": done.segments, "rows": done.rows, "bytes": done.bytes},
+        "rehashed": [{"operator": operator, "state": state} for operator, state in done.rehashed],
+    }
+    session.output.show(document, draw_published)

@@ -1,0 +1,206 @@
+"""Facts about checkpoints as JSON documents: the record's own members, and sums over the manifest.
+
+The names are those of SPEC.md wherever SPEC.md has one. Sums are made with numpy over a few columns of the manifest, so that
+a checkpoint of a million handles is described in the time that reading its manifest takes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateformat.graph import Status
+from stateformat.manifest import integers, state_runs
+from stateformat.model import PER_SUBTASK_MODES, Kind, Mode, ParentRef, Record, State, Totals
+from stateformat.record import members_of
+
+from ..json_text import Rows
+from ..text import moment, skew
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Document = dict[str, Any]
+Ints: TypeAlias = "npt.NDArray[np.int64]"
+
+
+def reference(ref: ParentRef | None) -> Document | None:
+    """A checkpoint by id and attempt; null where there is none."""
+    return None if ref is None else {"checkpoint_id": ref.checkpoint_id, "attempt_id": ref.attempt_id}
+
+
+def record_document(store: str, record: Record) -> Document:
+    """Every member of the record (SPEC.md section 3.2) and where it lies. What a record leaves out is null here."""
+    members = members_of(record)
+    return {
+        "store": store,
+        **members,
+        "parent": members.get("parent"),
+        "content_of": members.get("content_of"),
+        "stop": members.get("stop"),
+        "rescaled_from": members.get("rescaled_from"),
+        "created_at": moment(record.created_at_us),
+    }
+
+
+def totals_document(totals: Totals) -> Document:
+    """The sums over the manifest that stand in the record."""
+    return {"handles": totals.handles, "rows": totals.rows, "segments": totals.segments, "bytes": totals.bytes}
+
+
+def published_document(store: str, record: Record) -> Document:
+    """A checkpoint that a command has just published."""
+    return {
+        "store": store,
+        "checkpoint_id": record.checkpoint_id,
+        "attempt_id": record.attempt_id,
+        "kind": record.kind.value,
+        "parent": reference(record.parent),
+        "totals": totals_document(record.totals),
+        "operators": [operator_size(operator) for operator in record.graph.operators],
+    }
+
+
+def operator_size(operator: Any) -> Document:
+    """An operator's parallelism and status, as short as can be."""
+    return {
+        "uid": operator.uid,
+        "name": operator.name,
+        "parallelism": operator.parallelism,
+        "max_parallelism": operator.max_parallelism,
+        "status": operator.status.value,
+    }
+
+
+class Holdings:
+    """What the handles of a checkpoint hold: rows and stored bytes by state, layer and subtask.
+
+    ``handles`` are the manifest's, in its order. Stored bytes are in proportion to the
+    rows; a segment that several handles share is counted once.
+    """
+
+    def __init__(self, record: Record, handles: pa.Table) -> None:
+        self._record = record
+        names = ("subtask", "layer", "rows", "first_group", "last_group")
+        self._columns = {name: integers(handles[name]) for name in names}
+        paths = pc.dictionary_encode(handles["path"].combine_chunks())
+        self._path = integers(paths.indices)
+        self._columns["bytes"] = _stored_bytes(handles, self._path, self._columns["rows"])
+        self._runs = {key: (start, stop) for key, start, stop in state_runs(handles)}
+
+    def rows(self, state: State) -> int:
+        """The rows of a state, of all its layers."""
+        start, stop = self._runs.get((state.operator, state.name), (0, 0))
+        return int(self._columns["rows"][start:stop].sum())
+
+    def document(self, state: State, declared: Document) -> Document:
+        """A state's declaration (SPEC.md section 3.6), and its rows and bytes by layer and by subtask.
+
+        ``declared`` is the state as it stands in :func:`record_document`. ``subtasks`` lists the owners that report something, in
+        order; ``skew`` is the greatest of their rows over the mean.
+        """
+        start, stop = self._runs.get((state.operator, state.name), (0, 0))
+        mine = {name: column[start:stop] for name, column in self._columns.items()}
+        path = self._path[start:stop]
+        subtasks = _subtasks(mine)
+        shown = subtasks.arrays["rows"]
+        if state.mode in PER_SUBTASK_MODES:
+            operator = self._record.graph.operator(state.operator)
+            silent = max(0, operator.parallelism - len(operator.done) - len(shown))
+            shown = np.concatenate([shown, np.zeros(silent, np.int64)])
+        by_layer = {
+            "handles": np.bincount(mine["layer"]),
+            "rows": np.bincount(mine["layer"], mine["rows"]),
+            "bytes": np.bincount(mine["layer"], mine["bytes"]),
+        }
+        return {
+            **declared,
+            "kind": declared.get("kind"),
+            "edge": declared.get("edge"),
+            "rows": int(mine["rows"].sum()),
+            "bytes": int(mine["bytes"].sum()),
+            "handles": stop - start,
+            "segments": _distinct(path[path >= 0]),
+            "layers": [
+                {"layer": layer, **{name: int(values[layer]) for name, values in by_layer.items()}}
+                for layer in np.flatnonzero(by_layer["handles"]).tolist()
+            ],
+            "subtasks": subtasks,
+            "skew": skew(shown.tolist()),
+        }
+
+
+def holds_document(record: Record, holdings: Holdings) -> Document:
+    """What only a run uses up: timers and committables by rows (of all layers), records in flight by edge."""
+    rows = [(state, holdings.rows(state)) for state in record.states]
+    return {
+        "timers": sum(count for state, count in rows if state.kind is Kind.TIMERS),
+        "in_flight": [
+            {"edge": state.edge, "operator": state.operator, "rows": count}
+            for state, count in rows
+            if state.mode is Mode.IN_FLIGHT
+        ],
+        "committables": sum(count for state, count in rows if state.mode is Mode.COMMITTABLES),
+    }
+
+
+def _distinct(codes: Ints) -> int:
+    # Handles of one segment are neighbours, or nearly. (np.unique would import numpy.ma.)
+    codes = np.sort(codes, kind="stable")
+    return int(len(codes) and 1 + (codes[1:] != codes[:-1]).sum())
+
+
+def _stored_bytes(handles: pa.Table, path: Ints, rows: Ints) -> Ints:
+    """Each handle's part of its segment's size, by rows; no segment counts for more than its size."""
+    if not len(rows):
+        return rows
+    sizes, whole = integers(handles["size_bytes"]), integers(handles["segment_rows"])
+    # Handles that share rows (a broadcast copy after a rescale) share the bytes too.
+    covered = np.bincount(path + 1, weights=rows)[path + 1]
+    stored: Ints = np.rint(sizes * (rows / np.maximum(np.maximum(whole, covered), 1))).astype(np.int64)
+    return stored
+
+
+def _subtasks(mine: dict[str, Ints]) -> Rows:
+    """One entry per owner, in order; subtask null is the coordinator, or whoever owns committables."""
+    owner, last = mine["subtask"], mine["last_group"]
+    # A manifest is sorted by subtask: a new owner begins where the number changes. (np.unique would import numpy.ma.)
+    begins = np.flatnonzero(np.append(True, owner[1:] != owner[:-1])) if len(owner) else np.zeros(0, np.int64)
+
+    def of_owners(reduce: np.ufunc, values: Ints) -> Ints:
+        found: Ints = reduce.reduceat(values, begins) if len(begins) else values
+        return found
+
+    highest = of_owners(np.maximum, last)
+    lowest = of_owners(np.minimum, np.where(last >= 0, mine["first_group"], 2**31))
+    return Rows(
+        subtask=owner[begins],
+        rows=of_owners(np.add, mine["rows"]),
+        bytes=of_owners(np.add, mine["bytes"]),
+        layers=of_owners(np.maximum, mine["layer"] + 1),
+        first_group=np.where(highest >= 0, lowest, -1),
+        last_group=highest,
+    )
+
+
+def history_document(record: Record) -> Document:
+    """One line of the history."""
+    status = [operator.status for operator in record.graph.operators]
+    return {
+        "checkpoint_id": record.checkpoint_id,
+        "attempt_id": record.attempt_id,
+        "kind": record.kind.value,
+        "parent": reference(record.parent),
+        "job_id": record.job_id,
+        "job_name": record.job_name,
+        "created_at": moment(record.created_at_us),
+        "created_at_us": record.created_at_us,
+        "operators": len(status),
+        "finished": status.count(Status.FULLY_FINISHED),
+        "partially_finished": status.count(Status.PARTIALLY_FINISHED),
+        "stop": None if record.stop is None else {"mode": record.stop.mode.value, "request": record.stop.request},
+        "totals": totals_document(record.totals),
+    }

@@ -1,0 +1,127 @@
+"""What the rows of a runtime's own states say: due timers, watermarks, what sinks have prepared, what was on its way.
+
+Numbers of rows stand in the manifest; what is told here stands in the rows, so segments are opened, but only where a page
+has been narrowed to a few states, and up to :data:`ROWS_MAX` rows of each. Rows are looked at a batch at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateformat.errors import CheckpointError
+from stateformat.model import Kind, Mode, State
+
+from ..text import precise_moment
+
+if TYPE_CHECKING:
+    from stateformat.reading import Checkpoint
+
+Document = dict[str, Any]
+
+ROWS_MAX: Final = 1_000_000
+WATERMARK_NONE: Final = -(2**63)
+WATERMARK_END: Final = 2**63 - 1
+MESSAGE_COLUMNS: Final = {"message_from", "message"}
+"""Columns of a coordinator's state in which a runtime keeps what its tasks had sent and nobody had received."""
+
+
+def contents(checkpoint: Checkpoint, state: State, rows: int) -> Document | None:
+    """What a state of a runtime holds, by its mode; None for states whose rows mean something to the user alone.
+
+    ``rows`` are those that are stored. Where they are too many, or cannot be read, ``unread`` says so.
+    """
+    edges = [edge.id for edge in checkpoint.graph.edges if edge.target == state.operator and not edge.feedback]
+    tell = _teller(state, edges)
+    if tell is None:
+        return None
+    if rows > ROWS_MAX:
+        return {"unread": f"{rows:,} rows are too many to look at here; `ckpt export` writes them to a file"}
+    columns, describe = tell
+    try:
+        table = _columns(checkpoint, state, columns)
+    except CheckpointError as error:
+        return {"unread": str(error)}
+    return describe(table)
+
+
+def _teller(
+    state: State, edges: Sequence[str]
+) -> tuple[Mapping[str, pa.DataType], Callable[[pa.Table], Document]] | None:
+    """The columns that are looked at, and what makes a document of them. ``edges``: the inputs of the state's operator."""
+    if state.mode is Mode.KEYED and state.kind is Kind.TIMERS:
+        return {"_timestamp": pa.int64()}, _timers
+    if state.mode is Mode.PROGRESS:
+        return {"_edge": pa.string(), "_watermark": pa.int64(), "_ended": pa.bool_()}, partial(_progress, edges=edges)
+    if state.mode is Mode.COMMITTABLES:
+        return {"_checkpoint_id": pa.int64(), "_attempt_id": pa.string()}, _committables
+    if state.mode is Mode.IN_FLIGHT:
+        return {"_sender": pa.int32(), "_receiver": pa.int32()}, _in_flight
+    if state.mode is Mode.COORDINATOR and {field.name for field in state.schemas[-1].fields} >= MESSAGE_COLUMNS:
+        return {"message": pa.binary()}, _messages
+    return None
+
+
+def _columns(checkpoint: Checkpoint, state: State, columns: Mapping[str, pa.DataType]) -> pa.Table:
+    names = list(columns)
+    parts = [batch.select(names) for batch in checkpoint.read(state.operator, state.name).batches()]
+    return pa.Table.from_batches(parts, parts[0].schema if parts else pa.schema(columns.items()))
+
+
+def _timers(table: pa.Table) -> Document:
+    due = pc.min_max(table["_timestamp"]).as_py()
+    return {"timers": table.num_rows, **_times("first", due["min"]), **_times("last", due["max"])}
+
+
+def _progress(table: pa.Table, edges: Sequence[str]) -> Document:
+    """Per input, in the order of the graph; of one that no row names nothing has been seen (SPEC.md section 6.2)."""
+    # Subtasks have been merged by the reader: the least watermark, and ended only if ended for all.
+    seen = {row["_edge"]: row for row in table.to_pylist()}
+    nothing = {"_watermark": WATERMARK_NONE, "_ended": False}
+    rows = [(edge, seen.get(edge, nothing)) for edge in edges]
+    return {
+        "inputs": [
+            {"edge": edge, **_times("watermark", row["_watermark"]), "ended": row["_ended"]} for edge, row in rows
+        ]
+    }
+
+
+def _committables(table: pa.Table) -> Document:
+    keys = ["_checkpoint_id", "_attempt_id"]
+    found = table.group_by(keys, use_threads=False).aggregate([([], "count_all")])
+    ordered = found.sort_by([(key, "ascending") for key in keys]).to_pylist()
+    return {
+        "prepared": [
+            {"checkpoint_id": row["_checkpoint_id"], "attempt_id": row["_attempt_id"], "rows": row["count_all"]}
+            for row in ordered
+        ]
+    }
+
+
+def _in_flight(table: pa.Table) -> Document:
+    channels = table.group_by(["_sender", "_receiver"], use_threads=False).aggregate([])
+    return {
+        "channels": channels.num_rows,
+        "senders": len(pc.unique(table["_sender"])),
+        "receivers": len(pc.unique(table["_receiver"])),
+    }
+
+
+def _messages(table: pa.Table) -> Document:
+    return {"messages": table.num_rows - table["message"].null_count}
+
+
+def _times(name: str, event_time_us: int | None) -> Document:
+    """An event time as text and as the exact integer; the two that are no times have no integer."""
+    if event_time_us is None:
+        return {f"{name}_at": None, f"{name}_us": None}
+    if event_time_us in (WATERMARK_NONE, WATERMARK_END):
+        return {f"{name}_at": "none" if event_time_us == WATERMARK_NONE else "end", f"{name}_us": None}
+    return {f"{name}_at": precise_moment(event_time_us), f"{name}_us": event_time_us}
+
+
+__all__ = ["ROWS_MAX", "contents"]

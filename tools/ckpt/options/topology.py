@@ -1,0 +1,175 @@
+"""Topology files: the job graph that a checkpoint is to be restored into, as JSON (docs/cli.md).
+
+A file is an object with ``operators`` and ``edges`` as they stand in a record (SPEC.md sections 3.4 and 3.5), so the output of
+``ckpt inspect --format json`` is one as it is. Optional: what can be derived or adopted from the checkpoint, and ``states``
+(section 3.6) where the new program declares others. What a checkpoint alone knows (``status``, ``finished``,
+``finishing``) is read over; any other unknown member of an operator or edge is refused, because it is most likely a typing error.
+
+A state is given as it stands in a record, with the ids of its fields, or as a program declares it: ``columns`` in place of ``schemas``,
+without ids, and what has become of earlier columns in ``renames`` and ``drops``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner
+from stateformat.model import Record, State
+from stateformat.record import Members, RecordFault, members_of, record_of
+from stateformat.states import Changes, column_name, continued, split_drop
+
+_OPERATOR: Final = {"uid", "name", "parallelism", "max_parallelism", "key_hash", "chain", "coordinator", "pinned"}
+_OF_A_CHECKPOINT: Final = {"status", "finished", "finishing"}
+_EDGE: Final = {"id", "from", "to", "input", "partitioner", "key_columns", "feedback"}
+_STATE: Final = {"operator", "name", "mode", "kind", "key_columns", "edge", "last_field_id", "schemas"}
+_PROGRAM: Final = {"operator", "name", "mode", "kind", "key_columns", "edge", "columns", "renames", "drops"}
+
+
+def read_topology(
+    path: Path, record: Record, drop: Collection[str] = ()
+) -> tuple[JobGraph, tuple[State, ...], tuple[str, ...]]:
+    """The graph, the declared states (none where the file has none), and what is given up: ``drop``, and the columns that states name.
+
+    ``InvalidInput`` names the member at fault.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise RecordFault("", "is no JSON object")
+        members = Members(values, "")
+        graph = JobGraph(
+            tuple(_operator(item, record.graph) for item in members.objects("operators")),
+            tuple(_edge(item) for item in members.objects("edges")) if members.has("edges") else (),
+        )
+        return graph, *_states(values, record, drop)
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise InvalidInput(
+            f"topology file {path} cannot be read: {error}; it is a JSON object with operators and edges, like what "
+            "`ckpt inspect --format json` prints",
+            kind=ErrorKind.INVALID_GRAPH,
+            path=str(path),
+        ) from error
+    except RecordFault as fault:
+        raise InvalidInput(
+            f"topology file {path}: {fault}; its operators and edges are those of SPEC.md sections 3.4 and 3.5",
+            kind=ErrorKind.INVALID_GRAPH,
+            path=str(path),
+            member=fault.where,
+        ) from fault
+
+
+def _known(members: Members, known: Collection[str]) -> None:
+    for name in members.values:
+        if name not in known:
+            raise members.fault(name, f"is unknown; known are {', '.join(sorted(known))}")
+
+
+def _operator(members: Members, saved_graph: JobGraph) -> Operator:
+    _known(members, _OPERATOR | _OF_A_CHECKPOINT)
+    uid = OperatorId(members.text("uid", least=1))
+    saved = saved_graph.by_uid.get(uid)
+    operator = Operator(
+        uid=uid,
+        # Whether the numbers make sense is for the planner to say, which says it of all operators at once.
+        parallelism=members.get("parallelism", int),
+        max_parallelism=members.optional("max_parallelism", lambda name: members.get(name, int)),
+        name=members.text("name") if members.has("name") else saved.name if saved else "",
+        key_hash=members.optional("key_hash", members.text),
+        chain=members.optional("chain", members.text),
+        coordinator=members.get("coordinator", bool)
+        if members.has("coordinator")
+        else bool(saved and saved.coordinator),
+        pinned=members.get("pinned", bool) if members.has("pinned") else False,
+    )
+    if saved is not None and members.has("status") and operator.max_parallelism == saved.max_parallelism:
+        # Taken from a checkpoint as it is: nobody has chosen this max parallelism, so it stays derived.
+        return replace(operator, max_parallelism=None)
+    return operator
+
+
+def _edge(members: Members) -> Edge:
+    _known(members, _EDGE)
+    return Edge(
+        id=members.text("id", least=1),
+        source=OperatorId(members.text("from", least=1)),
+        target=OperatorId(members.text("to", least=1)),
+        partitioner=members.one_of("partitioner", Partitioner),
+        input=members.integer("input") if members.has("input") else 0,
+        key_columns=members.texts("key_columns") if members.has("key_columns") else (),
+        feedback=members.get("feedback", bool) if members.has("feedback") else False,
+    )
+
+
+def _states(values: dict[str, Any], record: Record, drop: Collection[str]) -> tuple[tuple[State, ...], tuple[str, ...]]:
+    """The declared states, read by the codec of records. Members that only ``inspect`` prints are read over."""
+    if "states" not in values:
+        return (), tuple(drop)
+    raw, changes = [], []
+    for item in Members(values, "").objects("states"):
+        by_program = item.has("columns")
+        changes.append(_changes(item) if by_program else None)
+        whole = _as_in_a_record(item) if by_program else item.values
+        raw.append({name: value for name, value in whole.items() if name in _STATE and value is not None})
+    as_parsed = json.loads(json.dumps(members_of(record)))
+    declared = record_of({**as_parsed, "states": raw}).states
+    others, columns = split_drop(drop, declared)
+    found: list[State] = []
+    for state, said in zip(declared, changes, strict=True):
+        given_up = columns.get((state.operator, state.name), frozenset())
+        saved = record.by_state.get((state.operator, state.name))
+        if saved is None or said is None or _sort(saved) != _sort(state):
+            found.append(state)
+        else:
+            went_on = continued(saved, state, replace(said, drops=said.drops | given_up), check=False)
+            found.append(went_on.state)
+            given_up = frozenset(went_on.dropped)
+        others += [column_name(state, name) for name in sorted(given_up)]
+    return tuple(found), tuple(others)
+
+
+def _sort(state: State) -> tuple[object, ...]:
+    return state.mode, state.kind, state.key_columns, state.edge
+
+
+def _changes(members: Members) -> Changes:
+    _known(members, _PROGRAM)
+    renames = members.object("renames").values if members.has("renames") else {}
+    for name, value in renames.items():
+        if not isinstance(value, str):
+            raise members.fault("renames", f"has {value!r} for {name!r}, which is no name")
+    return Changes(dict(renames), frozenset(members.texts("drops") if members.has("drops") else ()))
+
+
+def _as_in_a_record(members: Members) -> dict[str, Any]:
+    """A state as a program declares it, with ids."""
+    ids = count(1)
+    columns = [_numbered(item.values, ids) for item in members.objects("columns")]
+    return {
+        "key_columns": [],
+        **members.values,
+        "schemas": [{"id": 1, "fields": columns}],
+        "last_field_id": next(ids) - 1,
+    }
+
+
+def _numbered(value: Any, ids: Iterator[int]) -> Any:
+    """A field with ids, for itself and what is nested in it; nullable unless it says otherwise."""
+    if isinstance(value, list):
+        return [_numbered(item, ids) for item in value]
+    if not isinstance(value, dict):
+        return value
+    own = {"id": next(ids)} if "type" in value else {}
+    return (
+        {"nullable": True, **{name: _numbered(inner, ids) for name, inner in value.items()}, **own}
+        if own
+        else {name: _numbered(inner, ids) for name, inner in value.items()}
+    )
+
+
+__all__ = ["read_topology"]

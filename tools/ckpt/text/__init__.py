@@ -1,0 +1,51 @@
+"""From a document to lines on a terminal."""
+
+from __future__ import annotations
+
+from .render import (
+    WIDTH_DEFAULT,
+    WIDTH_MAX,
+    WIDTH_MIN,
+    Column,
+    Look,
+    age,
+    clock,
+    count,
+    facts,
+    heading,
+    label,
+    lines_label,
+    moment,
+    paragraph,
+    plural,
+    precise_moment,
+    ranges,
+    sentence,
+    size,
+    skew,
+    table,
+)
+
+__all__ = [
+    "Column",
+    "Look",
+    "WIDTH_DEFAULT",
+    "WIDTH_MAX",
+    "WIDTH_MIN",
+    "age",
+    "clock",
+    "count",
+    "facts",
+    "heading",
+    "label",
+    "lines_label",
+    "moment",
+    "paragraph",
+    "plural",
+    "precise_moment",
+    "ranges",
+    "sentence",
+    "size",
+    "skew",
+    "table",
+]

@@ -1,0 +1,237 @@
+"""The job graph as text: operators from top to bottom, their edges as lines in lanes to the left of the names.
+
+A lane is one open edge: it begins below its source and ends above its target, where all lanes of the target join. So a
+fan-in is seen as lines that meet, a fan-out as lines that part, and what runs straight down is a chain::
+
+    ●      planes
+    │ ◐    flights
+    ├─╯
+    ○      delays     ← planes hash by tailnum, flights hash by tailnum
+
+Feedback edges close loops and would only tangle the lanes; they are told in words. The input is the job graph as it stands
+in a record (SPEC.md sections 3.4 and 3.5), as parsed JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from heapq import heappop, heappush
+from typing import Any, Final
+
+from .render import Look, label, pad, plural, ranges, shorten, text_width, wrap
+
+_ASCII = str.maketrans("│─├┴┼┬╯╮", "|-++++'.")
+LANES_MAX = 10
+"""More open edges than this side by side are no help to the eye; then only the marks are drawn."""
+
+Json = Mapping[str, Any]
+_ROLES: Final = {"fully_finished": "finished", "partially_finished": "partial"}
+
+
+def in_order(operators: Sequence[Json], edges: Sequence[Json]) -> list[Json]:
+    """Operators in topological order (feedback edges aside), as defined where there is a choice.
+
+    A graph that has a cycle in spite of the format is shown all the same: its rest follows in the order of definition.
+    """
+    place = {operator["uid"]: i for i, operator in enumerate(operators)}
+    sources: list[set[int]] = [set() for _ in operators]
+    targets: list[set[int]] = [set() for _ in operators]
+    for edge in edges:
+        if not edge["feedback"] and edge["to"] in place and edge["from"] in place:
+            sources[place[edge["to"]]].add(place[edge["from"]])
+            targets[place[edge["from"]]].add(place[edge["to"]])
+    ready = [i for i, waits_for in enumerate(sources) if not waits_for]
+    rest = dict.fromkeys(range(len(operators)))
+    ordered: list[Json] = []
+    while rest:
+        chosen = heappop(ready) if ready else next(iter(rest))
+        if chosen not in rest:
+            continue
+        del rest[chosen]
+        ordered.append(operators[chosen])
+        for target in targets[chosen]:
+            sources[target].discard(chosen)
+            if not sources[target]:
+                heappush(ready, target)
+    return ordered
+
+
+def status_text(operator: Json) -> str:
+    """What has ended of an operator, in words: ``running``, ``finished``, ``3 of 4 finished: 0-2``."""
+    if operator["status"] == "fully_finished":
+        return "finished"
+    for what in ("finished", "finishing"):
+        if operator[what]:
+            return f"{_size(operator[what])} of {operator['parallelism']} {what}: {ranges(operator[what])}"
+    return "running"
+
+
+def _size(subtasks: Sequence[Sequence[int]]) -> int:
+    return sum(last - first + 1 for first, last in subtasks)
+
+
+def mark(operator: Json, look: Look) -> str:
+    """A disc that fills as the operator ends."""
+    glyph = {"fully_finished": "full", "partially_finished": "part"}.get(operator["status"], "none")
+    return look.paint(look[glyph], _ROLES.get(operator["status"], "plain"))
+
+
+def title(operator: Json) -> str:
+    """The name for people, and the uid where it differs."""
+    name, uid = label(operator["name"]), label(operator["uid"])
+    return uid if name in ("", uid) else f"{name} ({uid})"
+
+
+def edge_text(edge: Json, look: Look) -> str:
+    """One incoming edge: its source and how records choose their channel."""
+    by = f" by {', '.join(map(label, edge['key_columns']))}" if edge["key_columns"] else ""
+    arrow = f"{look['loop']} " if edge["feedback"] else ""
+    return f"{arrow}{label(edge['from'])} {edge['partitioner']}{by}{' (feedback)' if edge['feedback'] else ''}"
+
+
+class _Lanes:
+    """The lanes as they stand: each column waits for one target, or is free."""
+
+    def __init__(self) -> None:
+        self.waits: list[str | None] = []
+        self.widest = 0
+
+    def column_of(self, uid: str) -> tuple[int, list[int]]:
+        """Where the operator stands, and which further lanes join it there."""
+        columns = [i for i, target in enumerate(self.waits) if target == uid]
+        if not columns:
+            if None not in self.waits:
+                self.waits.append(None)
+            columns = [self.waits.index(None)]
+        return columns[0], columns[1:]
+
+    def row(self, marks: Mapping[int, str], *, across: tuple[int, int] | None = None) -> str:
+        """One line: ``marks`` at their columns, a line down in every other lane, a line across between two columns."""
+        self.widest = max(self.widest, len(self.waits))
+        line = ""
+        for i, target in enumerate(self.waits):
+            inside = across is not None and across[0] < i < across[1]
+            down = "┼" if inside else "│"
+            line += marks.get(i, down if target is not None else "─" if inside else " ")
+            line += "─" if across is not None and across[0] <= i < across[1] else " "
+        return line
+
+    def join(self, column: int, others: Sequence[int]) -> str:
+        """The line on which other lanes end in this one."""
+        marks = {column: "├", **dict.fromkeys(others, "┴"), others[-1]: "╯"}
+        line = self.row(marks, across=(column, others[-1]))
+        for other in others:
+            self.waits[other] = None
+        return line
+
+    def part(self, column: int, targets: Sequence[str]) -> str | None:
+        """Give every target a lane, the first this column; the line on which they part, or None for fewer than two."""
+        self.waits[column] = targets[0] if targets else None
+        opened = []
+        for target in targets[1:]:
+            free = [i for i, waits in enumerate(self.waits) if waits is None and i > column]
+            if not free:
+                self.waits.append(None)
+                free = [len(self.waits) - 1]
+            self.waits[free[0]] = target
+            opened.append(free[0])
+        if not opened:
+            while self.waits and self.waits[-1] is None:
+                self.waits.pop()
+            return None
+        opened.sort()
+        return self.row({column: "├", **dict.fromkeys(opened, "┬"), opened[-1]: "╮"}, across=(column, opened[-1]))
+
+
+def draw(operators: Sequence[Json], edges: Sequence[Json], look: Look) -> list[str]:
+    """The graph, a title line first. Columns: lanes, name, subtasks, max parallelism, status; edges in words below."""
+    ordered = in_order(operators, edges)
+    gutters = _gutters(ordered, edges)
+    gutter_width = max((text_width(line) for lines in gutters for line in lines), default=2)
+    max_width = max([3, *(len(str(operator["max_parallelism"])) for operator in ordered)])
+    numbers = f"{'subtasks':>8}  {'max':>{max_width}}  "
+    wanted = max([8, *(text_width(title(operator)) for operator in ordered)])
+    status_width = max([6, *(len(status_text(operator)) for operator in ordered)])
+    free = look.width - 2 - gutter_width - 2 - len(numbers)
+    name_width = min(wanted, max(free - status_width, free // 2))
+    status_width = free - name_width
+    titles = pad("", 2 + gutter_width) + pad("operator", name_width) + f"  {numbers}status"
+    lines = [look.paint(titles, "dim")]
+    for operator, (above, own, below) in zip(ordered, gutters, strict=True):
+        if above:
+            lines.append("  " + _glyphs(above, look).rstrip())
+        lane = "  " + pad(_lane(operator, own, look), gutter_width)
+        name = pad(look.paint(shorten(title(operator), name_width, look), "name"), name_width)
+        figures = f"  {operator['parallelism']:>8}  {operator['max_parallelism']:>{max_width}}  "
+        status = shorten(status_text(operator), status_width, look)
+        lines.append(lane + name + figures + look.paint(status, _ROLES.get(operator["status"], "plain")))
+        words = _words(operator, edges, look, look.width - 2 - gutter_width - 2)
+        for i, text in enumerate(words or ([""] if below.strip(" │") else [])):
+            lane = below if i == 0 else below.translate(_STRAIGHT)
+            lines.append(("  " + pad(_glyphs(lane, look), gutter_width) + "  " + look.paint(text, "dim")).rstrip())
+    return lines
+
+
+_STRAIGHT = str.maketrans("├┬╮┼─", "││││ ")
+
+
+def _gutters(ordered: Sequence[Json], edges: Sequence[Json]) -> list[tuple[str, str, str]]:
+    """Per operator the lanes above it (or nothing), beside it (its own place is ``*``) and below it."""
+    known = {operator["uid"] for operator in ordered}
+    place = {operator["uid"]: i for i, operator in enumerate(ordered)}
+    lanes = _Lanes()
+    lines = []
+    for operator in ordered:
+        uid = operator["uid"]
+        column, others = lanes.column_of(uid)
+        above = lanes.join(column, others) if others else ""
+        own = lanes.row({column: "*"})
+        targets = [
+            edge["to"]
+            for edge in edges
+            if edge["from"] == uid and not edge["feedback"] and edge["to"] in known and place[edge["to"]] > place[uid]
+        ]
+        parting = lanes.part(column, list(dict.fromkeys(targets)))
+        lines.append((above, own, parting or lanes.row({})))
+    if lanes.widest > LANES_MAX:
+        return [("", "* ", "")] * len(ordered)
+    return lines
+
+
+def _glyphs(lanes: str, look: Look) -> str:
+    return look.paint(lanes if look.unicode else lanes.translate(_ASCII), "dim")
+
+
+def _lane(operator: Json, own: str, look: Look) -> str:
+    before, _, after = own.partition("*")
+    return (_glyphs(before, look) if before else "") + mark(operator, look) + (_glyphs(after, look) if after else "")
+
+
+def _words(operator: Json, edges: Sequence[Json], look: Look, width: int) -> list[str]:
+    """What lanes and figures leave out: subtasks that wait to finish, edges and partitioners, chain, coordinator."""
+    sources = [edge_text(edge, look) for edge in edges if edge["to"] == operator["uid"]]
+    facts = []
+    if operator["finishing"] and not status_text(operator).endswith(f"finishing: {ranges(operator['finishing'])}"):
+        facts.append(f"finishing: {ranges(operator['finishing'])}")
+    if sources:
+        facts.append(f"{look['left_arrow']} " + ", ".join(sources))
+    if operator.get("chain"):
+        facts.append(f"chain {label(operator['chain'])}")
+    if operator["coordinator"]:
+        facts.append("coordinator")
+    return wrap(f" {look['dot']} ".join(facts), width) if facts else []
+
+
+def summary(operators: Sequence[Json]) -> str:
+    """How much of the graph has ended, in one line."""
+    full = sum(operator["status"] == "fully_finished" for operator in operators)
+    part = sum(operator["status"] == "partially_finished" for operator in operators)
+    parts = [plural(len(operators), "operator")]
+    if full:
+        parts.append(f"{full} finished")
+    if part:
+        parts.append(f"{part} partly")
+    return ", ".join(parts)
+
+
+__all__ = ["draw", "edge_text", "in_order", "mark", "status_text", "summary", "title"]
