@@ -55,7 +55,6 @@ format: $(READY) ## rewrite the code in the house's format
 
 docs: $(READY) ## regenerate what docs/ takes from the code
 	@$(BIN)/python -m stateformat.tools.ckpt.docs
-	@$(BIN)/python -m stateformat.tools.api_docs
 	@$(BIN)/python -m stateformat.backends.dataflow.task.states > docs/task-life.md
 
 bench: java $(READY) ## the budgets as ratios, and the tables for the README; ONLY="segments spark" runs a part

@@ -207,8 +207,8 @@ if __name__ == "__main__":
 
     _, action, shape, folder = sys.argv
     if action == "export" or action == "export_lines":
-        import stateformat.tools.ckpt.commands.export  # noqa: F401
-    import stateformat.backends.rewrite  # noqa: F401
+        import stateformat.tools.ckpt.commands.export
+    import stateformat.backends.rewrite
     import stateformat.reading.scan
     import stateformat.segments.write  # noqa: F401
 

@@ -23,8 +23,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 import stateformat as sf
-from benchmarks import spark_flows as ours
-from benchmarks import structured_streaming as theirs
+from benchmarks import spark_flows as ours, structured_streaming as theirs
 from benchmarks.measuring import Row, family, processor_seconds, seconds
 from benchmarks.spark_input import FILES, Epoch, Written, lying_in, new_since, random_keys, write_epoch, write_input
 from stateformat.backends.rewrite.rescale import publish_rescaled

@@ -18,171 +18,93 @@ The whole door for authors of runtimes::
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ._lazy import lazy
+
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from .errors import (
-        CheckpointError,
-        CheckpointExpired,
-        DamagedCheckpoint,
-        ErrorKind,
-        InvalidInput,
-        InvalidState,
-        JobMismatch,
-        NotFound,
-        OutcomeUnknown,
-        PublishConflict,
-        RestoreRefused,
-        StorageError,
-        UnsupportedFormat,
+        CheckpointError as CheckpointError,
+        CheckpointExpired as CheckpointExpired,
+        DamagedCheckpoint as DamagedCheckpoint,
+        ErrorKind as ErrorKind,
+        InvalidInput as InvalidInput,
+        InvalidState as InvalidState,
+        JobMismatch as JobMismatch,
+        NotFound as NotFound,
+        OutcomeUnknown as OutcomeUnknown,
+        PublishConflict as PublishConflict,
+        RestoreRefused as RestoreRefused,
+        StorageError as StorageError,
+        UnsupportedFormat as UnsupportedFormat,
     )
-    from .graph import Edge, JobGraph, Operator, Partitioner, Status, SubtaskSet
-    from .keys import register_key_hash
-    from .model import CheckpointKind, Kind, Mode, State, Stop, StopMode
-    from .problems import Problem, Report
-    from .publication import CommitPermit, PendingCheckpoint
-    from .reading import Checkpoint, ReadTask
-    from .segments import WriteOptions
-    from .snapshot import Snapshot, SnapshotWriter, WriteContext
+    from .graph import (
+        Edge as Edge,
+        JobGraph as JobGraph,
+        Operator as Operator,
+        Partitioner as Partitioner,
+        Status as Status,
+        SubtaskSet as SubtaskSet,
+    )
+    from .keys import register_key_hash as register_key_hash
+    from .model import (
+        CheckpointKind as CheckpointKind,
+        Kind as Kind,
+        Mode as Mode,
+        State as State,
+        Stop as Stop,
+        StopMode as StopMode,
+    )
+    from .problems import Problem as Problem, Report as Report
+    from .publication import CommitPermit as CommitPermit, PendingCheckpoint as PendingCheckpoint
+    from .reading import Checkpoint as Checkpoint, ReadTask as ReadTask
+    from .redistribution import plan_restore as plan_restore
+    from .segments import WriteOptions as WriteOptions
+    from .snapshot import Snapshot as Snapshot, SnapshotWriter as SnapshotWriter, WriteContext as WriteContext
     from .states import (
-        broadcast_state,
-        committables_state,
-        coordinator_state,
-        even_split_state,
-        in_flight_state,
-        list_state,
-        map_state,
-        progress_state,
-        timers,
-        union_state,
-        value_state,
+        broadcast_state as broadcast_state,
+        committables_state as committables_state,
+        coordinator_state as coordinator_state,
+        even_split_state as even_split_state,
+        in_flight_state as in_flight_state,
+        list_state as list_state,
+        map_state as map_state,
+        progress_state as progress_state,
+        timers as timers,
+        union_state as union_state,
+        value_state as value_state,
     )
-    from .stop_requests import StopAnswer, StopOutcome, StopRequest
-    from .storage import Stats
-    from .store import CheckpointStore, open
-    from .validation import validate
-
-# Where each name lives. A name is imported when it is first used, so that a program pays only for what it uses: `ckpt
-# inspect` is a cold process every time.
-_HOMES = {
-    "stateformat.reading.checkpoint": ("Checkpoint", "ReadTask"),
-    "stateformat.states.declare": (
-        "broadcast_state",
-        "committables_state",
-        "coordinator_state",
-        "even_split_state",
-        "in_flight_state",
-        "list_state",
-        "map_state",
-        "progress_state",
-        "timers",
-        "union_state",
-        "value_state",
-    ),
-    "stateformat.errors": (
-        "CheckpointError",
-        "CheckpointExpired",
-        "DamagedCheckpoint",
-        "ErrorKind",
-        "InvalidInput",
-        "InvalidState",
-        "JobMismatch",
-        "NotFound",
-        "OutcomeUnknown",
-        "PublishConflict",
-        "RestoreRefused",
-        "StorageError",
-        "UnsupportedFormat",
-    ),
-    "stateformat.keys.hashing": ("register_key_hash",),
-    "stateformat.model": (
-        "CheckpointKind",
-        "Edge",
-        "JobGraph",
-        "Kind",
-        "Mode",
-        "Operator",
-        "Partitioner",
-        "State",
-        "Status",
-        "Stop",
-        "StopMode",
-        "SubtaskSet",
-    ),
-    "stateformat.stop_requests": ("StopAnswer", "StopOutcome", "StopRequest"),
-    "stateformat.segments.write": ("WriteOptions",),
-    "stateformat.snapshot": ("Snapshot", "SnapshotWriter", "WriteContext"),
-    "stateformat.storage.stats": ("Stats",),
-    "stateformat.store": ("CheckpointStore", "CommitPermit", "PendingCheckpoint", "open"),
-    "stateformat.validation.validator": ("Problem", "Report", "validate"),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-__all__ = [
-    "Checkpoint",
-    "CheckpointError",
-    "CheckpointExpired",
-    "CheckpointKind",
-    "CheckpointStore",
-    "CommitPermit",
-    "DamagedCheckpoint",
-    "Edge",
-    "ErrorKind",
-    "InvalidInput",
-    "InvalidState",
-    "JobGraph",
-    "JobMismatch",
-    "Kind",
-    "Mode",
-    "NotFound",
-    "Operator",
-    "OutcomeUnknown",
-    "Partitioner",
-    "PendingCheckpoint",
-    "Problem",
-    "PublishConflict",
-    "ReadTask",
-    "Report",
-    "RestoreRefused",
-    "Snapshot",
-    "SnapshotWriter",
-    "State",
-    "Stats",
-    "Status",
-    "Stop",
-    "StopAnswer",
-    "StopMode",
-    "StopOutcome",
-    "StopRequest",
-    "StorageError",
-    "SubtaskSet",
-    "UnsupportedFormat",
-    "WriteContext",
-    "WriteOptions",
-    "broadcast_state",
-    "committables_state",
-    "coordinator_state",
-    "even_split_state",
-    "in_flight_state",
-    "list_state",
-    "map_state",
-    "open",
-    "progress_state",
-    "register_key_hash",
-    "timers",
-    "union_state",
-    "validate",
-    "value_state",
-]
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name from where it lives, once."""
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    from .stop_requests import StopAnswer as StopAnswer, StopOutcome as StopOutcome, StopRequest as StopRequest
+    from .storage import Stats as Stats
+    from .store import CheckpointStore as CheckpointStore, open as open
+    from .validation import validate as validate
+else:
+    __getattr__, __dir__, __all__ = lazy(
+        __name__,
+        {
+            ".errors": (
+                "CheckpointError CheckpointExpired DamagedCheckpoint ErrorKind InvalidInput InvalidState "
+                "JobMismatch NotFound OutcomeUnknown PublishConflict RestoreRefused StorageError "
+                "UnsupportedFormat"
+            ),
+            ".graph": "Edge JobGraph Operator Partitioner Status SubtaskSet",
+            ".keys": "register_key_hash",
+            ".model": "CheckpointKind Kind Mode State Stop StopMode",
+            ".problems": "Problem Report",
+            ".publication": "CommitPermit PendingCheckpoint",
+            ".reading": "Checkpoint ReadTask",
+            ".redistribution": "plan_restore",
+            ".segments": "WriteOptions",
+            ".snapshot": "Snapshot SnapshotWriter WriteContext",
+            ".states": (
+                "broadcast_state committables_state coordinator_state even_split_state in_flight_state "
+                "list_state map_state progress_state timers union_state value_state"
+            ),
+            ".stop_requests": "StopAnswer StopOutcome StopRequest",
+            ".storage": "Stats",
+            ".store": "CheckpointStore open",
+            ".validation": "validate",
+        },
+    )

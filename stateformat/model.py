@@ -330,6 +330,8 @@ def known_names(names: Sequence[str], given: str) -> str:
 
 
 __all__ = [
+    "MAX_CHECKPOINT_ID",
+    "PER_SUBTASK_MODES",
     "AttemptId",
     "CheckpointId",
     "CheckpointKind",
@@ -341,12 +343,10 @@ __all__ = [
     "JobGraph",
     "JobId",
     "Kind",
-    "MAX_CHECKPOINT_ID",
     "ManifestRef",
     "Mode",
     "Operator",
     "OperatorId",
-    "PER_SUBTASK_MODES",
     "ParentRef",
     "Partitioner",
     "Record",

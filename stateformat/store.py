@@ -17,8 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from . import paths as layout
-from . import stop_requests as requests
+from . import paths as layout, stop_requests as requests
 from .errors import ErrorKind, InvalidInput, JobMismatch, PublishConflict
 from .graph import JobGraph
 from .history import Garbage, Survey, collect_garbage, expire, newest_record, record_of, require_records, survey

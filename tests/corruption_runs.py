@@ -21,8 +21,7 @@ import pyarrow as pa
 
 from stateformat.manifest import table as manifest
 from stateformat.model import ManifestRef
-from stateformat.reading import checkpoint
-from stateformat.reading import scan as reading
+from stateformat.reading import checkpoint, scan as reading
 from stateformat.record import codec
 from stateformat.rules import content as validation_content
 from stateformat.validation import validator as validation

@@ -20,8 +20,7 @@ from stateformat.keys import hash_keys, key_groups, subtask_of_key_group
 from stateformat.model import Mode, State
 from stateformat.publication import CommitPermit
 from stateformat.states import declare
-from stateformat.store import CheckpointStore
-from stateformat.store import open as open_store
+from stateformat.store import CheckpointStore, open as open_store
 
 PARALLELISM = 4
 MAX_PARALLELISM = 128

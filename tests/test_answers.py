@@ -18,8 +18,7 @@ from stateformat.model import Handle, State
 from stateformat.publication import CommitPermit, PendingCheckpoint
 from stateformat.snapshot import Snapshot
 from stateformat.states import declare
-from stateformat.store import CheckpointStore
-from stateformat.store import open as open_store
+from stateformat.store import CheckpointStore, open as open_store
 from stateformat.validation import validate
 from tests import conformance, local_jobs
 from tests.spark_in_process import Ranges, RangeSource, Stand

@@ -7,8 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from stateformat.backends.dataflow.events import TaskId
 from stateformat.backends.dataflow.events.plan import CheckpointPlan, Mask, TaskSet, make_plan, pointwise_producers

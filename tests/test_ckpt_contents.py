@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,8 @@ from stateformat.graph import JobGraph
 from stateformat.model import Stop, StopMode
 from stateformat.segments import WriteOptions
 from stateformat.states import declare
-from stateformat.store import CheckpointStore
-from stateformat.store import open as open_store
-from stateformat.tools.ckpt.documents import contents as told
+from stateformat.store import CheckpointStore, open as open_store
+from stateformat.tools.ckpt.documents.contents import contents as contents_of
 from stateformat.tools.ckpt.text import Look, precise_moment
 from stateformat.tools.ckpt.text.contents import LINES, contents_facts, contents_table, holds_line
 from tests import stores
@@ -35,7 +35,7 @@ def contents(store: Path, operator: str, state: str) -> Any:
     """As the command has it, without a process for each."""
     checkpoint = open_store(str(store)).open()
     declared = checkpoint.record.state(operator, state)
-    return told.contents(checkpoint, declared, checkpoint.read(operator, state).table().num_rows)
+    return contents_of(checkpoint, declared, checkpoint.read(operator, state).table().num_rows)
 
 
 def lines(store: object, operator: str, state: str) -> str:
@@ -199,7 +199,7 @@ def test_what_cannot_be_read_spoils_no_page(tmp_path: Path) -> None:
     for segment in (tmp_path / "segments").rglob("*delays*wake*.parquet"):
         segment.unlink()
     checkpoint = open_store(str(tmp_path)).open()
-    found = told.contents(checkpoint, checkpoint.record.state("delays", "wake"), 60)
+    found = contents_of(checkpoint, checkpoint.record.state("delays", "wake"), 60)
     assert found is not None
     assert set(found) == {"unread"}
     assert "is missing from" in found["unread"]
@@ -208,11 +208,11 @@ def test_what_cannot_be_read_spoils_no_page(tmp_path: Path) -> None:
 
 
 def test_very_many_rows_are_not_looked_at(flights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(told, "ROWS_MAX", 59)
+    monkeypatch.setattr(import_module("stateformat.tools.ckpt.documents.contents"), "ROWS_MAX", 59)
     checkpoint = open_store(str(flights)).open()
-    found = told.contents(checkpoint, checkpoint.record.state("delays", "wake"), 60)
+    found = contents_of(checkpoint, checkpoint.record.state("delays", "wake"), 60)
     assert found == {"unread": "60 rows are too many to look at here; `ckpt export` writes them to a file"}
-    assert told.contents(checkpoint, checkpoint.record.state("delays", "wake"), 59) != found
+    assert contents_of(checkpoint, checkpoint.record.state("delays", "wake"), 59) != found
 
 
 def test_a_stop_stands_on_the_page(tmp_path: Path) -> None:

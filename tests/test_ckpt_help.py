@@ -71,7 +71,7 @@ def modules_of(*arguments: object) -> set[str]:
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["inspect", "--help"]])
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
-    assert modules_of(*arguments).isdisjoint(HEAVY | {"stateformat"})
+    assert modules_of(*arguments).isdisjoint(HEAVY)
 
 
 def test_inspecting_a_directory_imports_arrow_and_nothing_that_it_does_not_need(tmp_path: Path) -> None:

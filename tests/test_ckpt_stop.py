@@ -19,8 +19,7 @@ from stateformat.errors import StorageError
 from stateformat.model import Stop, StopMode
 from stateformat.publication import CommitPermit
 from stateformat.stop_requests import StopAnswer, StopOutcome, StopRequest, counts_for
-from stateformat.store import CheckpointStore
-from stateformat.store import open as open_store
+from stateformat.store import CheckpointStore, open as open_store
 from stateformat.tools.ckpt.commands import stop as command
 from stateformat.tools.ckpt.text import Look
 from tests import stores

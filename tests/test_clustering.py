@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from stateformat.schema import KEY_GROUP
-from stateformat.segments import Clustered, clustered, groups_of_keys
-from stateformat.segments import sort as clustering
+from stateformat.segments import Clustered, clustered, groups_of_keys, sort as clustering
 from stateformat.segments.row_groups import stop_batches
 from stateformat.segments.sort import group_counts, is_ascending
 from stateformat.states import declare

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 import xxhash
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, UnsupportedFormat
 from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner, SubtaskSet

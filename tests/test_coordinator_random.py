@@ -10,8 +10,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from stateformat.backends.dataflow.coordinator import Coordinator
 from stateformat.backends.dataflow.events import (

@@ -9,16 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import xxhash
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from stateformat.errors import DamagedCheckpoint
 from stateformat.manifest import decode_manifest
 from stateformat.model import ManifestRef
 from stateformat.validation import validate
 from tests.forgery import Forger, get
-from tests.fuzz import targets
-from tests.fuzz import thrift_tree as thrift
+from tests.fuzz import targets, thrift_tree as thrift
 from tests.fuzz.mutations import Choices
 from tests.fuzz.parquet_parts import Parts
 from tests.stores import flights_store

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.keys import check_key_types, hash_keys, hashing, key_hash, normalize_key_column, register_key_hash

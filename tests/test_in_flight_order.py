@@ -18,8 +18,7 @@ from stateformat.keys import hash_keys, key_groups, subtask_of_key_group
 from stateformat.reading import scan as reading
 from stateformat.segments import WriteOptions
 from stateformat.states import declare
-from stateformat.store import CheckpointStore
-from stateformat.store import open as open_store
+from stateformat.store import CheckpointStore, open as open_store
 from stateformat.tables import merge_sorted
 from stateformat.validation import validate
 from tests.ckpt_runs import run as ckpt

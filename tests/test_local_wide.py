@@ -11,8 +11,7 @@ import pytest
 
 import stateformat as sf
 from stateformat.backends.connectors import MemorySource
-from stateformat.backends.dataflow import Dataflow
-from stateformat.backends.dataflow import events as ev
+from stateformat.backends.dataflow import Dataflow, events as ev
 from stateformat.backends.dataflow.operators import Aggregate
 from stateformat.backends.dataflow.task import InputEdge, Task
 from stateformat.backends.dataflow.task.inputs import Inputs

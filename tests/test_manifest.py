@@ -10,8 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import xxhash
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from stateformat.errors import CheckpointError, DamagedCheckpoint, ErrorKind, InvalidInput
 from stateformat.manifest import (
@@ -23,9 +22,9 @@ from stateformat.manifest import (
     manifest_ref,
     sort_handles,
     spill_inline,
+    table as manifest_module,
     totals,
 )
-from stateformat.manifest import table as manifest_module
 from stateformat.model import Handle, ManifestRef, Totals
 from stateformat.schema import MANIFEST_SCHEMA, PLANNING_COLUMNS, SLICE_SCHEMA
 from stateformat.storage import check_path

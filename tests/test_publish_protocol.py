@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from stateformat import paths as layout
-from stateformat import store
+from stateformat import paths as layout, store
 from stateformat.errors import (
     CheckpointError,
     CheckpointExpired,
@@ -28,12 +27,9 @@ from stateformat.errors import (
     PublishConflict,
     StorageError,
 )
-from stateformat.history import records as history
-from stateformat.history import retention
+from stateformat.history import records as history, retention
 from stateformat.model import CheckpointId, CheckpointKind
-from stateformat.publication import CommitPermit, pending
-from stateformat.publication import copy as copying
-from stateformat.publication import protocol as publication
+from stateformat.publication import CommitPermit, copy as copying, pending, protocol as publication
 from stateformat.publication.protocol import MOVES, At, Saw
 from stateformat.reading import Checkpoint, load_manifest, load_record
 from stateformat.store import CheckpointStore

@@ -14,8 +14,7 @@ from uuid import uuid4
 
 import pytest
 import xxhash
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from stateformat import paths as layout
 from stateformat.backends.storage.local import LocalStorage

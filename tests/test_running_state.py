@@ -18,12 +18,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from stateformat.backends.state import Entries, KeyedList, KeyedMap, KeyedValue, TimerSet
-from stateformat.backends.state import columns as parts_module
-from stateformat.backends.state import element_lists as chains_module
-from stateformat.backends.state import index as index_module
-from stateformat.backends.state import rows as store_module
-from stateformat.backends.state import timers as timers_module
+from stateformat.backends.state import (
+    Entries,
+    KeyedList,
+    KeyedMap,
+    KeyedValue,
+    TimerSet,
+    columns as parts_module,
+    element_lists as chains_module,
+    index as index_module,
+    rows as store_module,
+    timers as timers_module,
+)
 from stateformat.backends.state.index import SlotIndex, hash_raws
 from stateformat.errors import InvalidInput, InvalidState
 from stateformat.graph import Operator, OperatorId

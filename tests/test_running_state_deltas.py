@@ -21,10 +21,13 @@ import pyarrow.compute as pc
 import pytest
 
 from stateformat.backends.dataflow.graph import compile_job, graph_of
-from stateformat.backends.state import Layer, SubtaskStates
-from stateformat.backends.state import columns as parts_module
-from stateformat.backends.state import element_lists as chains_module
-from stateformat.backends.state import rows as store_module
+from stateformat.backends.state import (
+    Layer,
+    SubtaskStates,
+    columns as parts_module,
+    element_lists as chains_module,
+    rows as store_module,
+)
 from stateformat.errors import DamagedCheckpoint, InvalidInput
 from stateformat.graph import JobGraph, Operator, OperatorId
 from stateformat.model import Handle, Mode, State
@@ -33,8 +36,7 @@ from stateformat.reading import Checkpoint, ReadTask
 from stateformat.reading.merge import merge_layers
 from stateformat.schema import segment_schema
 from stateformat.segments import WriteOptions
-from stateformat.states import declare
-from stateformat.states import delta_policy as folding
+from stateformat.states import declare, delta_policy as folding
 from stateformat.store import open as open_store
 from stateformat.validation import validate
 from tests.test_activation_snapshots import command, started, summing

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from benchmarks.scale_stores import many_handles
 from stateformat.backends.storage.local import LocalStorage
@@ -32,8 +31,7 @@ from stateformat.manifest import (
 from stateformat.model import CheckpointId, Handle
 from stateformat.reading import Checkpoint, load_record
 from stateformat.redistribution import plan_restore, rescale
-from stateformat.store import CheckpointStore
-from stateformat.store import open as sf_open
+from stateformat.store import CheckpointStore, open as sf_open
 from stateformat.tools.ckpt.json_text import LONG, Column, Rows, pieces
 from stateformat.validation import validate
 from tests.ckpt_runs import document, page

@@ -18,8 +18,7 @@ from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState, StorageError
 from stateformat.model import Handle, State
 from stateformat.schema import segment_schema
-from stateformat.segments import ROW_GROUPS_MAX, WriteOptions, write_segment
-from stateformat.segments import row_groups as row_groups_module
+from stateformat.segments import ROW_GROUPS_MAX, WriteOptions, row_groups as row_groups_module, write_segment
 from stateformat.segments.normalize import cluster
 from stateformat.segments.row_groups import split_groups, split_table
 from stateformat.states import declare

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 
 from stateformat.backends.dataflow import events as ev
-from stateformat.backends.spark.protocol import EpochBroken, compare, pack
-from stateformat.backends.spark.protocol import frames as mail
+from stateformat.backends.spark.protocol import EpochBroken, compare, frames as mail, pack
 from stateformat.backends.spark.protocol.frames import Header, Inbox, Outbox, elements, row, unpack
 
 SCHEMA = pa.schema([("n", pa.int64()), ("text", pa.string())])

@@ -21,8 +21,7 @@ from stateformat.backends.dataflow import Chunk, Dataflow, NoSplit, Source, Spli
 from stateformat.backends.dataflow.chain import OperatorError
 from stateformat.backends.runtime import SystemClock, VirtualClock
 from stateformat.backends.spark.driver import SparkRun
-from stateformat.backends.spark.protocol import DataFrameInput, InputEncoder, read_task
-from stateformat.backends.spark.protocol import restore_point as base
+from stateformat.backends.spark.protocol import DataFrameInput, InputEncoder, read_task, restore_point as base
 from stateformat.backends.spark.protocol.frames import REPORT, elements, unpack
 from stateformat.backends.spark.sources import Range
 from stateformat.errors import InvalidInput

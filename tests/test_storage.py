@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from stateformat.backends.storage import local, memory
-from stateformat.backends.storage import local_tree as directory_tree
+from stateformat.backends.storage import local, local_tree as directory_tree, memory
 from stateformat.backends.storage.local import LocalStorage
 from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.backends.storage.testing import StorageConformance

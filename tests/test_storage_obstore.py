@@ -18,8 +18,7 @@ import botocore.config
 import botocore.session
 import pytest
 
-from stateformat.backends.storage.s3 import client as s3_client
-from stateformat.backends.storage.s3 import obstore as s3_obstore
+from stateformat.backends.storage.s3 import client as s3_client, obstore as s3_obstore
 from stateformat.backends.storage.s3.obstore import FAILURES_MAX, Unsuitable, open_store
 from stateformat.backends.storage.testing.objects import MISSING, SEGMENT, put
 from stateformat.errors import ErrorKind, InvalidInput, StorageError

@@ -17,9 +17,7 @@ from typing import Any
 
 import pytest
 
-from stateformat.backends.storage.s3 import client as s3_client
-from stateformat.backends.storage.s3 import files as s3_files
-from stateformat.backends.storage.s3 import storage as s3
+from stateformat.backends.storage.s3 import client as s3_client, files as s3_files, storage as s3
 from stateformat.backends.storage.s3.client import S3Client
 from stateformat.backends.storage.s3.storage import S3Storage
 from stateformat.backends.storage.testing.objects import RECORD, SEGMENT, paths, put

@@ -35,8 +35,7 @@ from stateformat.publication import CommitPermit, CopyProgress, PendingCheckpoin
 from stateformat.reading import Checkpoint, load_record
 from stateformat.segments import WriteOptions
 from stateformat.states import declare
-from stateformat.store import CheckpointStore
-from stateformat.store import open as open_store
+from stateformat.store import CheckpointStore, open as open_store
 from stateformat.validation import validate
 from tests.stepping import Driver
 

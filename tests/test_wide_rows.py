@@ -14,13 +14,21 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stateformat.backends.state import Entries, KeyedValue
-from stateformat.backends.state import columns as parts
-from stateformat.segments import external_sort as sorting
-from stateformat.segments import write as segment
+from stateformat.backends.state import Entries, KeyedValue, columns as parts
+from stateformat.segments import external_sort as sorting, write as segment
 from stateformat.states import declare
-from stateformat.tables import Spill, buckets_of, cut, pieces, rebatch, row_sizes, spill, split_by_bucket, take_rows
-from stateformat.tables import prefetch as ahead
+from stateformat.tables import (
+    Spill,
+    buckets_of,
+    cut,
+    pieces,
+    prefetch as ahead,
+    rebatch,
+    row_sizes,
+    spill,
+    split_by_bucket,
+    take_rows,
+)
 from stateformat.tools.ckpt.commands import export
 from tests.segments import CountingStorage, operator, place, read, write
 

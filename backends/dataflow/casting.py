@@ -28,4 +28,4 @@ def columns_text(schema: pa.Schema) -> str:
     return ", ".join(f"{item.name} {item.type}{'' if item.nullable else ' not null'}" for item in schema) or "none"
 
 
-__all__ = ["columns_text", "cast_to_schema"]
+__all__ = ["cast_to_schema", "columns_text"]

@@ -43,7 +43,7 @@ from .api import (
 )
 
 if TYPE_CHECKING:
-    from .operators.row_steps import Predicate
+    from .operators import Predicate
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,7 @@ from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.graph import JobGraph, Operator, OperatorId, Status, shortened
 from stateformat.model import Mode, RescaledFrom, State
 from stateformat.reading import Checkpoint, ReadTask
-from stateformat.redistribution import plan_restore, rescale
-from stateformat.redistribution.keyed import cut_keyed
-from stateformat.redistribution.tables import States, assemble, read_handles
+from stateformat.redistribution import States, assemble, cut_keyed, plan_restore, read_handles, rescale
 from stateformat.schema import MANIFEST_SCHEMA, SLICE_SCHEMA, has_key_groups
 
 from .spec import RewriteSpec

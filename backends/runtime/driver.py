@@ -451,4 +451,4 @@ class Driver:
         raise RunDiscarded(command.reason, counted=command.counted) from cause
 
 
-__all__ = ["FATAL", "Driver", "SplitRequested", "MessageToCoordinator"]
+__all__ = ["FATAL", "Driver", "MessageToCoordinator", "SplitRequested"]

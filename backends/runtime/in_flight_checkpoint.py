@@ -10,7 +10,7 @@ import pyarrow as pa
 from stateformat.publication import PendingCheckpoint
 
 from ..dataflow import events as ev
-from ..dataflow.events.plan import CheckpointPlan
+from ..dataflow.events import CheckpointPlan
 
 
 @dataclass

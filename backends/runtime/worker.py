@@ -447,4 +447,4 @@ class Worker:
         self.operators.notify_aborted(number)
 
 
-__all__ = ["SplitAssigned", "WorkerEnvironment", "Mail", "MessageToSubtask", "Worker"]
+__all__ = ["Mail", "MessageToSubtask", "SplitAssigned", "Worker", "WorkerEnvironment"]

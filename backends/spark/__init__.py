@@ -1,4 +1,32 @@
-"""What runs on Spark: the runtime for dataflows, its sources, and the engine of the rewrite job.
+"""Dataflows on Spark: ``SparkRuntime`` runs them, ``SparkSource`` reads DataFrames. Needs the extra ``spark``.
 
-Needs the extra ``spark``.
+Importing this package imports no pyspark. To follow an epoch, read ``driver``, then ``protocol``, then ``worker``; ``sources`` and
+``rewrite`` stand beside them.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stateformat._lazy import lazy
+
+if TYPE_CHECKING:
+    from .options import SparkOptions as SparkOptions
+    from .runtime import SparkRuntime as SparkRuntime
+    from .session import (
+        configure as configure,
+        lent_session as lent_session,
+        local_session as local_session,
+        session as session,
+    )
+    from .sources import SparkSource as SparkSource
+else:
+    __getattr__, __dir__, __all__ = lazy(
+        __name__,
+        {
+            ".options": "SparkOptions",
+            ".runtime": "SparkRuntime",
+            ".session": "configure lent_session local_session session",
+            ".sources": "SparkSource",
+        },
+    )

@@ -18,3 +18,25 @@ Then subclass ``StorageConformance`` of ``stateformat.backends.storage.testing.c
 it a ``storage`` fixture that yields an empty storage, and run pytest. Each test checks one
 behaviour on which the format rests.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stateformat._lazy import lazy
+
+if TYPE_CHECKING:
+    from .checks import check_options as check_options
+    from .local import LocalStorage as LocalStorage, open_local as open_local
+    from .memory import MemoryStorage as MemoryStorage
+    from .s3 import S3Storage as S3Storage
+else:
+    __getattr__, __dir__, __all__ = lazy(
+        __name__,
+        {
+            ".checks": "check_options",
+            ".local": "LocalStorage open_local",
+            ".memory": "MemoryStorage",
+            ".s3": "S3Storage",
+        },
+    )

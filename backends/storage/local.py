@@ -51,7 +51,7 @@ _RANDOM_BYTES: Final = 8
 _NAME_MAX_BYTES: Final = 255
 
 
-def from_url(url: str, options: Mapping[str, Any]) -> LocalStorage:
+def open_local(url: str, options: Mapping[str, Any]) -> LocalStorage:
     """The storage of a path or a ``file://`` URL. Raises ``InvalidInput``.
 
     A path may begin with ``~``; a URL is percent-decoded and has no host. The one option is
@@ -370,6 +370,10 @@ def _pread(descriptor: int, offset: int, length: int) -> pa.Buffer:
             return buffer.slice(0, filled)
         filled += count
     return buffer
+
+
+from_url = open_local
+"""Its name in the entry-point group ``stateformat.storages``."""
 
 
 def _rebuild(root: str, durable: bool) -> LocalStorage:

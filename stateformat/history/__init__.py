@@ -21,10 +21,10 @@ from .retention import Garbage, collect_garbage, expire, manifests_under, reacha
 from .survey import Survey, record_lost, survey
 
 __all__ = [
+    "UNREADABLE",
     "Garbage",
     "Ids",
     "Survey",
-    "UNREADABLE",
     "Wanted",
     "carried_committables",
     "chain_down_to",

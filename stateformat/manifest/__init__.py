@@ -28,8 +28,8 @@ from .table import (
 
 __all__ = [
     "BATCH_ROWS",
-    "HandleRows",
     "INLINE_BYTES_MAX",
+    "HandleRows",
     "Manifest",
     "codes_of",
     "cut_handles",

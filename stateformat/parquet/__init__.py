@@ -24,13 +24,13 @@ from .page_checks import (
 from .thrift import FooterFault
 
 __all__ = [
-    "ByteRange",
     "DECODED_BYTES_MAX",
+    "SEGMENT_BYTES_MAX",
+    "ByteRange",
     "Footer",
     "FooterFault",
     "LimitFault",
     "PartialFile",
-    "SEGMENT_BYTES_MAX",
     "byte_ranges",
     "check_columns",
     "check_pages",

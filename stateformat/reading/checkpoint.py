@@ -273,18 +273,14 @@ class Checkpoint:
 
         ``states`` are those that the new program declares; none: whatever the checkpoint has. ``drop`` names what is given
         up: an operator that is gone (``uid``), a state (``uid/state``), or a column (``uid/state.column``). What does not
-        fit is a refusal in the plan, which ``plan.check()`` raises. The planner is found through the entry-point group
-        ``stateformat.planners``.
+        fit is a refusal in the plan, which ``plan.check()`` raises.
 
         Raises ``InvalidInput``, the caller's fault, for a ``drop`` that names nothing, ``DamagedCheckpoint`` for a manifest
-        that contradicts its record, and ``InvalidInput`` (MISSING_DEPENDENCY) where no planner is installed.
+        that contradicts its record.
         """
-        from importlib.metadata import entry_points
+        from stateformat.redistribution import plan_restore
 
-        for entry in entry_points(group="stateformat.planners", name="restore"):
-            plan: RestorePlan = entry.load()(self, topology, states=states, drop=drop)
-            return plan
-        raise InvalidInput("no restore planner is installed; reinstall stateformat", kind=ErrorKind.MISSING_DEPENDENCY)
+        return plan_restore(self, topology, states=states, drop=drop)
 
     def restore(self, plan: RestorePlan, operator: str, subtask: int | None) -> Mapping[str, ReadTask]:
         """What one new subtask gets by a plan: for every state of its operator a task to read it, by state name.

@@ -8,8 +8,8 @@ from .v1 import MANIFEST_BYTES_MAX, members_of, record_of
 
 __all__ = [
     "MANIFEST_BYTES_MAX",
-    "Members",
     "RECORD_BYTES_MAX",
+    "Members",
     "RecordFault",
     "decode_record",
     "encode_record",

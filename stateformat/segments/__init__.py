@@ -16,11 +16,11 @@ from .write import write_segment, write_unsorted
 
 __all__ = [
     "CODECS",
-    "Clustered",
     "ENCODINGS",
     "PARQUET_ERRORS",
     "PIECE_ROWS_MAX",
     "ROW_GROUPS_MAX",
+    "Clustered",
     "RowKeyCheck",
     "SegmentPlace",
     "SegmentReader",

@@ -25,10 +25,10 @@ from .delta_policy import UNKNOWN_MAX, Layer, layers_kept, should_fold, warn_of_
 from .evolution import evolution_faults, type_text, widening_faults
 
 __all__ = [
+    "UNKNOWN_MAX",
     "Changes",
     "Columns",
     "Layer",
-    "UNKNOWN_MAX",
     "as_schema",
     "begun",
     "broadcast_state",

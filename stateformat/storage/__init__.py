@@ -37,14 +37,14 @@ from .protocol import (
 from .stats import Stats, retried, stats_of
 
 __all__ = [
+    "REFUSALS",
+    "TOP_LEVEL",
     "CreateOutcome",
     "Leftover",
     "ObjectInfo",
     "OutputObject",
-    "REFUSALS",
     "Stats",
     "Storage",
-    "TOP_LEVEL",
     "TellsLeftovers",
     "as_url",
     "check_no_secrets",

@@ -19,11 +19,12 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from enum import Enum
-from typing import Any, BinaryIO, Final, NamedTuple, Protocol, runtime_checkable
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, Protocol, runtime_checkable
 
 from ..errors import ErrorKind, InvalidInput
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 TOP_LEVEL: Final = ("checkpoints", "manifests", "requests", "segments")
 """With what the paths of objects begin. Whatever else lies beside these is none of the store's business."""

@@ -247,4 +247,4 @@ def stats_of(storage: object) -> Stats:
     return found if isinstance(found, Stats) else Stats()
 
 
-__all__ = ["EVENTS", "OPERATIONS", "Counts", "Stats", "retried", "stats_of", "current_stats"]
+__all__ = ["EVENTS", "OPERATIONS", "Counts", "Stats", "current_stats", "retried", "stats_of"]

@@ -23,9 +23,9 @@ from .spill import HELD_BYTES, Spill, buckets_of, split_by_bucket
 __all__ = [
     "BATCH_BYTES",
     "HELD_BYTES",
+    "TAKEN_BYTES",
     "SizedCall",
     "Spill",
-    "TAKEN_BYTES",
     "buckets_of",
     "copy_rows",
     "cut",

@@ -20,19 +20,16 @@ import pyarrow.parquet as pq
 
 import stateformat.redistribution.restore_plan
 from stateformat.backends.dataflow.chain import ChainedOperator, OperatorChain
-from stateformat.backends.dataflow.coordinator import Coordinator
-from stateformat.backends.dataflow.coordinator import task_tracker as roster
+from stateformat.backends.dataflow.coordinator import Coordinator, task_tracker as roster
 from stateformat.backends.dataflow.coordinator.barrier import BarrierInFlight
 from stateformat.backends.dataflow.events import MIN_WATERMARK, LogRecords, Publish, TaskCommand
 from stateformat.backends.dataflow.task import Task, TaskState
 from stateformat.backends.dataflow.task.alignment import Alignment
 from stateformat.backends.dataflow.task.loop_buffer import LoopBuffer
 from stateformat.backends.runtime import Driver, Restored, driver, runtime
-from stateformat.history import records as history
-from stateformat.history import retention, survey
+from stateformat.history import records as history, retention, survey
 from stateformat.model import Mode
-from stateformat.publication import pending
-from stateformat.publication import protocol as publication
+from stateformat.publication import pending, protocol as publication
 from stateformat.publication.protocol import MOVES, At, Saw
 from stateformat.redistribution.tables import Slices
 from tests.simulation.work import Recording

@@ -19,9 +19,7 @@ import pyarrow as pa
 import pytest
 
 from stateformat import paths as layout
-from stateformat.backends.storage.s3 import client as s3_client
-from stateformat.backends.storage.s3 import files as s3_files
-from stateformat.backends.storage.s3 import storage as s3
+from stateformat.backends.storage.s3 import client as s3_client, files as s3_files, storage as s3
 from stateformat.errors import ErrorKind, OutcomeUnknown, PublishConflict, StorageError
 from stateformat.graph import JobGraph, Partitioner
 from stateformat.model import CheckpointId

@@ -40,7 +40,7 @@ import pyarrow as pa
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 from stateformat.storage import without_secrets
 
-from ...storage.checks import check_options
+from ...storage import check_options
 from .part_names import PartName, file_name_of, pending_folder
 from .uploads import Upload
 

@@ -12,7 +12,7 @@ from stateformat.errors import ErrorKind, InvalidInput, StorageError
 from stateformat.states import Columns, as_schema
 
 from ...dataflow.api import Split
-from ...dataflow.operators.row_steps import empty_batch
+from ...dataflow.operators import empty_batch
 from .enumerators import check_at_least, check_position
 from .files import FileSource, Paths, plain_type
 from .memory import BATCH_ROWS

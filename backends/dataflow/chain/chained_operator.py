@@ -337,9 +337,9 @@ class ChainedOperator:
 
 __all__ = [
     "TIMER_ROUNDS_MAX",
+    "ChainedOperator",
     "Emitter",
     "InputProgress",
-    "ChainedOperator",
     "ReportedProgress",
     "Target",
     "checked_message",

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from .coordinator import LOOP_ROUNDS_MAX, Coordinator
 
-__all__ = ["Coordinator", "LOOP_ROUNDS_MAX"]
+__all__ = ["LOOP_ROUNDS_MAX", "Coordinator"]

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum, auto
 
 from .. import events as ev
-from ..events.plan import CheckpointPlan
+from ..events import CheckpointPlan
 from .task_tracker import TrackedLoop
 
 

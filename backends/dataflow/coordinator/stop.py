@@ -23,8 +23,7 @@ from enum import Enum, auto
 
 from stateformat.model import StopMode
 
-from ..events.coordinator import StopOf
-from ..events.elements import BarrierKind
+from ..events import BarrierKind, StopOf
 
 
 class StopPhase(Enum):

@@ -15,8 +15,7 @@ import numpy as np
 
 from stateformat.model import Mode
 
-from ..events.elements import TaskId
-from ..events.plan import CheckpointPlan, Mask, make_plan
+from ..events import CheckpointPlan, Mask, TaskId, make_plan
 from ..graph import Job, loops_of
 
 

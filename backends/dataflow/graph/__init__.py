@@ -10,11 +10,11 @@ from .runtime_states import COMMITTABLES, PROGRESS, SPLITS, SPLITS_SCHEMA, in_fl
 
 __all__ = [
     "COMMITTABLES",
-    "Job",
     "PROGRESS",
-    "Router",
     "SPLITS",
     "SPLITS_SCHEMA",
+    "Job",
+    "Router",
     "Vertex",
     "compile_job",
     "graph_of",

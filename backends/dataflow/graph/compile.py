@@ -202,4 +202,4 @@ def _leaves(edge: Edge, head: str, uids: list[str]) -> bool:
     return edge.target not in uids or edge.target == head
 
 
-__all__ = ["Job", "Vertex", "graph_of", "in_flight_name", "compile_job", "states_of"]
+__all__ = ["Job", "Vertex", "compile_job", "graph_of", "in_flight_name", "states_of"]

@@ -5,7 +5,17 @@ from __future__ import annotations
 from .aggregate import Aggregate
 from .deduplicate import Deduplicate
 from .join import BroadcastJoin
-from .row_steps import Filter, Map, Select
+from .row_steps import Filter, Map, Predicate, Select, empty_batch
 from .window import TumblingWindow
 
-__all__ = ["Aggregate", "BroadcastJoin", "Deduplicate", "Filter", "Map", "Select", "TumblingWindow"]
+__all__ = [
+    "Aggregate",
+    "BroadcastJoin",
+    "Deduplicate",
+    "Filter",
+    "Map",
+    "Predicate",
+    "Select",
+    "TumblingWindow",
+    "empty_batch",
+]

@@ -18,8 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateformat.errors import ErrorKind, InvalidInput
-from stateformat.graph import Operator as Place
-from stateformat.graph import OperatorId
+from stateformat.graph import Operator as Place, OperatorId
 from stateformat.keys import normalize_key_column
 from stateformat.segments import one_array
 from stateformat.states import value_state

@@ -25,8 +25,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from ..events.elements import Barrier, Channel
-from ..events.task import LogQueued, StopLog, TaskCommand
+from ..events import Barrier, Channel, LogQueued, StopLog, TaskCommand
 
 
 @dataclass

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
-from ..events.elements import MAX_WATERMARK, MIN_WATERMARK, Channel, EndOfData
+from ..events import MAX_WATERMARK, MIN_WATERMARK, Channel, EndOfData
 
 _HEAP_SLACK: Final = 64
 

@@ -21,8 +21,7 @@ from collections.abc import Collection, Iterable
 
 import pyarrow as pa
 
-from ..events.elements import Barrier, BarrierKind, Channel
-from ..events.task import LogRecords, Process, TaskCommand
+from ..events import Barrier, BarrierKind, Channel, LogRecords, Process, TaskCommand
 
 
 class LoopBuffer:

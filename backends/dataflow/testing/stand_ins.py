@@ -14,7 +14,7 @@ from stateformat.errors import InvalidInput
 from stateformat.states import as_schema
 from stateformat.store import CheckpointStore
 
-from ...storage.memory import MemoryStorage
+from ...storage import MemoryStorage
 from ..api import NoSplit, Operator, Source, Split, SplitEnumerator, TwoPhaseCommitSink
 from ..flow import Dataflow
 

@@ -11,15 +11,15 @@ from .remote_errors import pack
 from .restore_point import RestorePoint, read_task, restore_points
 
 __all__ = [
-    "Address",
     "DDL",
+    "ENDED",
+    "ROWS",
+    "Address",
     "DataFrameInput",
     "DriverTask",
-    "ENDED",
     "EpochBroken",
     "EpochLink",
     "InputEncoder",
-    "ROWS",
     "RestorePoint",
     "Setup",
     "Spec",

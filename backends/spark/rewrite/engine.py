@@ -24,8 +24,7 @@ from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.model import Handle
 from stateformat.snapshot import Snapshot, WriteContext
 
-from ...rewrite import RewritePlan
-from ...rewrite.planning import Move, Source
+from ...rewrite import Move, RewritePlan, Source
 from ..session import check, job_session, session
 from .executor import FRAME_SCHEMA, RESULT_SCHEMA, deal_sources, decode, write_moves, write_targets
 

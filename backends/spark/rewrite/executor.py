@@ -27,8 +27,7 @@ from stateformat.schema import KEY_GROUP
 from stateformat.snapshot import Snapshot, WriteContext
 from stateformat.tables import Spill, cut, split_by_bucket
 
-from ...rewrite.planning import Move, Source
-from ...rewrite.work import deal, write_move, write_target
+from ...rewrite import Move, Source, deal, write_move, write_target
 
 Batches = Iterable[pa.RecordBatch]
 Stage = Callable[[Batches], Iterator[pa.RecordBatch]]

@@ -235,8 +235,7 @@ def _text(value: Any) -> str:
 
 def _kind_of(what: str, kind: DataType) -> OffsetKind:
     """How offsets of a Spark type are kept. ``InvalidInput`` for a type without a reliable order."""
-    from pyspark.sql import functions as f
-    from pyspark.sql import types
+    from pyspark.sql import functions as f, types
 
     if isinstance(kind, types.ByteType | types.ShortType | types.IntegerType | types.LongType):
         return OffsetKind(lambda c: c.cast("bigint"), lambda v: f.lit(v).cast(kind), _whole)

@@ -19,8 +19,7 @@ from ...dataflow import events as ev
 from ...dataflow.chain import OpenSnapshot
 from ...dataflow.task import Task
 from ...runtime import Worker
-from ..protocol import EpochLink, Setup, TaskReport
-from ..protocol import frames as mail
+from ..protocol import EpochLink, Setup, TaskReport, frames as mail
 
 _ITSELF = -1
 """The number of the frame that is a head."""

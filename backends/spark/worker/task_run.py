@@ -28,8 +28,7 @@ from ...dataflow.graph import Router
 from ...dataflow.task import Task
 from ...runtime import Mail, Queue, SplitAssigned, Worker, receiver_of
 from ...state import SubtaskStates
-from ..protocol import ENDED, EpochLink, RestorePoint, Setup, Spec, TaskReport, input_channel
-from ..protocol import frames as mail
+from ..protocol import ENDED, EpochLink, RestorePoint, Setup, Spec, TaskReport, frames as mail, input_channel
 from ..sources import RowBuffer
 from .loop_end import Suspended
 from .operator_pickling import pickle_operators, unpickle_operators

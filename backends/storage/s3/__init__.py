@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from .files import abort_upload, uploads_under
 from .place import S3Place, address_of
-from .storage import from_url
+from .storage import S3Storage, from_url
 
-__all__ = ["S3Place", "abort_upload", "address_of", "from_url", "uploads_under"]
+__all__ = ["S3Place", "S3Storage", "abort_upload", "address_of", "from_url", "uploads_under"]

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from stateformat.graph import JobGraph
     from stateformat.model import State
     from stateformat.reading import Checkpoint
-    from stateformat.redistribution import RestorePlan
-    from stateformat.redistribution.columns import ColumnPlan
+    from stateformat.redistribution import ColumnPlan, RestorePlan
 
 
 @command("explain-restore")
@@ -65,7 +64,7 @@ def explain_restore(
     else:
         if parallelism is not None or operator_parallelism or max_parallelism is not None:
             raise click.UsageError("--topology says how parallel each operator is; leave the other options out")
-        from ..options.topology import read_topology
+        from ..topology import read_topology
 
         chosen, states, drop = read_topology(topology, checkpoint.record, drop)
     plan = checkpoint.plan_restore(chosen, states=states, drop=drop)
@@ -131,7 +130,7 @@ def plan_document(store: str, checkpoint: Checkpoint, plan: RestorePlan) -> Docu
 def _kept(plan: RestorePlan, state: State) -> tuple[ColumnPlan, ...]:
     """The columns of a state of which the program says nothing: they stay as they are, where it is restored."""
     from stateformat.model import Mode
-    from stateformat.redistribution.columns import column_plans
+    from stateformat.redistribution import column_plans
 
     operator = plan.by_operator[state.operator]
     restored = operator.parallelism > 0 if state.mode is Mode.COMMITTABLES else operator.starts

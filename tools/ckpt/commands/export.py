@@ -195,8 +195,7 @@ def _target(path: str) -> Iterator[BinaryIO]:
 def _write(file: BinaryIO, file_format: str, state: State, batches: Iterator[pa.RecordBatch]) -> int:
     """Write all batches as they come; returns how many rows there were."""
     import pyarrow as pa
-    from pyarrow import csv
-    from pyarrow import parquet as pq
+    from pyarrow import csv, parquet as pq
 
     from stateformat.schema import segment_schema
     from stateformat.tables import cut

@@ -29,7 +29,7 @@ def rescale(
     newest checkpoint of the store. A running job stops at its next publication. With --to, the store stays as it is,
     and its segments are copied to the new one.
     """
-    from stateformat.backends.rewrite.rescale import publish_rescaled
+    from stateformat.backends.rewrite import publish_rescaled
 
     if parallelism is None and not operator_parallelism:
         raise click.UsageError("give --parallelism, or --operator-parallelism for one operator")

@@ -65,8 +65,7 @@ def rewrite(
     are hashed again only where --max-parallelism changes; nothing else is shuffled. The result is published as the newest
     checkpoint of the store, or with --to in another one.
     """
-    from stateformat.backends.rewrite import RewriteSpec
-    from stateformat.backends.rewrite import rewrite as run
+    from stateformat.backends.rewrite import RewriteSpec, rewrite as run
     from stateformat.segments import WriteOptions
 
     others = () if target is None else (target.url,)

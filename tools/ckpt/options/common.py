@@ -66,9 +66,9 @@ class Session:
 
         options = options_for(address.url, self._options)
         if is_local(address.url):
-            from stateformat.backends.storage.local import from_url
+            from stateformat.backends.storage import open_local
 
-            storage: Storage = from_url(address.url, options)
+            storage: Storage = open_local(address.url, options)
         else:
             from stateformat.storage import open_storage
 

@@ -27,11 +27,11 @@ from .render import (
 )
 
 __all__ = [
-    "Column",
-    "Look",
     "WIDTH_DEFAULT",
     "WIDTH_MAX",
     "WIDTH_MIN",
+    "Column",
+    "Look",
     "age",
     "clock",
     "count",
