@@ -1,7 +1,7 @@
-"""From the parts of a checkpoint to its graph and its handles: pure functions over values and Arrow tables.
+"""From the parts of a checkpoint to its graph and its handles: pure functions.
 
-``pending`` gathers the parts and carries out what follows; nothing here reads or writes. Tables are in the manifest's
-columns (``schema.MANIFEST_SCHEMA``, with ``inline``); loops go over states and subtasks, never over handles.
+Tables are in the manifest's columns (``schema.MANIFEST_SCHEMA``, with ``inline``). Loops go over
+states and subtasks, never over handles.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .model import Handle, Mode, State
 from .schema import MANIFEST_SCHEMA
 from .snapshot import ON_TOP, Snapshot
 
-Marks = Mapping[str, SubtaskSet]
+Finished = Mapping[str, SubtaskSet]
 Snapshots = Mapping[tuple[str, int | None], Snapshot]
 
 
-def resolved_graph(graph: JobGraph, parent: JobGraph | None) -> JobGraph:
-    """The graph of a record: what a topology leaves open is the parent's, else the default."""
+def complete_graph(graph: JobGraph, parent: JobGraph | None) -> JobGraph:
+    """Return the graph of a record: what a topology leaves open is the parent's, else the default."""
     before = parent.by_uid if parent else {}
     changed = {}
     for operator in graph.operators:
@@ -42,22 +42,17 @@ def resolved_graph(graph: JobGraph, parent: JobGraph | None) -> JobGraph:
     return graph.with_operators(changed)
 
 
-def graph_with_statuses(graph: JobGraph, finished: Marks, finishing: Marks, snapshots: Snapshots) -> JobGraph:
-    """The graph with what has finished and is finishing: by the graph itself, by marks, and by what snapshots say.
+def graph_with_statuses(graph: JobGraph, finished: Finished, snapshots: Snapshots) -> JobGraph:
+    """Return the graph with every subtask that is finished (by graph or mark) or finishing.
 
-    Raises ``InvalidState`` (kind ``STATUS_CONTRADICTION``) where a subtask is two things at once.
+    Raises ``InvalidState`` (kind ``STATUS_CONTRADICTION``) where a subtask has two statuses.
     """
-    reported: dict[str, list[int]] = {operator.uid: [] for operator in graph.operators}
-    waiting: dict[str, list[int]] = {operator.uid: [] for operator in graph.operators}
-    for (uid, subtask), snapshot in snapshots.items():
-        if subtask is not None:
-            (waiting if snapshot.finishing else reported)[uid].append(subtask)
-    nobody = SubtaskSet()
+    reported, waiting = _reported(snapshots)
     changed = {}
     for operator in graph.operators:
         uid = operator.uid
-        ended = operator.finished | finished.get(uid, nobody)
-        ending = operator.finishing | finishing.get(uid, nobody) | SubtaskSet.of(waiting[uid])
+        ended = operator.finished | finished.get(uid, SubtaskSet())
+        ending = operator.finishing | SubtaskSet.of(waiting[uid])
         for one, other, subtasks in (
             ("has finished", "is finishing", _common(ended, ending)),
             ("has finished", "has reported a snapshot of a running one", _common(ended, reported[uid])),
@@ -73,12 +68,22 @@ def graph_with_statuses(graph: JobGraph, finished: Marks, finishing: Marks, snap
     return graph.with_operators(changed)
 
 
+def _reported(snapshots: Snapshots) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+    """Return the subtasks by operator that have reported as running, and as finishing."""
+    running: dict[str, list[int]] = defaultdict(list)
+    finishing: dict[str, list[int]] = defaultdict(list)
+    for (uid, subtask), snapshot in snapshots.items():
+        if subtask is not None:
+            (finishing if snapshot.finishing else running)[uid].append(subtask)
+    return running, finishing
+
+
 def _common(one: SubtaskSet, other: Iterable[int]) -> SubtaskSet:
     return SubtaskSet.of(set(one).intersection(other)) if one else one
 
 
 class Outstanding(NamedTuple):
-    """An operator whose snapshots a checkpoint still waits for: of these subtasks, and of its coordinator or not."""
+    """The subtasks of an operator, and perhaps its coordinator, whose snapshots are missing."""
 
     operator: OperatorId
     subtasks: SubtaskSet
@@ -91,28 +96,24 @@ class Outstanding(NamedTuple):
 
 
 def outstanding(
-    graph: JobGraph, states: Iterable[State], finished: Marks, finishing: Marks, snapshots: Snapshots
+    graph: JobGraph, states: Iterable[State], finished: Finished, snapshots: Snapshots
 ) -> Iterator[Outstanding]:
-    """The operators that have not answered in full, in the order of the graph.
+    """Yield the operators whose snapshots are missing, in the order of the graph.
 
-    A running subtask owes a snapshot when its operator declares a state that subtasks write, committables included. A
-    coordinator owes one when it declares a state and its operator has not fully finished.
+    A running subtask owes a snapshot when its operator declares a state that subtasks write,
+    committables included. A coordinator owes one when it declares a state and its operator has not
+    fully finished.
     """
     modes: dict[str, set[Mode]] = defaultdict(set)
     for state in states:
         modes[state.operator].add(state.mode)
-    running: dict[str, list[int]] = defaultdict(list)
-    waiting: dict[str, list[int]] = defaultdict(list)
-    for (uid, subtask), snapshot in snapshots.items():
-        if subtask is not None:
-            (waiting if snapshot.finishing else running)[uid].append(subtask)
-    nobody = SubtaskSet()
+    running, waiting = _reported(snapshots)
     for operator in graph.operators:
         uid = operator.uid
         if not modes[uid]:
             continue
         owes = np.ones(operator.parallelism, np.bool_)
-        for ended in (operator.finished, operator.finishing, finished.get(uid, nobody), finishing.get(uid, nobody)):
+        for ended in (operator.finished, operator.finishing, finished.get(uid, SubtaskSet())):
             for first, last in ended.ranges:
                 owes[first : last + 1] = False
         owes[waiting[uid]] = False
@@ -124,16 +125,16 @@ def outstanding(
 
 
 def carried_keys(snapshots: Snapshots) -> dict[tuple[str, str], list[int | None]]:
-    """Which subtasks carry which (operator, state), by what their snapshots say."""
-    wanted: dict[tuple[str, str], list[int | None]] = {}
+    """Return the subtasks that carry each (operator, state)."""
+    carrying: dict[tuple[str, str], list[int | None]] = defaultdict(list)
     for snapshot in snapshots.values():
         for state in snapshot.carried:
-            wanted.setdefault((snapshot.operator, state), []).append(snapshot.subtask)
-    return wanted
+            carrying[snapshot.operator, state].append(snapshot.subtask)
+    return carrying
 
 
 def carried_handles(table: pa.Table, operator: str, state: str, subtasks: list[int | None]) -> pa.Table:
-    """The rows of ``table`` for one state and these subtasks, in order. Raises ``InvalidState`` where one has none."""
+    """Return the rows of one state and these subtasks. Raises ``InvalidState`` where one has none."""
     mine = pc.and_(pc.equal(table["operator"], operator), pc.equal(table["state"], state))
     found = table.filter(pc.and_(mine, pc.is_in(table["subtask"], value_set=pa.array(subtasks, pa.int32()))))
     missing = set(subtasks) - set(pc.unique(found["subtask"]).to_pylist())
@@ -151,10 +152,10 @@ def carried_handles(table: pa.Table, operator: str, state: str, subtasks: list[i
 def carried_by_plan(
     handles: pa.Table, slices: pa.Table, states: Iterable[State], parallelism: Mapping[str, int]
 ) -> pa.Table:
-    """Keyed handles cut by the slices of a restore plan, and an empty one of layer 0 wherever a subtask has none.
+    """Return keyed handles cut by a restore plan's slices, with an empty one where a subtask has none.
 
-    ``handles`` is the whole manifest, ``parallelism`` that of the operators which are started. The slices leave out what has
-    no rows; whoever carries says of every subtask what it has, if only that it is nothing (SPEC.md section 4.6).
+    ``handles`` is the whole manifest, ``parallelism`` that of the operators to start. Slices leave
+    out what has no rows, but every subtask must report each state (SPEC.md section 4.6).
     """
     keyed = [state for state in states if state.mode is Mode.KEYED and state.operator in parallelism]
     wanted = slices.filter(pc.equal(slices["mode"], Mode.KEYED.value))
@@ -162,17 +163,17 @@ def carried_by_plan(
     empty: list[Handle] = []
     for state in keyed:
         mine = pc.and_(pc.equal(bases["operator"], state.operator), pc.equal(bases["state"], state.name))
-        held = np.zeros(parallelism[state.operator], np.bool_)
-        held[bases["subtask"].filter(mine).to_numpy()] = True
+        has_base = np.zeros(parallelism[state.operator], np.bool_)
+        has_base[bases["subtask"].filter(mine).to_numpy()] = True
         blank = Handle(state.operator, state.name, state.mode, None, 0, None, state.current.id)
-        empty += [blank._replace(subtask=subtask) for subtask in np.flatnonzero(~held).tolist()]
+        empty += [blank._replace(subtask=subtask) for subtask in np.flatnonzero(~has_base).tolist()]
     return pa.concat_tables([cut_handles(handles, wanted), handles_table(empty)])
 
 
-def on_top(own: pa.Table, underneath: Mapping[tuple[str, str], pa.Table]) -> pa.Table:
-    """``own`` with every layer :data:`ON_TOP` replaced by one above the highest that its subtask carries.
+def place_on_top(own: pa.Table, underneath: Mapping[tuple[str, str], pa.Table]) -> pa.Table:
+    """Return ``own`` with each layer :data:`ON_TOP` set to one above the highest layer carried.
 
-    Raises ``InvalidState`` for a delta of a state that is not carried: it would have nothing underneath.
+    Raises ``InvalidState`` for a delta of a state that its subtask does not carry.
     """
     pending = pc.equal(own["layer"], ON_TOP)
     if not pc.any(pending).as_py():
@@ -196,8 +197,8 @@ def on_top(own: pa.Table, underneath: Mapping[tuple[str, str], pa.Table]) -> pa.
     return own.set_column(own.schema.get_field_index("layer"), MANIFEST_SCHEMA.field("layer"), pa.array(layers))
 
 
-def moved_out(handles: pa.Table, new_paths: Mapping[str, str]) -> pa.Table:
-    """``handles`` with the inline bytes of some paths gone, and those paths renamed to where their objects now are."""
+def with_spilled(handles: pa.Table, new_paths: Mapping[str, str]) -> pa.Table:
+    """Return ``handles`` with some inline segments removed and their paths replaced by new ones."""
     at = pc.index_in(handles["path"], value_set=pa.array(list(new_paths), pa.string()), skip_nulls=True)
     moved = pc.is_valid(at)
     names = pa.array(list(new_paths.values()), pa.string()).take(at.combine_chunks())

@@ -1,22 +1,21 @@
-"""The error tree: classes by what a handler does, kinds by what precisely happened.
+"""The error tree: a class for each way to handle an error, a kind for each precise cause.
 
 ::
 
     CheckpointError
-    ├── InvalidInput (ValueError)         the caller asked for something that cannot be; ask differently
-    │   └── InvalidState (ValueError)     the state handed over contradicts its declaration; fix the writer
-    ├── RestoreRefused                    the checkpoint does not fit the topology; carries every refusal
-    ├── PublishConflict                   another run published; this run stops and a restart reads the truth
-    ├── OutcomeUnknown                    nobody knows whether the record exists; stop, restart reads the truth
+    ├── InvalidInput (ValueError)         the caller asked for the impossible: ask differently
+    │   └── InvalidState (ValueError)     state contradicts its declaration: fix the writer
+    ├── RestoreRefused                    the checkpoint does not fit the topology
+    ├── PublishConflict                   another run published: stop; a restart reads the truth
+    ├── OutcomeUnknown                    the record may exist or not: stop, restart
     ├── NotFound (LookupError)            no such store or checkpoint
-    │   └── CheckpointExpired             it was there and retention has removed it; take a newer one
+    │   └── CheckpointExpired             retention has removed it: take a newer one
     ├── JobMismatch                       the store belongs to another job
-    ├── UnsupportedFormat                 written by a newer version or with an unknown required feature; upgrade
-    ├── DamagedCheckpoint                 bytes are not what was written; run ``ckpt repair``
-    └── StorageError (OSError)            the storage failed, or lacks a guarantee that the format needs
+    ├── UnsupportedFormat                 a newer version or an unknown required feature: upgrade
+    ├── DamagedCheckpoint                 bytes are not what was written: run ``ckpt repair``
+    └── StorageError (OSError)            the storage failed, or lacks a required guarantee
 
-Every message names the object, the two values that disagree, and the next step. ``kind`` is a stable string from
-:class:`ErrorKind`, which only ever grows.
+Every message names the object, the two values that disagree, and the next step.
 """
 
 from __future__ import annotations
@@ -79,13 +78,13 @@ class ErrorKind(StrEnum):
 
 
 REPAIR_ADVICE = ". `ckpt repair` says what can be done"
-"""How messages about stored bytes end that are not what was written: it is the command that names a way out."""
+"""How a message about damaged bytes ends."""
 
 
 class CheckpointError(Exception):
     """Root of all errors of this project. Raise a subclass.
 
-    ``kind`` says precisely what happened; ``details`` carries the values named in the message, for programs.
+    ``kind`` is the precise cause; ``details`` holds the values named in the message, for programs.
     """
 
     default_kind: ErrorKind = ErrorKind.INVALID_ARGUMENT
@@ -96,7 +95,7 @@ class CheckpointError(Exception):
         self.details = details
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Errors cross process borders (Spark workers): keep kind and details, which the default would drop.
+        # Spark pickles errors; the default would drop kind and details.
         return (_rebuild, (type(self), self.args[0], self.kind, self.details))
 
 
@@ -111,13 +110,13 @@ class InvalidInput(CheckpointError, ValueError):
 
 
 class InvalidState(InvalidInput):
-    """The writer's fault: a table that contradicts its declaration, duplicate row keys, a status that lies."""
+    """The writer's fault: a table that contradicts its declaration, or duplicate row keys."""
 
     default_kind = ErrorKind.SCHEMA_MISMATCH
 
 
 class RestoreRefused(CheckpointError):
-    """The checkpoint cannot be restored into the topology. ``refusals`` holds every reason, not the first."""
+    """The checkpoint cannot be restored into the topology. ``refusals`` holds every reason."""
 
     default_kind = ErrorKind.RESTORE_REFUSED
 
@@ -131,25 +130,25 @@ class RestoreRefused(CheckpointError):
 
 
 class PublishConflict(CheckpointError):
-    """Another run has published or overtaken. Nothing of ours may be committed; stop and restart."""
+    """Another run has published. This run must commit nothing and stop; a restart goes on."""
 
     default_kind = ErrorKind.PUBLISH_LOST
 
 
 class OutcomeUnknown(CheckpointError):
-    """The storage would not say whether the record was created. Commit nothing; a restart sees the truth."""
+    """The storage did not say whether the record was created. Commit nothing and restart."""
 
     default_kind = ErrorKind.OUTCOME_UNKNOWN
 
 
 class NotFound(CheckpointError, LookupError):
-    """The store or the checkpoint is not there."""
+    """There is no such store or checkpoint."""
 
     default_kind = ErrorKind.CHECKPOINT_NOT_FOUND
 
 
 class CheckpointExpired(NotFound):
-    """Retention removed the checkpoint while it was being read, or before. Not damage; open a newer one."""
+    """Retention has removed the checkpoint. This is not damage; open a newer one."""
 
     default_kind = ErrorKind.CHECKPOINT_EXPIRED
 
@@ -161,7 +160,7 @@ class JobMismatch(CheckpointError):
 
 
 class UnsupportedFormat(CheckpointError):
-    """A version or required feature that this reader does not know. Nothing was guessed."""
+    """The store needs a version or feature that this reader does not know."""
 
     default_kind = ErrorKind.UNSUPPORTED_VERSION
 
@@ -173,6 +172,6 @@ class DamagedCheckpoint(CheckpointError):
 
 
 class StorageError(CheckpointError, OSError):
-    """The storage failed, or does not give a guarantee that SPEC.md section 2 demands."""
+    """The storage failed, or lacks a guarantee that SPEC.md section 2 demands."""
 
     default_kind = ErrorKind.STORAGE_FAILED

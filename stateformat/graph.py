@@ -1,8 +1,8 @@
 """The graph of a job: operators, edges, and which subtasks have finished.
 
-A :class:`JobGraph` serves three times: as the graph of a record, as the topology that a checkpoint is to be restored into,
-and as what a dataflow compiles to. A value of the wrong type is refused here, where the caller made it. Whether the parts
-fit together is judged by ``rules.graph``, so that the graph of a damaged record can be looked at.
+A :class:`JobGraph` is the graph of a record, the topology to restore into, and what a dataflow
+compiles to. Here only types are checked; ``rules.graph`` checks whether the parts fit
+together, so that the graph of a damaged record can be shown.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 from .errors import ErrorKind, InvalidInput
 
 OperatorId: TypeAlias = str
-"""The uid that the user gave; survives every change of the graph. No type of its own, for users write it as text."""
+"""The uid that the user gave; it survives every change of the graph."""
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ class Partitioner(StrEnum):
 
 
 class Status(StrEnum):
-    """What an operator has come to, derived from its subtasks (FLIP-147)."""
+    """The status of an operator, derived from its subtasks (FLIP-147)."""
 
     RUNNING = "running"
     PARTIALLY_FINISHED = "partially_finished"
@@ -53,7 +53,7 @@ class SubtaskSet:
 
     @classmethod
     def of(cls, indexes: Iterable[int]) -> SubtaskSet:
-        """The set of these indexes, in any order, repeated or not."""
+        """Return the set of these indexes, in any order, repeated or not."""
         ranges: list[tuple[int, int]] = []
         for index in sorted(set(indexes)):
             if ranges and ranges[-1][1] == index - 1:
@@ -64,7 +64,7 @@ class SubtaskSet:
 
     @classmethod
     def all(cls, parallelism: int) -> SubtaskSet:
-        """Every subtask of an operator."""
+        """Return every subtask of an operator."""
         return cls(((0, parallelism - 1),))
 
     def __contains__(self, index: int) -> bool:
@@ -89,24 +89,22 @@ class SubtaskSet:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """A node of the graph.
-
-    ``max_parallelism`` is None only in a topology, where it means *derived*: the saved one is adopted, or the default
-    of ``key_groups.default_max_parallelism``. ``key_hash`` likewise None or a registered name. ``finished`` and
-    ``finishing`` are facts of a checkpoint and empty in a topology. ``pinned`` is a wish of a topology: the chain must
-    not be broken up.
-    """
+    """A node of the graph."""
 
     uid: OperatorId
     parallelism: int
     max_parallelism: int | None = None
+    """None only in a topology: the checkpoint's, or ``key_groups.default_max_parallelism``."""
     name: str = ""
     key_hash: str | None = None
+    """A registered name; None only in a topology: the checkpoint's, or the default."""
     chain: str | None = None
     finished: SubtaskSet = SubtaskSet()
+    """Empty in a topology, as ``finishing`` is."""
     finishing: SubtaskSet = SubtaskSet()
     coordinator: bool = False
     pinned: bool = False
+    """In a topology: the operator's chain must not be broken up."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.uid, str):
@@ -128,7 +126,7 @@ class Operator:
 
     @property
     def status(self) -> Status:
-        """Derived: fully finished when every subtask is finished or finishing."""
+        """Fully finished when every subtask is finished or finishing."""
         if not (self.finished or self.finishing):
             return Status.RUNNING
         count = len(self.finished) + len(self.finishing)
@@ -136,19 +134,20 @@ class Operator:
 
     @property
     def display_name(self) -> str:
-        """The human name, or the uid where none was given."""
+        """The name, or the uid where there is none."""
         return self.name or self.uid
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A connection. ``input`` is the index of the input of ``target`` that it feeds."""
+    """A connection between two operators."""
 
     id: str
     source: OperatorId
     target: OperatorId
     partitioner: Partitioner = Partitioner.REBALANCE
     input: int = 0
+    """The index of the input of ``target`` that the edge feeds."""
     key_columns: tuple[str, ...] = ()
     feedback: bool = False
 
@@ -174,7 +173,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class JobGraph:
-    """Operators and edges. Order of operators is the user's; stateless operators stand in it too."""
+    """Operators, stateless ones too, in the user's order, and edges."""
 
     operators: tuple[Operator, ...]
     edges: tuple[Edge, ...] = ()
@@ -198,7 +197,7 @@ class JobGraph:
         return {edge.id: edge for edge in self.edges}
 
     def operator(self, uid: str) -> Operator:
-        """The operator of a uid; ``InvalidInput`` (kind ``UNKNOWN_OPERATOR``) where there is none."""
+        """Return the operator of a uid. Raises ``InvalidInput`` (kind ``UNKNOWN_OPERATOR``)."""
         found = self.by_uid.get(OperatorId(uid))
         if found is None:
             raise InvalidInput(
@@ -209,11 +208,11 @@ class JobGraph:
         return found
 
     def inputs(self, uid: str) -> tuple[Edge, ...]:
-        """Edges into an operator, feedback edges left out, in order of definition."""
+        """Return the edges into an operator except feedback edges, in order of definition."""
         return tuple(edge for edge in self.edges if edge.target == uid and not edge.feedback)
 
     def with_operators(self, change: Mapping[OperatorId, Operator]) -> JobGraph:
-        """The same graph with some operators replaced, by uid."""
+        """Return the same graph with some operators replaced, by uid."""
         return replace(self, operators=tuple(change.get(op.uid, op) for op in self.operators))
 
     def at(
@@ -223,10 +222,11 @@ class JobGraph:
         per_operator: Mapping[str, int] | None = None,
         max_parallelism: int | None = None,
     ) -> JobGraph:
-        """The topology "the same job at another parallelism", with no subtask finished.
+        """Return the topology of the same job at another parallelism, with no subtask finished.
 
-        ``parallelism`` is for every operator that is not fully finished, ``per_operator`` goes before it; max
-        parallelism stays derived (adopted from the checkpoint) unless it is given. Ranges are checked by the planner.
+        ``parallelism`` is for every operator that is not fully finished; ``per_operator`` takes
+        precedence. Without ``max_parallelism`` the checkpoint's is adopted. The planner checks
+        ranges.
         """
         chosen = dict(per_operator or {})
         for uid in chosen:
@@ -234,31 +234,23 @@ class JobGraph:
         for number in (parallelism, max_parallelism, *chosen.values()):
             if number is not None:
                 integer("a parallelism", number, ErrorKind.INVALID_PARALLELISM)
-        return replace(
-            self,
-            operators=tuple(
-                replace(
-                    op,
-                    parallelism=chosen.get(
-                        op.uid,
-                        op.parallelism if parallelism is None or op.status is Status.FULLY_FINISHED else parallelism,
-                    ),
-                    max_parallelism=max_parallelism,
-                    finished=SubtaskSet(),
-                    finishing=SubtaskSet(),
-                )
-                for op in self.operators
-            ),
-        )
+        operators = []
+        for op in self.operators:
+            wanted = op.parallelism
+            if parallelism is not None and op.status is not Status.FULLY_FINISHED:
+                wanted = parallelism
+            fresh = replace(op, max_parallelism=max_parallelism, finished=SubtaskSet(), finishing=SubtaskSet())
+            operators.append(replace(fresh, parallelism=chosen.get(op.uid, wanted)))
+        return replace(self, operators=tuple(operators))
 
 
 def shortened(text: str, length: int = 24) -> str:
-    """``text`` in quotes as ``repr`` shows it, cut to about ``length`` characters."""
+    """Return the ``repr`` of ``text``, cut to about ``length`` characters."""
     return repr(text if len(text) <= length else text[: length - 1] + "…")
 
 
 def all_of(kind: type[T], values: Iterable[Any], what: str) -> tuple[T, ...]:
-    """``values`` as a tuple; ``InvalidInput`` for what is no iterable of ``kind``. ``what`` names them in the message."""
+    """Return ``values`` as a tuple. Raises ``InvalidInput`` unless all are of type ``kind``."""
     if isinstance(values, Iterable) and not isinstance(values, (str, bytes)):
         found = tuple(values)
         wrong = [value for value in found if not isinstance(value, kind)]
@@ -272,7 +264,7 @@ def all_of(kind: type[T], values: Iterable[Any], what: str) -> tuple[T, ...]:
 
 
 def integer(what: str, value: object, kind: ErrorKind) -> int:
-    """An integer of Python's or numpy's as an ``int``; ``InvalidInput`` of this kind for anything else."""
+    """Return an integer of Python or numpy as ``int``. Raises ``InvalidInput`` of this kind."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise InvalidInput(f"{what} is {value!r}; give an integer", kind=kind)
     return int(value)

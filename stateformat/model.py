@@ -1,8 +1,7 @@
-"""The values of a checkpoint: ids as types, states, the record; operators, edges and the job graph from ``graph``.
+"""The values of a checkpoint: ids, states, handles, the record. ``graph`` has operators and edges.
 
-Everything here is frozen, compared by value, and knows nothing of bytes (``codec``) or of files (``segment``). Checks
-of values live beside the values; they raise ``InvalidInput`` at the first fault, because a caller made it. What can be
-wrong in *stored* checkpoints is collected by ``validation`` instead.
+All are frozen and compared by value. ``codec`` turns them into bytes; ``validation`` checks stored
+ones.
 """
 
 from __future__ import annotations
@@ -16,45 +15,45 @@ from typing import Final, NamedTuple, NewType
 
 from .errors import ErrorKind, InvalidInput
 from .graph import (
-    Edge,
-    JobGraph,
-    Operator,
-    OperatorId,
-    Partitioner,
-    Status,
-    SubtaskSet,
+    Edge as Edge,
+    JobGraph as JobGraph,
+    Operator as Operator,
+    OperatorId as OperatorId,
+    Partitioner as Partitioner,
+    Status as Status,
+    SubtaskSet as SubtaskSet,
     shortened,
 )
 
 CheckpointId = NewType("CheckpointId", int)
-"""1 … 2⁵³ − 1, without gaps along a chain."""
+"""1 … 2⁵³ − 1; a child's id is its parent's + 1."""
 AttemptId = NewType("AttemptId", str)
-"""128 random bits as 32 hexadecimal digits: one try at publishing an id."""
+"""One try at publishing an id: 128 random bits as 32 hexadecimal digits."""
 WriteId = NewType("WriteId", str)
-"""The same, for one opened segment."""
+"""One opened segment: 128 random bits as 32 hexadecimal digits."""
 JobId = NewType("JobId", str)
 
 MAX_CHECKPOINT_ID = 2**53 - 1
 RESERVED_PROPERTIES = "stateformat."
-"""How the names of properties begin that SPEC.md defines (section 3.2); all others are the user's."""
+"""The prefix of property names that SPEC.md defines (section 3.2); all others are the user's."""
 KEEP_PROPERTY = f"{RESERVED_PROPERTIES}keep"
+"""Present where the publishing run keeps its runtime's default number of checkpoints."""
 LATE_PROPERTY = f"{RESERVED_PROPERTIES}late_rows"
 """How many rows the job had dropped as late when the checkpoint was published."""
-"""Says that the run which published the record keeps as many checkpoints as its runtime does by default."""
 
 
 def new_attempt_id() -> AttemptId:
-    """A fresh attempt id."""
+    """Return a fresh attempt id."""
     return AttemptId(os.urandom(16).hex())
 
 
 def new_write_id() -> WriteId:
-    """A fresh write id."""
+    """Return a fresh write id."""
     return WriteId(os.urandom(16).hex())
 
 
 class Mode(StrEnum):
-    """How a state is dealt to another parallelism (SPEC.md section 3.6)."""
+    """How a state is redistributed to another parallelism (SPEC.md section 3.6)."""
 
     KEYED = "keyed"
     EVEN_SPLIT = "even_split"
@@ -67,7 +66,7 @@ class Mode(StrEnum):
 
 
 PER_SUBTASK_MODES = frozenset({Mode.KEYED, Mode.EVEN_SPLIT, Mode.UNION, Mode.BROADCAST, Mode.PROGRESS, Mode.IN_FLIGHT})
-"""Modes of which every running subtask reports a handle, even with no rows."""
+"""Modes of which every running subtask reports a handle, even without rows."""
 
 
 class Kind(StrEnum):
@@ -90,7 +89,7 @@ class CheckpointKind(StrEnum):
 
 
 class StopMode(StrEnum):
-    """FLIP-34's TERMINATE is ``drain``, its SUSPEND is ``no_drain``."""
+    """How a job stops: FLIP-34's TERMINATE is ``drain``, its SUSPEND is ``no_drain``."""
 
     DRAIN = "drain"
     NO_DRAIN = "no_drain"
@@ -98,17 +97,16 @@ class StopMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A column of a state (SPEC.md section 3.6): ``type`` is a type of section 3.7, as ``schema`` parses it.
-
-    ``type`` is a primitive's name, or ``("struct", fields)``, ``("list", field)``, ``("map", key field, value field)``.
-    ``default`` is text.
-    """
+    """A column of a state (SPEC.md section 3.6)."""
 
     id: int
     name: str
     type: FieldType
+    """As ``schema`` parses section 3.7: a primitive's name, or ``("struct", fields)``,
+    ``("list", field)``, ``("map", key field, value field)``."""
     nullable: bool = True
     default: str | None = None
+    """The default value as text."""
 
 
 FieldType = str | tuple[str, Field] | tuple[str, Field, Field] | tuple[str, tuple[Field, ...]]
@@ -127,7 +125,7 @@ class SchemaVersion:
 
 @dataclass(frozen=True)
 class State:
-    """The declaration of one state of one operator, with every schema that a handle may still name."""
+    """The declaration of one state of one operator, with every schema that a handle may name."""
 
     operator: OperatorId
     name: str
@@ -145,7 +143,7 @@ class State:
 
     @property
     def current(self) -> SchemaVersion:
-        """The newest schema: what is written now and what readers are given unless they ask otherwise."""
+        """The newest schema: writers use it, and readers unless they ask for another."""
         return self.schemas[-1]
 
     @cached_property
@@ -161,7 +159,7 @@ class State:
 
 
 class Handle(NamedTuple):
-    """One row of the manifest (SPEC.md section 4.1), column for column: some rows of one segment, owned by one subtask."""
+    """One row of the manifest (SPEC.md section 4.1): rows of one segment, owned by one subtask."""
 
     operator: str
     state: str
@@ -190,7 +188,7 @@ class Handle(NamedTuple):
 
 
 class ParentRef(NamedTuple):
-    """A checkpoint by id and attempt: what a child names and a publisher proves."""
+    """A checkpoint by id and attempt, as a child names it."""
 
     checkpoint_id: CheckpointId
     attempt_id: AttemptId
@@ -198,7 +196,7 @@ class ParentRef(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The job stops at this checkpoint, by a request."""
+    """The job stops at this checkpoint, by this request."""
 
     mode: StopMode
     request: str
@@ -206,7 +204,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class FormerStatus:
-    """What a partially finished operator was before a rescale made all of its subtasks running."""
+    """The finished subtasks of an operator before a rescale made all of them running."""
 
     uid: OperatorId
     parallelism: int
@@ -216,7 +214,7 @@ class FormerStatus:
 
 @dataclass(frozen=True, slots=True)
 class RescaledFrom:
-    """Which checkpoint was dealt out anew (SPEC.md section 6.4)."""
+    """The checkpoint whose state was redistributed (SPEC.md section 6.4)."""
 
     source: ParentRef
     operators: tuple[FormerStatus, ...] = ()
@@ -237,7 +235,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class ManifestRef:
-    """Where the manifest lies and how to tell that it is the one."""
+    """Path, size and digest of the manifest."""
 
     path: str
     size_bytes: int
@@ -276,17 +274,17 @@ class Record:
 
     @property
     def ref(self) -> ParentRef:
-        """This checkpoint, as a child would name it."""
+        """This checkpoint, as a child names it."""
         return ParentRef(self.checkpoint_id, self.attempt_id)
 
     @property
     def link(self) -> ParentRef | None:
-        """Where history goes on below: at the checkpoint whose content a repair has, else at the parent."""
+        """The next checkpoint below in the history: a repair's source, else the parent."""
         return self.content_of or self.parent
 
     @property
     def lasting_properties(self) -> dict[str, str]:
-        """The properties that a checkpoint with the same content takes over: the user's, and of SPEC.md's ``keep``."""
+        """The properties that a copy or rollback takes over: the user's, and ``keep``."""
         return {
             name: value
             for name, value in self.properties.items()
@@ -299,7 +297,7 @@ class Record:
         return {(state.operator, state.name): state for state in self.states}
 
     def state(self, operator: str, name: str) -> State:
-        """One state; ``InvalidInput`` (kind ``UNKNOWN_STATE``) where there is none."""
+        """Return one state. Raises ``InvalidInput`` (kind ``UNKNOWN_STATE``)."""
         found = self.by_state.get((operator, name))
         if found is None:
             self.graph.operator(operator)
@@ -314,11 +312,10 @@ class Record:
 
 
 NAMES_LISTED: Final = 20
-"""Names that a sentence lists; where there are more, it says how many."""
 
 
 def known_names(names: Sequence[str], given: str) -> str:
-    """The end of a sentence about a name that is not known: the one that was probably meant, and which there are."""
+    """Return the end of a sentence about an unknown name: the closest name, and the known ones."""
     from difflib import get_close_matches
 
     names = list(dict.fromkeys(names))
@@ -327,39 +324,3 @@ def known_names(names: Sequence[str], given: str) -> str:
     left = len(names) - NAMES_LISTED
     listed = ", ".join(map(repr, names[:NAMES_LISTED]))
     return f"{meant} has {listed or 'none'}{f' and {left:,} more' if left > 0 else ''}"
-
-
-__all__ = [
-    "MAX_CHECKPOINT_ID",
-    "PER_SUBTASK_MODES",
-    "AttemptId",
-    "CheckpointId",
-    "CheckpointKind",
-    "Edge",
-    "Field",
-    "FieldType",
-    "FormerStatus",
-    "Handle",
-    "JobGraph",
-    "JobId",
-    "Kind",
-    "ManifestRef",
-    "Mode",
-    "Operator",
-    "OperatorId",
-    "ParentRef",
-    "Partitioner",
-    "Record",
-    "RescaledFrom",
-    "SchemaVersion",
-    "State",
-    "Status",
-    "Stop",
-    "StopMode",
-    "SubtaskSet",
-    "Totals",
-    "WriteId",
-    "known_names",
-    "new_attempt_id",
-    "new_write_id",
-]

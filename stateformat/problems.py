@@ -13,32 +13,30 @@ from .model import CheckpointId
 Severity = Literal["error", "warning"]
 
 ADVICE_RESTORE = "`ckpt repair` says which whole checkpoint can take its place"
-"""For stored bytes that are wrong: nothing can mend them."""
+"""For stored bytes that are wrong."""
 ADVICE_BEFORE = "no restore takes it; take a checkpoint from before that (`ckpt history` lists them)"
-"""For what has finished in a way that cannot be gone on from."""
+"""For an operator that finished in a way that no run can go on from."""
 ADVICE_OTHER = "take another checkpoint (`ckpt history` lists them)"
-"""For what is no checkpoint."""
+"""For a record that is no checkpoint."""
 ADVICE_WRITER = (
     "the program that wrote this broke the format; fix it. If all rows can still be read, `ckpt rewrite` writes them anew; "
     "if not, take another checkpoint (`ckpt history` lists them)"
 )
-"""For content that contradicts itself though its bytes are what was written."""
+"""For content that contradicts itself, though its bytes are what was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One finding. ``message`` is a sentence that names the object and the values that disagree; ``advice`` the next step.
-
-    ``clause`` is a section of the specification, as ``SPEC 4.6``. ``path`` is the object, relative to the store; the rest
-    says to which part of the checkpoint it belongs, as far as it does. An error makes the checkpoint unfit to restore
-    from; a warning does not.
-    """
+    """One finding. An error makes the checkpoint unfit to restore from; a warning does not."""
 
     kind: ErrorKind
     clause: str
+    """The section of the specification, as ``SPEC 4.6``."""
     message: str
+    """A sentence that names the object and the values that disagree."""
     advice: str = ADVICE_WRITER
     path: str = ""
+    """The object, relative to the store."""
     operator: str = ""
     state: str = ""
     subtask: int | None = None
@@ -48,7 +46,7 @@ class Problem:
         return f"{self.severity}: {self.message} ({self.clause})"
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain values, without what is empty."""
+        """Return the problem as plain values, without empty ones."""
         found = {name: getattr(self, name) for name in self.__slots__}
         return {
             name: str(value) if name == "kind" else value for name, value in found.items() if value not in ("", None)
@@ -57,21 +55,25 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How much was looked at: records, handles, distinct segments, bytes whose digest was taken, rows that were decoded."""
+    """How much a validation looked at."""
 
     records: int = 0
     handles: int = 0
     segments: int = 0
+    """Distinct segments."""
     bytes: int = 0
+    """Bytes whose digest was computed."""
     rows: int = 0
+    """Rows that were decoded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a validation came to. ``checkpoint_id`` is None where the store has no checkpoint at all."""
+    """The result of a validation."""
 
     url: str
     checkpoint_id: CheckpointId | None
+    """None where the store has no checkpoint at all."""
     level: Literal["quick", "full"]
     findings: tuple[Problem, ...] = ()
     counts: Counts = field(default_factory=Counts)
@@ -82,12 +84,12 @@ class Report:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """The errors, in the order of the checks: record, manifest, content, segments in order of the manifest."""
+        """The errors, in the order of the checks: record, manifest, content, segments."""
         return tuple(found for found in self.findings if found.severity == "error")
 
     @property
     def warnings(self) -> tuple[Problem, ...]:
-        """What is odd and does no harm to this checkpoint."""
+        """Findings that do no harm to this checkpoint."""
         return tuple(found for found in self.findings if found.severity == "warning")
 
     @property
@@ -97,5 +99,5 @@ class Report:
 
 
 def ordered(findings: Iterable[Problem]) -> tuple[Problem, ...]:
-    """Findings without repetitions, in the order in which they were found."""
+    """Return findings without repetitions, in the order in which they were found."""
     return tuple(dict.fromkeys(findings))

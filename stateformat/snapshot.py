@@ -1,9 +1,9 @@
 """What a subtask writes, in whatever process it runs.
 
-Theory of operation. The driver begins a checkpoint and sends its :class:`WriteContext` to the workers. A worker opens a
-:class:`SnapshotWriter` for its subtask, writes its states, and sends the :class:`Snapshot` back: a few handles, small
-enough to travel with a task's result. Every opened segment has a name of its own, so a worker that is killed, retried or
-run twice can never spoil another's file; what no snapshot names is garbage that ``gc`` finds. Workers never publish.
+The driver begins a checkpoint and sends its :class:`WriteContext` to the workers. A worker opens a
+:class:`SnapshotWriter` for its subtask, writes its states, and sends the small :class:`Snapshot`
+back. Every segment has a name of its own, so a worker that is killed, retried or run twice spoils no
+other's file; ``gc`` deletes what no snapshot names. Workers never publish.
 """
 
 from __future__ import annotations
@@ -25,22 +25,21 @@ from .segments import SegmentPlace, WriteOptions, normalize_keys, write_segment
 from .storage import Storage
 
 ON_TOP = -1
-"""The layer of a delta whose number the driver gives when it publishes: one above what is carried."""
+"""The layer of a delta until the driver publishes: one above what its subtask carries."""
 
 RowData: TypeAlias = "pa.Table | pa.RecordBatch | Iterable[pa.RecordBatch]"
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What one subtask (or, with ``subtask`` None, one coordinator) reports. Picklable, and portable as Arrow bytes.
-
-    ``carried`` names the keyed states whose layers in the parent stay underneath what this snapshot adds.
-    """
+    """What one subtask or coordinator reports. Picklable, and portable as Arrow bytes."""
 
     operator: str
     subtask: int | None
+    """None for the coordinator."""
     handles: tuple[Handle, ...] = ()
     carried: tuple[str, ...] = ()
+    """Keyed states whose layers in the parent stay underneath the new ones."""
     finishing: bool = False
 
     def __repr__(self) -> str:
@@ -49,7 +48,7 @@ class Snapshot:
         return f"Snapshot({shortened(self.operator)}, {who}, {what}{', finishing' if self.finishing else ''})"
 
     def to_bytes(self) -> bytes:
-        """An Arrow IPC stream: the handles as a table, the rest as schema metadata. Holds nothing executable."""
+        """Return an Arrow IPC stream: the handles as a table, the rest as schema metadata."""
         facts = {
             "operator": self.operator,
             "subtask": self.subtask,
@@ -65,7 +64,7 @@ class Snapshot:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Snapshot:
-        """The snapshot of :meth:`to_bytes`; ``InvalidInput`` for bytes that are none."""
+        """Return the snapshot of :meth:`to_bytes`. Raises ``InvalidInput`` for other bytes."""
         try:
             table = pa.ipc.open_stream(data).read_all()
             facts = json.loads(table.schema.metadata[b"snapshot"])
@@ -79,7 +78,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class WriteContext:
-    """All that a worker needs to write snapshots of one checkpoint. Picklable; :meth:`only` makes it small."""
+    """What a worker needs to write snapshots of one checkpoint. Picklable."""
 
     storage: Storage
     job_id: JobId
@@ -94,7 +93,7 @@ class WriteContext:
         return f"WriteContext(checkpoint {self.checkpoint_id} of {shortened(self.job_id)}, {shortened(uids, 40)})"
 
     def only(self, operator: str) -> WriteContext:
-        """The same for one operator: what to send to that operator's workers."""
+        """Return the small context of one operator, to send to its workers."""
         return replace(
             self,
             graph=JobGraph((self.graph.operator(operator),)),
@@ -102,10 +101,10 @@ class WriteContext:
         )
 
     def owners(self, operator: str, state: str, rows: pa.Table | pa.RecordBatch) -> np.ndarray:
-        """Which subtask each row of a keyed state belongs to (int32, in row order), by SPEC.md section 5.3.
+        """Return the subtask of each row of a keyed state (int32, in row order), by SPEC.md section 5.3.
 
-        ``rows`` has at least the key columns, of any type that :meth:`SnapshotWriter.write` takes for them. Raises
-        ``InvalidInput`` for a state that has none, ``InvalidState`` for key columns that are none of its.
+        ``rows`` has at least the key columns, as for :meth:`SnapshotWriter.write`. Raises
+        ``InvalidInput`` for a state without keys, ``InvalidState`` for wrong key columns.
         """
         found = self.graph.operator(operator)
         declared = next((item for item in self.states if (item.operator, item.name) == (operator, state)), None)
@@ -114,13 +113,12 @@ class WriteContext:
         ceiling = key_group_count(found)
         keys = normalize_keys(rows, declared, where=f"state {state!r} of {operator!r}")
         hashes = hash_keys(keys, found.key_hash or DEFAULT_KEY_HASH)
-        owners: np.ndarray = subtask_of_key_group(
-            key_groups(hashes, ceiling), parallelism=found.parallelism, max_parallelism=ceiling
-        )
+        groups = key_groups(hashes, ceiling)
+        owners: np.ndarray = subtask_of_key_group(groups, parallelism=found.parallelism, max_parallelism=ceiling)
         return owners
 
     def subtask(self, operator: str, subtask: int, *, finishing: bool = False) -> SnapshotWriter:
-        """A writer for one subtask. ``finishing``: its logic has ended, it may write committables and nothing else."""
+        """Return a writer for one subtask; a ``finishing`` one writes committables only."""
         found = self.graph.operator(operator)
         if not 0 <= subtask < found.parallelism:
             raise InvalidInput(
@@ -130,17 +128,18 @@ class WriteContext:
         return SnapshotWriter(self, operator, subtask, finishing=finishing)
 
     def coordinator(self, operator: str, *, finished: bool = False) -> SnapshotWriter:
-        """A writer for what the operator's coordinator keeps, and for committables that it owns; of those alone where the operator
-        is fully ``finished``, for then nobody keeps anything.
+        """Return a writer for the coordinator's state and committables.
+
+        For those alone where the operator is fully ``finished``.
         """
         self.graph.operator(operator)
         return SnapshotWriter(self, operator, None, finishing=finished)
 
 
 class SnapshotWriter:
-    """Writes the states of one subtask. As a context manager it closes on success; nothing is visible before publish.
+    """Writes the states of one subtask; nothing is visible before publish.
 
-    Not thread-safe: one writer per subtask, many writers at once.
+    Not thread-safe, but many writers may work at once.
     """
 
     def __init__(self, context: WriteContext, operator: str, subtask: int | None, *, finishing: bool) -> None:
@@ -168,7 +167,7 @@ class SnapshotWriter:
         return f"{self._operator!r} " + ("coordinator" if self._subtask is None else f"subtask {self._subtask}")
 
     def _claim(self, name: str) -> State:
-        """The state, if this writer may still write it."""
+        """Return the state, if this writer may still write it."""
         state = self._states.get(name)
         if state is None:
             raise InvalidInput(
@@ -190,12 +189,12 @@ class SnapshotWriter:
         return state
 
     def write(self, name: str, rows: RowData, *, delta: bool = False) -> Handle:
-        """Write all rows of a state (or, with ``delta``, a layer on top of what :meth:`carry` keeps); where they lie.
+        """Write all rows of a state, or with ``delta`` a layer on top of the parent's; return the handle.
 
-        ``rows``: the declared columns by name, in any order, and the kind's own (SPEC.md section 5.1: ``_index``,
-        ``_timestamp`` and ``_tag``, ``_sender`` … and ``_op`` in a delta). Keyed rows may come in any order; rows that
-        carry ``_key_group`` and are sorted by it are written without being gathered. List-like modes keep the order
-        given. Raises ``InvalidState`` for rows that contradict the declaration; the writer's fault.
+        ``rows``: the declared columns by name, in any order, and the kind's own (SPEC.md section
+        5.1: ``_index``, ``_timestamp`` and ``_tag``, ``_sender`` …, and ``_op`` in a delta). Keyed rows
+        come in any order; rows sorted by a column ``_key_group`` need less memory. List-like modes
+        keep the order. Raises ``InvalidState`` for rows that contradict the declaration.
         """
         state = self._claim(name)
         if delta and state.mode is not Mode.KEYED:
@@ -217,15 +216,16 @@ class SnapshotWriter:
         if delta:
             self._carried.append(name)
             handle = handle._replace(layer=ON_TOP)
-        # Nothing is said of a delta or of committables without rows; of any other state it is said that there are none.
+        # A delta or committables without rows need no handle; any other state does.
         if handle.rows or (not delta and state.mode is not Mode.COMMITTABLES):
             self._handles.append(handle)
         return handle
 
     def repeat(self, handle: Handle) -> None:
-        """Report a state as a snapshot before did, with nothing written. ``handle``: what :meth:`write` returned for it then, for the
-        same subtask, in this run; its object must be protected (it is the parent's, or lies under this checkpoint's id). Not
-        for layers of keyed state, see :meth:`carry`.
+        """Report a state as an earlier snapshot of this run did, without writing.
+
+        ``handle`` is what :meth:`write` returned then for the same subtask. Its object must be the
+        parent's, or under this checkpoint's id. For keyed state use :meth:`carry`.
         """
         state = self._claim(handle.state)
         if (handle.operator, handle.subtask, handle.mode) != (self._operator, self._subtask, state.mode):
@@ -238,15 +238,14 @@ class SnapshotWriter:
         self._handles.append(handle)
 
     def _check_range(self, handle: Handle) -> None:
-        """Refuse keyed rows that another subtask owns, before they can be published (SPEC.md section 5.3)."""
+        """Refuse keyed rows that another subtask owns (SPEC.md section 5.3)."""
         operator = self._context.graph.operator(self._operator)
-        if handle.mode != Mode.KEYED or not handle.rows or operator.max_parallelism is None or self._subtask is None:
+        ceiling, subtask = operator.max_parallelism, self._subtask
+        if handle.mode != Mode.KEYED or ceiling is None or subtask is None:
             return
-        first, last = key_group_range(
-            self._subtask, parallelism=operator.parallelism, max_parallelism=operator.max_parallelism
-        )
         if handle.first_group is None or handle.last_group is None:
             return
+        first, last = key_group_range(subtask, parallelism=operator.parallelism, max_parallelism=ceiling)
         if handle.first_group < first or handle.last_group > last:
             raise InvalidState(
                 f"{self._where} owns key groups {first} to {last}; its rows of state {handle.state!r} lie in "
@@ -255,29 +254,20 @@ class SnapshotWriter:
             )
 
     def carry(self, name: str) -> None:
-        """Keep a keyed state as the parent checkpoint has it, with nothing written."""
+        """Keep a keyed state as the parent checkpoint has it, without writing."""
         if self._claim(name).mode is not Mode.KEYED:
             raise InvalidState(f"state {name!r} is {self._states[name].mode}; only keyed state is carried")
         self._carried.append(name)
 
     def empty(self, name: str) -> None:
-        """Report that a state has no rows. Saying nothing at all would be damage (SPEC.md section 4.6)."""
+        """Report that a state has no rows, which must be reported too (SPEC.md section 4.6)."""
         state = self._claim(name)
         if state.mode is not Mode.COMMITTABLES:
-            self._handles.append(
-                Handle(
-                    operator=self._operator,
-                    state=name,
-                    mode=state.mode,
-                    subtask=self._subtask,
-                    layer=0,
-                    edge=state.edge,
-                    schema_id=state.current.id,
-                )
-            )
+            handle = Handle(self._operator, name, state.mode, self._subtask, 0, state.edge, state.current.id)
+            self._handles.append(handle)
 
     def snapshot(self) -> Snapshot:
-        """What to send to the driver. Raises ``InvalidState`` where a declared state was left out."""
+        """Return the snapshot. Raises ``InvalidState`` where a declared state was left out."""
         if self._finishing:
             due = set()
         elif self._subtask is None:
@@ -296,7 +286,7 @@ class SnapshotWriter:
 
 
 def _checked(rows: RowData, where: str) -> pa.Table | Iterator[pa.RecordBatch]:
-    """The rows as a table or a stream of batches; ``InvalidInput`` for anything else, before it is written."""
+    """Return the rows as a table or a stream of batches. Raises ``InvalidInput`` for anything else."""
     if isinstance(rows, pa.Table):
         return rows
     if isinstance(rows, pa.RecordBatch):
@@ -321,7 +311,7 @@ def _no_rows(where: str, found: object) -> InvalidInput:
 
 
 def snapshot_of(value: Snapshot | SnapshotWriter | bytes) -> Snapshot:
-    """A snapshot however it came: as itself, as its writer, or as bytes."""
+    """Return a snapshot from itself, its writer, or its bytes."""
     if isinstance(value, bytes):
         return Snapshot.from_bytes(value)
     if isinstance(value, SnapshotWriter):
@@ -332,6 +322,3 @@ def snapshot_of(value: Snapshot | SnapshotWriter | bytes) -> Snapshot:
             "the writer itself, or Snapshot.to_bytes()"
         )
     return value
-
-
-__all__ = ["ON_TOP", "Snapshot", "SnapshotWriter", "WriteContext", "snapshot_of"]

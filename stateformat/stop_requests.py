@@ -1,23 +1,22 @@
-"""What users ask of a running job, as objects in its store (SPEC.md section 2.4): a request to stop, and its answer.
+"""What users ask of a running job, as objects in its store (SPEC.md section 2.4).
 
-Theory of operation. A program that asks and the run that is asked share nothing but the store. So the one creates an
-object under ``requests/``, the other lists that folder between two checkpoints, does what it is asked and creates an answer,
-and the one who asked reads it and removes both. Every object is created once and never changed; whether a request is
-still to be looked at follows from which objects are there:
+Theory of operation. The program that asks and the run share only the store. The program creates a
+request under ``requests/``; the run lists that folder between two checkpoints, stops, and creates an
+answer; the program reads the answer and removes both. No object is ever changed, so which objects
+exist tells what to do:
 
-=======================  ===================================================================
-request alone            it waits; a run for which it counts does it
-request and answer       it is done, one way or another; no run looks at it any more
-neither                  never made, or taken back by who made it
-answer alone             what a crash left of a removal; nothing rests on it
-=======================  ===================================================================
+=======================  ============================================================
+request alone            it waits; a run for which it counts obeys it
+request and answer       it is done; no run reads it any more
+neither                  never made, or withdrawn
+answer alone             a crash interrupted the removal; it means nothing
+=======================  ============================================================
 
-A request says which checkpoint was the newest when it was made. It counts for runs that restored from that one or an
-older one: a job that was stopped by it, and is started again, restores from a newer one and is not stopped a second time
-by what nobody had time to remove (:func:`counts_for`).
+A request names the newest checkpoint when it was made. It counts for runs that restored from that
+one or an older one (:func:`counts_for`), so it never stops a job a second time.
 
-Nothing here is part of a checkpoint, and no clock is asked. What stands in ``requests/`` was written by somebody else: it
-is bounded before it is read, read strictly, and what cannot be read is told once and left alone.
+No clock is asked. Objects in ``requests/`` are not trusted: their size is checked first, they are
+read strictly, and a warning is logged once for each that cannot be read.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeVar
 
 from . import paths as layout
 from .errors import (
@@ -52,15 +52,15 @@ REQUEST_FORMAT: Final = "stateformat-request"
 ANSWER_FORMAT: Final = "stateformat-answer"
 VERSIONS: Final = (1,)
 BYTES_MAX: Final = (64 << 10) - 1
-"""A request, or an answer."""
+"""Of a request or an answer."""
 SAVEPOINT_CHARACTERS_MAX: Final = 4096
 SAVEPOINT_PROPERTY: Final = "savepoint"
-"""The property of the record of a stop that says where its copy is wanted; absent: the default place."""
+"""The property of a stop's record with the savepoint's URL; absent: the default place."""
 MESSAGE_CHARACTERS_MAX: Final = 2000
 READ_AT_ONCE_MAX: Final = 100
-"""Requests that are read of one listing, the first by name. There is rarely more than one."""
+"""How many requests of one listing are read, the first by name."""
 TRIES: Final = 5
-"""How often an object is tried to be created where the storage gives no answer, or gc took what was being written."""
+"""How often a create is tried where the storage does not answer, or gc deletes the object."""
 PAUSE_S: Final = 0.05
 
 T = TypeVar("T")
@@ -68,85 +68,83 @@ Sleep = Callable[[float], None]
 
 
 class StopOutcome(StrEnum):
-    """What became of a request to stop. The list is closed; whoever meets another word refuses the answer."""
+    """What became of a request to stop. Readers refuse an answer with any other word."""
 
     STOPPED = "stopped"
-    """The job has stopped at a checkpoint, everything prepared for it is committed, and all tasks have ended. Without a
-    savepoint the copy has failed; the stop stands."""
+    """The job has stopped at a checkpoint and committed it. Without a savepoint the copy has failed."""
     FAILED = "failed"
-    """The stop did not come about. The job goes on as if nothing had been asked, or has restarted; the message says why."""
+    """The job did not stop: it goes on, or has restarted; the message says why."""
     REFUSED = "refused"
-    """The run would not begin it."""
+    """The run did not begin to stop."""
     FINISHED = "finished"
-    """The job came to its own end meanwhile."""
+    """The job has finished by itself meanwhile."""
     MISSED = "missed"
-    """The run that it was made for ended before it looked; the one that goes on has restored from a newer checkpoint."""
+    """Its run ended before it read the request; the next one restored from a newer checkpoint."""
 
 
 @dataclass(frozen=True)
 class StopRequest:
-    """Somebody wants the job to stop with a savepoint.
-
-    ``id``: 32 hexadecimal digits, which the record of the checkpoint repeats as ``stop.request``. ``newest``: the id of the
-    newest checkpoint when it was made, 0 if there was none. ``savepoint``: the URL of the store to make, None for the
-    default place. ``created_at_us``: µs since 1970 UTC, informational.
-    """
+    """A request to stop the job with a savepoint."""
 
     id: str
+    """32 hexadecimal digits; the checkpoint's record repeats them as ``stop.request``."""
     mode: StopMode
     newest: int
+    """The id of the newest checkpoint when the request was made; 0 if there was none."""
     savepoint: str | None = None
+    """The URL of the store to make; None for the default place."""
     created_at_us: int = 0
+    """µs since 1970 UTC, for people."""
 
     def savepoint_at(self, store_url: str, checkpoint_id: int) -> str:
-        """The URL of the savepoint that this request makes of a checkpoint of the store."""
+        """Return the URL of the savepoint that this request makes of a checkpoint of the store."""
         return self.savepoint or default_savepoint(store_url, checkpoint_id, self.id)
 
 
 @dataclass(frozen=True)
 class StopAnswer:
-    """What became of a request, in a word, a sentence, and for a stop the checkpoint and the savepoint's URL.
-
-    ``savepoint`` is None where none was made, for whatever reason; the message says which.
-    """
+    """What became of a request."""
 
     request: str
     outcome: StopOutcome
     message: str = ""
     checkpoint_id: int | None = None
+    """Of a stop."""
     savepoint: str | None = None
+    """The savepoint's URL; None where there is none, and the message says why."""
 
 
 def counts_for(request: StopRequest, restored_from: int) -> bool:
-    """Whether a run that restored from this checkpoint (0: from none) is one that the request was made for."""
+    """Return whether a request counts for a run that restored from this checkpoint (0: from none)."""
     return restored_from <= request.newest
 
 
 def asking_order(request: StopRequest) -> tuple[bool, int, str]:
-    """The order in which a run obeys requests that it sees at once: no drain first, since a drain cannot be undone; then
-    the earlier one; then by name.
+    """Sort key of requests that a run sees at once: no drain first, then the earlier, then by name.
+
+    A drain comes last since it cannot be undone.
     """
     return request.mode is StopMode.DRAIN, request.created_at_us, layout.request_path(request.newest, request.id)
 
 
 def default_savepoint(store_url: str, checkpoint_id: int, request_id: str) -> str:
-    """Where a savepoint goes if nobody says where: ``savepoints/<checkpoint id>-<first 8 digits of the request id>``."""
+    """Return the default place: ``savepoints/<checkpoint id>-<first 8 digits of the request id>``."""
     return layout.savepoint_url(store_url, f"{checkpoint_id}-{request_id[:8]}" if request_id else str(checkpoint_id))
 
 
 def savepoint_of_stop(store_url: str, record: Record) -> str:
-    """Where the savepoint of the stop in a record is to lie: where its request said, or at the default place."""
+    """Return the URL of the savepoint of a stop: what its request asked for, or the default place."""
     request = record.stop.request if record.stop else ""
     return record.properties.get(SAVEPOINT_PROPERTY) or default_savepoint(store_url, record.checkpoint_id, request)
 
 
-# ---- who asks --------------------------------------------------------------------------------------------------------
+# ---- the program that asks -------------------------------------------------------------------------------------------
 
 
 def request_stop(
     storage: Storage, mode: StopMode, savepoint: str | None = None, *, sleep: Sleep = time.sleep
 ) -> StopRequest:
-    """Make a request, durably. Raises ``NotFound`` where there is no store, ``InvalidInput``, ``StorageError``."""
+    """Create a durable request. Raises ``NotFound`` without a store, ``InvalidInput``, ``StorageError``."""
     if savepoint is not None and not 0 < len(savepoint) <= SAVEPOINT_CHARACTERS_MAX:
         raise InvalidInput(
             f"the savepoint's URL has {len(savepoint):,} characters; from 1 to {SAVEPOINT_CHARACTERS_MAX:,} are allowed",
@@ -168,7 +166,7 @@ def request_stop(
     try:
         _create(storage, path, data, sleep)
     except BaseException:
-        # It may stand all the same, and then a job would stop for somebody who has been told that it was not asked.
+        # It may exist all the same, and the caller is about to learn that nothing was asked.
         with contextlib.suppress(StorageError):
             storage.delete([path])
         raise
@@ -176,94 +174,91 @@ def request_stop(
     return request
 
 
-def stop_answer(storage: Storage, request_id: str, *, told: set[str]) -> StopAnswer | None:
-    """The answer to a request, if there is one that can be read."""
-    for item in storage.list(layout.REQUESTS):
-        named = layout.answer_of(item.path)
-        if named is not None and named[1] == request_id:
-            return _look(storage, item, lambda data: decode_answer(data, request_id), told)
+def stop_answer(storage: Storage, request_id: str, *, warned: set[str]) -> StopAnswer | None:
+    """Return the answer to a request, if there is one that can be read."""
+    for found in _list(storage).answers:
+        if found.request_id == request_id:
+            return _read(storage, found.item, lambda data: decode_answer(data, request_id), warned)
     return None
 
 
 def withdraw_stop(storage: Storage, request_id: str) -> None:
-    """Remove a request and its answer; fine if they are gone. A run that has begun to stop may still do so.
+    """Remove a request and its answer, if they exist. A run that has begun to stop may still do so.
 
-    Called by who made the request, when it has the answer or gives up.
+    The program that made the request calls this when it has the answer or gives up.
     """
-    listed = [item.path for item in storage.list(layout.REQUESTS)]
-    # The request first: the answer alone means nothing, the request alone would be looked at again.
-    for name_of in (layout.request_of, layout.answer_of):
-        paths = [path for path in listed if (name_of(path) or (0, ""))[1] == request_id]
+    listed = _list(storage)
+    # The request first: an answer alone means nothing, but a run would read a request alone.
+    for objects in (listed.requests, listed.answers):
+        paths = [found.item.path for found in objects if found.request_id == request_id]
         if paths:
             storage.delete(paths)
 
 
-# ---- who is asked ----------------------------------------------------------------------------------------------------
+# ---- the run that is asked -------------------------------------------------------------------------------------------
 
 
-def stop_requests(storage: Storage, *, told: set[str]) -> list[StopRequest]:
-    """The requests that wait for an answer, in the order of their names: the least ``newest`` first.
+def stop_requests(storage: Storage, *, warned: set[str]) -> list[StopRequest]:
+    """Return the unanswered requests, the least ``newest`` first, by one listing and a read for each.
 
-    One listing, and one read for each. What is damaged, of a newer version, too large or no request at all is passed
-    over, with a warning the first time (``told`` remembers). Raises ``StorageError``. Called by a run between two checkpoints.
+    Skips what is damaged, of a newer version, too large or no request, with a warning the first
+    time (``warned`` remembers). Raises ``StorageError``. A run calls it between two checkpoints.
     """
-    listed = storage.list(layout.REQUESTS)
-    answered = {named[1] for named in (layout.answer_of(item.path) for item in listed) if named is not None}
-    waiting: list[tuple[ObjectInfo, tuple[int, str]]] = []
-    for item in listed:
-        named = layout.request_of(item.path)
-        if named is not None and named[1] not in answered:
-            waiting.append((item, named))
-        elif named is None and layout.answer_of(item.path) is None:
-            _tell(storage, item.path, "is no request that this program knows; it is left alone", told)
+    listed = _list(storage)
+    for item in listed.others:
+        _warn_once(storage, item.path, "is no request that this program knows; it is left alone", warned)
+    answered = {found.request_id for found in listed.answers}
+    waiting = [found for found in listed.requests if found.request_id not in answered]
     if len(waiting) > READ_AT_ONCE_MAX:
-        _tell(storage, layout.REQUESTS, f"holds {len(waiting)} requests; the first {READ_AT_ONCE_MAX} are read", told)
-    found = (
-        _look(storage, item, lambda data, named=named: decode_request(data, *named), told)  # type: ignore[misc]
-        for item, named in waiting[:READ_AT_ONCE_MAX]
-    )
-    return [request for request in found if request is not None]
+        what = f"holds {len(waiting)} requests; the first {READ_AT_ONCE_MAX} are read"
+        _warn_once(storage, layout.REQUESTS, what, warned)
+    requests = []
+    for item, newest, request_id in waiting[:READ_AT_ONCE_MAX]:
+        request = _read(storage, item, partial(decode_request, newest=newest, request_id=request_id), warned)
+        if request is not None:
+            requests.append(request)
+    return requests
 
 
 def answer_stop(storage: Storage, answer: StopAnswer, *, sleep: Sleep = time.sleep) -> bool:
-    """Answer a request, durably. False where nobody waits for it: it was taken back, or has an answer, which stays.
+    """Create a durable answer. False where the request was withdrawn, or has an answer, which stays.
 
-    May be repeated, also by a restart. Raises ``StorageError`` and ``OutcomeUnknown``; the answer is then owed still.
+    It may be repeated, also by a restart. After ``StorageError`` or ``OutcomeUnknown`` it must be.
     """
-    listed = [item.path for item in storage.list(layout.REQUESTS)]
-    names = [named for named in map(layout.request_of, listed) if named is not None and named[1] == answer.request]
-    if not names or any((layout.answer_of(path) or (0, ""))[1] == answer.request for path in listed):
+    listed = _list(storage)
+    requests = [found for found in listed.requests if found.request_id == answer.request]
+    if not requests or any(found.request_id == answer.request for found in listed.answers):
         logger.info("nobody waits for an answer to request %s of %s", answer.request, storage.url)
         return False
-    return _create(storage, layout.answer_path(*names[0]), encode_answer(answer), sleep)
+    return _create(storage, layout.answer_path(requests[0].newest, answer.request), encode_answer(answer), sleep)
 
 
 # ---- bytes -----------------------------------------------------------------------------------------------------------
 
 
 def encode_request(request: StopRequest) -> bytes:
-    """The bytes of a request. Raises ``InvalidInput`` for one that could not be read back."""
-    members: dict[str, Any] = {
+    """Return the bytes of a request. Raises ``InvalidInput`` for one that could not be read back."""
+    members = {
         "format": REQUEST_FORMAT,
         "version": 1,
         "request": request.id,
         "kind": "stop",
         "mode": request.mode,
         "newest": request.newest,
+        "savepoint": request.savepoint,
+        "created_at_us": request.created_at_us,
     }
-    if request.savepoint is not None:
-        members["savepoint"] = request.savepoint
-    members["created_at_us"] = request.created_at_us
     return _encoded(members, lambda data: decode_request(data, request.newest, request.id), request.id)
 
 
 def decode_request(data: bytes, newest: int, request_id: str) -> StopRequest:
-    """The request of these bytes, which lies under the name of ``newest`` and ``request_id``.
+    """Return the request of these bytes, whose name holds ``newest`` and ``request_id``.
 
-    Raises ``RecordFault`` and ``UnsupportedFormat`` with the rest of a sentence. Members that are not known are ignored.
+    Ignores unknown members. Raises ``RecordFault`` and ``UnsupportedFormat``.
     """
     members, tokens = _members(data, REQUEST_FORMAT, "request to a job", request_id)
-    _word(members, "kind", "stop")
+    if members.text("kind") != "stop":
+        raise members.fault("kind", f"is {members.values['kind']!r:.80}, not 'stop'")
     if members.integer("newest", 0, MAX_CHECKPOINT_ID) != newest:
         raise members.fault("newest", f"is {members.values['newest']}, but the object's name says {newest}")
     request = StopRequest(
@@ -278,27 +273,25 @@ def decode_request(data: bytes, newest: int, request_id: str) -> StopRequest:
 
 
 def encode_answer(answer: StopAnswer) -> bytes:
-    """The bytes of an answer; a message that is too long is cut. Raises ``InvalidInput`` for what could not be read back."""
-    # What an exception says may hold half characters, which UTF-8 has no bytes for.
+    """Return the bytes of an answer, its message cut. Raises ``InvalidInput`` as for a request."""
+    # The message of an exception may hold surrogates, which UTF-8 cannot encode.
     message = answer.message.encode("utf-8", "backslashreplace").decode()
     if len(message) > MESSAGE_CHARACTERS_MAX:
         message = message[: MESSAGE_CHARACTERS_MAX - 1] + "…"
-    members: dict[str, Any] = {
+    members = {
         "format": ANSWER_FORMAT,
         "version": 1,
         "request": answer.request,
         "outcome": answer.outcome,
         "message": message,
+        "checkpoint_id": answer.checkpoint_id,
+        "savepoint": answer.savepoint,
     }
-    if answer.checkpoint_id is not None:
-        members["checkpoint_id"] = answer.checkpoint_id
-    if answer.savepoint is not None:
-        members["savepoint"] = answer.savepoint
     return _encoded(members, lambda data: decode_answer(data, answer.request), answer.request)
 
 
 def decode_answer(data: bytes, request_id: str) -> StopAnswer:
-    """The answer of these bytes, to this request. Raises as :func:`decode_request` does."""
+    """Return the answer of these bytes to this request. Raises as :func:`decode_request` does."""
     members, tokens = _members(data, ANSWER_FORMAT, "answer to a request", request_id)
     answer = StopAnswer(
         request=request_id,
@@ -313,7 +306,7 @@ def decode_answer(data: bytes, request_id: str) -> StopAnswer:
 
 def _encoded(members: Mapping[str, Any], read_back: Callable[[bytes], object], request_id: str) -> bytes:
     try:
-        data = sealed(members)
+        data = sealed({name: value for name, value in members.items() if value is not None})
         read_back(data)
     except (RecordFault, TypeError, ValueError) as error:
         raise InvalidInput(f"request {request_id} or its answer cannot be written: {error}") from error
@@ -328,11 +321,6 @@ def _members(data: bytes, format_name: str, noun: str, request_id: str) -> tuple
     return members, tokens
 
 
-def _word(members: Members, name: str, expected: str) -> None:
-    if members.text(name) != expected:
-        raise members.fault(name, f"is {members.values[name]!r:.80}, not {expected!r}")
-
-
 def _bounded(members: Members, name: str, most: int, *, least: int = 1) -> str:
     text = members.text(name, least=least)
     if len(text) > most:
@@ -343,31 +331,58 @@ def _bounded(members: Members, name: str, most: int, *, least: int = 1) -> str:
 # ---- objects ---------------------------------------------------------------------------------------------------------
 
 
-def _look(storage: Storage, item: ObjectInfo, read: Callable[[bytes], T], told: set[str]) -> T | None:
-    """What an object that was listed holds; None where it is gone, or is not what its name says."""
+class _Named(NamedTuple):
+    item: ObjectInfo
+    newest: int
+    request_id: str
+
+
+class _Listed(NamedTuple):
+    """The objects under ``requests/``, by what their names say."""
+
+    requests: list[_Named]
+    answers: list[_Named]
+    others: list[ObjectInfo]
+
+
+def _list(storage: Storage) -> _Listed:
+    listed = _Listed([], [], [])
+    for item in storage.list(layout.REQUESTS):
+        if (named := layout.request_of(item.path)) is not None:
+            listed.requests.append(_Named(item, *named))
+        elif (named := layout.answer_of(item.path)) is not None:
+            listed.answers.append(_Named(item, *named))
+        else:
+            listed.others.append(item)
+    return listed
+
+
+def _read(storage: Storage, item: ObjectInfo, decode: Callable[[bytes], T], warned: set[str]) -> T | None:
+    """Return what a listed object holds; None where it is gone, or not what its name says."""
     if item.size_bytes > BYTES_MAX:
-        _tell(storage, item.path, f"has {item.size_bytes:,} bytes, more than {BYTES_MAX:,}; it is left alone", told)
+        what = f"has {item.size_bytes:,} bytes, more than {BYTES_MAX:,}; it is left alone"
+        _warn_once(storage, item.path, what, warned)
         return None
     try:
-        return read(storage.read_range(item.path, 0, BYTES_MAX + 1).to_pybytes())
+        return decode(storage.read_range(item.path, 0, BYTES_MAX + 1).to_pybytes())
     except FileNotFoundError:
         return None
     except (RecordFault, CheckpointError) as error:
         if isinstance(error, StorageError) and error.kind not in REFUSALS:
             raise
-        _tell(storage, item.path, f"{error}; it is left alone", told)
+        _warn_once(storage, item.path, f"{error}; it is left alone", warned)
         return None
 
 
-def _tell(storage: Storage, path: str, what: str, told: set[str]) -> None:
-    """A warning, once for each object: a run looks at all of them again after each checkpoint."""
-    if path not in told and len(told) < 10 * READ_AT_ONCE_MAX:
-        told.add(path)
+def _warn_once(storage: Storage, path: str, what: str, warned: set[str]) -> None:
+    """Warn once for each object: a run lists all of them again after each checkpoint."""
+    if path not in warned and len(warned) < 10 * READ_AT_ONCE_MAX:
+        warned.add(path)
         logger.warning("%s of %s %s", json.dumps(path), storage.url, what)
 
 
 def _create(storage: Storage, path: str, data: bytes, sleep: Sleep) -> bool:
-    """Create an object that nobody else creates with these bytes. False where another's stands under the name."""
+    """Create an object. Returns False where one with other bytes has the name."""
     last: StorageError | None = None
     for attempt in range(TRIES):
         if attempt:
@@ -376,7 +391,7 @@ def _create(storage: Storage, path: str, data: bytes, sleep: Sleep) -> bool:
             outcome = storage.create(path, data)
             if outcome is CreateOutcome.CREATED:
                 return True
-            stands = storage.read_range(path, 0, BYTES_MAX + 1).to_pybytes()
+            existing = storage.read_range(path, 0, BYTES_MAX + 1).to_pybytes()
         except FileNotFoundError:
             continue
         except StorageError as error:
@@ -384,30 +399,9 @@ def _create(storage: Storage, path: str, data: bytes, sleep: Sleep) -> bool:
                 raise
             last = error
             continue
-        return bool(stands == data)
+        return bool(existing == data)
     raise OutcomeUnknown(
         f"{storage.url} does not say whether {path} was created{f': {last}' if last else ''}. Ask again when the storage "
         "answers",
         path=path,
     ) from last
-
-
-__all__ = [
-    "SAVEPOINT_PROPERTY",
-    "StopAnswer",
-    "StopOutcome",
-    "StopRequest",
-    "answer_stop",
-    "asking_order",
-    "counts_for",
-    "decode_answer",
-    "decode_request",
-    "default_savepoint",
-    "encode_answer",
-    "encode_request",
-    "request_stop",
-    "savepoint_of_stop",
-    "stop_answer",
-    "stop_requests",
-    "withdraw_stop",
-]

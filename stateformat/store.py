@@ -1,11 +1,9 @@
 """The store of one job's checkpoints: the door of the library.
 
-Theory of operation. A run is ``start`` → commit what is prepared there → (``begin`` → snapshots → ``publish`` → commit) …
-The permit that one step returns is what the next one takes: it names the checkpoint that the run holds, and there is no
-other way to say on what a checkpoint is to be built. ``start`` reads the history; ``begin`` never does. Everything else
-(``open``, ``history``, ``expire``, ``copy`` …) is for whoever looks at a store from outside.
-
-The work is done in ``history``, ``publication``, ``pending``, ``retention``, ``copying`` and ``requests``; this is their shell.
+Theory of operation. A run is ``start`` → commit what is prepared there → (``begin`` → snapshots →
+``publish`` → commit) … Each step returns the permit that the next one takes: it names the checkpoint
+that the run holds, and nothing else says what to build on. ``start`` reads the history; ``begin``
+never does. All other methods are for programs that look at a store from outside.
 """
 
 from __future__ import annotations
@@ -60,24 +58,24 @@ _DERIVED = frozenset({CheckpointKind.RESCALE, CheckpointKind.REWRITE, Checkpoint
 
 
 def open(url: str | os.PathLike[str], **options: Any) -> CheckpointStore:  # noqa: A001 - stateformat.open(url) is the whole door
-    """The store at a URL or path. Touches nothing: a store that is not there yet comes to be by its first checkpoint.
+    """Return the store at a URL or path. Touches nothing: the first checkpoint creates the store.
 
-    ``options`` go to the storage. Raises ``InvalidInput`` for a scheme that no installed storage serves.
+    ``options`` go to the storage. Raises ``InvalidInput`` for a scheme that no installed storage
+    serves.
     """
     return CheckpointStore(open_storage(url, **options))
 
 
 class CheckpointStore:
-    """The checkpoints of one job. Thread-safe; holds no state but its storage (and of what it has warned).
+    """The checkpoints of one job. Thread-safe.
 
-    ``storage`` is the one given, ``observed``: what is done through it is counted in :attr:`stats`. ``sleep`` is called with
-    seconds between tries at publishing; tests and simulations pass their own.
+    ``sleep`` is called with seconds between tries at publishing; tests pass their own.
     """
 
     def __init__(self, storage: Storage, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self.storage: Storage = instrumented(storage)
         self._sleep = sleep
-        self._told_requests: set[str] = set()
+        self._warned: set[str] = set()
 
     def __repr__(self) -> str:
         return f"CheckpointStore({self.url!r})"
@@ -89,14 +87,14 @@ class CheckpointStore:
 
     @property
     def stats(self) -> Stats:
-        """What the store has done in this process, in numbers; they go up while it works."""
+        """What the store has done in this process, in numbers that go up."""
         return stats_of(self.storage)
 
     def history(self, limit: int | None = None) -> list[Record]:
-        """The checkpoints, newest first along their parents; at most ``limit``.
+        """Return the checkpoints, newest first along their parents; at most ``limit``.
 
-        Raises ``NotFound`` (kinds ``STORE_NOT_FOUND``, ``STORE_EMPTY``), and ``DamagedCheckpoint`` or ``UnsupportedFormat``
-        where a record on the way cannot be read or was lost: it is never passed over. :meth:`survey` has the rest then.
+        Raises ``NotFound`` (kinds ``STORE_NOT_FOUND``, ``STORE_EMPTY``), and ``DamagedCheckpoint`` or
+        ``UnsupportedFormat`` where a record on the way is unreadable or lost; see :meth:`survey`.
         """
         if limit is not None and limit < 1:
             raise InvalidInput(f"a history of {limit} checkpoints is none; ask for at least 1")
@@ -107,55 +105,54 @@ class CheckpointStore:
         return list(found.chain)
 
     def survey(self, limit: int | None = None) -> Survey:
-        """All records of the store and what they are to each other: history, damage, losses, strays (``survey.survey``).
+        """Return all records: history, damaged and lost ones, strays. Raises ``NotFound``.
 
-        Raises ``NotFound`` where there is no record. ``limit`` bounds the checkpoints that are read.
+        ``limit`` bounds the checkpoints that are read.
         """
         found = survey(self.storage, limit=limit)
         require_records(self.storage, found.listed)
         return found
 
     def strays(self) -> list[ParentRef]:
-        """Records that are no checkpoints, by id. Expire removes them. One that is damaged has attempt ``""``."""
+        """Return records that are no checkpoints, by id; a damaged one has attempt ``""``."""
         return list(survey(self.storage).strays)
 
     def open(self, checkpoint_id: int | None = None) -> Checkpoint:
-        """A checkpoint of the history, the newest by default; to look at, not to run from (that is :meth:`start`).
+        """Return a checkpoint to look at, by default the newest. To run from it, use :meth:`start`.
 
-        An id needs its own record only: damage above it does not matter. Raises ``NotFound`` for a store or id that is
-        not there and for a stray, ``CheckpointExpired`` for one that was, ``DamagedCheckpoint``.
+        Damage above the id does not matter. Raises ``NotFound`` for a store or id that does not
+        exist and for a stray, ``CheckpointExpired``, ``DamagedCheckpoint``.
         """
         wanted = None if checkpoint_id is None else CheckpointId(checkpoint_id)
         return Checkpoint(self.storage, record_of(self.storage, wanted))
 
     def start(self, job_id: str) -> CommitPermit | None:
-        """The newest checkpoint, opened for a run: what it goes on from, and may commit. None: a first run.
+        """Return the permit of the newest checkpoint, which a run restores; None for a first run.
 
-        Raises ``JobMismatch`` for another job's store. Never falls back to an older checkpoint: a newest that is
-        damaged raises. A run that then meets ``CheckpointExpired`` has been overtaken, and starts over.
+        Raises ``JobMismatch`` for another job's store, and ``DamagedCheckpoint`` for a damaged newest:
+        it never falls back to an older one. A run that meets ``CheckpointExpired`` later starts over.
         """
         record = newest_record(self.storage)
         if record is None:
             return None
         self._check_job(job_id, record)
-        # Its publisher may have died before the record was durable. What the permit allows could not be taken back.
+        # Its publisher may have died before the record was durable, and commits cannot be undone.
         make_durable(self.storage, [layout.record_path(record.checkpoint_id)])
         return permit(self.storage, record)
 
     def start_from(
         self, checkpoint: Checkpoint, properties: Mapping[str, str] | None = None, progress: Progress | None = None
     ) -> CommitPermit:
-        """Begin this empty store with the content of another store's checkpoint or savepoint, which is only read.
+        """Begin this empty store with the content of another store's checkpoint or savepoint.
 
-        The permit is for the new checkpoint, the first of this store: id + 1, with the other as its parent. The job id
-        stays the same, since segments carry it. For what it raises see ``copying.begin_from``.
+        The permit is for the first checkpoint of this store: id + 1, with the other as its parent.
+        The job id stays the same, since segments hold it. Raises as ``copying.begin_from`` does.
         """
         return begin_from(checkpoint, self.storage, properties=properties, progress=progress, sleep=self._sleep)
 
     def permit_of(self, checkpoint: Checkpoint) -> CommitPermit:
-        """The permit to build on a checkpoint that was looked at, if it is the newest still.
+        """Return the permit to build on an opened checkpoint, for programs that plan before they publish.
 
-        For programs that plan first and publish afterwards: what was published in between must not be undone by them.
         Raises ``PublishConflict`` (kind ``OVERTAKEN``) where it is not the newest, or not any more.
         """
         newest = self.start(checkpoint.record.job_id)
@@ -186,15 +183,21 @@ class CheckpointStore:
         options: WriteOptions | None = None,
         carried: pa.Table | None = None,
     ) -> PendingCheckpoint:
-        """Begin the checkpoint after ``parent``, the permit that the run holds; None only for the first of a job.
+        """Begin the checkpoint after ``parent``, the permit that the run holds.
 
-        The id is the parent's + 1, or 1. Nothing is listed or read: building on a checkpoint whose state the run never
-        had is how output gets lost (publish-protocol F1). ``parent`` may come from another store, as a permit or as a
-        :class:`Checkpoint`: then this store must be empty when it publishes, and :meth:`adopt_objects` comes first.
-        ``source`` is the checkpoint whose content a rescale, rewrite or rollback has, by default its parent. ``graph`` may carry finished
-        subtasks from before. ``carried``: what to carry state from where the parallelism has changed since the
-        parent, cut for ``graph`` by :meth:`Checkpoint.carried`. Raises ``JobMismatch``, and ``InvalidInput`` for a parent of this
-        store that is no permit, and for a graph, states or properties that could never be published.
+        The id is the parent's + 1. Nothing is listed or read: a run that builds on a checkpoint
+        whose state it never had loses output (publish-protocol F1).
+
+        - ``graph`` may hold finished subtasks from before.
+        - ``parent`` is None only for the first checkpoint of a job. A permit or :class:`Checkpoint`
+          of another store requires that this one is empty, and :meth:`adopt_objects` first.
+        - ``source`` is the checkpoint whose content a rescale, rewrite or rollback has, by default
+          the parent.
+        - ``carried``: handles to carry state from where the parallelism has changed since the
+          parent, cut for ``graph`` by :meth:`Checkpoint.carried`.
+
+        Raises ``JobMismatch``, and ``InvalidInput`` for a parent of this store that is no permit,
+        and for a graph, states or properties that could never be published.
         """
         declared = check_arguments(graph, states, job_id, job_name, {} if properties is None else properties)
         held = parent.checkpoint() if isinstance(parent, CommitPermit) else parent
@@ -232,29 +235,29 @@ class CheckpointStore:
         return pending
 
     def expire(self, keep: int, *, delete: bool = True) -> Garbage:
-        """Remove all but the newest ``keep`` ids, then what nothing names (``retention.expire``)."""
+        """Delete all but the newest ``keep`` ids, then what nothing names (``retention.expire``)."""
         return expire(self.storage, keep, delete=delete)
 
     def collect_garbage(self, *, delete: bool) -> Garbage:
-        """Find what nothing names, and delete it if asked to (``retention.collect_garbage``)."""
+        """Find what nothing names, and perhaps delete it (``retention.collect_garbage``)."""
         return collect_garbage(self.storage, delete=delete)
 
     def copy(self, checkpoint: Checkpoint, target: CheckpointStore, progress: Progress | None = None) -> Record:
-        """Copy a checkpoint of this store into a store of its own: a savepoint (``copying.copy``)."""
+        """Copy a checkpoint into a store of its own, as a savepoint (``copying.copy``)."""
         if not isinstance(target, CheckpointStore):
             raise InvalidInput(f"the target of a copy is {target!r}; open it first, with stateformat.open(url)")
         return copy(checkpoint, target.storage, progress=progress, sleep=self._sleep)
 
     def adopt_objects(self, checkpoint: Checkpoint, progress: Progress | None = None) -> None:
-        """Copy another store's segments here, so that a checkpoint begun from it may refer to them."""
+        """Copy another store's segments here for a checkpoint that is begun from it."""
         copy_objects(checkpoint, self.storage, progress=progress)
 
     def rollback(self, checkpoint_id: int) -> CommitPermit:
-        """Make an older checkpoint the newest again (``copying.rollback``); ``notes`` name those left behind."""
+        """Make an older checkpoint the newest again (``copying.rollback``)."""
         return rollback(self.storage, CheckpointId(checkpoint_id), sleep=self._sleep)
 
     def diagnose(self, source: int | None = None, *, level: Level = "quick") -> Diagnosis:
-        """What is wrong with the newest checkpoint, and the ways out of it (``repair.diagnose``); changes nothing."""
+        """Return what is wrong with the newest checkpoint, and ways out (``repair.diagnose``)."""
         return diagnose(self.storage, source, level=level)
 
     def repair(
@@ -264,31 +267,31 @@ class CheckpointStore:
         return repair(self.storage, source, level=level, diagnosis=diagnosis, sleep=self._sleep)
 
     def request_stop(self, mode: StopMode, savepoint: str | os.PathLike[str] | None = None) -> StopRequest:
-        """Ask the running job to stop with a savepoint, at this URL or by default below the store (``requests``).
+        """Ask the running job to stop with a savepoint, at this URL or by default below the store.
 
-        Whoever asks waits for :meth:`stop_answer`, and then, or when it gives up, calls :meth:`withdraw_stop`. Raises
+        The caller polls :meth:`stop_answer`, and calls :meth:`withdraw_stop` at the end. Raises
         ``NotFound`` where there is no store, ``InvalidInput``, ``StorageError``.
         """
         url = None if savepoint is None else as_url(savepoint)
         return requests.request_stop(self.storage, mode, url, sleep=self._sleep)
 
     def stop_requests(self) -> list[StopRequest]:
-        """The requests to stop that nobody has answered, the least ``newest`` first. One listing where there is none.
+        """Return the unanswered requests to stop, the least ``newest`` first.
 
-        Not all of them count for every run (``requests.counts_for``). For runs, to be asked between two checkpoints.
+        A run calls this between two checkpoints. Not all count for it (``requests.counts_for``).
         """
-        return requests.stop_requests(self.storage, told=self._told_requests)
+        return requests.stop_requests(self.storage, warned=self._warned)
 
     def answer_stop(self, answer: StopAnswer) -> bool:
-        """Say what became of a request; False where nobody waits for it. For runs, after the last step of the stop."""
+        """Answer a request, after the last step of the stop; False where no program waits for it."""
         return requests.answer_stop(self.storage, answer, sleep=self._sleep)
 
     def stop_answer(self, request_id: str) -> StopAnswer | None:
-        """The answer to a request; None as long as there is none."""
-        return requests.stop_answer(self.storage, request_id, told=self._told_requests)
+        """Return the answer to a request; None as long as there is none."""
+        return requests.stop_answer(self.storage, request_id, warned=self._warned)
 
     def withdraw_stop(self, request_id: str) -> None:
-        """Remove a request and its answer. A run that has begun to stop by it may still do so."""
+        """Remove a request and its answer. A run that has begun to stop may still do so."""
         requests.withdraw_stop(self.storage, request_id)
 
     def _check_job(self, job_id: str, record: Record) -> None:
@@ -301,12 +304,9 @@ class CheckpointStore:
 
 
 def _check_properties(properties: Mapping[str, str]) -> None:
-    """Refuse names that SPEC.md keeps for itself (section 3.2) and does not define."""
+    """Refuse reserved names that SPEC.md does not define (section 3.2)."""
     for name in properties:
         if str(name).startswith(RESERVED_PROPERTIES) and name != KEEP_PROPERTY:
             raise InvalidInput(
                 f"property {name!r} begins with {RESERVED_PROPERTIES!r}, which the format keeps for itself; choose another name"
             )
-
-
-__all__ = ["CheckpointStore", "CommitPermit", "Garbage", "PendingCheckpoint", "open"]

@@ -112,7 +112,7 @@ def test_finished_subtasks_owe_nothing_and_finishing_ones_have_answered(store: C
     assert pending.outstanding == ()
     assert pending.publish().record.graph.operator("write").finishing == SubtaskSet.of([1])
     pending = begin(store, store.start("job"))
-    pending.mark_finishing("write", [1])
+    pending.add(prepared(pending, 1, finishing=True))
     assert told(pending) == [("read", "0", False), ("write", "0", False)]
 
 

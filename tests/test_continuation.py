@@ -13,7 +13,8 @@ import stateformat as sf
 from stateformat.errors import InvalidInput, InvalidState
 from stateformat.model import Field, State
 from stateformat.schema import children
-from stateformat.states import Changes, begun, check_had, continued, evolution_faults, split_drop
+from stateformat.states import Changes, evolution_faults, split_drop
+from stateformat.states.continuation import check_columns_known, evolve_state, new_state
 
 LONG = pa.int64()
 
@@ -36,7 +37,7 @@ class Version:
 
     def start(self, saved: State | None = None) -> State:
         """The state after a start; after a second one it must be the same."""
-        state = begun(self.declared(), self.changes) if saved is None else self.go_on(saved)
+        state = new_state(self.declared(), self.changes) if saved is None else self.go_on(saved)
         assert self.go_on(state) is state
         assert (
             evolution_faults(State(**_fields(state, schemas=state.schemas[:-1])), state) == [] or not state.schemas[:-1]
@@ -44,7 +45,7 @@ class Version:
         return state
 
     def go_on(self, saved: State) -> State:
-        return continued(saved, self.declared(), self.changes).state
+        return evolve_state(saved, self.declared(), self.changes).state
 
 
 def _fields(state: State, **changed: Any) -> dict[str, Any]:
@@ -133,9 +134,9 @@ def test_a_column_that_was_dropped_and_is_declared_again_must_not_forbid_nulls()
     declared = sf.value_state("op", "s", keys={"k": LONG}, values=columns)
     changes = Changes(drops=frozenset({"v"}))
     with pytest.raises(InvalidState, match="neither nullable nor has a default"):
-        continued(V.start(), declared, changes)
+        evolve_state(V.start(), declared, changes)
     with pytest.raises(InvalidInput, match="neither nullable nor has a default"):
-        begun(declared, changes)
+        new_state(declared, changes)
 
 
 def struct(**columns: pa.DataType) -> pa.DataType:
@@ -176,7 +177,7 @@ def test_nested_fields_are_columns_too(version: Version, found: dict[str, int]) 
 
 def test_fields_of_structs_in_lists_are_named_through_the_element() -> None:
     before = Version({"all": pa.list_(struct(a=LONG, b=LONG))}).start()
-    went_on = continued(
+    went_on = evolve_state(
         before,
         Version({"all": pa.list_(struct(c=LONG))}).declared(),
         Changes({"all.element.a": "all.element.c"}, frozenset({"all.element.b"})),
@@ -188,16 +189,16 @@ def test_fields_of_structs_in_lists_are_named_through_the_element() -> None:
 def test_what_goes_is_named_as_the_saved_state_names_it() -> None:
     saved = Version("a y").start()
     gone = Version("y", {"a": "b"}, ("b",))
-    assert continued(saved, gone.declared(), gone.changes).dropped == ("a",)
-    assert continued(gone.go_on(saved), gone.declared(), gone.changes).dropped == ()
+    assert evolve_state(saved, gone.declared(), gone.changes).dropped == ("a",)
+    assert evolve_state(gone.go_on(saved), gone.declared(), gone.changes).dropped == ()
 
 
 def test_a_name_may_have_been_in_schemas_that_are_not_kept() -> None:
     saved = Version("v y").start()
     cut = State(**_fields(NONE.go_on(saved), schemas=NONE.go_on(saved).schemas[1:]))
-    check_had(cut, ["v"])
+    check_columns_known(cut, ["v"])
     with pytest.raises(InvalidInput, match="never had"):
-        check_had(saved, ["w"])
+        check_columns_known(saved, ["w"])
 
 
 def test_a_name_of_a_state_is_no_column() -> None:

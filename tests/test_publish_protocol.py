@@ -30,7 +30,7 @@ from stateformat.errors import (
 from stateformat.history import records as history, retention
 from stateformat.model import CheckpointId, CheckpointKind
 from stateformat.publication import CommitPermit, copy as copying, pending, protocol as publication
-from stateformat.publication.protocol import MOVES, At, Saw
+from stateformat.publication.protocol import MOVES, Observation
 from stateformat.reading import Checkpoint, load_manifest, load_record
 from stateformat.store import CheckpointStore
 from tests.stepping import (
@@ -885,7 +885,7 @@ def test_three_runs_expire_and_gc_in_a_random_order_with_faults(seed: int) -> No
 Patch = pytest.MonkeyPatch
 
 
-def without(at: At, saw: Saw, instead: At) -> Callable[[Patch], None]:
+def without(at: publication.Step, saw: Observation, instead: publication.Step) -> Callable[[Patch], None]:
     return lambda patch: patch.setitem(MOVES, (at, saw), instead)
 
 
@@ -900,7 +900,7 @@ def never_start_over(patch: Patch) -> None:
 
 def pass_over_a_missing_newest(patch: Patch) -> None:
     never_start_over(patch)
-    patch.setattr(retention, "missed", lambda checkpoint_id, newest: None)
+    patch.setattr(retention, "check_expired", lambda checkpoint_id, newest: None)
 
 
 def ignore_unpublished_manifests(patch: Patch) -> None:
@@ -913,7 +913,7 @@ def ignore_both(patch: Patch) -> None:
 
 
 def do_not_look(patch: Patch) -> None:
-    patch.setattr(pending, "stands", lambda storage, ref: True)
+    patch.setattr(pending, "record_exists", lambda storage, ref: True)
 
 
 def link_by_id(patch: Patch) -> None:
@@ -954,33 +954,37 @@ def test_f5_at_every_step() -> None:
     [
         pytest.param(begin_by_listing, test_f1_begin_does_not_list_to_choose_a_parent, id="F1-begin"),
         pytest.param(
-            without(At.READ_BACK, Saw.OURS, At.PERMITTED), test_f2_reading_back_ours_is_no_permit, id="F2-permit"
+            without(publication.Step.READ_BACK, Observation.OURS, publication.Step.PERMITTED),
+            test_f2_reading_back_ours_is_no_permit,
+            id="F2-permit",
         ),
         pytest.param(
-            without(At.LIST, Saw.NONE_GREATER, At.PERMITTED), test_f14_a_torn_listing_is_no_permit, id="F14-permit"
+            without(publication.Step.LIST, Observation.NONE_GREATER, publication.Step.PERMITTED),
+            test_f14_a_torn_listing_is_no_permit,
+            id="F14-permit",
         ),
         pytest.param(
-            without(At.LIST, Saw.GREATER, At.WITHDRAW),
+            without(publication.Step.LIST, Observation.GREATER, publication.Step.WITHDRAW),
             test_f8_the_overtaken_does_not_remove_what_others_have_gone_on_from,
             id="F8-overtaken",
         ),
         pytest.param(
-            without(At.LOOK, Saw.GREATER, At.CREATE_AGAIN),
+            without(publication.Step.LOOK, Observation.GREATER, publication.Step.CREATE_AGAIN),
             test_f12_absence_after_expiry_is_not_a_reason_to_try_again,
             id="F12-absent",
         ),
         pytest.param(
-            without(At.LOOK, Saw.SAME, At.LOST),
+            without(publication.Step.LOOK, Observation.SAME, publication.Step.LOST),
             test_a_create_that_lands_between_reading_back_and_listing_is_no_rivals,
             id="F12-late",
         ),
         pytest.param(
-            without(At.CREATE_AGAIN, Saw.REFUSED, At.REFUSED),
+            without(publication.Step.CREATE_AGAIN, Observation.REFUSED, publication.Step.REFUSED),
             test_a_try_that_lands_after_a_later_one_was_refused_has_published,
             id="refused-again",
         ),
         pytest.param(
-            without(At.CREATE, Saw.REFUSED, At.READ_BACK),
+            without(publication.Step.CREATE, Observation.REFUSED, publication.Step.READ_BACK),
             test_a_refusal_of_the_first_create_is_told_at_once_and_nothing_is_published,
             id="refused-first",
         ),
@@ -1026,8 +1030,8 @@ def test_the_rule_is_what_holds(
 
 
 def test_the_table_of_moves_is_complete_and_ends() -> None:
-    steps = set(At) - publication.ENDS
+    steps = set(publication.Step) - publication.ENDS
     assert {at for at, _ in MOVES} == steps
     assert set(MOVES.values()) - {at for at, _ in MOVES} == publication.ENDS
-    assert {saw for _, saw in MOVES} == set(Saw)
+    assert {saw for _, saw in MOVES} == set(Observation)
     assert store.CommitPermit is CommitPermit

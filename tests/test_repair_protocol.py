@@ -27,7 +27,7 @@ from stateformat.history import records as history, retention, survey
 from stateformat.model import CheckpointId, CheckpointKind, Record
 from stateformat.problems import Problem
 from stateformat.publication import pending, protocol as publication, repair
-from stateformat.publication.protocol import MOVES, At, Saw
+from stateformat.publication.protocol import MOVES, Observation, Step
 from stateformat.reading import Checkpoint, load_record
 from stateformat.store import CheckpointStore
 from stateformat.validation import validate
@@ -832,32 +832,32 @@ def test_a_repair_beside_the_publisher_of_the_damaged_record_in_every_order() ->
 Patch = pytest.MonkeyPatch
 
 
-def withdraw_instead(saw: Saw) -> Callable[[Patch], None]:
-    return lambda patch: patch.setitem(MOVES, (At.READ_CHILD, saw), At.WITHDRAW)
+def withdraw_instead(saw: Observation) -> Callable[[Patch], None]:
+    return lambda patch: patch.setitem(MOVES, (Step.READ_CHILD, saw), Step.WITHDRAW)
 
 
 def a_repair_is_a_child_like_any_other(patch: Patch) -> None:
-    def see(found: Record | None, ours: Any) -> Saw:
+    def see(found: Record | None, ours: Any) -> Observation:
         if found is None:
-            return Saw.NO_PROOF
-        return Saw.OUR_CHILD if found.parent == ours else Saw.NO_CHILD
+            return Observation.NO_PROOF
+        return Observation.OUR_CHILD if found.parent == ours else Observation.NO_CHILD
 
     patch.setattr(publication, "see_child", see)
 
 
 def do_not_look(patch: Patch) -> None:
-    patch.setattr(pending, "stands", lambda storage, ref: True)
+    patch.setattr(pending, "record_exists", lambda storage, ref: True)
 
 
 def look_first(patch: Patch) -> None:
-    write, look = pending.PendingCheckpoint._write_manifest, pending.PendingCheckpoint._look_before_creating
+    write, look = pending.PendingCheckpoint._write_manifest, pending.PendingCheckpoint._check_before_creating
 
     def both(self: Any, handles: Any) -> Any:
         look(self)
         return write(self, handles)
 
     patch.setattr(pending.PendingCheckpoint, "_write_manifest", both)
-    patch.setattr(pending.PendingCheckpoint, "_look_before_creating", lambda self: None)
+    patch.setattr(pending.PendingCheckpoint, "_check_before_creating", lambda self: None)
 
 
 def everything_is_certain(patch: Patch) -> None:
@@ -865,7 +865,7 @@ def everything_is_certain(patch: Patch) -> None:
 
 
 def pass_over_what_cannot_be_read(patch: Patch) -> None:
-    patch.setattr(survey.Downwards, "left_behind", lambda self, checkpoint_id: True)
+    patch.setattr(survey.LossDetector, "left_behind", lambda self, checkpoint_id: True)
     patch.setattr(retention, "manifests_under", lambda storage, checkpoint_id: [])
 
 
@@ -874,12 +874,12 @@ def expire_by_names(patch: Patch) -> None:
 
 
 def take_damage_for_ours(patch: Patch) -> None:
-    patch.setattr(publication._Steps, "_read_back", lambda self: Saw.OURS)
+    patch.setattr(publication._Requests, "_read_back", lambda self: Observation.OURS)
 
 
 def a_gap_is_a_loss(patch: Patch) -> None:
     gaps = property(lambda self: sorted({*self._gaps, *self._linked}), lambda self, value: None)
-    patch.setattr(survey.Downwards, "lost", gaps, raising=False)
+    patch.setattr(survey.LossDetector, "lost", gaps, raising=False)
 
 
 def keep_what_the_newest_carries(patch: Patch) -> None:
@@ -895,7 +895,7 @@ def keep_what_records_carry(patch: Patch) -> None:
 
 
 def nothing_is_lost(patch: Patch) -> None:
-    patch.setattr(survey.Downwards, "read", lambda self, checkpoint_id, found: None)
+    patch.setattr(survey.LossDetector, "read", lambda self, checkpoint_id, found: None)
 
 
 def highest_first(patch: Patch) -> None:
@@ -957,7 +957,9 @@ def highest_first(patch: Patch) -> None:
             id="L8-expire",
         ),
         pytest.param(
-            withdraw_instead(Saw.NO_PROOF), test_l9_the_overtaken_stays_where_nothing_stands_above_it, id="L9-overtaken"
+            withdraw_instead(Observation.NO_PROOF),
+            test_l9_the_overtaken_stays_where_nothing_stands_above_it,
+            id="L9-overtaken",
         ),
     ],
 )

@@ -27,7 +27,7 @@ from stateformat.errors import (
     PublishConflict,
     StorageError,
 )
-from stateformat.graph import JobGraph, Operator, OperatorId, Status
+from stateformat.graph import JobGraph, Operator, OperatorId, Status, SubtaskSet
 from stateformat.history import record_ids
 from stateformat.keys import hash_keys, key_groups, subtask_of_key_group
 from stateformat.model import CheckpointId, CheckpointKind, Handle, Stop, StopMode
@@ -274,13 +274,13 @@ def test_finished_and_finishing_subtasks_stand_in_the_record(store: CheckpointSt
     files = declare.committables_state("count", "files", columns={"path": pa.string()})
     pending = begin(store, None, graph=graph(4), states=(*STATES, files))
     pending.mark_finished("count", [0])
-    pending.mark_finishing("count", [3])
-    for subtask in (1, 2):
-        with pending.context.subtask("count", subtask, finishing=subtask == 2) as writer:
+    for subtask in (1, 2, 3):
+        with pending.context.subtask("count", subtask, finishing=subtask > 1) as writer:
             if subtask == 1:
                 writer.write("counts", rows_of(1, 4))
                 writer.empty("splits")
-            writer.write("files", pa.table({"path": [f"out-{subtask}"]}))
+            if subtask < 3:
+                writer.write("files", pa.table({"path": [f"out-{subtask}"]}))
         pending.add(writer)
     record = pending.publish().record
     count = record.graph.operator("count")
@@ -302,9 +302,10 @@ def test_what_has_finished_is_inherited_by_the_graph(store: CheckpointStore) -> 
 
 @pytest.mark.parametrize("how", ["finished", "finishing"])
 def test_a_status_that_contradicts_a_snapshot_is_refused(store: CheckpointStore, how: str) -> None:
-    pending = begin(store, None)
+    marked: Any = {how: SubtaskSet.of([1])}
+    ended = replace(graph().operator("count"), **marked)
+    pending = begin(store, None, graph=graph().with_operators({"count": ended}))
     fill(pending)
-    (pending.mark_finished if how == "finished" else pending.mark_finishing)("count", [1])
     with pytest.raises(InvalidState, match="subtask 1 of 'count'") as caught:
         pending.publish()
     assert caught.value.kind is ErrorKind.STATUS_CONTRADICTION
@@ -315,7 +316,7 @@ def test_subtasks_and_operators_that_do_not_exist_are_refused(store: CheckpointS
     with pytest.raises(InvalidState, match="subtasks 0 to 1; there is no subtask 2"):
         pending.mark_finished("count", [2])
     with pytest.raises(InvalidInput, match="'nobody'"):
-        pending.mark_finishing("nobody", [0])
+        pending.mark_finished("nobody", [0])
     snapshot = pending.context.subtask("print", 0).snapshot()
     with pytest.raises(InvalidState, match="there is no subtask 7"):
         pending.add(replace(snapshot, subtask=7))

@@ -18,7 +18,8 @@ from stateformat.graph import Edge, JobGraph, Operator, Partitioner, Status, Sub
 from stateformat.keys import DEFAULT_KEY_HASH, MAX_PARALLELISM_LIMIT, default_max_parallelism
 from stateformat.model import Mode, Record, State
 from stateformat.rules import inputs_by_target
-from stateformat.states import check_had, column_name, evolution_faults, split_drop
+from stateformat.states import column_name, evolution_faults, split_drop
+from stateformat.states.continuation import check_columns_known
 
 from ..columns import ColumnAction, ColumnPlan, column_plans, lost_columns
 from .refusals import Refusal, RefusalCode
@@ -122,7 +123,7 @@ def check_drop(match: Match) -> None:
                 f"column {sorted(keys)[0]!r} is a key of state {state_name!r} of operator {uid!r}; keys are never dropped",
                 operator=uid,
             )
-        check_had(state, columns)
+        check_columns_known(state, columns)
     for name in match.drop_whole:
         if name in match.record.graph.by_uid:
             if name in match.topology.by_uid:

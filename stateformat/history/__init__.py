@@ -1,5 +1,6 @@
-"""The checkpoints of a store: ``records`` finds them, ``survey`` judges damage, ``retention`` deletes, ``committables`` says what may still be
-committed.
+"""The checkpoints of a store: which there are, which are damaged, and what may be deleted.
+
+Read ``records``, ``survey``, ``retention``; ``committables`` says what may still be committed.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from .records import (
     find_record,
     ids_from,
     newest_record,
+    record_exists,
     record_ids,
     record_of,
     require_records,
-    stands,
 )
 from .retention import Garbage, collect_garbage, expire, manifests_under, reachable
 from .survey import Survey, record_lost, survey
@@ -35,10 +36,10 @@ __all__ = [
     "manifests_under",
     "newest_record",
     "reachable",
+    "record_exists",
     "record_ids",
     "record_lost",
     "record_of",
     "require_records",
-    "stands",
     "survey",
 ]

@@ -1,9 +1,9 @@
-"""Which committables may still be committed: those of every record that stands, and of attempts about to be published.
+"""The committables that may still be committed: of every record, and of attempts about to publish.
 
-A sink cleans up when a run begins. What it removes must not be carried by any checkpoint that can still be started from:
-after a rollback the newest checkpoint does not carry what a later one had prepared, but a second rollback goes back to that
-one. So clean-up keeps what garbage collection keeps (``retention``): the records that stand, strays too, and the manifests
-under newest + 1, one of which may belong to a rollback under way.
+When a run begins, its sinks clean up. They must not remove what is carried by a checkpoint from
+which a run can still start: after a rollback the newest does not carry what a later one had
+prepared, but a second rollback goes back to that one. So clean-up keeps what garbage collection
+keeps (``retention``): all records, strays too, and the manifests under newest + 1.
 """
 
 from __future__ import annotations
@@ -18,52 +18,61 @@ from ..errors import CheckpointExpired
 from ..manifest import decode_manifest, unpublished_ref
 from ..model import CheckpointId, Record, SchemaVersion
 from ..reading import Checkpoint
-from ..record import MANIFEST_BYTES_MAX
 from ..storage import Storage
-from .records import Ids, Moved, find_record, settled
-from .retention import manifests_under
+from .records import HistoryChanged, Ids, find_record, read_until_stable
+from .retention import check_expired, manifests_under, read_unpublished_bytes
 
 
 class Wanted(NamedTuple):
-    """What is to be read of an operator's committables: down to which checkpoint id, and in which columns."""
+    """Which committables of an operator to read."""
 
     down_to: int
+    """The lowest checkpoint id."""
     schema: SchemaVersion
 
 
 def carried_committables(storage: Storage, state: str, wanted: Mapping[str, Wanted]) -> dict[str, list[pa.Table]]:
-    """The rows of the committables ``state`` of operators, by uid, one table for each checkpoint that carries some.
+    """Return the rows of the committables ``state`` by uid, one table for each checkpoint with any.
 
-    What was prepared under an id is carried by no checkpoint below it, so nothing below ``down_to`` is read. Columns:
-    ``_checkpoint_id``, ``_attempt_id``, then those of the schema that is wanted. Tables of different checkpoints may repeat rows. Only the handles of these states are read, once the manifest
-    was. Raises ``DamagedCheckpoint``, ``UnsupportedFormat`` or ``StorageError`` where a record, a manifest or a segment of
-    committables cannot be read, ``InvalidState`` where committables do not evolve to the schema: then it is unknown what is carried.
+    Columns: ``_checkpoint_id``, ``_attempt_id``, then those of the wanted schema. Tables may repeat
+    rows. What was prepared under an id is carried by no checkpoint below it, so none is read.
+    Raises ``DamagedCheckpoint``, ``UnsupportedFormat`` or ``StorageError`` where something cannot be
+    read, ``InvalidState`` where committables do not evolve to the schema.
     """
     if not wanted:
         return {}
-    return settled(storage, lambda ids: _carried(storage, ids, state, wanted))
+    return read_until_stable(storage, lambda ids: _carried(storage, ids, state, wanted))
 
 
 def _carried(storage: Storage, ids: Ids, state: str, wanted: Mapping[str, Wanted]) -> dict[str, list[pa.Table]]:
     found: dict[str, list[pa.Table]] = {uid: [] for uid in wanted}
     least = min(each.down_to for each in wanted.values())
+    for checkpoint in _checkpoints(storage, ids, least):
+        for uid, rows in _rows(checkpoint, state, wanted):
+            found[uid].append(rows)
+    return found
+
+
+def _checkpoints(storage: Storage, ids: Ids, least: int) -> Iterator[Checkpoint]:
+    """Yield the checkpoints from an id on; the manifests under newest + 1 as if records named them."""
     newest: Record | None = None
     for checkpoint_id in ids:
         if checkpoint_id < least:
             continue
         record = find_record(storage, checkpoint_id)
         if record is None:
-            # The newest is never removed, so then there is a newer one. Any other was expired meanwhile.
-            if checkpoint_id == ids[-1]:
-                raise Moved
+            check_expired(checkpoint_id, ids[-1])
             continue
         newest = record
-        for uid, rows in _rows(Checkpoint(storage, record), state, wanted):
-            found[uid].append(rows)
-    for checkpoint in _unpublished(storage, newest):
-        for uid, rows in _rows(checkpoint, state, wanted):
-            found[uid].append(rows)
-    return found
+        yield Checkpoint(storage, record)
+    if newest is None:
+        return
+    features = (*newest.required_features, "committables")
+    unpublished = replace(newest, checkpoint_id=CheckpointId(newest.checkpoint_id + 1), required_features=features)
+    for path in manifests_under(storage, unpublished.checkpoint_id):
+        data = read_unpublished_bytes(storage, path)
+        ref = unpublished_ref(data, path)
+        yield Checkpoint(storage, replace(unpublished, manifest=ref), manifest=decode_manifest(data, ref))
 
 
 def _rows(checkpoint: Checkpoint, state: str, wanted: Mapping[str, Wanted]) -> Iterator[tuple[str, pa.Table]]:
@@ -76,27 +85,4 @@ def _rows(checkpoint: Checkpoint, state: str, wanted: Mapping[str, Wanted]) -> I
                 if rows.num_rows:
                     yield uid, rows
     except CheckpointExpired:
-        raise Moved from None
-
-
-def _unpublished(storage: Storage, newest: Record | None) -> Iterator[Checkpoint]:
-    """The manifests under newest + 1, each read as if the newest record named it: what they carry is the same job's."""
-    if newest is None:
-        return
-    for path in manifests_under(storage, CheckpointId(newest.checkpoint_id + 1)):
-        try:
-            data = storage.read_range(path, 0, MANIFEST_BYTES_MAX + 1)
-        except FileNotFoundError:
-            # Collected, as garbage of an id that is not above the newest any more.
-            raise Moved from None
-        ref = unpublished_ref(data, path)
-        record = replace(
-            newest,
-            checkpoint_id=CheckpointId(newest.checkpoint_id + 1),
-            manifest=ref,
-            required_features=(*newest.required_features, "committables"),
-        )
-        yield Checkpoint(storage, record, manifest=decode_manifest(data, ref))
-
-
-__all__ = ["Wanted", "carried_committables"]
+        raise HistoryChanged from None

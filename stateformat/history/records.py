@@ -1,20 +1,20 @@
 """Reading the history of a store: which records are checkpoints, and which one is the newest.
 
-Theory of operation (SPEC.md section 8.1). The newest checkpoint is the greatest id listed; the history is the newest and
-what its parent links reach, as long as the record under the parent's id has the parent's attempt id. Any other record is
-a *stray*, the remains of a publisher that was overtaken, and no checkpoint for anyone.
+Theory of operation (SPEC.md section 8.1). The newest checkpoint is the greatest id listed. The
+history is the newest and what its parent links reach, as long as the record under the parent's id
+has the parent's attempt id. Any other record is a *stray*, left by an overtaken publisher.
 
-Between a listing and the reads that follow it, others publish, expire and withdraw. One fact makes reading safe without
-locks: the greatest id never goes down, and the record under it is never replaced while it is the greatest. So whoever
-decides something lists, reads what the decision rests on, and lists again; if the greatest id is the same, everything
-that was read belongs to one instant's history, and otherwise the reading starts over. :func:`settled` is that rule, and
-its only implementation: opening, restarting, rolling back and collecting garbage all go through it.
+Between a listing and the reads after it, others publish, expire and withdraw. One fact makes
+reading safe without locks: the greatest id never goes down, and its record is never replaced while
+it is the greatest. So a reader lists, reads, and lists again. If the greatest id is the same, all
+that was read belongs to one instant's history; otherwise the reader starts over.
+:func:`read_until_stable` is the only implementation of that rule.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -35,92 +35,83 @@ from ..storage import Storage, names, names_after
 logger = logging.getLogger(__name__)
 
 TRIES = 20
-"""How often a reading starts over before it says that the history will not hold still."""
+"""How often a reading starts over before it gives up."""
 
 UNREADABLE: Final = (DamagedCheckpoint, UnsupportedFormat)
-"""What reading a record raises where it stands and its bytes are no record that this version knows."""
+"""Raised for a record that exists, but whose bytes are no record that this version knows."""
 
 T = TypeVar("T")
 Ids = Sequence[CheckpointId]
 
 
-class Moved(Exception):
-    """Raised inside :func:`settled` by a decision that saw the history change under its hands: start over."""
+class HistoryChanged(Exception):
+    """Raised inside :func:`read_until_stable` by a reader that saw the history change: start over."""
 
 
 @dataclass(frozen=True)
 class History:
-    """A reading of the history that held still.
-
-    ``listed``: every id that has a record, ascending, strays too. ``chain``: the checkpoints, newest first, as far down
-    as was asked for. ``ended_by``: why the chain could not be followed to its end (a damaged record, or one of a newer
-    version, below the last of ``chain``; the newest itself where ``chain`` is empty); None where it ends by itself.
-    """
+    """The history of a store at one instant."""
 
     listed: tuple[CheckpointId, ...]
+    """Every id that has a record, strays too, ascending."""
     chain: tuple[Record, ...]
+    """The checkpoints, newest first, as far down as the caller asked."""
     ended_by: CheckpointError | None = None
+    """Why the record below ``chain`` (the newest, if empty) cannot be read; None where it can."""
 
 
 def record_ids(storage: Storage) -> list[CheckpointId]:
-    """The ids of all records, ascending, by one listing. Names that are no record's are passed over."""
-    found = (layout.record_id(path) for path in names(storage, layout.RECORDS))
-    return sorted(checkpoint_id for checkpoint_id in found if checkpoint_id is not None)
+    """Return the ids of all records, ascending, by one listing. Other names are passed over."""
+    return _ids(names(storage, layout.RECORDS))
 
 
 def ids_from(storage: Storage, least: CheckpointId) -> list[CheckpointId]:
-    """The ids of records from this one on, ascending, by one look (``storage.ListsNames``)."""
-    before = layout.record_path(CheckpointId(least - 1))
-    found = (layout.record_id(path) for path in names_after(storage, before))
+    """Return the ids of records from this one on, ascending, by one request."""
+    return _ids(names_after(storage, layout.record_path(CheckpointId(least - 1))))
+
+
+def _ids(paths: Iterable[str]) -> list[CheckpointId]:
+    found = map(layout.record_id, paths)
     return sorted(checkpoint_id for checkpoint_id in found if checkpoint_id is not None)
 
 
 def find_record(storage: Storage, checkpoint_id: CheckpointId) -> Record | None:
-    """The record under an id, or None. Raises ``DamagedCheckpoint`` and ``UnsupportedFormat`` as ``load_record`` does."""
+    """Return the record under an id, or None. Raises ``DamagedCheckpoint``, ``UnsupportedFormat``."""
     try:
         return load_record(storage, checkpoint_id)
     except NotFound:
         return None
 
 
-def is_there(storage: Storage, checkpoint_id: CheckpointId) -> bool:
-    """Whether there is any record under an id, readable or not."""
-    try:
-        return find_record(storage, checkpoint_id) is not None
-    except UNREADABLE:
-        return True
-
-
-def stands(storage: Storage, ref: ParentRef) -> bool:
-    """Whether the record of exactly this attempt is there."""
+def record_exists(storage: Storage, ref: ParentRef) -> bool:
+    """Return whether the record of this id and attempt exists."""
     found = find_record(storage, ref.checkpoint_id)
     return found is not None and found.ref == ref
 
 
 def same_newest(before: Ids, after: Ids) -> bool:
-    """Whether two listings agree on the greatest id, so that what was read between them may be believed."""
+    """Return whether two listings agree on the greatest id."""
     return before[-1:] == after[-1:]
 
 
-def settled(storage: Storage, decide: Callable[[Ids], T]) -> T:
-    """What ``decide`` makes of the ids listed, once a second listing shows the same newest.
+def read_until_stable(storage: Storage, read: Callable[[Ids], T]) -> T:
+    """Return what ``read`` makes of the ids listed, once a second listing shows the same newest.
 
-    ``decide`` reads and changes nothing; it is called again whenever the newest has changed meanwhile. It raises
-    :class:`Moved` where an id that was listed is gone. An error that it raises counts only if the history held still:
-    a restart that misses an object lists again before it calls that damage. Raises ``StorageError`` (kind
-    ``HISTORY_UNSTABLE``) after :data:`TRIES` changes in a row.
+    ``read`` changes nothing and is called again when the newest has changed. It raises
+    :class:`HistoryChanged` where a listed id is gone. Any other error counts only if the newest
+    has not changed. Raises ``StorageError`` (kind ``HISTORY_UNSTABLE``) after :data:`TRIES` changes.
     """
     before = record_ids(storage)
     for attempt in range(TRIES):
         if attempt:
-            # Imported where it is rare: `ckpt inspect` comes by here, a cold process every time.
+            # Imported here because it is rare: `ckpt inspect` is a cold process every time.
             from ..storage import stats_of
 
             stats_of(storage).event(history_restarts=1)
             logger.info("history of %s: the newest has changed; the reading starts over", storage.url)
         try:
-            result = decide(before)
-        except Moved:
+            result = read(before)
+        except HistoryChanged:
             before = record_ids(storage)
             continue
         except CheckpointError:
@@ -140,30 +131,26 @@ def settled(storage: Storage, decide: Callable[[Ids], T]) -> T:
     )
 
 
-def follow(
+def follow_history(
     storage: Storage,
     ids: Ids,
+    known: dict[ParentRef, Record],
     *,
     down_to: CheckpointId | None = None,
     limit: int | None = None,
-    known: dict[ParentRef, Record] | None = None,
 ) -> History:
-    """The chain from the greatest of ``ids`` (not empty) along parents; stops at an id or a length.
+    """Return the chain from the greatest of ``ids`` (not empty) along links, to an id or a length.
 
-    Below a repair the chain goes on at the checkpoint whose content it has (SPEC.md section 8.4).
-
-    ``known`` keeps what was read before, for a reading that starts over: a record of an attempt never changes, so one
-    that the new chain names and that is still listed is not fetched again. A record that cannot be read ends the chain
-    and stands in ``ended_by``, the newest too. Call it inside :func:`settled`.
+    ``known`` keeps records for a reading that starts over: the record of an attempt never changes.
+    A record that cannot be read ends the chain. Call it inside :func:`read_until_stable`.
     """
     listed, present = tuple(ids), set(ids)
-    known = {} if known is None else known
     try:
         newest = find_record(storage, listed[-1])
     except UNREADABLE as error:
         return History(listed, (), _of_newest(storage, listed[-1], error))
     if newest is None:
-        raise Moved
+        raise HistoryChanged
     chain, ended_by = [newest], None
     while limit is None or len(chain) < limit:
         parent = chain[-1].link
@@ -184,24 +171,24 @@ def follow(
 
 
 def is_link(found: Record, parent: ParentRef) -> bool:
-    """Whether the record under the parent's id is the parent: of the attempt that the child names."""
+    """Return whether the record under the parent's id has the attempt that the child names."""
     return found.ref == parent
 
 
 def read_history(storage: Storage, *, down_to: CheckpointId | None = None, limit: int | None = None) -> History:
-    """The history of a store, settled; an empty :class:`History` where there is no record."""
+    """Return the history of a store; empty where there is no record."""
     known: dict[ParentRef, Record] = {}
 
-    def decide(ids: Ids) -> History:
-        return follow(storage, ids, down_to=down_to, limit=limit, known=known) if ids else History((), ())
+    def read(ids: Ids) -> History:
+        return follow_history(storage, ids, known, down_to=down_to, limit=limit) if ids else History((), ())
 
-    return settled(storage, decide)
+    return read_until_stable(storage, read)
 
 
 def newest_record(storage: Storage) -> Record | None:
-    """The record of the newest checkpoint, settled; None in a store without records. Never an older one instead.
+    """Return the record of the newest checkpoint; None in a store without records.
 
-    Raises ``DamagedCheckpoint`` and ``UnsupportedFormat`` where it cannot be read.
+    Raises ``DamagedCheckpoint`` and ``UnsupportedFormat`` where the newest cannot be read.
     """
     history = read_history(storage, limit=1)
     if history.ended_by is not None:
@@ -210,7 +197,7 @@ def newest_record(storage: Storage) -> Record | None:
 
 
 def _of_newest(storage: Storage, checkpoint_id: CheckpointId, error: CheckpointError) -> CheckpointError:
-    """The error for a newest record that cannot be read. Damage has a way out of its own; another version has not."""
+    """Return the error for a newest record that cannot be read."""
     if not isinstance(error, DamagedCheckpoint):
         return error
     return DamagedCheckpoint(
@@ -223,22 +210,25 @@ def _of_newest(storage: Storage, checkpoint_id: CheckpointId, error: CheckpointE
 
 def require_records(storage: Storage, listed: Ids) -> None:
     """Raise ``NotFound`` (``STORE_NOT_FOUND``, ``STORE_EMPTY``) where no record is listed."""
-    if listed:
-        return
+    if not listed:
+        raise _no_records(storage)
+
+
+def _no_records(storage: Storage) -> NotFound:
     if not storage.exists():
-        raise NotFound(
+        return NotFound(
             f"there is no store at {storage.url}; check the address, or run the job once",
             kind=ErrorKind.STORE_NOT_FOUND,
             url=storage.url,
         )
     if not storage.list(layout.MANIFESTS) and not storage.list(layout.SEGMENTS):
-        raise NotFound(
+        return NotFound(
             f"{storage.url} is no store of checkpoints: nothing lies in its {layout.RECORDS}, {layout.MANIFESTS} and "
             f"{layout.SEGMENTS}. Check the address; a job makes them with its first checkpoint",
             kind=ErrorKind.STORE_EMPTY,
             url=storage.url,
         )
-    raise NotFound(
+    return NotFound(
         f"the store {storage.url} holds no checkpoint; the job has not published one yet",
         kind=ErrorKind.STORE_EMPTY,
         url=storage.url,
@@ -246,11 +236,10 @@ def require_records(storage: Storage, listed: Ids) -> None:
 
 
 def chain_down_to(storage: Storage, checkpoint_id: CheckpointId) -> tuple[Record, ...]:
-    """The checkpoints from the newest down to one of the history, both included, newest first.
+    """Return the checkpoints from the newest down to one of the history, both included.
 
-    What is built on an older checkpoint must be reached from the newest. Raises ``NotFound`` (no store, no checkpoint, or
-    the record under the id is a stray), ``CheckpointExpired`` (below the newest and no longer there), and what a damaged
-    record on the way raises.
+    Raises ``NotFound`` (no store, no such checkpoint, or a stray), ``CheckpointExpired``, and
+    ``DamagedCheckpoint`` or ``UnsupportedFormat`` for a record on the way.
     """
     history = read_history(storage, down_to=checkpoint_id)
     require_records(storage, history.listed)
@@ -262,22 +251,20 @@ def chain_down_to(storage: Storage, checkpoint_id: CheckpointId) -> tuple[Record
 
 
 def record_of(storage: Storage, checkpoint_id: CheckpointId | None) -> Record:
-    """The record of a checkpoint that is to be looked at, the newest where no id is given.
+    """Return the record of a checkpoint to look at; of the newest where no id is given.
 
-    An id needs its own record and nothing above it: where a damaged or lost record cuts it off from the newest, it is
-    given all the same. A stray is not: every record above it could be read, and none leads to it. Raises as
-    :func:`chain_down_to` does; damage only of the record that is asked for.
+    A damaged or lost record above it does not matter. Raises as :func:`chain_down_to` does, but
+    for damage only of the record that is asked for.
     """
     if checkpoint_id is None:
-        history = read_history(storage, limit=1)
-        require_records(storage, history.listed)
-        if history.ended_by is not None:
-            raise history.ended_by
-        return history.chain[0]
+        newest = newest_record(storage)
+        if newest is None:
+            raise _no_records(storage)
+        return newest
     try:
         history = read_history(storage, down_to=checkpoint_id)
     except StorageError:
-        # Something above may not be readable for want of rights, or by a disk that fails. That one decides nothing here.
+        # The storage may fail to read a record above this one, which does not matter.
         found = find_record(storage, checkpoint_id)
         if found is None:
             raise
@@ -292,14 +279,14 @@ def record_of(storage: Storage, checkpoint_id: CheckpointId | None) -> Record:
 
 
 def _is_cut_off(storage: Storage, ref: ParentRef) -> bool:
-    """Whether a lost record stands between the newest and this checkpoint. Rare, so everything is read once more."""
+    """Return whether a lost record lies between the newest and this checkpoint."""
     from .survey import survey
 
     return any(record.ref == ref for record in survey(storage).cut_off)
 
 
 def _not_reached(storage: Storage, checkpoint_id: CheckpointId, history: History) -> CheckpointError:
-    """The error for an id that no link from the newest reaches: never was, a stray, expired, or lost."""
+    """Return the error for an id that no link from the newest reaches."""
     where, newest = f"checkpoint {checkpoint_id} of {storage.url}", history.listed[-1]
     if checkpoint_id > newest or checkpoint_id < 1:
         return NotFound(
@@ -308,7 +295,7 @@ def _not_reached(storage: Storage, checkpoint_id: CheckpointId, history: History
     from .survey import record_lost, survey
 
     found = survey(storage, down_to=checkpoint_id)
-    if checkpoint_id in history.listed and is_there(storage, checkpoint_id):
+    if checkpoint_id in history.listed and _has_record(storage, checkpoint_id):
         above = found.fault(storage)
         if above is not None and any(record.checkpoint_id == checkpoint_id for record in found.cut_off):
             return above
@@ -322,3 +309,11 @@ def _not_reached(storage: Storage, checkpoint_id: CheckpointId, history: History
         return record_lost(storage, lost[0])
     oldest = found.checkpoints[-1].checkpoint_id if found.checkpoints else newest
     return CheckpointExpired(f"{where} has expired; the oldest that is left is {oldest}", checkpoint_id=checkpoint_id)
+
+
+def _has_record(storage: Storage, checkpoint_id: CheckpointId) -> bool:
+    """Return whether there is a record under an id, readable or not."""
+    try:
+        return find_record(storage, checkpoint_id) is not None
+    except UNREADABLE:
+        return True

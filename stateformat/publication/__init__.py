@@ -1,14 +1,13 @@
 """Writing a checkpoint and making it exist.
 
-Read ``begin_checks``, ``draft``, ``pending`` and ``protocol``; ``copy`` and ``repair`` are built on these.
+Read ``begin_checks``, ``pending`` and ``protocol``; ``copy`` and ``repair`` are built on these.
 """
 
 from __future__ import annotations
 
 from .begin_checks import check_arguments, check_beginning
 from .copy import CopyProgress, Progress, begin_from, copy, copy_objects, rollback
-from .draft import Draft
-from .pending import PendingCheckpoint
+from .pending import Draft, PendingCheckpoint
 from .protocol import CommitPermit, permit
 from .repair import Diagnosis, WayOut, diagnose, repair
 

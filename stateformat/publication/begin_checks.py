@@ -1,8 +1,7 @@
-"""What a writer may begin a checkpoint with: refused before any state is written, not when it is published.
+"""Checks of a checkpoint when it begins, before any state is written.
 
-The format's own rules stand in ``rules.graph``, and a checkpoint that breaks one is never published. Two rules here
-are duties of whoever writes a new checkpoint (SPEC.md section 3.5): stores that hold older ones that do not keep them are
-read, rescaled and rolled back as before.
+Two rules are duties of the writer of a new checkpoint only (SPEC.md section 3.5): older checkpoints
+that break them are still read, rescaled and rolled back.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from ..rules import check_graph, check_states
 def check_arguments(
     graph: JobGraph, states: Iterable[State], job_id: str, job_name: str, properties: Mapping[str, str]
 ) -> tuple[State, ...]:
-    """The states as a tuple. Raises ``InvalidInput`` for an argument of ``begin`` that is of the wrong type."""
+    """Return the states as a tuple. Raises ``InvalidInput`` for an argument of a wrong type."""
     if not isinstance(graph, JobGraph):
         raise InvalidInput(
             f"the graph is of type {type(graph).__name__}; give a JobGraph", kind=ErrorKind.INVALID_GRAPH
@@ -39,10 +38,10 @@ def check_arguments(
 
 
 def check_beginning(graph: JobGraph, states: Sequence[State], parent: JobGraph | None, *, is_new: bool) -> None:
-    """Raise ``InvalidInput`` with every fault of a graph that no snapshot can mend, and of the states declared for it.
+    """Raise ``InvalidInput`` with every fault of the graph and of the states declared for it.
 
-    ``graph`` has every max parallelism filled in. What had fully finished in ``parent`` counts as finished, since its
-    edges carry nothing. ``is_new``: the content is no older checkpoint's, so the duties of writers hold.
+    ``graph`` has every max parallelism filled in. An operator that had fully finished in ``parent``
+    counts as finished. ``is_new``: the content is no older checkpoint's, so writers' duties hold.
     """
     known = _with_finished(graph, parent)
     problems = [*check_graph(known), *check_states(known, states), *(_duties(graph) if is_new else ())]
@@ -56,20 +55,18 @@ def check_beginning(graph: JobGraph, states: Sequence[State], parent: JobGraph |
 
 
 def _with_finished(graph: JobGraph, parent: JobGraph | None) -> JobGraph:
-    """The graph in which the operators that had fully finished in ``parent`` have."""
-    ended = (
-        {operator.uid for operator in parent.operators if operator.status is Status.FULLY_FINISHED} if parent else ()
-    )
-    return graph.with_operators(
-        {
-            operator.uid: replace(operator, finished=SubtaskSet.all(operator.parallelism), finishing=SubtaskSet())
-            for operator in graph.operators
-            if operator.uid in ended and operator.parallelism > 0
-        }
-    )
+    """Return the graph with every operator finished that had fully finished in ``parent``."""
+    changed = {}
+    for before in parent.operators if parent else ():
+        operator = graph.by_uid.get(before.uid)
+        if operator is not None and operator.parallelism > 0 and before.status is Status.FULLY_FINISHED:
+            ended = SubtaskSet.all(operator.parallelism)
+            changed[operator.uid] = replace(operator, finished=ended, finishing=SubtaskSet())
+    return graph.with_operators(changed)
 
 
 def _duties(graph: JobGraph) -> Iterator[Problem]:
+    """Yield what breaks a duty of the writer of a new checkpoint."""
     if not graph.operators:
         yield Problem(ErrorKind.INVALID_GRAPH, "SPEC 3.4", "the graph has no operators; a job has at least one")
     for edge in graph.edges:

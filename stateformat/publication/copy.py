@@ -1,14 +1,15 @@
-"""Copies of a checkpoint in another store, and an older one made the newest again.
+"""Copies of a checkpoint in another store, and rollback to an older checkpoint.
 
-Theory of operation. A savepoint (SPEC.md section 10) is a checkpoint alone in a store of its own: every object under the
-same path with the same bytes, then the manifest, then a record that differs in its kind only. Bytes are streamed and
-their digests verified on the way, so damage is not carried on. What is there already and is right is kept: a copy that
-was interrupted is made whole by making it again. The record goes through the publication protocol like any other, so of
-two copies into one empty store one wins.
+Theory of operation. A savepoint (SPEC.md section 10) is a checkpoint alone in a store of its own:
+every object under the same path with the same bytes, then the manifest, then a record of another
+kind. Digests are verified on the way. What is there already and right is kept, so an interrupted
+copy is completed by repeating it. Of two copies into one empty store the publication protocol
+lets one win.
 
-A rollback (section 8.3) copies no bytes: it publishes newest + 1 with the handles of an older checkpoint of the chain. It
-is the one publication that refers to objects which are not its parent's; ``pending`` writes its manifest first and then
-looks at the older record once more, and ``retention`` reads manifests under newest + 1. Neither is enough alone.
+A rollback (section 8.3) copies no bytes: it publishes newest + 1 with the handles of an older
+checkpoint of the chain. Only it refers to objects which are not its parent's. That is safe because
+``pending`` writes its manifest before it looks at the older record once more, and ``retention``
+reads the manifests under newest + 1.
 """
 
 from __future__ import annotations
@@ -38,19 +39,18 @@ from ..model import CheckpointId, CheckpointKind, Record
 from ..reading import Checkpoint, load_manifest, missing_object
 from ..record import encode_record
 from ..storage import Storage, check_outside, make_durable, names, open_storage, read_input, stores_around
-from .draft import Draft
-from .pending import PendingCheckpoint, require_empty
-from .protocol import At, CommitPermit, conflict, create_record
+from .pending import Draft, PendingCheckpoint, require_empty
+from .protocol import CommitPermit, Step, conflict, create_record
 
 logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 4 * 2**20
 STREAMS = 8
-"""How many objects are copied at once; memory is at most this many chunks."""
+"""How many objects are copied at once; each takes one chunk of memory."""
 
 
 class CopyProgress(NamedTuple):
-    """How far a copy is: objects and bytes that stand in the target, of all that will."""
+    """How many objects and bytes a copy has completed, of how many."""
 
     objects_done: int
     objects_total: int
@@ -74,11 +74,12 @@ def copy(
     progress: Progress | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Record:
-    """Make ``target`` a self-contained copy of one checkpoint, and return the record there (kind ``savepoint``).
+    """Make ``target`` a self-contained copy of one checkpoint; return its record (kind ``savepoint``).
 
-    May be called again after any failure, and on a target that is complete. Raises ``InvalidInput`` (kind
-    ``STORE_NOT_EMPTY``) for a target that holds another checkpoint or lies in the source's own folders, ``JobMismatch`` for one of another job,
-    ``CheckpointExpired`` or ``DamagedCheckpoint`` where the source cannot be read, ``StorageError`` and ``OutcomeUnknown``.
+    It may be repeated after any failure, and on a complete target. Raises ``InvalidInput`` for a
+    target that holds another checkpoint (kind ``STORE_NOT_EMPTY``) or lies in the source's folders,
+    ``JobMismatch``, ``CheckpointExpired`` or ``DamagedCheckpoint`` for the source,
+    ``StorageError`` and ``OutcomeUnknown``.
     """
     start = time.perf_counter()
     record = checkpoint.record
@@ -90,10 +91,10 @@ def copy(
     manifest = record.manifest
     _copy_object(checkpoint, target, _Object(manifest.path, manifest.size_bytes, bytes.fromhex(manifest.digest)))
     make_durable(target, [manifest.path])
-    # Nothing but the kind changes, so that two copies of one checkpoint are the same bytes, whoever makes them.
+    # Only the kind changes, so that two copies of one checkpoint have the same bytes.
     savepoint = replace(record, kind=CheckpointKind.SAVEPOINT)
     ending = create_record(target, savepoint.ref, encode_record(savepoint), sleep=sleep)
-    if ending.at is not At.PERMITTED:
+    if ending.step is not Step.PERMITTED:
         raise conflict(target, savepoint, ending)
     logger.info(
         "copied checkpoint %s of %s to %s: %d rows, %d segments, %d bytes; copying took %.3f s",
@@ -109,7 +110,7 @@ def copy(
 
 
 def _check_place(checkpoint: Checkpoint, target: Storage) -> None:
-    """Refuse a target in a folder where garbage is collected: of the checkpoint's store, or of another local one."""
+    """Refuse a target in a folder of another store, whose garbage collection would delete it."""
     check_outside(target.url, checkpoint.storage.url)
     for url in stores_around(target.url):
         if names(open_storage(url), layout.RECORDS):
@@ -135,10 +136,10 @@ def _check_target(record: Record, target: Storage) -> None:
 
 
 def copy_objects(checkpoint: Checkpoint, target: Storage, *, progress: Progress | None = None) -> None:
-    """Copy every segment that a checkpoint needs to another store, under the same paths, several at once.
+    """Copy every segment that a checkpoint needs to another store, under the same paths.
 
-    One that is there with the same size and digest is kept. This is what a checkpoint derived into another store needs
-    before it publishes there, and the greater part of :func:`copy`.
+    A segment that is there with the same size and digest is kept. A checkpoint that is derived
+    into another store needs this before it publishes.
     """
     _check_place(checkpoint, target)
     needed = reachable(checkpoint.manifest.full())
@@ -161,7 +162,7 @@ def copy_objects(checkpoint: Checkpoint, target: Storage, *, progress: Progress 
         finally:
             for future in running:
                 future.cancel()
-    # What was kept may come from a copy that died before it was durable.
+    # An object that was kept may be from a copy that died before it was durable.
     make_durable(target, [item.path for item in objects])
 
 
@@ -179,7 +180,7 @@ def _copy_object(checkpoint: Checkpoint, target: Storage, item: _Object) -> None
                 digest.update(chunk)
                 size_bytes += len(chunk)
                 if size_bytes > item.size_bytes:
-                    break  # However much more there is, it would only fill the target.
+                    break  # It is wrong already.
                 output.write(chunk)
             if (size_bytes, digest.digest()) != (item.size_bytes, item.digest):
                 least = "at least " if size_bytes > item.size_bytes else ""
@@ -191,13 +192,13 @@ def _copy_object(checkpoint: Checkpoint, target: Storage, item: _Object) -> None
                     path=item.path,
                 )
     except StorageError:
-        # Another copy of the same checkpoint may have written the very same object meanwhile.
+        # Another copy of the same checkpoint may have written the same object meanwhile.
         if not _holds(target, item):
             raise
 
 
 def _holds(target: Storage, item: _Object) -> bool:
-    """Whether the object is there and right. One that is there and wrong is a ``DamagedCheckpoint`` of the target."""
+    """Return whether the target has the object. Raises ``DamagedCheckpoint`` if it differs."""
     try:
         size_bytes = target.size(item.path)
         digest = xxhash.xxh3_128()
@@ -218,7 +219,7 @@ def _holds(target: Storage, item: _Object) -> bool:
 
 
 def _chunks(source: Any, storage: Storage) -> Iterator[bytes]:
-    """The bytes of a file of this storage, to its end, counted."""
+    """Yield the bytes of a file; ``read_input`` counts them in the storage's stats."""
     while chunk := read_input(storage, source, CHUNK_BYTES):
         yield chunk
 
@@ -231,24 +232,15 @@ def begin_from(
     progress: Progress | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> CommitPermit:
-    """Begin the history of an empty store with the content of a checkpoint of another one, which is only read.
+    """Begin the history of an empty store with the content of another store's checkpoint.
 
-    The segments are copied, then checkpoint id + 1 is published with the checkpoint as its parent: same job, graph, states
-    and handles; no ``stop``, kind ``checkpoint``. What an interrupted call leaves is used, or collected as garbage. Raises
-    ``InvalidInput`` (kind ``STORE_NOT_EMPTY``), what :func:`copy` raises of the source, and what ``publish`` raises.
+    Copies the segments, then publishes checkpoint id + 1 with the checkpoint as its parent: same
+    job, graph, states and handles; no ``stop``, kind ``checkpoint``. It may be repeated. Raises
+    ``InvalidInput`` (kind ``STORE_NOT_EMPTY``), and what :func:`copy` and ``publish`` raise.
     """
     _check_place(checkpoint, target)
     require_empty(target)
-    record = checkpoint.record
-    draft = Draft(
-        job_id=record.job_id,
-        job_name=record.job_name,
-        graph=record.graph,
-        states=record.states,
-        parent=checkpoint,
-        rescaled_from=record.rescaled_from,
-        properties=properties or {},
-    )
+    draft = Draft.with_content(checkpoint.record, parent=checkpoint, properties=properties or {})
     pending = PendingCheckpoint(target, draft, sleep=sleep)
     copy_objects(checkpoint, target, progress=progress)
     pending.add_handles(checkpoint.manifest.full())
@@ -256,7 +248,7 @@ def begin_from(
 
 
 def left_behind(ids: Sequence[CheckpointId]) -> str:
-    """The sentence that tells what a rollback or a repair means for the output. ``ids`` are ascending."""
+    """Return what a rollback or a repair means for the output, as a sentence. ``ids`` ascend."""
     return (
         f"left behind: {', '.join(map(str, ids))}. What these checkpoints have committed, or still commit, stays in the "
         "output; sinks will see their input again"
@@ -270,12 +262,13 @@ def rollback(
     newest: CheckpointId | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> CommitPermit:
-    """Make an older checkpoint of the chain the newest again, by metadata; the permit's ``notes`` name what is left.
+    """Publish the content of an older checkpoint of the chain again; ``notes`` name those left behind.
 
-    The new checkpoint has the older one's graph, states and handles, no ``stop``, kind ``rollback`` and the newest as
-    its parent. ``newest``: the only checkpoint that may be the newest; any, if None. Raises ``NotFound`` (unknown, or a
-    stray), ``CheckpointExpired`` (before, or while this ran), ``InvalidInput`` for the newest itself, ``PublishConflict``
-    where another than ``newest`` is, ``JobMismatch``, and what ``publish`` raises.
+    The new checkpoint has the older one's graph, states and handles, no ``stop``, kind
+    ``rollback``, and the newest as its parent. ``newest`` is the id that must be the newest; None:
+    any. Raises ``NotFound`` (unknown, or a stray), ``CheckpointExpired`` (before, or during this
+    call), ``InvalidInput`` for the newest itself, ``PublishConflict`` where another checkpoint
+    than ``newest`` is the newest, ``JobMismatch``, and what ``publish`` raises.
     """
     *left, source = chain_down_to(storage, checkpoint_id)
     if not left:
@@ -296,15 +289,11 @@ def rollback(
         )
     note = left_behind([record.checkpoint_id for record in reversed(left)])
     handles = load_manifest(storage, source).full()
-    draft = Draft(
-        job_id=left[0].job_id,
-        job_name=source.job_name,
-        graph=source.graph,
-        states=source.states,
+    draft = Draft.with_content(
+        source,
         parent=Checkpoint(storage, left[0], held=True),
         kind=CheckpointKind.ROLLBACK,
         source=source.ref,
-        rescaled_from=source.rescaled_from,
         properties=source.lasting_properties,
         notes=(note,),
     )
@@ -313,6 +302,3 @@ def rollback(
     found = pending.publish()
     logger.warning("rolled %s back to checkpoint %s as %s; %s", storage.url, checkpoint_id, pending.checkpoint_id, note)
     return found
-
-
-__all__ = ["CopyProgress", "Progress", "begin_from", "copy", "copy_objects", "left_behind", "rollback"]

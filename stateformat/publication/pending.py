@@ -1,12 +1,13 @@
 """A checkpoint in the making: snapshots come in, a record and a permit come out.
 
-Theory of operation. The driver begins from the checkpoint that it holds, so id and parent are fixed before anything is
-written, and are never looked up. Workers write segments; their snapshots arrive here in any order, from any thread, some
-of them twice. Publishing puts the handles together (what is carried from the parent stays underneath, what was written
-lies on top), checks them against the format, writes the manifest, and hands the record to ``publication``.
+Theory of operation. The driver begins from the checkpoint that it holds, so id and parent are fixed
+before anything is written. Workers write segments; their snapshots arrive in any order, from any
+thread, some of them twice. Publishing puts the handles together (written ones on top of what is
+carried from the parent), checks them, writes the manifest, and passes the record to ``publication``.
 
-What a checkpoint may refer to is what makes deleting safe (SPEC.md sections 8.2 and 9): its own objects, and those that
-its parent refers to (or, for a rollback or rewrite, its source). That is checked here, once more, for every publication.
+Deleting is safe because of what a checkpoint may refer to (SPEC.md sections 8.2 and 9): its own
+objects, and those that its parent, or the source of a rollback or rewrite, refers to. Every
+publication checks that once more.
 """
 
 from __future__ import annotations
@@ -15,26 +16,17 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import metadata
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .. import paths as layout
-from ..assembly import (
-    Outstanding,
-    carried_handles,
-    carried_keys,
-    graph_with_statuses,
-    moved_out,
-    on_top,
-    outstanding,
-    resolved_graph,
-)
+from .. import assembly, paths as layout
+from ..assembly import Outstanding
 from ..errors import (
     CheckpointExpired,
     DamagedCheckpoint,
@@ -44,24 +36,21 @@ from ..errors import (
     PublishConflict,
 )
 from ..graph import JobGraph, Operator, SubtaskSet
-from ..history import find_record, record_ids, stands
-from ..manifest import (
-    BATCH_ROWS,
-    Manifest,
-    encode_manifest,
-    handles_table,
-    manifest_ref,
-    sort_handles,
-    spill_inline,
-    totals,
-)
+from ..history import find_record, record_ids
+from ..history.records import record_exists
+from ..manifest import BATCH_ROWS, table as manifests
 from ..model import (
     AttemptId,
     CheckpointId,
+    CheckpointKind,
+    JobId,
     ManifestRef,
     Mode,
     ParentRef,
     Record,
+    RescaledFrom,
+    State,
+    Stop,
     new_attempt_id,
     new_write_id,
 )
@@ -69,36 +58,82 @@ from ..problems import Problem
 from ..reading import Checkpoint, load_manifest
 from ..record import encode_record, required_features
 from ..rules import check_content
+from ..segments import WriteOptions
 from ..snapshot import Snapshot, SnapshotWriter, WriteContext, snapshot_of
 from ..states import warn_of_layers
 from ..storage import Storage
-from .draft import Draft
 from .presence import check_present
-from .protocol import At, CommitPermit, conflict, create_record, permit
+from .protocol import CommitPermit, Step, conflict, create_record, permit
 
 logger = logging.getLogger(__name__)
 
 _CHUNKS_MAX: Final = 8
 
 
+class Replaced(NamedTuple):
+    """The damaged newest checkpoint that a repair replaces; ``ref`` is None where it is unknown."""
+
+    checkpoint_id: CheckpointId
+    ref: ParentRef | None
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What is known of a checkpoint when it begins."""
+
+    job_id: JobId
+    graph: JobGraph
+    states: tuple[State, ...]
+    parent: Checkpoint | None = None
+    """The checkpoint held, maybe of another store; None for the first of a job and a repair."""
+    job_name: str = ""
+    kind: CheckpointKind = CheckpointKind.CHECKPOINT
+    source: ParentRef | None = None
+    """The checkpoint whose content this one has; it must still exist when the record is created."""
+    rescaled_from: RescaledFrom | None = None
+    stop: Stop | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+    options: WriteOptions = field(default_factory=WriteOptions)
+    carried: pa.Table | None = None
+    """Handles to carry from in place of the parent's, cut for ``graph``, in the manifest's columns."""
+    replaced: Replaced | None = None
+    """Only of a repair."""
+    notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Draft({self.kind} of job {self.job_id!r} after {self.parent!r})"
+
+    @classmethod
+    def with_content(cls, record: Record, **rest: Any) -> Draft:
+        """Return the draft of a checkpoint with the content of another one, whose record this is."""
+        return cls(
+            record.job_id,
+            record.graph,
+            record.states,
+            job_name=record.job_name,
+            rescaled_from=record.rescaled_from,
+            **rest,
+        )
+
+
 class PendingCheckpoint:
     """A checkpoint that has begun. Thread-safe. It publishes once; abandoning it needs no call.
 
-    ``checkpoint_id`` and ``attempt_id`` are fixed from the beginning: committables are prepared under them.
+    ``checkpoint_id`` and ``attempt_id`` never change: sinks prepare committables under them.
     """
 
     def __init__(self, storage: Storage, draft: Draft, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self._storage = storage
-        self._draft = replace(draft, graph=resolved_graph(draft.graph, draft.parent.graph if draft.parent else None))
+        before = draft.parent.graph if draft.parent else None
+        self._draft = replace(draft, graph=assembly.complete_graph(draft.graph, before))
         self._sleep = sleep
         self._lock = threading.Lock()
         self._published = False
         self._snapshots: dict[tuple[str, int | None], Snapshot] = {}
         self._tables: list[pa.Table] = []
         self._finished: dict[str, SubtaskSet] = defaultdict(SubtaskSet)
-        self._finishing: dict[str, SubtaskSet] = defaultdict(SubtaskSet)
-        before = draft.over.checkpoint_id if draft.over else draft.parent.id if draft.parent else 0
-        self.checkpoint_id = CheckpointId(before + 1)
+        newest = draft.replaced.checkpoint_id if draft.replaced else draft.parent.id if draft.parent else 0
+        self.checkpoint_id = CheckpointId(newest + 1)
         self.attempt_id: AttemptId = new_attempt_id()
 
     def __repr__(self) -> str:
@@ -106,7 +141,7 @@ class PendingCheckpoint:
 
     @property
     def ref(self) -> ParentRef:
-        """What it will be known as once it is published."""
+        """The id and attempt by which others name it once it is published."""
         return ParentRef(self.checkpoint_id, self.attempt_id)
 
     @property
@@ -124,11 +159,10 @@ class PendingCheckpoint:
 
     @property
     def outstanding(self) -> tuple[Outstanding, ...]:
-        """The operators whose snapshots are missing, in the order of the graph; empty when ``publish`` waits for none.
+        """The operators whose snapshots are missing, in the order of the graph.
 
-        A running subtask owes a snapshot when its operator declares a state that subtasks write, committables included.
-        A coordinator owes one when it declares a state of its own. Finished and finishing subtasks, and subtasks of an
-        operator without state, owe nothing. After :meth:`add_handles` nothing is owed: those handles are everything.
+        Running subtasks of an operator with state owe a snapshot, and so does a coordinator with
+        state. Finished and finishing subtasks owe none. After :meth:`add_handles` none is owed.
         """
         with self._lock:
             return self._outstanding()
@@ -137,13 +171,14 @@ class PendingCheckpoint:
         if self._tables:
             return ()
         draft = self._draft
-        return tuple(outstanding(draft.graph, draft.states, self._finished, self._finishing, self._snapshots))
+        return tuple(assembly.outstanding(draft.graph, draft.states, self._finished, self._snapshots))
 
     def add(self, snapshot: Snapshot | SnapshotWriter | bytes) -> bool:
-        """Take the snapshot of a subtask or coordinator. False: that one is there already, and this one is ignored.
+        """Take the snapshot of a subtask or coordinator. Returns False and ignores it if it has one.
 
-        A snapshot that is ``finishing`` marks its subtask so. Raises ``InvalidInput`` for an operator that the graph
-        lacks and for what is no snapshot, ``InvalidState`` for a subtask outside of its parallelism.
+        A snapshot that is ``finishing`` marks its subtask so. Raises ``InvalidInput`` for an
+        operator that the graph lacks and for a value that is no snapshot, ``InvalidState`` for a
+        subtask outside of the parallelism.
         """
         taken = snapshot_of(snapshot)
         operator = self._draft.graph.operator(taken.operator)
@@ -154,9 +189,9 @@ class PendingCheckpoint:
             return self._snapshots.setdefault((taken.operator, taken.subtask), taken) is taken
 
     def add_handles(self, handles: pa.Table) -> None:
-        """Take handles as they are, in the manifest's columns with ``inline``: what a rescale or a rewrite has made.
+        """Take the handles of every subtask, in the manifest's columns with ``inline``.
 
-        They are the state of every subtask, so ``publish`` waits for no snapshot after them.
+        For a rescale or a rewrite. ``publish`` waits for no snapshot afterwards.
         """
         if not isinstance(handles, pa.Table):
             raise InvalidInput(f"handles are an Arrow table in the manifest's columns, not {type(handles).__name__}")
@@ -165,14 +200,7 @@ class PendingCheckpoint:
             self._tables.append(handles)
 
     def mark_finished(self, operator: str, subtasks: Iterable[int]) -> None:
-        """Say that these subtasks had ended before this checkpoint: they report nothing."""
-        self._mark(self._finished, operator, subtasks)
-
-    def mark_finishing(self, operator: str, subtasks: Iterable[int]) -> None:
-        """Say that the logic of these subtasks has ended and that they wait: they report committables at most."""
-        self._mark(self._finishing, operator, subtasks)
-
-    def _mark(self, marks: dict[str, SubtaskSet], operator: str, subtasks: Iterable[int]) -> None:
+        """Mark subtasks that had ended before this checkpoint: they report nothing."""
         try:
             found = SubtaskSet.of(subtasks)
         except TypeError as error:
@@ -182,35 +210,39 @@ class PendingCheckpoint:
         _check_subtasks(self._draft.graph.operator(operator), found)
         with self._lock:
             self._check_unpublished()
-            marks[operator] = marks[operator] | found
+            self._finished[operator] |= found
+
+    def set_property(self, name: str, value: str) -> None:
+        """Set a property of the record, before :meth:`publish`."""
+        self._draft = replace(self._draft, properties={**self._draft.properties, name: value})
 
     def _check_unpublished(self) -> None:
         if self._published:
             raise InvalidInput(f"{self!r} has been published or has failed at it; begin another one")
 
     def publish(self) -> CommitPermit:
-        """Make the checkpoint exist, and prove it.
+        """Make the checkpoint exist, and return the permit that proves it.
 
-        Nothing is written until the content is right, so ``InvalidState`` (with every problem in ``details``) leaves
-        it unpublished and it may be mended. After that it is spent. Raises ``PublishConflict`` where another run has
-        published (``details["published"]``: whether ours stays in the history), ``OutcomeUnknown`` where the storage
-        will not say, ``StorageError`` where it refuses (then nothing is published), ``CheckpointExpired`` where the
-        source has gone, ``JobMismatch`` in another job's store. In none of these cases may anything be
-        committed; a restart reads the truth.
+        The content is checked before anything is written: after ``InvalidState`` (every problem in
+        ``details``) the caller may mend it and publish again. After any other error it is spent,
+        the caller must commit nothing, and a restart reads the truth: ``PublishConflict`` (another
+        run has published; ``details["published"]`` tells whether this checkpoint stays in the
+        history), ``OutcomeUnknown`` (the storage did not answer), ``StorageError`` (it refused;
+        nothing is published), ``CheckpointExpired`` (the source is gone), ``JobMismatch``.
         """
         start = time.perf_counter()
         with self._lock:
             self._check_unpublished()
-            graph = self._graph()
+            graph = assembly.graph_with_statuses(self._draft.graph, self._finished, self._snapshots)
             handles = self._handles()
             self._check(graph, handles)
             self._published = True
         handles = self._spilled(handles)
         manifest = self._write_manifest(handles)
         record = self._record(graph, handles, manifest)
-        self._look_before_creating()
+        self._check_before_creating()
         ending = create_record(self._storage, record.ref, encode_record(record), sleep=self._sleep)
-        if ending.at is not At.PERMITTED:
+        if ending.step is not Step.PERMITTED:
             raise conflict(self._storage, record, ending)
         logger.info(
             "published checkpoint %s of %s: %d rows, %d segments, %d bytes; publishing took %.3f s",
@@ -222,30 +254,27 @@ class PendingCheckpoint:
             time.perf_counter() - start,
         )
         warn_of_layers(handles)
-        return permit(self._storage, record, notes=self._draft.notes, manifest=Manifest(handles))
-
-    def _graph(self) -> JobGraph:
-        return graph_with_statuses(self._draft.graph, self._finished, self._finishing, self._snapshots)
+        return permit(self._storage, record, notes=self._draft.notes, manifest=manifests.Manifest(handles))
 
     def _handles(self) -> pa.Table:
-        """All handles, sorted: what was written, and what is carried underneath it."""
-        own = handles_table(handle for snapshot in self._snapshots.values() for handle in snapshot.handles)
+        """Return all handles, written and carried, sorted."""
+        own = manifests.handles_table(handle for snapshot in self._snapshots.values() for handle in snapshot.handles)
         carried = self._draft.carried
         underneath = {
-            (uid, state): carried_handles(
-                self._parents_handles(uid) if carried is None else carried, uid, state, subtasks
+            (uid, state): assembly.carried_handles(
+                self._handles_of_parent(uid) if carried is None else carried, uid, state, subtasks
             )
-            for (uid, state), subtasks in carried_keys(self._snapshots).items()
+            for (uid, state), subtasks in assembly.carried_keys(self._snapshots).items()
         }
-        handles = pa.concat_tables([*underneath.values(), on_top(own, underneath), *self._tables])
+        handles = pa.concat_tables([*underneath.values(), assembly.place_on_top(own, underneath), *self._tables])
         if handles["path"].num_chunks > _CHUNKS_MAX + handles.num_rows // BATCH_ROWS:
-            # What each checkpoint put on top would stay a chunk of its own, and every rule looks at each chunk.
+            # Otherwise every checkpoint adds chunks, and each rule visits each chunk.
             handles = handles.combine_chunks()
-        # Empty committables only say that a subtask has answered, which is of no use to a reader.
-        says_nothing = pc.and_(pc.equal(handles["mode"], Mode.COMMITTABLES.value), pc.equal(handles["rows"], 0))
-        return sort_handles(handles.filter(pc.invert(says_nothing)) if pc.any(says_nothing).as_py() else handles)
+        # Empty committables only say that a subtask has answered.
+        useless = pc.and_(pc.equal(handles["mode"], Mode.COMMITTABLES.value), pc.equal(handles["rows"], 0))
+        return manifests.sort_handles(handles.filter(pc.invert(useless)) if pc.any(useless).as_py() else handles)
 
-    def _parents_handles(self, uid: str) -> pa.Table:
+    def _handles_of_parent(self, uid: str) -> pa.Table:
         parent, operator = self._draft.parent, self._draft.graph.operator(uid)
         before = parent.graph.by_uid.get(operator.uid) if parent else None
         shape = (operator.parallelism, operator.max_parallelism)
@@ -257,13 +286,13 @@ class PendingCheckpoint:
                 kind=ErrorKind.STATE_NOT_ALLOWED,
                 operator=uid,
             )
-        return self._of_parent(parent).full()
+        return self._manifest_of(parent).full()
 
-    def _of_parent(self, parent: Checkpoint) -> Manifest:
+    def _manifest_of(self, parent: Checkpoint) -> manifests.Manifest:
         try:
             return parent.manifest
         except CheckpointExpired as error:
-            # Only a newer checkpoint makes the parent expire: this run has been overtaken.
+            # A parent expires only after another run has published.
             raise PublishConflict(
                 f"checkpoint {self.checkpoint_id} of {self._storage.url} was overtaken: its parent, {parent.id}, has "
                 "expired. Commit nothing and stop; a restart goes on from the newest",
@@ -290,8 +319,8 @@ class PendingCheckpoint:
         self._check_references(handles)
 
     def _check_references(self, handles: pa.Table) -> None:
-        """Refuse a path that is neither our own nor the parent's nor the source's: nothing would protect it."""
-        own = self._own_prefix
+        """Refuse segments that are neither our own nor the parent's nor the source's."""
+        own = layout.segment_path(self.checkpoint_id, new_write_id(), label="").rpartition("/")[0] + "/"
         foreign = [
             pc.unique(
                 batch["path"].filter(
@@ -304,7 +333,7 @@ class PendingCheckpoint:
         if not len(paths):
             return
         unknown = paths
-        for table in self._referable():
+        for table in self._protected():
             unknown = unknown.filter(pc.invert(pc.is_in(unknown, value_set=table["path"])))
             if not len(unknown):
                 break
@@ -320,23 +349,23 @@ class PendingCheckpoint:
             self._check_present(handles, paths, source)
 
     def _check_present(self, handles: pa.Table, paths: pa.Array, source: ParentRef) -> None:
-        """Refuse a source whose segments are not all there: what is derived from it could not be read."""
+        """Refuse a source whose segments are not all there."""
         try:
             check_present(self._storage, handles, paths, source.checkpoint_id)
         except DamagedCheckpoint as error:
             parent = self._draft.parent
-            if parent is not None and parent.storage.url == self._storage.url and not stands(self._storage, source):
+            if (
+                parent is not None
+                and parent.storage.url == self._storage.url
+                and not record_exists(self._storage, source)
+            ):
                 raise self._source_gone(source) from error
             raise
 
-    @property
-    def _own_prefix(self) -> str:
-        return layout.segment_path(self.checkpoint_id, new_write_id(), label="").rpartition("/")[0] + "/"
+    def _protected(self) -> Iterator[pa.Table]:
+        """Yield the handles whose objects this checkpoint may refer to.
 
-    def _referable(self) -> Iterator[pa.Table]:
-        """The manifests whose objects this checkpoint may refer to.
-
-        The source's comes first: a rollback away from a checkpoint whose manifest is damaged needs no other.
+        The source's come first: a rollback works although the newest manifest is damaged.
         """
         parent, source = self._draft.parent, self._draft.source
         if source is not None and (parent is None or source != parent.record.ref):
@@ -346,27 +375,26 @@ class PendingCheckpoint:
                 raise self._source_gone(source)
             yield load_manifest(storage, record).handles
         if parent is not None:
-            yield self._of_parent(parent).handles
+            yield self._manifest_of(parent).handles
 
     def _spilled(self, handles: pa.Table) -> pa.Table:
-        """Write the largest inline segments as objects of our own until the rest is small enough for a manifest."""
+        """Write the largest inline segments as objects until the rest fits into a manifest."""
         new_paths = {}
-        for path in spill_inline(handles):
+        for path in manifests.spill_inline(handles):
             row = handles.slice(pc.index(handles["path"], path).as_py(), 1)
             label = f"{row['operator'][0].as_py()}-{row['state'][0].as_py()}"
-            # A name of our own, even for what the parent kept inline: an attempt that is tried again, or a rival, spills
-            # the same bytes, and no name is written twice.
+            # A new name even for what the parent kept inline: a rival may spill the same bytes.
             new_paths[path] = layout.segment_path(self.checkpoint_id, new_write_id(), label=label)
             with self._storage.open_output(new_paths[path]) as output:
                 output.write(row["inline"][0].as_buffer())
-        return moved_out(handles, new_paths) if new_paths else handles
+        return assembly.with_spilled(handles, new_paths) if new_paths else handles
 
     def _write_manifest(self, handles: pa.Table) -> ManifestRef:
-        data = encode_manifest(handles)
+        data = manifests.encode_manifest(handles)
         path = layout.manifest_path(self.checkpoint_id, self.attempt_id)
         with self._storage.open_output(path) as output:
             output.write(memoryview(data))
-        return manifest_ref(path, data)
+        return manifests.manifest_ref(path, data)
 
     def _record(self, graph: JobGraph, handles: pa.Table, manifest: ManifestRef) -> Record:
         draft = self._draft
@@ -379,29 +407,24 @@ class PendingCheckpoint:
             graph=graph,
             states=draft.states,
             manifest=manifest,
-            totals=totals(handles),
+            totals=manifests.totals(handles),
             created_at_us=time.time_ns() // 1000,
             writer=_writer(),
-            parent=draft.over.ref if draft.over else draft.parent.record.ref if draft.parent else None,
-            content_of=draft.source if draft.over else None,
+            parent=draft.replaced.ref if draft.replaced else draft.parent.record.ref if draft.parent else None,
+            content_of=draft.source if draft.replaced else None,
             stop=draft.stop,
             rescaled_from=draft.rescaled_from,
             properties=dict(draft.properties),
             required_features=required_features(graph, draft.states, handles, draft.rescaled_from),
         )
 
-    def set_property(self, name: str, value: str) -> None:
-        """Add a property to the record, or replace it, before :meth:`publish`."""
-        self._draft = replace(self._draft, properties={**self._draft.properties, name: value})
-
-    def _look_before_creating(self) -> None:
-        """What must hold once the manifest is there and the record is not: SPEC.md sections 8.3 and 10."""
+    def _check_before_creating(self) -> None:
+        """Check what must hold between manifest and record: SPEC.md sections 8.3 and 10."""
         parent, source = self._draft.parent, self._draft.source
         if parent is not None and parent.storage.url != self._storage.url:
             require_empty(self._storage)
-        elif source is not None and not stands(self._storage, source):
-            # From here on the source's objects are safe: whoever removes its record reads our manifest before it
-            # collects, because the manifest was there before we looked.
+        elif source is not None and not record_exists(self._storage, source):
+            # Had it existed, its objects would be safe: gc reads our manifest, which came first.
             raise self._source_gone(source)
 
     def _source_gone(self, source: ParentRef) -> CheckpointExpired:
@@ -423,12 +446,12 @@ def _unanswered(missing: Outstanding) -> Problem:
 
 @cache
 def _writer() -> str:
-    """Who writes, for people. Asking for the version parses a file, which takes as long as writing a small manifest."""
+    """The writer's name and version, for people. Cached, since asking for it parses a file."""
     return f"stateformat {metadata.version('stateformat')}"
 
 
 def require_empty(storage: Storage) -> None:
-    """Refuse a store that holds any record: what comes from another store begins a history, and continues none."""
+    """Refuse a store that holds any record: another store's checkpoint can only begin a history."""
     ids = record_ids(storage)
     if ids:
         raise InvalidInput(
@@ -446,6 +469,3 @@ def _check_subtasks(operator: Operator, subtasks: Iterable[int]) -> None:
             kind=ErrorKind.INVALID_PARALLELISM,
             operator=operator.uid,
         )
-
-
-__all__ = ["Draft", "Outstanding", "PendingCheckpoint", "require_empty"]

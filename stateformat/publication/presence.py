@@ -1,4 +1,4 @@
-"""Whether the segments that a checkpoint names are in the store, by one listing: nothing is read."""
+"""Whether the segments that a checkpoint names are in the store, by one listing."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..storage import Storage
 
 
 def check_present(storage: Storage, handles: pa.Table, paths: pa.Array, source: int) -> None:
-    """Raise ``DamagedCheckpoint`` where an object of ``paths`` is not in the store, or has another size.
+    """Raise ``DamagedCheckpoint`` where an object of ``paths`` is missing or has another size.
 
-    ``handles`` have the manifest's columns ``path`` and ``size_bytes``; ``paths`` are those of segments that are objects.
-    ``source`` is the checkpoint whose segments these are, for the message.
+    ``handles`` have the manifest's columns ``path`` and ``size_bytes``. ``source`` is the checkpoint
+    whose segments these are, for the message.
     """
-    # Grouped first and chosen afterwards: there may be a million handles of some hundred segments.
+    # Group before filtering: a million handles may name a hundred segments.
     named = (
         handles.select(["path", "size_bytes"]).group_by("path", use_threads=False).aggregate([("size_bytes", "max")])
     )

@@ -1,26 +1,24 @@
-"""The publication protocol: from a record that is ready to a permit to commit, or a reason why there is none.
+"""The publication protocol: from a record that is ready to a permit to commit, or an error.
 
-Theory of operation (SPEC.md section 8.2). A checkpoint exists from the moment its record is created as the newest, and
-others may go on from it before its own publisher has drawn breath. So creating the record proves nothing; what proves
-something is a listing *after* it. The greatest id never goes down, because every deletion of a record follows the sight
-of a greater one. A create therefore succeeds either as newest + 1, and is in the history for good, or at an id whose
-record had already expired, and is a stray; a listing that shows nothing greater tells the two apart.
+Theory of operation (SPEC.md section 8.2). A checkpoint exists from the moment its record is created
+as the newest, and another run may go on from it at once. So creating the record proves nothing; a
+listing *after* it does. The greatest id never goes down, because whoever deletes a record has seen
+a greater one. A create therefore succeeds either as newest + 1, and is in the history for good, or
+at an id whose record had expired, and is a stray. A listing that shows no greater id tells which.
 
-1. Create, if absent. Created → 4. In the way, or no answer at all → 2. Refused: this request has done nothing and none
-   went before it, so nothing is published, and that is told at once.
-2. Read back. Ours → 4, exactly as if the answer had come. Another attempt's → lost. Nothing → 3.
-3. Nothing there: list. A greater id than ours → lost: ours may have stood there and have expired. Our id → 2: a create
-   whose answer was lost may land as late as this. Otherwise create again, under the same name with the same bytes, as in
-   1 but for one thing: a refusal of this request says nothing of the one before it, which may still land, so → 2.
+1. Create, if absent. Created → 4. In the way, or no answer → 2. Refused: no request came before
+   this one, so nothing is published, and the caller gets the error.
+2. Read back. Ours → 4, as if the answer had come. Another attempt's → lost. Nothing → 3.
+3. List. A greater id than ours → lost: ours may have existed and expired. Our id → 2: a create whose
+   answer was lost may land this late. Otherwise create again, same name, same bytes, as in 1; but
+   after a refusal → 2, for an earlier request may still land.
 4. List, twice. Nothing greater, both times → the permit. Something greater → 5.
-5. Read record id + 1. It names us as parent → our checkpoint is in the history and another run has gone on from it: the
-   record stays, and we stop. It is there and names another → ours is a stray: remove it, and stop. It is not there,
-   cannot be read, or is a repair, which has the content of an older checkpoint whomever it names → nothing proves that
-   ours is a stray, and others may rest on it: the record stays, and we stop as one that was overtaken.
+5. Read record id + 1. It names us as parent → another run has gone on from our checkpoint: the
+   record stays, and we stop. It names another → ours is a stray: remove it, and stop. It is absent,
+   unreadable, or a repair → nothing proves that ours is a stray: the record stays, and we stop.
 
-The steps are data (:data:`MOVES`); :func:`create_record` carries them out, one storage request each, and decides nothing.
-Steps that the storage does not answer are tried again with growing pauses, a bounded number of times; then nobody knows,
-the run stops, and a restart reads the truth.
+The steps are data (:data:`MOVES`). :func:`create_record` sends one storage request for each. It
+repeats a step without an answer after growing pauses, a bounded number of times.
 """
 
 from __future__ import annotations
@@ -50,19 +48,19 @@ from ..storage import REFUSALS, CreateOutcome, Storage, stats_of
 logger = logging.getLogger(__name__)
 
 RETRIES: Final = 8
-"""How many steps may be repeated in one publication before its outcome is unknown."""
+"""How many steps one publication may repeat before its outcome is unknown."""
 PAUSE_S: Final = 0.05
-"""The first pause; each one after it is twice as long, up to :data:`PAUSE_MAX_S`."""
+"""The first pause; each further one is twice as long, up to :data:`PAUSE_MAX_S`."""
 PAUSE_MAX_S: Final = 5.0
 
 
-class At(Enum):
-    """Where a publication stands: a step to be done (each is one request), or an end."""
+class Step(Enum):
+    """The next step of a publication (one request each), or its end."""
 
     CREATE = "create"
-    """The first try. No request of ours was ever sent."""
+    """The first try: no request was sent before."""
     CREATE_AGAIN = "create_again"
-    """A further try, under the same name with the same bytes. What became of those before is not known."""
+    """A further try: the outcome of those before is unknown."""
     READ_BACK = "read_back"
     LOOK = "look"
     LIST = "list"
@@ -71,22 +69,22 @@ class At(Enum):
     WITHDRAW = "withdraw"
 
     PERMITTED = "permitted"
-    """Ours is the newest, and was when we looked."""
+    """Ours was the newest when we listed."""
     LOST = "lost"
-    """Another's record stands under our id, or ours may have come and gone."""
+    """Another's record has our id, or ours may have existed and expired."""
     CONTINUED = "continued"
-    """Ours is in the history (or nothing proves the contrary), and another run has gone on from it."""
+    """Ours is in the history, and another run has gone on from it."""
     WITHDRAWN = "withdrawn"
     """Ours was a stray and has been removed."""
     OVERTAKEN = "overtaken"
-    """There is a greater id, and nothing tells whether ours is in the history. Its record stays."""
+    """There is a greater id; whether ours is in the history is unknown. Its record stays."""
     REFUSED = "refused"
-    """The storage would not create it. Ours was never there and never will be."""
+    """The storage did not create ours and never will."""
     UNKNOWN = "unknown"
-    """Nobody knows whether ours was published, or whether it will stay. A restart reads the truth."""
+    """Whether ours was published, or will stay, is unknown. A restart reads the truth."""
 
 
-class Saw(Enum):
+class Observation(Enum):
     """What the storage showed at a step."""
 
     CREATED = "created"
@@ -107,95 +105,98 @@ class Saw(Enum):
     REMOVED = "removed"
 
 
-MOVES: dict[tuple[At, Saw], At] = {
-    (At.CREATE, Saw.CREATED): At.LIST,
-    (At.CREATE, Saw.IN_THE_WAY): At.READ_BACK,
-    (At.CREATE, Saw.NO_ANSWER): At.READ_BACK,
-    (At.CREATE, Saw.REFUSED): At.REFUSED,
-    (At.CREATE, Saw.UNSYNCED): At.UNKNOWN,
-    (At.CREATE_AGAIN, Saw.CREATED): At.LIST,
-    (At.CREATE_AGAIN, Saw.IN_THE_WAY): At.READ_BACK,
-    (At.CREATE_AGAIN, Saw.NO_ANSWER): At.READ_BACK,
-    (At.CREATE_AGAIN, Saw.REFUSED): At.READ_BACK,
-    (At.CREATE_AGAIN, Saw.UNSYNCED): At.UNKNOWN,
-    (At.READ_BACK, Saw.OURS): At.LIST,
-    (At.READ_BACK, Saw.ANOTHERS): At.LOST,
-    (At.READ_BACK, Saw.NOTHING): At.LOOK,
-    (At.READ_BACK, Saw.NO_ANSWER): At.READ_BACK,
-    (At.LOOK, Saw.GREATER): At.LOST,
-    (At.LOOK, Saw.SAME): At.READ_BACK,
-    (At.LOOK, Saw.LESS): At.CREATE_AGAIN,
-    (At.LOOK, Saw.NO_ANSWER): At.LOOK,
-    (At.LIST, Saw.NONE_GREATER): At.LIST_AGAIN,
-    (At.LIST, Saw.GREATER): At.READ_CHILD,
-    (At.LIST, Saw.NO_ANSWER): At.LIST,
-    (At.LIST_AGAIN, Saw.NONE_GREATER): At.PERMITTED,
-    (At.LIST_AGAIN, Saw.GREATER): At.READ_CHILD,
-    (At.LIST_AGAIN, Saw.NO_ANSWER): At.LIST,
-    (At.READ_CHILD, Saw.OUR_CHILD): At.CONTINUED,
-    (At.READ_CHILD, Saw.NO_CHILD): At.WITHDRAW,
-    (At.READ_CHILD, Saw.NO_PROOF): At.OVERTAKEN,
-    (At.READ_CHILD, Saw.NO_ANSWER): At.READ_CHILD,
-    (At.WITHDRAW, Saw.REMOVED): At.WITHDRAWN,
-    (At.WITHDRAW, Saw.NO_ANSWER): At.WITHDRAW,
+MOVES: dict[tuple[Step, Observation], Step] = {
+    (Step.CREATE, Observation.CREATED): Step.LIST,
+    (Step.CREATE, Observation.IN_THE_WAY): Step.READ_BACK,
+    (Step.CREATE, Observation.NO_ANSWER): Step.READ_BACK,
+    (Step.CREATE, Observation.REFUSED): Step.REFUSED,
+    (Step.CREATE, Observation.UNSYNCED): Step.UNKNOWN,
+    (Step.CREATE_AGAIN, Observation.CREATED): Step.LIST,
+    (Step.CREATE_AGAIN, Observation.IN_THE_WAY): Step.READ_BACK,
+    (Step.CREATE_AGAIN, Observation.NO_ANSWER): Step.READ_BACK,
+    (Step.CREATE_AGAIN, Observation.REFUSED): Step.READ_BACK,
+    (Step.CREATE_AGAIN, Observation.UNSYNCED): Step.UNKNOWN,
+    (Step.READ_BACK, Observation.OURS): Step.LIST,
+    (Step.READ_BACK, Observation.ANOTHERS): Step.LOST,
+    (Step.READ_BACK, Observation.NOTHING): Step.LOOK,
+    (Step.READ_BACK, Observation.NO_ANSWER): Step.READ_BACK,
+    (Step.LOOK, Observation.GREATER): Step.LOST,
+    (Step.LOOK, Observation.SAME): Step.READ_BACK,
+    (Step.LOOK, Observation.LESS): Step.CREATE_AGAIN,
+    (Step.LOOK, Observation.NO_ANSWER): Step.LOOK,
+    (Step.LIST, Observation.NONE_GREATER): Step.LIST_AGAIN,
+    (Step.LIST, Observation.GREATER): Step.READ_CHILD,
+    (Step.LIST, Observation.NO_ANSWER): Step.LIST,
+    (Step.LIST_AGAIN, Observation.NONE_GREATER): Step.PERMITTED,
+    (Step.LIST_AGAIN, Observation.GREATER): Step.READ_CHILD,
+    (Step.LIST_AGAIN, Observation.NO_ANSWER): Step.LIST,
+    (Step.READ_CHILD, Observation.OUR_CHILD): Step.CONTINUED,
+    (Step.READ_CHILD, Observation.NO_CHILD): Step.WITHDRAW,
+    (Step.READ_CHILD, Observation.NO_PROOF): Step.OVERTAKEN,
+    (Step.READ_CHILD, Observation.NO_ANSWER): Step.READ_CHILD,
+    (Step.WITHDRAW, Observation.REMOVED): Step.WITHDRAWN,
+    (Step.WITHDRAW, Observation.NO_ANSWER): Step.WITHDRAW,
 }
-"""Every legal move. A repetition (creating again, back to READ_BACK, a step to itself) counts against :data:`RETRIES`."""
+"""Every legal move. Creating again, back to READ_BACK and a step to itself count as :data:`RETRIES`."""
 
-_CREATES: Final = frozenset({At.CREATE, At.CREATE_AGAIN})
+_CREATES: Final = frozenset({Step.CREATE, Step.CREATE_AGAIN})
 
-ENDS: Final = frozenset({At.PERMITTED, At.LOST, At.CONTINUED, At.WITHDRAWN, At.OVERTAKEN, At.REFUSED, At.UNKNOWN})
+ENDS: Final = frozenset(
+    {Step.PERMITTED, Step.LOST, Step.CONTINUED, Step.WITHDRAWN, Step.OVERTAKEN, Step.REFUSED, Step.UNKNOWN}
+)
 
-GIVEN_UP: Final[Mapping[At, At]] = {At.READ_CHILD: At.OVERTAKEN, At.WITHDRAW: At.OVERTAKEN}
-"""Where a step ends that was repeated too often; any other in UNKNOWN. Whoever reads the child or withdraws has been
-overtaken, which is all that the caller needs; what stays behind is at worst a stray."""
+GIVEN_UP: Final[Mapping[Step, Step]] = {Step.READ_CHILD: Step.OVERTAKEN, Step.WITHDRAW: Step.OVERTAKEN}
+"""Where a step ends that was repeated too often; other steps end in UNKNOWN. At these two another
+run has overtaken us for certain, and a record that stays is at worst a stray."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a publication ended, and the newest id that it saw at the end (None where no listing was made)."""
+    """How a publication ended."""
 
-    at: At
+    step: Step
     newest: CheckpointId | None = None
+    """The newest id listed at the end; None where it ended without listing."""
 
 
-def see_created(outcome: CreateOutcome) -> Saw:
-    """What an attempt to create shows."""
+def see_created(outcome: CreateOutcome) -> Observation:
+    """Return what a create shows."""
     if outcome is CreateOutcome.CREATED:
-        return Saw.CREATED
-    return Saw.IN_THE_WAY if outcome is CreateOutcome.CONFLICT else Saw.NO_ANSWER
+        return Observation.CREATED
+    return Observation.IN_THE_WAY if outcome is CreateOutcome.CONFLICT else Observation.NO_ANSWER
 
 
-def see_failed(at: At, error: StorageError) -> Saw:
-    """What an error shows. Of steps that can be repeated without end only a create can be refused for good.
+def see_failed(step: Step, error: StorageError) -> Observation:
+    """Return what an error shows. Only a create can be refused for good.
 
-    ``details["visible"]`` says that the record stands and may not survive a power failure. A permit would rest on it, so
-    nobody may act on it before a restart has read what did survive.
+    ``details["visible"]``: the record exists and may not survive a power failure. No permit may
+    rest on it before a restart has read what did survive.
     """
-    if at in _CREATES:
+    if step in _CREATES:
         if error.details.get("visible"):
-            return Saw.UNSYNCED
+            return Observation.UNSYNCED
         if error.kind in REFUSALS:
-            return Saw.REFUSED
-    return Saw.NO_ANSWER
+            return Observation.REFUSED
+    return Observation.NO_ANSWER
 
 
-def see_back(found: Record | None, ours: ParentRef) -> Saw:
-    """What the record under our id shows."""
+def see_back(found: Record | None, ours: ParentRef) -> Observation:
+    """Return what the record under our id shows."""
     if found is None:
-        return Saw.NOTHING
-    return Saw.OURS if found.ref == ours else Saw.ANOTHERS
+        return Observation.NOTHING
+    return Observation.OURS if found.ref == ours else Observation.ANOTHERS
 
 
-def see_child(found: Record | None, ours: ParentRef) -> Saw:
-    """What the record under our id + 1 shows. A parent is named by id *and* attempt."""
+def see_child(found: Record | None, ours: ParentRef) -> Observation:
+    """Return what the record under our id + 1 shows. It names a parent by id *and* attempt."""
     if found is None or found.content_of is not None:
-        return Saw.NO_PROOF
-    return Saw.OUR_CHILD if found.parent == ours else Saw.NO_CHILD
+        return Observation.NO_PROOF
+    return Observation.OUR_CHILD if found.parent == ours else Observation.NO_CHILD
 
 
 @dataclass
-class _Steps:
-    """The request of each step, and what it showed. Holds no decision."""
+class _Requests:
+    """Sends the request of each step. Decides nothing."""
 
     storage: Storage
     ours: ParentRef
@@ -205,103 +206,101 @@ class _Steps:
 
     @property
     def subject(self) -> str:
-        """How a line of the log begins."""
         return f"checkpoint {self.ours.checkpoint_id} of {self.storage.url}"
 
-    def take(self, at: At) -> Saw:
-        steps: Mapping[At, Callable[[], Saw]] = {
-            At.CREATE: self._create,
-            At.CREATE_AGAIN: self._create,
-            At.READ_BACK: self._read_back,
-            At.LOOK: self._look,
-            At.LIST: self._list_greater,
-            At.LIST_AGAIN: self._list_greater,
-            At.READ_CHILD: self._read_child,
-            At.WITHDRAW: self._withdraw,
+    def send(self, step: Step) -> Observation:
+        requests: Mapping[Step, Callable[[], Observation]] = {
+            Step.CREATE: self._create,
+            Step.CREATE_AGAIN: self._create,
+            Step.READ_BACK: self._read_back,
+            Step.LOOK: self._list_ours,
+            Step.LIST: self._list_greater,
+            Step.LIST_AGAIN: self._list_greater,
+            Step.READ_CHILD: self._read_child,
+            Step.WITHDRAW: self._withdraw,
         }
         try:
-            return steps[at]()
+            return requests[step]()
         except StorageError as error:
-            saw = see_failed(at, error)
             self.last_error = error
-            logger.warning("%s: %s failed: %s", self.subject, at.value, error)
-            return saw
+            logger.warning("%s: %s failed: %s", self.subject, step.value, error)
+            return see_failed(step, error)
 
-    def _create(self) -> Saw:
+    def _create(self) -> Observation:
         return see_created(self.storage.create(layout.record_path(self.ours.checkpoint_id), self.data))
 
-    def _read_back(self) -> Saw:
+    def _read_back(self) -> Observation:
         try:
             return see_back(find_record(self.storage, self.ours.checkpoint_id), self.ours)
         except UNREADABLE:
-            # Perhaps it was ours. Whoever takes a damaged record for its own gets a permit for what nobody can read.
-            return Saw.ANOTHERS
+            # Perhaps it was ours; but no permit may rest on a record that no one can read.
+            return Observation.ANOTHERS
 
     def _ids_from(self, least: int) -> list[CheckpointId]:
         found = ids_from(self.storage, CheckpointId(least))
         self.newest = found[-1] if found else None
         return found
 
-    def _look(self) -> Saw:
+    def _list_ours(self) -> Observation:
         found = self._ids_from(self.ours.checkpoint_id)
         if not found:
-            return Saw.LESS
-        return Saw.SAME if found[-1] == self.ours.checkpoint_id else Saw.GREATER
+            return Observation.LESS
+        return Observation.SAME if found[-1] == self.ours.checkpoint_id else Observation.GREATER
 
-    def _list_greater(self) -> Saw:
-        return Saw.GREATER if self._ids_from(self.ours.checkpoint_id + 1) else Saw.NONE_GREATER
+    def _list_greater(self) -> Observation:
+        return Observation.GREATER if self._ids_from(self.ours.checkpoint_id + 1) else Observation.NONE_GREATER
 
-    def _read_child(self) -> Saw:
+    def _read_child(self) -> Observation:
         try:
             return see_child(find_record(self.storage, CheckpointId(self.ours.checkpoint_id + 1)), self.ours)
         except UNREADABLE:
-            # It may name us. A record is removed only when it is certain that nobody does.
-            return Saw.NO_PROOF
+            # It may name us as parent.
+            return Observation.NO_PROOF
 
-    def _withdraw(self) -> Saw:
+    def _withdraw(self) -> Observation:
         self.storage.delete([layout.record_path(self.ours.checkpoint_id)])
-        return Saw.REMOVED
+        return Observation.REMOVED
 
 
 def create_record(
     storage: Storage, ours: ParentRef, data: bytes, *, sleep: Callable[[float], None] = time.sleep
 ) -> Ending:
-    """Carry the protocol out for a record whose manifest is durable, and say how it ended.
+    """Publish a record whose manifest is durable, and return how it ended.
 
-    ``data`` are the record's bytes; they are the same in every try. Raises ``StorageError`` where the storage refuses the
-    record (a kind of ``storage.REFUSALS``), of which nothing was created then; and ``OutcomeUnknown`` when it stays silent
-    for :data:`RETRIES` repetitions. Called by ``PendingCheckpoint.publish`` and by ``copying.copy``, once each per record.
+    ``data`` are the record's bytes. Raises ``StorageError`` where the storage refuses the record
+    (a kind of ``storage.REFUSALS``), and ``OutcomeUnknown`` when it does not answer
+    :data:`RETRIES` repetitions.
     """
-    steps = _Steps(storage, ours, data)
-    at, repeats = At.CREATE, 0
-    while at not in ENDS:
-        saw = steps.take(at)
-        after = MOVES[at, saw]
-        repeated = after is At.CREATE_AGAIN or saw is Saw.SAME or (saw is Saw.NO_ANSWER and at not in _CREATES)
+    requests = _Requests(storage, ours, data)
+    step, repeats = Step.CREATE, 0
+    while step not in ENDS:
+        saw = requests.send(step)
+        after = MOVES[step, saw]
+        unanswered = saw is Observation.NO_ANSWER and step not in _CREATES
+        repeated = after is Step.CREATE_AGAIN or saw is Observation.SAME or unanswered
         if repeated and repeats == RETRIES:
-            after = GIVEN_UP.get(at, At.UNKNOWN)
+            after = GIVEN_UP.get(step, Step.UNKNOWN)
         elif repeated:
             repeats += 1
             pause = min(PAUSE_S * 2 ** (repeats - 1), PAUSE_MAX_S)
             stats_of(storage).event(retries=1, waits=1, wait_seconds=pause)
-            logger.warning("%s: retry %d of %d (%s) in %.2f s", steps.subject, repeats, RETRIES, after.value, pause)
+            logger.warning("%s: retry %d of %d (%s) in %.2f s", requests.subject, repeats, RETRIES, after.value, pause)
             sleep(pause)
-        at = after
-    if at is At.REFUSED or at is At.UNKNOWN:
-        raise _error(steps, at) from steps.last_error
-    if at is not At.PERMITTED:
-        newest = "" if steps.newest is None else f"; the newest is {steps.newest}"
-        logger.warning("%s: %s%s", steps.subject, at.value, newest)
-    return Ending(at, steps.newest)
+        step = after
+    if step is Step.REFUSED or step is Step.UNKNOWN:
+        raise _error(requests, step) from requests.last_error
+    if step is not Step.PERMITTED:
+        newest = "" if requests.newest is None else f"; the newest is {requests.newest}"
+        logger.warning("%s: %s%s", requests.subject, step.value, newest)
+    return Ending(step, requests.newest)
 
 
-def _error(steps: _Steps, at: At) -> StorageError | OutcomeUnknown:
-    """The error for the two ends that the storage itself has brought about."""
-    (checkpoint_id, attempt_id), error = steps.ours, steps.last_error
-    if at is At.REFUSED and error is not None:
+def _error(requests: _Requests, step: Step) -> StorageError | OutcomeUnknown:
+    (checkpoint_id, attempt_id), error = requests.ours, requests.last_error
+    if step is Step.REFUSED and error is not None:
         return StorageError(f"checkpoint {checkpoint_id} was not published: {error}", kind=error.kind, **error.details)
     return OutcomeUnknown(
-        f"{steps.storage.url} does not say whether checkpoint {checkpoint_id} (attempt {attempt_id}) was published"
+        f"{requests.storage.url} does not say whether checkpoint {checkpoint_id} (attempt {attempt_id}) was published"
         f"{f': {error}' if error else ''}. Commit nothing; start again, and the run goes on from the newest that is there",
         checkpoint_id=checkpoint_id,
         attempt_id=attempt_id,
@@ -309,7 +308,7 @@ def _error(steps: _Steps, at: At) -> StorageError | OutcomeUnknown:
 
 
 def conflict(storage: Storage, record: Record, ending: Ending) -> PublishConflict | JobMismatch:
-    """The error for an ending without a permit. It looks who stands there now, for the message only."""
+    """Return the error for an ending without a permit. Reads the newest record, for the message."""
     rival = _newest_for_message(storage)
     who = f"checkpoint {rival.checkpoint_id} of attempt {rival.attempt_id}" if rival else "another run's checkpoint"
     if rival and rival.job_id != record.job_id:
@@ -319,18 +318,18 @@ def conflict(storage: Storage, record: Record, ending: Ending) -> PublishConflic
             job_id=rival.job_id,
         )
     what = {
-        At.LOST: "was lost to another run",
-        At.CONTINUED: "was published, and another run has gone on from it and taken over its commits",
-        At.WITHDRAWN: "was overtaken and has been withdrawn",
-        At.OVERTAKEN: "was overtaken",
-    }[ending.at]
+        Step.LOST: "was lost to another run",
+        Step.CONTINUED: "was published, and another run has gone on from it and taken over its commits",
+        Step.WITHDRAWN: "was overtaken and has been withdrawn",
+        Step.OVERTAKEN: "was overtaken",
+    }[ending.step]
     return PublishConflict(
         f"checkpoint {record.checkpoint_id} (attempt {record.attempt_id}) of {storage.url} {what}; the newest is {who}. "
         "Commit nothing and stop; a restart goes on from the newest",
-        kind=ErrorKind.PUBLISH_LOST if ending.at is At.LOST else ErrorKind.OVERTAKEN,
+        kind=ErrorKind.PUBLISH_LOST if ending.step is Step.LOST else ErrorKind.OVERTAKEN,
         checkpoint_id=record.checkpoint_id,
         attempt_id=record.attempt_id,
-        published=ending.at is At.CONTINUED,
+        published=ending.step is Step.CONTINUED,
         newest=rival.checkpoint_id if rival else ending.newest,
         newest_attempt_id=rival.attempt_id if rival else None,
     )
@@ -349,16 +348,15 @@ _PROOF: Final = object()
 
 @dataclass(frozen=True)
 class CommitPermit:
-    """Proof that a checkpoint was the newest when its holder looked: the right to commit it, and to begin the next.
+    """Proof that a checkpoint was the newest: the right to commit it, and to begin the next.
 
-    Only ``PendingCheckpoint.publish``, ``CheckpointStore.start`` and ``CheckpointStore.rollback`` make one; a sink's
-    commit demands one. ``notes`` are sentences for the user about what this checkpoint means (which checkpoints a
-    rollback has left behind).
+    Publishing and ``CheckpointStore.start`` give one; a sink's commit demands one.
     """
 
-    held: Checkpoint = field(repr=False, compare=False)
+    opened: Checkpoint = field(repr=False, compare=False)
     record: Record
     notes: tuple[str, ...] = ()
+    """Sentences for the user: which checkpoints a rollback or repair has left behind."""
     proof: object = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -371,25 +369,12 @@ class CommitPermit:
         return self.record.ref
 
     def checkpoint(self) -> Checkpoint:
-        """The checkpoint, open. The same object every time, so its manifest is read at most once."""
-        return self.held
+        """Return the open checkpoint; the same object every time, so its manifest is read once."""
+        return self.opened
 
 
 def permit(
     storage: Storage, record: Record, *, manifest: Manifest | None = None, notes: tuple[str, ...] = ()
 ) -> CommitPermit:
-    """A permit. Called at the two places that have just proved the right to it, and nowhere else."""
+    """Return a permit. Call it only where the checkpoint was just proved to be the newest."""
     return CommitPermit(Checkpoint(storage, record, manifest=manifest, held=True), record, notes, _PROOF)
-
-
-__all__ = [
-    "ENDS",
-    "MOVES",
-    "At",
-    "CommitPermit",
-    "Ending",
-    "Saw",
-    "conflict",
-    "create_record",
-    "permit",
-]

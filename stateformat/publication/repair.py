@@ -1,15 +1,16 @@
-"""What is wrong with the newest checkpoint of a store, the ways out of it, and going one of them.
+"""What is wrong with the newest checkpoint of a store, and a repair.
 
-Theory of operation (SPEC.md section 8.4). A newest record that cannot be read closes a store to every run. Nothing is moved,
-removed or written over: whoever holds a permit for its id, or is about to publish the next one, must go on colliding with
-others. Instead newest + 1 is published over it with the content of a checkpoint beneath: the highest whole one, unless
-another is named. The new record names that checkpoint (``content_of``), and history goes on there. Its parent is what the
-damaged record was, if the one manifest under its id tells. The rest is a rollback: the manifest first, then a look at the
-source's record, then the record.
+Theory of operation (SPEC.md section 8.4). No run can start while the newest record cannot be read.
+A repair moves, removes and overwrites nothing: a run that holds a permit for the damaged id, or is
+about to publish the next one, must still collide with others. Instead it publishes newest + 1 with
+the content of the highest whole checkpoint beneath, unless the caller names another. The new record
+names that checkpoint (``content_of``), where history goes on. Its parent is what the damaged record
+was, if the one manifest under its id tells. The rest is as in a rollback: the manifest, a look at
+the source's record, the record.
 
-One that stands alone beneath the damage may be a stray, which never was a checkpoint. It is taken only when it is named.
-
-Where the newest record is whole and its manifest or segments are not, the way out is an ordinary rollback.
+A checkpoint that stands alone beneath the damage may be a stray, which never was one. A repair takes
+it only when the caller names it. Where the newest record is whole and its manifest or segments are
+not, the repair is an ordinary rollback.
 """
 
 from __future__ import annotations
@@ -43,16 +44,15 @@ from ..reading import load_manifest
 from ..storage import Storage
 from ..validation import Level, check_checkpoint
 from .copy import left_behind, rollback
-from .draft import Draft, Over
-from .pending import PendingCheckpoint
+from .pending import Draft, PendingCheckpoint, Replaced
 from .protocol import CommitPermit
 
 logger = logging.getLogger(__name__)
 
 REPAIRED_ID: Final = RESERVED_PROPERTIES + "repaired_id"
-"""The property of a repair that holds the id over which it was published."""
+"""A property of a repair: the id of the damaged checkpoint."""
 REPAIRED_FAULT: Final = RESERVED_PROPERTIES + "repaired_fault"
-"""The property of a repair that holds why the record under that id could not be read."""
+"""A property of a repair: why that record could not be read."""
 _FAULT_LENGTH_MAX: Final = 500
 
 _NO_DAMAGE: Final = frozenset(
@@ -65,41 +65,40 @@ _NO_DAMAGE: Final = frozenset(
         ErrorKind.UNSUPPORTED_FEATURE,
     }
 )
-"""No right, no answer, or a newer version: the bytes may be right."""
+"""Kinds of errors after which the bytes may be right."""
 
 
 @dataclass(frozen=True)
 class WayOut:
-    """A checkpoint beneath the newest that could take its place.
-
-    ``certain``: it is a checkpoint for certain; otherwise it may be a stray. ``problems``: what is wrong with it by itself;
-    None where it was not looked at. ``doubled``: the checkpoints, ascending, whose output may then be there twice.
-    """
+    """A checkpoint beneath the newest that could take its place."""
 
     record: Record
     certain: bool
+    """False: it may be a stray."""
     doubled: tuple[CheckpointId, ...]
+    """The checkpoints, ascending, whose output may be doubled."""
     problems: tuple[Problem, ...] | None = None
+    """What is wrong with it; None where it was not validated."""
 
     @property
     def whole(self) -> bool:
-        """Whether it was looked at, and nothing is wrong with it."""
+        """Whether it was validated without errors."""
         return self.problems is not None and not any(problem.severity == "error" for problem in self.problems)
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is wrong with a store, and the ways out, highest checkpoint first.
-
-    ``fault``: why the newest record cannot be read. ``problems``: the errors of the newest checkpoint, where its record
-    can be. ``chosen``: the way that a repair goes: the one that was asked for, or the highest that is whole and certain.
-    """
+    """What is wrong with a store, and the ways out of it."""
 
     found: Survey
     fault: CheckpointError | None
+    """Why the newest record cannot be read."""
     problems: tuple[Problem, ...]
+    """The errors of the newest checkpoint, where its record can be read."""
     ways: tuple[WayOut, ...]
+    """Highest checkpoint first."""
     chosen: WayOut | None
+    """The way that a repair takes: the one asked for, or the highest that is whole and certain."""
 
     @property
     def newest(self) -> CheckpointId:
@@ -108,12 +107,12 @@ class Diagnosis:
 
     @property
     def closed(self) -> bool:
-        """Whether the newest checkpoint cannot be run from."""
+        """Whether no run can start from the newest checkpoint."""
         return self.fault is not None or bool(self.problems)
 
     @property
     def undecided(self) -> str | None:
-        """Why it cannot be said whether the newest is damaged; None where it can."""
+        """Why it is unknown whether the newest is damaged; None where it is known."""
         if self.fault is not None:
             return str(self.fault) if self.fault.kind in _NO_DAMAGE else None
         return next((problem.message for problem in self.problems if problem.kind in _NO_DAMAGE), None)
@@ -122,8 +121,8 @@ class Diagnosis:
 def diagnose(storage: Storage, source: int | None = None, *, level: Level = "quick") -> Diagnosis:
     """Read a store and find the ways out; changes nothing.
 
-    The checkpoints beneath the newest are looked at from the highest down until one is whole and certain, or only
-    ``source`` is, where that is given; at this level, as ``validate`` does. Raises ``NotFound`` where there is no store, or
+    Validates the checkpoints beneath the newest from the highest down until one is whole and
+    certain; with ``source`` only that one. Raises ``NotFound`` where there is no store, or
     ``source`` is none of its checkpoints, and ``StorageError``.
     """
     found = survey(storage)
@@ -152,10 +151,10 @@ def diagnose(storage: Storage, source: int | None = None, *, level: Level = "qui
 
 
 def _doubled(found: Survey, source: CheckpointId) -> tuple[CheckpointId, ...]:
-    """The checkpoints after the source: sinks see their input again."""
+    """Return the checkpoints after the source, whose input sinks see again."""
     after = {found.listed[-1], *found.damaged, *(ref.checkpoint_id for ref in found.lost)}
     after |= {record.checkpoint_id for record in found.checkpoints}
-    # Ids follow by one: whoever published a record that cannot be read went on from the id before.
+    # A record that cannot be read had a parent with the id before.
     after |= {CheckpointId(checkpoint_id - 1) for checkpoint_id in found.damaged}
     return tuple(sorted(checkpoint_id for checkpoint_id in after if checkpoint_id > source))
 
@@ -168,13 +167,12 @@ def repair(
     diagnosis: Diagnosis | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> CommitPermit:
-    """Publish newest + 1 with the content of an older checkpoint, ``source`` or the highest that is whole and certain.
+    """Publish newest + 1 with the content of ``source``, or of the highest whole, certain checkpoint.
 
-    ``diagnosis``: what :func:`diagnose` has found a moment ago, for the same ``source``.
-
-    Raises ``InvalidInput`` where nothing is wrong with the newest (unless ``source`` is cut off from it) or no id is left,
-    ``DamagedCheckpoint`` where no source is whole, ``CheckpointExpired`` where it goes away meanwhile, what
-    :func:`diagnose` and ``publish`` raise, and what reading the newest raised where that is no damage.
+    ``diagnosis`` is what :func:`diagnose` has just returned for the same ``source``. Raises
+    ``InvalidInput`` where nothing is wrong with the newest (unless ``source`` is cut off from it)
+    or no id is left, ``DamagedCheckpoint`` where no source is whole, ``CheckpointExpired``, what
+    :func:`diagnose` and ``publish`` raise, and what reading the newest raised if not damage.
     """
     diagnosis = diagnosis or diagnose(storage, source, level=level)
     chosen, newest = _checked(storage, diagnosis, source), diagnosis.newest
@@ -183,16 +181,13 @@ def repair(
         return rollback(storage, record.checkpoint_id, newest=newest, sleep=sleep)
     fault = diagnosis.fault
     note = left_behind(chosen.doubled)
-    draft = Draft(
-        job_id=record.job_id,
-        job_name=record.job_name,
-        graph=record.graph,
-        states=record.states,
+    what_it_was = diagnosis.found.chain[0].ref if fault is None else ref_of_unreadable(storage, newest)
+    draft = Draft.with_content(
+        record,
         kind=CheckpointKind.ROLLBACK,
         source=record.ref,
-        rescaled_from=record.rescaled_from,
         properties={**record.lasting_properties, REPAIRED_ID: str(newest), REPAIRED_FAULT: _short(fault)},
-        over=Over(newest, diagnosis.found.chain[0].ref if fault is None else what_it_was(storage, newest)),
+        replaced=Replaced(newest, what_it_was),
         notes=(note,),
     )
     pending = PendingCheckpoint(storage, draft, sleep=sleep)
@@ -208,14 +203,14 @@ def repair(
     return found
 
 
-def what_it_was(storage: Storage, checkpoint_id: CheckpointId) -> ParentRef | None:
-    """A checkpoint whose record cannot be read, by the name of its manifest; None where there is none, or several."""
+def ref_of_unreadable(storage: Storage, checkpoint_id: CheckpointId) -> ParentRef | None:
+    """Return the ref of an unreadable record by its manifest's name; None unless there is just one."""
     attempts = [layout.attempt_of(path) for path in manifests_under(storage, checkpoint_id)]
     return ParentRef(checkpoint_id, attempts[0]) if len(attempts) == 1 and attempts[0] is not None else None
 
 
 def _checked(storage: Storage, diagnosis: Diagnosis, source: int | None) -> WayOut:
-    """The way to go, or the reason why there is none, raised."""
+    """Return the way to take, or raise why there is none."""
     newest, chosen = diagnosis.newest, diagnosis.chosen
     if diagnosis.undecided is not None:
         if diagnosis.fault is not None:
@@ -258,6 +253,3 @@ def _checked(storage: Storage, diagnosis: Diagnosis, source: int | None) -> WayO
 def _short(fault: CheckpointError | None) -> str:
     text = str(fault.args[0]).removesuffix(REPAIR_ADVICE) if fault is not None else ""
     return text if len(text) <= _FAULT_LENGTH_MAX else text[: _FAULT_LENGTH_MAX - 1] + "…"
-
-
-__all__ = ["REPAIRED_FAULT", "REPAIRED_ID", "Diagnosis", "WayOut", "diagnose", "repair", "what_it_was"]

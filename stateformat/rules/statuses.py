@@ -1,8 +1,8 @@
-"""Rules of a job graph that validating a checkpoint and planning a restore share (SPEC.md sections 3.4 and 3.5).
+"""Rules of a job graph that validation and restore planning share (SPEC.md sections 3.4 and 3.5).
 
-Each function finds what breaks one rule; what to say about it is up to the caller. Statuses are given apart from the graph,
-because a plan asks the rules of a topology with the statuses of a checkpoint. An operator without a status is new and runs.
-Feedback edges count for none of the rules.
+Each function finds what breaks one rule. Statuses are an argument of their own, because a plan
+checks a topology with the statuses of a checkpoint; an operator without one is new and runs. No
+rule counts feedback edges.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from ..model import RescaledFrom
 
 
 def saved_statuses(graph: JobGraph, rescaled_from: RescaledFrom | None) -> dict[str, Status]:
-    """The status of every operator of a checkpoint, by uid; of a rescaled one the former status where that says more.
+    """Return the status of every operator of a checkpoint, by uid.
 
-    After a rescale all subtasks of a partially finished operator run again, so its record says *running* (section 6.4).
+    After a rescale all subtasks of a partially finished operator run again, so the record says
+    *running* (section 6.4); it counts as partially finished all the same.
     """
     statuses: dict[str, Status] = {operator.uid: operator.status for operator in graph.operators}
     for former in rescaled_from.operators if rescaled_from else ():
@@ -29,7 +30,7 @@ def saved_statuses(graph: JobGraph, rescaled_from: RescaledFrom | None) -> dict[
 
 
 def inputs_by_target(graph: JobGraph) -> dict[str, list[Edge]]:
-    """Edges by the operator that they lead into, feedback edges left out."""
+    """Return the edges by their target, feedback edges left out."""
     inputs: dict[str, list[Edge]] = defaultdict(list)
     for edge in graph.edges:
         if not edge.feedback:
@@ -38,7 +39,7 @@ def inputs_by_target(graph: JobGraph) -> dict[str, list[Edge]]:
 
 
 def chains(graph: JobGraph) -> dict[str, list[Operator]]:
-    """The operators of each chain."""
+    """Return the operators of each chain."""
     found: dict[str, list[Operator]] = defaultdict(list)
     for operator in graph.operators:
         if operator.chain is not None:
@@ -47,11 +48,11 @@ def chains(graph: JobGraph) -> dict[str, list[Operator]]:
 
 
 def cycle(graph: JobGraph) -> Sequence[str]:
-    """The uids along a cycle without a feedback edge, the first one again at the end; empty where there is none."""
-    upstream: dict[str, set[str]] = defaultdict(set)
-    for edge in graph.edges:
-        if not edge.feedback:
-            upstream[edge.target].add(edge.source)
+    """Return the uids along a cycle without a feedback edge, the first one again at the end.
+
+    Empty where there is none.
+    """
+    upstream = {target: {edge.source for edge in edges} for target, edges in inputs_by_target(graph).items()}
     try:
         TopologicalSorter(upstream).prepare()
     except CycleError as error:
@@ -61,7 +62,7 @@ def cycle(graph: JobGraph) -> Sequence[str]:
 
 
 class Unequal(NamedTuple):
-    """Operators that have to have one parallelism and have not: the ends of a forward edge, or a chain."""
+    """The ends of a forward edge, or the operators of a chain, that differ in parallelism."""
 
     what: str
     """``forward edge 'e'`` or ``chain 'c'``."""
@@ -73,9 +74,9 @@ class Unequal(NamedTuple):
 
 
 def unequal_parallelism(graph: JobGraph, statuses: Mapping[str, Status]) -> Iterator[Unequal]:
-    """Forward edges and chains that join different parallelisms.
+    """Yield forward edges and chains that join different parallelisms.
 
-    Nothing flows into or out of a fully finished operator, and it keeps the parallelism that it had, so it is left aside.
+    Fully finished operators are left aside: no record flows into or out of them.
     """
     for edge in graph.edges:
         ends = [graph.by_uid[uid] for uid in (edge.source, edge.target) if uid in graph.by_uid]
@@ -92,12 +93,13 @@ def _unequal(what: str, members: Sequence[Operator], statuses: Mapping[str, Stat
 
 
 class Unfit(NamedTuple):
-    """A finished operator whose predecessor has not finished enough; ``predecessor_status`` is None for a new one."""
+    """A finished operator whose predecessor has not finished enough."""
 
     operator: Operator
     status: Status
     predecessor: str
     predecessor_status: Status | None
+    """None for a new operator."""
     all_to_all: bool
 
     def __str__(self) -> str:
@@ -113,11 +115,11 @@ class Unfit(NamedTuple):
 
 
 def unfit_predecessors(graph: JobGraph, statuses: Mapping[str, Status]) -> Iterator[Unfit]:
-    """Finished operators whose predecessors have not finished enough (FLIP-147).
+    """Yield finished operators whose predecessors have not finished enough (FLIP-147).
 
-    A fully finished operator wants every predecessor fully finished. A partially finished one wants the same over an
-    ALL_TO_ALL edge: a subtask could not have ended before all of the predecessor's. Over POINTWISE edges alone it wants
-    some finished subtask. A predecessor with edges of both sorts is judged by the ALL_TO_ALL one.
+    Every predecessor of a fully finished operator must be fully finished. So must those of a
+    partially finished one over an ALL_TO_ALL edge; over POINTWISE edges alone a predecessor needs
+    at least one finished subtask.
     """
     inputs = inputs_by_target(graph)
     for operator in graph.operators:

@@ -5,7 +5,7 @@ Read ``declare``, then ``evolution``, ``continuation`` and ``delta_policy``.
 
 from __future__ import annotations
 
-from .continuation import Changes, begun, check_had, column_name, continued, split_drop
+from .continuation import Changes, check_columns_known, column_name, evolve_state, new_state, split_drop
 from .declare import (
     Columns,
     as_schema,
@@ -30,12 +30,12 @@ __all__ = [
     "Columns",
     "Layer",
     "as_schema",
-    "begun",
+    "new_state",
     "broadcast_state",
-    "check_had",
+    "check_columns_known",
     "column_name",
     "committables_state",
-    "continued",
+    "evolve_state",
     "coordinator_state",
     "even_split_state",
     "evolution_faults",

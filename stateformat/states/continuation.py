@@ -1,16 +1,16 @@
-"""What becomes of the columns of a state when the program that declares it changes (SPEC.md section 5.7).
+"""The columns of a state when the program that declares it changes (SPEC.md section 5.7).
 
-Theory of operation. A program declares its states anew at every start, by names. What has happened to a column meanwhile it says
-in :class:`Changes`, and goes on saying it: the same program starts from a checkpoint made before a change, from one made after
-it, and from one to which the job was rolled back. Whether a change has been made is read from the field ids in ``State.schemas``,
-which are all schemas that the state has had:
+Theory of operation. A program declares its states by name at every start. It names renamed and
+dropped columns in :class:`Changes`, and keeps naming them: the same program starts from checkpoints
+made before the change, after it, and after a rollback. Whether a change was made already is read
+from the field ids in ``State.schemas``, all schemas that the state has had:
 
-- a rename has been made when a field bore the old name in one schema and the new name in a later one;
-- a column has been dropped when a field of that name is missing from a later schema.
+- a rename was made if a field had the old name in one schema and the new name in a later one;
+- a drop was made if a field of that name is missing from a later schema.
 
-What has been made has no effect. So a column that was dropped or renamed, and whose name is declared again, is a new field with
-a new id, and stays one. A state that begins with a program which names changes begins with two schemas, before and after them,
-as if it had lived through them. Nested fields are columns too: their names are paths with points.
+A change that was made has no effect. So a column that was dropped or renamed and is declared again
+is a new field with a new id. A new state of a program with changes begins with two schemas, before
+and after them. A nested field's name is its path with points.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from ..errors import ErrorKind, InvalidInput, InvalidState
 from ..model import Field, FieldType, SchemaVersion, State
@@ -29,31 +30,29 @@ _Fields = Sequence[Field]
 
 @dataclass(frozen=True)
 class Changes:
-    """What a program says has become of columns: ``renames`` from old names to new ones, ``drops`` the names of columns given up.
-
-    The name of a nested field is its path: ``"person.age"``, or in a list of structs ``"people.element.age"``.
-    """
+    """Renamed and dropped columns; a nested one as ``"person.age"`` or ``"people.element.age"``."""
 
     renames: Mapping[str, str] = field(default_factory=dict)
+    """From old names to new ones."""
     drops: frozenset[str] = frozenset()
 
     def __bool__(self) -> bool:
         return bool(self.renames or self.drops)
 
 
-@dataclass(frozen=True)
-class Continued:
-    """A state after its changes. ``dropped``: the columns that go now and were named, as the saved state calls them."""
+class EvolvedState(NamedTuple):
+    """A state after its changes."""
 
     state: State
     dropped: tuple[str, ...] = ()
+    """The columns that the changes drop now, by their saved names."""
 
 
-def begun(declared: State, changes: Changes) -> State:
-    """A state that no checkpoint has yet: as declared, behind the schema that it would have had before ``changes``, if there are any.
+def new_state(declared: State, changes: Changes) -> State:
+    """Return a state that no checkpoint has yet, preceded by the schema from before ``changes``.
 
-    Raises ``InvalidInput`` for changes that contradict the columns, and for one that is dropped and declared without a default
-    though it holds no nulls.
+    Raises ``InvalidInput`` for changes that contradict the columns, and for a column that is
+    dropped and declared again, non-nullable and without a default.
     """
     if not changes:
         return declared
@@ -63,28 +62,28 @@ def begun(declared: State, changes: Changes) -> State:
     fields = matching.fields([], _before(declared.current.fields, _Level(changes)), _Level(Changes()), "")
     before = replace(blank, schemas=(SchemaVersion(1, fields),), last_field_id=matching.last)
     try:
-        return continued(before, declared, changes).state
+        return evolve_state(before, declared, changes).state
     except InvalidState as error:
         raise InvalidInput(str(error), kind=error.kind) from error
 
 
-def continued(saved: State, declared: State, changes: Changes, *, check: bool = True) -> Continued:
-    """The saved state with the columns that a program declares now; field ids follow names and ``changes``.
+def evolve_state(saved: State, declared: State, changes: Changes, *, check: bool = True) -> EvolvedState:
+    """Return the saved state with the columns declared now; field ids follow names and ``changes``.
 
-    ``declared`` is the state as the program declares it, without a predecessor. Where nothing changes the state is ``saved``
-    itself. Raises ``InvalidInput`` for changes that contradict the columns and for names that the state never had, and
-    ``InvalidState`` (kind ``SCHEMA_CANNOT_EVOLVE``) for what SPEC.md section 5.7 forbids; with ``check`` False the state is returned
-    all the same, for whoever asks ``evolution_faults`` next. That a column goes without being named is for the planner to refuse.
+    Where nothing changes the state is ``saved`` itself. Raises ``InvalidInput`` for changes that
+    contradict the columns and for names that the state never had, and, if ``check``,
+    ``InvalidState`` (kind ``SCHEMA_CANNOT_EVOLVE``) for what SPEC.md section 5.7 forbids. The planner
+    refuses a column that is gone but not named.
     """
     _check(declared, changes)
-    # A name that a later rename gives may be younger than the checkpoint.
-    check_had(saved, {*changes.renames, *changes.drops} - {*changes.renames.values()}, changes)
+    # A name that a later rename gives may be newer than the checkpoint.
+    check_columns_known(saved, {*changes.renames, *changes.drops} - {*changes.renames.values()}, changes)
     matching = _Matching(saved.last_field_id)
     schemas = [schema.fields for schema in saved.schemas]
     fields = matching.fields(schemas, declared.current.fields, _Level(changes), "")
     dropped = tuple(matching.dropped)
     if fields == saved.current.fields:
-        return Continued(saved, dropped)
+        return EvolvedState(saved, dropped)
     version = SchemaVersion(saved.current.id + 1, fields)
     state = replace(saved, schemas=(*saved.schemas, version), last_field_id=matching.last)
     faults = evolution_faults(saved, state) if check else []
@@ -94,16 +93,16 @@ def continued(saved: State, declared: State, changes: Changes, *, check: bool = 
             kind=ErrorKind.SCHEMA_CANNOT_EVOLVE,
             faults=faults,
         )
-    return Continued(state, dropped)
+    return EvolvedState(state, dropped)
 
 
 def split_drop(
     drop: Iterable[str], states: Collection[State]
 ) -> tuple[list[str], dict[tuple[str, str], frozenset[str]]]:
-    """Parts ``drop`` into what names operators and states, and the columns that ``UID/STATE.COLUMN`` names, by (operator, state).
+    """Split ``drop`` into names of operators and states, and columns by (operator, state).
 
-    Only columns of ``states`` are found. Uids and names of states may hold points and slashes: what names a state or an operator
-    as a whole names no column.
+    Only columns of ``states`` are found. Uids and names of states may hold points and slashes, so
+    a name of a whole state or operator names no column.
     """
     whole = {column_name(state)[:-1] for state in states} | {state.operator for state in states}
     others: list[str] = []
@@ -119,16 +118,19 @@ def split_drop(
 
 
 def column_name(state: State, column: str = "") -> str:
-    """How ``drop`` names a column of a state: ``UID/STATE.COLUMN``."""
+    """Return a column as ``drop`` names it: ``UID/STATE.COLUMN``."""
     return f"{state.operator}/{state.name}.{column}"
 
 
-def check_had(state: State, columns: Iterable[str], changes: Changes | None = None) -> None:
-    """``InvalidInput`` for a column that no schema of the state has had. ``changes`` may have given its struct another name."""
+def check_columns_known(state: State, columns: Iterable[str], changes: Changes | None = None) -> None:
+    """Raise ``InvalidInput`` for a column that no schema of the state has had.
+
+    ``changes`` may have given its struct another name.
+    """
     level = _Level(changes or Changes())
     known = {name for schema in state.schemas for name in _names(schema.fields, level)}
     unknown = sorted({*columns} - known)
-    # Where the first schemas are not kept any more, one of them may have had it.
+    # Where the first schemas are not kept any more, one of them may have had the column.
     if unknown and state.schemas[0].id == 1:
         had = {name for schema in state.schemas for name in _names(schema.fields, _Level(Changes()))}
         raise InvalidInput(
@@ -141,7 +143,7 @@ def check_had(state: State, columns: Iterable[str], changes: Changes | None = No
 
 
 def _check(declared: State, changes: Changes) -> None:
-    """``InvalidInput`` for changes that contradict each other, or the columns declared with them."""
+    """Raise ``InvalidInput`` for changes that contradict each other, or the declared columns."""
     where = f"state {declared.name!r} of operator {declared.operator!r}"
     names = {*_names(declared.current.fields, _Level(changes))}
     keys = {*declared.key_columns, "_map_key"} & {*changes.renames, *changes.renames.values(), *changes.drops}
@@ -161,14 +163,15 @@ def _check(declared: State, changes: Changes) -> None:
 
 @dataclass(frozen=True)
 class _Level:
-    """The changes within one struct, or at the top. ``prefixes``: how its fields are named in full; several, if it was renamed."""
+    """The changes within one struct, or at the top."""
 
     changes: Changes
     prefixes: tuple[str, ...] = ("",)
+    """Prefixes of its fields' full names; several if the struct was renamed."""
 
     @cached_property
     def renames(self) -> Mapping[str, str]:
-        """Those of fields of this level, by their own names."""
+        """The renames of fields of this level, by their own names."""
         found = {}
         for old, new in self.changes.renames.items():
             before, after = self._own(old), self._own(new)
@@ -178,19 +181,19 @@ class _Level:
 
     @cached_property
     def drops(self) -> frozenset[str]:
-        """Those of fields of this level, by their own names."""
+        """The drops of fields of this level, by their own names."""
         return frozenset(own for name in self.changes.drops if (own := self._own(name)) is not None)
 
     def earlier(self, name: str) -> set[str]:
-        """The name, and those that renames lead from to it."""
+        """Return the name, and those from which renames lead to it."""
         return _reached(name, {new: old for old, new in self.renames.items()})
 
     def later(self, name: str) -> set[str]:
-        """The name, and those that renames lead to from it."""
+        """Return the name, and those to which renames lead from it."""
         return _reached(name, self.renames)
 
     def within(self, name: str) -> _Level:
-        """The level of the fields of a struct, list or map that has, had or will have this name."""
+        """Return the level of a struct, list or map that has, had or will have this name."""
         names = sorted(self.earlier(name) | self.later(name))
         return _Level(self.changes, tuple(f"{prefix}{one}." for prefix in self.prefixes for one in names))
 
@@ -208,22 +211,26 @@ def _reached(name: str, steps: Mapping[str, str]) -> set[str]:
 
 
 def _names(fields: _Fields, level: _Level) -> Iterator[str]:
-    """The full names of fields and all that is nested in them."""
+    """Yield the full names of fields, nested ones too."""
     for item in fields:
         yield from (prefix + item.name for prefix in level.prefixes)
         yield from _names(children(item), level.within(item.name))
 
 
 class _Matching:
-    """Gives declared fields their ids. ``last``: the greatest id given so far; ``dropped``: what goes and was named, in full."""
+    """Gives declared fields their ids."""
 
     def __init__(self, last: int) -> None:
         self.last = last
+        """The greatest id given so far."""
         self.dropped: list[str] = []
+        """Full names of the columns that ``drops`` names and that go now."""
 
     def fields(self, before: Sequence[_Fields], now: _Fields, level: _Level, saved_as: str) -> tuple[Field, ...]:
-        """The fields of one level. ``before``: those of each schema that had the level, oldest first; ``saved_as``: the
-        prefix of their names in the last of these.
+        """Return the fields of one level.
+
+        ``before``: those of each schema that had the level, oldest first; ``saved_as``: the prefix
+        of their names in the last of these.
         """
         declared = {item.name for item in now}
         taken: dict[str, Field] = {}
@@ -237,7 +244,7 @@ class _Matching:
     def _place(
         self, item: Field, before: Sequence[_Fields], declared: Collection[str], level: _Level, saved_as: str
     ) -> str | None:
-        """Under which name a saved field goes on; None where it goes."""
+        """Return the name under which a saved field goes on; None where it goes."""
         name = target = item.name
         if name in level.renames and not _was_renamed(name, before, level):
             target = _target(name, before, declared, level)
@@ -271,7 +278,7 @@ class _Matching:
 
 
 def _was_renamed(name: str, before: Sequence[_Fields], level: _Level) -> bool:
-    """Whether some field went from this name, or one before it, to one after it."""
+    """Return whether some field went from this name, or an earlier one, to a later one."""
     old, new = level.earlier(name), level.later(name)
     names: dict[int, str] = {}
     for fields in before:
@@ -285,8 +292,9 @@ def _was_renamed(name: str, before: Sequence[_Fields], level: _Level) -> bool:
 
 
 def _is_another(item: Field, before: Sequence[_Fields], level: _Level) -> bool:
-    """Whether a field is not the one that was dropped: it came to the name by a rename, or some field of the name, or one before
-    it, is missing from a later schema.
+    """Return whether a field is not the one that was dropped.
+
+    It came to the name by a rename, or an earlier field of the name is missing from a later schema.
     """
     earlier = level.earlier(item.name)
     bore: set[int] = set()
@@ -300,7 +308,7 @@ def _is_another(item: Field, before: Sequence[_Fields], level: _Level) -> bool:
 
 
 def _target(name: str, before: Sequence[_Fields], declared: Collection[str], level: _Level) -> str:
-    """What a field is called now. Names that it has skipped, since no checkpoint was made under them, are passed over."""
+    """Return what a field is called now, past names under which no checkpoint was made."""
     had = {item.name for fields in before for item in fields}
     seen = {name}
     target = level.renames[name]
@@ -313,7 +321,7 @@ def _target(name: str, before: Sequence[_Fields], declared: Collection[str], lev
 
 
 def _before(now: _Fields, level: _Level) -> tuple[Field, ...]:
-    """The fields that there would have been before the changes; their ids mean nothing."""
+    """Return the fields as they would have been before the changes; their ids mean nothing."""
     names = {item.name for item in now}
     former: dict[str, str] = {}
     for old in level.renames:
@@ -325,7 +333,7 @@ def _before(now: _Fields, level: _Level) -> tuple[Field, ...]:
     made = [
         replace(item, name=former.get(item.name, item.name), type=_before_type(item, level))
         for item in now
-        # One that has the former name of another came later.
+        # A field that has the former name of another came later.
         if item.name in former or item.name not in taken
     ]
     inner = tuple(
@@ -342,11 +350,6 @@ def _before(now: _Fields, level: _Level) -> tuple[Field, ...]:
 
 
 def _before_type(item: Field, level: _Level) -> FieldType:
-    return (
-        item.type
-        if isinstance(item.type, str)
-        else nesting(item.type, _before(children(item), level.within(item.name)))
-    )
-
-
-__all__ = ["Changes", "Continued", "begun", "check_had", "column_name", "continued", "split_drop"]
+    if isinstance(item.type, str):
+        return item.type
+    return nesting(item.type, _before(children(item), level.within(item.name)))

@@ -30,7 +30,7 @@ from stateformat.backends.runtime import Driver, Restored, driver, runtime
 from stateformat.history import records as history, retention, survey
 from stateformat.model import Mode
 from stateformat.publication import pending, protocol as publication
-from stateformat.publication.protocol import MOVES, At, Saw
+from stateformat.publication.protocol import MOVES, Observation, Step
 from stateformat.redistribution.tables import Slices
 from tests.simulation.work import Recording
 
@@ -79,7 +79,9 @@ def commit_before_publish() -> AbstractContextManager[Any]:
 
 def skip_the_read_back() -> AbstractContextManager[Any]:
     """A create without an answer is taken for one that was done."""
-    return patch.dict(MOVES, {(At.CREATE, Saw.NO_ANSWER): At.LIST, (At.CREATE_AGAIN, Saw.NO_ANSWER): At.LIST})
+    return patch.dict(
+        MOVES, {(Step.CREATE, Observation.NO_ANSWER): Step.LIST, (Step.CREATE_AGAIN, Observation.NO_ANSWER): Step.LIST}
+    )
 
 
 @contextlib.contextmanager
@@ -213,16 +215,16 @@ def expire_the_highest_first() -> AbstractContextManager[Any]:
 
 def roll_back_without_looking() -> AbstractContextManager[Any]:
     """A rollback does not look whether its source still stands once its manifest is written."""
-    return patch.object(pending.PendingCheckpoint, "_look_before_creating", lambda self: None)
+    return patch.object(pending.PendingCheckpoint, "_check_before_creating", lambda self: None)
 
 
 @contextlib.contextmanager
 def name_parents_by_id_only() -> Iterator[None]:
     """Whoever stands under the parent's id is the parent."""
 
-    def see_child(found: Any, ours: Any) -> Saw:
+    def see_child(found: Any, ours: Any) -> Observation:
         named = found.parent.checkpoint_id if found is not None and found.parent is not None else None
-        return Saw.OUR_CHILD if named == ours.checkpoint_id else right(found, ours)
+        return Observation.OUR_CHILD if named == ours.checkpoint_id else right(found, ours)
 
     right = publication.see_child
 

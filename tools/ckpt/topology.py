@@ -22,7 +22,8 @@ from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner
 from stateformat.model import Record, State
 from stateformat.record import Members, RecordFault, members_of, record_of
-from stateformat.states import Changes, column_name, continued, split_drop
+from stateformat.states import Changes, column_name, split_drop
+from stateformat.states.continuation import evolve_state
 
 _OPERATOR: Final = {"uid", "name", "parallelism", "max_parallelism", "key_hash", "chain", "coordinator", "pinned"}
 _OF_A_CHECKPOINT: Final = {"status", "finished", "finishing"}
@@ -126,7 +127,7 @@ def _states(values: dict[str, Any], record: Record, drop: Collection[str]) -> tu
         if saved is None or said is None or _sort(saved) != _sort(state):
             found.append(state)
         else:
-            went_on = continued(saved, state, replace(said, drops=said.drops | given_up), check=False)
+            went_on = evolve_state(saved, state, replace(said, drops=said.drops | given_up), check=False)
             found.append(went_on.state)
             given_up = frozenset(went_on.dropped)
         others += [column_name(state, name) for name in sorted(given_up)]

@@ -29,7 +29,8 @@ from stateformat.errors import ErrorKind, InvalidInput, InvalidState
 from stateformat.graph import Edge, JobGraph, Partitioner, Status
 from stateformat.model import FieldType, Mode, Record, State
 from stateformat.schema import arrow_type, make_fields
-from stateformat.states import Changes, Columns, as_schema, begun, column_name, continued, split_drop
+from stateformat.states import Changes, Columns, as_schema, column_name, split_drop
+from stateformat.states.continuation import evolve_state, new_state
 
 from ..api import Operator, Source, TwoPhaseCommitSink
 from ..flow import Dataflow, Step
@@ -89,9 +90,9 @@ def states_of(
     for state, changes in _with_changes(flow, graph, previous, drop, unaligned=unaligned, finished=finished):
         saved = _predecessor(state, previous)
         try:
-            found.append(begun(state, changes) if saved is None else continued(saved, state, changes).state)
+            found.append(new_state(state, changes) if saved is None else evolve_state(saved, state, changes).state)
         except InvalidState:
-            found.append(begun(state, changes))  # It was given up, or its operator has finished, or it was empty.
+            found.append(new_state(state, changes))  # It was given up, or its operator has finished, or it was empty.
     return tuple(found)
 
 
@@ -118,7 +119,7 @@ def states_to_plan(
         if saved is None:
             found.append(state)
             continue
-        went_on = continued(saved, state, changes, check=False)
+        went_on = evolve_state(saved, state, changes, check=False)
         found.append(went_on.state)
         columns += [column_name(saved, name) for name in went_on.dropped]
     whole, _ = split_drop(drop, [state for state, _ in declared])
