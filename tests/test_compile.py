@@ -438,7 +438,7 @@ def test_a_parallelism_that_is_none(wanted: object) -> None:
 
 def test_a_parallelism_for_what_is_not_there() -> None:
     assert (
-        refused(flow_with(Pass()), r"\['x'\].*it has s, op", per_operator={"x": 1}).kind is ErrorKind.UNKNOWN_OPERATOR
+        refused(flow_with(Pass()), r"\['x'\].*It has s, op", per_operator={"x": 1}).kind is ErrorKind.UNKNOWN_OPERATOR
     )
 
 

@@ -412,9 +412,9 @@ def applied(operator: Operator, source: Source | None = None, **step: Any) -> Ca
 @pytest.mark.parametrize(
     ("build", "sentence"),
     [
-        (applied(Odd(output_schema=None)), r"output_schema\(\) of operator 'op' is None; it is a pa.Schema"),
-        (applied(Odd(states=None)), r"states\(\) of operator 'op' returned None; it returns a list"),
-        (applied(Odd(states=["v"])), r"states\(\) of operator 'op' returned \['v'\]; it returns a list"),
+        (applied(Odd(output_schema=None)), r"output_schema\(\) of operator 'op' is None\. It must be a pa.Schema"),
+        (applied(Odd(states=None)), r"states\(\) of operator 'op' returned None\. Return a list"),
+        (applied(Odd(states=["v"])), r"states\(\) of operator 'op' returned \['v'\]\. Return a list"),
         (applied(Odd(states=ValueState("v", {"key": pa.int64()}, {}))), r"of operator 'op' returned ValueState\("),
         (
             applied(Odd(states=[ValueState("v", {"key": pa.int64()}, {"n": pa.uint8()})])),
@@ -427,21 +427,21 @@ def applied(operator: Operator, source: Source | None = None, **step: Any) -> Ca
         (applied(Odd(coordinator=5)), r"coordinator\(\) of 'op' returned int, which has no columns"),
         (applied(NoColumns(Bench().log)), "sink 'op' has no committable_columns"),
         (applied(Odd(), OddTap()), r"enumerator\(\) of 'in' returned NoneType, which has no columns"),
-        (applied(Odd(), NoSchema()), "the schema of source 'in' is {.*}; it is a pa.Schema"),
-        (applied(Odd(), uid=5), "the uid of a step is 5; it is a string"),
-        (applied(Odd(), uid="\ud800"), "the uid of a step is .* which is no text"),
-        (applied(Odd(), name=5), "the name of step 'op' is 5; it is a string"),
-        (lambda: Dataflow(5), "the job id is 5; it is a string"),  # type: ignore[arg-type]
+        (applied(Odd(), NoSchema()), "the schema of source 'in' is {.*}. It must be a pa.Schema"),
+        (applied(Odd(), uid=5), "the uid of a step is 5. It must be a string"),
+        (applied(Odd(), uid="\ud800"), "the uid of a step is .* which is not valid text"),
+        (applied(Odd(), name=5), "the name of step 'op' is 5. It must be a string"),
+        (lambda: Dataflow(5), "the job id is 5. It must be a string"),  # type: ignore[arg-type]
         (lambda: Dataflow("job", name=None), "the name of job 'job' is None"),  # type: ignore[arg-type]
         (
             lambda: Dataflow("job").source(Tap(), uid="in").apply(Odd(), "in", uid="op"),  # type: ignore[arg-type]
-            "an input of 'op' is 'in'; give a stream",
+            "an input of 'op' is 'in'. Give a stream",
         ),
         (
             lambda: Dataflow("job").source(Tap(), uid="in", event_time=5),  # type: ignore[arg-type]
             "event time of source 'in' is 5",
         ),
-        (lambda: EventTime("at", -1), "'at' is out of order by -1; that is a whole number"),
+        (lambda: EventTime("at", -1), "'at' is out of order by -1. Give a whole number"),
         (lambda: EventTime("at", 1.5), r"out of order by 1\.5"),  # type: ignore[arg-type]
         (lambda: MemorySource({"a": [1]}), "dict holds no record batches .*; give an Arrow table"),
         (lambda: MemorySource(None), "NoneType holds no record batches"),

@@ -253,11 +253,11 @@ def test_a_commit_that_returns_what_is_no_committable_fails_with_a_sentence(retu
 def test_what_is_no_source_and_no_operator_is_refused_where_it_is_written() -> None:
     flow = Dataflow("job")
     wrong: Any = Tap
-    with pytest.raises(InvalidInput, match=r"source 'in' is .*Tap.*; give an instance of a Source"):
+    with pytest.raises(InvalidInput, match=r"source 'in' is .*Tap.*\. Give an instance of a Source"):
         flow.source(wrong, uid="in")
     stream = flow.source(Tap([rows(1)]), uid="in")
     wrong = Told
-    with pytest.raises(InvalidInput, match=r"operator 'op' is .*Told.*; give an instance of an Operator"):
+    with pytest.raises(InvalidInput, match=r"operator 'op' is .*Told.*\. Give an instance of an Operator"):
         stream.apply(wrong, uid="op")
 
 

@@ -9,6 +9,7 @@ from .api import (
     BroadcastState,
     Chunk,
     Descriptor,
+    EventTime,
     ListState,
     MapState,
     NoSplit,
@@ -28,7 +29,7 @@ from .api import (
     UnionList,
     ValueState,
 )
-from .flow import Dataflow, EventTime, Loop, StepOptions, Stream
+from .flow import Dataflow, Loop, StepOptions, Stream
 from .operators import Aggregate, BroadcastJoin, Deduplicate, Filter, Map, Select, TumblingWindow
 
 __all__ = [

@@ -5,12 +5,12 @@ A job reads like its description::
     flow = Dataflow("flights")
     planes = flow.source(ParquetSource("planes/"), uid="planes")
     flights = flow.source(ParquetSource("flights/"), uid="flights", event_time="departed_at")
-    delays = flights.key_by("tailnum").aggregate({"delay": ("dep_delay", "mean")}, emit="end", uid="delays")
+    delays = flights.key_by("tailnum").aggregate({"delay": ("dep_delay", "mean")}, uid="delays")
     delays.apply(FileSink("out/"), uid="out")
 
-Operators see Arrow record batches. An object given to a dataflow is a prototype: every subtask works on its own shallow copy,
-made before :meth:`Operator.open`, so whatever changes is made in ``open``. A hook that emits returns batches: None, one batch, or
-an iterable (a generator is usual). ``docs/dataflow.md`` tells what may be lost of a finished subtask, and where to keep what
+Operators process Arrow record batches. An object given to a dataflow is a prototype: every subtask
+works on its own shallow copy, made before :meth:`Operator.open`, so create what changes in
+``open``. ``docs/dataflow.md`` says what may be lost of a finished subtask, and where to keep what
 must not be.
 """
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Required, TypedDict, Unpack
+from typing import Required, TypedDict, Unpack
 
 import pyarrow as pa
 
@@ -26,51 +26,18 @@ from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.graph import Partitioner
 from stateformat.states import Columns, as_schema
 
-from .api import (
-    Chunk,
-    NoSplit,
-    Operator,
-    OperatorContext,
-    OperatorCoordinator,
-    Output,
-    Prepared,
-    ReaderContext,
-    Sender,
-    Source,
-    Split,
-    SplitEnumerator,
-    TwoPhaseCommitSink,
-)
-
-if TYPE_CHECKING:
-    from .operators import Predicate
-
-
-@dataclass(frozen=True)
-class EventTime:
-    """The column (timestamp[us] or int64 µs) with the event time, and by how much records may be out of order."""
-
-    column: str
-    out_of_order_us: int = 0
-
-    def __post_init__(self) -> None:
-        """Raises ``InvalidInput`` for a number that means nothing."""
-        late = self.out_of_order_us
-        if isinstance(late, bool) or not isinstance(late, int) or not 0 <= late < 1 << 62:
-            raise InvalidInput(
-                f"event time {self.column!r} is out of order by {late!r}; that is a whole number of microseconds, at least 0"
-            )
+from .api import EventTime, Operator, Source
+from .operators import Aggregate, Deduplicate, Filter, Map, Predicate, Select, TumblingWindow
 
 
 @dataclass(frozen=True)
 class Input:
-    """One input of a step: where it comes from and how records choose their channel; no partitioner: forward where the
-    parallelism is the same, else rebalance.
-    """
+    """One input of a step."""
 
     source: str | Loop
     schema: pa.Schema
     partitioner: Partitioner | None = None
+    """None: forward where both sides have the same parallelism, else rebalance."""
     key_columns: tuple[str, ...] = ()
 
 
@@ -90,7 +57,7 @@ class Step:
 
 
 class StepOptions(TypedDict, total=False):
-    """What every step is given besides its operator; see :meth:`Dataflow.apply`."""
+    """What every step takes besides its operator; see :meth:`Dataflow.apply`."""
 
     uid: Required[str]
     name: str
@@ -100,9 +67,9 @@ class StepOptions(TypedDict, total=False):
 
 
 class Loop:
-    """The end of a feedback edge that is known before its begin. :meth:`close` says where it begins.
+    """A feedback edge. It is the last input of its head; :meth:`close` says where it begins.
 
-    As an input it is the last of the step that it enters, the head of the loop. Watermarks and ends do not travel on it.
+    Watermarks and ends do not travel on it.
     """
 
     def __init__(self, flow: Dataflow, schema: pa.Schema) -> None:
@@ -110,12 +77,9 @@ class Loop:
         self.schema = schema
         self.tail: str | None = None
 
-    def _stream(self, partitioner: Partitioner | None = None, key_columns: tuple[str, ...] = ()) -> Stream:
-        return Stream(self._flow, Input(self, self.schema, partitioner, key_columns))
-
     def stream(self) -> Stream:
         """The records that are fed back, as an input of the head."""
-        return self._stream()
+        return Stream(self._flow, Input(self, self.schema))
 
     def key_by(self, *columns: str) -> Stream:
         """The same, by key."""
@@ -126,26 +90,26 @@ class Loop:
         return self.stream().rebalance()
 
     def close(self, tail: Stream) -> None:
-        """What ``tail`` emits is fed back."""
+        """Feed back what ``tail`` emits."""
         if self.tail is not None:
-            raise InvalidInput(f"the loop is closed by {self.tail!r} already; make a loop of its own for each tail")
+            raise InvalidInput(f"the loop is closed by {self.tail!r} already. Make a loop of its own for each tail.")
         if isinstance(tail.input.source, Loop):
-            raise InvalidInput("a loop cannot be closed by a loop; give the output of an operator")
+            raise InvalidInput("a loop cannot be closed by a loop. Give the output of an operator.")
         if tail.input.schema != self.schema:
             raise InvalidInput(
                 f"the loop was opened with columns {self.schema.names} and {tail.input.source!r} emits "
-                f"{tail.input.schema.names}, or of other types; they must be the same",
+                f"{tail.input.schema.names}, or of other types. They must be the same.",
                 kind=ErrorKind.SCHEMA_MISMATCH,
             )
         self.tail = tail.input.source
 
 
 class Dataflow:
-    """A job: steps, and how records go between them. ``parallelism`` is that of every step that says no other."""
+    """A job: its steps and their connections. ``parallelism``: of steps that name no other."""
 
     def __init__(self, job_id: str, *, parallelism: int = 1, name: str = "") -> None:
         if not job_id:
-            raise InvalidInput("the job id is empty; a store belongs to one job, by its id")
+            raise InvalidInput("the job id is empty. A store belongs to one job, by its id.")
         _check_text("the job id", job_id)
         _check_text(f"the name of job {job_id!r}", name)
         self.job_id = job_id
@@ -164,16 +128,16 @@ class Dataflow:
     ) -> Stream:
         """Read a source. With ``event_time``, its readers emit watermarks."""
         if not isinstance(source, Source):
-            raise InvalidInput(f"source {uid!r} is {source!r}; give an instance of a Source")
+            raise InvalidInput(f"source {uid!r} is {source!r}. Give an instance of a Source.")
         _check_schema(f"the schema of source {uid!r}", source.schema)
         timed = EventTime(event_time) if isinstance(event_time, str) else event_time
         if timed is not None and not isinstance(timed, EventTime):
             raise InvalidInput(
-                f"the event time of source {uid!r} is {timed!r}; give the name of a column, or an EventTime"
+                f"the event time of source {uid!r} is {timed!r}. Give the name of a column, or an EventTime."
             )
         if timed is not None and timed.column not in source.schema.names:
             raise InvalidInput(
-                f"source {uid!r} has no column {timed.column!r}; it has {', '.join(source.schema.names)}"
+                f"source {uid!r} has no column {timed.column!r}. It has {', '.join(source.schema.names)}."
             )
         step = Step(uid, source, (), source.schema, name=name, parallelism=parallelism, event_time=timed)
         return self._add(step)
@@ -188,15 +152,22 @@ class Dataflow:
         max_parallelism: int | None = None,
         chain: bool = True,
     ) -> Stream:
-        """Apply an operator to its inputs, in order. ``chain`` False: it runs in a task of its own, or as the first of one."""
+        """Apply an operator to its inputs, in order.
+
+        - ``uid``: names its state for ever, so choose it with care.
+        - ``name``: for pages and logs; need not be unique.
+        - ``parallelism``, ``max_parallelism``: how many subtasks and key groups; derived if not
+          given.
+        - ``chain`` False: it runs in a task of its own, or as the first operator of one.
+        """
         if not isinstance(operator, Operator):
-            raise InvalidInput(f"operator {uid!r} is {operator!r}; give an instance of an Operator")
+            raise InvalidInput(f"operator {uid!r} is {operator!r}. Give an instance of an Operator.")
         if not inputs:
-            raise InvalidInput(f"operator {uid!r} has no input; give at least one stream")
+            raise InvalidInput(f"operator {uid!r} has no input. Give at least one stream.")
         for stream in inputs:
             if not isinstance(stream, Stream):
                 raise InvalidInput(
-                    f"an input of {uid!r} is {stream!r}; give a stream, which source() and apply() return"
+                    f"an input of {uid!r} is {stream!r}. Give a stream, which source() and apply() return."
                 )
             if stream.flow is not self:
                 raise InvalidInput(
@@ -204,18 +175,8 @@ class Dataflow:
                 )
         schema = operator.output_schema(*(stream.schema for stream in inputs))
         _check_schema(f"output_schema() of operator {uid!r}", schema)
-        return self._add(
-            Step(
-                uid,
-                operator,
-                tuple(stream.input for stream in inputs),
-                schema,
-                name=name,
-                parallelism=parallelism,
-                max_parallelism=max_parallelism,
-                chain=chain,
-            )
-        )
+        edges = tuple(stream.input for stream in inputs)
+        return self._add(Step(uid, operator, edges, schema, name, parallelism, max_parallelism, chain))
 
     def loop(self, schema: Columns) -> Loop:
         """Open a loop through which records of this schema are fed back."""
@@ -223,18 +184,22 @@ class Dataflow:
 
     def _add(self, step: Step) -> Stream:
         if not step.uid:
-            raise InvalidInput("the uid of a step is empty; it names its state for ever, so choose it with care")
+            raise InvalidInput("the uid of a step is empty. It names its state for ever, so choose it with care.")
         _check_text("the uid of a step", step.uid)
         _check_text(f"the name of step {step.uid!r}", step.name)
         if step.uid in self.steps:
-            raise InvalidInput(f"two steps have the uid {step.uid!r}; each needs its own, for its state is found by it")
+            raise InvalidInput(f"two steps have the uid {step.uid!r}. Each needs its own: its state is found by it.")
         self.steps[step.uid] = step
         return Stream(self, Input(step.uid, step.schema))
 
 
 @dataclass(frozen=True)
 class Stream:
-    """What a step emits, and how it reaches the next one. Immutable: every method gives another stream."""
+    """What a step emits, and how it reaches the next one. Immutable: methods return other streams.
+
+    The methods named after ready-made operators take the options of :meth:`Dataflow.apply`. Those
+    by key use the columns of :meth:`key_by`.
+    """
 
     flow: Dataflow = field(repr=False)
     input: Input
@@ -249,7 +214,7 @@ class Stream:
         missing = [column for column in columns if column not in self.schema.names]
         if missing or not columns:
             raise InvalidInput(
-                f"cannot key {self.input.source!r} by {list(columns)}; its columns are {', '.join(self.schema.names)}"
+                f"cannot key {self.input.source!r} by {list(columns)}. Its columns are {', '.join(self.schema.names)}."
             )
         return self._with(Partitioner.HASH, columns)
 
@@ -269,56 +234,28 @@ class Stream:
         """Every record goes to every subtask."""
         return self._with(Partitioner.BROADCAST)
 
-    def apply(
-        self,
-        operator: Operator,
-        *others: Stream,
-        uid: str,
-        name: str = "",
-        parallelism: int | None = None,
-        max_parallelism: int | None = None,
-        chain: bool = True,
-    ) -> Stream:
-        """Apply an operator to this stream, its input 0, and others."""
-        return self.flow.apply(
-            operator,
-            self,
-            *others,
-            uid=uid,
-            name=name,
-            parallelism=parallelism,
-            max_parallelism=max_parallelism,
-            chain=chain,
-        )
-
-    # Ready-made operators. ``step``: uid and all else that :meth:`apply` takes. Those by key take the columns of ``key_by``.
+    def apply(self, operator: Operator, *others: Stream, **step: Unpack[StepOptions]) -> Stream:
+        """Apply an operator to this stream, its input 0, and others. See :meth:`Dataflow.apply`."""
+        return self.flow.apply(operator, self, *others, **step)
 
     def map(
         self, fn: Callable[[pa.RecordBatch], pa.RecordBatch], schema: Columns | None = None, **step: Unpack[StepOptions]
     ) -> Stream:
         """See :class:`~stateformat.backends.dataflow.operators.row_steps.Map`."""
-        from .operators import Map
-
         return self.apply(Map(fn, schema), **step)
 
     def filter(self, predicate: Predicate, **step: Unpack[StepOptions]) -> Stream:
         """See :class:`~stateformat.backends.dataflow.operators.row_steps.Filter`."""
-        from .operators import Filter
-
         return self.apply(Filter(predicate), **step)
 
     def select(self, *columns: str | Mapping[str, str], **step: Unpack[StepOptions]) -> Stream:
         """See :class:`~stateformat.backends.dataflow.operators.row_steps.Select`."""
-        from .operators import Select
-
         return self.apply(Select(*columns), **step)
 
     def aggregate(
         self, aggregates: Mapping[str, tuple[str, str]], *, emit: str = "updates", **step: Unpack[StepOptions]
     ) -> Stream:
         """See :class:`~stateformat.backends.dataflow.operators.aggregate.Aggregate`."""
-        from .operators import Aggregate
-
         return self.apply(Aggregate(self.input.key_columns, aggregates, emit=emit), **step)
 
     def window(
@@ -331,15 +268,11 @@ class Stream:
         **step: Unpack[StepOptions],
     ) -> Stream:
         """See :class:`~stateformat.backends.dataflow.operators.window.TumblingWindow`."""
-        from .operators import TumblingWindow
-
         keys = self.input.key_columns
         return self.apply(TumblingWindow(keys, size_us, time, aggregates, lateness_us=lateness_us), **step)
 
     def deduplicate(self, **step: Unpack[StepOptions]) -> Stream:
         """See :class:`~stateformat.backends.dataflow.operators.deduplicate.Deduplicate`."""
-        from .operators import Deduplicate
-
         return self.apply(Deduplicate(self.input.key_columns), **step)
 
     def _with(self, partitioner: Partitioner, key_columns: tuple[str, ...] = ()) -> Stream:
@@ -347,39 +280,15 @@ class Stream:
 
 
 def _check_text(what: str, text: object) -> None:
-    """``InvalidInput`` for what a checkpoint's record could not hold: it would be refused there, when the job has run for long."""
+    """Refuse now what the record of a checkpoint would refuse when the job has run for long."""
     if not isinstance(text, str):
-        raise InvalidInput(f"{what} is {text!r}; it is a string")
+        raise InvalidInput(f"{what} is {text!r}. It must be a string.")
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidInput(f"{what} is {text!r}, which is no text: {error}; name it otherwise") from error
+        raise InvalidInput(f"{what} is {text!r}, which is not valid text: {error}. Name it otherwise.") from error
 
 
 def _check_schema(what: str, schema: object) -> None:
     if not isinstance(schema, pa.Schema):
-        raise InvalidInput(f"{what} is {schema!r}; it is a pa.Schema", kind=ErrorKind.SCHEMA_MISMATCH)
-
-
-__all__ = [
-    "Chunk",
-    "Dataflow",
-    "EventTime",
-    "Input",
-    "Loop",
-    "NoSplit",
-    "Operator",
-    "OperatorContext",
-    "OperatorCoordinator",
-    "Output",
-    "Prepared",
-    "ReaderContext",
-    "Sender",
-    "Source",
-    "Split",
-    "SplitEnumerator",
-    "Step",
-    "StepOptions",
-    "Stream",
-    "TwoPhaseCommitSink",
-]
+        raise InvalidInput(f"{what} is {schema!r}. It must be a pa.Schema.", kind=ErrorKind.SCHEMA_MISMATCH)

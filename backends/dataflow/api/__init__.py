@@ -6,13 +6,14 @@ Read ``states``, ``operator``, ``source``.
 from __future__ import annotations
 
 from .operator import Operator, OperatorContext, OperatorCoordinator, Output, Prepared, Sender, TwoPhaseCommitSink
-from .source import Chunk, NoSplit, ReaderContext, Source, Split, SplitEnumerator
+from .source import Chunk, EventTime, NoSplit, ReaderContext, Source, Split, SplitEnumerator
 from .states import BroadcastState, Descriptor, ListState, MapState, SplitList, Timers, UnionList, ValueState
 
 __all__ = [
     "BroadcastState",
     "Chunk",
     "Descriptor",
+    "EventTime",
     "ListState",
     "MapState",
     "NoSplit",

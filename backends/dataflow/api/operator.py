@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from ...state import Entries, KeyedList, KeyedMap, KeyedValue, TimerSet
 
 Output: TypeAlias = "pa.RecordBatch | Iterable[pa.RecordBatch] | None"
-"""What a hook emits, in order: nothing, one batch, or several. A generator is annotated as ``Iterator[pa.RecordBatch]``."""
+"""What a hook emits: None, one batch, or an iterable of batches, usually a generator."""
+Sender: TypeAlias = Callable[[int, bytes], None]
+"""How a coordinator sends a message to a subtask."""
 
 
 class OperatorContext(Protocol):
-    """What an operator may ask of the subtask that it runs in. Valid from ``open`` to ``close``."""
+    """What an operator may ask of its subtask. Valid from ``open`` to ``close``."""
 
     @property
     def uid(self) -> str:
@@ -34,7 +36,7 @@ class OperatorContext(Protocol):
 
     @property
     def parallelism(self) -> int:
-        """How many there are."""
+        """How many subtasks there are."""
 
     @property
     def max_parallelism(self) -> int:
@@ -46,7 +48,7 @@ class OperatorContext(Protocol):
 
     @property
     def watermark(self) -> int:
-        """How far event time has come, µs; ``events.MIN_WATERMARK`` where nothing is known."""
+        """The event time that has been reached, µs; ``events.MIN_WATERMARK``: unknown."""
 
     def value_state(self, name: str) -> KeyedValue:
         """A declared :class:`~stateformat.backends.dataflow.api.states.ValueState`."""
@@ -64,27 +66,28 @@ class OperatorContext(Protocol):
         """A declared ``SplitList``, ``UnionList`` or ``BroadcastState``."""
 
     def send_to_coordinator(self, message: bytes) -> None:
-        """Send to the operator's coordinator. Exactly once, with checkpoints as with states."""
+        """Send to the operator's coordinator. With checkpoints, exactly once, as with states."""
 
 
 class Operator(ABC):
-    """A step of a dataflow. Override what is needed; every hook but :meth:`process` may stay away.
+    """A step of a dataflow. Only :meth:`process` must be overridden.
 
-    Order of calls in a subtask: ``open``; ``process``, ``on_timer``, ``receive`` in any order; ``end_input`` once for each input;
-    ``finish`` when every input has ended, after which nothing is emitted; ``close``. ``snapshot`` comes between any two of
-    them before ``finish``. An activation may end after any snapshot and another begin from it with ``open``, so ``close`` says
-    nothing about the end of the job: ``finish`` does. A subtask whose logic has ended contributes nothing to later
-    checkpoints but what a sink has still to commit, and is not run again once all of its operator have ended.
+    Order of calls in a subtask: ``open``; ``process``, ``on_timer`` and ``receive`` in any order;
+    ``end_input`` once for each input; ``finish`` when every input has ended; ``close``.
+    ``snapshot`` comes between any two of them before ``finish``.
+
+    A subtask may be closed after any snapshot, and another begins from it with ``open``. So
+    ``close`` does not mean that the job ends: ``finish`` does. A subtask whose logic has ended adds
+    nothing to later checkpoints but what a sink has still to commit. When all subtasks have ended,
+    none is run again.
     """
 
     context: OperatorContext
     broadcast_inputs: ClassVar[tuple[int, ...]] = ()
-    """Inputs that every subtask must see whole; a dataflow that sends one of them otherwise than by ``broadcast`` is refused."""
+    """Inputs that every subtask must see whole. A dataflow must broadcast them."""
 
     late_records: int = 0
-    """How many records this subtask has dropped because they came too late. An operator that drops any counts them here; the
-    progress of the job shows the sum of all.
-    """
+    """How many records this subtask has dropped as late. The job's progress shows the sum."""
 
     def states(self, *inputs: pa.Schema) -> Sequence[Descriptor]:
         """The states that it keeps. ``inputs``: the schema of each input."""
@@ -95,15 +98,15 @@ class Operator(ABC):
         return inputs[0]
 
     def coordinator(self) -> OperatorCoordinator | None:
-        """A new coordinator for all subtasks together, where there is to be one.
+        """A new coordinator for all subtasks together, if there is to be one.
 
-        Called to learn its columns when a job is laid out, and once for each run. Not called for an operator that has finished. An
-        operator with a coordinator begins a chain of its own.
+        Called to learn its columns when a job is compiled, and once for each run; not for an
+        operator that has finished. An operator with a coordinator begins a chain of its own.
         """
         return None
 
     def open(self, context: OperatorContext) -> None:
-        """Begin an activation; states are restored already. An override calls this first."""
+        """Begin in a subtask; states are restored already. An override calls this first."""
         self.context = context
 
     @abstractmethod
@@ -111,16 +114,19 @@ class Operator(ABC):
         """Process a batch of an input."""
 
     def on_timer(self, timers: pa.RecordBatch, name: str) -> Output:
-        """Timers of one declared set are due, in order of ``_timestamp``: key columns, ``_timestamp``, ``_tag``, and the columns of
-        the user's. They have been removed. Timers that this sets and that are due already fire next.
+        """Timers of one declared set are due, in order of ``_timestamp``. They have been removed.
+
+        Columns: the key, ``_timestamp``, ``_tag``, and the values. Timers set here that are due
+        fire next.
         """
         return None
 
     def receive(self, message: bytes) -> Output:
         """A message of the operator's coordinator.
 
-        What the coordinator sends while it handles a message that this subtask sent before its last input ended comes before that
-        input's ``end_input``, answers to what ``receive`` itself sends included. A job fails in which this goes on for 1,000 rounds.
+        What the coordinator sends while it handles a message that this subtask sent before its last
+        input ended comes before that input's ``end_input``. So do answers to what ``receive``
+        itself sends; the job fails when that goes on for 1,000 rounds.
         """
         return None
 
@@ -136,41 +142,42 @@ class Operator(ABC):
         """A checkpoint is about to be taken: put into states what lies elsewhere."""
 
     def checkpoint_complete(self) -> None:
-        """The last snapshot is part of a published checkpoint. May be missed after a failure, or when its activation has ended."""
+        """The last snapshot is part of a published checkpoint. May be missed after a failure."""
 
     def checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """The checkpoint for which :meth:`snapshot` (or ``prepare_commit``) was called last will not be published.
+        """The checkpoint of the last :meth:`snapshot` (or ``prepare_commit``) will not be
+        published.
 
-        ``checkpoint_id`` is the id that it would have had; the next checkpoint takes the same id. States go on as they are, and what
-        a sink has prepared becomes part of the next checkpoint, so there is nothing to undo. Use it to release what was set aside
-        for the snapshot. Never called after :meth:`checkpoint_complete` of the same snapshot. Not called where the subtask had not
-        been asked for its snapshot yet, and not when the whole run is given up: then another activation begins from the newest
-        checkpoint. What it raises is a failure of the job. (Flink: ``notifyCheckpointAborted``.)
+        Flink's ``notifyCheckpointAborted``: release what was set aside for the snapshot. Nothing
+        else is to be undone: states go on as they are, and what a sink has prepared becomes part of
+        the next checkpoint, which takes the same id. What it raises is a failure of the job.
+
+        Never called after :meth:`checkpoint_complete` of the same snapshot, nor where the subtask
+        had not been asked for its snapshot, nor when the run is given up.
         """
 
     def close(self) -> None:
-        """End an activation: release files and connections. Never relied upon; a lost process closes nothing."""
-
-
-Sender: TypeAlias = Callable[[int, bytes], None]
-"""How a coordinator sends a message to a subtask."""
+        """Release files and connections. Never rely on it: a lost process closes nothing."""
 
 
 class OperatorCoordinator(ABC):
-    """One per operator, in the process of the driver: for what must outlive a finished subtask, and for what only one may decide.
+    """One per operator, in the driver: for what must outlive a subtask, or only one may decide.
 
-    A subtask receives whatever :meth:`receive` sends to it for a message of its own. A message to a subtask whose last input has
-    ended is lost otherwise, and the job warns once. So answer the sender, and answer at once.
+    A subtask receives what :meth:`receive` sends in answer to its message. Other messages to a
+    subtask whose last input has ended are lost, and the job warns once. So answer the sender, and
+    at once.
 
-    Its state is gone when its operator is fully finished, and it is not begun again then.
+    When its operator is fully finished, its state is gone and it is not begun again.
     """
 
     columns: Columns
     """The columns of what :meth:`snapshot` returns."""
 
     def open(self, send: Sender) -> None:
-        """Begin. ``send(subtask, message)`` reaches that subtask's ``receive``, behind the barrier of a pending checkpoint. It raises
-        ``InvalidState`` for a subtask that the operator does not have in this run.
+        """Begin. ``send(subtask, message)`` reaches that subtask's ``receive``.
+
+        It arrives behind the barrier of a checkpoint in flight. ``send`` raises ``InvalidState``
+        for a subtask that the operator does not have in this run.
         """
 
     def restore(self, rows: pa.Table) -> None:
@@ -178,7 +185,9 @@ class OperatorCoordinator(ABC):
 
     @abstractmethod
     def receive(self, subtask: int, message: bytes) -> None:
-        """A message of a subtask. One that was on its way at a checkpoint is given again after a restore, as from subtask
+        """A message of a subtask.
+
+        One that was on its way at a checkpoint is given again after a restore, as from subtask
         ``subtask % parallelism`` where there are fewer subtasks than before.
         """
 
@@ -190,7 +199,7 @@ class OperatorCoordinator(ABC):
         """The last snapshot is part of a published checkpoint."""
 
     def checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """The checkpoint of the last snapshot, which would have had this id, will not be published. As ``Operator.checkpoint_aborted``."""
+        """The checkpoint of the last snapshot will not be published. See ``Operator``."""
 
 
 class Prepared(NamedTuple):
@@ -203,10 +212,10 @@ class Prepared(NamedTuple):
 class TwoPhaseCommitSink(Operator):
     """A sink of which nothing is visible before its checkpoint is published.
 
-    ``prepare_commit`` is called in every snapshot, those behind ``finish`` too. What it returns (rows of
-    ``committable_columns``) becomes part of the checkpoint. When that is published, ``commit`` is called on the prototype, in the
-    driver, with all subtasks' rows and ``_checkpoint_id`` and ``_attempt_id``, under which each was prepared. It must do nothing
-    where it has been done: after a failure it is called again with the same rows, and it may come late.
+    ``prepare_commit`` is called in every snapshot, those behind ``finish`` too. The rows it returns
+    become part of the checkpoint. When that is published, ``commit`` is called on the prototype, in
+    the driver, with the rows of all subtasks. It must be idempotent: after a failure it is called
+    again with the same rows, and it may come late.
     """
 
     committable_columns: Columns
@@ -217,38 +226,54 @@ class TwoPhaseCommitSink(Operator):
 
     @abstractmethod
     def prepare_commit(self, prepared: Prepared) -> pa.Table | pa.RecordBatch | None:
-        """End what was written since the last call such that a commit cannot fail for any reason that lies in it."""
+        """End what was written since the last call, so that a commit can fail for outside reasons
+        only.
+
+        Returns rows of ``committable_columns``.
+        """
 
     @abstractmethod
     def commit(self, permit: CommitPermit, committables: pa.Table) -> pa.Table | None:
-        """Make it visible. Returns rows to try again at the next checkpoint; raises for a failure of the job."""
+        """Make it visible.
+
+        ``committables`` has the declared columns, and the ``_checkpoint_id`` and ``_attempt_id``
+        under which each row was prepared. Returns rows to try again at the next checkpoint. What it
+        raises is a failure of the job.
+        """
 
     def check_committables(self, uid: str, committables: pa.Table, *, renamed: bool = False) -> None:
-        """Raise ``DamagedCheckpoint`` for rows that the sink ``uid`` cannot have prepared under the ids in the row.
+        """Raise ``DamagedCheckpoint`` for rows that the sink ``uid`` cannot have prepared.
 
-        A row that names a file, a table or a transaction is data: whoever can write to the store can write any name into
-        it. So compare each name with those that ``prepare_commit`` makes for that uid, checkpoint id and attempt id.
-        Called on the prototype, in the driver, before every ``commit``. When one sink refuses, no sink commits anything.
-        ``renamed``: the checkpoint may come from before a rename of the operator, so rows may have another uid. By default
-        every row is accepted.
+        A row that names a file, a table or a transaction is data: who can write to the store can
+        write any name into it. So compare each name with those that ``prepare_commit`` makes for
+        that uid, checkpoint id and attempt id. ``renamed``: rows may have another uid, from before
+        a rename of the operator.
+
+        Called on the prototype, in the driver, before every ``commit``. When one sink refuses, no
+        sink commits anything. By default every row is accepted.
         """
 
     def prepared_attempts(self, uid: str) -> Collection[Prepared] | None:
-        """Under which checkpoint and attempt ids output of the sink ``uid`` lies prepared, and not committed, in its place.
+        """The ids under which output of the sink ``uid`` lies prepared, and not committed, in its
+        place.
 
-        None, the default: unknown. Then every start reads the committables of all checkpoints of the store for
-        :meth:`clean`, and nobody notices a second job that writes to the same place. Called on the prototype, in the
-        driver, before :meth:`clean`, and before a job begins from another store's checkpoint.
+        None, the default: unknown. Then every start reads the committables of all checkpoints of
+        the store for :meth:`clean`, and a second job that writes to the same place goes unnoticed.
+        Called on the prototype, in the driver, before :meth:`clean`, and before a job begins from
+        another store's checkpoint.
         """
         return None
 
     def clean(self, uid: str, newest_id: int, carried: pa.Table | None) -> object:
         """Remove what earlier runs of the sink ``uid`` prepared and no checkpoint holds.
 
-        Only what was prepared under checkpoint ids up to ``newest_id`` may go, and only what is not ``carried``: another
-        run may be about to publish greater ids, and a rollback goes back to an older checkpoint. ``carried`` has the rows
-        of all checkpoints of the store that may still be started from, some of them twice, or is None. ``newest_id`` is 0
-        where there is no checkpoint, and where one cannot be read: then nothing that was prepared may go. Called on the
-        prototype, in the driver, when a run begins: after ``commit``, before anything has opened.
+        Remove only what was prepared under checkpoint ids up to ``newest_id``, for another run may
+        be about to publish greater ones; and only what is not ``carried``, for a rollback goes back
+        to an older checkpoint. ``carried``: the rows of all checkpoints of the store that may still
+        be started from, some of them twice, or None. ``newest_id`` is 0 where there is no
+        checkpoint, or one cannot be read: then nothing may go.
+
+        Called on the prototype, in the driver, when a run begins: after ``commit``, before any
+        ``open``.
         """
         return None

@@ -4,20 +4,41 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
+from stateformat.errors import InvalidInput
 from stateformat.states import Columns
 
 
+@dataclass(frozen=True)
+class EventTime:
+    """The column with the event time (timestamp[us], or int64 in µs)."""
+
+    column: str
+    out_of_order_us: int = 0
+    """By how much records may be out of order."""
+
+    def __post_init__(self) -> None:
+        """Raises ``InvalidInput`` unless ``out_of_order_us`` is a whole number, at least 0."""
+        late = self.out_of_order_us
+        if isinstance(late, bool) or not isinstance(late, int) or not 0 <= late < 1 << 62:
+            raise InvalidInput(
+                f"event time {self.column!r} is out of order by {late!r}. Give a whole number of microseconds, at "
+                "least 0."
+            )
+
+
 class Split(NamedTuple):
-    """A part of a source that one reader reads. ``payload`` is the source's own; position 0 is its begin."""
+    """A part of a source that one reader reads. ``payload`` is the source's own."""
 
     id: str
     payload: bytes
     position: int = 0
+    """Where to read next; 0 is the begin."""
 
 
 class NoSplit(Enum):
@@ -26,22 +47,25 @@ class NoSplit(Enum):
     LATER = "later"
     """There may be one later: the enumerator is asked again."""
     NEVER = "never"
-    """Nothing will come: the reader's input has ended when its splits have."""
+    """None will come: the reader's input has ended when its splits have."""
 
 
 class SplitEnumerator(ABC):
-    """Finds the splits of a source and deals them to readers; one per source, in the driver, kept in every checkpoint."""
+    """Finds the splits of a source and assigns them to readers.
+
+    There is one per source, in the driver; every checkpoint keeps it.
+    """
 
     columns: Columns
     """The columns of what :meth:`snapshot` returns."""
 
     @abstractmethod
     def next_split(self, subtask: int, parallelism: int) -> Split | NoSplit:
-        """A split for this reader. It is the reader's from now on, and kept in its checkpoints."""
+        """A split for this reader, whose checkpoints keep it from now on."""
 
     @abstractmethod
     def snapshot(self) -> pa.Table:
-        """What is left to deal, and all else that it keeps."""
+        """The splits that are not assigned yet, and everything else it keeps."""
 
     @abstractmethod
     def restore(self, rows: pa.Table) -> None:
@@ -49,7 +73,7 @@ class SplitEnumerator(ABC):
 
 
 class ReaderContext(Protocol):
-    """What reading may ask."""
+    """What :meth:`Source.read` may ask."""
 
     @property
     def subtask(self) -> int:
@@ -57,30 +81,31 @@ class ReaderContext(Protocol):
 
     @property
     def now_us(self) -> int:
-        """The executor's clock, in µs. Never used for what must be the same again."""
+        """The executor's clock, in µs. Never use it for what must be the same again."""
 
 
 class Chunk(NamedTuple):
-    """What was read: rows (None: nothing is there yet), and the position in the split after them. ``newest_us``: an event
-    time that the source knows to have come to besides the rows, µs.
-    """
+    """What was read."""
 
     batch: pa.RecordBatch | None
+    """The rows; None: nothing is there yet."""
     position: int
+    """The position in the split after the rows."""
     newest_us: int | None = None
+    """An event time, in µs, that the source has reached besides that of the rows."""
 
 
 class Source(ABC):
-    """Where records come from: an enumerator that deals splits, and readers of them."""
+    """Where records come from: an enumerator that assigns splits, and readers that read them."""
 
     bounded: bool = True
     """Whether it ends by itself."""
     splits_per_reader: int | None = 1
-    """How many splits a reader holds at a time; None: as many as it is given. Held splits are read in turn."""
+    """How many splits a reader reads in turn; None: as many as it is given."""
     read_by: str | None = None
-    """The one executor that can read it, by the name of its runtime; None: any. Others refuse to start it."""
+    """The name of the one runtime that can read it; None: any. Others refuse to start it."""
     unordered: bool = False
-    """Whether the rows of a split come in any order. Then event time stands still while a reader holds a split."""
+    """Whether the rows of a split come in any order. Event time stands still while one is read."""
 
     @property
     @abstractmethod
@@ -93,4 +118,7 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, split: Split, context: ReaderContext) -> Iterator[Chunk]:
-        """Read from ``split.position`` to the split's end. The same rows again from the same position, whoever reads."""
+        """Read from ``split.position`` to the split's end.
+
+        The same position gives the same rows again, whichever reader asks.
+        """

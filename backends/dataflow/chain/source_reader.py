@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 from stateformat.errors import InvalidState
 
 from ..api import Chunk, NoSplit, Source, Split
+from ..api.source import EventTime
 from ..events import MIN_WATERMARK
-from ..flow import EventTime
 from ..graph import SPLITS_SCHEMA
 from .errors import Guard
 

@@ -1,11 +1,12 @@
 """From a dataflow to a job: vertices, edges with their schemas, states, and who sends to whom.
 
-A vertex is a chain of operators, which one task runs. Feedback edges count for no order. Three steps: :func:`graph_of` gives the
-graph of a first run, and the topology that a checkpoint is to be restored into; the restore plan answers with a resolved topology,
-in which chains may be broken up; :func:`compile_job` makes a :class:`Job` of either.
+A vertex is a chain of operators, which one task runs. Three steps: ``graph_of`` gives the graph of
+a first run, or the topology into which a checkpoint is to be restored; the restore plan answers
+with a resolved topology, which may break chains up; :func:`compile_job` makes a :class:`Job` of
+either.
 
-Point-to-point edges. ``FORWARD`` joins subtask i to subtask i. ``RESCALE`` joins near ones, as Flink's POINTWISE does: of *s*
-senders and *r* receivers, where s ≥ r receiver i hears ⌊i·s/r⌋ … ⌊(i+1)·s/r⌋ − 1, and where s < r receiver i hears ⌊i·s/r⌋.
+``FORWARD`` joins subtask i to subtask i. ``RESCALE`` joins near ones, as Flink's POINTWISE does: of
+*s* senders and *r* receivers, receiver i hears ⌊i·s/r⌋ … ⌊(i+1)·s/r⌋ − 1 where s ≥ r, else ⌊i·s/r⌋.
 """
 
 from __future__ import annotations
@@ -24,39 +25,40 @@ from stateformat.model import Record, State
 
 from ..api import Operator, Source
 from ..flow import Dataflow, Step
-from .job_graph import graph_of, inputs_of, joins, steps_in_order
-from .runtime_states import in_flight_name, may_overtake, states_of
+from .job_graph import inputs_of, joins, steps_in_order
+from .runtime_states import may_overtake, states_of
 
 
 @dataclass(frozen=True)
 class Vertex:
-    """A chain of operators that run in one task, and its edges.
-
-    ``id`` is the uid of the first operator. ``operators`` stand such that each comes after the one that it hears; all but the
-    first have exactly one input, a forward edge inside of the chain. ``inputs`` lead into the first operator from outside, in
-    order of input; ``feedback`` too, from the ends of loops. ``outputs`` leave the chain from any member, feedback edges too.
-    """
+    """A chain of operators that run in one task, and its edges."""
 
     id: str
+    """The uid of its first operator."""
     operators: tuple[str, ...]
+    """Each behind the one that it hears. All but the first have one input, inside the chain."""
     parallelism: int
     inputs: tuple[Edge, ...]
+    """Edges from outside into the first operator, in order of input."""
     feedback: tuple[Edge, ...]
+    """Feedback edges into the first operator."""
     outputs: tuple[Edge, ...]
+    """Edges that leave the chain, feedback edges too."""
     is_source: bool
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A dataflow, laid out to be run. ``graph`` has every max parallelism and key hash; ``vertices`` stand in order of their
-    edges, feedback aside; ``schemas`` has the schema of every edge, by id. Compared by identity.
-    """
+    """A dataflow, compiled. Compared by identity."""
 
     flow: Dataflow
     graph: JobGraph
+    """With every max parallelism and key hash."""
     states: tuple[State, ...]
     vertices: tuple[Vertex, ...]
+    """In order of their edges, feedback aside."""
     schemas: Mapping[str, pa.Schema]
+    """The schema of every edge, by id."""
     unaligned: bool
 
     @cached_property
@@ -68,11 +70,11 @@ class Job:
         return {uid: vertex for vertex in self.vertices for uid in vertex.operators}
 
     def vertex(self, id: str) -> Vertex:
-        """The vertex whose first operator has this uid; ``InvalidInput`` where there is none."""
+        """The vertex whose first operator has this uid; ``InvalidInput`` if there is none."""
         return self._found(self._by_id, id)
 
     def vertex_of(self, uid: str) -> Vertex:
-        """The vertex in which an operator runs; ``InvalidInput`` where there is none."""
+        """The vertex in which an operator runs; ``InvalidInput`` if there is none."""
         return self._found(self._by_uid, uid)
 
     def _found(self, vertices: Mapping[str, Vertex], name: str) -> Vertex:
@@ -91,11 +93,11 @@ class Job:
         return self.flow.steps[uid].logic
 
     def states_of(self, uid: str) -> tuple[State, ...]:
-        """The states of an operator, the runtime's own among them."""
+        """The states of an operator, those of the runtime among them."""
         return tuple(state for state in self.states if state.operator == uid)
 
     def state(self, uid: str, name: str) -> State | None:
-        """A state of an operator; None where it has none of that name."""
+        """A state of an operator; None if it has none of that name."""
         return next((state for state in self.states_of(uid) if state.name == name), None)
 
     def overtakable(self, edge: Edge) -> bool:
@@ -103,7 +105,7 @@ class Job:
         return may_overtake(edge, unaligned=self.unaligned)
 
     def logged(self, edge: Edge) -> bool:
-        """Whether records of an edge may become part of a checkpoint: it has an in-flight state."""
+        """Whether an edge has an in-flight state: its records may become part of a checkpoint."""
         return edge.feedback or self.overtakable(edge)
 
     def senders(self, edge_id: str, receiver: int) -> range:
@@ -136,20 +138,18 @@ def compile_job(
     previous: Record | None = None,
     drop: Collection[str] = (),
 ) -> Job:
-    """Lay a dataflow out by a graph: that of :func:`graph_of` for a first run, the topology of the plan after a restore.
+    """Compile a dataflow by a graph: that of ``graph_of``, or after a restore the plan's topology.
 
-    Chains are those of the graph; what it says to be finished is left to whoever starts tasks. ``previous``: the record of the
-    checkpoint that is restored, so that those of the job go on from them, and ``drop`` the columns that the run gives up
-    (``graph.runtime_states``). Raises ``InvalidInput`` for a graph
-    that is not the dataflow's.
+    Chains are those of the graph. ``previous`` and ``drop``: see ``states_of``. Raises
+    ``InvalidInput`` for a graph that is not the dataflow's.
     """
     if {operator.uid for operator in graph.operators} != set(flow.steps):
         raise InvalidInput(
-            f"the graph has operators {', '.join(graph.by_uid)} and dataflow {flow.job_id!r} has {', '.join(flow.steps)}; make the "
-            "graph with graph_of",
+            f"the graph has operators {', '.join(graph.by_uid)} and dataflow {flow.job_id!r} has "
+            f"{', '.join(flow.steps)}. Make the graph with graph_of.",
             kind=ErrorKind.INVALID_GRAPH,
         )
-    graph = graph.with_operators({operator.uid: _resolved(graph, operator.uid) for operator in graph.operators})
+    graph = graph.with_operators({operator.uid: _resolved(operator) for operator in graph.operators})
     return Job(
         flow=flow,
         graph=graph,
@@ -160,8 +160,7 @@ def compile_job(
     )
 
 
-def _resolved(graph: JobGraph, uid: OperatorId) -> model.Operator:
-    operator = graph.by_uid[uid]
+def _resolved(operator: model.Operator) -> model.Operator:
     return replace(
         operator,
         max_parallelism=key_group_count(operator),
@@ -173,8 +172,8 @@ def _resolved(graph: JobGraph, uid: OperatorId) -> model.Operator:
 
 def _vertices(flow: Dataflow, graph: JobGraph) -> tuple[Vertex, ...]:
     inputs = inputs_of(graph)
-    head_of: dict[str, str] = {}
-    members: dict[str, list[str]] = {}
+    head_of: dict[OperatorId, str] = {}
+    chains: dict[str, list[str]] = {}
     for uid in steps_in_order(graph):
         edges, chain = inputs.get(uid, []), graph.by_uid[uid].chain
         head: str = uid
@@ -182,7 +181,7 @@ def _vertices(flow: Dataflow, graph: JobGraph) -> tuple[Vertex, ...]:
         if chain is not None and joins(edges) and graph.by_uid[edges[0].source].chain == chain:
             head = head_of[edges[0].source]
         head_of[uid] = head
-        members.setdefault(head, []).append(uid)
+        chains.setdefault(head, []).append(uid)
     return tuple(
         Vertex(
             id=head,
@@ -190,16 +189,9 @@ def _vertices(flow: Dataflow, graph: JobGraph) -> tuple[Vertex, ...]:
             parallelism=graph.operator(head).parallelism,
             inputs=tuple(edge for edge in inputs.get(head, []) if not edge.feedback),
             feedback=tuple(edge for edge in inputs.get(head, []) if edge.feedback),
-            outputs=tuple(edge for edge in graph.edges if edge.source in uids and _leaves(edge, head, uids)),
+            # All edges go through channels but those to inner operators.
+            outputs=tuple(edge for edge in graph.edges if edge.source in uids and edge.target not in uids[1:]),
             is_source=isinstance(flow.steps[head].logic, Source),
         )
-        for head, uids in members.items()
+        for head, uids in chains.items()
     )
-
-
-def _leaves(edge: Edge, head: str, uids: list[str]) -> bool:
-    """Whether an edge from a member goes through a channel: all do but those to inner members."""
-    return edge.target not in uids or edge.target == head
-
-
-__all__ = ["Job", "Vertex", "compile_job", "graph_of", "in_flight_name", "states_of"]

@@ -1,8 +1,8 @@
-"""From a dataflow to its job graph: parallelism, partitioners, chains; and what a dataflow may not look like.
+"""From a dataflow to its job graph: parallelism, partitioners, chains, and what may not be.
 
-Operators are chained as far as may be: one joins the chain of the step before it where that is its only input, records come to it
-forward, it does not ask to be alone, and it has no coordinator. Several may join the same step, so chains are trees. A chain bears
-the uid of its first operator, which is what a source or whatever has other inputs begins.
+An operator joins the chain of the step before it where that is its only input, records come to it
+forward, ``chain`` is not False, and it has no coordinator. Several may join the same step, so
+chains are trees. A chain bears the uid of its first operator.
 """
 
 from __future__ import annotations
@@ -40,12 +40,17 @@ def graph_of(
     rebalanced: Collection[str] = (),
     previous: Record | None = None,
 ) -> JobGraph:
-    """The graph of a dataflow, as a topology to restore into or to start from: max parallelism is derived unless the user gave it.
+    """The graph of a dataflow, as a topology to restore into or to start from.
 
-    ``parallelism`` replaces the dataflow's; a step's own goes before it, and ``per_operator`` (by uid) before that. Ids of
-    edges are ``source->target.input``. ``rebalanced``: edges that hold records in flight, which cannot become forward edges only
-    because both sides have the same parallelism now. ``previous``: the record of the checkpoint to restore; an operator that has
-    finished there is not asked for a coordinator. Raises ``InvalidInput`` for whatever is wrong with the dataflow, its states included.
+    - ``parallelism`` replaces the dataflow's. A step's own comes before it, ``per_operator`` (by
+      uid) before that. Max parallelism is derived unless the user gave it.
+    - ``rebalanced``: edges that hold records in flight. They cannot become forward edges only
+      because both sides have the same parallelism now.
+    - ``previous``: the record of the checkpoint to restore. An operator that has finished there is
+      not asked for a coordinator.
+
+    Ids of edges are ``source->target.input``. Raises ``InvalidInput`` for whatever is wrong with
+    the dataflow, its states included.
     """
     per_operator = per_operator or {}
     _check_steps(flow, per_operator)
@@ -55,17 +60,15 @@ def graph_of(
     for uid, step in flow.steps.items():
         wanted = per_operator.get(uid, default if step.parallelism is None else step.parallelism)
         _check_numbers(uid, wanted, step.max_parallelism)
+        if previous is not None and uid in finished:
+            coordinator = previous.graph.operator(uid).coordinator
+        else:
+            coordinator = isinstance(step.logic, Source) or step.logic.coordinator() is not None
         operators[uid] = model.Operator(
-            OperatorId(uid),
-            wanted,
-            step.max_parallelism,
-            name=step.name,
-            coordinator=previous.graph.operator(uid).coordinator
-            if previous is not None and uid in finished
-            else isinstance(step.logic, Source) or step.logic.coordinator() is not None,
+            OperatorId(uid), wanted, step.max_parallelism, name=step.name, coordinator=coordinator
         )
     edges = tuple(_edges(flow, operators, rebalanced))
-    _check_edges(edges)
+    _check_edge_ids(edges)
     graph = JobGraph(tuple(operators.values()), edges)
     order = steps_in_order(graph)
     _check_loops(flow, graph)
@@ -76,7 +79,7 @@ def graph_of(
 
 
 def steps_in_order(graph: JobGraph) -> list[OperatorId]:
-    """The uids such that every operator comes after those that it hears, feedback aside. ``InvalidInput`` for a cycle."""
+    """The uids, each behind those that it hears, feedback aside. ``InvalidInput`` for a cycle."""
     sorter: TopologicalSorter[OperatorId] = TopologicalSorter({operator.uid: () for operator in graph.operators})
     for edge in graph.edges:
         if not edge.feedback:
@@ -86,7 +89,7 @@ def steps_in_order(graph: JobGraph) -> list[OperatorId]:
     except CycleError as error:
         circle = " -> ".join(error.args[1])
         raise InvalidInput(
-            f"the dataflow has a cycle: {circle}; records are fed back through a loop (Dataflow.loop)",
+            f"the dataflow has a cycle: {circle}. Feed records back through a loop (Dataflow.loop).",
             kind=ErrorKind.INVALID_GRAPH,
         ) from error
 
@@ -104,13 +107,24 @@ def inputs_of(graph: JobGraph) -> dict[str, list[Edge]]:
     return found
 
 
+def reached(start: str, targets: Mapping[str, set[str]]) -> set[str]:
+    """All nodes that edges lead to from one, itself included."""
+    found, waiting = {start}, [start]
+    while waiting:
+        fresh = targets.get(waiting.pop(), set()) - found
+        found |= fresh
+        waiting += fresh
+    return found
+
+
 def _check_steps(flow: Dataflow, per_operator: Mapping[str, int]) -> None:
     if not flow.steps:
-        raise InvalidInput(f"dataflow {flow.job_id!r} has no steps; begin with flow.source(...)")
+        raise InvalidInput(f"dataflow {flow.job_id!r} has no steps. Begin with flow.source(...).")
     unknown = sorted(set(per_operator) - set(flow.steps))
     if unknown:
         raise InvalidInput(
-            f"a parallelism is given for {unknown}, which dataflow {flow.job_id!r} does not have; it has {', '.join(flow.steps)}",
+            f"a parallelism is given for {unknown}, which dataflow {flow.job_id!r} does not have. It has "
+            f"{', '.join(flow.steps)}.",
             kind=ErrorKind.UNKNOWN_OPERATOR,
         )
     for step in flow.steps.values():
@@ -118,42 +132,26 @@ def _check_steps(flow: Dataflow, per_operator: Mapping[str, int]) -> None:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise InvalidInput(
-                f"step {step.uid!r} emits columns {twice} twice; rename them", kind=ErrorKind.SCHEMA_MISMATCH
+                f"step {step.uid!r} emits columns {twice} twice. Rename them.", kind=ErrorKind.SCHEMA_MISMATCH
             )
-        _check_reader(step)
-        _check_event_time(step)
+        _check_source(step)
         _check_inputs(flow, step)
 
 
-def _check_reader(step: Step) -> None:
+def _check_source(step: Step) -> None:
     room = step.logic.splits_per_reader if isinstance(step.logic, Source) else None
     if room is not None and (isinstance(room, bool) or not isinstance(room, int) or room < 1):
         raise InvalidInput(
-            f"source {step.uid!r} has splits_per_reader {room!r}, so nobody would read; it is a whole number, at least 1, or None"
+            f"source {step.uid!r} has splits_per_reader {room!r}, so nothing would be read. Give a whole number, at "
+            "least 1, or None."
         )
-
-
-def _check_edges(edges: Collection[Edge]) -> None:
-    """Ids of edges are put together from uids, and such as have an arrow in them may give one id twice."""
-    first: dict[str, Edge] = {}
-    for edge in edges:
-        other = first.setdefault(edge.id, edge)
-        if other is not edge:
-            raise InvalidInput(
-                f"the edges from {other.source!r} to {other.target!r} and from {edge.source!r} to {edge.target!r} would both be "
-                f"named {edge.id!r}; give one of these steps another uid",
-                kind=ErrorKind.INVALID_GRAPH,
-            )
-
-
-def _check_event_time(step: Step) -> None:
     if step.event_time is None:
         return
     found = step.schema.field(step.event_time.column).type
     if not (found == pa.int64() or (pa.types.is_timestamp(found) and found.unit == "us")):
         raise InvalidInput(
-            f"event time {step.event_time.column!r} of source {step.uid!r} is {found}; it is timestamp[us], or int64 in "
-            "microseconds: cast it"
+            f"event time {step.event_time.column!r} of source {step.uid!r} is {found}. Cast it to timestamp[us], or to "
+            "int64 in microseconds."
         )
 
 
@@ -163,10 +161,10 @@ def _check_inputs(flow: Dataflow, step: Step) -> None:
         if isinstance(item.source, Loop):
             fed_back = True
             if item.source.tail is None:
-                raise InvalidInput(f"the loop into {step.uid!r} is not closed; call close(stream) on it")
+                raise InvalidInput(f"the loop into {step.uid!r} is not closed. Call close(stream) on it.")
         elif fed_back:
             raise InvalidInput(
-                f"input {index} of {step.uid!r} comes behind a loop; loops are the last inputs of a step"
+                f"input {index} of {step.uid!r} comes behind a loop. Loops are the last inputs of a step."
             )
         if _source(item) not in flow.steps:
             raise InvalidInput(
@@ -179,7 +177,7 @@ def _check_inputs(flow: Dataflow, step: Step) -> None:
                 raise InvalidInput(f"input {index} of {step.uid!r}: {error}", kind=error.kind) from error
     if isinstance(step.logic, Operator) and all(isinstance(item.source, Loop) for item in step.inputs):
         raise InvalidInput(
-            f"operator {step.uid!r} has no input but loops, so nothing begins; give it another one first"
+            f"operator {step.uid!r} has no input but loops, so nothing begins. Give it another one first."
         )
 
 
@@ -191,19 +189,15 @@ def _check_numbers(uid: str, parallelism: object, max_parallelism: object) -> No
     for number in (parallelism, max_parallelism):
         if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
             raise InvalidInput(
-                f"{number!r} is no parallelism of operator {uid!r}; give an integer", kind=ErrorKind.INVALID_PARALLELISM
+                f"{number!r} is no parallelism of operator {uid!r}. Give an integer.",
+                kind=ErrorKind.INVALID_PARALLELISM,
             )
     if not isinstance(parallelism, int):
         raise InvalidInput(
-            f"nobody says the parallelism of operator {uid!r}; give it, or the dataflow's",
-            kind=ErrorKind.INVALID_PARALLELISM,
+            f"operator {uid!r} has no parallelism. Give it, or the dataflow's.", kind=ErrorKind.INVALID_PARALLELISM
         )
-    ceiling = (
-        max_parallelism
-        if isinstance(max_parallelism, int)
-        else default_max_parallelism(min(max(1, parallelism), MAX_PARALLELISM_LIMIT))
-    )
-    check_parallelism(parallelism, ceiling, operator=uid)
+    default = default_max_parallelism(min(max(1, parallelism), MAX_PARALLELISM_LIMIT))
+    check_parallelism(parallelism, max_parallelism if isinstance(max_parallelism, int) else default, operator=uid)
 
 
 def _edges(flow: Dataflow, operators: Mapping[str, model.Operator], rebalanced: Collection[str]) -> Iterator[Edge]:
@@ -215,8 +209,8 @@ def _edges(flow: Dataflow, operators: Mapping[str, model.Operator], rebalanced: 
             partitioner = item.partitioner or (Partitioner.FORWARD if forwards else Partitioner.REBALANCE)
             if partitioner is Partitioner.FORWARD and sizes[0] != sizes[1]:
                 raise InvalidInput(
-                    f"{source!r} of parallelism {sizes[0]} sends forward to {uid!r} of {sizes[1]}; give them one parallelism, "
-                    "or let the stream rebalance",
+                    f"{source!r} of parallelism {sizes[0]} sends forward to {uid!r} of {sizes[1]}. Give them one "
+                    "parallelism, or let the stream rebalance.",
                     kind=ErrorKind.INVALID_GRAPH,
                 )
             yield Edge(
@@ -227,6 +221,19 @@ def _edges(flow: Dataflow, operators: Mapping[str, model.Operator], rebalanced: 
                 input=index,
                 key_columns=item.key_columns,
                 feedback=isinstance(item.source, Loop),
+            )
+
+
+def _check_edge_ids(edges: Collection[Edge]) -> None:
+    """Uids with an arrow in them may give one id twice."""
+    first: dict[str, Edge] = {}
+    for edge in edges:
+        other = first.setdefault(edge.id, edge)
+        if other is not edge:
+            raise InvalidInput(
+                f"the edges from {other.source!r} to {other.target!r} and from {edge.source!r} to {edge.target!r} "
+                f"would both be named {edge.id!r}. Give one of these steps another uid.",
+                kind=ErrorKind.INVALID_GRAPH,
             )
 
 
@@ -241,46 +248,30 @@ def _check_loops(flow: Dataflow, graph: JobGraph) -> None:
                 continue
             other = heads.setdefault(id(item.source), uid)
             if other != uid or sum(each.source is item.source for each in step.inputs) > 1:
-                raise InvalidInput(f"one loop is an input of {other!r} and of {uid!r}; open a loop for each input")
+                raise InvalidInput(f"one loop is an input of {other!r} and of {uid!r}. Open a loop for each input.")
             if _source(item) not in reached(uid, targets):
                 raise InvalidInput(
-                    f"the loop into {uid!r} is closed by {_source(item)!r}, which {uid!r} does not lead to, so it is no loop; use "
-                    "the stream itself as input",
+                    f"the loop into {uid!r} is closed by {_source(item)!r}, which {uid!r} does not lead to, so it is "
+                    "no loop. Use the stream itself as input.",
                     kind=ErrorKind.INVALID_GRAPH,
                 )
-
-
-def reached(start: str, targets: Mapping[str, set[str]]) -> set[str]:
-    """All nodes that edges lead to from one, itself included."""
-    found, waiting = {start}, [start]
-    while waiting:
-        for target in targets.get(waiting.pop(), ()):
-            if target not in found:
-                found.add(target)
-                waiting.append(target)
-    return found
 
 
 def _chains(flow: Dataflow, graph: JobGraph, order: list[OperatorId]) -> dict[OperatorId, str]:
     """The chain of every operator that shares one."""
     inputs = inputs_of(graph)
-    head_of: dict[str, str] = {}
+    head_of: dict[OperatorId, str] = {}
+    chains: dict[str, list[OperatorId]] = defaultdict(list)
     for uid in order:
         edges = inputs.get(uid, [])
-        # One that has a coordinator waits for answers before its input ends, when whatever is before it in a chain would have ended.
-        together = joins(edges) and flow.steps[uid].chain and not graph.by_uid[uid].coordinator
-        if together:
-            ceilings = {_ceiling(graph.operator(each)) for each in (uid, edges[0].source)}
-            together = len(ceilings) == 1
+        # One with a coordinator waits for answers before its input ends: whatever is before it in a
+        # chain would have ended.
+        together = (
+            joins(edges)
+            and flow.steps[uid].chain
+            and not graph.by_uid[uid].coordinator
+            and key_group_count(graph.operator(uid)) == key_group_count(graph.operator(edges[0].source))
+        )
         head_of[uid] = head_of[edges[0].source] if together else uid
-    members: dict[str, list[str]] = defaultdict(list)
-    for member, head in head_of.items():
-        members[head].append(member)
-    return {OperatorId(member): head for head, uids in members.items() if len(uids) > 1 for member in uids}
-
-
-def _ceiling(operator: model.Operator) -> int:
-    return key_group_count(operator)
-
-
-__all__ = ["graph_of", "inputs_of", "joins", "steps_in_order"]
+        chains[head_of[uid]].append(uid)
+    return {uid: head for head, uids in chains.items() if len(uids) > 1 for uid in uids}

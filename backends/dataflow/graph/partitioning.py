@@ -1,12 +1,10 @@
 """Which receiver of an edge gets which rows of a batch.
 
-Theory of operation. A :class:`Router` is the sending end of one edge in one subtask. Where an edge has one receiver a batch goes
-through as it is. On a hash edge every row goes to the subtask that owns its key group (SPEC.md section 5.3), which is how keyed
-state is cut when it is restored, so a key and its state are always in one place: keys are hashed, a table gives the owner of a
-key group, the rows are sorted by owner, stably, and gathered once; each receiver gets a slice of that. On rebalance and rescale
-edges whole batches take turns, large ones in pieces.
-
-Rows keep their order on every channel. What a router does depends on nothing but what it was given since it was made.
+A :class:`Router` is the sending end of one edge in one subtask. On a hash edge every row goes to
+the subtask that owns its key group (SPEC.md section 5.3). A restore cuts keyed state in the same
+way, so a key and its state are always in one place. On rebalance and rescale edges whole batches
+take turns, large ones in pieces. Rows keep their order on every channel. What a router does depends
+only on what it was given.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from stateformat.keys import DEFAULT_KEY_HASH, hash_keys, key_group_count, key_g
 from .compile import Job
 
 PIECE_ROWS_MIN: Final = 16_384
-"""A batch that takes its turn is cut into pieces of this many rows at least, at most one for each receiver."""
+"""A batch in turn is cut into pieces of at least so many rows, at most one for each receiver."""
 
 
 class Router:
@@ -44,9 +42,9 @@ class Router:
         self._owner_of_group = owners.astype(np.uint8 if target.parallelism <= 256 else np.uint16)
 
     def route(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
-        """The rows of a batch by receiver, without empty batches; each receiver's in the order that they had.
+        """The rows of a batch by receiver, without empty batches; each receiver's rows in order.
 
-        Receivers of a hash edge ascend; on rebalance and rescale edges they come in their turn, one perhaps never.
+        Receivers of a hash edge ascend; on rebalance and rescale edges they come in their turn.
         """
         if not batch.num_rows:
             return []
@@ -85,6 +83,3 @@ class Router:
             (receivers[(turn + piece) % len(receivers)], batch.slice(bounds[piece], bounds[piece + 1] - bounds[piece]))
             for piece in range(pieces)
         ]
-
-
-__all__ = ["PIECE_ROWS_MIN", "Router"]

@@ -1,19 +1,20 @@
-"""Which states the operators of a dataflow have: what users declare, and what the runtime keeps of its own.
+"""The states of a dataflow's operators: those that users declare, and the runtime's own.
 
-======================  ============  =====================================================================================
-of                      name          what
-======================  ============  =====================================================================================
-source                  `splits`      even split: ``split_id`` utf8, ``payload`` binary, ``position`` int64, ``watermark`` int64 (nullable)
-source                  `enumerator`  coordinator: the enumerator's columns
-operator with inputs    `progress`    progress, one row per edge
-with a coordinator      `coordinator` its columns, then ``message_from`` int32 and ``message`` binary, which are null in rows of its own
+======================  =============  ===========================================================
+of                      name           what
+======================  =============  ===========================================================
+source                  `splits`       even split: :data:`SPLITS_SCHEMA`
+source                  `enumerator`   coordinator: the enumerator's columns
+operator with inputs    `progress`     progress, one row per edge
+with a coordinator      `coordinator`  its columns, then those of :data:`MESSAGE_SCHEMA`
 two-phase-commit sink   `committables` its ``committable_columns``
-edge                    `in-flight …` the edge's columns, those of its key first: feedback edges, and hash and rebalance when unaligned
-======================  ============  =====================================================================================
+edge                    `in-flight …`  the edge's columns, its key first: feedback edges, and hash
+                                       and rebalance edges when unaligned
+======================  =============  ===========================================================
 
-A program declares its states anew each time it is started, and field ids follow names (SPEC.md section 5.7). So whoever
-restores gives the record of the checkpoint as ``previous``: without it a column that was put before another would be taken for it.
-What a program says of columns that were renamed or given up is carried out by ``stateformat.states.continuation``.
+A program declares its states anew each time it is started, and field ids follow names (SPEC.md
+section 5.7). So a restore gives the record of the checkpoint as ``previous``: without it, a column
+that was put before another would take that one's id.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ PROGRESS: Final = "progress"
 COORDINATOR: Final = "coordinator"
 COMMITTABLES: Final = "committables"
 IN_FLIGHT: Final = "in-flight "
-"""What the name of an edge's in-flight state begins with; the id of the edge follows."""
+"""The names of edges' in-flight states begin with it; the id of the edge follows."""
 
 SPLITS_SCHEMA: Final = pa.schema(
     [
@@ -51,7 +52,7 @@ SPLITS_SCHEMA: Final = pa.schema(
         pa.field("watermark", pa.int64()),
     ]
 )
-"""The splits that a reader holds, each with where it is read next and the event time (µs) that it has come to."""
+"""The splits of a reader: where to read next, and the event time (µs) reached."""
 
 MESSAGE_SCHEMA: Final = pa.schema([pa.field("message_from", pa.int32()), pa.field("message", pa.binary())])
 """Behind a coordinator's own columns: messages of subtasks that were under way, one a row."""
@@ -78,13 +79,16 @@ def states_of(
     drop: Collection[str] = (),
     finished: Collection[str] = (),
 ) -> tuple[State, ...]:
-    """Every state of a dataflow, in order of its steps. ``graph`` is that of ``graph_of``, or a plan's topology.
+    """Every state of a dataflow, in order of its steps. ``graph``: of ``graph_of``, or a plan's.
 
-    ``previous``: the record of the checkpoint that is restored; a state that it has goes on from there, its fields matched
-    by name. One that cannot evolve begins anew: nothing of it is to be read, or the plan would have refused it. ``drop``: columns
-    that the run gives up, ``UID/STATE.COLUMN``. ``finished``: operators that have finished, besides those that ``previous`` says;
-    their coordinators and enumerators are not made, so their states are those of ``previous``. Raises ``InvalidInput`` for states
-    that contradict each other, their edges or their earlier columns.
+    - ``previous``: the record of the checkpoint that is restored. A state that it has goes on from
+      there, its fields matched by name. One that cannot evolve begins anew: nothing of it is read.
+    - ``drop``: columns that the run gives up, ``UID/STATE.COLUMN``.
+    - ``finished``: operators that have finished, besides those that ``previous`` says. Their
+      coordinators and enumerators are not made, so their states are those of ``previous``.
+
+    Raises ``InvalidInput`` for states that contradict each other, their edges or their earlier
+    columns.
     """
     found = []
     for state, changes in _with_changes(flow, graph, previous, drop, unaligned=unaligned, finished=finished):
@@ -105,14 +109,15 @@ def states_to_plan(
     drop: Collection[str] = (),
     logged: Collection[str] = (),
 ) -> tuple[tuple[State, ...], list[str], list[str]]:
-    """What ``plan_restore`` takes: the states; of ``drop`` what names operators and states; and the columns that are given up.
+    """What ``plan_restore`` takes: states, what of ``drop`` names whole states, and dropped
+    columns.
 
-    States are those of :func:`states_of`, but for those that cannot evolve, which the plan refuses. Columns are named as in
-    ``previous``. ``logged``: the edges of which it holds records in flight, whether or not barriers overtake them now. Raises as
-    :func:`states_of`.
+    States are those of :func:`states_of`, but for those that cannot evolve, which the plan refuses.
+    Columns are named as in ``previous``. ``logged``: the edges of which the checkpoint holds
+    records in flight, whether or not barriers overtake them now. Raises as :func:`states_of`.
     """
-    found: list[State] = []
     declared = list(_with_changes(flow, graph, previous, drop, unaligned=unaligned, logged=logged))
+    found: list[State] = []
     columns: list[str] = []
     for state, changes in declared:
         saved = _predecessor(state, previous)
@@ -136,7 +141,7 @@ def _with_changes(
     finished: Collection[str] = (),
     logged: Collection[str] = (),
 ) -> Iterator[tuple[State, Changes]]:
-    """Every state as it is declared, with what has become of columns by the program and by ``drop``."""
+    """Every state as declared, with the changes of its columns by the program and by ``drop``."""
     saved = previous.by_state if previous is not None else {}
     over = finished_in(previous) | frozenset(finished)
     found: dict[tuple[str, str], tuple[State, Changes]] = {}
@@ -148,7 +153,7 @@ def _with_changes(
         for state, changes in (*((state, Changes()) for state in kept), *declared):
             key = (state.operator, state.name)
             if key in found:
-                raise InvalidInput(f"operator {step.uid!r} declares two states named {state.name!r}; rename one")
+                raise InvalidInput(f"operator {step.uid!r} declares two states named {state.name!r}. Rename one.")
             found[key] = (state, changes)
     _, columns = split_drop(drop, [state for state, _ in found.values()])
     for key, (state, changes) in found.items():
@@ -156,7 +161,7 @@ def _with_changes(
 
 
 def _predecessor(state: State, previous: Record | None) -> State | None:
-    """The saved state that goes on as this one; None for another sort of state, which planning refuses."""
+    """The saved state that goes on as this one; None where it was another sort of state."""
     saved = None if previous is None else previous.by_state.get((state.operator, state.name))
     if saved is None or (saved.mode, saved.kind, saved.key_columns, saved.edge) != (
         state.mode,
@@ -204,7 +209,7 @@ def _of_the_runtime(
         yield sf.coordinator_state(uid, COORDINATOR, columns=_with_messages(uid, columns))
     if isinstance(logic, TwoPhaseCommitSink):
         if getattr(logic, "committable_columns", None) is None:
-            raise InvalidInput(f"sink {uid!r} has no committable_columns; say what prepare_commit returns")
+            raise InvalidInput(f"sink {uid!r} has no committable_columns. Say what prepare_commit returns.")
         yield sf.committables_state(uid, COMMITTABLES, columns=logic.committable_columns)
     for edge in edges:
         if edge.feedback or may_overtake(edge, unaligned=unaligned) or edge.id in logged:
@@ -212,11 +217,12 @@ def _of_the_runtime(
 
 
 def _columns(uid: str, hook: str, made: object) -> Columns:
-    """The columns of what keeps rows in the driver."""
+    """The columns of an enumerator or coordinator."""
     columns: Columns | None = getattr(made, "columns", None)
     if columns is None:
         raise InvalidInput(
-            f"{hook}() of {uid!r} returned {type(made).__name__}, which has no columns; it says there what its snapshot returns"
+            f"{hook}() of {uid!r} returned {type(made).__name__}, which has no columns. Say there what its snapshot "
+            "returns."
         )
     return columns
 
@@ -227,14 +233,14 @@ def _own(step: Step, logic: Operator) -> Iterator[tuple[State, Changes]]:
     wrong = [item for item in descriptors if not hasattr(item, "declare")]
     if wrong:
         raise InvalidInput(
-            f"states() of operator {step.uid!r} returned {declared!r}; it returns a list of what dataflow.descriptors has, empty "
-            "for none"
+            f"states() of operator {step.uid!r} returned {declared!r}. Return a list of what dataflow.descriptors has, "
+            "empty for none."
         )
     for descriptor in descriptors:
         if descriptor.name in _RESERVED or descriptor.name.startswith(IN_FLIGHT):
             raise InvalidInput(
-                f"state {descriptor.name!r} of operator {step.uid!r} has a name of the runtime's own ({', '.join(_RESERVED)}, "
-                f"and those that begin with {IN_FLIGHT!r}); rename it"
+                f"state {descriptor.name!r} of operator {step.uid!r} has a name of the runtime's own "
+                f"({', '.join(_RESERVED)}, and those that begin with {IN_FLIGHT!r}). Rename it."
             )
         try:
             state = descriptor.declare(step.uid)
@@ -252,7 +258,7 @@ def _own(step: Step, logic: Operator) -> Iterator[tuple[State, Changes]]:
 def _with_messages(uid: str, columns: pa.Schema) -> pa.Schema:
     taken = sorted({*columns.names} & {*MESSAGE_SCHEMA.names})
     if taken:
-        raise InvalidInput(f"the coordinator of {uid!r} has columns {taken}, in which messages are kept; rename them")
+        raise InvalidInput(f"the coordinator of {uid!r} has columns {taken}, in which messages are kept. Rename them.")
     # Rows with a message hold null in the coordinator's own columns.
     return pa.schema([*(item.with_nullable(True) for item in columns), *MESSAGE_SCHEMA])
 
@@ -262,7 +268,7 @@ def _in_flight(edge: Edge, schema: pa.Schema) -> State:
     why = "is a feedback edge" if edge.feedback else f"is a {edge.partitioner} edge of an unaligned job"
     what = f"records of edge {edge.id!r}, which {why}, may become part of a checkpoint"
     if wrong:
-        raise InvalidInput(f"{what}; their columns {wrong} begin with '_', as the format's own do: rename them")
+        raise InvalidInput(f"{what}; their columns {wrong} begin with '_', as the format's own do. Rename them.")
     keys = pa.schema([schema.field(name) for name in edge.key_columns])
     rest = pa.schema([item for item in schema if item.name not in edge.key_columns])
     try:
@@ -272,23 +278,23 @@ def _in_flight(edge: Edge, schema: pa.Schema) -> State:
 
 
 def _check_broadcast(step: Step, logic: Operator, edges: Iterable[Edge]) -> None:
-    """What every subtask must see whole must reach every subtask: sent otherwise, rows would be missed without a word."""
+    """Sent otherwise, some subtasks would silently miss rows."""
     for edge in edges:
         if edge.input in logic.broadcast_inputs and edge.partitioner is not Partitioner.BROADCAST:
             raise InvalidInput(
-                f"operator {step.uid!r} needs all of its input {edge.input} in every subtask, but {edge.source!r} sends it by "
-                f"{edge.partitioner}; call broadcast on that stream",
+                f"operator {step.uid!r} needs all of its input {edge.input} in every subtask, but {edge.source!r} "
+                f"sends it by {edge.partitioner}. Call broadcast on that stream.",
                 operator=step.uid,
             )
 
 
 def _check_keys(state: State, step: Step, edges: Iterable[Edge]) -> None:
-    """Keyed state must be keyed as the records come: by columns of the same types in the same order."""
+    """The key columns of a state must have the types of the input's, in the same order."""
     hashed = [edge for edge in edges if edge.partitioner is Partitioner.HASH]
     if not hashed:
         raise InvalidInput(
-            f"operator {step.uid!r} declares keyed state {state.name!r}, but none of its inputs is keyed, so the records of a "
-            "key may be in any subtask; call key_by on the stream before it",
+            f"operator {step.uid!r} declares keyed state {state.name!r}, but none of its inputs is keyed, so the "
+            "records of a key may be in any subtask. Call key_by on the stream before it.",
             operator=step.uid,
         )
     own = [item.type for item in state.current.fields if item.name in state.key_columns]
@@ -298,9 +304,10 @@ def _check_keys(state: State, step: Step, edges: Iterable[Edge]) -> None:
         if _key_types(keys) != own:
             wanted = [str(arrow_type(kind)) for kind in own]
             raise InvalidInput(
-                f"keyed state {state.name!r} of operator {step.uid!r} has keys {list(state.key_columns)} of types {wanted}, and "
-                f"input {edge.input} is keyed by {keys.names} of types {[str(item.type) for item in keys]}; they hash apart, so "
-                "declare the state with the types of the input, or cast the columns of the input",
+                f"keyed state {state.name!r} of operator {step.uid!r} has keys {list(state.key_columns)} of types "
+                f"{wanted}, and input {edge.input} is keyed by {keys.names} of types "
+                f"{[str(item.type) for item in keys]}, which hash to others. Declare the state with the types of the "
+                "input, or cast the columns of the input.",
                 kind=ErrorKind.SCHEMA_MISMATCH,
                 operator=step.uid,
             )
@@ -309,19 +316,3 @@ def _check_keys(state: State, step: Step, edges: Iterable[Edge]) -> None:
 def _key_types(keys: pa.Schema) -> list[FieldType]:
     # Under other names than in the state; ids are given alike, since keys come first there.
     return [item.type for item in make_fields(keys, defaults={})[0]]
-
-
-__all__ = [
-    "COMMITTABLES",
-    "COORDINATOR",
-    "ENUMERATOR",
-    "MESSAGE_SCHEMA",
-    "PROGRESS",
-    "SPLITS",
-    "SPLITS_SCHEMA",
-    "finished_in",
-    "in_flight_name",
-    "may_overtake",
-    "states_of",
-    "states_to_plan",
-]
