@@ -36,7 +36,7 @@ from stateformat.model import (
     Record,
     Totals,
 )
-from stateformat.reading.scan import read_slices
+from stateformat.reading.scan import SliceReader
 from stateformat.schema import MANIFEST_SCHEMA, SLICE_SCHEMA
 from stateformat.segments import SegmentPlace, WriteOptions, write_segment
 from stateformat.segments.normalize import cluster
@@ -107,7 +107,7 @@ def slices_of(handles: list[Handle], groups: tuple[int, int] = (0, MAX_PARALLELI
 
 def restore(storage: LocalStorage, handles: list[Handle], slices: pa.Table) -> Iterator[pa.RecordBatch]:
     """The rows of slices."""
-    return read_slices(storage, RECORD, Manifest(handles_table(handles)), slices)
+    return SliceReader(storage, RECORD, Manifest(handles_table(handles)), slices).batches()
 
 
 def write_rows(storage: LocalStorage, table: pa.Table) -> list[Row]:

@@ -13,7 +13,7 @@ from stateformat.states import type_text, widening_faults
 
 
 class ColumnAction(StrEnum):
-    """What becomes of a column. Of several the first that applies, in this order."""
+    """What becomes of a column: the first of these that applies."""
 
     REFUSED = "refused"
     DROPPED = "dropped"
@@ -25,24 +25,23 @@ class ColumnAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ColumnPlan:
-    """One column of a state, before and after.
-
-    ``saved`` and ``saved_type`` are its name and type in the checkpoint, None where it is added; ``column`` and ``type`` those that
-    the program declares, None where it goes. Types are written as Arrow does. ``default`` is what an added column holds in rows that
-    are older than it, as text; None: null. Names of nested fields are paths with points.
-    """
+    """One column of a state, before and after. A nested field is named by its path, with dots."""
 
     operator: OperatorId
     state: str
     action: ColumnAction
     column: str | None
+    """The name that the program declares; None if the column goes."""
     saved: str | None
+    """The name in the checkpoint; None if the column is added."""
     type: str | None = None
+    """The declared type, as Arrow writes it."""
     saved_type: str | None = None
     default: str | None = None
+    """The value of an added column in older rows, as text; None means null."""
 
     def __str__(self) -> str:
-        """The column and what becomes of it, as a phrase."""
+        """Return the column and what becomes of it, as a phrase."""
         before, after = f"{self.saved} {self.saved_type}", f"{self.column} {self.type}"
         if self.saved is None:
             then = "null" if self.default is None else repr(self.default)
@@ -55,10 +54,10 @@ class ColumnPlan:
 
 
 def column_plans(saved: State, wanted: State | None, given_up: Collection[str]) -> tuple[ColumnPlan, ...]:
-    """What becomes of the columns of a state: those declared, in their order, then those that go.
+    """Plan the columns of a state: those that are declared, in their order, then those that go.
 
-    ``wanted`` None: the program does not say, so all are kept but those ``given_up``, which are names in the checkpoint. Nested
-    fields stand behind their column where it is kept and they are not.
+    ``wanted``: the declaration of the program; None keeps all columns but those ``given_up``.
+    Nested fields follow their column where it is kept and they change.
     """
     fixed = {*saved.key_columns, "_map_key"}
     wanted = wanted or _without(saved, given_up)
@@ -67,7 +66,7 @@ def column_plans(saved: State, wanted: State | None, given_up: Collection[str]) 
 
 
 def lost_columns(plans: Sequence[ColumnPlan]) -> list[str]:
-    """The columns that would go though nobody has named them."""
+    """Return the columns that would go though the caller has not given them up."""
     return [str(plan.saved) for plan in plans if plan.action is ColumnAction.REFUSED and plan.column is None]
 
 
@@ -93,7 +92,7 @@ class _Comparison:
     fixed: Collection[str]
 
     def plans(self, before: Sequence[Field], after: Sequence[Field], old: str, new: str) -> Iterator[ColumnPlan]:
-        """Of one level, whose fields' names begin with ``old`` in the checkpoint and with ``new`` in the program."""
+        """Compare one level of fields; ``old`` and ``new`` are the prefixes of their names."""
         by_id = {item.id: item for item in before}
         for item in after:
             saved = by_id.pop(item.id, None)
@@ -131,6 +130,3 @@ def _action(saved: Field, item: Field, *, is_key: bool) -> ColumnAction:
     if saved.name != item.name:
         return ColumnAction.RENAMED
     return ColumnAction.WIDENED if isinstance(item.type, str) and saved.type != item.type else ColumnAction.KEPT
-
-
-__all__ = ["ColumnAction", "ColumnPlan", "column_plans", "lost_columns"]

@@ -1,11 +1,10 @@
-"""Even-split state: a list of entries per subtask, put together and dealt out in contiguous chunks.
+"""Even-split state: lists of entries, put together and cut into contiguous chunks.
 
-Where the parallelism stays and nobody is finished or finishing, everyone keeps its own. Otherwise, for each state of an
-operator in byte order of names: the entries of the reporting subtasks, in subtask order, are cut into *p* contiguous
-chunks, of which the first ``entries mod p`` are one longer. Chunks go to subtasks start, start + 1, … modulo *p*. The start
-of an operator's first state is 0; it moves on by ``entries mod p`` from state to state, and that is what evens out the
-remainders of several short lists. (Flink's repartitioner deals likewise, but takes the names in the order of a hash map,
-and never deals again at unchanged parallelism.)
+Where the parallelism stays and every subtask runs, each keeps its own entries. Otherwise, for each
+state of an operator in byte order of names: the entries of all reporters, in subtask order, are cut
+into *p* chunks, of which the first ``entries mod p`` are one longer. Chunks go to subtasks start,
+start + 1, … modulo *p*. The start of an operator's first state is 0 and moves on by ``entries mod
+p`` from state to state, so the remainders of several short lists go to different subtasks.
 """
 
 from __future__ import annotations
@@ -14,15 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .tables import Handles, Ints, Slices, States, before, spread
+from stateformat.manifest.rules import Ints, before, spread
+
+from .tables import Handles, Slices, States, run_starts
 
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """Contiguous parts of units: entries ``offset`` … ``offset + rows - 1`` of ``unit`` go to ``subtask``.
-
-    Only chunks with entries, sorted by (unit, offset).
-    """
+    """Non-empty parts of units, sorted: entries ``offset`` … of ``unit`` go to ``subtask``."""
 
     unit: Ints
     offset: Ints
@@ -30,16 +28,15 @@ class Chunks:
     subtask: Ints
 
 
-def deal(rows: Ints, sharer: Ints, parallelism: Ints) -> Chunks:
-    """Units of ``rows`` entries cut into ``parallelism`` chunks each, the longer first, with a running start.
+def distribute_evenly(rows: Ints, sharer: Ints, parallelism: Ints) -> Chunks:
+    """Cut units of ``rows`` entries into ``parallelism`` chunks each, the longer chunks first.
 
-    Units with equal ``sharer`` stand together and have one parallelism; the start runs on from one to the next.
+    Units with equal ``sharer`` are neighbors; the start runs on from one to the next.
     """
     base, longer = rows // parallelism, rows % parallelism
     passed = before(longer)[:-1]
-    opens = np.ones(len(rows), dtype=np.bool_)
-    opens[1:] = sharer[1:] != sharer[:-1]
-    since = passed[np.maximum.accumulate(np.where(opens, np.arange(len(rows)), 0))] if len(rows) else passed
+    first_of_sharer = np.maximum.accumulate(np.where(run_starts(sharer), np.arange(len(rows)), 0))
+    since = passed[first_of_sharer]
     start = (passed - since) % parallelism
     unit, nth = spread(np.minimum(rows, parallelism))
     return Chunks(
@@ -51,7 +48,7 @@ def deal(rows: Ints, sharer: Ints, parallelism: Ints) -> Chunks:
 
 
 def split_evenly(handles: Handles, states: States) -> Slices:
-    """Own entries for states that are settled, chunks for the others, in the order of the entries."""
+    """Give subtasks their own entries of settled states, and chunks of the others."""
     handles = handles.where(handles.rows > 0)
     settled = states.settled[handles.state]
     own = handles.where(settled)
@@ -61,23 +58,21 @@ def split_evenly(handles: Handles, states: States) -> Slices:
 def _split(handles: Handles, states: States) -> Slices:
     if not len(handles):
         return Slices.none()
-    # All entries of all states lie on one axis, in manifest order; handles and chunks both tile it.
+    # Handles and chunks both tile the axis of all entries of all states.
     handle_start = before(handles.rows)[:-1]
-    first = np.flatnonzero(np.append(True, handles.state[1:] != handles.state[:-1]))
+    first = np.flatnonzero(run_starts(handles.state))
     state = handles.state[first]
     totals = np.add.reduceat(handles.rows, first)
-    chunks = deal(totals, states.operator[state], states.parallelism[state])
+    chunks = distribute_evenly(totals, states.operator[state], states.parallelism[state])
     chunk_start = handle_start[first][chunks.unit] + chunks.offset
-    # Both are ascending, and a stable sort merges two runs.
     start = np.sort(np.concatenate([handle_start, chunk_start]), kind="stable")
-    start = start[np.append(True, start[1:] != start[:-1])]
+    start = start[run_starts(start)]
     handle = np.searchsorted(handle_start, start, side="right") - 1
     chunk = np.searchsorted(chunk_start, start, side="right") - 1
-    part = Slices.part(
+    return Slices.part(
         handles,
         handle,
-        subtask=0,
+        chunks.subtask[chunk],
         row_start=handles.row_start[handle] + start - handle_start[handle],
         rows=np.diff(np.append(start, handle_start[-1] + handles.rows[-1])),
     )
-    return part.to(chunks.subtask[chunk])

@@ -1,11 +1,8 @@
 """Keyed state goes to the owners of its key groups.
 
-Subtask *i* of *p* owns the key groups ⌈i·max/p⌉ … ⌈(i+1)·max/p⌉ − 1 (SPEC.md section 5.3). The rows of a handle are
-sorted by key group and the manifest has the rows of each group, so what a new subtask gets of a handle is one range of
-rows: a handle is cut, never copied. All layers of a state are cut alike; they stay apart, lowest first. Who owned a handle
-before does not matter, so neither does it who has finished.
-
-The same cut serves in-flight records on a hash edge, whose groups are key groups too.
+Subtask *i* of *p* owns the key groups ⌈i·max/p⌉ … ⌈(i+1)·max/p⌉ − 1 (SPEC.md section 5.3). The rows
+of a handle are sorted by key group, so a new subtask gets one range of its rows. All layers of a
+state are cut alike and stay apart. In-flight records on a hash edge are cut in the same way.
 """
 
 from __future__ import annotations
@@ -13,24 +10,24 @@ from __future__ import annotations
 import numpy as np
 
 from stateformat.keys import MAX_PARALLELISM_LIMIT, range_bounds
+from stateformat.manifest.rules import Ints, before, spread
 
-from .tables import GroupRows, Handles, Ints, Slices, States, before, damaged, spread
+from .tables import GroupRows, Handles, Slices, States, damaged, run_starts
 
 _LIFT = 2 * MAX_PARALLELISM_LIMIT
 _WALK = 8
 
 
 def cut_keyed(handles: Handles, states: States) -> Slices:
-    """Each handle cut at the borders of the new subtasks' ranges; a part without rows is no slice.
+    """Cut each handle at the borders of the new subtasks' ranges; a part without rows is no slice.
 
-    ``first_group`` and ``last_group`` of a slice are the first and last key group with rows in it, and its rows are
-    those of whole key groups. The slices of a handle ascend by key group. Raises ``DamagedCheckpoint`` where the rows per
-    group do not add up to the rows of their handle.
+    A slice holds whole key groups and begins and ends with one that has rows. The slices of a
+    handle ascend by key group. Raises ``DamagedCheckpoint`` where the rows per group do not add up.
     """
     handles = handles.where(handles.rows > 0)
     owner_first, owner_last, bounds, bounds_start = _owners(handles, states)
     if not bool((owner_last > owner_first).any()):
-        return Slices.part(handles, np.arange(len(handles)), subtask=owner_first)
+        return Slices.part(handles, np.arange(len(handles)), owner_first)
     chosen, nth = spread(owner_last - owner_first + 1)
     owner = owner_first[chosen] + nth
     border = bounds_start[handles.state[chosen]] + owner
@@ -40,7 +37,7 @@ def cut_keyed(handles: Handles, states: States) -> Slices:
 
 
 def _owners(handles: Handles, states: States) -> tuple[Ints, Ints, Ints, Ints]:
-    """The new owners of each handle's first and last group; all range bounds in a row; where those of a state begin."""
+    """Return the new owners of each handle's first and last group, all bounds, and their starts."""
     shapes: dict[tuple[int, int], int] = {}
     tables: list[Ints] = []
     shape_of = np.zeros(len(states.operator), dtype=np.int64)
@@ -53,7 +50,7 @@ def _owners(handles: Handles, states: States) -> tuple[Ints, Ints, Ints, Ints]:
     sizes = np.array([len(table) for table in tables], dtype=np.int64)
     bounds = np.concatenate([*tables, np.zeros(1, dtype=np.int64)])
     bounds_start = before(sizes)[shape_of] if tables else shape_of
-    # One search for all: each table of bounds is lifted above the one before it, and every group with it.
+    # One search for all: each table of bounds is lifted above the one before it, as are its groups.
     lifted = bounds[:-1] + np.repeat(np.arange(len(tables)), sizes) * _LIFT
     lift, start = shape_of[handles.state] * _LIFT, bounds_start[handles.state]
     first = np.searchsorted(lifted, handles.first_group + lift, side="right") - 1 - start
@@ -61,23 +58,18 @@ def _owners(handles: Handles, states: States) -> tuple[Ints, Ints, Ints, Ints]:
     wrong = np.flatnonzero(last >= states.parallelism[handles.state])
     if len(wrong):
         row = int(wrong[0])
-        raise damaged(
-            int(handles.number[row]),
-            f"has key group {handles.last_group[row]}, but the max parallelism of its operator is "
-            f"{states.max_parallelism[handles.state[row]]}",
-        )
+        ceiling = states.max_parallelism[handles.state[row]]
+        what = f"has key group {handles.last_group[row]}, but the max parallelism of its operator is {ceiling}"
+        raise damaged(int(handles.number[row]), what)
     return first, last, bounds, bounds_start
 
 
 def _pieces(handles: Handles, chosen: Ints, owner: Ints, first: Ints, last: Ints) -> Slices:
-    """Slices of the groups ``first`` … ``last`` of the ``chosen`` handles, trimmed to groups with rows.
-
-    The pieces of a handle are next to each other and tile it.
-    """
+    """Return slices of the groups ``first`` … ``last``, which tile the ``chosen`` handles."""
     shift = handles.group_start[chosen] - handles.first_group[chosen]
     first, last = first + shift, last + shift
     rows = handles.group_rows.sums(first, last + 1)
-    opens = np.flatnonzero(np.append(True, chosen[1:] != chosen[:-1]))
+    opens = np.flatnonzero(run_starts(chosen))
     sums = before(rows)
     stated = np.diff(sums[np.append(opens, len(rows))])
     wrong = np.flatnonzero(stated != handles.rows)
@@ -92,21 +84,21 @@ def _pieces(handles: Handles, chosen: Ints, owner: Ints, first: Ints, last: Ints
     return Slices.part(
         handles,
         chosen,
-        subtask=0,
+        owner,
         row_start=row_start,
         rows=rows,
         first_group=_trim(handles.group_rows, first, 1) - shift,
         last_group=_trim(handles.group_rows, last, -1) - shift,
-    ).to(owner)
+    )
 
 
 def _trim(group_rows: GroupRows, end: Ints, step: int) -> Ints:
-    """One end of each range, moved inwards to the first group with rows; every range has one."""
+    """Move one end of each range inwards to the first group with rows; every range has one."""
     bare = np.flatnonzero(group_rows.at(end) == 0)
     if not len(bare):
         return end
     end = end.copy()
-    # Most empty stretches are short and walking is cheapest; a search through all groups ends the long ones.
+    # Most runs of empty groups are short, where walking is cheapest; a search ends the long ones.
     for _ in range(_WALK):
         end[bare] += step
         bare = bare[group_rows.at(end[bare]) == 0]

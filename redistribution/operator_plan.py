@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -12,7 +12,7 @@ from .rules import Match
 
 
 class Action(StrEnum):
-    """What becomes of an operator."""
+    """What a plan does with an operator."""
 
     START = "start"
     SKIP_FINISHED = "skip_finished"
@@ -22,21 +22,21 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OperatorPlan:
-    """One operator of the topology, or of the checkpoint alone (dropped).
-
-    ``old_parallelism`` is the saved one, 0 for a new operator; ``parallelism`` and ``max_parallelism`` are the topology's,
-    resolved, and 0 for a dropped one. ``status`` is what the checkpoint says, or what it was before a rescale; None for
-    a new operator. ``saved_rows`` are the rows over all handles, in all layers.
-    """
+    """One operator of the topology, or of the checkpoint alone (dropped)."""
 
     uid: OperatorId
     name: str
     action: Action
     old_parallelism: int
+    """The saved parallelism; 0 for a new operator."""
     parallelism: int
+    """The resolved parallelism of the topology; 0 for a dropped operator."""
     max_parallelism: int
+    """The resolved max parallelism of the topology; 0 for a dropped operator."""
     status: Status | None
+    """The checkpoint's status, or the one before a rescale; None for a new operator."""
     saved_rows: int = 0
+    """Rows over all handles and layers."""
 
     def __repr__(self) -> str:
         was = f"{self.old_parallelism} → {self.parallelism}"
@@ -49,41 +49,31 @@ class OperatorPlan:
 
 
 def operator_plans(match: Match, resolved: JobGraph) -> tuple[OperatorPlan, ...]:
-    """The operators of the resolved topology in its order, then those of the checkpoint that it lacks."""
-    return tuple(_plans(match, resolved))
-
-
-def _plans(match: Match, resolved: JobGraph) -> Iterator[OperatorPlan]:
-    saved_by_uid = match.record.graph.by_uid
-    rows: dict[str, int] = {}
+    """Plan the operators of the resolved topology in its order, then those that it lacks."""
+    rows: Counter[str] = Counter()
     for (uid, _), count in match.rows.items():
-        rows[uid] = rows.get(uid, 0) + count
+        rows[uid] += count
+    saved_by_uid = match.record.graph.by_uid
+    plans = []
     for operator in resolved.operators:
-        saved = saved_by_uid.get(operator.uid)
-        status = match.statuses.get(operator.uid)
-        if saved is None:
-            action = Action.NEW
-        else:
-            action = Action.SKIP_FINISHED if status is Status.FULLY_FINISHED else Action.START
-        yield OperatorPlan(
-            uid=operator.uid,
-            name=operator.display_name,
-            action=action,
-            old_parallelism=saved.parallelism if saved else 0,
-            parallelism=operator.parallelism,
-            max_parallelism=operator.max_parallelism or 0,
-            status=status,
-            saved_rows=rows.get(operator.uid, 0),
-        )
-    for operator in match.record.graph.operators:
-        if operator.uid not in resolved.by_uid:
-            yield OperatorPlan(
+        saved, status = saved_by_uid.get(operator.uid), match.statuses.get(operator.uid)
+        started = Action.NEW if saved is None else Action.START
+        plans.append(
+            OperatorPlan(
                 uid=operator.uid,
                 name=operator.display_name,
-                action=Action.DROPPED,
-                old_parallelism=operator.parallelism,
-                parallelism=0,
-                max_parallelism=0,
-                status=match.statuses[operator.uid],
-                saved_rows=rows.get(operator.uid, 0),
+                action=Action.SKIP_FINISHED if status is Status.FULLY_FINISHED else started,
+                old_parallelism=saved.parallelism if saved else 0,
+                parallelism=operator.parallelism,
+                max_parallelism=operator.max_parallelism or 0,
+                status=status,
+                saved_rows=rows[operator.uid],
             )
+        )
+    for saved in match.record.graph.operators:
+        if saved.uid not in resolved.by_uid:
+            status, saved_rows = match.statuses[saved.uid], rows[saved.uid]
+            plans.append(
+                OperatorPlan(saved.uid, saved.display_name, Action.DROPPED, saved.parallelism, 0, 0, status, saved_rows)
+            )
+    return tuple(plans)

@@ -1,54 +1,32 @@
-"""The plan of a restore as a value: who reads what, what is not started, what is refused and why."""
+"""A restore plan as a value: who reads what, what is not started, what is refused and why."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateformat.errors import RestoreRefused
-from stateformat.graph import JobGraph, shortened
+from stateformat.errors import InvalidInput, RestoreRefused
+from stateformat.graph import shortened
 from stateformat.manifest import state_runs
+from stateformat.manifest.rules import Ints, Mask, spread
 from stateformat.model import Mode, ParentRef
 from stateformat.schema import SLICE_SCHEMA
 
-from . import plan_text
-from .columns import ColumnPlan
 from .operator_plan import OperatorPlan
-from .rules import PlanWarning, Refusal
-from .tables import EVERY, Flags, Ints, spread
+from .plan_text import PlanDocument, describe
+from .tables import EVERY
 
 _SHARED = (Mode.UNION.value, Mode.PROGRESS.value)
 
 
-@dataclass(frozen=True)
-class RestorePlan:
-    """Who reads what, what is not started, what is refused and why. A value: serialisable, printable, comparable.
-
-    ``source`` is the checkpoint. ``topology`` is resolved: max parallelism and key hash are filled in, broken chains are
-    named in ``unchained`` and gone. ``operators`` has one entry per operator of the topology, in its order, then those of
-    the checkpoint that the topology lacks. ``drop`` is what the caller gave up, sorted. ``columns`` says of each state that the
-    program declares what becomes of its columns; where it declares nothing of an operator, all are kept.
-
-    ``assigned`` is the plan's core, a table of ``SLICE_SCHEMA`` in which a slice that *every* subtask of its operator
-    reads (union; progress that is merged) stands once, with a null subtask. :attr:`slices` spells these out.
-    """
-
-    source: ParentRef
-    job_id: str
-    topology: JobGraph
-    operators: tuple[OperatorPlan, ...]
-    assigned: pa.Table
-    refusals: tuple[Refusal, ...] = ()
-    warnings: tuple[PlanWarning, ...] = ()
-    unchained: tuple[str, ...] = ()
-    drop: tuple[str, ...] = ()
-    columns: tuple[ColumnPlan, ...] = ()
+@dataclass(frozen=True, repr=False)
+class RestorePlan(PlanDocument):
+    """Who reads what, what is not started, what is refused and why."""
 
     def __repr__(self) -> str:
         return (
@@ -66,21 +44,28 @@ class RestorePlan:
         """Whether anything refuses."""
         return bool(self.refusals)
 
-    def check(self) -> None:
-        """Raise ``RestoreRefused`` with every refusal, if there is one. Call it before acting on a plan."""
+    def check(self, checkpoint: ParentRef | None = None) -> None:
+        """Raise ``RestoreRefused`` with every refusal, if there is any.
+
+        Raises ``InvalidInput`` if the plan was made of another checkpoint than this one.
+        """
+        if checkpoint is not None and checkpoint != self.source:
+            raise InvalidInput(
+                f"the plan is for checkpoint {self.source.checkpoint_id} of attempt {self.source.attempt_id}, not for "
+                f"{checkpoint.checkpoint_id} of attempt {checkpoint.attempt_id}; plan again"
+            )
         if self.refusals:
             count = len(self.refusals)
-            raise RestoreRefused(
-                f"checkpoint {self.source.checkpoint_id} cannot be restored into this topology, for "
-                f"{count} reason{'s' if count > 1 else ''}:\n" + "\n".join(f"- {refusal}" for refusal in self.refusals),
-                refusals=self.refusals,
-            )
+            reasons = f"{count} reason{'s' if count > 1 else ''}:\n" + "\n".join(f"- {item}" for item in self.refusals)
+            message = f"checkpoint {self.source.checkpoint_id} cannot be restored into this topology, for {reasons}"
+            raise RestoreRefused(message, refusals=self.refusals)
 
     @cached_property
     def slices(self) -> pa.Table:
-        """All slices, one per subtask that reads it (``SLICE_SCHEMA``). Null subtasks: the driver's, by mode.
+        """All slices (``SLICE_SCHEMA``), one per subtask that reads it; null for the driver's.
 
-        Grows with old times new parallelism for union state; ``assigned`` and :meth:`slices_of` do not.
+        Grows with old times new parallelism for union state; ``assigned`` and :meth:`slices_of` do
+        not.
         """
         every = self._shared
         if not every.any():
@@ -99,10 +84,10 @@ class RestorePlan:
         return _with_subtask(table, values)
 
     def slices_of(self, operator: str, subtask: int | None, state: str | None = None) -> pa.Table:
-        """What one new subtask reads, of one state or of all: slices in ``SLICE_SCHEMA``, in plan order.
+        """Return the slices (``SLICE_SCHEMA``) that one new subtask reads, of one state or of all.
 
-        ``subtask`` None gives what the driver takes: coordinator state and committables. Nothing is scanned: a lookup
-        per state and a binary search. Empty where there is nothing to read, also for names that do not exist.
+        ``subtask`` None gives what the driver takes: coordinator state and committables. Empty for
+        names that do not exist. Costs a lookup and a binary search per state.
         """
         names = [state] if state is not None else self._states_of.get(operator, [])
         found = [self._slices_of(operator, name, subtask) for name in names]
@@ -122,14 +107,14 @@ class RestorePlan:
 
     @property
     def committables(self) -> pa.Table:
-        """Slices of prepared output that the driver commits before anything starts, also of fully finished operators."""
+        """Slices of prepared output that the driver commits before any subtask starts."""
         return self.assigned.filter(pc.equal(self.assigned["mode"], Mode.COMMITTABLES.value))
 
     def load(self) -> pa.Table:
-        """What each new subtask reads: operator utf8, subtask int32, rows int64, bytes int64 (stored size).
+        """Return what each new subtask reads: operator utf8, subtask int32, rows and bytes int64.
 
-        One row per subtask that is started, also those that read nothing, in order of ``operators`` and subtask. Rows of
-        layers are counted as stored. What the driver takes is not in it.
+        One row per subtask that is started, in order of ``operators`` and subtask. Bytes are stored
+        sizes, and rows of layers are counted as stored. What the driver takes is left out.
         """
         started = [operator for operator in self.operators if operator.starts]
         sizes = np.array([operator.parallelism for operator in started], dtype=np.int64)
@@ -156,21 +141,8 @@ class RestorePlan:
         )
 
     def describe(self) -> str:
-        """The plan as text of at most 80 columns, for people."""
-        return plan_text.describe(self)
-
-    def to_json(self) -> str:
-        """The plan as one JSON object; ``slices`` are those of ``assigned``, as columns."""
-        return plan_text.to_json(self)
-
-    def to_document(self) -> dict[str, Any]:
-        """The object that :meth:`to_json` writes, its ``slices`` still the columns of ``assigned``."""
-        return plan_text.to_document(self)
-
-    @classmethod
-    def from_json(cls, text: str) -> RestorePlan:
-        """The plan that :meth:`to_json` wrote. Raises ``InvalidInput`` for anything else."""
-        return cls(**plan_text.from_json(text))
+        """Return the plan as text of at most 80 columns, for people."""
+        return describe(self, self.load(), pc.sum(self.committables["rows"]).as_py() or 0)
 
     @cached_property
     def _subtask(self) -> Ints:
@@ -178,14 +150,14 @@ class RestorePlan:
         return found
 
     @cached_property
-    def _shared(self) -> Flags:
+    def _shared(self) -> Mask:
         modes = pc.is_in(self.assigned["mode"], value_set=pa.array(_SHARED))
-        found: Flags = modes.to_numpy()
+        found: Mask = modes.to_numpy()
         return found
 
     @cached_property
     def _blocks(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """First row and end of each state's slices, in order."""
+        """The first row and the end of each state's slices."""
         return {names: (start, stop) for names, start, stop in state_runs(self.assigned)}
 
     @cached_property

@@ -1,25 +1,25 @@
-"""Who gets what when a checkpoint is restored into a topology: :func:`plan_restore` makes a ``RestorePlan``.
+"""Plans who reads what when a checkpoint is restored into a topology.
 
-Theory of operation. A plan is metadata: it is made from the record and the planning columns of the manifest and opens no
-segment, so it costs the same for a megabyte and a terabyte. Handles become arrays once, the rule of each mode turns all
-handles of that mode, of many operators, into slices in one pass, and every rule that refuses is asked, so a plan names all
-reasons at once. A plan that refuses still shows the slices of those operators whose numbers make sense; ``RestorePlan.check``
-is what stands between it and a restore.
+A plan is made from the record and the planning columns of the manifest and opens no segment. The
+rule of each mode turns the handles of many operators into slices in one pass. All rules that refuse
+are asked, so a plan names all reasons at once; it still shows the slices of operators whose numbers
+make sense.
 
-Fully finished operators are not started at any parallelism, and their committables are all that is left of them. Every subtask
-of any other operator is started, also those that had finished: what the running ones reported is dealt out among all.
+A fully finished operator is not started, and only its committables are left. Every subtask of any
+other operator is started, even if it had finished: what the running ones reported is distributed
+among all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 
-from stateformat.graph import JobGraph, OperatorId, Partitioner, Status
+from stateformat.graph import JobGraph, Partitioner, Status
 from stateformat.keys import MAX_PARALLELISM_LIMIT
 from stateformat.model import Mode, Record, State
 from stateformat.rules import saved_statuses
@@ -28,7 +28,7 @@ from stateformat.schema import SLICE_SCHEMA
 from .broadcast import copy_broadcast
 from .columns import ColumnAction
 from .even_split import split_evenly
-from .in_flight import deal_in_flight, in_segment_order
+from .in_flight import distribute_in_flight, in_segment_order
 from .keyed import cut_keyed
 from .operator_plan import Action, OperatorPlan, operator_plans
 from .plan import RestorePlan
@@ -52,34 +52,27 @@ from .rules import (
     topology_refusals,
     unchain,
 )
-from .tables import EVERY, Handles, Ints, Slices, States, assemble, blocks, read_handles
+from .tables import EVERY, Handles, Slices, States, assemble, blocks, read_handles
 from .union import share_union
+
+if TYPE_CHECKING:
+    from stateformat.reading import Checkpoint
 
 _THREADS: Final = 2
 
 
-class Plannable(Protocol):
-    """What a plan is made from: a ``stateformat`` Checkpoint, or anything with its record and planning columns."""
-
-    @property
-    def record(self) -> Record:
-        """The publication record."""
-
-    @property
-    def handles(self) -> pa.Table:
-        """The manifest's planning columns (``schema.PLANNING_COLUMNS``), in its order."""
-
-
 def plan_restore(
-    checkpoint: Plannable, topology: JobGraph, *, states: Sequence[State] = (), drop: Collection[str] = ()
+    checkpoint: Checkpoint, topology: JobGraph, *, states: Sequence[State] = (), drop: Collection[str] = ()
 ) -> RestorePlan:
     """Plan the restore of a checkpoint into a topology.
 
-    ``states`` are those that the new program declares; empty means: whatever the checkpoint has. Where an operator declares
-    any, its saved keyed, even-split, union and broadcast states with rows must be among them, and a column that the checkpoint has
-    must be in their newest schemas, by its field id. ``drop`` gives up state, by the uid of an operator that is gone, as
-    ``uid/state``, or a column as ``uid/state.column``; one that has gone before needs no more giving up. Raises ``InvalidInput``
-    for an entry of ``drop`` that names nothing, or a column that the state never had, and ``DamagedCheckpoint`` for a manifest that contradicts its record; all else is a refusal in the plan.
+    ``states``: what the new program declares; if empty, whatever the checkpoint has. Where an
+    operator declares any, it declares all its keyed, even-split, union and broadcast states that
+    have rows, with all their columns by field id. ``drop``: what the caller gives up: an operator
+    that is gone (``uid``), a state (``uid/state``) or a column (``uid/state.column``).
+
+    Raises ``InvalidInput`` for a ``drop`` that names nothing, and ``DamagedCheckpoint`` for a
+    manifest that contradicts its record. Everything else is a refusal in the plan.
     """
     record = checkpoint.record
     ordered = sorted(record.states, key=lambda state: (state.operator, state.name))
@@ -99,7 +92,7 @@ def plan_restore(
     check_drop(match)
     beyond = tuple(found for found in parallelism_refusals(match) if found.code is RefusalCode.INVALID_PARALLELISM)
     if beyond:
-        # Planning millions of subtasks, only to refuse them, takes minutes; numbers beyond int64 fit in no array.
+        # Such numbers may not fit int64, and planning millions of subtasks takes minutes.
         return RestorePlan(record.ref, record.job_id, topology, (), SLICE_SCHEMA.empty_table(), beyond)
     resolved, unchained, pinned, broken = unchain(_resolved(match), match.statuses)
     refusals = [
@@ -114,15 +107,14 @@ def plan_restore(
     ]
     operators = operator_plans(match, resolved)
     rules = _Rules(match, ordered, _state_arrays(match, ordered, operators))
-    dealt = _in_threads(
-        lambda some: rules.slices(some, checkpoint.handles), [some for _, some in blocks(handles, ordered)]
-    )
+    parts = [some for _, some in blocks(handles, ordered)]
+    tables = _in_threads(lambda some: rules.slices(some, checkpoint.handles), parts)
     return RestorePlan(
         source=record.ref,
         job_id=record.job_id,
         topology=resolved,
         operators=operators,
-        assigned=pa.concat_tables(dealt),
+        assigned=pa.concat_tables(tables),
         refusals=tuple(refusals),
         warnings=(*broken, *_warnings(match)),
         unchained=unchained,
@@ -132,65 +124,50 @@ def plan_restore(
 
 
 def _resolved(match: Match) -> JobGraph:
-    graph = match.record.graph
-    return JobGraph(
-        tuple(
-            resolve(
-                operator,
-                graph.by_uid.get(operator.uid),
-                finished=match.statuses.get(operator.uid) is Status.FULLY_FINISHED,
-            )
-            for operator in match.topology.operators
-        ),
-        match.topology.edges,
+    saved, statuses = match.record.graph.by_uid, match.statuses
+    operators = tuple(
+        resolve(operator, saved.get(operator.uid), finished=statuses.get(operator.uid) is Status.FULLY_FINISHED)
+        for operator in match.topology.operators
     )
+    return JobGraph(operators, match.topology.edges)
 
 
 def _state_arrays(match: Match, ordered: Sequence[State], operators: Sequence[OperatorPlan]) -> States:
-    """The numbers of each state's operator; a new parallelism of 0 keeps it out of every rule."""
-    plans = {plan.uid: plan for plan in operators}
-    uids = sorted({state.operator for state in ordered})
-    rank = {uid: number for number, uid in enumerate(uids)}
-    rescaled = match.record.rescaled_from is not None
-    old = {uid: match.record.graph.operator(uid) for uid in uids}
+    """Return the numbers of each state's operator."""
+    saved = match.record.graph.by_uid
     settled = {
-        uid: plans[uid].parallelism == saved.parallelism and saved.status is Status.RUNNING
-        for uid, saved in old.items()
-    }
-    anew = [
-        plan.uid
+        plan.uid: plan.parallelism == plan.old_parallelism and saved[plan.uid].status is Status.RUNNING
         for plan in operators
-        if plan.action is Action.START
-        and (
-            rescaled
-            or plan.parallelism != plan.old_parallelism
-            or match.record.graph.by_uid[plan.uid].status is not Status.RUNNING
-        )
-    ]
-    reached = disturbed(match.topology, anew)
-
-    def column(values: Mapping[OperatorId, int]) -> Ints:
-        return np.array([values[state.operator] for state in ordered], dtype=np.int64)
-
-    # Refused numbers may be such that no rule makes sense of them: those operators are left out.
-    started = {
-        uid: plans[uid].action is Action.START
-        and 1 <= plans[uid].parallelism <= MAX_PARALLELISM_LIMIT
-        and (plans[uid].parallelism <= (saved.max_parallelism or 0) or not match.has_keys(uid))
-        for uid, saved in old.items()
+        if plan.uid in saved
     }
+    rescaled = match.record.rescaled_from is not None
+    redistributed = [
+        plan.uid for plan in operators if plan.action is Action.START and (rescaled or not settled[plan.uid])
+    ]
+    reached = disturbed(match.topology, redistributed)
+    parallelism = {plan.uid: _planned_parallelism(match, plan) for plan in operators if plan.uid in saved}
+    rank = {uid: number for number, uid in enumerate(sorted({state.operator for state in ordered}))}
+    uids = [state.operator for state in ordered]
     kept = np.array([not match.dropped(state) for state in ordered], dtype=np.bool_)
     return States(
-        operator=column(rank),
-        parallelism=column({uid: plans[uid].parallelism if started[uid] else 0 for uid in uids}) * kept,
-        max_parallelism=column({uid: saved.max_parallelism or 0 for uid, saved in old.items()}),
-        settled=column(settled).astype(np.bool_),
-        undisturbed=column({uid: uid not in reached for uid in uids}).astype(np.bool_),
+        operator=np.array([rank[uid] for uid in uids], dtype=np.int64),
+        parallelism=np.array([parallelism[uid] for uid in uids], dtype=np.int64) * kept,
+        max_parallelism=np.array([saved[uid].max_parallelism or 0 for uid in uids], dtype=np.int64),
+        settled=np.array([settled[uid] for uid in uids], dtype=np.bool_),
+        undisturbed=np.array([uid not in reached for uid in uids], dtype=np.bool_),
     )
 
 
+def _planned_parallelism(match: Match, plan: OperatorPlan) -> int:
+    """Return 0 for an operator that is not started, or whose refused numbers fit no rule."""
+    ceiling = match.record.graph.by_uid[plan.uid].max_parallelism or 0
+    legal = 1 <= plan.parallelism <= MAX_PARALLELISM_LIMIT
+    legal = legal and (plan.parallelism <= ceiling or not match.has_keys(plan.uid))
+    return plan.parallelism if plan.action is Action.START and legal else 0
+
+
 def _in_threads(rule: Callable[[Handles], pa.Table], parts: Sequence[Handles]) -> list[pa.Table]:
-    """A rule on every part, in order; on several at a time where there are several: numpy and Arrow let go of the lock."""
+    """Apply a rule to every part, in threads: numpy and Arrow release the interpreter's lock."""
     if len(parts) == 1:
         return [rule(parts[0])]
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="stateformat-plan") as pool:
@@ -198,28 +175,27 @@ def _in_threads(rule: Callable[[Handles], pa.Table], parts: Sequence[Handles]) -
 
 
 class _Rules:
-    """The rule of each mode, for handles of whole operators; ``ordered`` are the states in byte order."""
+    """The rule of each mode; ``ordered`` are the states in byte order."""
 
     def __init__(self, match: Match, ordered: Sequence[State], states: States) -> None:
         self._ordered = ordered
         self._states = states
         modes = np.array([state.mode for state in ordered], dtype=object)
-        known = np.array(
-            [not match.dropped(state) and state.operator in match.topology.by_uid for state in ordered], dtype=np.bool_
-        )
+        in_topology = [not match.dropped(state) and state.operator in match.topology.by_uid for state in ordered]
+        known = np.array(in_topology, dtype=np.bool_)
         in_plan = states.parallelism > 0
         self._takes_part = {mode: (modes == mode) & (known if mode is Mode.COMMITTABLES else in_plan) for mode in Mode}
         partitioners = np.array([_partitioner(match.record, state) for state in ordered], dtype=object)
         self._by_key, self._stays = partitioners == Partitioner.HASH, partitioners == Partitioner.BROADCAST
 
     def slices(self, handles: Handles, table: pa.Table) -> pa.Table:
-        """Who reads what of these handles; ``table`` is the manifest."""
+        """Return who reads what of these handles; ``table`` is the manifest."""
         states = self._states
 
         def of(mode: Mode) -> Handles:
             return handles.where(self._takes_part[mode][handles.state])
 
-        in_flight = deal_in_flight(of(Mode.IN_FLIGHT), states, by_key=self._by_key, stays=self._stays)
+        in_flight = distribute_in_flight(of(Mode.IN_FLIGHT), states, by_key=self._by_key, stays=self._stays)
         found = [
             cut_keyed(of(Mode.KEYED), states),
             split_evenly(of(Mode.EVEN_SPLIT), states),
@@ -239,7 +215,7 @@ def _partitioner(record: Record, state: State) -> Partitioner | None:
 
 
 def _columns_dropped(match: Match) -> list[str]:
-    """The columns that are given up here; not those that had gone before."""
+    """Return the columns that are given up now, without those that were gone before."""
     return [
         f"{plan.operator}/{plan.state}.{plan.saved}"
         for plans in match.columns.values()
@@ -252,28 +228,19 @@ def _warnings(match: Match) -> Iterator[PlanWarning]:
     for operator, saved in match.restarted:
         if saved.status is Status.PARTIALLY_FINISHED:
             done = len(saved.finished) + len(saved.finishing)
-            yield PlanWarning(
-                WarningCode.FINISHED_SUBTASKS_START,
-                operator.uid,
+            message = (
                 f"operator {operator.uid!r} was partially finished ({done} of {saved.parallelism} subtasks); all its "
-                "subtasks start, and share what the running ones reported",
+                "subtasks start, and share what the running ones reported"
             )
+            yield PlanWarning(WarningCode.FINISHED_SUBTASKS_START, operator.uid, message)
     for state in match.record.states:
-        if match.dropped(state) and match.rows_of(state):
-            yield PlanWarning(
-                WarningCode.STATE_DROPPED,
-                state.operator,
-                f"{state.mode} state {state.name!r} of operator {state.operator!r} with {match.rows_of(state)} rows is "
-                "given up, as asked",
-            )
+        rows = match.rows_of(state)
+        if not rows:
+            continue
+        where = f"{state.mode} state {state.name!r} of operator {state.operator!r} with {rows} rows"
+        if match.dropped(state):
+            yield PlanWarning(WarningCode.STATE_DROPPED, state.operator, f"{where} is given up, as asked")
         for plan in match.columns.get((state.operator, state.name), ()):
-            if plan.action is ColumnAction.DROPPED and match.rows_of(state):
-                yield PlanWarning(
-                    WarningCode.COLUMN_DROPPED,
-                    state.operator,
-                    f"column {plan.saved!r} of {state.mode} state {state.name!r} of operator {state.operator!r} with "
-                    f"{match.rows_of(state)} rows is given up, as asked",
-                )
-
-
-__all__ = ["Plannable", "RestorePlan", "plan_restore"]
+            if plan.action is ColumnAction.DROPPED:
+                message = f"column {plan.saved!r} of {where} is given up, as asked"
+                yield PlanWarning(WarningCode.COLUMN_DROPPED, state.operator, message)

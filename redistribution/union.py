@@ -1,7 +1,7 @@
-"""Union state: every new subtask gets every entry, old subtasks in order.
+"""Union state: every new subtask gets every entry, in the order of the old subtasks.
 
-So it says nothing about one subtask, and the plan names each handle once, for everyone. Since an entry may have been any
-subtask's to keep, an operator of which some subtasks are finished may have no union state at all (a refusal).
+The plan names each handle once, for all. No operator with finished subtasks may have union state,
+because any of them may have been the one that kept an entry: ``rules.checkpoint`` refuses it.
 """
 
 from __future__ import annotations
@@ -10,5 +10,5 @@ from .tables import EVERY, Handles, Slices
 
 
 def share_union(handles: Handles) -> Slices:
-    """Each handle with rows, whole, for every new subtask; in manifest order, which is that of the entries."""
+    """Give each handle with rows to every new subtask, in manifest order."""
     return Slices.whole(handles, EVERY)

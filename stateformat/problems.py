@@ -16,6 +16,7 @@ ADVICE_RESTORE = "`ckpt repair` says which whole checkpoint can take its place"
 """For stored bytes that are wrong."""
 ADVICE_BEFORE = "no restore takes it; take a checkpoint from before that (`ckpt history` lists them)"
 """For an operator that finished in a way that no run can go on from."""
+ADVICE_STORAGE = "try again; check the storage if it stays so"
 ADVICE_OTHER = "take another checkpoint (`ckpt history` lists them)"
 """For a record that is no checkpoint."""
 ADVICE_WRITER = (

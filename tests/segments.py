@@ -22,7 +22,7 @@ from stateformat.model import (
     State,
     Totals,
 )
-from stateformat.reading.scan import read_slices
+from stateformat.reading.scan import SliceReader
 from stateformat.schema import SLICE_SCHEMA, segment_schema
 from stateformat.segments import SegmentPlace, WriteOptions, write_segment
 from stateformat.storage import Storage
@@ -127,15 +127,10 @@ def read(
     as_schema: SchemaVersion | None = None,
     **options: Any,
 ) -> pa.Table:
-    batches = read_slices(
-        storage,
-        record(state),
-        Manifest(handles_table(handles)),
-        whole_slices(handles) if chosen is None else chosen,
-        as_schema=as_schema,
-        **options,
+    slices = whole_slices(handles) if chosen is None else chosen
+    found = list(
+        SliceReader(storage, record(state), Manifest(handles_table(handles)), slices, as_schema).batches(**options)
     )
-    found = list(batches)
     return pa.Table.from_batches(found) if found else segment_schema(state).empty_table()
 
 

@@ -28,7 +28,7 @@ from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import CheckpointExpired, DamagedCheckpoint, ErrorKind, NotFound, StorageError
 from stateformat.graph import JobGraph, Operator, OperatorId
 from stateformat.history import manifests_under
-from stateformat.manifest import decode_manifest, unpublished_ref
+from stateformat.manifest import decode_manifest, manifest_ref
 from stateformat.model import CheckpointId, Handle, Mode, ParentRef, Record, new_write_id
 from stateformat.publication import CommitPermit
 from stateformat.reading import Checkpoint, load_manifest, load_record
@@ -317,7 +317,7 @@ def carried_attempts(storage: Any, newest: Record) -> set[str] | None:
             return None
     for path in manifests_under(storage, CheckpointId(newest.checkpoint_id + 1)):
         data = storage.read(path)
-        tables.append(decode_manifest(data, unpublished_ref(data, path)).full())
+        tables.append(decode_manifest(data, manifest_ref(path, data)).full())
     prepared = [items for handles in tables for items in held(storage, handles)["prepared"]]
     return {item["attempt"] for items in prepared for item in items}
 

@@ -127,7 +127,7 @@ def test_a_coordinator_answers_for_itself(store: CheckpointStore) -> None:
     kept = declare.coordinator_state("op", "splits", columns={"path": pa.string()})
     pending = begin(store, graph=graph, states=[kept])
     assert told(pending) == [("op", "", True)]
-    with pytest.raises(InvalidState, match="has 0 handles; there is exactly one"):
+    with pytest.raises(InvalidState, match="has 0 handles, not one"):
         pending.publish()
     with pending.context.coordinator("op") as writer:
         writer.write("splits", pa.table({"path": ["a"]}))

@@ -58,8 +58,8 @@ UNION = declare.union_state("b", "all", columns={"x": "int64"})
 KEYED = declare.value_state("b", "sums", keys={"k": "int64"}, values={"n": "int64"})
 REFUSED: list[tuple[JobGraph, tuple[State, ...], str]] = [
     (graph(Edge("e", "a", "zz")), (), "edge 'e' ends at operator 'zz', which the graph does not have"),
-    (graph(operators=(A, A)), (), "operator uid 'a' stands 2 times in the graph"),
-    (graph(Edge("e", "a", "b"), Edge("e", "a", "b", input=1)), (), "edge id 'e' stands 2 times in the graph"),
+    (graph(operators=(A, A)), (), "operator uid 'a' is 2 times in the graph"),
+    (graph(Edge("e", "a", "b"), Edge("e", "a", "b", input=1)), (), "edge id 'e' is 2 times in the graph"),
     (graph(operators=(replace(A, parallelism=9, max_parallelism=8),)), (), "parallelism 9 of operator 'a' is above its max"),
     (graph(operators=(replace(A, max_parallelism=0),)), (), "max parallelism 0 of operator 'a' is not between 1 and 32768"),
     (graph(operators=(replace(A, parallelism=0),)), (), "parallelism 0 is below 1"),

@@ -359,14 +359,14 @@ def change(path: str, value: Any) -> bytes:
 WRONG: list[tuple[str, Any, str, ErrorKind]] = [
     ("job_id", ..., "is missing", ErrorKind.DAMAGED_RECORD),
     ("job_id", "", "is empty", ErrorKind.DAMAGED_RECORD),
-    ("operators[1].parallelism", "4", "is a string where an integer is due", ErrorKind.DAMAGED_RECORD),
+    ("operators[1].parallelism", "4", "is a string where an integer is expected", ErrorKind.DAMAGED_RECORD),
     ("operators[1].parallelism", True, "is true or false where an integer", ErrorKind.DAMAGED_RECORD),
     ("operators[1].parallelism", 0, "must be from 1", ErrorKind.DAMAGED_RECORD),
     ("operators[1].max_parallelism", 3, "must be from 4", ErrorKind.DAMAGED_RECORD),
     ("operators[1].max_parallelism", 32769, "to 32768", ErrorKind.DAMAGED_RECORD),
     ("operators[0].finished[0]", [2, 1], "is [2, 1]", ErrorKind.DAMAGED_RECORD),
     ("operators[0].finished[0]", [0, 3], "within subtasks 0 to 2", ErrorKind.DAMAGED_RECORD),
-    ("operators[0].finished[0]", [0], "no pair", ErrorKind.DAMAGED_RECORD),
+    ("operators[0].finished[0]", [0], "not a pair", ErrorKind.DAMAGED_RECORD),
     ("operators[0].status", "running", "make it partially_finished", ErrorKind.STATUS_CONTRADICTION),
     ("operators[0].status", "tired", "not one of running", ErrorKind.DAMAGED_RECORD),
     ("edges[0].partitioner", "random", "not one of forward", ErrorKind.DAMAGED_RECORD),
@@ -385,7 +385,7 @@ WRONG: list[tuple[str, Any, str, ErrorKind]] = [
     ("manifest.digest", "f" * 31, "not 32", ErrorKind.DAMAGED_RECORD),
     ("properties.owner", 3, "is an integer where a string", ErrorKind.DAMAGED_RECORD),
     ("required_features", ["rescaled", "layers"], "is not sorted", ErrorKind.DAMAGED_RECORD),
-    ("format", "iceberg", "no record of a checkpoint", ErrorKind.DAMAGED_RECORD),
+    ("format", "iceberg", "not a record of a checkpoint", ErrorKind.DAMAGED_RECORD),
     ("checkpoint_id", 43, "the object's name says 42", ErrorKind.DAMAGED_RECORD),
 ]
 
@@ -402,7 +402,7 @@ def test_each_wrong_member_is_named_by_its_path(path: str, value: Any, message: 
 
 def test_a_subtask_is_not_finished_and_finishing_at_once() -> None:
     error = refused(change("operators[0].finishing", [[0, 0]]))
-    assert "subtask 0 of 'source' is finished and finishing" in str(error)
+    assert "subtask 0 of 'source' is both finished and finishing" in str(error)
 
 
 @pytest.mark.parametrize("ranges", [[[0, 0], [1, 1]], [[2, 2], [0, 0]], [[0, 1], [1, 2]]])
@@ -413,17 +413,17 @@ def test_ranges_are_sorted_disjoint_and_not_adjacent(ranges: list[list[int]]) ->
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ('"x":1.0', "no integer"),
-        ('"x":1e3', "no integer"),
-        ('"x":NaN', "no integer"),
-        ('"x":-Infinity', "no integer"),
+        ('"x":1.0', "not an integer"),
+        ('"x":1e3', "not an integer"),
+        ('"x":NaN', "not an integer"),
+        ('"x":-Infinity', "not an integer"),
         ('"x":null', "null"),
         ('"x":[null]', "null"),
         ('"x":9007199254740992', "magnitude"),
         ('"x":-9007199254740992', "magnitude"),
         ('"x":' + "9" * 1_000_000, "magnitude"),
-        ('"job_id":"other"', "'job_id' stands twice"),
-        ('"x":{"a":1,"a":1}', "'a' stands twice"),
+        ('"job_id":"other"', "'job_id' appears twice"),
+        ('"x":{"a":1,"a":1}', "'a' appears twice"),
         ('"x": 1', "white space"),
         ('"x":[1,\n2]', "white space"),
         ('"x":"\\ud800"', "lone surrogate"),
@@ -480,7 +480,7 @@ def nested(depth: int) -> Field:
     [
         ({"graph": JobGraph((Operator(COUNT, 2),))}, "operators[0].max_parallelism is null"),
         ({"created_at_us": 2**53}, "magnitude"),
-        ({"created_at_us": 1.5}, "no integer"),
+        ({"created_at_us": 1.5}, "not an integer"),
         ({"job_name": "\ud800"}, "surrogates not allowed"),
         ({"parent": ParentRef(CheckpointId(42), AttemptId("a" * 32))}, "not less than"),
         ({"manifest": ManifestRef("../x", 1, "f" * 32, 1)}, "leaves the store"),
@@ -514,7 +514,7 @@ def test_a_repeated_member_is_found_in_one_pass() -> None:
     many = ",".join(f'"{i:x}":1' for i in range(300_000))
     start = time.process_time()
     error = refused(sealed(json.dumps(members())[:-1] + ',"x":{' + many + ',"zz":1,"zz":2,"zz":3}'))
-    assert "'zz' stands twice" in str(error)
+    assert "'zz' appears twice" in str(error)
     assert time.process_time() - start < 5
 
 

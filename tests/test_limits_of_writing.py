@@ -177,6 +177,6 @@ def test_a_manifest_that_readers_would_refuse_is_not_encoded(
     assert encode_manifest(handles).size
     monkeypatch.setattr("stateformat.manifest.table.DECODED_BYTES_MAX", 100)
     monkeypatch.setattr("stateformat.manifest.table.EXPANSION_MAX", 0)
-    with pytest.raises(InvalidState, match="1 handles would be a manifest that no reader may read") as refused:
+    with pytest.raises(InvalidState, match="readers would refuse the manifest of 1 handles") as refused:
         encode_manifest(handles)
     assert refused.value.kind is ErrorKind.LIMIT_EXCEEDED

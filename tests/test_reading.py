@@ -17,7 +17,7 @@ from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput
 from stateformat.manifest import Manifest, handles_table
 from stateformat.model import Handle, SchemaVersion, State
-from stateformat.reading.scan import read_slices
+from stateformat.reading.scan import SliceReader
 from stateformat.schema import segment_schema
 from stateformat.segments import WriteOptions
 from stateformat.segments.digests import digest
@@ -127,7 +127,7 @@ def test_progress_is_merged_per_edge_over_all_handles(storage: CountingStorage) 
 def test_slices_without_rows_give_no_batches(storage: CountingStorage) -> None:
     handle = write(storage, VALUE, [])
     assert read(storage, VALUE, [handle]).num_rows == 0
-    batches = read_slices(storage, record(VALUE), Manifest(handles_table([handle])), whole_slices([handle]))
+    batches = SliceReader(storage, record(VALUE), Manifest(handles_table([handle])), whole_slices([handle])).batches()
     assert list(batches) == []
     assert storage.reads == 0
 
@@ -152,9 +152,7 @@ def table_of_groups(storage: CountingStorage, count: int) -> pa.Table:
 def test_batches_are_at_most_as_long_as_asked(storage: CountingStorage, batch_rows: int) -> None:
     handles = [write(storage, SPLIT, [{"entry": 40 * n + i} for i in range(40)], subtask=n) for n in range(10)]
     batches = list(
-        read_slices(
-            storage, record(SPLIT), Manifest(handles_table(handles)), whole_slices(handles), batch_rows=batch_rows
-        )
+        SliceReader(storage, record(SPLIT), Manifest(handles_table(handles)), whole_slices(handles)).batches(batch_rows)
     )
     assert [entry for batch in batches for entry in batch["entry"].to_pylist()] == list(range(400))
     assert max(map(len, batches)) <= batch_rows
@@ -360,7 +358,7 @@ def test_a_large_segment_is_read_in_ranges_even_as_a_whole(
 
 def test_nothing_is_read_before_it_is_asked_for(storage: CountingStorage) -> None:
     handle = write(storage, VALUE, numbered(10))
-    batches = read_slices(storage, record(VALUE), Manifest(handles_table([handle])), whole_slices([handle]))
+    batches = SliceReader(storage, record(VALUE), Manifest(handles_table([handle])), whole_slices([handle])).batches()
     assert storage.reads == 0
     assert len(next(batches)) == 10
 
@@ -369,8 +367,8 @@ def test_a_reader_that_stops_early_stops_reading(storage: CountingStorage, monke
     monkeypatch.setattr("stateformat.segments.reader.PIECE_ROWS_MAX", 500)
     handle = write(storage, VALUE, numbered(50_000), SMALL_ROW_GROUPS)
     monkeypatch.setattr("stateformat.reading.scan.WHOLE_BYTES_MAX", 100_000)
-    batches = read_slices(
-        storage, record(VALUE), Manifest(handles_table([handle])), whole_slices([handle]), batch_rows=500
+    batches = SliceReader(storage, record(VALUE), Manifest(handles_table([handle])), whole_slices([handle])).batches(
+        500
     )
     next(batches)
     batches.close()  # type: ignore[attr-defined]
@@ -588,7 +586,7 @@ def test_slices_that_are_none_of_the_manifest_are_the_callers_fault(storage: Cou
         ("row_start", 1, "plan again"),
         ("last_group", 5, "plan again"),
         ("handle", 1, "handles up to 1 of 1"),
-        ("state", "other", "names a handle of state 'counts'"),
+        ("state", "other", "slices name states"),
     ):
         position = chosen.schema.get_field_index(name)
         wrong = chosen.set_column(

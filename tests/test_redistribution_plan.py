@@ -171,7 +171,7 @@ def test_json_gives_the_plan_back() -> None:
     "text", ["", "[]", "{}", '{"format":"other","version":1}', planned().to_json().replace('"start"', '"go"')]
 )
 def test_anything_else_is_no_plan(text: str) -> None:
-    with pytest.raises(InvalidInput, match="no restore plan"):
+    with pytest.raises(InvalidInput, match="not a restore plan"):
         RestorePlan.from_json(text)
 
 

@@ -133,15 +133,15 @@ def edges(*more: Edge) -> JobGraph:
 
 SET = SubtaskSet
 GRAPHS: list[tuple[JobGraph, str, str]] = [
-    (replace(GRAPH, operators=(*GRAPH.operators, GRAPH.operators[0])), "3.2", "operator uid 'a' stands 2 times"),
-    (edges(GRAPH.edges[0]), "3.2", "edge id 'ab' stands 2 times"),
+    (replace(GRAPH, operators=(*GRAPH.operators, GRAPH.operators[0])), "3.2", "operator uid 'a' is 2 times"),
+    (edges(GRAPH.edges[0]), "3.2", "edge id 'ab' is 2 times"),
     (a(max_parallelism=None), "3.4", "max parallelism 0 of operator 'a' is not between 1 and 32768"),
     (a(max_parallelism=1), "3.4", "parallelism 2 of operator 'a' is above its max parallelism 1"),
     (a(max_parallelism=40_000), "3.4", "max parallelism 40000"),
     (a(key_hash=None), "3.4", "names no key hash"),
     (a(finishing=SET(((1, 2),))), "3.4", "the finishing subtasks of operator 'a' are [(1, 2)]"),
     (a(finished=SET(((0, 0), (1, 1)))), "3.4", "non-adjacent ranges"),
-    (b(finished=SET(((1, 1),)), finishing=SET(((1, 1),))), "3.4", "subtasks 1 of operator 'b' are finished and finishing"),
+    (b(finished=SET(((1, 1),)), finishing=SET(((1, 1),))), "3.4", "subtasks 1 of operator 'b' are both finished"),
     (a(parallelism=3), "3.4", "chain 'x' joins operators of different parallelism: 'a' has 3, 'b' has 2"),
     (edges(Edge("ax", A, OperatorId("x"))), "3.5", "edge 'ax' ends at operator 'x'"),
     (edges(Edge("e", A, B, input=-1)), "3.5", "feeds input -1"),
@@ -175,7 +175,7 @@ DECLARED: list[tuple[tuple[State, ...], str, str]] = [
     ((*STATES, replace(MAIL, name="mail2")), "3.6", "edge 'ab' has 2 in-flight states"),
     ((*STATES, replace(COORDINATOR, operator=A)), "3.6", "the operator has no coordinator"),
     ((*STATES, replace(UNION, operator=OperatorId("x"))), "3.6", "an operator that the graph lacks"),
-    (state(MAIL, edge="nowhere"), "3.6", "on edge 'nowhere', which is no edge into its operator"),
+    (state(MAIL, edge="nowhere"), "3.6", "on edge 'nowhere', which is not an edge into its operator"),
     (state(MAIL, key_columns=()), "3.6", "in flight on a hash edge and has key columns []"),
     (state(UNION, kind=Kind.VALUE), "3.6", "kinds are for keyed"),
     (state(KEYED, kind=None), "3.6", "kinds are for keyed"),
@@ -219,8 +219,8 @@ CASES: list[tuple[list[Handle], str, str, ErrorKind]] = [
     (swap(BOSS), "4.6", "is the coordinator's and has 0 handles", ErrorKind.STATE_MISSING),
     (swap(BOSS, BOSS, BOSS), "4.6", "is the coordinator's and has 2 handles", ErrorKind.STATE_NOT_ALLOWED),
     (swap(UNION1, UNION1, full(UNION, 2)), "4.1", "has handles of subtasks 2; its operator has 0 to 1", ErrorKind.INVALID_PARALLELISM),
-    (swap(UNION0, UNION0._replace(state="who")), "4.1", "state 'who' of operator 'a', but there is no such state", ErrorKind.UNKNOWN_STATE),
-    (swap(UNION0, UNION0._replace(operator="0")), "4.1", "of operator '0', but there is no such operator", ErrorKind.UNKNOWN_OPERATOR),
+    (swap(UNION0, UNION0._replace(state="who")), "4.1", "state 'who' of operator 'a'; there is no such state", ErrorKind.UNKNOWN_STATE),
+    (swap(UNION0, UNION0._replace(operator="0")), "4.1", "of operator '0'; there is no such operator", ErrorKind.UNKNOWN_OPERATOR),
     (swap(UNION0, UNION0._replace(mode="even_split")), "4.1", "is union and has handles of ['even_split']", ErrorKind.SCHEMA_MISMATCH),
     (swap(UNION0, UNION0._replace(schema_id=3)), "4.1", "has handles of schemas [3]; its schemas are [1]", ErrorKind.SCHEMA_MISMATCH),
     (swap(MAIL0, MAIL0._replace(edge="bb")), "4.1", "is in flight on 'ab' and has handles of ['bb']", ErrorKind.SCHEMA_MISMATCH),
@@ -228,7 +228,7 @@ CASES: list[tuple[list[Handle], str, str, ErrorKind]] = [
     (swap(MAIL1, full(MAIL, 1, (3, 5))), "5.3", "has key groups 3 to 5 at subtask 1, which owns 4 to 7", ErrorKind.STATE_NOT_ALLOWED),
     (swap(MORE, full(KEYED, 1, (6, 7), path="segments/1/more")), "4.3", "has key group 6 in two handles of subtask 1, layer 0", ErrorKind.STATE_NOT_ALLOWED),
     (swap(UNION1, UNION1, UNION0), "4.2", "sorted", ErrorKind.DAMAGED_MANIFEST),
-    (swap(UNION1, UNION1._replace(rows=1)), "4.1", "path is there where rows is not 0", ErrorKind.DAMAGED_MANIFEST),
+    (swap(UNION1, UNION1._replace(rows=1)), "4.1", "path is set where rows is not 0", ErrorKind.DAMAGED_MANIFEST),
     (swap(MORE, MORE._replace(path=KEYED1.path, size_bytes=999)), "4.1", "handles of one segment agree in size_bytes", ErrorKind.DAMAGED_MANIFEST),
     (swap(MORE, MORE._replace(path=KEYED0.path, digest=b"x" * 16)), "4.1", "handles of one segment agree in digest", ErrorKind.DAMAGED_MANIFEST),
     (swap(MAIL1, MAIL1._replace(path=KEYED1.path)), "5.6", "handles of one segment agree in state", ErrorKind.DAMAGED_MANIFEST),
@@ -481,7 +481,7 @@ def test_totals_and_features_are_those_of_the_manifest(url: str) -> None:
         ("SPEC 3.3", ErrorKind.DAMAGED_RECORD),
     ]
     assert "rows=99" in found[0].message
-    assert "requires ['layers'], and the checkpoint uses []" in found[1].message
+    assert "requires ['layers'], but the checkpoint uses []" in found[1].message
 
 
 @pytest.mark.parametrize(
@@ -737,14 +737,14 @@ ROWS: list[tuple[str, Change, str, str]] = [
     ("sums", rows(other_value("v", 1, None)), "5.1", "column 'v' is declared without nulls"),
     ("sums", rows(other_value("k", -1, -0.0)), "5.3", "holds -0.0"),
     ("sums", lambda f, at: f.change(at, rows_per_group=[f.handles[at].rows], last_group=f.handles[at].first_group), "4.3", "the handle of subtask 0 says"),
-    ("sums", rows(lambda t: t, row_group_size=3), "5.5", "holds a part of a group and more than that"),
+    ("sums", rows(lambda t: t, row_group_size=3), "5.5", "holds a part of a key group and more"),
     ("sums", rows(lambda t: t, compression="gzip"), "5.5", "by GZIP"),
     ("sums", rows(lambda t: t, use_dictionary=False, column_encoding={"s": "DELTA_BYTE_ARRAY"}), "5.5", "DELTA_BYTE_ARRAY"),
     ("sums", rows(lambda t: t, store_schema=True), "3.7", "carries an ARROW:schema"),
     ("sums", rows(lambda t: t.drop_columns(["s"])), "5.1", "has the columns ["),
     ("sums", rows(lambda t: retyped(t, "v", t["v"].cast(pa.int32()), type=pa.int32())), "5.1", "has the columns ["),
     ("sums", rows(lambda t: t.rename_columns(["_key_group", "k", "v", "other"])), "5.1", "has the columns ["),
-    ("sums", rows(lambda t: retyped(t, "s", pa.array([b"\xff"] * len(t)).view(pa.string()))), "3.7", "none of their type"),
+    ("sums", rows(lambda t: retyped(t, "s", pa.array([b"\xff"] * len(t)).view(pa.string()))), "3.7", "not of their type"),
     ("sums", rows(lambda t: t.slice(1), recount=False), "4.1", "rows by its footer; the manifest says"),
     ("sums", handle(uncompressed_bytes=7), "4.1", "uncompressed bytes by its footer; the manifest says 7"),
     ("sums", lambda f, at: f.set_bytes(at, f.bytes_of(at)[:-4] + b"PAR2"), "4.1", "does not end in a Parquet footer"),
@@ -772,7 +772,7 @@ ROWS: list[tuple[str, Change, str, str]] = [
     ("loop", rows(other_value("_receiver", 2, 32768)), "5.1", "_receiver is 0 to 32768; it is a subtask, 0 to 32767"),
     ("mail", rows(other_value("_receiver", 0, -1)), "5.1", "it is a subtask, 0 to 32767"),
     ("mail", rows(other_value("_sender", 0, -1)), "5.1", "it is a subtask, 0 to 32767"),
-    ("seen", rows(first_again("_edge")), "6.2", "tells the progress of edge 'in-work' twice"),
+    ("seen", rows(first_again("_edge")), "6.2", "has the progress of edge 'in-work' twice"),
     ("out", rows(other_value("_checkpoint_id", 0, 2)), "5.1", "prepared under 2 to 2; this is checkpoint 1"),
     ("out", rows(other_value("_checkpoint_id", 0, 0)), "5.1", "_checkpoint_id is 0; ids of checkpoints begin with 1"),
     ("out", rows(other_value("_attempt_id", 0, "../../.ssh/" + "0" * 21)), "5.1", "_attempt_id is '../../.ssh/"),

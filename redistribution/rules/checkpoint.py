@@ -1,8 +1,7 @@
-"""What a checkpoint may not contain, whatever it is restored into.
+"""What a checkpoint may not contain, whatever it is restored into (SPEC.md sections 3.4 and 4.6).
 
-These are the rules that publishing enforces and ``ckpt validate`` reports (SPEC.md sections 3.4 and 4.6). A planner asks
-them again because a plan for a checkpoint that contradicts itself would lose state without a word. Handles are looked at as
-columns; only faults are looked at one by one.
+Publishing enforces these rules and ``ckpt validate`` reports them. A planner checks them again,
+because a plan for a checkpoint that contradicts itself would lose state silently.
 """
 
 from __future__ import annotations
@@ -14,17 +13,18 @@ import numpy as np
 
 from stateformat.errors import DamagedCheckpoint, ErrorKind
 from stateformat.graph import Operator, Status, SubtaskSet
+from stateformat.manifest.rules import Ints, Mask, before
 from stateformat.model import PER_SUBTASK_MODES, Mode, Record, State
 from stateformat.schema import has_key_groups
 
-from ..tables import Flags, Handles, Ints, damaged
+from ..tables import Handles, damaged, run_starts
 from .refusals import Refusal, RefusalCode
 
 _VALIDATE = "`ckpt validate` lists everything that is wrong with the checkpoint; restore from another one"
 
 
 def checkpoint_refusals(record: Record, states: Sequence[State], handles: Handles) -> Iterator[Refusal]:
-    """Union state in a partially finished operator, statuses that contradict each other or the handles, absent handles.
+    """Refuse union state of finished subtasks, contradicting statuses, and missing handles.
 
     ``states`` are the record's in byte order, as in ``handles``.
     """
@@ -32,26 +32,25 @@ def checkpoint_refusals(record: Record, states: Sequence[State], handles: Handle
         operator = record.graph.operator(state.operator)
         if state.mode is Mode.UNION and operator.status is Status.PARTIALLY_FINISHED:
             done = len(operator.finished) + len(operator.finishing)
-            yield Refusal(
-                RefusalCode.UNION_PARTIALLY_FINISHED,
-                operator.uid,
+            message = (
                 f"operator {operator.uid!r} has union state {state.name!r}, but {done} of its {operator.parallelism} "
-                "subtasks are finished, and what they kept for all is gone",
-                "restore from a checkpoint from before they finished, or keep that state in another mode",
-                {"state": state.name, "done": done, "parallelism": operator.parallelism},
+                "subtasks are finished, and their entries are lost"
             )
+            advice = "restore from a checkpoint from before they finished, or keep that state in another mode"
+            details = {"state": state.name, "done": done, "parallelism": operator.parallelism}
+            yield Refusal(RefusalCode.UNION_PARTIALLY_FINISHED, operator.uid, message, advice, details)
     for operator in record.graph.operators:
         yield from _range_refusals(operator)
     yield from _handle_refusals(record, states, handles)
 
 
 def check_owners(record: Record, states: Sequence[State]) -> None:
-    """``DamagedCheckpoint`` for a state of an operator that the graph lacks: no rule here can say whose it is."""
+    """Raise ``DamagedCheckpoint`` for a state of an operator that the graph lacks."""
     for state in states:
         if state.operator not in record.graph.by_uid:
             raise DamagedCheckpoint(
-                f"state {state.name!r} of operator {state.operator!r} belongs to an operator that the graph of checkpoint "
-                f"{record.checkpoint_id} lacks; `ckpt validate` lists everything that is wrong",
+                f"state {state.name!r} of operator {state.operator!r} belongs to an operator that the graph of "
+                f"checkpoint {record.checkpoint_id} lacks; `ckpt validate` lists everything that is wrong",
                 kind=ErrorKind.UNKNOWN_OPERATOR,
                 operator=state.operator,
                 state=state.name,
@@ -59,10 +58,10 @@ def check_owners(record: Record, states: Sequence[State]) -> None:
 
 
 def check_groups(record: Record, states: Sequence[State], parts: Iterable[Handles]) -> None:
-    """``DamagedCheckpoint`` for handles with key groups that are not their subtask's, or that two of a layer share.
+    """Raise ``DamagedCheckpoint`` for key groups of another subtask, or in two handles of a layer.
 
-    Either would give some rows to nobody or twice (SPEC.md sections 4.3 and 5.3), without a word. ``parts`` are all handles,
-    some whole operators at a time.
+    Either would lose or double rows silently (SPEC.md sections 4.3 and 5.3). ``parts`` are all
+    handles, some whole operators at a time.
     """
     keyed = np.array([has_key_groups(state) for state in states], dtype=np.bool_)
     operators = [record.graph.operator(state.operator) for state in states]
@@ -74,49 +73,44 @@ def check_groups(record: Record, states: Sequence[State], parts: Iterable[Handle
 
 
 def _check_groups(found: Handles, parallelism: Ints, ceiling: Ints) -> None:
-    """The same for such handles with rows, and the numbers of each one's operator."""
+    """Check handles with rows and key groups, given the numbers of each one's operator."""
     first = -(-found.subtask * ceiling // parallelism)
     last = -(-(found.subtask + 1) * ceiling // parallelism) - 1
-    # Subtasks and groups that do not exist are said elsewhere, in other words.
+    # Other rules refuse subtasks and groups that do not exist.
     exists = (found.subtask >= 0) & (found.subtask < parallelism) & (found.last_group < ceiling)
     foreign = np.flatnonzero(exists & ((found.first_group < first) | (found.last_group > last)))
     if len(foreign):
         at = int(foreign[0])
-        raise damaged(
-            int(found.number[at]),
-            f"has key groups {found.first_group[at]} to {found.last_group[at]}, and its subtask {found.subtask[at]} owns "
-            f"{first[at]} to {last[at]}",
-        )
-    beside = (found.state[1:] == found.state[:-1]) & (found.subtask[1:] == found.subtask[:-1])
-    beside &= found.layer[1:] == found.layer[:-1]
+        groups = f"{found.first_group[at]} to {found.last_group[at]}"
+        what = f"has key groups {groups}, but its subtask {found.subtask[at]} owns {first[at]} to {last[at]}"
+        raise damaged(int(found.number[at]), what)
+    beside = ~run_starts(found.state, found.subtask, found.layer)[1:]
     if not (beside & (found.first_group[1:] <= found.last_group[:-1])).any():
         return
-    # Handles of one layer may stand in any order of groups.
+    # Handles of one layer may come in any order of groups.
     order = np.lexsort((found.first_group, found.layer, found.subtask, found.state))
     shared = beside & (found.first_group[order][1:] <= found.last_group[order][:-1])
     if shared.any():
         at = int(order[1:][shared][0])
-        raise damaged(int(found.number[at]), "has key groups that another handle of its subtask and layer has too")
+        raise damaged(int(found.number[at]), "shares key groups with another handle of its subtask and layer")
 
 
 def _range_refusals(operator: Operator) -> Iterator[Refusal]:
     ranges = sorted((*operator.finished.ranges, *operator.finishing.ranges))
-    disjoint = all(before[1] < after[0] for before, after in pairwise(ranges))
+    disjoint = all(one[1] < other[0] for one, other in pairwise(ranges))
     within = all(0 <= first <= last < operator.parallelism for first, last in ranges)
     if not (disjoint and within):
-        yield Refusal(
-            RefusalCode.STATUS_CONTRADICTION,
-            operator.uid,
+        message = (
             f"operator {operator.uid!r} has parallelism {operator.parallelism} and is said to be finished in "
             f"{operator.finished or 'none'} and finishing in {operator.finishing or 'none'}, which "
-            + ("overlap" if within else "are not all subtasks of it"),
-            _VALIDATE,
-            {"finished": str(operator.finished), "finishing": str(operator.finishing)},
+            + ("overlap" if within else "are not all subtasks of it")
         )
+        details = {"finished": str(operator.finished), "finishing": str(operator.finishing)}
+        yield Refusal(RefusalCode.STATUS_CONTRADICTION, operator.uid, message, _VALIDATE, details)
 
 
-def _done(record: Record) -> tuple[Flags, dict[str, int]]:
-    """Which subtasks are finished or finishing, all operators in a row; where each operator begins."""
+def _done(record: Record) -> tuple[Mask, dict[str, int]]:
+    """Return which subtasks are finished or finishing, and where those of each operator begin."""
     starts: dict[str, int] = {}
     total = 0
     for operator in record.graph.operators:
@@ -136,7 +130,6 @@ def _handle_refusals(record: Record, states: Sequence[State], handles: Handles) 
     parallelism = np.array([operator.parallelism for operator in operators], dtype=np.int64)
     start = np.array([starts[operator.uid] for operator in operators], dtype=np.int64)
     per_subtask = np.array([state.mode in PER_SUBTASK_MODES for state in states], dtype=np.bool_)
-    # Masks, not copies of every column: nearly all handles are right.
     mine = per_subtask[handles.state]
     inside = mine & (handles.subtask >= 0) & (handles.subtask < parallelism[handles.state])
     yield from _unwanted(states, operators, handles.where(mine & ~inside), "are not subtasks of it")
@@ -146,10 +139,8 @@ def _handle_refusals(record: Record, states: Sequence[State], handles: Handles) 
 
     reporting = inside & ~ended & (handles.layer == 0)
     of_state, subtasks = handles.state[reporting], handles.subtask[reporting]
-    new = np.ones(len(subtasks), dtype=np.bool_)
-    new[1:] = (of_state[1:] != of_state[:-1]) | (subtasks[1:] != subtasks[:-1])
-    found = np.bincount(of_state[new], minlength=len(states))
-    ends = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(done)])
+    found = np.bincount(of_state[run_starts(of_state, subtasks)], minlength=len(states))
+    ends = before(done.astype(np.int64))
     running = parallelism - (ends[start + parallelism] - ends[start])
     for number in np.flatnonzero(per_subtask & (found < running)).tolist():
         operator = operators[number]
@@ -169,36 +160,31 @@ def _coordinator_refusals(
             continue
         wanted = 0 if operator.status is Status.FULLY_FINISHED else 1
         if count != wanted:
-            yield Refusal(
-                RefusalCode.HANDLE_MISSING if count < wanted else RefusalCode.STATUS_CONTRADICTION,
-                operator.uid,
+            code = RefusalCode.HANDLE_MISSING if count < wanted else RefusalCode.STATUS_CONTRADICTION
+            message = (
                 f"operator {operator.uid!r} is {operator.status.replace('_', ' ')} and has {count} handles of its "
-                f"coordinator's state {state.name!r}, not {wanted}",
-                _VALIDATE,
-                {"state": state.name, "handles": count},
+                f"coordinator's state {state.name!r}, not {wanted}"
             )
+            yield Refusal(code, operator.uid, message, _VALIDATE, {"state": state.name, "handles": count})
 
 
 def _unwanted(states: Sequence[State], operators: Sequence[Operator], handles: Handles, why: str) -> Iterator[Refusal]:
     for number in np.unique(handles.state).tolist():
+        state, operator = states[number], operators[number]
         named = SubtaskSet.of(handles.subtask[handles.state == number].tolist())
-        yield Refusal(
-            RefusalCode.STATUS_CONTRADICTION,
-            operators[number].uid,
-            f"operator {operators[number].uid!r} of parallelism {operators[number].parallelism} has {states[number].mode} "
-            f"state {states[number].name!r} of subtasks {named}, which {why}",
-            _VALIDATE,
-            {"state": states[number].name, "subtasks": str(named)},
+        message = (
+            f"operator {operator.uid!r} of parallelism {operator.parallelism} has {state.mode} state {state.name!r} of "
+            f"subtasks {named}, which {why}"
         )
+        details = {"state": state.name, "subtasks": str(named)}
+        yield Refusal(RefusalCode.STATUS_CONTRADICTION, operator.uid, message, _VALIDATE, details)
 
 
 def _absent(state: State, missing: Ints) -> Refusal:
     named = SubtaskSet.of(missing.tolist())
-    return Refusal(
-        RefusalCode.HANDLE_MISSING,
-        state.operator,
-        f"operator {state.operator!r} has no handle of {state.mode} state {state.name!r} for its running subtasks {named}; "
-        "absence is damage, since empty state has handles too",
-        _VALIDATE,
-        {"state": state.name, "subtasks": str(named)},
+    message = (
+        f"operator {state.operator!r} has no handle of {state.mode} state {state.name!r} for its running subtasks "
+        f"{named}; that is damage, since empty state has handles too"
     )
+    details = {"state": state.name, "subtasks": str(named)}
+    return Refusal(RefusalCode.HANDLE_MISSING, state.operator, message, _VALIDATE, details)

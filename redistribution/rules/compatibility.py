@@ -1,9 +1,8 @@
-"""What a topology may not do to a checkpoint, and what a checkpoint may not contain: each rule a function of refusals.
+"""What a topology may not do to a checkpoint: each rule yields refusals.
 
-Nothing here raises for a fault of the two; a plan collects every refusal, so that one look shows all there is to change.
-Rules of the graph stand in ``rules.graph``. Two notions of "exists" are used on purpose: what would be *lost* (the state of
-a missing operator, in-flight records) is refused only where there are rows; what would be *misread* (keys, schemas) is
-refused wherever it is declared, so that a restore does not depend on whether a state happened to be empty.
+What would be *lost* (the state of a missing operator, in-flight records) is refused where it has
+rows. What would be *misread* (keys, schemas) is refused wherever it is declared, so that a restore
+does not depend on whether a state happens to be empty. ``rules.graph`` has the rules of the graph.
 """
 
 from __future__ import annotations
@@ -25,24 +24,26 @@ from ..columns import ColumnAction, ColumnPlan, column_plans, lost_columns
 from .refusals import Refusal, RefusalCode
 
 _DECLARED_BY_PROGRAMS = frozenset({Mode.KEYED, Mode.EVEN_SPLIT, Mode.UNION, Mode.BROADCAST})
-"""Modes of states that a program declares by name. The others come and go with sinks, coordinators and edges."""
+"""Modes of states that a program declares by name."""
+
+
+_NO_SINK = "is not a sink that could commit them"
 
 
 @dataclass(frozen=True)
 class Match:
-    """A checkpoint beside the topology that it is to be restored into.
-
-    ``statuses`` are those of ``graph_rules.saved_statuses``; ``rows`` the rows of each state of the record by (operator,
-    name), over all of its handles; ``wanted`` the states that the new program declares, by (operator, name); ``drop``
-    what the caller gives up: uids of operators that the topology lacks, ``uid/state`` and ``uid/state.column``.
-    """
+    """A checkpoint and the topology into which it is to be restored."""
 
     record: Record
     topology: JobGraph
     statuses: Mapping[str, Status]
+    """``graph_rules.saved_statuses`` of the record."""
     rows: Mapping[tuple[str, str], int]
+    """The rows of each state over all handles, by (operator, name)."""
     wanted: Mapping[tuple[str, str], State]
+    """The states that the new program declares, by (operator, name)."""
     drop: Collection[str]
+    """What the caller gives up: ``uid``, ``uid/state`` or ``uid/state.column``."""
 
     @cached_property
     def _kept(self) -> Mapping[str, list[State]]:
@@ -53,24 +54,24 @@ class Match:
         return found
 
     @cached_property
-    def _parted(self) -> tuple[list[str], dict[tuple[str, str], frozenset[str]]]:
+    def _split_drop(self) -> tuple[list[str], dict[tuple[str, str], frozenset[str]]]:
         return split_drop([name for name in self.drop if name not in self.record.graph.by_uid], self.record.states)
 
     @property
     def given_up(self) -> Mapping[tuple[str, str], frozenset[str]]:
-        """The columns that the caller gives up, by (operator, state); some may be gone already."""
-        return self._parted[1]
+        """The columns that the caller gives up, by (operator, state)."""
+        return self._split_drop[1]
 
     @property
     def drop_whole(self) -> list[str]:
-        """What the caller gives up of operators and states."""
-        return [*(name for name in self.drop if name in self.record.graph.by_uid), *self._parted[0]]
+        """The operators and states that the caller gives up."""
+        return [*(name for name in self.drop if name in self.record.graph.by_uid), *self._split_drop[0]]
 
     @cached_property
     def columns(self) -> Mapping[tuple[str, str], tuple[ColumnPlan, ...]]:
-        """What becomes of the columns of each state that is declared, or of which some are given up, by (operator, state).
+        """The plans for the columns of states that are declared or lose some, by (operator, state).
 
-        Those of operators that have finished, and of states that no part of the topology takes, become nothing.
+        States of finished operators, and those that the topology does not take, are left out.
         """
         restarted = {operator.uid for operator, _ in self.restarted}
         found = {}
@@ -84,19 +85,19 @@ class Match:
         return found
 
     def dropped(self, state: State) -> bool:
-        """Whether the caller gives this state up."""
+        """Whether the caller gives up this state."""
         return state.operator in self.drop or f"{state.operator}/{state.name}" in self.drop
 
     def kept(self, uid: str) -> Sequence[State]:
-        """The states of an operator that are not given up."""
+        """Return the states of an operator that are not given up."""
         return self._kept.get(uid, ())
 
     def rows_of(self, state: State) -> int:
-        """Rows over all handles of a state."""
+        """Return the rows over all handles of a state."""
         return self.rows.get((state.operator, state.name), 0)
 
     def has_keys(self, uid: str) -> bool:
-        """Whether key groups of an operator mean something: a keyed state is declared, or keyed records are in flight."""
+        """Whether an operator declares keyed state, or keyed records are in flight to it."""
         return any(
             state.mode is Mode.KEYED or (state.mode is Mode.IN_FLIGHT and state.key_columns and self.rows_of(state) > 0)
             for state in self.kept(uid)
@@ -104,7 +105,7 @@ class Match:
 
     @cached_property
     def restarted(self) -> Sequence[tuple[Operator, Operator]]:
-        """Operators of the topology that the checkpoint has and that are to be started, each with what was saved."""
+        """The operators of the checkpoint that the topology starts, each with the saved one."""
         saved = self.record.graph.by_uid
         return [
             (operator, saved[operator.uid])
@@ -114,36 +115,35 @@ class Match:
 
 
 def check_drop(match: Match) -> None:
-    """``InvalidInput`` for an entry of ``drop`` that gives up nothing that can be given up: the caller's slip."""
+    """Raise ``InvalidInput`` for an entry of ``drop`` that names nothing that can be given up."""
     for (uid, state_name), columns in match.given_up.items():
         state = match.record.state(uid, state_name)
         keys = columns & {*state.key_columns, "_map_key"}
         if keys:
-            raise InvalidInput(
-                f"column {sorted(keys)[0]!r} is a key of state {state_name!r} of operator {uid!r}; keys are never dropped",
-                operator=uid,
-            )
+            what = f"column {sorted(keys)[0]!r} is a key of state {state_name!r} of operator {uid!r}"
+            raise InvalidInput(f"{what}; keys are never dropped", operator=uid)
         check_columns_known(state, columns)
     for name in match.drop_whole:
         if name in match.record.graph.by_uid:
             if name in match.topology.by_uid:
                 raise InvalidInput(
-                    f"operator {name!r} is in the topology, so it cannot be dropped; drop a state of it as '{name}/STATE', "
-                    "or give it a new uid",
+                    f"operator {name!r} is in the topology, so it cannot be dropped; drop a state of it as "
+                    f"'{name}/STATE', or give it a new uid",
                     operator=name,
                 )
         elif not any(f"{state.operator}/{state.name}" == name for state in match.record.states):
             raise InvalidInput(
                 f"nothing to drop under {name!r}: checkpoint {match.record.checkpoint_id} has the operators "
-                f"{', '.join(match.record.graph.by_uid) or 'none'}; a state is named UID/STATE, a column UID/STATE.COLUMN",
+                f"{', '.join(match.record.graph.by_uid) or 'none'}; a state is named UID/STATE, a column "
+                "UID/STATE.COLUMN",
                 operator=name,
             )
 
 
 def resolve(operator: Operator, saved: Operator | None, *, finished: bool) -> Operator:
-    """The operator as it will run: what the topology leaves open is adopted from the checkpoint, or the default.
+    """Fill in what the topology leaves open, from the checkpoint or by default.
 
-    For a fully finished operator max parallelism means nothing any more and is raised to its parallelism at least.
+    The max parallelism of a finished operator has no meaning and is at least its parallelism.
     """
     ceiling, key_hash = operator.max_parallelism, operator.key_hash
     if ceiling is None and saved is not None:
@@ -158,7 +158,7 @@ def resolve(operator: Operator, saved: Operator | None, *, finished: bool) -> Op
 
 
 def parallelism_refusals(match: Match) -> Iterator[Refusal]:
-    """Numbers outside 1 … 32768 and, for operators that are started, parallelism above max parallelism."""
+    """Refuse numbers outside 1 … 32768, and parallelism above max parallelism."""
     for operator in match.topology.operators:
         uid, wanted, chosen = operator.uid, operator.parallelism, operator.max_parallelism
         saved = match.record.graph.by_uid.get(uid)
@@ -166,103 +166,87 @@ def parallelism_refusals(match: Match) -> Iterator[Refusal]:
         numbers = {"parallelism": wanted} | ({} if chosen is None or finished else {"max parallelism": chosen})
         wrong = {what: number for what, number in numbers.items() if not 1 <= number <= MAX_PARALLELISM_LIMIT}
         for what, number in wrong.items():
-            yield Refusal(
-                RefusalCode.INVALID_PARALLELISM,
-                uid,
-                f"operator {uid!r} is asked for {what} {number}, which is not within 1 to {MAX_PARALLELISM_LIMIT}",
-                "choose a number within the range",
-                {what.replace(" ", "_"): number},
-            )
+            message = f"operator {uid!r} is asked for {what} {number}, which is not within 1 to {MAX_PARALLELISM_LIMIT}"
+            advice, details = "choose a number within the range", {what.replace(" ", "_"): number}
+            yield Refusal(RefusalCode.INVALID_PARALLELISM, uid, message, advice, details)
         if wrong or finished:
             continue
         ceiling = chosen if chosen is not None else saved.max_parallelism if saved else None
         if ceiling is not None and wanted > ceiling:
-            yield Refusal(
-                RefusalCode.PARALLELISM_ABOVE_MAX,
-                uid,
-                f"operator {uid!r} is asked for parallelism {wanted}, but its max parallelism is {ceiling}"
-                + ("" if chosen is not None else " (adopted from the checkpoint)"),
-                f"choose at most {ceiling}, or raise the max parallelism of the checkpoint with `ckpt rewrite`",
-                {"parallelism": wanted, "max_parallelism": ceiling, "adopted": chosen is None},
+            adopted = " (adopted from the checkpoint)" if chosen is None else ""
+            message = (
+                f"operator {uid!r} is asked for parallelism {wanted}, but its max parallelism is {ceiling}{adopted}"
             )
+            advice = f"choose at most {ceiling}, or raise the max parallelism of the checkpoint with `ckpt rewrite`"
+            details = {"parallelism": wanted, "max_parallelism": ceiling, "adopted": chosen is None}
+            yield Refusal(RefusalCode.PARALLELISM_ABOVE_MAX, uid, message, advice, details)
 
 
 def key_refusals(match: Match) -> Iterator[Refusal]:
-    """Key groups that would mean something else, or would not meet their records: max parallelism, hash, edges."""
+    """Refuse what separates key groups from their records: max parallelism, key hash, edges."""
     inputs = inputs_by_target(match.topology)
     for operator, saved in match.restarted:
         uid = operator.uid
         if not match.has_keys(uid):
             continue
         if operator.max_parallelism is not None and operator.max_parallelism != saved.max_parallelism:
-            yield Refusal(
-                RefusalCode.MAX_PARALLELISM_CHANGED,
-                uid,
-                f"operator {uid!r} has keyed state of max parallelism {saved.max_parallelism} and is asked for "
-                f"{operator.max_parallelism}",
-                "leave it open to adopt the saved one, or change the checkpoint with "
-                f"`ckpt rewrite --max-parallelism {operator.max_parallelism}`",
-                {"saved": saved.max_parallelism, "wanted": operator.max_parallelism},
-            )
+            saved_max, wanted_max = saved.max_parallelism, operator.max_parallelism
+            message = f"operator {uid!r} has keyed state of max parallelism {saved_max} and is asked for {wanted_max}"
+            rewrite = f"`ckpt rewrite --max-parallelism {wanted_max}`"
+            advice = f"leave it open to adopt the saved one, or change the checkpoint with {rewrite}"
+            details: dict[str, object] = {"saved": saved_max, "wanted": wanted_max}
+            yield Refusal(RefusalCode.MAX_PARALLELISM_CHANGED, uid, message, advice, details)
         before = saved.key_hash or DEFAULT_KEY_HASH
         if operator.key_hash is not None and operator.key_hash != before:
-            yield Refusal(
-                RefusalCode.KEY_HASH_CHANGED,
-                uid,
-                f"operator {uid!r} has keyed state hashed by {before!r} and is asked for {operator.key_hash!r}",
-                "leave it open to adopt the saved one; a key hash never changes",
-                {"saved": before, "wanted": operator.key_hash},
-            )
+            message = f"operator {uid!r} has keyed state hashed by {before!r} and is asked for {operator.key_hash!r}"
+            advice = "leave it open to adopt the saved one; a key hash never changes"
+            details = {"saved": before, "wanted": operator.key_hash}
+            yield Refusal(RefusalCode.KEY_HASH_CHANGED, uid, message, advice, details)
         pointwise = [edge for edge in inputs.get(uid, ()) if not edge.partitioner.all_to_all]
         keyed = [state.name for state in match.kept(uid) if state.mode is Mode.KEYED]
         if operator.parallelism != saved.parallelism and pointwise and keyed:
-            yield Refusal(
-                RefusalCode.KEYED_BEHIND_POINTWISE,
-                uid,
-                f"operator {uid!r} has keyed state {keyed[0]!r} behind {pointwise[0].partitioner} edge {pointwise[0].id!r}, "
-                f"which does not send by key; it cannot go from parallelism {saved.parallelism} to {operator.parallelism}",
-                f"keep parallelism {saved.parallelism}, or put a hash edge before the operator",
-                {
-                    "saved": saved.parallelism,
-                    "wanted": operator.parallelism,
-                    "edge": pointwise[0].id,
-                    "state": keyed[0],
-                },
+            edge, state = pointwise[0], keyed[0]
+            message = (
+                f"operator {uid!r} has keyed state {state!r} behind {edge.partitioner} edge {edge.id!r}, which does "
+                f"not send by key; it cannot go from parallelism {saved.parallelism} to {operator.parallelism}"
             )
+            advice = f"keep parallelism {saved.parallelism}, or put a hash edge before the operator"
+            details = {"saved": saved.parallelism, "wanted": operator.parallelism, "edge": edge.id, "state": state}
+            yield Refusal(RefusalCode.KEYED_BEHIND_POINTWISE, uid, message, advice, details)
 
 
 def state_refusals(match: Match) -> Iterator[Refusal]:
-    """States that nobody would take, or that the new program could not read."""
+    """Refuse states that no operator would take, or that the new program could not read."""
     for operator in match.record.graph.operators:
-        # How far the inputs of an operator had come is nothing to lose once it is gone: a stateless one may leave the job.
+        # Progress of a removed operator is no loss: a stateless operator may leave the job.
         held = [state for state in match.kept(operator.uid) if state.mode is not Mode.PROGRESS]
         lost = {state.name: match.rows_of(state) for state in held if match.rows_of(state)}
         if operator.uid not in match.topology.by_uid and lost:
-            yield Refusal(
-                RefusalCode.OPERATOR_MISSING,
-                operator.uid,
-                f"operator {operator.uid!r} is not in the topology, but the checkpoint holds state of it: "
-                + ", ".join(f"{name!r} with {_counted(rows, 'row')}" for name, rows in lost.items()),
-                "keep the operator under this uid, give its state another one with "
-                f"`ckpt rewrite --rename {operator.uid}=NEW`, or give it up with drop={str(operator.uid)!r}",
-                {"states": list(lost), "rows": sum(lost.values())},
+            states = ", ".join(f"{name!r} with {_counted(rows, 'row')}" for name, rows in lost.items())
+            message = (
+                f"operator {operator.uid!r} is not in the topology, but the checkpoint holds state of it: {states}"
             )
+            advice = (
+                f"keep the operator under this uid, give its state another one with `ckpt rewrite --rename "
+                f"{operator.uid}=NEW`, or give it up with drop={str(operator.uid)!r}"
+            )
+            details = {"states": list(lost), "rows": sum(lost.values())}
+            yield Refusal(RefusalCode.OPERATOR_MISSING, operator.uid, message, advice, details)
     declares = {operator for operator, _ in match.wanted}
     for operator, _ in match.restarted:
         for state in match.kept(operator.uid):
             wanted = match.wanted.get((state.operator, state.name))
             if wanted is not None:
-                # What is in flight is the runtime's: where nothing is, nobody reads what an edge once carried.
+                # The schema of an edge matters only while records are in flight on it.
                 if state.mode is not Mode.IN_FLIGHT or match.rows_of(state):
                     yield from _schema_refusal(match, state, wanted)
                 continue
-            by_name = state.mode in _DECLARED_BY_PROGRAMS and operator.uid in declares
             if state.mode is Mode.COORDINATOR and not operator.coordinator:
                 yield from _missing_refusal(match, state, "has no coordinator")
-            elif by_name:
+            elif state.mode in _DECLARED_BY_PROGRAMS and operator.uid in declares:
                 yield from _missing_refusal(match, state, "declares no such state")
             elif state.mode is Mode.COMMITTABLES and operator.uid in declares:
-                yield from _missing_refusal(match, state, "is no sink that could commit them")
+                yield from _missing_refusal(match, state, _NO_SINK)
     for uid, status in match.statuses.items():
         if status is Status.FULLY_FINISHED and uid in match.topology.by_uid:
             for state in match.kept(uid):
@@ -272,21 +256,20 @@ def state_refusals(match: Match) -> Iterator[Refusal]:
                 if wanted is not None:
                     yield from _schema_refusal(match, state, wanted)
                 elif uid in declares:
-                    yield from _missing_refusal(match, state, "is no sink that could commit them")
+                    yield from _missing_refusal(match, state, _NO_SINK)
 
 
 def _missing_refusal(match: Match, state: State, lacks: str) -> Iterator[Refusal]:
-    """The rows of a state that its operator does not take; none where there are none."""
+    """Refuse a state with rows that its operator does not take."""
     rows = match.rows_of(state)
     if rows:
-        yield Refusal(
-            RefusalCode.STATE_MISSING,
-            state.operator,
+        message = (
             f"the checkpoint holds {state.mode} state {state.name!r} of operator {state.operator!r} with "
-            f"{_counted(rows, 'row')}, but the operator now {lacks}",
-            f"declare it again, or give it up with drop='{state.operator}/{state.name}'",
-            {"state": state.name, "mode": state.mode.value, "rows": rows},
+            f"{_counted(rows, 'row')}, but the operator now {lacks}"
         )
+        advice = f"declare it again, or give it up with drop='{state.operator}/{state.name}'"
+        details = {"state": state.name, "mode": state.mode.value, "rows": rows}
+        yield Refusal(RefusalCode.STATE_MISSING, state.operator, message, advice, details)
 
 
 def _schema_refusal(match: Match, saved: State, wanted: State) -> Iterator[Refusal]:
@@ -299,38 +282,33 @@ def _schema_refusal(match: Match, saved: State, wanted: State) -> Iterator[Refus
             for plan in columns
             if plan.action is ColumnAction.REFUSED and plan.column and plan.saved in values
         ]
-        begins_anew = (
-            f"give the values of {', '.join(map(repr, changed))} up with {_drops(saved, changed)} and begin with "
-            f"{'new columns' if len(changed) > 1 else 'a new column'}, "
-            if changed
-            else ""
-        )
-        yield Refusal(
-            RefusalCode.SCHEMA_CANNOT_EVOLVE,
-            saved.operator,
-            f"state {saved.name!r} of operator {saved.operator!r} cannot be read as it is now declared: {'; '.join(faults)}",
-            f"declare what the saved state can become, {begins_anew}or give the whole state up with "
-            f"drop='{saved.operator}/{saved.name}'",
-            {"state": saved.name, "faults": faults},
-        )
+        replace_values = ""
+        if changed:
+            names, new = ", ".join(map(repr, changed)), "new columns" if len(changed) > 1 else "a new column"
+            replace_values = f"give the values of {names} up with {_drops(saved, changed)} and begin with {new}, "
+        where = f"state {saved.name!r} of operator {saved.operator!r}"
+        message = f"{where} cannot be read as it is now declared: {'; '.join(faults)}"
+        drop = f"give the whole state up with drop='{saved.operator}/{saved.name}'"
+        advice = f"declare what the saved state can become, {replace_values}or {drop}"
+        details = {"state": saved.name, "faults": faults}
+        yield Refusal(RefusalCode.SCHEMA_CANNOT_EVOLVE, saved.operator, message, advice, details)
     lost = [name for name in lost_columns(columns) if name not in saved.key_columns]
     if lost and (saved.mode, saved.kind) == (wanted.mode, wanted.kind):
         yield _column_refusal(saved, lost)
 
 
 def _column_refusal(saved: State, lost: Sequence[str]) -> Refusal:
-    """Columns that the checkpoint has and that nobody has named, though the program lacks them."""
+    """Refuse to lose columns that the program neither declares nor gives up."""
     plural, they, them = ("s", "they are", "them") if len(lost) > 1 else ("", "it is", "it")
     renames = f"say what {they} called now with renames={{{lost[0]!r}: 'NEW'}} where the state is declared, "
-    return Refusal(
-        RefusalCode.COLUMN_MISSING,
-        saved.operator,
-        f"state {saved.name!r} of operator {saved.operator!r} has the column{plural} {', '.join(map(repr, lost))} in the "
-        f"checkpoint, which the program does not declare: {'their' if plural else 'its'} values would be lost",
-        f"declare {them} again, {renames if saved.mode in _DECLARED_BY_PROGRAMS else ''}or give {them} up with "
-        + _drops(saved, lost),
-        {"state": saved.name, "columns": list(lost)},
+    message = (
+        f"state {saved.name!r} of operator {saved.operator!r} has the column{plural} {', '.join(map(repr, lost))} in "
+        f"the checkpoint, which the program does not declare: {'their' if plural else 'its'} values would be lost"
     )
+    renames = renames if saved.mode in _DECLARED_BY_PROGRAMS else ""
+    advice = f"declare {them} again, {renames}or give {them} up with {_drops(saved, lost)}"
+    details = {"state": saved.name, "columns": list(lost)}
+    return Refusal(RefusalCode.COLUMN_MISSING, saved.operator, message, advice, details)
 
 
 def _drops(state: State, columns: Sequence[str | None]) -> str:
@@ -338,23 +316,21 @@ def _drops(state: State, columns: Sequence[str | None]) -> str:
 
 
 def in_flight_refusals(match: Match) -> Iterator[Refusal]:
-    """In-flight records on an edge that may hold none, that is gone, or that would deliver them elsewhere."""
+    """Refuse in-flight records on an edge that may hold none, is gone or has changed."""
     for operator, saved in match.restarted:
         for state in match.kept(operator.uid):
             if state.mode is Mode.IN_FLIGHT and match.rows_of(state):
                 before = match.record.graph.by_edge.get(state.edge or "")
                 after = match.topology.by_edge.get(state.edge or "")
-                found = _in_flight_fault(state, before, after, same=operator.parallelism == saved.parallelism)
+                same = operator.parallelism == saved.parallelism
+                found = _in_flight_fault(state, before, after, same=same)
                 if found:
                     code, fault, advice = found
+                    records = f"{_counted(match.rows_of(state), 'record')} in flight on edge {state.edge!r}"
+                    details = {"edge": state.edge or "", "state": state.name, "rows": match.rows_of(state)}
+                    details |= {} if same else {"saved": saved.parallelism}
                     yield Refusal(
-                        code,
-                        operator.uid,
-                        f"operator {operator.uid!r} has {_counted(match.rows_of(state), 'record')} in flight on edge {state.edge!r}, "
-                        + fault,
-                        advice,
-                        {"edge": state.edge or "", "state": state.name, "rows": match.rows_of(state)}
-                        | ({} if operator.parallelism == saved.parallelism else {"saved": saved.parallelism}),
+                        code, operator.uid, f"operator {operator.uid!r} has {records}, {fault}", advice, details
                     )
 
 
@@ -363,36 +339,18 @@ def _in_flight_fault(
 ) -> tuple[RefusalCode, str, str] | None:
     give_up = f"or give the records up with drop='{state.operator}/{state.name}'"
     if before is None or (not before.feedback and before.partitioner not in (Partitioner.HASH, Partitioner.REBALANCE)):
-        what = (
-            "which the checkpoint's graph does not have" if before is None else f"which is a {before.partitioner} edge"
-        )
-        return (
-            RefusalCode.IN_FLIGHT_NOT_ALLOWED,
-            f"{what}; only hash, rebalance and feedback edges may hold records",
-            f"restore from another checkpoint, {give_up}",
-        )
+        what = f"which is a {before.partitioner} edge" if before else "which the checkpoint's graph does not have"
+        fault = f"{what}; only hash, rebalance and feedback edges may hold records"
+        return RefusalCode.IN_FLIGHT_NOT_ALLOWED, fault, f"restore from another checkpoint, {give_up}"
     if after is None or after.target != state.operator:
-        return (
-            RefusalCode.IN_FLIGHT_EDGE_MISSING,
-            "which does not lead into it any more" if after else "which the topology does not have",
-            f"keep the edge for the next restore, {give_up}",
-        )
-    if (after.partitioner, after.key_columns, after.feedback) != (
-        before.partitioner,
-        before.key_columns,
-        before.feedback,
-    ):
-        return (
-            RefusalCode.IN_FLIGHT_EDGE_CHANGED,
-            f"which was {_told(before)} and would be {_told(after)}",
-            f"keep the edge as it was for the next restore, {give_up}",
-        )
+        fault = "which no longer leads into it" if after else "which the topology does not have"
+        return RefusalCode.IN_FLIGHT_EDGE_MISSING, fault, f"keep the edge for the next restore, {give_up}"
+    if any(getattr(after, name) != getattr(before, name) for name in ("partitioner", "key_columns", "feedback")):
+        fault = f"which was {_edge_text(before)} and would be {_edge_text(after)}"
+        return RefusalCode.IN_FLIGHT_EDGE_CHANGED, fault, f"keep the edge as it was for the next restore, {give_up}"
     if before.partitioner is Partitioner.BROADCAST and not same:
-        return (
-            RefusalCode.IN_FLIGHT_BROADCAST,
-            "a broadcast feedback edge, and every subtask has its own copy of them; the parallelism cannot change",
-            f"keep the parallelism for the next restore, {give_up}",
-        )
+        fault = "a broadcast feedback edge, and every subtask has its own copy of them; the parallelism cannot change"
+        return RefusalCode.IN_FLIGHT_BROADCAST, fault, f"keep the parallelism for the next restore, {give_up}"
     return None
 
 
@@ -400,6 +358,6 @@ def _counted(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def _told(edge: Edge) -> str:
+def _edge_text(edge: Edge) -> str:
     keys = f" by {', '.join(edge.key_columns)}" if edge.key_columns else ""
     return f"{edge.partitioner}{keys}{', feedback' if edge.feedback else ''}"

@@ -1,14 +1,13 @@
 """What the graph demands of finished operators (FLIP-147), by the edges of the topology.
 
-Statuses are the checkpoint's; edges are the topology's, since the new job runs along them. After a rescale every subtask of
-a partially finished operator runs again, so its record says *running*; the rules take the status that it had, which
-``rescaled_from`` keeps. The rules themselves stand in ``stateformat.rules.statuses``, because a checkpoint that breaks them in
-its own graph is refused when it is published.
+Statuses are the checkpoint's; edges are the topology's, since the new job runs along them. After a
+rescale the record says *running* of a partially finished operator; the rules use the status from
+``rescaled_from``. Publishing enforces the same rules (``stateformat.rules.statuses``).
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
@@ -19,95 +18,72 @@ from .refusals import PlanWarning, Refusal, RefusalCode, WarningCode
 
 
 def topology_refusals(topology: JobGraph, statuses: Mapping[str, Status]) -> Iterator[Refusal]:
-    """What is wrong with a topology by itself: uids, edges, and equal parallelisms where they must be equal.
+    """Refuse repeated uids and edges, unknown operators, cycles, and unequal parallelisms.
 
-    Operators that are not started count for no equality: nothing flows into or out of them, and they keep their numbers.
+    Operators that are not started may differ in parallelism: nothing flows into or out of them.
     """
+    invalid = RefusalCode.INVALID_TOPOLOGY
     for uid in _repeated(operator.uid for operator in topology.operators):
-        yield Refusal(
-            RefusalCode.INVALID_TOPOLOGY,
-            uid,
-            f"operator {uid!r} stands twice in the topology",
-            "give each operator a uid of its own",
-            {"uid": uid},
-        )
+        message = f"operator {uid!r} is twice in the topology"
+        yield Refusal(invalid, uid, message, "give each operator a uid of its own", {"uid": uid})
     for edge_id in _repeated(edge.id for edge in topology.edges):
-        yield Refusal(
-            RefusalCode.INVALID_TOPOLOGY,
-            topology.by_edge[edge_id].target,
-            f"edge {edge_id!r} stands twice in the topology",
-            "give each edge an id of its own",
-            {"edge": edge_id},
-        )
+        message, target = f"edge {edge_id!r} is twice in the topology", topology.by_edge[edge_id].target
+        yield Refusal(invalid, target, message, "give each edge an id of its own", {"edge": edge_id})
     for edge in topology.edges:
         ends = [topology.by_uid.get(uid) for uid in (edge.source, edge.target)]
         if None in ends:
             missing = edge.source if ends[0] is None else edge.target
-            yield Refusal(
-                RefusalCode.INVALID_TOPOLOGY,
-                missing,
-                f"edge {edge.id!r} joins operator {missing!r}, which the topology does not have",
-                "add the operator or remove the edge",
-                {"edge": edge.id, "missing": missing},
-            )
+            message = f"edge {edge.id!r} joins operator {missing!r}, which the topology does not have"
+            details = {"edge": edge.id, "missing": missing}
+            yield Refusal(invalid, missing, message, "add the operator or remove the edge", details)
     circle = cycle(topology)
     if circle:
-        yield Refusal(
-            RefusalCode.INVALID_TOPOLOGY,
-            circle[0],
-            f"the topology has a cycle without a feedback edge: {' → '.join(circle)}",
-            "mark the edge that closes the loop as a feedback edge",
-            {"cycle": list(circle)},
-        )
+        message = f"the topology has a cycle without a feedback edge: {' → '.join(circle)}"
+        advice = "mark the edge that closes the loop as a feedback edge"
+        yield Refusal(invalid, circle[0], message, advice, {"cycle": list(circle)})
     for found in unequal_parallelism(topology, statuses):
         yield _unequal(found)
 
 
 def _repeated(names: Iterable[str]) -> list[str]:
-    seen: set[str] = set()
-    return list(dict.fromkeys(name for name in names if name in seen or seen.add(name)))  # type: ignore[func-returns-value]
+    return [name for name, count in Counter(names).items() if count > 1]
 
 
 def _unequal(found: Unequal) -> Refusal:
     numbers = {str(operator.uid): operator.parallelism for operator in found.members}
-    return Refusal(
-        RefusalCode.PARALLELISM_DIFFERS,
-        found.members[0].uid,
-        str(found),
-        "give them one parallelism",
-        {"parallelism": list(numbers.values()), "operators": list(numbers)},
-    )
+    details = {"parallelism": list(numbers.values()), "operators": list(numbers)}
+    uid = found.members[0].uid
+    return Refusal(RefusalCode.PARALLELISM_DIFFERS, uid, str(found), "give them one parallelism", details)
 
 
 def predecessor_refusals(topology: JobGraph, statuses: Mapping[str, Status]) -> Iterator[Refusal]:
-    """Finished operators whose predecessors are not finished enough (``stateformat.rules.statuses.unfit_predecessors``)."""
+    """Refuse finished operators whose predecessors are not finished enough."""
     return (_predecessor_refusal(unfit) for unfit in unfit_predecessors(topology, statuses))
 
 
 def _predecessor_refusal(unfit: Unfit) -> Refusal:
     uid, found = unfit.operator.uid, unfit.predecessor_status
     full = unfit.status is Status.FULLY_FINISHED
-    return Refusal(
-        RefusalCode.FULLY_FINISHED_PREDECESSOR if full else RefusalCode.PARTIALLY_FINISHED_PREDECESSOR,
-        uid,
-        str(unfit),
-        f"give {uid!r} a new uid so that it starts anew, or restore from a checkpoint from before it finished",
-        {
-            "status": unfit.status.value,
-            "predecessor": unfit.predecessor,
-            "predecessor_status": "new" if found is None else found.value,
-            "all_to_all": unfit.all_to_all,
-        },
-    )
+    code = RefusalCode.FULLY_FINISHED_PREDECESSOR if full else RefusalCode.PARTIALLY_FINISHED_PREDECESSOR
+    advice = f"give {uid!r} a new uid so that it starts anew, or restore from a checkpoint from before it finished"
+    details = {
+        "status": unfit.status.value,
+        "predecessor": unfit.predecessor,
+        "predecessor_status": "new" if found is None else found.value,
+        "all_to_all": unfit.all_to_all,
+    }
+    return Refusal(code, uid, str(unfit), advice, details)
 
 
 def unchain(
     topology: JobGraph, statuses: Mapping[str, Status]
 ) -> tuple[JobGraph, tuple[str, ...], list[Refusal], list[PlanWarning]]:
-    """The topology with chains broken up whose operators differ in status; which these are; refusals and warnings.
+    """Break up chains whose operators differ in status.
 
-    Operators of one status stay chained, under the name of the old chain and that status; one alone is in no chain. A
-    chain with a pinned operator is left as it is and refused.
+    Operators of one status stay chained, under the name of the old chain and that status. A chain
+    with a pinned operator is left as it is and refused.
+
+    Returns the topology, the names of the broken chains, refusals and warnings.
     """
     changes: dict[str, Operator] = {}
     broken: list[str] = []
@@ -119,41 +95,31 @@ def unchain(
             parts[statuses.get(operator.uid, Status.RUNNING)].append(operator)
         if len(parts) < 2:
             continue
-        told = "; ".join(
+        differ = "; ".join(
             f"{', '.join(repr(str(operator.uid)) for operator in part)} {'are' if len(part) > 1 else 'is'} "
             f"{status.replace('_', ' ')}"
             for status, part in parts.items()
         )
         pinned = [operator for operator in members if operator.pinned]
         if pinned:
-            refusals.append(
-                Refusal(
-                    RefusalCode.CHAIN_PINNED,
-                    pinned[0].uid,
-                    f"chain {chain!r} is pinned, but its operators differ in status: {told}",
-                    "do not pin the chain, so that it can be broken up",
-                    {"chain": chain, "operators": [str(operator.uid) for operator in members]},
-                )
-            )
+            message = f"chain {chain!r} is pinned, but its operators differ in status: {differ}"
+            advice = "do not pin the chain, so that it can be broken up"
+            details = {"chain": chain, "operators": [str(operator.uid) for operator in members]}
+            refusals.append(Refusal(RefusalCode.CHAIN_PINNED, pinned[0].uid, message, advice, details))
             continue
         broken.append(chain)
         for status, part in parts.items():
             name = f"{chain}/{status}" if len(part) > 1 else None
             changes |= {operator.uid: replace(operator, chain=name) for operator in part}
-        warnings.append(
-            PlanWarning(
-                WarningCode.UNCHAINED,
-                members[0].uid,
-                f"chain {chain!r} is broken up, since its operators differ in status: {told}",
-            )
-        )
+        message = f"chain {chain!r} is broken up, since its operators differ in status: {differ}"
+        warnings.append(PlanWarning(WarningCode.UNCHAINED, members[0].uid, message))
     operators = tuple(changes.get(operator.uid, operator) for operator in topology.operators)
     return replace(topology, operators=operators), tuple(broken), refusals, warnings
 
 
-def disturbed(topology: JobGraph, dealt_anew: Iterable[str]) -> set[str]:
-    """The operators given and all that hear them point to point, over any number of forward and rescale edges."""
-    reached = set(dealt_anew)
+def disturbed(topology: JobGraph, redistributed: Iterable[str]) -> set[str]:
+    """Return the operators and all that are downstream of them over forward and rescale edges."""
+    reached = set(redistributed)
     targets: dict[str, list[str]] = defaultdict(list)
     for edge in topology.edges:
         if not edge.partitioner.all_to_all and not edge.feedback:

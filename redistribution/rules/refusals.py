@@ -1,6 +1,6 @@
-"""Reasons why a checkpoint cannot be restored into a topology, and things worth saying about one that can.
+"""Reasons why a checkpoint cannot be restored into a topology, and warnings about one that can.
 
-Refusals are data, collected and never raised one by one; codes are stable and only ever added to.
+Both are data. A plan collects every refusal, so that the user sees at once all that has to change.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Any
 
 
 class RefusalCode(StrEnum):
-    """Which rule refuses. Append-only: a released code never changes its meaning."""
+    """The rule that refuses. A released code never changes its meaning."""
 
-    # Of one checkpoint.
+    # Faults of the checkpoint by itself.
     UNION_PARTIALLY_FINISHED = "union_partially_finished"
     STATUS_CONTRADICTION = "status_contradiction"
     HANDLE_MISSING = "handle_missing"
-    # Of a topology by itself.
+    # Faults of the topology by itself.
     INVALID_TOPOLOGY = "invalid_topology"
     INVALID_PARALLELISM = "invalid_parallelism"
     PARALLELISM_DIFFERS = "parallelism_differs"
-    # Between the two: numbers and keys.
+    # Numbers and keys that do not fit.
     PARALLELISM_ABOVE_MAX = "parallelism_above_max"
     MAX_PARALLELISM_CHANGED = "max_parallelism_changed"
     KEY_HASH_CHANGED = "key_hash_changed"
     KEYED_BEHIND_POINTWISE = "keyed_behind_pointwise"
-    # Between the two: states.
+    # States that do not fit.
     OPERATOR_MISSING = "operator_missing"
     STATE_MISSING = "state_missing"
     SCHEMA_CANNOT_EVOLVE = "schema_cannot_evolve"
@@ -36,14 +36,14 @@ class RefusalCode(StrEnum):
     IN_FLIGHT_EDGE_MISSING = "in_flight_edge_missing"
     IN_FLIGHT_EDGE_CHANGED = "in_flight_edge_changed"
     IN_FLIGHT_BROADCAST = "in_flight_broadcast"
-    # Between the two: what has finished.
+    # Finished operators that do not fit.
     FULLY_FINISHED_PREDECESSOR = "fully_finished_predecessor"
     PARTIALLY_FINISHED_PREDECESSOR = "partially_finished_predecessor"
     CHAIN_PINNED = "chain_pinned"
 
 
 class WarningCode(StrEnum):
-    """What a plan does that its reader should know. Append-only."""
+    """What a plan does that its reader should know. A released code never changes its meaning."""
 
     UNCHAINED = "unchained"
     FINISHED_SUBTASKS_START = "finished_subtasks_start"
@@ -53,16 +53,15 @@ class WarningCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """One reason: ``message`` names the operator and the values that disagree, ``advice`` the next step.
-
-    ``details`` are the values named, for programs: strings, integers, booleans, and lists of them.
-    """
+    """One reason why a restore is refused."""
 
     code: RefusalCode
     operator: str
     message: str
+    """Names the operator and the values that disagree."""
     advice: str
     details: Mapping[str, Any] = field(default_factory=dict)
+    """The values for programs: strings, integers, booleans, and lists of them."""
 
     def __str__(self) -> str:
         return f"{self.message}; {self.advice} [{self.code}]"
@@ -70,7 +69,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class PlanWarning:
-    """Something that the plan does and that was not asked for in so many words."""
+    """Something that the plan does and that the caller may not expect."""
 
     code: WarningCode
     operator: str

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from ..errors import CheckpointExpired
-from ..manifest import decode_manifest, unpublished_ref
+from ..manifest import decode_manifest, manifest_ref
 from ..model import CheckpointId, Record, SchemaVersion
 from ..reading import Checkpoint
 from ..storage import Storage
@@ -71,7 +71,7 @@ def _checkpoints(storage: Storage, ids: Ids, least: int) -> Iterator[Checkpoint]
     unpublished = replace(newest, checkpoint_id=CheckpointId(newest.checkpoint_id + 1), required_features=features)
     for path in manifests_under(storage, unpublished.checkpoint_id):
         data = read_unpublished_bytes(storage, path)
-        ref = unpublished_ref(data, path)
+        ref = manifest_ref(path, data)
         yield Checkpoint(storage, replace(unpublished, manifest=ref), manifest=decode_manifest(data, ref))
 
 

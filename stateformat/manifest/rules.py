@@ -1,19 +1,15 @@
-"""What every row of a manifest satisfies by itself and beside its neighbours (SPEC.md sections 4.1 to 4.5).
+"""What every row of a manifest satisfies by itself and beside its neighbors (SPEC.md 4.1 to 4.5).
 
-Theory of operation. One set of rules serves three: whoever opens a checkpoint (``manifest.decode_manifest`` raises at the
-first fault), whoever publishes one and whoever validates one (``validation`` collects them all). It knows no record:
-whether an operator exists is said elsewhere, and ``handle_sharing`` what handles of one segment agree in. A million
-handles are checked in a fraction of the time that it takes to read them, so there is no loop over rows; a batch of rows at
-a time stays in the processor's cache.
-
-A rule is a mask of the rows that break it. Only when one is broken does anybody look at single rows.
+Opening a checkpoint raises at the first fault (``manifest.decode_manifest``), and validation
+collects all. The rules know no record: ``rules.content`` compares handles with operators and
+states, and ``handle_sharing`` handles of one segment. A rule is a mask of the rows that break it,
+made for a batch of rows at a time, which stays in the processor's cache.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -28,9 +24,10 @@ from ..schema import MANIFEST_SCHEMA
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_Mask: TypeAlias = "npt.NDArray[np.bool_]"
-_Ints: TypeAlias = "npt.NDArray[np.int64]"
-_Runs: TypeAlias = "tuple[pa.Array, _Ints]"
+Ints: TypeAlias = "npt.NDArray[np.int64]"
+Mask: TypeAlias = "npt.NDArray[np.bool_]"
+_Runs: TypeAlias = "tuple[pa.Array, Ints]"
+_Rules: TypeAlias = "Iterator[tuple[str, str, Mask]]"
 
 BATCH_ROWS: Final = 65_536
 GROUPS_MAX: Final = 32_768
@@ -40,7 +37,7 @@ _REQUIRED: Final = tuple(field.name for field in MANIFEST_SCHEMA if not field.nu
 _SIZES: Final = ("row_start", "rows", "segment_rows", "size_bytes", "uncompressed_bytes", "footer_bytes")
 _NULL_WITHOUT_ROWS: Final = ("path", "digest", "footer_digest", "first_group", "last_group", "rows_per_group")
 _SIZE_MAX: Final = 2**53 - 1
-# A count above this cannot be part of a legal sum; below it, 32,768 of them never overflow int64.
+# A larger count cannot be part of a legal sum; 32,768 smaller ones never overflow int64.
 _COUNT_MAX: Final = 2**47
 _MODE_CODES: Final = {mode: code for code, mode in enumerate(Mode)}
 _BLOCK_BYTES: Final = 1 << 18
@@ -48,13 +45,13 @@ _BLOCK_BYTES: Final = 1 << 18
 
 @functools.cache
 def _modes() -> pa.Array:
-    # Not a constant: pyarrow imports pandas, where it is installed, for the first Python list that it converts. And typed:
-    # before it infers a first type it imports dateutil.
+    # Not a constant: at its first Python list pyarrow imports pandas. Typed: else it imports
+    # dateutil.
     return pa.array([mode.value for mode in Mode], pa.string())
 
 
 class HandleFault(NamedTuple):
-    """A rule, in words, that some rows of a manifest break: its clause, the first such row, and how many there are."""
+    """A rule that rows of a manifest break: its clause, its words, the first such row, how many."""
 
     clause: str
     message: str
@@ -63,29 +60,24 @@ class HandleFault(NamedTuple):
     kind: ErrorKind = ErrorKind.DAMAGED_MANIFEST
 
     def describe(self, handles: pa.Table) -> str:
-        """The fault as a sentence: who breaks which rule."""
-        who = row_name(handles, self.row)
+        """Return the fault as a sentence: which handle breaks which rule."""
+        operator, state = (_text(handles[name][self.row]) for name in ("operator", "state"))
+        subtask, layer = (handles[name][self.row].as_py() for name in ("subtask", "layer"))
+        owner = "no subtask" if subtask is None else f"subtask {subtask}"
+        who = f"handle {self.row} (operator {operator!r}, state {state!r}, {owner}, layer {layer})"
         if self.row_count > 1:
             return f"{who} and {self.row_count - 1:,} more break {self.clause}: {self.message}"
         return f"{who} breaks {self.clause}: {self.message}"
 
 
-def row_name(handles: pa.Table, row: int) -> str:
-    """A row of a manifest in words: ``handle 17 (operator 'count', state 'counts', subtask 3, layer 0)``."""
-    operator, state = (_text(handles[name][row]) for name in ("operator", "state"))
-    subtask, layer = handles["subtask"][row].as_py(), handles["layer"][row].as_py()
-    owner = "no subtask" if subtask is None else f"subtask {subtask}"
-    return f"handle {row} (operator {operator!r}, state {state!r}, {owner}, layer {layer})"
-
-
 def _text(value: pa.Scalar) -> str | None:
-    # What is stored need not be UTF-8.
+    # The stored bytes need not be UTF-8.
     buffer = value.as_buffer()
     return buffer.to_pybytes().decode("utf-8", "replace") if value.is_valid else None
 
 
-def runs(column: pa.ChunkedArray) -> tuple[pa.Array, _Ints]:
-    """Runs of equal strings: their values, and the row at which each begins, with the number of rows at the end."""
+def runs(column: pa.ChunkedArray) -> tuple[pa.Array, Ints]:
+    """Return runs of equal strings: their values, the first row of each, and the number of rows."""
     if len(column) == 0:
         return pa.array([], column.type), np.zeros(1, np.int64)
     encoded = [pc.run_end_encode(chunk, run_end_type=pa.int64()) for chunk in column.chunks if len(chunk)]
@@ -101,13 +93,13 @@ def runs(column: pa.ChunkedArray) -> tuple[pa.Array, _Ints]:
 
 
 def state_runs(handles: pa.Table) -> Iterator[tuple[tuple[str, str], int, int]]:
-    """Runs of handles of one state: (operator, state), the first row, and the one behind the last.
+    """Yield runs of handles of one state: (operator, state), first row, row behind the last.
 
-    In a sorted table a run is a state. What is no UTF-8 is shown with replacements.
+    In a sorted table a run is a state. Bytes that are not UTF-8 are shown with replacements.
     """
     operators, operator_starts = runs(handles["operator"])
     names, name_starts = runs(handles["state"])
-    # Where either begins, in order. (np.union1d would import numpy.ma.)
+    # Where either begins, in order. np.union1d would import numpy.ma.
     begins = np.zeros(handles.num_rows + 1, bool)
     begins[operator_starts] = begins[name_starts] = True
     starts = np.flatnonzero(begins)
@@ -120,30 +112,45 @@ def state_runs(handles: pa.Table) -> Iterator[tuple[tuple[str, str], int, int]]:
 
 
 def texts(values: pa.Array) -> list[str]:
-    """Strings, which need not be UTF-8, for people."""
+    """Return strings to show to people; bytes that are not UTF-8 are replaced."""
     return [value.decode("utf-8", "replace") for value in values.cast(pa.binary()).to_pylist()]
 
 
-def integers(column: pa.ChunkedArray | pa.Array, *, null: int = -1) -> _Ints:
-    """An integer column as int64, nulls as ``null``."""
+def integers(column: pa.ChunkedArray | pa.Array, *, null: int = -1) -> Ints:
+    """Return an integer column as int64, nulls as ``null``."""
     filled = pc.fill_null(column, null) if column.null_count else column
-    found: _Ints = filled.to_numpy(zero_copy_only=False) if isinstance(filled, pa.Array) else filled.to_numpy()
+    found: Ints = filled.to_numpy(zero_copy_only=False) if isinstance(filled, pa.Array) else filled.to_numpy()
     return found.astype(np.int64, copy=False)
 
 
+def spread(counts: Ints) -> tuple[Ints, Ints]:
+    """Repeat positions by their counts and number them: [2, 1] gives [0, 0, 1] and [0, 1, 0]."""
+    owner = np.repeat(np.arange(len(counts)), counts)
+    first = np.cumsum(counts) - counts
+    return owner, np.arange(len(owner)) - first[owner]
+
+
+def before(values: Ints) -> Ints:
+    """Return the sums of everything before each position, and the sum of all as one more entry."""
+    sums = np.empty(len(values) + 1, dtype=np.int64)
+    sums[0] = 0
+    np.cumsum(values, out=sums[1:])
+    return sums
+
+
 def take_rows(table: pa.Table, indices: pa.Array) -> pa.Table:
-    """The rows at these positions; null gives a row of nulls. Its columns are taken ten times as fast as a table is."""
+    """Return the rows at these positions, ten times as fast as ``table.take``; null gives nulls."""
     columns = [one_chunk(column).take(indices) for column in table.columns]
     return pa.table(columns, schema=table.schema)
 
 
 def one_chunk(column: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """A column as one array, which ``combine_chunks`` copies even where it is; still in chunks above 2 GiB of strings."""
+    """Return a column as one array, without a copy if it is one; above 2 GiB it stays in chunks."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def first_unsorted(handles: pa.Table) -> int | None:
-    """The first row that sorts before the one above it by SPEC.md section 4.2; None for a sorted table."""
+    """Return the first row that breaks the order of SPEC.md section 4.2, or None."""
     return _first_unsorted(handles, runs(handles["operator"]), runs(handles["state"]))
 
 
@@ -153,7 +160,7 @@ def _first_unsorted(handles: pa.Table, of_operator: _Runs, of_state: _Runs) -> i
     new_operator[operator_starts[1:-1]] = True
     new_state = new_operator.copy()
     new_state[state_starts[1:-1]] = True
-    # Arrow compares strings by their bytes, as the order demands.
+    # Arrow compares strings by their bytes, as the format does.
     wrong = [operator_starts[1:-1][~_numpy(pc.less(operators[:-1], operators[1:]))]]
     same_operator = ~new_operator[state_starts[1:-1]]
     falls = ~_numpy(pc.less(states[:-1], states[1:]))
@@ -169,7 +176,7 @@ def _first_unsorted(handles: pa.Table, of_operator: _Runs, of_state: _Runs) -> i
 
 
 def handle_faults(handles: pa.Table) -> list[HandleFault]:
-    """Every rule of SPEC.md sections 4.1 to 4.3 that the planning columns break, and the order of 4.2."""
+    """Return every rule of SPEC.md sections 4.1 to 4.3 that the planning columns break."""
     faults = [
         HandleFault("SPEC 4.1", f"column {name} holds no nulls", _first_null(handles[name]), handles[name].null_count)
         for name in _REQUIRED
@@ -182,19 +189,18 @@ def handle_faults(handles: pa.Table) -> list[HandleFault]:
         if not _is_utf8(values)
     ]
     if faults:
-        return faults  # The rules below rest on these.
+        return faults  # The rules below need these columns.
     collected: dict[str, HandleFault] = {}
     if handles["operator"].num_chunks > handles.num_rows // BATCH_ROWS + 2:
         handles = handles.combine_chunks()
     start = 0
     for batch in handles.to_batches(max_chunksize=BATCH_ROWS):
         for fault in _batch_faults(batch):
-            before = collected.get(fault.message)
-            collected[fault.message] = (
-                before._replace(row_count=before.row_count + fault.row_count)
-                if before
-                else fault._replace(row=fault.row + start)
-            )
+            earlier = collected.get(fault.message)
+            if earlier:
+                collected[fault.message] = earlier._replace(row_count=earlier.row_count + fault.row_count)
+            else:
+                collected[fault.message] = fault._replace(row=fault.row + start)
         start += batch.num_rows
     row = _first_unsorted(handles, found["operator"], found["state"])
     if row is not None:
@@ -203,23 +209,19 @@ def handle_faults(handles: pa.Table) -> list[HandleFault]:
     return list(collected.values())
 
 
-@dataclass
 class _Batch:
     """A record batch as numpy arrays."""
 
-    batch: pa.RecordBatch
-
-    def __post_init__(self) -> None:
-        self.numbers = {name: integers(self.batch[name]) for name in (*_SIZES, "subtask", "layer", "schema_id")}
-        self.present = {
-            name: _numpy(pc.is_valid(self.batch[name])) for name in (*_NULL_WITHOUT_ROWS, "edge", "subtask")
-        }
-        names, starts = runs(pa.chunked_array([self.batch["mode"]]))
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self.batch = batch
+        self.numbers = {name: integers(batch[name]) for name in (*_SIZES, "subtask", "layer", "schema_id")}
+        self.present = {name: _numpy(pc.is_valid(batch[name])) for name in (*_NULL_WITHOUT_ROWS, "edge", "subtask")}
+        names, starts = runs(pa.chunked_array([batch["mode"]]))
         codes = pc.fill_null(pc.index_in(names, value_set=_modes()), -1).to_numpy(zero_copy_only=False)
         self.mode = np.repeat(codes, np.diff(starts))
 
-    def is_mode(self, mode: Mode) -> _Mask:
-        found: _Mask = self.mode == _MODE_CODES[mode]
+    def is_mode(self, mode: Mode) -> Mask:
+        found: Mask = self.mode == _MODE_CODES[mode]
         return found
 
 
@@ -234,15 +236,15 @@ def _batch_faults(batch: pa.RecordBatch) -> Iterator[HandleFault]:
         yield HandleFault("SPEC 2.2", message, row, int(broken.sum()), ErrorKind.INVALID_PATH)
 
 
-def _value_faults(batch: pa.RecordBatch) -> Iterator[tuple[str, str, _Mask]]:
+def _value_faults(batch: pa.RecordBatch) -> _Rules:
     view = _Batch(batch)
     for clause, message, broken in (*_value_rules(view), *_segment_rules(view), *_group_rules(view)):
         if broken.any():
             yield clause, message, broken
 
 
-def unusable(handles: pa.Table) -> _Mask:
-    """Handles that break a rule by themselves: whatever they name, it is not to be looked at."""
+def unusable(handles: pa.Table) -> Mask:
+    """Return the mask of handles that break a rule by themselves; no reader may follow them."""
     if any(handles[name].null_count for name in _REQUIRED):
         return np.ones(handles.num_rows, bool)
     found = [np.zeros(0, bool)]
@@ -254,25 +256,16 @@ def unusable(handles: pa.Table) -> _Mask:
     return np.concatenate(found)
 
 
-_Rules = Iterator[tuple[str, str, _Mask]]
-
-
 def _value_rules(view: _Batch) -> _Rules:
     numbers, present = view.numbers, view.present
-    keyed = view.is_mode(Mode.KEYED)
+    keyed, coordinator = view.is_mode(Mode.KEYED), view.is_mode(Mode.COORDINATOR)
     yield "SPEC 4.1", "mode is one of the format's", view.mode < 0
-    yield (
-        "SPEC 4.1",
-        "subtask is null for mode coordinator, may be null for committables, and is there for all others",
-        np.where(
-            present["subtask"],
-            view.is_mode(Mode.COORDINATOR),
-            ~(view.is_mode(Mode.COORDINATOR) | view.is_mode(Mode.COMMITTABLES)),
-        ),
-    )
+    owner = "subtask is null for mode coordinator, may be null for committables, and is set for all others"
+    unowned = coordinator | view.is_mode(Mode.COMMITTABLES)
+    yield "SPEC 4.1", owner, np.where(present["subtask"], coordinator, ~unowned)
     yield "SPEC 4.1", "subtask is not negative", present["subtask"] & (numbers["subtask"] < 0)
     yield "SPEC 4.1", "layer is above 0 only for mode keyed", (numbers["layer"] < 0) | ((numbers["layer"] > 0) & ~keyed)
-    yield "SPEC 4.1", "edge is there exactly for mode in_flight", present["edge"] != view.is_mode(Mode.IN_FLIGHT)
+    yield "SPEC 4.1", "edge is set exactly for mode in_flight", present["edge"] != view.is_mode(Mode.IN_FLIGHT)
     yield "SPEC 4.1", "schema_id is from 1", numbers["schema_id"] < 1
     for name in _SIZES:
         yield "SPEC 4.1", f"{name} is from 0 to 2**53 - 1", (numbers[name] < 0) | (numbers[name] > _SIZE_MAX)
@@ -288,7 +281,7 @@ def _segment_rules(view: _Batch) -> _Rules:
         if name != "rows":
             yield "SPEC 4.1", f"{name} is 0 where rows is 0", empty & (numbers[name] != 0)
     for name in ("path", "digest", "footer_digest"):
-        yield "SPEC 4.1", f"{name} is there where rows is not 0", filled & ~present[name]
+        yield "SPEC 4.1", f"{name} is set where rows is not 0", filled & ~present[name]
     beyond = numbers["row_start"] + numbers["rows"] > numbers["segment_rows"]
     yield "SPEC 4.1", "the rows of a handle lie within its segment", beyond
     footer = numbers["footer_bytes"]
@@ -300,18 +293,12 @@ def _group_rules(view: _Batch) -> _Rules:
     present, rows = view.present, view.numbers["rows"]
     due = (view.is_mode(Mode.KEYED) | view.is_mode(Mode.IN_FLIGHT)) & (rows > 0)
     for name in ("first_group", "last_group", "rows_per_group"):
-        yield (
-            "SPEC 4.3",
-            f"{name} is there exactly for handles with rows of the modes keyed, in_flight",
-            present[name] != due,
-        )
+        message = f"{name} is set exactly for handles with rows of the modes keyed, in_flight"
+        yield "SPEC 4.3", message, present[name] != due
     due &= present["first_group"] & present["last_group"] & present["rows_per_group"]
     first, last = (integers(view.batch[name], null=0) for name in ("first_group", "last_group"))
-    yield (
-        "SPEC 4.3",
-        f"groups go from first to last, below {GROUPS_MAX}",
-        due & ((first < 0) | (last < first) | (last >= GROUPS_MAX)),
-    )
+    outside = (first < 0) | (last < first) | (last >= GROUPS_MAX)
+    yield "SPEC 4.3", f"groups go from first to last, below {GROUPS_MAX}", due & outside
     starts, ends, counts = lists(view.batch["rows_per_group"])
     yield "SPEC 4.3", "rows_per_group has one count for each group", due & (ends - starts != last - first + 1)
     due &= ends > starts
@@ -319,8 +306,9 @@ def _group_rules(view: _Batch) -> _Rules:
         return
     if counts.min() < 0 or counts.max() > _COUNT_MAX:
         illegal = (counts < 0) | (counts > _COUNT_MAX)
-        before = np.concatenate([[0], np.cumsum(illegal)])
-        yield "SPEC 4.3", "the counts of rows_per_group are row counts", due & (before[ends] > before[starts])
+        illegal_before = before(illegal.astype(np.int64))
+        message = "the counts of rows_per_group are row counts"
+        yield "SPEC 4.3", message, due & (illegal_before[ends] > illegal_before[starts])
         return
     edges = counts[starts[due]], counts[ends[due] - 1]
     trimmed = np.zeros(len(due), bool)
@@ -331,17 +319,17 @@ def _group_rules(view: _Batch) -> _Rules:
     yield "SPEC 4.3", "rows_per_group adds up to rows", unequal
 
 
-def _sums(values: _Ints, starts: _Ints, ends: _Ints) -> _Ints:
-    """The sum of each range, of which none is empty, and which ascend and are disjoint."""
+def _sums(values: Ints, starts: Ints, ends: Ints) -> Ints:
+    """Return the sum of each range; ranges are disjoint, ascending and not empty."""
     edges = np.empty(2 * len(starts), np.int64)
     edges[::2], edges[1::2] = starts, ends
-    # What lies between two ranges is summed too, and left out; behind the last there may be nothing.
-    found: _Ints = np.add.reduceat(values, edges[:-1] if ends[-1] == len(values) else edges)[::2]
+    # reduceat also sums what lies between two ranges, and accepts no edge at the very end.
+    found: Ints = np.add.reduceat(values, edges[:-1] if ends[-1] == len(values) else edges)[::2]
     return found
 
 
-def lists(column: pa.Array) -> tuple[_Ints, _Ints, _Ints]:
-    """A list<int64> array as (start, end, values) in numpy: row i is values[start[i]:end[i]]; null elements are −1."""
+def lists(column: pa.Array) -> tuple[Ints, Ints, Ints]:
+    """Return (start, end, values) of a list<int64> array; row i is values[start[i]:end[i]]."""
     offsets = column.offsets.to_numpy().astype(np.int64)
     values = integers(column.values.slice(offsets[0], offsets[-1] - offsets[0]) if len(offsets) else column.values)
     offsets = offsets - offsets[0]
@@ -351,8 +339,8 @@ def lists(column: pa.Array) -> tuple[_Ints, _Ints, _Ints]:
     return starts, ends, values
 
 
-def _illegal_paths(paths: pa.Array) -> _Mask:
-    """Rows whose path is not legal: by whole-buffer scans, and row by row only where a scan found something."""
+def _illegal_paths(paths: pa.Array) -> Mask:
+    """The rows whose path is illegal. Scans whole buffers, and single rows where a scan hits."""
     broken = ~_numpy(pc.fill_null(pc.starts_with(paths, SEGMENTS), True))
     _, offset_buffer, data_buffer = paths.buffers()
     if data_buffer is None or data_buffer.size == 0:
@@ -396,6 +384,6 @@ def _is_utf8(values: pa.Array) -> bool:
     return True
 
 
-def _numpy(mask: Any) -> _Mask:
-    found: _Mask = mask.to_numpy(zero_copy_only=False) if isinstance(mask, pa.Array) else mask.to_numpy()
+def _numpy(mask: Any) -> Mask:
+    found: Mask = mask.to_numpy(zero_copy_only=False) if isinstance(mask, pa.Array) else mask.to_numpy()
     return found

@@ -1,13 +1,12 @@
-"""Cut handles for new owners: the rows of a manifest that slices name, trimmed to the slices (SPEC.md section 4.3).
+"""Cuts handles for new owners: the rows of a manifest that slices name, trimmed to the slices.
 
-What rescale, rollback and carried layers share. A handle is cut, never copied: the segment stays what it was, only rows,
-groups and owner of the handle change. Pure and vectorised: it costs the same for 1 MB and 1 TB of state. Some slices are
-cut at a time, beside the handles that they name, so that what lies between is never much.
+A handle is cut, never copied: the segment stays, and only rows, groups and owner of the handle
+change. So a rescale costs the same for 1 MB and 1 TB of state.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -15,13 +14,7 @@ import pyarrow.compute as pc
 
 from ..errors import InvalidInput
 from ..model import Mode
-from .rules import integers, lists, one_chunk, take_rows
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-_Ints: TypeAlias = "npt.NDArray[np.int64]"
-_Mask: TypeAlias = "npt.NDArray[np.bool_]"
+from .rules import Ints, Mask, before, integers, lists, one_chunk, spread, take_rows
 
 _ZERO_WITHOUT_ROWS = ("segment_rows", "size_bytes", "uncompressed_bytes", "footer_bytes")
 _NULL_WITHOUT_ROWS = ("path", "digest", "footer_digest", "inline")
@@ -30,15 +23,16 @@ _OF_SEGMENT = (*_ZERO_WITHOUT_ROWS, *_NULL_WITHOUT_ROWS)
 
 
 def cut_handles(handles: pa.Table, slices: pa.Table) -> pa.Table:
-    """One handle per slice, in the order of ``slices``, with the columns of ``handles``.
+    """Return one handle per slice, in the order of ``slices``, with the columns of ``handles``.
 
-    ``handles`` is a manifest's table, with or without ``inline``; ``slices`` is a ``schema.SLICE_SCHEMA`` table whose
-    ``handle`` numbers rows of it. A new handle has the slice's ``subtask``, ``layer``, ``row_start`` and ``rows``; its
-    groups are those of the slice that have rows in the handle, without empty ones at either end. A slice holds whole
-    groups, save that one of in-flight state may be a part of a single sender's rows. A slice of no rows becomes a handle
-    that says so (SPEC.md section 4.1).
+    ``handles``: a manifest's table, with or without ``inline``. ``slices``: a
+    ``schema.SLICE_SCHEMA`` table whose ``handle`` numbers rows of ``handles``. A slice holds whole
+    groups; one of in-flight state may be a part of a single sender's rows.
 
-    Raises ``InvalidInput`` for a slice that is no part of its handle: the planner's fault, or that of the manifest.
+    A new handle has the slice's subtask, layer and rows, and the slice's groups without empty ones
+    at either end. A slice of no rows becomes an empty handle (SPEC.md section 4.1).
+
+    Raises ``InvalidInput``, the planner's fault, for a slice that is no part of its handle.
     """
     chosen = integers(slices["handle"])
     if len(chosen) and (chosen.min() < 0 or chosen.max() >= handles.num_rows):
@@ -52,8 +46,8 @@ def cut_handles(handles: pa.Table, slices: pa.Table) -> pa.Table:
     return pa.concat_tables(tables or [handles.slice(0, 0)])
 
 
-def _cut(handles: pa.Table, slices: pa.Table, chosen: _Ints, start: int) -> pa.Table:
-    """Slices from ``start`` on of all, of which each cuts the handle at its place in ``chosen``."""
+def _cut(handles: pa.Table, slices: pa.Table, chosen: Ints, start: int) -> pa.Table:
+    """Cut handles by some slices. Slice ``start + i`` of all cuts the handle at ``chosen[i]``."""
     rows = integers(slices["rows"])
     empty = rows == 0
     row_start = np.where(empty, 0, integers(slices["row_start"]))
@@ -70,7 +64,7 @@ def _cut(handles: pa.Table, slices: pa.Table, chosen: _Ints, start: int) -> pa.T
         "last_group": last,
         "rows_per_group": counts,
     }
-    # Of a slice without rows nothing of the segment is left.
+    # A slice without rows keeps nothing of the segment.
     filled = pa.array(chosen, mask=empty) if empty.any() else pa.array(chosen)
     rest = [name for name in handles.column_names if name not in columns]
     taken = take_rows(handles.select([name for name in rest if name not in _OF_SEGMENT]), pa.array(chosen))
@@ -83,8 +77,8 @@ def _cut(handles: pa.Table, slices: pa.Table, chosen: _Ints, start: int) -> pa.T
     return pa.table([columns[name] for name in handles.column_names], schema=handles.schema)
 
 
-def _check_rows(handles: pa.Table, chosen: _Ints, row_start: _Ints, rows: _Ints, empty: _Mask, offset: int) -> None:
-    """Rows of a slice lie within the rows of its handle."""
+def _check_rows(handles: pa.Table, chosen: Ints, row_start: Ints, rows: Ints, empty: Mask, offset: int) -> None:
+    """Check that the rows of each slice lie within its handle."""
     start = integers(handles["row_start"])[chosen]
     end = start + integers(handles["rows"])[chosen]
     wrong = ~empty & ((rows < 0) | (row_start < start) | (row_start + rows > end))
@@ -98,48 +92,44 @@ def _check_rows(handles: pa.Table, chosen: _Ints, row_start: _Ints, rows: _Ints,
 
 
 def _cut_groups(
-    handles: pa.Table, slices: pa.Table, chosen: _Ints, row_start: _Ints, empty: _Mask, offset: int
+    handles: pa.Table, slices: pa.Table, chosen: Ints, row_start: Ints, empty: Mask, offset: int
 ) -> tuple[pa.Array, pa.Array, pa.Array]:
-    """``first_group``, ``last_group`` and ``rows_per_group`` of the new handles."""
+    """Return ``first_group``, ``last_group`` and ``rows_per_group`` of the new handles."""
     starts, ends, counts = lists(one_chunk(handles["rows_per_group"]))
     grouped = ~empty & (ends > starts)[chosen]
-    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    rows_before = before(counts)
     base = integers(handles["first_group"])[chosen]
-    # Positions in ``counts`` of the slice's first group and behind its last, within those of the handle.
+    # Positions in ``counts`` of the slice's first group and behind its last.
     low, high = starts[chosen], ends[chosen]
     begin = np.clip(low + integers(slices["first_group"]) - base, low, high)
     end = np.clip(low + integers(slices["last_group"]) - base + 1, begin, high)
-    # Trim groups without rows: between two positions of groups that have some.
+    # Leave out empty groups at either end.
     filled = np.flatnonzero(counts)
     inner_first = np.searchsorted(filled, begin)
     inner_last = np.searchsorted(filled, end) - 1
-    held = before[end] - before[begin]
+    held = rows_before[end] - rows_before[begin]
     rows = integers(slices["rows"])
-    expected = integers(handles["row_start"])[chosen] + before[begin] - before[low]
-    # A part of one channel: the one slice with groups that does not hold whole groups.
+    expected = integers(handles["row_start"])[chosen] + rows_before[begin] - rows_before[low]
+    # A part of one channel need not hold whole groups.
     in_flight = pc.equal(slices["mode"], Mode.IN_FLIGHT.value).to_numpy()
     part = grouped & in_flight & (end - begin == 1) & (expected <= row_start) & (row_start + rows <= expected + held)
     wrong = grouped & ~part & ((held != rows) | (expected != row_start))
     if wrong.any():
         at = int(wrong.argmax())
-        raise InvalidInput(
-            f"slice {offset + at} is {rows[at]} rows from {row_start[at]}, but its groups are {held[at]} rows from {expected[at]}"
-        )
+        found = f"slice {offset + at} is {rows[at]} rows from {row_start[at]}"
+        raise InvalidInput(f"{found}, but its groups are {held[at]} rows from {expected[at]}")
     begin = np.where(grouped, filled[np.where(grouped, inner_first, 0)] if len(filled) else 0, 0)
     end = np.where(grouped, filled[np.where(grouped, inner_last, 0)] + 1 if len(filled) else 0, 0)
     sizes = end - begin
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-    gathered = np.arange(offsets[-1]) + np.repeat(begin - offsets[:-1], sizes)
-    cut_counts = counts[gathered]
+    offsets = before(sizes)
+    owner, nth = spread(sizes)
+    cut_counts = counts[begin[owner] + nth]
     cut_counts[offsets[:-1][part]] = rows[part]
     groups = base + begin - low
-    element = handles.schema.field("rows_per_group").type
-    lists_of = pa.ListArray.from_arrays(
-        pa.array(np.append(offsets[:-1], offsets[-1]).astype(np.int32), mask=np.append(~grouped, False)),
-        pa.array(cut_counts),
-    )
+    nullable_offsets = pa.array(offsets.astype(np.int32), mask=np.append(~grouped, False))
+    lists_of_counts = pa.ListArray.from_arrays(nullable_offsets, pa.array(cut_counts))
     return (
         pa.array(groups.astype(np.int32), mask=~grouped),
         pa.array((groups + sizes - 1).astype(np.int32), mask=~grouped),
-        lists_of.cast(element),
+        lists_of_counts.cast(handles.schema.field("rows_per_group").type),
     )

@@ -291,7 +291,7 @@ def rollback(
     handles = load_manifest(storage, source).full()
     draft = Draft.with_content(
         source,
-        parent=Checkpoint(storage, left[0], held=True),
+        parent=Checkpoint(storage, left[0], bound_to_run=True),
         kind=CheckpointKind.ROLLBACK,
         source=source.ref,
         properties=source.lasting_properties,

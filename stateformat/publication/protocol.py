@@ -377,4 +377,4 @@ def permit(
     storage: Storage, record: Record, *, manifest: Manifest | None = None, notes: tuple[str, ...] = ()
 ) -> CommitPermit:
     """Return a permit. Call it only where the checkpoint was just proved to be the newest."""
-    return CommitPermit(Checkpoint(storage, record, manifest=manifest, held=True), record, notes, _PROOF)
+    return CommitPermit(Checkpoint(storage, record, manifest=manifest, bound_to_run=True), record, notes, _PROOF)

@@ -1,20 +1,18 @@
-"""The publication record as bytes (SPEC.md section 3): framing, strictness, digest, and one codec per version.
+"""The publication record as bytes (SPEC.md section 3): framing, digest, one codec per version.
 
-Requests of users (``requests``) are framed alike, by :func:`sealed` and :func:`unsealed`.
+A record may come from an attacker. So a reader takes these steps in order, and each bounds the
+next:
 
-Theory of operation. What is read here was written by somebody else, perhaps by somebody hostile. So the steps are in
-this order, and each bounds the next:
+1. Check size, UTF-8 and nesting, by a scan of the brackets outside strings.
+2. Parse with the JSON parser of the standard library. Its hooks note a float, a huge integer or a
+   repeated member without raising, because a newer version may allow them.
+3. Check ``format`` and ``version``: a newer version ends here as ``UnsupportedFormat``.
+4. Raise for what step 2 noted, and verify the digest over the exact bytes before it.
+5. Check ``required_features``: an unknown one ends here as ``UnsupportedFormat``.
+6. Read the members by the codec of the version (``record.v1``).
 
-1. size, UTF-8, and nesting, by a scan of the brackets outside strings: nothing is parsed that could exhaust a stack;
-2. the JSON parser of the standard library, with hooks that note a float, a huge integer or a repeated member without
-   raising, because a newer version may allow them;
-3. ``format`` and ``version``: a newer version ends here as ``UnsupportedFormat``, whatever else is odd about it;
-4. the faults noted, and the digest over the exact bytes before it;
-5. ``required_features``; an unknown one is ``UnsupportedFormat``, and nothing else of the record is looked at;
-6. the members, by the codec of the version (``record.v1``), each missing or ill-typed one named by its JSON path.
-
-:func:`encode_record` reads back what it is about to return: a record that this reader would refuse is never written.
-Which members contradict each other beyond what makes a value unsafe to hold is for ``validation`` to say.
+Users' requests (``requests``) are framed alike, by :func:`sealed` and :func:`unsealed`. Members
+that contradict each other are left to ``validation``, unless the value would be unsafe to hold.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ FEATURES: Final = ("committables", "finished_operators", "in_flight", "layers", 
 """Every required feature of version 1 (SPEC.md section 3.3), sorted."""
 
 RECORD_BYTES_MAX: Final = (8 << 20) - 1
-"""Storages create smaller objects than this in one step; one request of 8 MiB tells a record that is larger."""
+"""A storage creates smaller objects in one step, and one read of 8 MiB shows a larger one."""
 RECORD_DEPTH_MAX: Final = 32
 CONTAINERS_MAX: Final = 1 << 20
 
@@ -60,7 +58,7 @@ _MEMBERS: Final[Mapping[int, Callable[[dict[str, Any]], Record]]] = {1: codec_v1
 _DIGEST_MEMBER: Final = b',"digest":"'
 _TAIL_BYTES: Final = len(_DIGEST_MEMBER) + 32 + len(b'"}\n')
 
-# A JSON string, or what is left of one that never ends, without backtracking.
+# A JSON string, or the rest of one that never ends, without backtracking.
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _DEEPER: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[{]}"))
@@ -68,11 +66,10 @@ _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def encode_record(record: Record) -> bytes:
-    """The bytes of a record, in version 1, with ``record.required_features`` as given.
+    """Return the bytes of a record in version 1, with ``record.required_features`` as given.
 
-    Raises ``InvalidInput`` for a record that could not be read back: a topology's operator without max parallelism, an
-    integer of 2⁵³ or more, a type nested too deeply, a path outside the store. The caller's fault. ``Operator.pinned``
-    is a wish of a topology and is not kept.
+    Raises ``InvalidInput``, the caller's fault, for a record that :func:`decode_record` would
+    refuse. ``Operator.pinned`` is a wish of a topology and is not written.
     """
     members = {"format": FORMAT, "version": VERSION, **codec_v1.members_of(record)}
     try:
@@ -88,12 +85,13 @@ def encode_record(record: Record) -> bytes:
 
 
 def decode_record(data: bytes, *, path: str = "") -> Record:
-    """The record of these bytes, every member checked (SPEC.md section 7.1). ``path`` is for messages and for the id.
+    """Return the record of these bytes, every member checked (SPEC.md section 7.1).
 
-    Raises ``UnsupportedFormat`` for a newer version or an unknown required feature; otherwise ``DamagedCheckpoint``: kind
-    ``DAMAGED_RECORD``, ``OBJECT_DIGEST_DIFFERS``, ``INVALID_PATH`` for a path that leaves the store,
-    ``STATUS_CONTRADICTION`` for a stored status other than the one that the subtasks give, ``LIMIT_EXCEEDED``. Never
-    another error, whatever the bytes.
+    ``path`` is named in messages, and its id must be the record's.
+
+    Raises ``UnsupportedFormat`` for a newer version or an unknown required feature, and
+    ``DamagedCheckpoint`` for everything else: kind ``DAMAGED_RECORD``, ``OBJECT_DIGEST_DIFFERS``,
+    ``INVALID_PATH``, ``STATUS_CONTRADICTION`` or ``LIMIT_EXCEEDED``. It never raises another error.
     """
     what = f"record {path}" if path else "the record"
     try:
@@ -117,7 +115,7 @@ def decode_record(data: bytes, *, path: str = "") -> Record:
 def required_features(
     graph: JobGraph, states: Sequence[State], handles: pa.Table, rescaled_from: RescaledFrom | None
 ) -> tuple[str, ...]:
-    """The features that a checkpoint uses, sorted (SPEC.md section 3.3). ``handles`` has at least ``layer``, ``mode``."""
+    """The features that a checkpoint uses, sorted. ``handles`` has at least layer and mode."""
     used = {
         "finished_operators": any(operator.finished or operator.finishing for operator in graph.operators),
         "layers": (pc.max(handles["layer"]).as_py() or 0) > 0,
@@ -129,7 +127,7 @@ def required_features(
 
 
 def _decode(data: bytes) -> Record:
-    """The record, or ``RecordFault`` or ``UnsupportedFormat`` with the rest of a sentence that begins with the record."""
+    """Return the record; faults carry the rest of a sentence that begins with the record."""
     members, tokens = unsealed(
         data, format_name=FORMAT, versions=_MEMBERS, bytes_max=RECORD_BYTES_MAX, noun="record of a checkpoint"
     )
@@ -140,9 +138,9 @@ def _decode(data: bytes) -> Record:
 
 
 def sealed(members: Mapping[str, Any]) -> bytes:
-    """One object of SPEC.md section 3.1: the members in their order, and the digest behind them.
+    """Return the bytes of one object of SPEC.md section 3.1: the members, then their digest.
 
-    Checks nothing; raises ``TypeError`` and ``ValueError`` for what JSON or UTF-8 cannot hold.
+    Raises ``TypeError`` and ``ValueError`` for what JSON or UTF-8 cannot hold.
     """
     text = json.dumps(members, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     body = text[:-1].encode("utf-8")
@@ -152,10 +150,10 @@ def sealed(members: Mapping[str, Any]) -> bytes:
 def unsealed(
     data: bytes, *, format_name: str, versions: Collection[int], bytes_max: int, noun: str
 ) -> tuple[dict[str, Any], bytes]:
-    """The members of what :func:`sealed` made, with the digest verified; and the bytes outside of strings.
+    """Return the members of what :func:`sealed` made, and the bytes outside its strings.
 
-    Steps 1 to 4 above. Raises ``RecordFault``, and ``UnsupportedFormat`` for a version that is none of ``versions``, with the
-    rest of a sentence. Which members there are is for the caller to say, and then for :func:`refuse_null`.
+    Steps 1 to 4 of the module. The caller reads the members, and then calls :func:`refuse_null`.
+    Raises ``RecordFault`` and, for a version not in ``versions``, ``UnsupportedFormat``.
     """
     if len(data) > bytes_max:
         raise RecordFault("", f"it has {len(data):,} bytes; at most {bytes_max:,} are allowed", _LIMIT)
@@ -163,10 +161,10 @@ def unsealed(
     _check_depth(tokens)
     members, faults = _parse(data)
     if members.get("format") != format_name:
-        raise RecordFault("format", f"is {members.get('format')!r:.80}, not {format_name!r}: this is no {noun}")
+        raise RecordFault("format", f"is {members.get('format')!r:.80}, not {format_name!r}: this is not a {noun}")
     version = members.get("version")
     if type(version) is not int or version < 1:
-        raise RecordFault("version", f"is {version!r:.80}; versions are integers from 1")
+        raise RecordFault("version", f"is {version!r:.80}, not an integer from 1")
     if version not in versions:
         raise UnsupportedFormat(
             f"is of format version {version}; this reader knows {', '.join(map(str, versions))}. Upgrade stateformat",
@@ -181,16 +179,16 @@ def unsealed(
 
 
 def refuse_null(tokens: bytes) -> None:
-    """Refuse a null in a member that was not looked at, from what stands outside strings."""
+    """Refuse a null in a member that the codec did not read."""
     if b"null" in tokens:
-        raise RecordFault("", "a member that this reader does not know is null; absent members are left out")
+        raise RecordFault("", "a member that this reader does not know is null; leave absent members out")
 
 
 _LIMIT: Final = ErrorKind.LIMIT_EXCEEDED
 
 
 def _check_depth(tokens: bytes) -> None:
-    """Refuse nesting beyond the limit, from what stands outside strings, without parsing."""
+    """Refuse nesting beyond the limit, without parsing."""
     levels = np.frombuffer(tokens.translate(_DEEPER, _NOT_BRACKETS), np.int8)
     level, step = 0, 1 << 16
     for start in range(0, len(levels), step):
@@ -203,23 +201,23 @@ def _check_depth(tokens: bytes) -> None:
 
 
 def _parse(data: bytes) -> tuple[dict[str, Any], list[str]]:
-    """The members of the JSON object, and what version 1 forbids in it: floats, huge integers, repeated members."""
+    """Return the members of the JSON object, and the first thing that version 1 forbids in it."""
     faults: list[str] = []
 
     def note(fault: str) -> None:
-        # One is told; a hostile record could have millions.
+        # Only the first is kept: a hostile record could have millions.
         if not faults:
             faults.append(fault)
 
     def integer(text: str) -> int:
-        # Compared by length first: turning a million digits into an int takes seconds.
+        # Check the length first: turning a million digits into an int takes seconds.
         value = int(text) if len(text) <= 17 else INTEGER_MAX + 1
         if abs(value) > INTEGER_MAX:
-            note(f"the integer {text[:40]} is of magnitude 2**53 or more")
+            note(f"the integer {text[:40]} has magnitude 2**53 or more")
         return value
 
     def fraction(text: str) -> float:
-        note(f"{text[:40]} is no integer, and other numbers are not allowed")
+        note(f"{text[:40]} is not an integer, and other numbers are not allowed")
         return 0.0
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -227,7 +225,7 @@ def _parse(data: bytes) -> tuple[dict[str, Any], list[str]]:
         if len(found) != len(items):
             names = Counter(name for name, _ in items)
             twice = next(name for name in found if names[name] > 1)
-            note(f"member {twice!r:.80} stands twice in one object")
+            note(f"member {twice!r:.80} appears twice in one object")
         return found
 
     try:
@@ -248,7 +246,7 @@ def _parse(data: bytes) -> tuple[dict[str, Any], list[str]]:
 
 
 def _check_tokens(data: bytes, tokens: bytes, members: dict[str, Any]) -> None:
-    """White space and half characters, which the parser does not mind."""
+    """Refuse white space and lone surrogates, which the parser accepts."""
     if tokens[-1:] != b"\n" or len(tokens[:-1].split(None, 1)) != 1 or tokens[:-1] != tokens[:-1].strip():
         raise RecordFault("", "it has white space between tokens, or does not end in exactly one newline")
     if _SURROGATE.search(data):
@@ -259,7 +257,7 @@ def _check_tokens(data: bytes, tokens: bytes, members: dict[str, Any]) -> None:
 
 
 def _check_digest(data: bytes) -> None:
-    """The last member is the digest of the exact bytes before it (SPEC.md section 3.1)."""
+    """Verify the last member, the digest of the exact bytes before it (SPEC.md section 3.1)."""
     body, tail = data[:-_TAIL_BYTES], data[-_TAIL_BYTES:]
     if not tail.startswith(_DIGEST_MEMBER) or not tail.endswith(b'"}\n'):
         raise RecordFault("digest", 'is not the last member: the object must end in ,"digest":"<32 digits>"}')

@@ -1,7 +1,4 @@
-"""A JSON object with its place in the record, read member by member; every fault names the member.
-
-What ``record.v1`` reads through. The place is a JSON path as people write it: ``operators[2].parallelism``.
-"""
+"""Reads members of a JSON object. Each fault names its member: ``operators[2].parallelism``."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Any, Final, TypeVar
 from ..errors import ErrorKind
 
 INTEGER_MAX: Final = 2**53 - 1
-"""The greatest integer that a record may hold: what every JSON parser reads exactly."""
+"""The greatest integer that every JSON parser reads exactly."""
 
 _HEX = re.compile(r"[0-9a-f]{32}")
 _JSON_NAMES: Final = {str: "a string", int: "an integer", bool: "true or false", list: "an array", dict: "an object"}
@@ -23,7 +20,7 @@ E = TypeVar("E", bound=StrEnum)
 
 
 class RecordFault(Exception):
-    """What is wrong with a record, and where; ``codec`` makes it an error of the tree."""
+    """What is wrong with a record, and where. ``codec`` turns it into ``DamagedCheckpoint``."""
 
     def __init__(self, where: str, message: str, kind: ErrorKind = ErrorKind.DAMAGED_RECORD, **details: Any) -> None:
         super().__init__(f"{where} {message}" if where else message)
@@ -33,7 +30,7 @@ class RecordFault(Exception):
 
 
 class Members:
-    """One JSON object and its place in the record (``""`` for the record itself). Unknown members are never looked at."""
+    """One JSON object and its place in the record, ``""`` for the record itself."""
 
     __slots__ = ("place", "values")
 
@@ -42,46 +39,46 @@ class Members:
         self.place = place
 
     def at(self, name: str) -> str:
-        """The JSON path of a member."""
+        """Return the JSON path of a member."""
         return f"{self.place}.{name}" if self.place else name
 
     def fault(self, name: str, message: str, kind: ErrorKind = ErrorKind.DAMAGED_RECORD) -> RecordFault:
-        """A fault of a member, to be raised."""
+        """Return a fault of a member, for the caller to raise."""
         return RecordFault(self.at(name), message, kind)
 
     def has(self, name: str) -> bool:
-        """Whether an optional member is there."""
+        """Whether the object has a member."""
         return name in self.values
 
     def get(self, name: str, kind: type[T]) -> T:
-        """A member of exactly this JSON type."""
+        """Return a member of exactly this JSON type."""
         if name not in self.values:
             raise self.fault(name, "is missing")
         return typed(self.values[name], kind, self.at(name))
 
     def text(self, name: str, *, least: int = 0) -> str:
-        """A string of at least so many characters."""
+        """Return a string of at least ``least`` characters."""
         value = self.get(name, str)
         if len(value) < least:
             raise self.fault(name, "is empty")
         return value
 
     def integer(self, name: str, least: int = 0, most: int = INTEGER_MAX) -> int:
-        """An integer from ``least`` to ``most``."""
+        """Return an integer from ``least`` to ``most``."""
         value = self.get(name, int)
         if not least <= value <= most:
             raise self.fault(name, f"is {value}; it must be from {least} to {most}")
         return value
 
     def hexadecimal(self, name: str) -> str:
-        """An attempt id or a digest."""
+        """Return an attempt id or a digest."""
         value = self.get(name, str)
         if not _HEX.fullmatch(value):
             raise self.fault(name, f"is {value!r:.80}, not 32 lower-case hexadecimal digits")
         return value
 
     def one_of(self, name: str, values: type[E]) -> E:
-        """A string out of a closed list."""
+        """Return a member of an enumeration."""
         value = self.get(name, str)
         try:
             return values(value)
@@ -89,27 +86,26 @@ class Members:
             raise self.fault(name, f"is {value!r:.80}, not one of {', '.join(values)}") from None
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """An array of strings."""
+        """Return an array of strings."""
         return tuple(typed(item, str, f"{self.at(name)}[{i}]") for i, item in enumerate(self.get(name, list)))
 
     def object(self, name: str) -> Members:
-        """An object."""
+        """Return a member that is an object."""
         return Members(self.get(name, dict), self.at(name))
 
     def objects(self, name: str) -> Iterator[Members]:
-        """An array of objects, one after another."""
+        """Yield the objects of an array."""
         for i, item in enumerate(self.get(name, list)):
             place = f"{self.at(name)}[{i}]"
             yield Members(typed(item, dict, place), place)
 
     def optional(self, name: str, read: Callable[[str], T]) -> T | None:
-        """What ``read`` gives for a member, or None where it is absent."""
+        """Return what ``read`` returns for a member, or None where it is absent."""
         return read(name) if self.has(name) else None
 
 
 def typed(value: Any, kind: type[T], place: str) -> T:
-    """``value``, if it is exactly of this type."""
-    # Exact types: bool is a subclass of int.
+    """Return ``value`` if it has exactly this type; bool is not int here."""
     if type(value) is not kind:
-        raise RecordFault(place, f"is {_JSON_NAMES.get(type(value), 'null')} where {_JSON_NAMES[kind]} is due")
+        raise RecordFault(place, f"is {_JSON_NAMES.get(type(value), 'null')} where {_JSON_NAMES[kind]} is expected")
     return value

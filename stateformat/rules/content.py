@@ -1,14 +1,14 @@
-"""The invariants of a checkpoint's content (SPEC.md sections 3.4 to 3.6 and 4.1 to 4.6): graph, states, handles together.
+"""The invariants of a checkpoint's content (SPEC.md 3.4 to 4.6): graph, states, handles.
 
-Theory of operation. The same function judges a checkpoint before it is published and after it was read, so it is pure
-and cheap: about a millisecond for a small checkpoint, less than reading them for a million handles. Handles are sorted, so
-all handles of one state are neighbours: each state is checked once, by whole-array operations on its run of rows.
+The same function judges a checkpoint before it is published and after it was read. Handles are
+sorted, so the handles of a state are one run of rows, checked at once by operations on whole
+arrays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,16 +17,11 @@ from ..errors import ErrorKind
 from ..graph import JobGraph, Operator, OperatorId, Partitioner, Status, SubtaskSet
 from ..keys import check_parallelism, range_bounds
 from ..manifest import handle_faults, integers, runs, sharing_faults, sort_handles, state_runs, texts
+from ..manifest.rules import Ints, Mask
 from ..model import PER_SUBTASK_MODES, Mode, RescaledFrom, State
 from ..problems import Problem, ordered
 from ..schema import has_key_groups
 from .graph import check_graph, check_states, check_statuses
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-_Ints: TypeAlias = "npt.NDArray[np.int64]"
-_Mask: TypeAlias = "npt.NDArray[np.bool_]"
 
 _NOT_ALLOWED = ErrorKind.STATE_NOT_ALLOWED
 
@@ -34,19 +29,19 @@ _NOT_ALLOWED = ErrorKind.STATE_NOT_ALLOWED
 def check_content(
     graph: JobGraph, states: Sequence[State], handles: pa.Table, rescaled_from: RescaledFrom | None = None
 ) -> list[Problem]:
-    """Every problem of a checkpoint's content; empty for one that may be published.
+    """Return every problem of a checkpoint's content; none means that it may be published.
 
-    ``handles`` is a manifest's table (``schema.MANIFEST_SCHEMA``, or only its planning columns). Which segments are inline
-    and how large they are together is not judged: that is decided when the manifest is written. Never raises.
+    ``handles`` is a manifest's table, with or without ``inline``. Sizes of inline segments are not
+    checked here: the manifest's writer does it. Never raises.
     """
     problems = [*check_graph(graph), *check_statuses(graph, rescaled_from), *check_states(graph, states)]
-    faults = [*handle_faults(handles), *sharing_faults(handles)]
-    for fault in faults:
-        named = _named(handles, fault.row)
-        problems.append(Problem(fault.kind, fault.clause, fault.describe(handles), **named))
-    if any(handles[name].null_count for name in ("operator", "state", "mode", "layer", "schema_id", "rows")):
-        return list(ordered(problems))  # Said already; what follows rests on these columns.
-    problems += check_handles(graph, states, handles)
+    problems += [
+        Problem(fault.kind, fault.clause, fault.describe(handles), **_named(handles, fault.row))
+        for fault in (*handle_faults(handles), *sharing_faults(handles))
+    ]
+    # The other checks need these columns.
+    if not any(handles[name].null_count for name in ("operator", "state", "mode", "layer", "schema_id", "rows")):
+        problems += check_handles(graph, states, handles)
     return list(ordered(problems))
 
 
@@ -59,18 +54,16 @@ def _named(handles: pa.Table, row: int) -> dict[str, Any]:
 
 
 def check_handles(graph: JobGraph, states: Sequence[State], handles: pa.Table) -> Iterator[Problem]:
-    """What handles must be beside the graph and the states (sections 3.6, 4.3, 4.6 and 5.3)."""
+    """Compare handles with the graph and the states (sections 3.6, 4.3, 4.6 and 5.3)."""
     columns = _Columns(sort_handles(handles))
     declared: dict[tuple[str, str], State] = {(state.operator, state.name): state for state in states}
     seen = set()
-    for key, start, stop in columns.states():
+    for key, start, stop in state_runs(columns.handles):
         state, operator = declared.get(key), graph.by_uid.get(OperatorId(key[0]))
         if state is None or operator is None:
             known = "state" if operator is not None else "operator"
             kind = ErrorKind.UNKNOWN_STATE if operator is not None else ErrorKind.UNKNOWN_OPERATOR
-            message = (
-                f"{stop - start} handles are of state {key[1]!r} of operator {key[0]!r}, but there is no such {known}"
-            )
+            message = f"{stop - start} handles name state {key[1]!r} of operator {key[0]!r}; there is no such {known}"
             yield Problem(kind, "SPEC 4.1", message, operator=key[0], state=key[1])
             continue
         seen.add(key)
@@ -84,21 +77,15 @@ def check_handles(graph: JobGraph, states: Sequence[State], handles: pa.Table) -
 
 
 def _on_wrong_edge(graph: JobGraph, state: State, rows: int) -> Iterator[Problem]:
-    """Records in flight on an edge that no restore could give back (section 3.6): barriers never overtake any there."""
+    """Report records in flight on an edge where barriers never overtake records (section 3.6)."""
     edge = graph.by_edge.get(state.edge or "")
-    if (
-        rows
-        and edge is not None
-        and not (edge.feedback or edge.partitioner in (Partitioner.HASH, Partitioner.REBALANCE))
-    ):
-        yield Problem(
-            _NOT_ALLOWED,
-            "SPEC 3.6",
-            f"state {state.name!r} of operator {state.operator!r} holds {rows:,} records in flight on {edge.partitioner} edge "
-            f"{edge.id!r}; only hash, rebalance and feedback edges may hold any",
-            operator=state.operator,
-            state=state.name,
-        )
+    if not rows or edge is None or edge.feedback or edge.partitioner in (Partitioner.HASH, Partitioner.REBALANCE):
+        return
+    message = (
+        f"state {state.name!r} of operator {state.operator!r} holds {rows:,} records in flight on {edge.partitioner} "
+        f"edge {edge.id!r}; only hash, rebalance and feedback edges may hold any"
+    )
+    yield Problem(_NOT_ALLOWED, "SPEC 3.6", message, operator=state.operator, state=state.name)
 
 
 class _Columns:
@@ -106,25 +93,18 @@ class _Columns:
 
     def __init__(self, handles: pa.Table) -> None:
         self.handles = handles
-        self.numbers = {
-            name: integers(handles[name])
-            for name in ("subtask", "layer", "rows", "schema_id", "first_group", "last_group")
-        }
+        names = ("subtask", "layer", "rows", "schema_id", "first_group", "last_group")
+        self.numbers = {name: integers(handles[name]) for name in names}
         modes, starts = runs(handles["mode"])
         self.mode_starts, self.modes = starts, texts(modes)
 
-    def states(self) -> Iterator[tuple[tuple[str, str], int, int]]:
-        """(operator, state) with the first row and the one behind the last."""
-        yield from state_runs(self.handles)
-
     def modes_of(self, start: int, stop: int) -> set[str]:
-        """The modes of these rows."""
         first = int(np.searchsorted(self.mode_starts, start, side="right")) - 1
         return set(self.modes[first : int(np.searchsorted(self.mode_starts, stop))])
 
 
 class _StateHandles:
-    """The handles of one state, rows start to stop − 1 of all, and its problems."""
+    """Checks the handles of one state: the rows ``start`` … ``stop - 1`` of all."""
 
     def __init__(self, operator: Operator, state: State, columns: _Columns, start: int, stop: int) -> None:
         self.operator = operator
@@ -149,13 +129,12 @@ class _StateHandles:
             yield from self._groups()
 
     def _declared(self) -> Iterator[Problem]:
-        """Mode, edge and schemas are those of the state."""
+        """Check that mode, edge and schemas are those of the state."""
         state, (start, stop) = self.state, self.bounds
         modes = self.columns.modes_of(start, stop) - {state.mode.value}
         if modes:
-            yield self.problem(
-                ErrorKind.SCHEMA_MISMATCH, "SPEC 4.1", f"is {state.mode} and has handles of {sorted(modes)}"
-            )
+            what = f"is {state.mode} and has handles of {sorted(modes)}"
+            yield self.problem(ErrorKind.SCHEMA_MISMATCH, "SPEC 4.1", what)
         if state.mode is Mode.IN_FLIGHT:
             edges = {*runs(self.columns.handles["edge"].slice(start, stop - start))[0].to_pylist()} - {state.edge}
             if edges:
@@ -168,7 +147,7 @@ class _StateHandles:
                 yield self.problem(ErrorKind.SCHEMA_MISMATCH, "SPEC 4.1", what)
 
     def _owners(self) -> Iterator[Problem]:
-        """Handles belong to subtasks that exist, and to running ones (section 4.6)."""
+        """Check that handles belong to subtasks that exist and run (section 4.6)."""
         operator, mode = self.operator, self.state.mode
         if mode is Mode.COMMITTABLES:
             return
@@ -182,7 +161,7 @@ class _StateHandles:
             mine = _within(self.subtask, subtasks)
             if mine.any():
                 found = SubtaskSet.of(np.unique(self.subtask[mine]).tolist())
-                message = f"has handles of subtasks {found}, which are {what} and contribute committables at most"
+                message = f"has handles of subtasks {found}, which are {what} and may contribute committables only"
                 yield self.problem(_NOT_ALLOWED, "SPEC 4.6", message, found.ranges[0][0])
         beyond = self.subtask >= operator.parallelism
         if beyond.any():
@@ -191,14 +170,12 @@ class _StateHandles:
             yield self.problem(ErrorKind.INVALID_PARALLELISM, "SPEC 4.1", message, found.ranges[0][0])
 
     def _present(self) -> Iterator[Problem]:
-        """What must be there is there (section 4.6)."""
+        """Check that running subtasks and coordinators have their handles (section 4.6)."""
         operator, mode = self.operator, self.state.mode
         if mode is Mode.COORDINATOR and operator.status is not Status.FULLY_FINISHED and len(self.rows) != 1:
-            yield self.problem(
-                ErrorKind.STATE_MISSING if not len(self.rows) else _NOT_ALLOWED,
-                "SPEC 4.6",
-                f"is the coordinator's and has {len(self.rows)} handles; there is exactly one",
-            )
+            kind = _NOT_ALLOWED if len(self.rows) else ErrorKind.STATE_MISSING
+            what = f"is the coordinator's and has {len(self.rows)} handles, not one"
+            yield self.problem(kind, "SPEC 4.6", what)
         if mode not in PER_SUBTASK_MODES or not 1 <= operator.parallelism <= 2**15:
             return
         missing = np.ones(operator.parallelism, bool)
@@ -207,30 +184,29 @@ class _StateHandles:
         missing[self.subtask[(self.layer == 0) & (self.subtask >= 0) & (self.subtask < len(missing))]] = False
         if missing.any():
             found = SubtaskSet.of(np.flatnonzero(missing).tolist())
-            what = f"has no handle of layer 0 for running subtasks {found}; each reports one, if need be with 0 rows"
+            what = f"has no handle of layer 0 for running subtasks {found}; each reports one, even with 0 rows"
             yield self.problem(ErrorKind.STATE_MISSING, "SPEC 4.6", what, found.ranges[0][0])
 
     def _groups(self) -> Iterator[Problem]:
-        """Key groups lie with their owner (section 5.3) and in one handle of a layer (section 4.3)."""
+        """Check that key groups lie with their owner (5.3) and in one handle of a layer (4.3)."""
         operator = self.operator
-        first, last = self.first, self.last
-        grouped = (self.rows > 0) & (first >= 0) & (last >= first)
+        grouped = (self.rows > 0) & (self.first >= 0) & (self.last >= self.first)
         grouped &= (self.subtask >= 0) & (self.subtask < operator.parallelism)
-        subtask, layer, first, last = (column[grouped] for column in (self.subtask, self.layer, first, last))
+        subtask, layer, first, last = (column[grouped] for column in (self.subtask, self.layer, self.first, self.last))
         if not len(subtask):
             return
         try:
             check_parallelism(operator.parallelism, operator.max_parallelism or 0)
         except ValueError:
-            return  # Said where the operator was checked.
+            return  # The check of the operator reports this.
         bounds = range_bounds(operator.parallelism, operator.max_parallelism or 0)
         outside = (first < bounds[subtask]) | (last >= bounds[subtask + 1])
         if outside.any():
             at = int(outside.argmax())
             i = int(subtask[at])
             what = (
-                f"has key groups {first[at]} to {last[at]} at subtask {i}, which owns {bounds[i]} to {bounds[i + 1] - 1}"
-                f" ({int(outside.sum())} such handles)"
+                f"has key groups {first[at]} to {last[at]} at subtask {i}, which owns {bounds[i]} to "
+                f"{bounds[i + 1] - 1} ({int(outside.sum())} such handles)"
             )
             yield self.problem(_NOT_ALLOWED, "SPEC 5.3", what, i)
         order = np.lexsort((first, layer, subtask))
@@ -246,7 +222,7 @@ class _StateHandles:
             yield self.problem(_NOT_ALLOWED, "SPEC 4.3", what, int(subtask[at]))
 
 
-def _within(values: _Ints, subtasks: SubtaskSet) -> _Mask:
+def _within(values: Ints, subtasks: SubtaskSet) -> Mask:
     found = np.zeros(len(values), bool)
     for first, last in subtasks.ranges:
         found |= (values >= first) & (values <= last)

@@ -1,6 +1,6 @@
-"""The invariants of operators, edges and states by themselves (SPEC.md sections 3.4 to 3.7), each as a check.
+"""The invariants of operators, edges and states by themselves (SPEC.md sections 3.4 to 3.7).
 
-Everything is looked at, whatever else is wrong: a function here returns the problems that it finds and never raises.
+Every function here returns the problems that it finds, and never raises.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -21,23 +22,22 @@ from ..schema import MAX_NESTING, arrow_field, children, default_scalar
 from ..states import evolution_faults
 from .statuses import Unequal, cycle, saved_statuses, unequal_parallelism, unfit_predecessors
 
+_T = TypeVar("_T")
+
 _STATUS = ErrorKind.STATUS_CONTRADICTION
 _GRAPH = ErrorKind.INVALID_GRAPH
 _SCHEMA = ErrorKind.SCHEMA_MISMATCH
 
 
 def check_graph(graph: JobGraph) -> list[Problem]:
-    """Operators and edges (sections 3.4 and 3.5)."""
-    problems = [
-        Problem(_GRAPH, "SPEC 3.2", f"operator uid {uid!r} stands {count} times in the graph", operator=uid)
-        for uid, count in Counter(operator.uid for operator in graph.operators).items()
-        if count > 1
-    ]
-    problems += [
-        Problem(_GRAPH, "SPEC 3.2", f"edge id {edge!r} stands {count} times in the graph")
-        for edge, count in Counter(edge.id for edge in graph.edges).items()
-        if count > 1
-    ]
+    """Check operators and edges (sections 3.4 and 3.5)."""
+    problems = []
+    for uid, count in _repeated(operator.uid for operator in graph.operators):
+        problems.append(
+            Problem(_GRAPH, "SPEC 3.2", f"operator uid {uid!r} is {count} times in the graph", operator=uid)
+        )
+    for edge_id, count in _repeated(edge.id for edge in graph.edges):
+        problems.append(Problem(_GRAPH, "SPEC 3.2", f"edge id {edge_id!r} is {count} times in the graph"))
     for operator in graph.operators:
         problems += _operator(operator)
     for edge in graph.edges:
@@ -51,8 +51,12 @@ def check_graph(graph: JobGraph) -> list[Problem]:
     return problems
 
 
+def _repeated(values: Iterable[_T]) -> Iterator[tuple[_T, int]]:
+    return ((value, count) for value, count in Counter(values).items() if count > 1)
+
+
 def check_statuses(graph: JobGraph, rescaled_from: RescaledFrom | None) -> list[Problem]:
-    """Finished operators behind ones that have not finished enough (section 3.5): no restore takes such a checkpoint."""
+    """Check that the predecessors of finished operators have finished enough (section 3.5)."""
     statuses = saved_statuses(graph, rescaled_from)
     return [
         Problem(_STATUS, "SPEC 3.5", str(unfit), ADVICE_BEFORE, operator=unfit.operator.uid)
@@ -73,14 +77,14 @@ def _operator(operator: Operator) -> Iterator[Problem]:
     for name, subtasks in (("finished", operator.finished), ("finishing", operator.finishing)):
         if not _legal_ranges(subtasks, operator.parallelism):
             message = (
-                f"the {name} subtasks of operator {uid!r} are {list(subtasks.ranges)}, which are no sorted, disjoint, "
+                f"the {name} subtasks of operator {uid!r} are {list(subtasks.ranges)}, which are not sorted, disjoint, "
                 f"non-adjacent ranges within 0 to {operator.parallelism - 1}"
             )
             yield Problem(_STATUS, "SPEC 3.4", message, operator=uid)
     if operator.finished and operator.finishing:
         both = SubtaskSet.of({*operator.finished} & {*operator.finishing})
         if both:
-            message = f"subtasks {both} of operator {uid!r} are finished and finishing at once"
+            message = f"subtasks {both} of operator {uid!r} are both finished and finishing"
             yield Problem(_STATUS, "SPEC 3.4", message, operator=uid)
 
 
@@ -113,24 +117,22 @@ def _edge(edge: Edge, graph: JobGraph) -> Iterator[Problem]:
         yield Problem(_GRAPH, "SPEC 3.5", message)
 
 
-# ---- states ----------------------------------------------------------------------------------------------------------
+# ---- states --------------------------------------------------------------------------------------
 
 
 def check_states(graph: JobGraph, states: Sequence[State]) -> list[Problem]:
-    """States and their schemas (sections 3.6 and 3.7)."""
-    problems = [
-        _problem(state, ErrorKind.INVALID_ARGUMENT, "SPEC 3.2", f"is declared {count} times")
-        for (_, _), (state, count) in _repeated(states)
-    ]
-    singles = Counter((s.operator, s.mode) for s in states if s.mode in (Mode.COORDINATOR, Mode.PROGRESS))
-    for (uid, mode), count in singles.items():
-        if count > 1:
-            message = f"operator {uid!r} has {count} states of mode {mode}; at most one is allowed"
-            problems.append(Problem(ErrorKind.STATE_NOT_ALLOWED, "SPEC 3.6", message, operator=uid))
-    for edge, count in Counter(s.edge for s in states if s.mode is Mode.IN_FLIGHT).items():
-        if count > 1:
-            message = f"edge {edge!r} has {count} in-flight states; at most one is allowed"
-            problems.append(Problem(ErrorKind.STATE_NOT_ALLOWED, "SPEC 3.6", message))
+    """Check states and their schemas (sections 3.6 and 3.7)."""
+    problems = []
+    for (uid, name), count in _repeated((state.operator, state.name) for state in states):
+        message = f"state {name!r} of operator {uid!r} is declared {count} times"
+        problems.append(Problem(ErrorKind.INVALID_ARGUMENT, "SPEC 3.2", message, operator=uid, state=name))
+    single = (Mode.COORDINATOR, Mode.PROGRESS)
+    for (uid, mode), count in _repeated((state.operator, state.mode) for state in states if state.mode in single):
+        message = f"operator {uid!r} has {count} states of mode {mode}; at most one is allowed"
+        problems.append(Problem(ErrorKind.STATE_NOT_ALLOWED, "SPEC 3.6", message, operator=uid))
+    for edge, count in _repeated(state.edge for state in states if state.mode is Mode.IN_FLIGHT):
+        message = f"edge {edge!r} has {count} in-flight states; at most one is allowed"
+        problems.append(Problem(ErrorKind.STATE_NOT_ALLOWED, "SPEC 3.6", message))
     for state in states:
         problems += _in_graph(state, graph)
         problems += _alone(state)
@@ -142,14 +144,6 @@ def _problem(state: State, kind: ErrorKind, clause: str, what: str) -> Problem:
     return Problem(kind, clause, message, operator=state.operator, state=state.name)
 
 
-def _repeated(states: Iterable[State]) -> Iterator[tuple[tuple[str, str], tuple[State, int]]]:
-    found: dict[tuple[str, str], tuple[State, int]] = {}
-    for state in states:
-        key = state.operator, state.name
-        found[key] = state, found.get(key, (state, 0))[1] + 1
-    return ((key, value) for key, value in found.items() if value[1] > 1)
-
-
 def _in_graph(state: State, graph: JobGraph) -> Iterator[Problem]:
     operator = graph.by_uid.get(state.operator)
     if operator is None:
@@ -158,17 +152,15 @@ def _in_graph(state: State, graph: JobGraph) -> Iterator[Problem]:
         what = "is of mode coordinator, but the operator has no coordinator"
         yield _problem(state, ErrorKind.STATE_NOT_ALLOWED, "SPEC 3.6", what)
     elif state.mode is Mode.UNION and operator.status is Status.PARTIALLY_FINISHED:
-        what = (
-            f"is union state, but subtasks {operator.done} of {operator.parallelism} have finished: what they held is "
-            "missing from the union"
-        )
+        done = f"subtasks {operator.done} of {operator.parallelism} have finished"
+        what = f"is union state, but {done}: their entries are lost"
         found = _problem(state, ErrorKind.UNION_PARTIALLY_FINISHED, "SPEC 4.6", what)
         yield replace(found, advice=ADVICE_BEFORE)
     if state.mode is not Mode.IN_FLIGHT or state.edge is None:
         return
     edge = graph.by_edge.get(state.edge)
     if edge is None or edge.target != state.operator:
-        what = f"holds records in flight on edge {state.edge!r}, which is no edge into its operator"
+        what = f"holds records in flight on edge {state.edge!r}, which is not an edge into its operator"
         yield _problem(state, _GRAPH, "SPEC 3.6", what)
     elif (edge.partitioner is Partitioner.HASH) is not bool(state.key_columns):
         what = f"is in flight on a {edge.partitioner} edge and has key columns {list(state.key_columns)}"
@@ -177,7 +169,7 @@ def _in_graph(state: State, graph: JobGraph) -> Iterator[Problem]:
 
 @lru_cache(maxsize=4096)
 def _alone(state: State) -> tuple[Problem, ...]:
-    """What can be said of a state without its graph. States are values and change seldom, so it is said once."""
+    """Check a state without its graph. Cached, because every checkpoint has the same states."""
     return tuple(_declaration(state)) + tuple(_schemas(state))
 
 
@@ -185,9 +177,8 @@ def _declaration(state: State) -> Iterator[Problem]:
     if not state.name:
         yield _problem(state, ErrorKind.INVALID_ARGUMENT, "SPEC 3.6", "has an empty name")
     if (state.kind is not None) is not (state.mode is Mode.KEYED):
-        yield _problem(
-            state, _SCHEMA, "SPEC 3.6", f"is of mode {state.mode} and kind {state.kind}; kinds are for keyed"
-        )
+        what = f"is of mode {state.mode} and kind {state.kind}; kinds are for keyed"
+        yield _problem(state, _SCHEMA, "SPEC 3.6", what)
     if (state.edge is not None) is not (state.mode is Mode.IN_FLIGHT):
         yield _problem(state, _SCHEMA, "SPEC 3.6", f"is of mode {state.mode} and names edge {state.edge!r}")
     if state.mode is Mode.KEYED and not state.key_columns:
@@ -204,19 +195,18 @@ def _declaration(state: State) -> Iterator[Problem]:
 
 
 def _schemas(state: State) -> Iterator[Problem]:
-    fixed = [*state.key_columns, *(["_map_key"] if state.kind is Kind.MAP else [])]
+    map_key = ["_map_key"] if state.kind is Kind.MAP else []
+    key = [*state.key_columns, *map_key]
     for schema in state.schemas:
         names = [item.name for item in schema.fields]
         where = f"schema {schema.id}"
         if len(set(names)) != len(names):
             yield _problem(state, _SCHEMA, "SPEC 3.6", f"has two fields of one name in {where}: {names}")
-        map_key = {"_map_key"} if state.kind is Kind.MAP else set()
         wrong = [name for name in names if not name or (name.startswith("_") and name not in map_key)]
         if wrong:
-            yield _problem(
-                state, _SCHEMA, "SPEC 3.6", f"has fields {wrong} in {where}; such names belong to the format"
-            )
-        missing = [name for name in fixed if name not in names]
+            what = f"has fields {wrong} in {where}; such names belong to the format"
+            yield _problem(state, _SCHEMA, "SPEC 3.6", what)
+        missing = [name for name in key if name not in names]
         if missing:
             yield _problem(state, _SCHEMA, "SPEC 3.6", f"has no field {missing} in {where}, which is part of its key")
         ids = [item.id for item in _nested(schema.fields)]
@@ -225,29 +215,29 @@ def _schemas(state: State) -> Iterator[Problem]:
         if max(ids, default=0) > state.last_field_id:
             what = f"has field id {max(ids)} in {where}, above its last_field_id {state.last_field_id}"
             yield _problem(state, _SCHEMA, "SPEC 3.6", what)
-        yield from _types(state, schema.fields, fixed)
+        yield from _types(state, schema.fields, key)
     if len(state.schemas) > 1:
         older = replace(state, schemas=state.schemas[:-1])
         for fault in _evolution(older, state):
             yield _problem(state, ErrorKind.SCHEMA_CANNOT_EVOLVE, "SPEC 5.7", f"cannot read its older schemas: {fault}")
 
 
-def _types(state: State, fields: Sequence[Field], fixed: Sequence[str]) -> Iterator[Problem]:
+def _types(state: State, fields: Sequence[Field], key: Sequence[str]) -> Iterator[Problem]:
     for item in fields:
         try:
             column = arrow_field(item)
-            if item.name in fixed:
+            if item.name in key:
                 check_key_types([column])
             if item.default is not None:
                 default_scalar(item.default, item.type)
             yield from _nesting(state, item, item.name)
         except (InvalidInput, pa.ArrowException) as error:
             kind = error.kind if isinstance(error, InvalidInput) else ErrorKind.UNSUPPORTED_TYPE
-            yield _problem(state, kind, "SPEC 3.7", f"has a field {item.name!r} that the format does not hold: {error}")
+            yield _problem(state, kind, "SPEC 3.7", f"has a field {item.name!r} that the format cannot hold: {error}")
 
 
 def _nesting(state: State, item: Field, path: str, depth: int = 0) -> Iterator[Problem]:
-    """What only nested fields can get wrong."""
+    """Check the fields inside a nested field."""
     inner = children(item)
     if inner and depth >= MAX_NESTING:
         yield _problem(state, _SCHEMA, "SPEC 3.7", f"has a field {path!r} nested deeper than {MAX_NESTING}")
@@ -271,4 +261,4 @@ def _evolution(older: State, state: State) -> list[str]:
     try:
         return evolution_faults(older, state)
     except InvalidInput:
-        return []  # A type that does not exist: said above.
+        return []  # A type that does not exist; _types reports it.

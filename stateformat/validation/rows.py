@@ -1,9 +1,9 @@
-"""The rows of one segment against its state and its handles (SPEC.md sections 5.1 to 5.4), batch by batch.
+"""Checks the rows of one segment against its state and its handles (SPEC.md sections 5.1 to 5.4).
 
-Theory of operation. Batches come in the order of the file. Each is judged by itself (values, nulls, key groups, order
-within it) with the very functions that writers use; what spans batches is a little state: the last row's place in the
-order, the rows counted per group, the row keys of the group that is not complete. So memory does not grow with the segment.
-A rule that is broken is told once per segment, with the first row that breaks it.
+Batches come in the order of the file. Each is judged by itself with the functions that writers use.
+Between batches the check keeps the last row's place in the order, the rows per group, and the row
+keys of the group that is not complete, so memory does not grow with the segment. Each broken rule
+is reported once per segment, with the first row that breaks it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ..schema import KEY_GROUP, has_key_groups
 from ..segments import RowKeyCheck, is_clustered, normalize_rows
 
 Report = Callable[[ErrorKind, str, str], None]
-"""Takes kind, clause, and the rest of a sentence that begins with the segment."""
+"""Called with the kind, the clause, and the rest of a sentence that begins with the segment."""
 
 _DAMAGED = ErrorKind.DAMAGED_SEGMENT
 
 
 class RowsCheck:
-    """Fed with the batches of a segment, in order, by :meth:`add`; then :meth:`finish`. Reports and never raises."""
+    """Takes the batches of a segment by :meth:`add`, then :meth:`finish`. Never raises."""
 
     def __init__(
         self,
@@ -48,29 +48,33 @@ class RowsCheck:
         self._schema_id = schema_id
         self._delta = delta
         self._checkpoint_id = checkpoint_id
-        self._seen: set[str] = set()
-        self._run = np.zeros((4, 0), np.int64)
         self._report = report
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._counts = np.zeros(MAX_PARALLELISM_LIMIT, np.int64)
         self._last: tuple[int, ...] = ()
+        self._edges: set[str] = set()
+        self._open_channels = np.zeros((4, 0), np.int64)
         self._unique = RowKeyCheck(state, "it") if state.mode is Mode.KEYED and state.key_columns else None
         self.rows = 0
 
-    def _tell(self, kind: ErrorKind, clause: str, rule: str, what: str) -> None:
-        if rule not in self._told:
-            self._told.add(rule)
+    def _report_once(self, kind: ErrorKind, clause: str, rule: str, what: str) -> None:
+        if rule not in self._reported:
+            self._reported.add(rule)
             self._report(kind, clause, what)
 
+    @property
+    def _is_sorted(self) -> bool:
+        return not {"order", "range"} & self._reported
+
     def add(self, batch: pa.RecordBatch) -> None:
-        """The next rows, with the columns of the segment."""
+        """Check the next rows, which have the columns of the segment."""
         start, self.rows = self.rows, self.rows + batch.num_rows
         if not batch.num_rows:
             return
         try:
             batch.validate(full=True)
         except pa.ArrowInvalid as error:
-            self._tell(_DAMAGED, "SPEC 3.7", "values", f"holds values that are none of their type: {error}")
+            self._report_once(_DAMAGED, "SPEC 3.7", "values", f"holds values that are not of their type: {error}")
             return
         table = pa.Table.from_batches([batch])
         try:
@@ -78,13 +82,13 @@ class RowsCheck:
         except InvalidState as error:
             own = error.kind is ErrorKind.NULL_NOT_ALLOWED or self._state.mode is not Mode.KEYED
             clause = "SPEC 5.1" if own else "SPEC 5.4"
-            self._tell(error.kind, clause, f"conform {error.kind}", f"breaks its declaration: {error}")
+            self._report_once(error.kind, clause, f"conform {error.kind}", f"breaks its declaration: {error}")
         self._keys(table)
         groups = self._groups(table, start)
         if groups is not None:
             self._order(table, groups, start)
             self._counts += np.bincount(np.clip(groups, 0, len(self._counts) - 1), minlength=len(self._counts))
-        if self._unique is not None and "order" not in self._told and "range" not in self._told:
+        if self._unique is not None and self._is_sorted:
             self._check_unique(lambda check: check.add(table))
         if groups is not None and self._state.mode is Mode.IN_FLIGHT:
             self._channels(table, groups)
@@ -94,23 +98,24 @@ class RowsCheck:
             self._progress(table)
 
     def finish(self, segment_rows: int, handles: HandleRows) -> None:
-        """After the last batch: the row count, and the rows of each group against those that the handles say."""
-        if self._unique is not None and "order" not in self._told and "range" not in self._told:
+        """Check the row count, and the rows of each group against the handles."""
+        if self._unique is not None and self._is_sorted:
             self._check_unique(RowKeyCheck.finish)
         if self.rows != segment_rows:
             what = f"holds {self.rows:,} rows, the manifest says {segment_rows:,}"
-            self._tell(_DAMAGED, "SPEC 4.1", "count", what)
-        elif self._last and not {"order", "range"} & self._told:
-            self._handle_groups(handles)
+            self._report_once(_DAMAGED, "SPEC 4.1", "count", what)
+        elif self._last and self._is_sorted:
+            for subtask, what in group_faults(self._counts, handles, whole=has_key_groups(self._state)):
+                self._report_once(_DAMAGED, "SPEC 4.3", f"groups {subtask}", what)
 
-    # ---- rules -------------------------------------------------------------------------------------------------------
+    # ---- rules -----------------------------------------------------------------------------------
 
     def _check_unique(self, step: Callable[[RowKeyCheck], None]) -> None:
         assert self._unique is not None
         try:
             step(self._unique)
         except InvalidState as error:
-            self._tell(error.kind, "SPEC 5.3", "unique", f"holds a row key twice: {error}")
+            self._report_once(error.kind, "SPEC 5.3", "unique", f"holds a row key twice: {error}")
             self._unique = None
 
     def _keys(self, table: pa.Table) -> None:
@@ -119,21 +124,23 @@ class RowsCheck:
                 normalize_key_column(leaf) is not leaf for leaf in _float_leaves(table[name].combine_chunks())
             ):
                 what = f"holds -0.0, or a NaN other than the one allowed, in key column {name!r}"
-                self._tell(_DAMAGED, "SPEC 5.3", f"normal {name}", what)
+                self._report_once(_DAMAGED, "SPEC 5.3", f"normal {name}", what)
 
     def _groups(self, table: pa.Table, start: int) -> npt.NDArray[np.int32] | None:
-        """The group of each row, verified; None in modes without groups."""
+        """Return the verified group of each row, or None in modes without groups."""
         if not has_key_groups(self._state):
             if self._state.mode is not Mode.IN_FLIGHT:
                 return None
             return _ints(table["_sender"])
         stored, ceiling = _ints(table[KEY_GROUP.name]), self._operator.max_parallelism or 1
-        self._range(stored, ceiling, KEY_GROUP.name)
+        if stored.min() < 0 or stored.max() >= ceiling:
+            what = f"has {KEY_GROUP.name} {stored.min()} to {stored.max()}; it is from 0 to {ceiling - 1}"
+            self._report_once(_DAMAGED, "SPEC 5.3", "range", what)
         try:
             columns = [table[name] for name in self._state.key_columns]
             computed = key_groups(hash_keys(columns, self._operator.key_hash or ""), ceiling)
         except InvalidInput as error:
-            self._tell(error.kind, "SPEC 5.3", "hash", f"cannot have its key groups verified: {error}")
+            self._report_once(error.kind, "SPEC 5.3", "hash", f"cannot have its key groups verified: {error}")
             return stored
         wrong = stored != computed
         if wrong.any():
@@ -142,13 +149,8 @@ class RowsCheck:
                 f"has key group {stored[row]} on row {start + row}, whose key hashes to {computed[row]} of {ceiling}"
                 f" ({int(wrong.sum())} such rows)"
             )
-            self._tell(_DAMAGED, "SPEC 5.3", "hashed", what)
+            self._report_once(_DAMAGED, "SPEC 5.3", "hashed", what)
         return stored
-
-    def _range(self, groups: npt.NDArray[np.int32], ceiling: int, name: str) -> None:
-        if groups.min() < 0 or groups.max() >= ceiling:
-            what = f"has {name} {groups.min()} to {groups.max()}; it is from 0 to {ceiling - 1}"
-            self._tell(_DAMAGED, "SPEC 5.3", "range", what)
 
     def _order(self, table: pa.Table, groups: npt.NDArray[np.int32], start: int) -> None:
         columns = [groups]
@@ -157,23 +159,24 @@ class RowsCheck:
         first, last = (tuple(int(column[at]) for column in columns) for at in (0, -1))
         if (self._last and first < self._last) or not is_clustered(table, self._state, groups):
             by = "(group, _sender, _seq)" if self._state.mode is Mode.IN_FLIGHT else KEY_GROUP.name
-            self._tell(_DAMAGED, "SPEC 5.2", "order", f"is not sorted by {by}, at or after row {start}")
+            self._report_once(_DAMAGED, "SPEC 5.2", "order", f"is not sorted by {by}, at or after row {start}")
         self._last = last
 
     def _committables(self, table: pa.Table) -> None:
         bounds = pc.min_max(table["_checkpoint_id"]).as_py()
         if bounds["max"] is not None and bounds["max"] > self._checkpoint_id:
-            what = f"holds committables prepared under {bounds['min']} to {bounds['max']}; this is checkpoint "
-            self._tell(_DAMAGED, "SPEC 5.1", "prepared", what + str(self._checkpoint_id))
+            what = f"holds committables prepared under {bounds['min']} to {bounds['max']}"
+            self._report_once(_DAMAGED, "SPEC 5.1", "prepared", f"{what}; this is checkpoint {self._checkpoint_id}")
 
     def _channels(self, table: pa.Table, groups: npt.NDArray[np.int32]) -> None:
-        """No record of a channel stands twice (section 5.1). One that does has the same key, so it is in the same group.
+        """Check that no record of a channel appears twice (section 5.1).
 
-        Rows of one group, sender and number are neighbours and of different receivers; the last of them are kept.
+        A repeated record has the same key, so it is in the same group. Rows of one group, sender
+        and number are neighbors; the last of them are kept for the next batch.
         """
         columns = [groups, *(table[name].combine_chunks().to_numpy() for name in ("_sender", "_seq", "_receiver"))]
         rows = np.stack([column.astype(np.int64) for column in columns])
-        rows = np.concatenate([self._run, rows], axis=1)
+        rows = np.concatenate([self._open_channels, rows], axis=1)
         rows = rows[:, np.lexsort(rows[::-1])]
         twice = (rows[:, 1:] == rows[:, :-1]).all(axis=0)
         if twice.any():
@@ -181,25 +184,20 @@ class RowsCheck:
             what = (
                 f"holds record {number} of the channel from {sender} to {receiver} twice ({int(twice.sum())} such rows)"
             )
-            self._tell(_DAMAGED, "SPEC 5.1", "channel", what)
-        # More than there are subtasks cannot be of different receivers, and was told.
-        self._run = rows[:, (rows[:3] == rows[:3, -1:]).all(axis=0)][:, -MAX_PARALLELISM_LIMIT:]
+            self._report_once(_DAMAGED, "SPEC 5.1", "channel", what)
+        # There are no more receivers than this.
+        self._open_channels = rows[:, (rows[:3] == rows[:3, -1:]).all(axis=0)][:, -MAX_PARALLELISM_LIMIT:]
 
     def _progress(self, table: pa.Table) -> None:
-        """At most one row for each edge (section 6.2); a checkpoint rescaled into another graph may name edges that are gone."""
+        """Check that each edge has one row at most (section 6.2); the edge may be gone."""
         for edge in table["_edge"].to_pylist():
-            if edge in self._seen:
-                self._tell(_DAMAGED, "SPEC 6.2", "edge", f"tells the progress of edge {edge!r} twice")
-            self._seen.add(edge)
-
-    def _handle_groups(self, handles: HandleRows) -> None:
-        """Which groups lie in the rows of each handle: the rows are sorted, so by where each group begins and ends."""
-        for subtask, what in group_faults(self._counts, handles, whole=has_key_groups(self._state)):
-            self._tell(_DAMAGED, "SPEC 4.3", f"groups {subtask}", what)
+            if edge in self._edges:
+                self._report_once(_DAMAGED, "SPEC 6.2", "edge", f"has the progress of edge {edge!r} twice")
+            self._edges.add(edge)
 
 
 def _float_leaves(array: pa.Array) -> Iterator[pa.Array]:
-    """The floats in a key column, with zeros where it is null: what lies under a null has no meaning."""
+    """Yield the floats in a key column; nulls become zeros."""
     if pa.types.is_struct(array.type):
         for child in array.flatten():
             yield from _float_leaves(child)

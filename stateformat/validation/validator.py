@@ -1,12 +1,9 @@
-"""Every invariant of SPEC.md as a check that returns problems; nothing raises at the first fault.
+"""Validates a checkpoint: every invariant of SPEC.md, as problems in a report.
 
-Theory of operation. The checks go from the outside in: record, manifest, content, segments. A layer that cannot be read
-ends the way inward, for nothing that damaged bytes say is believed: a record or manifest that cannot be decoded is told by
-its first fault alone. Within a layer that was decoded everything is looked at. Quick reads record, manifest and the
-footer of every segment; full reads every byte and every row. Nothing is ever written.
-
-:func:`check_content` is the same judgement without a store, as publishing uses it; the modules ``rules.graph``,
-``rules.content``, ``validation.segments`` and ``validation.rows`` hold the rules.
+The checks go from the outside in: record, manifest, content, segments. Where a layer cannot be
+decoded, its first fault is reported and nothing inside it is looked at. In a layer that was decoded
+every fault is reported. Quick reads record, manifest and the footer of every segment; full reads
+every byte and every row. Nothing is written.
 """
 
 from __future__ import annotations
@@ -32,15 +29,17 @@ from ..errors import (
 )
 from ..history import Ids, record_ids, record_lost, record_of, require_records, survey
 from ..manifest import INLINE_BYTES_MAX, Manifest, integers, read_handles, state_runs, totals, unusable, verify_manifest
+from ..manifest.rules import Mask
 from ..model import CheckpointId, Record
-from ..problems import ADVICE_OTHER, ADVICE_RESTORE, Counts, Problem, Report, ordered
+from ..problems import ADVICE_OTHER, ADVICE_RESTORE, ADVICE_STORAGE, Counts, Problem, Report, ordered
+from ..reading import load_record
 from ..record import RECORD_BYTES_MAX, decode_record, required_features
 from ..rules import check_content
 from ..storage import Storage
 from .segments import Level, SegmentResult, check_segment, segments_of
 
 Progress = Callable[[int, int], None]
-"""Told how many segments are done, of how many."""
+"""Called with the bytes that are checked so far, and the bytes of all segments."""
 
 THREADS: Final = 4
 _WINDOW: Final = 256
@@ -63,12 +62,9 @@ _MANIFEST_CLAUSES: Final = {
 
 
 class HasStorage(Protocol):
-    """A ``CheckpointStore``, as far as validation needs one."""
+    """A ``CheckpointStore``, which this module may not import."""
 
-    @property
-    def storage(self) -> Storage:
-        """Where the store lies."""
-        ...
+    storage: Storage
 
 
 def validate(
@@ -78,12 +74,14 @@ def validate(
     level: Level = "quick",
     progress: Progress | None = None,
 ) -> Report:
-    """Everything that is wrong with one checkpoint, the newest where no id is given.
+    """Report everything that is wrong with one checkpoint, the newest where no id is given.
 
-    ``quick`` costs the record, the manifest, one listing and one small read per segment; ``full`` reads every byte and
-    checks every row, in bounded memory. Damage, a newer version, and a storage that fails half-way are problems of the
-    report. Raises ``NotFound`` where there is no such store or checkpoint, and ``StorageError`` where not even a listing
-    can be had.
+    ``quick`` costs the record, the manifest, one listing and one small read per segment. ``full``
+    reads every byte and checks every row, in bounded memory. Damage, a newer version, and a storage
+    that fails half-way are problems of the report.
+
+    Raises ``NotFound`` for a store or checkpoint that does not exist, and ``StorageError`` where
+    the store cannot be listed.
     """
     storage = store if isinstance(store, Storage) else store.storage
     ids = record_ids(storage)
@@ -92,23 +90,23 @@ def validate(
         require_records(storage, ids)
     chosen = CheckpointId(ids[-1] if checkpoint_id is None else checkpoint_id)
     if chosen not in ids:
-        record_of(storage, chosen)  # Says whether it never was, has expired, or was lost.
+        record_of(storage, chosen)  # Raises where the record has expired or was lost.
         raise NotFound(f"no checkpoint {chosen} in {storage.url}", checkpoint_id=chosen)
-    run = _Run(storage, chosen, level, progress)
-    run.whole()
-    findings = ordered([*run.findings, *_history_problems(storage, ids, chosen, level)])
-    return Report(storage.url, chosen, level, findings, run.counts)
+    validation = _Validation(storage, chosen, level, progress)
+    validation.run()
+    findings = ordered([*validation.findings, *_history_problems(storage, ids, chosen, level)])
+    return Report(storage.url, chosen, level, findings, validation.counts)
 
 
 def check_checkpoint(storage: Storage, checkpoint_id: CheckpointId, *, level: Level = "quick") -> tuple[Problem, ...]:
-    """Everything that is wrong with one checkpoint by itself, whatever else the store holds: record, manifest, segments."""
-    run = _Run(storage, checkpoint_id, level, None)
-    run.whole()
-    return ordered(run.findings)
+    """Return everything that is wrong with one checkpoint by itself, without its history."""
+    validation = _Validation(storage, checkpoint_id, level, None)
+    validation.run()
+    return ordered(validation.findings)
 
 
-class _Run:
-    """One validation under way."""
+class _Validation:
+    """One validation: :meth:`run` adds to ``findings`` and ``counts``."""
 
     def __init__(self, storage: Storage, checkpoint_id: CheckpointId, level: Level, progress: Progress | None) -> None:
         self.storage = storage
@@ -118,8 +116,7 @@ class _Run:
         self.findings: list[Problem] = []
         self.counts = Counts()
 
-    def whole(self) -> None:
-        """From the record inward, as far as what is there can be believed."""
+    def run(self) -> None:
         record = self._record()
         manifest = self._manifest(record) if record is not None else None
         if record is None or manifest is None:
@@ -129,7 +126,9 @@ class _Run:
         self._segments(record, manifest)
         if any(found.kind is ErrorKind.OBJECT_MISSING for found in self.findings) and self._expired(record):
             self.findings = [found for found in self.findings if found.kind is not ErrorKind.OBJECT_MISSING]
-            self.findings.append(_expired(self.storage, self.checkpoint_id))
+            message = f"checkpoint {self.checkpoint_id} of {self.storage.url} has expired while it was validated"
+            advice = "this is not damage; validate the newest"
+            self.findings.append(Problem(ErrorKind.CHECKPOINT_EXPIRED, "SPEC 7.3", message, advice))
 
     def _read(self, path: str, clause: str, what: str, size_bytes_max: int) -> pa.Buffer | None:
         try:
@@ -138,7 +137,7 @@ class _Run:
             message, kind, advice = f"{what} {path} is not in the store", ErrorKind.OBJECT_MISSING, ADVICE_RESTORE
         except StorageError as error:
             message, kind = f"{what} {path} could not be read: {error}", error.kind
-            advice = "try again; check the storage if it stays so"
+            advice = ADVICE_STORAGE
         self.findings.append(Problem(kind, clause, message, advice, path=path))
         return None
 
@@ -167,7 +166,7 @@ class _Run:
             verify_manifest(data, ref)
             self.counts = Counts(records=1, bytes=self.counts.bytes + data.size)
             manifest = Manifest(read_handles(data, ref), data=data)
-            manifest.inline("")  # Reads the column, so that damage in it shows here.
+            manifest.inline("")  # Reads the inline column, which may be damaged.
         except CheckpointError as error:
             clause = _MANIFEST_CLAUSES.get(error.kind, "SPEC 4")
             self.findings.append(Problem(error.kind, clause, _fault(error), ADVICE_RESTORE, path=ref.path))
@@ -181,8 +180,7 @@ class _Run:
             listed = self.storage.list(layout.SEGMENTS) if total else []
         except StorageError as error:
             message = f"the segments of {self.storage.url} could not be listed: {error}"
-            advice = "try again; check the storage if it stays so"
-            self.findings.append(Problem(error.kind, "SPEC 2.1", message, advice))
+            self.findings.append(Problem(error.kind, "SPEC 2.1", message, ADVICE_STORAGE))
             return
         sizes = {item.path: item.size_bytes for item in listed}
         meter = _Meter(self.progress, record.totals.bytes)
@@ -194,11 +192,10 @@ class _Run:
         self.counts = Counts(1, manifest.handles.num_rows, total, self.counts.bytes + size_bytes, rows)
 
     def _expired(self, record: Record) -> bool:
-        """Whether the checkpoint went away while it was looked at (section 7.3): then what is missing is no damage."""
+        """Whether the checkpoint has expired meanwhile: then nothing is damaged (7.3)."""
         try:
-            path = layout.record_path(self.checkpoint_id)
-            now = decode_record(self.storage.read_range(path, 0, RECORD_BYTES_MAX + 1).to_pybytes())
-        except FileNotFoundError:
+            now = load_record(self.storage, self.checkpoint_id)
+        except NotFound:
             return True
         except CheckpointError:
             return False
@@ -206,7 +203,7 @@ class _Run:
 
 
 class _Meter:
-    """Adds up the bytes of segments that have been checked, from any thread."""
+    """Adds up the bytes that the threads have checked."""
 
     def __init__(self, progress: Progress, total: int) -> None:
         self._progress, self._total, self._done = progress, total, 0
@@ -220,14 +217,14 @@ class _Meter:
 
 
 def _in_order(check: Callable[..., SegmentResult], segments: Iterator[Any]) -> Iterator[SegmentResult]:
-    """Results in the order of the segments, a few at a time: a million segments are not queued at once."""
+    """Check the segments in threads, and yield the results in order; queue a few at a time."""
     with ThreadPoolExecutor(THREADS, thread_name_prefix="stateformat-validate") as pool:
         while window := list(islice(segments, _WINDOW)):
             yield from pool.map(check, window)
 
 
-def _declared(record: Record, handles: pa.Table) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Handles of a state and schema that the record has. Others were told, and their segments cannot be judged."""
+def _declared(record: Record, handles: pa.Table) -> Mask:
+    """Return the mask of handles of a state and schema that the record declares."""
     schema_id = integers(handles["schema_id"])
     found = np.zeros(handles.num_rows, bool)
     for key, start, stop in state_runs(handles):
@@ -240,7 +237,7 @@ def _declared(record: Record, handles: pa.Table) -> np.ndarray[Any, np.dtype[np.
 
 
 def _record_problems(record: Record, manifest: Manifest) -> Iterator[Problem]:
-    """The record against the manifest: totals, features; and what is inline (section 4.4)."""
+    """Compare ids, totals, features and inline segments of record and manifest."""
     path = layout.record_path(record.checkpoint_id)
     yield from _order_problems(record)
     counted = totals(manifest.handles)
@@ -249,7 +246,7 @@ def _record_problems(record: Record, manifest: Manifest) -> Iterator[Problem]:
         yield Problem(ErrorKind.DAMAGED_RECORD, "SPEC 3.2", message, path=path)
     used = required_features(record.graph, record.states, manifest.handles, record.rescaled_from)
     if used != record.required_features:
-        message = f"the record requires {list(record.required_features)}, and the checkpoint uses {list(used)}"
+        message = f"the record requires {list(record.required_features)}, but the checkpoint uses {list(used)}"
         yield Problem(ErrorKind.DAMAGED_RECORD, "SPEC 3.3", message, path=path)
     if record.rescaled_from is not None:
         for former in record.rescaled_from.operators:
@@ -265,12 +262,12 @@ def _record_problems(record: Record, manifest: Manifest) -> Iterator[Problem]:
 
 
 def _fault(error: CheckpointError) -> str:
-    """What is wrong, without the advice, which a problem has of its own."""
+    """Return what is wrong, without the advice."""
     return str(error).removesuffix(REPAIR_ADVICE)
 
 
 def _order_problems(record: Record) -> Iterator[Problem]:
-    """Ids follow by one (section 8.2); only a repair may begin a chain with another id than 1."""
+    """Check that ids follow by one (section 8.2); a repaired chain may begin above 1."""
     path, here = layout.record_path(record.checkpoint_id), record.checkpoint_id
     if record.parent is None and record.content_of is None and here != 1:
         message = f"record {here} names no parent, and the first checkpoint of a job has id 1"
@@ -280,15 +277,10 @@ def _order_problems(record: Record) -> Iterator[Problem]:
         yield Problem(ErrorKind.DAMAGED_RECORD, "SPEC 8.2", message, path=path)
 
 
-def _expired(storage: Storage, checkpoint_id: CheckpointId) -> Problem:
-    message = f"checkpoint {checkpoint_id} of {storage.url} has expired while it was validated; this is not damage"
-    return Problem(ErrorKind.CHECKPOINT_EXPIRED, "SPEC 7.3", message, "validate the newest")
-
-
 def _history_problems(storage: Storage, ids: Ids, chosen: CheckpointId, level: Level) -> Iterator[Problem]:
-    """Whether the checkpoint is one, which records were lost, and, in full, which are strays (sections 8.1 and 8.4).
+    """Report lost records, a record that no parent link reaches, and in full strays (8.1, 8.4).
 
-    Quick reads no other record of the newest checkpoint of a store whose ids have no gap.
+    Quick reads no other record if this one is the newest and the ids have no gap.
     """
     gaps = len(ids) != ids[-1] - ids[0] + 1
     if level == "quick" and chosen == ids[-1] and not gaps:
@@ -297,9 +289,8 @@ def _history_problems(storage: Storage, ids: Ids, chosen: CheckpointId, level: L
         found = survey(storage, down_to=1 if gaps or level == "full" else chosen)
     except StorageError as error:
         message = f"the other records of {storage.url} could not be read: {error}"
-        advice = "try again; check the storage if it stays so"
         path = str(error.details.get("path", ""))
-        yield Problem(error.kind, "SPEC 8.1", message, advice, path=path, severity="warning")
+        yield Problem(error.kind, "SPEC 8.1", message, ADVICE_STORAGE, path=path, severity="warning")
         return
     for ref in found.lost:
         lost = record_lost(storage, ref)
@@ -308,21 +299,23 @@ def _history_problems(storage: Storage, ids: Ids, chosen: CheckpointId, level: L
     if chosen in found.listed and chosen not in {record.checkpoint_id for record in found.checkpoints}:
         newest = found.chain[0].checkpoint_id if found.chain else found.listed[-1]
         if chosen not in found.unreadable:
-            message = f"record {chosen} is a stray: no parent link from the newest, {newest}, reaches it, so it is no checkpoint"
+            message = (
+                f"record {chosen} is a stray, not a checkpoint: no parent link from the newest, {newest}, reaches it"
+            )
             path = layout.record_path(chosen)
             yield Problem(ErrorKind.CHECKPOINT_NOT_FOUND, "SPEC 8.1", message, ADVICE_OTHER, path=path)
     for checkpoint_id, fault in found.unreadable.items():
-        # A record that is not this one cannot be read. It is told, and this checkpoint is judged by itself.
+        # A damaged record of another checkpoint is a warning only.
         if checkpoint_id != chosen and checkpoint_id in found.damaged:
             clause = _CLAUSES.get(fault.kind, "SPEC 8.1")
             path = layout.record_path(checkpoint_id)
             yield Problem(fault.kind, clause, _fault(fault), ADVICE_RESTORE, path=path, severity="warning")
     if level == "full":
         for ref in found.strays:
-            message = f"record {ref.checkpoint_id} is a stray: no checkpoint, and nobody will restore from it"
+            message = f"record {ref.checkpoint_id} is a stray: it is not a checkpoint, and no restore reads it"
             path, advice = layout.record_path(ref.checkpoint_id), "nothing: retention removes it (`ckpt gc --keep`)"
             kind = ErrorKind.CHECKPOINT_NOT_FOUND
             yield Problem(kind, "SPEC 8.1", message, advice, path=path, severity="warning")
 
 
-__all__ = ["Counts", "Level", "Problem", "Progress", "Report", "check_checkpoint", "check_content", "validate"]
+__all__ = ["Level", "Problem", "Report", "check_checkpoint", "check_content", "validate"]

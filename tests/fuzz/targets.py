@@ -30,7 +30,7 @@ from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import CheckpointError
 from stateformat.manifest import Manifest, decode_manifest, handles_table
 from stateformat.model import Handle, ManifestRef, Record
-from stateformat.reading.scan import read_slices
+from stateformat.reading.scan import SliceReader
 from stateformat.record import decode_record
 from stateformat.redistribution import plan_restore
 from stateformat.schema import SLICE_SCHEMA
@@ -249,7 +249,7 @@ def _segment_target() -> Preparation:
 
         def read() -> None:
             for slices in wanted:
-                for _ in read_slices(storage, alone, manifest, slices):
+                for _ in SliceReader(storage, alone, manifest, slices).batches():
                     pass
 
         return read
