@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -27,10 +26,8 @@ from stateformat.model import PER_SUBTASK_MODES, FormerStatus, Mode, Record, Res
 from .in_flight import in_segment_order
 from .operator_plan import Action
 from .plan import RestorePlan
+from .restore_plan import Plannable
 from .tables import EVERY, Handles, Slices, assemble, blocks, read_handles, run_starts
-
-if TYPE_CHECKING:
-    from stateformat.reading import Checkpoint
 
 _AS_PLANNED = (Mode.KEYED, Mode.EVEN_SPLIT, Mode.BROADCAST, Mode.COORDINATOR)
 _SHARED = (Mode.UNION, Mode.PROGRESS)
@@ -53,7 +50,7 @@ class Rescaled:
         return f"Rescaled(checkpoint {self.rescaled_from.source.checkpoint_id}, {self.slices.num_rows} slices)"
 
 
-def rescale(checkpoint: Checkpoint, plan: RestorePlan) -> Rescaled:
+def rescale(checkpoint: Plannable, plan: RestorePlan) -> Rescaled:
     """Distribute a checkpoint to new subtasks by a plan that was made of it.
 
     Raises ``RestoreRefused`` where the plan refuses, and ``InvalidInput`` for another checkpoint's

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -55,14 +55,21 @@ from .rules import (
 from .tables import EVERY, Handles, Slices, States, assemble, blocks, read_handles
 from .union import share_union
 
-if TYPE_CHECKING:
-    from stateformat.reading import Checkpoint
-
 _THREADS: Final = 2
 
 
+class Plannable(Protocol):
+    """A ``Checkpoint``, which this package may not import: a checkpoint opens files."""
+
+    @property
+    def record(self) -> Record: ...
+
+    @property
+    def handles(self) -> pa.Table: ...
+
+
 def plan_restore(
-    checkpoint: Checkpoint, topology: JobGraph, *, states: Sequence[State] = (), drop: Collection[str] = ()
+    checkpoint: Plannable, topology: JobGraph, *, states: Sequence[State] = (), drop: Collection[str] = ()
 ) -> RestorePlan:
     """Plan the restore of a checkpoint into a topology.
 

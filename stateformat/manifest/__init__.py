@@ -17,12 +17,10 @@ from .table import (
     handles_table,
     manifest_ref,
     read_handles,
-    read_manifest,
     read_unpublished,
     sort_handles,
     spill_inline,
     totals,
-    unpublished_ref,
     verify_manifest,
 )
 
@@ -43,7 +41,6 @@ __all__ = [
     "integers",
     "manifest_ref",
     "read_handles",
-    "read_manifest",
     "read_unpublished",
     "row_group_faults",
     "runs",
@@ -54,7 +51,6 @@ __all__ = [
     "take_rows",
     "texts",
     "totals",
-    "unpublished_ref",
     "unusable",
     "verify_manifest",
 ]
