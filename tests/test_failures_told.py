@@ -105,7 +105,7 @@ def test_a_bug_is_told_with_its_authors_frames_and_not_tried_again_and_again(
     assert isinstance(operator_error, OperatorError)
     assert (operator_error.operator, operator_error.details["subtask"], operator_error.hook) == ("broken", 0, "process")
     assert "process of 'broken', subtask 0, failed: KeyError: 'b'" in str(raised.value)
-    assert str(raised.value).endswith(". What it has published stands: mend the cause and run it again"), (
+    assert str(raised.value).endswith(". What it has published stands: fix the cause and run it again"), (
         "perhaps nothing"
     )
     assert "in[0]" not in str(raised.value), "the head of the chain has nothing to do with it"

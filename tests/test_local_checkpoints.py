@@ -28,7 +28,7 @@ def one_sink(bench: Bench, tap: Tap) -> tuple[Dataflow, Out]:
 def given_up(caplog: Caplog) -> list[str]:
     """Why checkpoints were given up."""
     told = [record.getMessage() for record in caplog.records]
-    return [line.split(": ", 1)[1] for line in told if line.startswith("gave up checkpoint")]
+    return [line.split(": ", 1)[1] for line in told if line.startswith("aborted the checkpoint")]
 
 
 def test_a_task_that_ends_between_the_plan_and_its_trigger_makes_the_checkpoint_void_and_that_is_no_failure(
@@ -45,7 +45,7 @@ def test_a_task_that_ends_between_the_plan_and_its_trigger_makes_the_checkpoint_
     until(run, lambda: state_of(run, "out") == "waiting")
     bench.due(run)
     fast_task = run.tasks[TaskId("fast", 0)]
-    until(run, lambda: run.in_flight is None and fast_task.mail)
+    until(run, lambda: run.in_flight is None and fast_task.mailbox)
     # The next checkpoint is due before the coordinator hears that the source has left.
     bench.clock.wait_until(bench.clock.now_us() + 2 * bench.options["checkpoint_interval_us"])
     run.step()

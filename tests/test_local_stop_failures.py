@@ -208,7 +208,7 @@ def test_a_task_that_fails_while_a_stop_without_drain_is_saved_is_a_failure_of_t
     run = saved_once(bench, job)
     request = asked(bench, run, SUSPEND)
     until(run, lambda: run.in_flight is not None)
-    run.fail_task(next(iter(run.tasks)))
+    next(iter(run.tasks.values())).fail(RuntimeError("it was killed"))
     error = discarded(run)
     assert error.counted
     assert answer(bench, request)[0] is StopOutcome.FAILED

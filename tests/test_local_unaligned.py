@@ -57,7 +57,7 @@ def step_all(bench: Bench, run: LocalRun, tasks: Iterable[Worker]) -> None:
     """Let each of these tasks, and whoever has mail, and the driver do one thing, and nobody else anything."""
     chosen = list(tasks)
     for task in run.tasks.values():
-        if not task.gone and (task.mail or (task in chosen and task.ready(bench.clock.now_us()))):
+        if not task.gone and (task.mailbox or (task in chosen and task.ready(bench.clock.now_us()))):
             task.step(random.Random(0))
     if run._driver.inbox:
         run._driver.step()
@@ -197,7 +197,7 @@ def test_a_sender_leaves_when_its_consumers_have_processed_its_data_and_not_befo
     run = job.filled(ended=True)
     overtake(bench, run)
     source = run.tasks[TaskId("in", 0)]
-    while source.mail:
+    while source.mailbox:
         source.step(random.Random(0))
     assert bench.log.of("op/0", "process") == []
     assert not source.gone
@@ -213,7 +213,7 @@ def test_a_task_that_waits_and_takes_part_in_the_savepoint_of_a_stop_leaves_with
     run = job.filled(ended=True)
     overtake(bench, run)
     source = run.tasks[TaskId("in", 0)]
-    while source.mail:
+    while source.mailbox:
         source.step(random.Random(0))
     run.request_stop(StopMode.NO_DRAIN)
     until(run, lambda: source.snapshot_taken == 2)

@@ -113,7 +113,7 @@ def test_channels_are_drawn_evenly_and_a_blocked_one_waits_for_the_snapshot() ->
     queues = [Queue(channel, capacity=None) for channel in channels]
     waiting = ReadyInputs(task)
     for queue in queues:
-        queue.found, queue.emptied = waiting.add, waiting.remove
+        queue.on_element, queue.on_empty = waiting.add, waiting.remove
         queue.put(ev.Watermark(1))
         queue.put(ev.Watermark(2))
     choose = random.Random(1)

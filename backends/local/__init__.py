@@ -1,8 +1,11 @@
-"""The in-process executor: the whole protocol with real channels, one thread, an order drawn from a seed.
+"""The in-process executor: real channels, one thread, and an order of events drawn from a seed.
 
-The default for small jobs, and the simulator's subject::
+It runs small jobs, and the simulator of the tests::
 
     outcome = LocalRuntime(stateformat.open("/path/to/store")).run(flow)
+
+Read ``runtime``, ``run`` (the actors of a run), ``readiness`` (which may act) and ``layers``
+(deltas).
 """
 
 from __future__ import annotations

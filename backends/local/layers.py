@@ -1,6 +1,7 @@
-"""Deltas in this process: in which layers the keyed states of a task lie, in the newest checkpoint and in the one in flight.
+"""The layers of a task's keyed states, in the newest checkpoint and in the one in flight.
 
-What a checkpoint that is given up had written is named by nothing: the next one writes all that has changed since the newest.
+Nothing refers to what an aborted checkpoint has written: the next one writes all changes since the
+newest.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ _FIRST_VERSION = 1
 
 
 class TaskLayers:
-    """The layers of the states of one task's operators. Make it before the states are restored: it begins their versions.
+    """The layers of the states of one task.
 
-    ``parts``: what the task goes on from (``state_layers.restored_states``).
+    Made before these are restored: it begins their versions.
     """
 
-    def __init__(self, states: Mapping[str, SubtaskStates], parts: Mapping[str, OperatorState]) -> None:
+    def __init__(self, states: Mapping[str, SubtaskStates], restored: Mapping[str, OperatorState]) -> None:
         self._states = states
-        self._parts = dict(parts)
+        self._newest = dict(restored)
         self._taken: dict[str, OperatorState] = {}
         self._number = 0
         for uid, of_operator in states.items():
             of_operator.begin(_FIRST_VERSION)
-            of_operator.layers = layers_of(self._parts[uid]) if uid in self._parts else {}
+            of_operator.layers = layers_of(self._newest[uid]) if uid in self._newest else {}
 
     def take(self, number: int, snapshots: Sequence[Snapshot]) -> list[Snapshot]:
         """The snapshots of a barrier, with the layers that stay underneath."""
@@ -36,7 +37,7 @@ class TaskLayers:
         for snapshot in snapshots:
             states = self._states.get(snapshot.operator)
             if states is not None and not snapshot.finishing:
-                before = self._parts.get(snapshot.operator)
+                before = self._newest.get(snapshot.operator)
                 self._taken[snapshot.operator] = merge_snapshot(snapshot, states.layers_kept, before, states.version)
         return [self._taken[each.operator].snapshot if each.operator in self._taken else each for each in snapshots]
 
@@ -44,10 +45,7 @@ class TaskLayers:
         """The checkpoint of a barrier is published: the next deltas go on top of it."""
         if number != self._number:
             return
-        self._parts.update(self._taken)
-        for uid, part in self._taken.items():
-            self._states[uid].layers = layers_of(part)
+        self._newest.update(self._taken)
+        for uid, state in self._taken.items():
+            self._states[uid].layers = layers_of(state)
         self._taken = {}
-
-
-__all__ = ["TaskLayers"]

@@ -1,9 +1,10 @@
-"""Who can do something now: drawn from by the schedule, without asking everybody at each step.
+"""The workers that are ready, drawn from without asking all of them at each step.
 
-Theory of operation. A task becomes ready when mail or an element comes to it, when there is room again behind it, when its clock
-has run down, or by what it did itself. In all but the last case it is told to :meth:`ReadySet.wake`; after a step it stays
-among the candidates. So the candidates hold all that are ready, and some that were. Whoever is drawn is asked, and put away
-if it is not ready; drawing again gives each ready one the same chance. What a step costs does not grow with the number of tasks.
+Theory of operation. A worker becomes ready when mail or an element arrives, when an output has room
+again, when its time has come, or by its own step. All but the last :meth:`~ReadySet.wake` it; after
+a step it stays among the candidates. So the candidates hold all ready workers, and some that were.
+A drawn candidate that is not ready is put away and another is drawn, which gives each ready one the
+same chance. So the cost of a step does not grow with the number of tasks.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ..runtime import Worker
 
 
 class ReadySet:
-    """The tasks that may have something to do."""
+    """The workers that may have something to do."""
 
     def __init__(self) -> None:
         self._candidates: list[Worker] = []
@@ -25,13 +26,13 @@ class ReadySet:
         self._count = 0
 
     def wake(self, worker: Worker) -> None:
-        """It may have become ready."""
+        """A worker may have become ready."""
         if worker not in self._place:
             self._place[worker] = len(self._candidates)
             self._candidates.append(worker)
 
     def draw(self, choose: random.Random, now_us: int, *, others: int = 0) -> Worker | None:
-        """One of those that are ready; None for nobody, or for one of so many ``others`` that are."""
+        """One of the ready workers; None without any, or if one of so many ``others`` is drawn."""
         while self._timed and self._timed[0][0] <= now_us:
             at_us, _, worker = heappop(self._timed)
             if self._until.get(worker) == at_us:
@@ -60,8 +61,5 @@ class ReadySet:
 
     @property
     def next_us(self) -> int | None:
-        """When the first of those that wait for the clock is to be asked again."""
+        """When the first worker that waits for the clock is to be asked again."""
         return self._timed[0][0] if self._timed else None
-
-
-__all__ = ["ReadySet"]

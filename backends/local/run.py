@@ -1,9 +1,9 @@
-"""One run of a job in this process: from a restore to its end, its failure, or its stop.
+"""One run of a job in this process.
 
-Theory of operation. A run is a set of actors: one :class:`~stateformat.backends.runtime.worker.Worker` for each task that runs, and the
-:class:`~stateformat.backends.runtime.driver.Driver`. :meth:`LocalRun.step` lets one that has something to do do one thing; which one is drawn
-from the seed, so the same seed, store and clock give the same run. Nothing runs beside it. Between two steps the caller may do
-whatever an unkind world does: kill a task, lose the whole run, begin another.
+Theory of operation. A run is a set of actors: a worker for each task, and the driver. Each
+:meth:`LocalRun.step` lets one actor that is ready do one thing. The seed draws which one, so the
+same seed, store and clock give the same run. Nothing runs in the background: between two steps the
+caller may kill a task, drop the run, or begin another.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from stateformat.errors import CheckpointError
+from stateformat.publication import PendingCheckpoint
 from stateformat.snapshot import Snapshot, WriteContext
 from stateformat.store import CheckpointStore
 
@@ -46,7 +47,7 @@ from .ready_set import ReadySet
 logger = logging.getLogger(__name__)
 
 RETRY_US = 1_000_000
-"""After which time a checkpoint that tasks wait for, and that was given up, is tried again where there is no interval."""
+"""Without an interval, an aborted checkpoint that tasks wait for begins again after this time."""
 
 
 class LocalRun(Run):
@@ -64,13 +65,14 @@ class LocalRun(Run):
     ) -> None:
         super().__init__(store, restored, schedule, retries, clock)
         self._choose = random.Random(seed)  # noqa: S311 - an order of events, not a secret
-        self._due_us = self._begun_us
-        self._next_checkpoint()
+        self._due_us: int | None
+        """When the next checkpoint begins by the interval."""
+        self._schedule_checkpoint()
         self._rows_read = self._rows_at_checkpoint = 0
         self._asked = self._paused = False
         self._ready = ReadySet()
         self._overtaking: ev.Barrier | None = None
-        """The last barrier that has turned unaligned while it was under way."""
+        """The last barrier that turned unaligned in flight."""
         self._workers: dict[ev.TaskId, Worker] = {}
         self._layers: dict[ev.TaskId, TaskLayers] = {}
         self._channels: dict[ev.Channel, Queue] = {}
@@ -83,8 +85,6 @@ class LocalRun(Run):
             self.close()
             raise
         self._check_end()
-
-    # Building ------------------------------------------------------------------------------------------------------------
 
     def _connect(self, restored: Restored) -> None:
         self._overtaken = frozenset(edge.id for edge in self.job.graph.edges if self.job.overtakable(edge))
@@ -111,7 +111,7 @@ class LocalRun(Run):
             worker.operators.open({uid: part.tasks or {} for uid, part in own.items()} or None)
         for worker in self._workers.values():
             worker.count_late_rows()
-        # What was in flight is processed before anything else, and after everybody is open to receive what comes of it.
+        # In-flight records are processed first, once all operators are open to get their results.
         for worker in self._workers.values():
             for edge_id, task in restored.in_flight(worker.vertex, worker.id.subtask).items():
                 for _, batch in in_flight_batches(task, self.job.schemas[edge_id]):
@@ -119,14 +119,11 @@ class LocalRun(Run):
         for worker in self._workers.values():
             worker.start()
 
-    # Stepping ------------------------------------------------------------------------------------------------------------
-
     def step(self) -> bool:
-        """Let one actor do one thing. False: the job has ended, and :attr:`outcome` says how."""
         if self.outcome is not None:
             return False
         try:
-            now_us = self._look_at_clock()
+            now_us = self._begin_what_is_due()
             worker = self._ready.draw(self._choose, now_us, others=len(self._driver.inbox))
             if worker is not None:
                 read = worker.rows
@@ -141,39 +138,33 @@ class LocalRun(Run):
             else:
                 self._wait()
         finally:
-            if self._driver.failed_stops:
-                self._stop_service.answer_failures()
+            self._stop_service.answer_failures()
         self._check_end()
         return self.outcome is None
 
-    def _look_at_clock(self) -> int:
-        """Let begin what is due; returns what time it is."""
+    def _begin_what_is_due(self) -> int:
+        """Hand the driver what is due; returns the time."""
         now_us = self._clock.now_us()
-        in_flight, schedule = self._driver.in_flight, self._schedule
-        rows = schedule.checkpoint_rows
+        in_flight, rows = self._driver.in_flight, self._schedule.checkpoint_rows
         by_rows = rows is not None and self._rows_read - self._rows_at_checkpoint >= rows
         self._pause(by_rows or self._asked)
-        if in_flight is None and not self._asked:
-            if by_rows or (schedule.checkpoint_interval_us is not None and now_us >= self._due_us):
-                self._next_checkpoint()
+        if in_flight is None:
+            if not self._asked and (by_rows or (self._due_us is not None and now_us >= self._due_us)):
+                self._schedule_checkpoint()
                 self._rows_at_checkpoint = self._rows_read
                 self._driver.inbox.append(ev.CheckpointDue())
                 self._asked = True
-        elif (
-            in_flight is not None
-            and schedule.timeout_us is not None
-            and in_flight.is_late(now_us - schedule.timeout_us)
-        ):
+        elif self._times_out_at_us is not None and now_us >= self._times_out_at_us:
+            in_flight.timed_out = True
             self._driver.inbox.append(ev.TimedOut(in_flight.barrier.number))
-        elif in_flight is not None and self._overtakes_at_us is not None and now_us >= self._overtakes_at_us:
+        elif self._overtakes_at_us is not None and now_us >= self._overtakes_at_us:
             in_flight.overdue = True
             self._driver.inbox.append(ev.Overdue(in_flight.barrier.number))
-        if self._stop_service.is_due(now_us):
-            self._stop_service.poll()
+        self._stop_service.poll()
         return now_us
 
     def _pause(self, paused: bool) -> None:
-        """Let sources wait until the barrier that is due has begun; so rows are read between two as ``checkpoint_rows`` says."""
+        """Pause sources until the barrier that is due has begun, so ``checkpoint_rows`` is kept."""
         if paused != self._paused:
             self._paused = paused
             for worker in self._sources:
@@ -181,34 +172,37 @@ class LocalRun(Run):
                 self.wake(worker)
 
     @property
+    def _times_out_at_us(self) -> int | None:
+        in_flight, timeout_us = self._driver.in_flight, self._schedule.timeout_us
+        if in_flight is None or timeout_us is None or in_flight.timed_out:
+            return None
+        return in_flight.begun_us + timeout_us + 1
+
+    @property
     def _overtakes_at_us(self) -> int | None:
-        """When the barrier in flight is to overtake; None where it is not, or was told to."""
         in_flight, after_us = self._driver.in_flight, self._schedule.unaligned_after_us
         if in_flight is None or after_us is None or in_flight.overdue:
             return None
         return in_flight.begun_us + after_us
 
-    def _next_checkpoint(self) -> None:
-        if self._schedule.checkpoint_interval_us is not None:
-            self._due_us = self._clock.now_us() + self._schedule.checkpoint_interval_us
+    def _schedule_checkpoint(self) -> None:
+        interval_us = self._schedule.checkpoint_interval_us
+        self._due_us = None if interval_us is None else self._clock.now_us() + interval_us
 
     def _wait(self) -> None:
-        """Nobody has anything to do: wait for the clock."""
-        waits = [self._ready.next_us, self._overtakes_at_us]
-        if self._schedule.checkpoint_interval_us is not None and self._driver.in_flight is None:
-            waits.append(self._due_us)
-        if self._driver.in_flight is not None and self._schedule.timeout_us is not None:
-            waits.append(self._driver.in_flight.begun_us + self._schedule.timeout_us + 1)
-        waits.append(self._stop_service.next_us)
-        if self._driver.in_flight is None and self._schedule.checkpoint_interval_us is None and self._awaited:
-            # A checkpoint that tasks wait for was given up, and nobody else would ask for the next.
+        """No actor can do anything, so wait for the clock."""
+        in_flight = self._driver.in_flight
+        if in_flight is None and self._due_us is None and self._awaited:
+            # A checkpoint that tasks wait for was aborted, and nothing else would begin the next.
             self._clock.wait_until(self._clock.now_us() + RETRY_US)
             self._driver.inbox.append(ev.CheckpointDue())
             return
+        checkpoint_us = self._due_us if in_flight is None else self._times_out_at_us
+        waits = (self._ready.next_us, self._overtakes_at_us, checkpoint_us, self._stop_service.next_us)
         known = [at_us for at_us in waits if at_us is not None]
         if not known:
             raise CheckpointError(
-                f"job {self.job.flow.job_id!r} cannot go on: nobody has anything to do. {self.describe()}"
+                f"job {self.job.flow.job_id!r} cannot go on: no task can do anything. {self.describe()}"
             )
         self._clock.wait_until(min(known))
 
@@ -218,7 +212,7 @@ class LocalRun(Run):
         return TaskState.WAITING in states or TaskState.DRAINING in states
 
     def describe(self) -> str:
-        """What everybody is at, in words."""
+        """What every actor is doing, in words."""
         in_flight = self._driver.in_flight
         lines = [
             f"checkpoint in flight: barrier {in_flight.barrier.number}" if in_flight else "no checkpoint in flight"
@@ -230,11 +224,8 @@ class LocalRun(Run):
         ]
         return "; ".join(lines)
 
-    # What users and tests ask --------------------------------------------------------------------------------------------
-
     @property
     def rows_read(self) -> int:
-        """Rows that sources have read in this run."""
         return self._rows_read
 
     @property
@@ -242,95 +233,85 @@ class LocalRun(Run):
         """The tasks that were started."""
         return self._workers
 
-    def fail_task(self, task: ev.TaskId, reason: str = "it was killed") -> None:
-        """Kill a task."""
-        self._workers[task].fail(RuntimeError(reason))
-
     def close(self) -> None:
-        """Give up the run: every operator that has been opened and not closed is closed. What closing raises is logged."""
         for worker in self._workers.values():
             worker.release()
 
     def progress(self) -> Progress:
-        """How far it has come."""
         running = [worker for worker in self._workers.values() if not worker.gone]
         times = {worker.id: worker.watermark for worker in running}
         return self._progress(rows_read=self.rows_read, running=len(running), times=times)
 
     @property
     def late_rows(self) -> int:
-        """Rows that were dropped as late since the job began."""
         return self._driver.late_rows_before + sum(worker.late_rows for worker in self._workers.values())
 
-    # What workers and the driver reach (worker.WorkerEnvironment, driver.TaskMessenger) ----------------------------------------------------------
+    # What workers call (worker.WorkerEnvironment)
 
     def tell(self, event: ev.CoordinatorEvent) -> None:
-        """An event for the coordinator."""
         self._driver.inbox.append(event)
 
     def note(self, reason: str, error: Exception) -> None:
-        """The exception behind a sentence."""
         self._driver.note(reason, error)
 
     def message(self, uid: str, subtask: int, message: bytes | None, snapshot_taken: int) -> None:
-        """A message, or a marker, for an operator's coordinator."""
         self._driver.inbox.append(MessageToCoordinator(uid, subtask, message, snapshot_taken))
 
     def lost(self, uid: str, subtask: int) -> None:
-        """A message of an operator's coordinator came too late."""
         self._driver.lost(uid, subtask)
 
     def request_split(self, task: ev.TaskId) -> None:
-        """A reader's question."""
         self._driver.inbox.append(SplitRequested(task))
 
-    def context(self, number: int) -> WriteContext:
-        """What writers of a checkpoint need."""
+    def _checkpoint(self, number: int) -> PendingCheckpoint | None:
+        """The checkpoint of this barrier, if it is in flight."""
         in_flight = self._driver.in_flight
-        if in_flight is None or in_flight.checkpoint is None or in_flight.barrier.number != number:
+        return in_flight.checkpoint if in_flight is not None and in_flight.barrier.number == number else None
+
+    def context(self, number: int) -> WriteContext:
+        checkpoint = self._checkpoint(number)
+        if checkpoint is None:
             raise CheckpointError(f"checkpoint of barrier {number} is not in flight any more")
-        return in_flight.checkpoint.context
+        return checkpoint.context
 
     def add(self, number: int, snapshots: Sequence[Snapshot]) -> None:
-        """The snapshots of a task."""
-        in_flight = self._driver.in_flight
-        if in_flight is not None and in_flight.checkpoint is not None and in_flight.barrier.number == number:
+        checkpoint = self._checkpoint(number)
+        if checkpoint is not None:
             task = ev.TaskId(self.job.vertex_of(snapshots[0].operator).id, snapshots[0].subtask or 0)
             for snapshot in self._layers[task].take(number, snapshots):
-                in_flight.checkpoint.add(snapshot)
+                checkpoint.add(snapshot)
 
     def awaits_snapshot(self, task: ev.TaskId, number: int) -> bool:
-        """Whether the checkpoint in flight is that of this barrier, and has not come to this task."""
-        in_flight = self._driver.in_flight
-        if in_flight is None or in_flight.checkpoint is None or in_flight.barrier.number != number:
-            return False
-        return self._workers[task].snapshot_taken < number
+        return self._checkpoint(number) is not None and self._workers[task].snapshot_taken < number
 
     def confirm(self, channel: ev.Channel) -> None:
-        """The receiver of a channel has processed its data."""
         self.mail(sender_of(self.job, channel), ev.DataProcessed(channel))
 
     def announce(self, channel: ev.Channel, barrier: ev.Barrier) -> None:
-        """A barrier overtakes what lies in a channel."""
         self.mail(receiver_of(self.job, channel), ev.Announced(channel, barrier))
 
     def log_arrival(self, channel: ev.Channel, batch: pa.RecordBatch) -> None:
-        """Records have come in on a channel that is being logged."""
         self._workers[receiver_of(self.job, channel)].log(channel, batch)
 
     def ended(self, task: ev.TaskId) -> None:
-        """A task is gone: nobody need wait for it to process anything."""
         for channel in self._workers[task].inputs:
-            self.confirm(channel)
+            self.confirm(channel)  # No sender needs to wait for it.
         del self._layers[task]
         self.tell(ev.TaskEnded(task))
 
     def now_us(self) -> int:
-        """The clock."""
         return self._clock.now_us()
 
+    def wake(self, worker: Worker) -> None:
+        self._ready.wake(worker)
+
+    def current_form(self, barrier: ev.Barrier) -> ev.Barrier:
+        turned = self._overtaking
+        return turned if turned is not None and turned.number == barrier.number else barrier
+
+    # What the driver calls (driver.TaskMessenger)
+
     def mail(self, task: ev.TaskId, mail: Mail) -> None:
-        """Put mail into a task's box."""
         worker = self._workers.get(task)
         if worker is None:
             return
@@ -342,26 +323,12 @@ class LocalRun(Run):
         elif isinstance(mail, MessageToSubtask):
             self._driver.lost(mail.uid, task.subtask)
 
-    def wake(self, worker: Worker) -> None:
-        """A task may have become ready."""
-        self._ready.wake(worker)
-
     def overtake(self, barrier: ev.Barrier) -> None:
-        """A barrier that is under way overtakes from here on."""
         self._overtaking = barrier
         for channel, queue in self._channels.items():
             if queue.replace_barrier(barrier) and channel.edge in self._overtaken:
                 self.announce(channel, barrier)
 
-    def current_form(self, barrier: ev.Barrier) -> ev.Barrier:
-        """A barrier as it is put into channels."""
-        turned = self._overtaking
-        return turned if turned is not None and turned.number == barrier.number else barrier
-
     def drop_in_flight(self) -> None:
-        """Nothing is logged any more."""
         for queue in self._channels.values():
             queue.logged_for = None
-
-
-__all__ = ["LocalRun"]

@@ -1,4 +1,4 @@
-"""Running a dataflow in this process to its end."""
+"""The runtime of one process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .run import LocalRun
 
 
 class LocalRuntime(Runtime[LocalRun]):
-    """Runs dataflows on a store, in one thread. Keyword arguments: see :class:`~stateformat.backends.runtime.runtime.Runtime`."""
+    """Runs dataflows on a store, in one thread. Keyword arguments: see :class:`.Runtime`."""
 
     def __init__(
         self,
@@ -35,16 +35,14 @@ class LocalRuntime(Runtime[LocalRun]):
 
 
 def _check_sources(restored: Restored) -> None:
-    """Refuse sources of another executor, which would be waited for without end. One that has ended is not read any more."""
+    """Refuse sources of another executor, for which the run would wait without end."""
     for vertex in restored.job.vertices:
         if vertex.is_source and vertex.id not in restored.finished:
             source = restored.job.logic(vertex.id)
             read_by = source.read_by if isinstance(source, Source) else None
             if read_by not in (None, LocalRuntime.__name__):
                 raise InvalidInput(
-                    f"source {vertex.id!r} is a {type(source).__name__}, which only {read_by} reads; run the dataflow with that",
+                    f"source {vertex.id!r} is a {type(source).__name__}, which only {read_by} reads. "
+                    f"Run the dataflow with {read_by}.",
                     operator=vertex.id,
                 )
-
-
-__all__ = ["LocalRuntime"]

@@ -7,76 +7,71 @@ from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
-from ..dataflow.events import Barrier, Channel, Element, Records
+from ..dataflow import events as ev
 
 CAPACITY = 8
-"""Elements that a channel holds before its sender waits. Feedback channels hold any number: the loop must turn."""
+"""Elements that a channel holds before its sender waits.
+
+Feedback channels have no limit, so that loops turn.
+"""
 
 
-def _nobody(_: Queue) -> None:
-    """Nobody waits for it."""
+def _ignore(_: Queue) -> None:
+    pass
 
 
 class Queue:
-    """One channel: first in, first out. ``logged_for``: the number of the unaligned barrier for whose snapshot its receiver logs
-    what is put in, until that barrier is; None: nothing is logged.
+    """One channel: first in, first out. It calls back when it becomes full or empty or stops so."""
 
-    ``filled``, ``room``: called with it when it becomes full, and when it no longer is; ``found``, ``emptied``: when something lies in it,
-    and when nothing does. So whoever waits for it need not look at it again and again.
-    """
+    __slots__ = ("capacity", "channel", "elements", "logged_for", "on_element", "on_empty", "on_full", "on_room")
 
-    __slots__ = ("capacity", "channel", "elements", "emptied", "filled", "found", "logged_for", "room")
-
-    def __init__(self, channel: Channel, *, capacity: int | None) -> None:
+    def __init__(self, channel: ev.Channel, *, capacity: int | None) -> None:
         self.channel = channel
         self.capacity = capacity
-        self.elements: deque[Element] = deque()
+        self.elements: deque[ev.Element] = deque()
         self.logged_for: int | None = None
-        self.filled: Callable[[Queue], object] = _nobody
-        self.room: Callable[[Queue], object] = _nobody
-        self.found: Callable[[Queue], object] = _nobody
-        self.emptied: Callable[[Queue], object] = _nobody
+        """The unaligned barrier for whose snapshot the receiver logs what comes in, if any."""
+        self.on_full: Callable[[Queue], object] = _ignore
+        self.on_room: Callable[[Queue], object] = _ignore
+        self.on_element: Callable[[Queue], object] = _ignore
+        self.on_empty: Callable[[Queue], object] = _ignore
 
     @property
     def full(self) -> bool:
-        """Whether its sender has to wait."""
         return self.capacity is not None and len(self.elements) >= self.capacity
 
-    def put(self, element: Element) -> None:
-        """Put in an element."""
+    def put(self, element: ev.Element) -> None:
         self.elements.append(element)
         count = len(self.elements)
         if count == 1:
-            self.found(self)
+            self.on_element(self)
         if count == self.capacity:
-            self.filled(self)
+            self.on_full(self)
 
-    def get(self) -> Element:
-        """Take the oldest."""
+    def get(self) -> ev.Element:
         element = self.elements.popleft()
         count = len(self.elements)
         if not count:
-            self.emptied(self)
+            self.on_empty(self)
         if self.capacity is not None and count == self.capacity - 1:
-            self.room(self)
+            self.on_room(self)
         return element
 
     def records_before(self, number: int) -> Iterator[pa.RecordBatch]:
-        """The batches that lie before the barrier of this number, or all where it is not there."""
+        """The batches before the barrier of this number, or all where it is not there."""
         for element in self.elements:
-            if isinstance(element, Records):
+            if isinstance(element, ev.Records):
                 yield element.batch
-            elif isinstance(element, Barrier) and element.number == number:
+            elif isinstance(element, ev.Barrier) and element.number == number:
                 return
 
-    def replace_barrier(self, barrier: Barrier) -> bool:
-        """Put a barrier in the place of the one of the same number. Whether that lies in it."""
+    def replace_barrier(self, barrier: ev.Barrier) -> bool:
+        """Replace the barrier of the same number; returns whether there is one."""
         for at, element in enumerate(self.elements):
-            if isinstance(element, Barrier) and element.number == barrier.number:
+            if isinstance(element, ev.Barrier) and element.number == barrier.number:
                 self.elements[at] = barrier
                 return True
         return False
 
     def holds_barrier(self, number: int) -> bool:
-        """Whether the barrier of this number lies in it."""
-        return any(isinstance(element, Barrier) and element.number == number for element in self.elements)
+        return any(isinstance(element, ev.Barrier) and element.number == number for element in self.elements)

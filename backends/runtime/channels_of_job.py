@@ -1,4 +1,4 @@
-"""The tasks of a run, and the channels between them: made from what a run begins with, for whichever executor."""
+"""The tasks of a run, and the channels between them."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from .restore import Restored
 
 
 class TaskChannels(NamedTuple):
-    """One task: where it is in the job, its core, and its channels by edge, in the order of the vertex's edges.
-
-    ``inputs`` holds the channels from tasks that run, feedback too; ``outputs`` those to tasks that run.
-    """
+    """One task with its channels by edge, in the order of the vertex's edges."""
 
     vertex: Vertex
     core: Task
     inputs: Mapping[str, tuple[ev.Channel, ...]]
+    """Channels from tasks that run, feedback too."""
     outputs: Mapping[str, tuple[ev.Channel, ...]]
+    """Channels to tasks that run."""
 
 
 def tasks_of(restored: Restored, *, by_epoch: bool = False) -> Iterator[TaskChannels]:
-    """Every task that a run starts: all but those of the finished vertices, whose channels count as ended. ``by_epoch``: as of
-    :class:`Task`.
+    """The tasks that a run starts: all but those of finished vertices.
+
+    ``by_epoch``: see :class:`Task`.
     """
     job = restored.job
     loops = loops_of(job.vertices)
@@ -90,6 +90,3 @@ def sender_of(job: Job, channel: ev.Channel) -> ev.TaskId:
 def receiver_of(job: Job, channel: ev.Channel) -> ev.TaskId:
     """The task that a channel leads to."""
     return ev.TaskId(job.vertex_of(job.graph.by_edge[channel.edge].target).id, channel.receiver)
-
-
-__all__ = ["TaskChannels", "receiver_of", "sender_of", "tasks_of"]

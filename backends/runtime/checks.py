@@ -1,4 +1,4 @@
-"""Refuses options that mean nothing, with a sentence, before anything begins."""
+"""Checks of options, before anything begins."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ from stateformat.errors import InvalidInput
 
 
 def check_whole(options: object, **least: int) -> None:
-    """``InvalidInput`` for a field that is no whole number, or is below its least; None is left to who reads it."""
+    """``InvalidInput`` for a field that is no whole number or below its least; None is allowed."""
     for name, at_least in least.items():
         value = getattr(options, name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < at_least):
             raise InvalidInput(f"{name} is {value!r}; it is a whole number, at least {at_least}")
-
-
-__all__ = ["check_whole"]

@@ -1,4 +1,4 @@
-"""The second phase of sinks, in the driver: after a publication, before a start, and at the end of a job."""
+"""The second phase of sinks: after a publication, before a start, and at the end of a job."""
 
 from __future__ import annotations
 
@@ -25,18 +25,16 @@ logger = logging.getLogger(__name__)
 
 COMMIT_TRIES = 10
 COMMIT_WAIT_US = 1_000_000
-"""How often, and after how long, a sink is asked again for what it has put off when the job ends."""
+"""When the job ends: how often, and after how long, a sink commits again what it has put off."""
 
 
 def sinks_of(flow: Dataflow) -> dict[str, TwoPhaseCommitSink]:
-    """The sinks of a dataflow, the prototypes that commit, by uid."""
+    """The sinks of a dataflow by uid: the prototypes, which commit."""
     return {uid: step.logic for uid, step in flow.steps.items() if isinstance(step.logic, TwoPhaseCommitSink)}
 
 
 def pending_committables(permit: CommitPermit | None, job: Job, sinks: Iterable[str]) -> dict[str, pa.Table]:
-    """What a checkpoint holds of these sinks, to be committed, by uid, in the columns that they declare in the job; nothing of one
-    without rows.
-    """
+    """The committables of these sinks in a checkpoint, by uid, as the job declares them."""
     if permit is None or "committables" not in permit.record.required_features:
         return {}
     found = {}
@@ -52,11 +50,10 @@ def pending_committables(permit: CommitPermit | None, job: Job, sinks: Iterable[
 def commit(
     permit: CommitPermit, sinks: Mapping[str, TwoPhaseCommitSink], rows_of: Mapping[str, pa.Table]
 ) -> dict[str, pa.Table]:
-    """Let the sinks commit what a checkpoint holds of them; returns what they want to try again, by uid.
+    """Let the sinks commit the rows of a published checkpoint; returns what they put off, by uid.
 
-    Called after publishing, and before anything starts from a checkpoint; the same rows may come twice. Raises
-    ``DamagedCheckpoint`` for rows that a sink cannot have prepared, and then no sink has committed; ``OperatorError`` for what
-    a sink raises.
+    The same rows may come twice. Raises ``DamagedCheckpoint`` for rows that a sink cannot have
+    prepared, before any commits, and ``OperatorError`` for what a sink raises.
     """
     for uid, rows in rows_of.items():
         _check(uid, sinks[uid], rows, renamed=_may_be_renamed(permit.record, rows))
@@ -74,40 +71,40 @@ def commit(
 
 
 def _may_be_renamed(record: Record, rows: pa.Table) -> bool:
-    """Whether the rows may come from before a rename: not where the run that published them has prepared some of them."""
+    """Whether the sink may have been renamed; not if the publishing run prepared some rows."""
     if record.kind is not CheckpointKind.CHECKPOINT:
         return True
-    # A checkpoint made from another store's has the same kind, and nothing that was prepared under its own attempt.
+    # A checkpoint made from another store's has the same kind, but no rows of its own attempt.
     own = pc.equal(rows["_attempt_id"], record.attempt_id)
     return not pc.any(own).as_py()
 
 
 def check_places(sinks: Mapping[str, TwoPhaseCommitSink], source: Record, url: str) -> None:
-    """Refuse to begin a job from the checkpoint ``source`` of the store at ``url`` where another job writes to a sink's place.
+    """Refuse to begin a job from ``source`` where another job writes to the place of a sink.
 
-    To be called once, before the job's own store has its first checkpoint: nothing of the job itself can be prepared then.
-    Raises ``InvalidInput`` for a sink in whose place output lies prepared under greater ids than that checkpoint's. Sinks
-    that cannot tell are passed over.
+    Called before the job's own store has a checkpoint, so nothing of the job itself can be
+    prepared. Raises ``InvalidInput`` for a sink with output prepared for later checkpoints than
+    ``source``. Sinks that cannot say what is prepared are not checked.
     """
     for uid, sink in sinks.items():
         with Guard(uid, None)("prepared_attempts"):
             attempts = sink.prepared_attempts(uid)
-        ahead = max((each for each in attempts or () if each.checkpoint_id > source.checkpoint_id), default=None)
-        if ahead is not None:
+        latest = max((each for each in attempts or () if each.checkpoint_id > source.checkpoint_id), default=None)
+        if latest is not None:
             raise InvalidInput(
-                f"the place of sink {uid!r} holds output that was prepared for checkpoint {ahead.checkpoint_id} (attempt "
-                f"{ahead.attempt_id}), and the job is to begin after checkpoint {source.checkpoint_id} of {url}. Another job "
+                f"the place of sink {uid!r} holds output that was prepared for checkpoint {latest.checkpoint_id} (attempt "
+                f"{latest.attempt_id}), and the job is to begin after checkpoint {source.checkpoint_id} of {url}. Another job "
                 "that goes on from that checkpoint writes there, or did before it crashed. Two jobs must not share a place: "
                 f"give the sink another one, and leave to the other job what it has still to commit: "
                 f"drop={f'{uid}/{COMMITTABLES}'!r}. If the other job has ended for good, remove what it has left instead "
-                "(docs/sinks.md says where), and start again",
+                "(docs/sinks.md says where), and start again.",
                 operator=uid,
-                checkpoint_id=ahead.checkpoint_id,
+                checkpoint_id=latest.checkpoint_id,
             )
 
 
 def _check(uid: str, sink: TwoPhaseCommitSink, rows: pa.Table, *, renamed: bool) -> None:
-    """Let a sink refuse rows. What it refuses is damage of the checkpoint, anything else that it raises is its own fault."""
+    """Let a sink refuse rows as ``DamagedCheckpoint``. Other errors are the sink's own fault."""
     try:
         sink.check_committables(uid, rows, renamed=renamed)
     except DamagedCheckpoint:
@@ -123,11 +120,11 @@ def clean(
     sinks: Mapping[str, TwoPhaseCommitSink],
     carried: Mapping[str, pa.Table],
 ) -> None:
-    """Let the sinks remove what no checkpoint of the store carries. ``carried``: what the newest does, by uid.
+    """Let the sinks remove prepared output that no checkpoint of the store carries.
 
-    Other checkpoints are read only where a sink has output under ids up to the newest that is prepared and not committed,
-    or cannot tell. Where one of them cannot be read, nothing that was prepared is removed, with a warning. Raises
-    ``OperatorError`` for what a sink raises.
+    ``carried``: the committables of the newest checkpoint, by uid. Others are read only where a
+    sink may have prepared output up to the newest id. If one cannot be read, a warning says so and
+    nothing is removed. Raises ``OperatorError`` for what a sink raises.
     """
     newest_id = permit.ref.checkpoint_id if permit else 0
     wanted = {}
@@ -146,7 +143,7 @@ def clean(
                 _check(uid, sinks[uid], rows, renamed=True)
     except (DamagedCheckpoint, UnsupportedFormat, InvalidState, StorageError) as error:
         logger.warning(
-            "sinks %s keep what earlier runs prepared, for it is unknown what the checkpoints of %s carry: %s",
+            "sinks %s keep what earlier runs prepared, since it is unknown what the checkpoints of %s carry: %s",
             ", ".join(map(repr, wanted)),
             store.url,
             error,
@@ -164,9 +161,9 @@ def clean(
 def commit_rest(
     permit: CommitPermit, sinks: Mapping[str, TwoPhaseCommitSink], left: Mapping[str, pa.Table], clock: Clock
 ) -> None:
-    """The job ends, so no checkpoint follows with which what sinks have put off could come again: try it until it is done.
+    """Commit what sinks have put off until it is done, since no checkpoint follows.
 
-    Raises ``RunDiscarded`` for a sink that puts it off again and again, ``OperatorError`` for what one raises.
+    Raises ``RunDiscarded`` after too many tries, ``OperatorError`` for what a sink raises.
     """
     for _ in range(COMMIT_TRIES):
         if not left:
@@ -176,10 +173,7 @@ def commit_rest(
     if left:
         uid, rows = next(iter(left.items()))
         raise RunDiscarded(
-            f"sink {uid!r} has put off {rows.num_rows} committables of checkpoint {permit.ref.checkpoint_id} for {COMMIT_TRIES} "
-            "times, and the job ends with it; they stay in the checkpoint, and the next start tries again",
+            f"sink {uid!r} has put off {rows.num_rows} committables of checkpoint {permit.ref.checkpoint_id} for "
+            f"{COMMIT_TRIES} times, and the job ends with it; they stay in the checkpoint, and the next start tries again",
             counted=True,
         )
-
-
-__all__ = ["check_places", "clean", "commit", "commit_rest", "pending_committables", "sinks_of"]

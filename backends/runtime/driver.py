@@ -1,18 +1,18 @@
-"""The driver of a run: carries out what the coordinator commands, and speaks with the store.
+"""The driver of a run: carries out the coordinator's commands, and talks to the store.
 
-Checkpoints are begun, published and expired here, and sinks commit here, with the permit. Segments are written by tasks
-(``worker.py``); requests of users and savepoints are in ``stopping.py``. The coordinators of operators and the enumerators of
-sources live here too.
+It begins, publishes and expires checkpoints, and lets sinks commit with the permit. The
+coordinators of operators and the enumerators of sources live here too.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
@@ -37,11 +37,14 @@ from ..dataflow.api import NoSplit, OperatorCoordinator, Sender, Source, Split, 
 from ..dataflow.casting import cast_to_schema
 from ..dataflow.chain import Guard, OperatorError, checked_message
 from ..dataflow.coordinator import Coordinator
-from ..dataflow.graph import COMMITTABLES, Job
+from ..dataflow.graph import COMMITTABLES, Vertex
 from .clock import Clock
 from .commits import commit, commit_rest, pending_committables, sinks_of
 from .in_flight_checkpoint import InFlightCheckpoint
+from .options import Schedule
 from .outcome import RunDiscarded
+from .restore import Restored
+from .retention import keep_count, keep_properties
 from .worker import Mail, MessageToSubtask, SplitAssigned
 
 logger = logging.getLogger(__name__)
@@ -50,19 +53,19 @@ _OPTIONS = WriteOptions(check_unique=False, trust_key_groups=True)
 """The running state holds a key once, and computes key groups as the format does."""
 
 FATAL = (PublishConflict, JobMismatch, CheckpointExpired)
-"""Another run has the job: this one stops, and says by what."""
+"""Another run has the job, so this one stops."""
 
 
 @dataclass(frozen=True)
 class MessageToCoordinator:
-    """A subtask writes to its operator's coordinator, having taken its snapshot for ``snapshot_taken`` last. ``message`` None: a
-    marker, which goes back to the subtask behind the answers to all that it wrote before.
-    """
+    """A message of a subtask to its operator's coordinator."""
 
     uid: str
     subtask: int
     message: bytes | None
+    """None: a marker, which goes back to the subtask behind the answers to all earlier messages."""
     snapshot_taken: int
+    """The last barrier for which the subtask had taken its snapshot."""
 
 
 @dataclass(frozen=True)
@@ -72,72 +75,71 @@ class SplitRequested:
     task: ev.TaskId
 
 
-class TaskMessenger(Protocol):
+class TaskMessenger(ABC):
     """How the driver reaches tasks."""
 
+    @abstractmethod
     def mail(self, task: ev.TaskId, mail: Mail) -> None:
-        """Put mail into a task's box. A task that is gone needs none; a message of a coordinator to it is :meth:`Driver.lost`."""
+        """Put mail into a task's mailbox; messages to an ended task are :meth:`Driver.lost`."""
 
+    @abstractmethod
     def overtake(self, barrier: ev.Barrier) -> None:
-        """The barrier in flight turns unaligned, in the channels where it lies and where it is still to come."""
+        """Turn the barrier in flight unaligned in all channels, also where it is still to come."""
 
     @property
+    @abstractmethod
     def late_rows(self) -> int:
-        """Rows that operators have dropped as late since the job began."""
+        """Rows dropped as late since the job began, as far as checkpoints know of earlier runs."""
 
+    @abstractmethod
     def drop_in_flight(self) -> None:
-        """Nothing is logged in any channel any more."""
+        """Stop logging in all channels."""
 
 
-def late_rows_of(permit: CommitPermit | None) -> int:
-    """What the record of a checkpoint says of rows that were dropped as late; 0 where it says nothing that is a number."""
+def _late_rows(permit: CommitPermit | None) -> int:
     said = permit.record.properties.get(LATE_PROPERTY, "") if permit is not None else ""
     return int(said) if said.isdecimal() and len(said) < 19 else 0
 
 
 class Driver:
-    """Coordinator, operators' coordinators, and the store, of one run."""
-
     def __init__(
         self,
         store: CheckpointStore,
-        job: Job,
-        permit: CommitPermit | None,
+        restored: Restored,
         coordinator: Coordinator,
         messenger: TaskMessenger,
-        clock: Callable[[], int],
-        *,
-        keep: int | None,
-        properties: Mapping[str, str],
+        clock: Clock,
+        schedule: Schedule,
         retries: Mapping[str, pa.Table],
     ) -> None:
         self.inbox: deque[ev.CoordinatorEvent | MessageToCoordinator | SplitRequested] = deque()
-        self.permit = permit
+        self.permit = restored.permit
         self.published = 0
         self.publish_us = self.commit_us = 0
-        """How long publishing and committing have taken in all."""
+        """How long publishing and committing have taken, in total."""
         self.in_flight: InFlightCheckpoint | None = None
         self.ended: ev.JobEnded | None = None
         self.warnings: list[str] = []
         self.failed_stops: list[ev.StopFailed] = []
         self.stop_properties: dict[str, dict[str, str]] = {}
         self._store = store
-        self._job = job
+        self._job = restored.job
         self._coordinator = coordinator
         self._messenger = messenger
         self._clock = clock
-        self._keep = keep
-        self._own_properties = properties
-        self.late_rows_before = late_rows_of(permit)
-        """As of ``Run.late_rows``, when this run began."""
+        self._keep = keep_count(schedule)
+        self._own_properties = keep_properties(schedule)
+        self.late_rows_before = _late_rows(restored.permit)
+        """``Run.late_rows`` when this run began."""
         self._retries: Mapping[str, pa.Table] = retries
+        """Committables of sinks that go into the next checkpoint, by uid."""
         self.enumerators: dict[str, SplitEnumerator] = {}
         self.coordinators: dict[str, OperatorCoordinator] = {}
         self._errors: dict[str, BaseException] = {}
-        """What was raised, by the sentence that the coordinator was told."""
+        """What was raised, by the reason that the coordinator got."""
         self._lost: set[str] = set()
-        """Operators of which it was said that a message was lost."""
-        self.sinks = sinks_of(job.flow)
+        """Operators that were warned about because a message was lost."""
+        self.sinks = sinks_of(restored.job.flow)
         self._carry: Mapping[type, Callable[[Any], None]] = {
             ev.Begin: self._begin,
             ev.Overtake: self._overtake,
@@ -153,15 +155,17 @@ class Driver:
         }
 
     def open_coordinators(self, restored: Mapping[str, pa.Table], finished: Collection[str]) -> None:
-        """Make the coordinators of the operators that run: of all vertices but the ``finished``. ``restored``: what each kept, by
-        uid. Messages that were on their way are delivered first. Raises ``OperatorError`` for what they raise.
+        """Make the coordinators of all operators but those of ``finished`` vertices.
+
+        ``restored``: the rows of each, by uid. Messages that were on their way are delivered first.
+        Raises ``OperatorError`` for what a coordinator raises.
         """
         for vertex in self._job.vertices:
             for uid in () if vertex.id in finished else vertex.operators:
                 with Guard(uid, None)("the coordinator"):
-                    self._open_coordinator(uid, vertex.id, restored.get(uid))
+                    self._open_coordinator(uid, vertex, restored.get(uid))
 
-    def _open_coordinator(self, uid: str, vertex: str, rows: pa.Table | None) -> None:
+    def _open_coordinator(self, uid: str, vertex: Vertex, rows: pa.Table | None) -> None:
         logic = self._job.logic(uid)
         if isinstance(logic, Source):
             enumerator = logic.enumerator()
@@ -175,63 +179,58 @@ class Driver:
         self.coordinators[uid] = coordinator
         coordinator.open(self._sender(uid, vertex))
         if rows is not None:
-            self._give_back(coordinator, rows, self._job.vertex(vertex).parallelism)
+            own = rows.filter(rows["message"].is_null())
+            coordinator.restore(own.drop_columns(["message_from", "message"]))
+            for row in rows.filter(rows["message"].is_valid()).select(["message_from", "message"]).to_pylist():
+                # At a smaller parallelism another subtask has taken over from the sender.
+                coordinator.receive(row["message_from"] % vertex.parallelism, row["message"])
 
-    def _give_back(self, coordinator: OperatorCoordinator, rows: pa.Table, parallelism: int) -> None:
-        own = rows.filter(rows["message"].is_null())
-        coordinator.restore(own.drop_columns(["message_from", "message"]))
-        for row in rows.filter(rows["message"].is_valid()).select(["message_from", "message"]).to_pylist():
-            # At a smaller parallelism the sender may be gone, and the answer is to reach somebody.
-            coordinator.receive(row["message_from"] % parallelism, row["message"])
-
-    def _sender(self, uid: str, vertex: str) -> Sender:
-        parallelism = self._job.vertex(vertex).parallelism
+    def _sender(self, uid: str, vertex: Vertex) -> Sender:
+        parallelism = vertex.parallelism
 
         def send(subtask: int, message: bytes) -> None:
             checked_message(f"the coordinator of operator {uid!r}", message)
             if not 0 <= subtask < parallelism:
                 raise InvalidState(
-                    f"the coordinator of operator {uid!r} sent to subtask {subtask}. The operator has subtasks 0 to {parallelism - 1} "
-                    "in this run."
+                    f"the coordinator of operator {uid!r} sent to subtask {subtask}. The operator has subtasks 0 to "
+                    f"{parallelism - 1} in this run."
                 )
-            self.carry_out(self._coordinator.handle(ev.MessageSent(vertex)))
-            self._messenger.mail(ev.TaskId(vertex, subtask), MessageToSubtask(uid, message, self._behind))
+            self.carry_out(self._coordinator.handle(ev.MessageSent(vertex.id)))
+            self._messenger.mail(ev.TaskId(vertex.id, subtask), MessageToSubtask(uid, message, self._behind))
 
         return send
 
     @property
     def _behind(self) -> int:
-        """Behind which barrier the coordinators of operators write now."""
+        """The barrier behind which the coordinators of operators write now."""
         current = self.in_flight
         return current.barrier.number if current is not None and current.checkpoint is not None else 0
 
     def lost(self, uid: str, subtask: int) -> None:
-        """A message of a coordinator came to a subtask whose logic had ended: warn, once per operator. After a stop without drain the
-        message is not lost, since the run that goes on sends it again.
+        """Warn, once per operator, of a coordinator's message to a subtask whose logic had ended.
+
+        After a stop without drain it is not lost: the next run sends it again.
         """
         if uid in self._lost or self._coordinator.is_suspended:
             return
         self._lost.add(uid)
         self.warn(
-            f"The coordinator of operator {uid!r} sent a message to subtask {subtask}, whose input had ended, so the message is lost. A "
-            "subtask receives every answer to what it sent before its last input ended; send nothing else to a subtask that may "
-            "have ended."
+            f"The coordinator of operator {uid!r} sent a message to subtask {subtask}, whose input had ended, so the "
+            "message is lost. A subtask receives every answer to what it sent before its last input ended. Send nothing "
+            "else to a subtask that may have ended."
         )
 
     def warn(self, sentence: str) -> None:
-        """A sentence for the user."""
         logger.warning("%s", sentence)
         self.warnings.append(sentence)
 
     def note(self, reason: str, error: BaseException) -> None:
-        """Keep an exception, whose ``reason`` the coordinator is told: if the run is given up for it, it is the cause."""
+        """Keep an exception: the cause, if the run is discarded for this reason."""
         self._errors[reason] = error
 
     def step(self) -> None:
-        """Deal with the oldest thing in the inbox."""
-        self._handle(self.inbox.popleft())
-
-    def _handle(self, item: ev.CoordinatorEvent | MessageToCoordinator | SplitRequested) -> None:
+        """Handle the oldest item of the inbox."""
+        item = self.inbox.popleft()
         if isinstance(item, SplitRequested):
             self.assign_split(item.task)
         elif isinstance(item, MessageToCoordinator):
@@ -240,14 +239,11 @@ class Driver:
             self.carry_out(self._coordinator.handle(item))
 
     def carry_out(self, commands: Iterable[ev.CoordinatorCommand]) -> None:
-        """Do what the coordinator commands, in order."""
         for command in commands:
             self._carry[type(command)](command)
 
-    # Coordinators of operators -----------------------------------------------------------------------------------------
-
     def assign_split(self, task: ev.TaskId) -> Split | NoSplit:
-        """Ask the enumerator for a split for a reader, and mail it the answer. ``LATER`` where the enumerator failed, and the run does."""
+        """Ask the enumerator for a split and mail the answer; ``LATER`` if it fails."""
         vertex = self._job.vertex(task.vertex)
         try:
             split = self.enumerators[vertex.id].next_split(task.subtask, vertex.parallelism)
@@ -273,20 +269,22 @@ class Driver:
             self._failed(item.uid, f"the coordinator of operator {item.uid!r}", error)
 
     def _failed(self, uid: str, what: str, error: Exception) -> None:
-        failure = OperatorError(f"{what} failed: {error}", operator=uid, subtask=None, hook=what)
-        failure.__cause__ = error
-        self.note(str(failure), failure)
-        self.inbox.append(ev.TaskFailed(None, str(failure)))
+        reason = f"{what} failed: {error}"
+        self._note_failure(reason, uid, what, error)
+        self.inbox.append(ev.TaskFailed(None, reason))
 
-    # Checkpoints -------------------------------------------------------------------------------------------------------
+    def _note_failure(self, reason: str, uid: str, hook: str, error: Exception) -> None:
+        failure = OperatorError(reason, operator=uid, subtask=None, hook=hook)
+        failure.__cause__ = error
+        self.note(reason, failure)
 
     def _begin(self, command: ev.Begin) -> None:
-        # What tasks sent before they could know of this checkpoint is not on its way any more when it begins.
+        # What tasks sent before they knew of this checkpoint is received before it begins.
         for item in [item for item in self.inbox if isinstance(item, MessageToCoordinator)]:
             self.inbox.remove(item)
             self._receive(item)
         number = command.barrier.number
-        current = InFlightCheckpoint(command.barrier, command.plan, self._clock())
+        current = InFlightCheckpoint(command.barrier, command.plan, self._clock.now_us())
         self.in_flight = current
         if command.barrier.purpose is not ev.BarrierKind.ROUND:
             current.checkpoint = self.new_checkpoint(command.stop)
@@ -298,9 +296,7 @@ class Driver:
                     )
             except Exception as error:
                 reason = f"that of operator {uid!r}: {error}"
-                failure = OperatorError(reason, operator=uid, subtask=None, hook="snapshot of the coordinator")
-                failure.__cause__ = error
-                self.note(reason, failure)
+                self._note_failure(reason, uid, "snapshot of the coordinator", error)
                 self.inbox.append(ev.SnapshotFailed(None, number, reason))
                 return
         for task in command.plan.trigger:
@@ -312,7 +308,7 @@ class Driver:
             self._messenger.mail(task, ev.Triggered(command.barrier))
 
     def new_checkpoint(self, stop: ev.StopOf | None = None) -> PendingCheckpoint:
-        """Begin a checkpoint on top of the newest. One that nobody publishes is none, but what it wrote may become part of the next."""
+        """Begin a checkpoint on top of the newest. An unpublished one does not exist."""
         return self._store.begin(
             job_id=self._job.flow.job_id,
             job_name=self._job.flow.name,
@@ -325,12 +321,11 @@ class Driver:
         )
 
     def add_committables(self, uid: str, committables: pa.Table) -> None:
-        """What a sink has prepared in a checkpoint that was not published becomes part of the next one."""
-        held = self._retries.get(uid)
-        self._retries = {
-            **self._retries,
-            uid: committables if held is None else pa.concat_tables([held, committables.select(held.column_names)]),
-        }
+        """Add what a sink prepared for a checkpoint that was not published to the next one."""
+        before = self._retries.get(uid)
+        if before is not None:
+            committables = pa.concat_tables([before, committables.select(before.column_names)])
+        self._retries = {**self._retries, uid: committables}
 
     def _publish(self, command: ev.Publish) -> None:
         current = self.in_flight
@@ -361,7 +356,7 @@ class Driver:
             self.inbox.append(ev.Published(number))
 
     def _mark(self, current: InFlightCheckpoint, command: ev.Publish) -> frozenset[str]:
-        """Say which subtasks had ended before; returns the operators of which every subtask has ended."""
+        """Mark the subtasks that had ended before; returns the fully finished operators."""
         assert current.checkpoint is not None
         finished: dict[str, list[int]] = defaultdict(list)
         for task in current.plan.finished:
@@ -376,9 +371,7 @@ class Driver:
         return frozenset(done)
 
     def _add_coordinators(self, current: InFlightCheckpoint, done: frozenset[str]) -> None:
-        """Write what the operators' coordinators kept, and what sinks are still to commit; nothing of the former for an operator
-        that is fully finished.
-        """
+        """Write the state of running coordinators, and what sinks have still to commit."""
         checkpoint = current.checkpoint
         assert checkpoint is not None
         for uid in self._job.graph.by_uid:
@@ -405,10 +398,9 @@ class Driver:
             self.commit_us += int(1e6 * (time.perf_counter() - begun))
             self.inbox.append(ev.Committed(command.number))
 
-    def commit_rest(self, clock: Clock) -> None:
-        """The job ends: see :func:`commit_rest`."""
+    def commit_rest(self) -> None:
         if self.permit is not None:
-            commit_rest(self.permit, self.sinks, self._retries, clock)
+            commit_rest(self.permit, self.sinks, self._retries, self._clock)
 
     def _notify(self, command: ev.Notify) -> None:
         current, self.in_flight = self.in_flight, None
@@ -416,28 +408,28 @@ class Driver:
             self._messenger.mail(task, ev.Completed(command.number, loop))
         if current is None or current.checkpoint is None:
             return
-        self._tell_coordinators(self.coordinators, lambda coordinator: coordinator.checkpoint_complete())
+        self._notify_coordinators(self.coordinators, lambda coordinator: coordinator.checkpoint_complete())
         if self._keep is not None:
             try:
                 self._store.expire(self._keep)
             except (StorageError, OSError) as error:
-                logger.warning("old checkpoints could not be removed, the next one will try again: %s", error)
+                logger.warning("old checkpoints could not be removed; the next checkpoint tries again: %s", error)
 
     def _abort(self, command: ev.Abort) -> None:
         current, self.in_flight = self.in_flight, None
-        logger.info("gave up checkpoint of barrier %d: %s", command.number, command.reason)
+        logger.info("aborted the checkpoint of barrier %d: %s", command.number, command.reason)
         self._messenger.drop_in_flight()
-        for task in sorted(command.tasks):  # In the same order in every process: a seed decides the rest.
+        for task in sorted(command.tasks):  # In the same order in every process, as the seed asks.
             self._messenger.mail(task, ev.Aborted(command.number))
         if current is not None and current.checkpoint is not None:
             checkpoint_id = int(current.checkpoint.checkpoint_id)
             kept = [uid for uid in self.coordinators if uid in current.coordinators]
-            self._tell_coordinators(kept, lambda coordinator: coordinator.checkpoint_aborted(checkpoint_id))
+            self._notify_coordinators(kept, lambda coordinator: coordinator.checkpoint_aborted(checkpoint_id))
 
-    def _tell_coordinators(self, uids: Iterable[str], tell: Callable[[OperatorCoordinator], None]) -> None:
+    def _notify_coordinators(self, uids: Iterable[str], notify: Callable[[OperatorCoordinator], None]) -> None:
         for uid in uids:
             try:
-                tell(self.coordinators[uid])
+                notify(self.coordinators[uid])
             except Exception as error:
                 self._failed(uid, f"the coordinator of operator {uid!r}", error)
 
@@ -449,6 +441,3 @@ class Driver:
         known = [reason for reason in self._errors if reason and reason in command.reason]
         cause = self._errors[max(known, key=len)] if known else None
         raise RunDiscarded(command.reason, counted=command.counted) from cause
-
-
-__all__ = ["FATAL", "Driver", "MessageToCoordinator", "SplitRequested"]

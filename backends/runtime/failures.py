@@ -1,4 +1,4 @@
-"""Whether a job starts again after a failure, and what is said of it."""
+"""Whether a job starts again after a failure, and what its log says."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from .outcome import JobFailed, RunDiscarded
 logger = logging.getLogger(__name__)
 
 CHECKPOINTS_TO_FORGIVE = 10
-"""After so many a failure is no longer counted. One would not do: what fails again and again may publish in between."""
+"""After so many a failure is no longer counted.
+
+One would not do: what fails again and again may publish in between.
+"""
 
 
 class RestartPolicy:
-    """The failures of one job's runs. ``counted``: how many count against ``max_restarts`` now."""
+    """Counts the failures of one job; the ``counted`` ones count against ``max_restarts`` now."""
 
     def __init__(self, job_id: str, max_restarts: int) -> None:
         self.counted = 0
@@ -24,9 +27,11 @@ class RestartPolicy:
         self._last: tuple[str, ...] | None = None
         self._last_published = 0
 
-    def add(self, error: Exception, published: int) -> JobFailed | None:
-        """A run has failed, when the job's runs had ``published`` so many checkpoints. Returns the job's failure, with its cause, where
-        the job must not start again; logs an operator's exception with its trace, once.
+    def on_failure(self, error: Exception, published: int) -> JobFailed | None:
+        """Returns the job's failure, with its cause, unless the job is to start again.
+
+        ``published``: how many checkpoints the job's runs had published. Logs an operator's
+        exception with its trace, once.
         """
         if published >= self._forgiven_at:
             self.counted = 0
@@ -46,25 +51,23 @@ class RestartPolicy:
             logger.warning("job %r starts again from its newest checkpoint: %s", self._job_id, error)
             return None
         failed = JobFailed(
-            f"job {self._job_id!r} {sentence}. What it has published stands: mend the cause and run it again"
+            f"job {self._job_id!r} {sentence}. What it has published stands: fix the cause and run it again"
         )
         failed.__cause__ = cause
         return failed
 
     def _verdict(self, error: Exception, cause: BaseException, *, same: bool) -> str | None:
-        """Why the job must not start again; None where it may."""
+        """Why the job must not start again; None if it may."""
         if is_for_good(cause):
             return f"failed, and another try cannot help: {error}"
-        # A run that was discarded without a cause says nothing of what was raised: time ran out, or a publication failed.
+        # A run that was discarded without a cause says nothing of what was raised: time ran out, or
+        # a publication failed.
         known = not isinstance(cause, RunDiscarded)
         if same and known and not may_pass(cause):
             return f"failed twice in the same way with no checkpoint in between, so it is not tried again: {error}"
         if self.counted > self._max_restarts:
             return (
-                f"failed {self.counted} times within a few checkpoints, and {self._max_restarts} restarts are allowed; the last time: "
-                f"{error}"
+                f"failed {self.counted} times within a few checkpoints, and {self._max_restarts} restarts are allowed; "
+                f"the last time: {error}"
             )
         return None
-
-
-__all__ = ["CHECKPOINTS_TO_FORGIVE", "RestartPolicy"]

@@ -1,4 +1,4 @@
-"""The checkpoint that is in flight: what the driver has gathered for it."""
+"""The checkpoint in flight, as the driver knows it."""
 
 from __future__ import annotations
 
@@ -15,30 +15,23 @@ from ..dataflow.events import CheckpointPlan
 
 @dataclass
 class InFlightCheckpoint:
-    """One checkpoint (or, with ``checkpoint`` None, one round of the loops) from its begin to its end.
-
-    ``coordinators``: what the operators' coordinators kept when it began, by uid. ``messages``: what subtasks have sent to them
-    since, before their own snapshots.
-    """
+    """One checkpoint from its begin to its end; without ``checkpoint``, one round of the loops."""
 
     barrier: ev.Barrier
     plan: CheckpointPlan
     begun_us: int
     checkpoint: PendingCheckpoint | None = None
     coordinators: dict[str, pa.Table] = field(default_factory=dict)
+    """What the operators' coordinators gave for their snapshots, by uid."""
     messages: dict[str, list[tuple[int, bytes]]] = field(default_factory=lambda: defaultdict(list))
+    """What subtasks have sent to them since, before their own snapshots."""
     overdue: bool = False
-    """Whether its barrier was told to overtake."""
-    _told: bool = False
-
-    def is_late(self, begun_before_us: int) -> bool:
-        """Whether it began before then; says so once."""
-        late = not self._told and self.begun_us < begun_before_us
-        self._told = self._told or late
-        return late
+    """Whether its barrier was turned unaligned."""
+    timed_out: bool = False
+    """Whether the coordinator was told that it takes too long."""
 
     def coordinator_rows(self, uid: str, schema: pa.Schema) -> pa.Table:
-        """What is written for a coordinator: its own rows, then the messages that it has to be given again."""
+        """The state of a coordinator: its own rows, then the messages that it has to get again."""
         own = self.coordinators[uid]
         messages = self.messages.get(uid, [])
         columns = {name: [None] * len(messages) for name in schema.names if name not in ("message_from", "message")}

@@ -17,7 +17,7 @@ KEPT_BY_DEFAULT: Final = 10
 
 
 class Keep(Enum):
-    """What ``keep`` is where nobody has set it."""
+    """The value of ``keep`` where the user has set none."""
 
     DEFAULT = f"default, {KEPT_BY_DEFAULT}"
 
@@ -27,29 +27,35 @@ class Keep(Enum):
 
 @dataclass(frozen=True)
 class Schedule:
-    """When what is due, and what goes with it. Times in µs of the executor's clock; None: never.
-
-    A checkpoint begins ``checkpoint_interval_us`` after the last one, or after ``checkpoint_rows`` rows that sources have read,
-    whichever comes first; ``timeout_us`` after its begin it is given up. ``unaligned_after_us``: the barriers of an unaligned job
-    begin aligned and overtake so long after the checkpoint's begin; None: they overtake from the begin. The store is looked at for requests every
-    ``requests_every_us``. ``tolerable_failures`` in a row are no failure of the job.
-    ``keep``: so many checkpoints are kept, None for all; by default 10 in stores that the job begins, and all in a store that
-    holds more and was begun without a limit (a warning says so). ``savepoint_options``: with what the store of a savepoint is opened.
-    ``loop_rounds_max``: how often a loop whose input has ended is turned before the run fails.
-    """
+    """When what is due. Times in µs of the executor's clock; None: never."""
 
     checkpoint_interval_us: int | None = 10_000_000
+    """A checkpoint begins so long after the last one, or earlier by ``checkpoint_rows``."""
     checkpoint_rows: int | None = None
+    """A checkpoint begins after sources have read so many rows."""
     timeout_us: int | None = 600_000_000
+    """A checkpoint that takes longer is aborted."""
     unaligned_after_us: int | None = None
+    """Barriers of an unaligned job begin aligned, and overtake so long after.
+
+    None: from the begin.
+    """
     requests_every_us: int | None = 1_000_000
+    """How often the store is read for stop requests."""
     tolerable_failures: int = 0
+    """So many failed checkpoints in a row are no failure of the job."""
     keep: int | Keep | None = Keep.DEFAULT
+    """How many checkpoints are kept; None: all.
+
+    By default 10 in a store that the job begins, and all in one that holds more and was begun
+    without a limit, with a warning.
+    """
     savepoint_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """Storage options of a savepoint's store."""
     loop_rounds_max: int = LOOP_ROUNDS_MAX
+    """After so many rounds of a loop whose input has ended the run fails."""
 
     def __post_init__(self) -> None:
-        """Raises ``InvalidInput`` for a value that means nothing."""
         check_whole(
             self,
             checkpoint_interval_us=1,
@@ -66,34 +72,33 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Options:
-    """How a job runs here.
-
-    ``parallelism`` replaces that of the dataflow, ``per_operator`` goes before both. ``unaligned``: barriers overtake records on
-    hash and rebalance edges. ``resume``: go on after a stop without drain. ``drop``: state of the checkpoint that the job starts
-    from which is given up, as ``plan_restore`` takes it; a restart after a failure gives up nothing. ``max_restarts``: after more
-    failures without ten checkpoints in between the job fails; it starts again after ``restart_delay_us``, and after twice as long
-    each time. ``seed``: of the order in which things happen.
-
-    ``start_from``: the URL of a savepoint or of any other store, or ``URL@ID`` for one of its checkpoints, with whose content
-    the job begins its store if that is empty; it is only read. ``start_from_options``: with what it is opened. ``claim``: run
-    in a savepoint's own store; it is the job's then, and expires like any other checkpoint.
-    """
+    """How a job runs here. Raises ``InvalidInput`` for a value that means nothing."""
 
     parallelism: int | None = None
+    """Replaces that of the dataflow."""
     per_operator: Mapping[str, int] = field(default_factory=dict)
+    """Parallelism by uid, before any other."""
     unaligned: bool = False
+    """Barriers overtake records on hash and rebalance edges."""
     resume: bool = False
+    """Go on after a stop without drain."""
     drop: Collection[str] = ()
+    """State to discard at this start, as ``plan_restore`` takes it; restarts discard nothing."""
     max_restarts: int = 3
+    """The job fails after more failures without ten checkpoints in between."""
     restart_delay_us: int = 100_000
+    """The wait before a restart; it doubles each time."""
     seed: int = 0
+    """Of the order in which things happen."""
     start_from: str | None = None
+    """URL of a savepoint or other store, or ``URL@ID``, with whose content an empty store begins."""
     start_from_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """Storage options of ``start_from``."""
     claim: bool = False
+    """Run in a savepoint's own store. It is the job's then, and expires like any checkpoint."""
     schedule: Schedule = field(default_factory=Schedule)
 
     def __post_init__(self) -> None:
-        """Raises ``InvalidInput`` for a value that means nothing."""
         check_whole(self, max_restarts=0, restart_delay_us=0)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise InvalidInput(f"seed is {self.seed!r}; it is a whole number")
@@ -117,8 +122,6 @@ class Options:
 
 
 class ScheduleOptions(TypedDict, total=False):
-    """The fields of :class:`Schedule`, as keyword arguments of a runtime."""
-
     checkpoint_interval_us: int | None
     checkpoint_rows: int | None
     timeout_us: int | None
@@ -131,7 +134,7 @@ class ScheduleOptions(TypedDict, total=False):
 
 
 class RuntimeOptions(ScheduleOptions, total=False):
-    """The keyword arguments of every runtime: the fields of :class:`Options` and of :class:`Schedule`."""
+    """The keyword arguments of runtimes: the fields of :class:`Options` and :class:`Schedule`."""
 
     parallelism: int | None
     per_operator: Mapping[str, int]
@@ -145,6 +148,3 @@ class RuntimeOptions(ScheduleOptions, total=False):
     start_from_options: Mapping[str, Any]
     claim: bool
     schedule: Schedule
-
-
-__all__ = ["KEPT_BY_DEFAULT", "Keep", "Options", "RuntimeOptions", "Schedule", "ScheduleOptions"]

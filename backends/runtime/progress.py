@@ -1,4 +1,4 @@
-"""What a running job shows of itself."""
+"""The progress that a running job shows."""
 
 from __future__ import annotations
 
@@ -7,94 +7,91 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Final, TextIO
 
-from ..dataflow.events import MAX_WATERMARK, MIN_WATERMARK
-
 
 @dataclass(frozen=True)
 class Progress:
-    """A job at one moment.
-
-    ``rows_read``: by all sources in this run. ``checkpoint_id``: the newest published, None before the first. ``state_rows`` and
-    ``state_bytes``: what it holds. ``running`` and ``finished``: tasks. ``watermarks``: by uid of each source the least of its tasks,
-    µs; None for a source without event time, or before any is known. ``watermark``: the least of all sources with event time; None
-    while one of them is not known, or where there is none. ``late_rows``: what operators have dropped as late since the job began.
-    ``elapsed_us``: by the executor's clock, since the run began. ``warnings``: what came since the last time.
-    """
+    """A job at one moment."""
 
     job_id: str
     elapsed_us: int
+    """Since the run began, by the executor's clock."""
     rows_read: int
+    """Rows that all sources have read in this run."""
     checkpoint_id: int | None
+    """The newest published checkpoint; None before the first."""
     state_rows: int
+    """Rows of that checkpoint."""
     state_bytes: int
     running: int
+    """Tasks that run."""
     finished: int
+    """Tasks that have finished."""
     watermark: int | None
+    """The least of all sources with event time, µs; None while one is unknown, or without any."""
     watermarks: Mapping[str, int | None] = field(default_factory=dict)
+    """By uid of a source the least of its tasks, µs.
+
+    None without event time, or before it is known.
+    """
     late_rows: int = 0
+    """Rows that operators have dropped as late since the job began."""
     warnings: tuple[str, ...] = ()
+    """Those since the last progress."""
 
     def line(self) -> str:
-        """In one line."""
         checkpoint = "no checkpoint yet" if self.checkpoint_id is None else f"checkpoint {self.checkpoint_id}"
-        ended = f", {self.finished} finished" if self.finished else ""
         return (
             f"{self.job_id}: {self.elapsed_us / 1e6:.1f} s, {self.rows_read:,} rows read, {checkpoint} "
-            f"({self.state_rows:,} rows, {self.state_bytes / 1e6:.1f} MB), {self.running} tasks run{ended}{self._late}"
+            f"({self.state_rows:,} rows, {self.state_bytes / 1e6:.1f} MB), {self.running} tasks run{self._rest}"
         )
 
     @property
-    def _late(self) -> str:
-        return f", {late_words(self.late_rows)}" if self.late_rows else ""
-
-    @property
-    def has_watermark(self) -> bool:
-        """Whether event time is known and has not ended."""
-        return self.watermark is not None and MIN_WATERMARK < self.watermark < MAX_WATERMARK
+    def _rest(self) -> str:
+        ended = f", {self.finished} finished" if self.finished else ""
+        return ended + (f", {late_words(self.late_rows)}" if self.late_rows else "")
 
 
 @dataclass(frozen=True)
 class EpochProgress(Progress):
-    """A job behind an epoch that Spark has run.
-
-    ``epoch``: its number in this run, from 1. ``rows_epoch``: rows that sources have read in it. ``sent_bytes``: frames between tasks.
-    ``written_bytes``: segments of its checkpoint that are new. ``kept``, ``caught_up``, ``restored``: how many tasks found their state in
-    their worker, found an older one there, or read it. ``tries``: how often the epoch was run. Durations in µs: ``planning_us`` before
-    Spark's job, ``spark_us``, ``publish_us``, ``commit_us`` of sinks.
-    """
+    """A job after an epoch on Spark."""
 
     epoch: int = 0
+    """The number of the epoch in this run, from 1."""
     rows_epoch: int = 0
+    """Rows that sources have read in it."""
     sent_bytes: int = 0
+    """Bytes of frames between tasks."""
     written_bytes: int = 0
+    """Bytes of new segments in its checkpoint."""
     kept: int = 0
+    """Tasks that found their state in their worker."""
     caught_up: int = 0
+    """Tasks that found an older state there."""
     restored: int = 0
+    """Tasks that read their state."""
     tries: int = 1
+    """How often the epoch was run."""
     planning_us: int = 0
+    """Before Spark's job."""
     spark_us: int = 0
     publish_us: int = 0
     commit_us: int = 0
 
     def line(self) -> str:
-        """In one line."""
         checkpoint = "no checkpoint" if self.checkpoint_id is None else f"checkpoint {self.checkpoint_id}"
-        ended = f", {self.finished} finished" if self.finished else ""
         tasks = "task" if self.running == 1 else "tasks"
         took = (self.planning_us + self.spark_us + self.publish_us + self.commit_us) / 1e6
         return (
             f"{self.job_id}: epoch {self.epoch}, {self.rows_epoch:,} rows in {took:.1f} s, {checkpoint} "
-            f"({self.state_rows:,} rows, +{_size(self.written_bytes)}), {self.running} {tasks}{ended}{self._late}"
+            f"({self.state_rows:,} rows, +{_size(self.written_bytes)}), {self.running} {tasks}{self._rest}"
         )
 
 
 def late_words(count: int) -> str:
-    """Rows that were dropped as late, in words."""
     return f"{count:,} late {'row' if count == 1 else 'rows'} dropped"
 
 
 def _size(size_bytes: int) -> str:
-    """As a person reads it."""
     for factor, unit in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if size_bytes >= factor:
             return f"{size_bytes / factor:.1f} {unit}"
@@ -102,23 +99,22 @@ def _size(size_bytes: int) -> str:
 
 
 class ProgressLog:
-    """Writes progress as JSON lines, an object for each, with all fields (docs/json.md)."""
+    """Writes progress as JSON lines with all fields (docs/json.md)."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def __call__(self, progress: Progress) -> None:
-        """Write it."""
         self._stream.write(json.dumps({"kind": type(progress).__name__, **asdict(progress)}) + "\n")
         self._stream.flush()
 
 
 COLUMNS: Final = 78
-"""So long is a line on a terminal at most."""
+"""The longest line on a terminal."""
 
 
 class ProgressLine:
-    """Writes progress to a terminal: one line that changes, and warnings above it. Elsewhere a line per checkpoint."""
+    """Writes progress to a terminal as one line that changes, elsewhere a line per checkpoint."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -126,7 +122,6 @@ class ProgressLine:
         self._shown: int | None = None
 
     def __call__(self, progress: Progress) -> None:
-        """Show it."""
         for warning in progress.warnings:
             self._stream.write(("\r\x1b[K" if self._live else "") + f"warning: {warning}\n")
         if self._live:
@@ -138,7 +133,6 @@ class ProgressLine:
         self._stream.flush()
 
     def end(self) -> None:
-        """Leave the line."""
         if self._live:
             self._stream.write("\r\x1b[K")
             self._stream.flush()

@@ -1,4 +1,4 @@
-"""What a run begins with: the job laid out, and what its tasks take from the checkpoint they go on from."""
+"""What a run starts from: the compiled job, and what its tasks read from a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ from ..dataflow.graph import Job, Vertex, compile_job, graph_of, states_to_plan
 
 @dataclass(frozen=True)
 class _Shared(ReadTask):
-    """A task of which other subtasks have the same: what it reads is read once for all of them."""
+    """A read task that several subtasks have; its table is read once."""
 
     key: tuple[Any, ...] = ()
     known: dict[Any, pa.Table] = field(default_factory=dict, compare=False, repr=False)
 
     def table(self, *, as_schema: SchemaVersion | None = None) -> pa.Table:
-        """As of any task."""
         key = (*self.key, as_schema)
         if key not in self.known:
             self.known[key] = super().table(as_schema=as_schema)
@@ -38,17 +37,19 @@ class _Shared(ReadTask):
 
 @dataclass(frozen=True)
 class Restored:
-    """A job laid out for a run, and what it goes on from (``permit`` None: a first run).
-
-    ``finished``: the vertices of which every subtask has ended; they are not started.
-    """
+    """A compiled job, and the checkpoint from which it goes on."""
 
     job: Job
     permit: CommitPermit | None = None
+    """None: a first run."""
     plan: RestorePlan | None = None
     finished: frozenset[str] = frozenset()
-    _read: dict[Any, pa.Table] = field(default_factory=dict, compare=False, repr=False)
-    """What many subtasks get of union and progress states: reading it for each of them would cost the square of their number."""
+    """The fully finished vertices, which are not started."""
+    _tables: dict[Any, pa.Table] = field(default_factory=dict, compare=False, repr=False)
+    """Tables of union and progress states.
+
+    Reading them for each subtask would cost the square of their number.
+    """
 
     def states(self, vertex: Vertex, subtask: int) -> Mapping[str, Mapping[str, ReadTask]] | None:
         """What a task's operators read, by uid and state; None on a first run."""
@@ -67,20 +68,21 @@ class Restored:
         if state.mode not in (Mode.PROGRESS, Mode.UNION) or len(task.slices) < 2:
             return task
         assert self.plan is not None
-        # Of these modes whole handles are dealt out, so the numbers of the handles say it all.
+        # Subtasks get whole handles in these modes, so equal handles are equal tables.
         handles = self.plan.slices_of(state.operator, subtask, state.name)["handle"].to_numpy().tobytes()
         fields = {item.name: getattr(task, item.name) for item in dataclasses.fields(task)}
-        return _Shared(**fields, key=(state.operator, state.name, handles), known=self._read)
+        return _Shared(**fields, key=(state.operator, state.name, handles), known=self._tables)
 
     def progress(self, vertex: Vertex, subtask: int) -> tuple[dict[str, int], frozenset[str]]:
-        """Per edge into the vertex: how far event time had come, and which had ended."""
+        """By edge into the vertex its watermark, and the edges that had ended."""
         task = self._task(vertex.id, subtask, Mode.PROGRESS)
         if task is None:
             return {}, frozenset()
         watermarks: dict[str, int] = {}
         running: set[str] = set()
         seen: set[str] = set()
-        # After a rescale several rows may stand for one edge: the least watermark, and ended only if ended everywhere.
+        # After a rescale several rows may stand for one edge: the least watermark counts, and an
+        # edge has ended only where all of them have.
         for row in task.table().to_pylist():
             edge = row["_edge"]
             watermarks[edge] = min(watermarks.get(edge, row["_watermark"]), row["_watermark"])
@@ -90,7 +92,7 @@ class Restored:
         return watermarks, frozenset(seen - running)
 
     def in_flight(self, vertex: Vertex, subtask: int) -> Mapping[str, ReadTask]:
-        """By edge: the records that were on their way to a task."""
+        """The in-flight records of a task, by edge."""
         if self.permit is None or vertex.id not in self._logged:
             return {}
         tasks = self._tasks(vertex.id, subtask)
@@ -100,19 +102,18 @@ class Restored:
             if task.state.mode is Mode.IN_FLIGHT and task.state.edge is not None and task.slices.num_rows
         }
 
-    def gives_up(self, uid: str, state: str) -> bool:
-        """Whether the run gives up a state of the checkpoint as a whole."""
+    def drops(self, uid: str, state: str) -> bool:
+        """Whether the run drops a state of the checkpoint as a whole."""
         return self.plan is not None and not {uid, f"{uid}/{state}"}.isdisjoint(self.plan.drop)
 
     @cached_property
     def _logged(self) -> frozenset[str]:
-        """The operators of which the checkpoint holds in-flight states."""
         states = () if self.permit is None else self.permit.record.states
         return frozenset(str(state.operator) for state in states if state.mode is Mode.IN_FLIGHT)
 
     @cached_property
     def coordinators(self) -> Mapping[str, pa.Table]:
-        """What the coordinators of operators kept, by uid, in the columns that they have now."""
+        """The rows of the operators' coordinators, by uid, in the columns that they declare now."""
         if self.permit is None or self.plan is None:
             return {}
         found = {}
@@ -145,9 +146,10 @@ def restore(
     drop: Collection[str] = (),
     again: bool = False,
 ) -> Restored:
-    """Lay out a dataflow for a run that goes on from ``permit``.
+    """Compile a dataflow for a run that goes on from ``permit``.
 
-    ``again``: of ``drop`` only columns are given up, which stay given up; operators and states were, when the job was started. Raises ``RestoreRefused`` with every reason where the checkpoint does not fit, ``InvalidInput`` for a dataflow that cannot be.
+    ``again``: a restart, so ``drop`` discards columns only. Raises ``RestoreRefused`` with every
+    reason if the checkpoint does not fit, ``InvalidInput`` for an impossible dataflow.
     """
     if permit is None:
         graph = graph_of(flow, parallelism=parallelism, per_operator=per_operator or {}, unaligned=unaligned)
@@ -178,8 +180,9 @@ def plan_of(
     again: bool = False,
     check: bool = True,
 ) -> RestorePlan:
-    """The plan by which a dataflow is restored from a checkpoint. Raises as :func:`restore`; ``check`` False gives the plan that
-    refuses, too.
+    """The plan that restores a dataflow from a checkpoint.
+
+    Raises as :func:`restore`; without ``check`` it returns the plan that refuses, too.
     """
     logged = _logged(checkpoint)
     by_edge = checkpoint.graph.by_edge
@@ -205,10 +208,7 @@ def _names(drop: Collection[str]) -> Collection[str]:
 
 
 def _logged(checkpoint: Checkpoint) -> frozenset[str]:
-    """The edges on which the checkpoint holds records in flight."""
+    """The edges with in-flight records in the checkpoint."""
     handles = checkpoint.handles
     holding = pc.and_(pc.equal(handles["mode"], str(Mode.IN_FLIGHT)), pc.greater(handles["rows"], 0))
     return frozenset(handles["edge"].filter(holding).unique().to_pylist())
-
-
-__all__ = ["Restored", "plan_of", "restore"]

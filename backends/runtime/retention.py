@@ -1,8 +1,8 @@
-"""How many checkpoints a run keeps where its user has not said.
+"""How many checkpoints a run keeps if its user has not said so.
 
-A store that the job begins keeps :data:`KEPT_BY_DEFAULT`. Every record that such a run publishes says so in a property, so a
-restart knows it, whatever a crash has left behind. A store that was begun otherwise, and holds more, stays as it is: its user
-may count on every checkpoint. So does one that began as a savepoint, which is the user's.
+A store that the job begins keeps :data:`KEPT_BY_DEFAULT`. Every record of such a run says so in a
+property, which restarts read. Any other store that holds more keeps all, since its user may count
+on every checkpoint. So does a store that began as a savepoint, which belongs to the user.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .options import KEPT_BY_DEFAULT, Keep, Schedule
 logger = logging.getLogger(__name__)
 
 BY_DEFAULT: Final = {KEEP_PROPERTY: "default"}
-"""The properties of what a run publishes that keeps as many as by default."""
+"""The properties of checkpoints published under the default."""
 
 
 def decide_keep(store: CheckpointStore, permit: CommitPermit | None, schedule: Schedule, *, claim: bool) -> Schedule:
-    """The schedule for this start, with ``keep`` None where the default must not apply; then a warning says what to do.
+    """The schedule for this start; ``keep`` is None, with a warning, if the default must not apply.
 
-    ``permit``: what the run goes on from. ``claim``: a savepoint in the store was handed over to the job.
+    ``claim``: a savepoint in the store was handed over to the job.
     """
     if schedule.keep is not Keep.DEFAULT or permit is None or KEEP_PROPERTY in permit.record.properties:
         return schedule
@@ -60,13 +60,10 @@ def decide_keep(store: CheckpointStore, permit: CommitPermit | None, schedule: S
 
 
 def keep_count(schedule: Schedule) -> int | None:
-    """How many checkpoints a run keeps by its schedule; None: all."""
+    """How many checkpoints a run keeps; None: all."""
     return KEPT_BY_DEFAULT if schedule.keep is Keep.DEFAULT else schedule.keep
 
 
 def keep_properties(schedule: Schedule) -> dict[str, str]:
-    """The properties that say so in every record that the run publishes."""
+    """The properties of every record that the run publishes."""
     return dict(BY_DEFAULT) if schedule.keep is Keep.DEFAULT else {}
-
-
-__all__ = ["decide_keep", "keep_count", "keep_properties"]

@@ -1,4 +1,4 @@
-"""Running a dataflow to its end: runs, restarts, stops. What an executor adds is how one run goes on."""
+"""Running a dataflow to its end: runs, restarts, stops."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ RunT = TypeVar("RunT", bound=Run)
 
 
 class Runtime(ABC, Generic[RunT]):
-    """Runs dataflows on a store: runs, restarts, stops. Several runtimes on one store fence each other as any two runs do.
+    """Runs dataflows on a store. Runtimes on one store fence each other, as any two runs do.
 
-    Keyword arguments are the fields of ``options_class`` and of :class:`~stateformat.backends.runtime.options.Schedule`.
+    Keyword arguments are the fields of ``options_class`` and of :class:`.Schedule`.
     """
 
     options_class: type[Options] = Options
@@ -69,18 +69,18 @@ class Runtime(ABC, Generic[RunT]):
         self._runs = 0
         self._published = 0
         self._resumes_to: int | None = None
-        """Stops up to this checkpoint are gone on from; those that came to this job while it ran are stops."""
+        """Stops up to this checkpoint are gone on from; those that came to this job while it ran
+        are stops."""
         self._schedule: Schedule | None = None
         """That of the options, with what :func:`decide_keep` has made of ``keep`` at this start."""
 
     def run(self, flow: Dataflow) -> JobOutcome:
-        """Run a dataflow to its end, or until it is stopped, starting again from the newest checkpoint after failures.
+        """Run a dataflow to its end or a stop; after failures, again from the newest checkpoint.
 
-        An empty store begins with the content of ``start_from``, if that is given.
-
-        Raises ``InvalidInput`` for a store that is a savepoint, unless it is claimed; ``JobFailed`` after too many failures, with the last as its cause; ``RestoreRefused`` where the newest checkpoint does not
-        fit the dataflow; ``PublishConflict`` where another run has the job, and then nothing is committed that this one had not
-        published.
+        An empty store begins with the content of ``start_from``, if given. Raises ``InvalidInput``
+        for an unclaimed savepoint, ``JobFailed`` after too many failures, with the last as its
+        cause, ``RestoreRefused`` if the newest checkpoint does not fit, and ``PublishConflict`` if
+        another run has the job.
         """
         restarts = 0
         failures = RestartPolicy(flow.job_id, self.options.max_restarts)
@@ -92,7 +92,7 @@ class Runtime(ABC, Generic[RunT]):
                 raise
             except (CheckpointError, OSError) as error:
                 restarts += 1
-                failed = failures.add(error, self._published)
+                failed = failures.on_failure(error, self._published)
                 if failed is not None:
                     raise failed from failed.__cause__
                 delay_us = self.options.restart_delay_us * 2 ** max(failures.counted - 1, 0)
@@ -122,10 +122,9 @@ class Runtime(ABC, Generic[RunT]):
         return begun.outcome
 
     def begin(self, flow: Dataflow) -> RunT | JobOutcome:
-        """Begin one run: restore from the newest checkpoint, commit what it holds, make the tasks. To be stepped by the caller.
+        """Begin one run, which the caller steps. Raises as :meth:`run`, without starting again.
 
-        An outcome at once: the newest checkpoint is that of a stop, or everything had finished. Raises as :meth:`run` does,
-        without starting again.
+        Returns an outcome if the newest checkpoint is that of a stop, or everything had finished.
         """
         self._resumes_to = self._schedule = None
         return self._begin(flow)
@@ -158,14 +157,14 @@ class Runtime(ABC, Generic[RunT]):
 
     @abstractmethod
     def _make_run(self, restored: Restored, options: Options, retries: Mapping[str, pa.Table]) -> RunT:
-        """One run of the executor with these options; ``retries``: what sinks have put off, by uid."""
+        """Make a run with these options; ``retries``: what sinks have put off, by uid."""
 
     def _commit_before_start(
         self, permit: CommitPermit | None, restored: Restored, sinks: Mapping[str, TwoPhaseCommitSink]
     ) -> Mapping[str, pa.Table]:
-        """Commit what the newest checkpoint holds and is not given up, then let sinks remove what no checkpoint does."""
+        """Commit what the newest checkpoint holds, then let sinks remove what none does."""
         carried = pending_committables(
-            permit, restored.job, [uid for uid in sinks if not restored.gives_up(uid, COMMITTABLES)]
+            permit, restored.job, [uid for uid in sinks if not restored.drops(uid, COMMITTABLES)]
         )
         retries = {} if permit is None else commit(permit, sinks, carried)
         clean(self.store, permit, restored.job, sinks, carried)

@@ -1,4 +1,4 @@
-"""What a job begins with: its own newest checkpoint, a savepoint whose content it copies, or nothing."""
+"""What a job starts from: its own newest checkpoint, the copy of a savepoint, or nothing."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from .retention import keep_properties
 
 logger = logging.getLogger(__name__)
 
-NEWS_EVERY_SECONDS = 10.0
-"""So often a copy that takes long says how far it is."""
+REPORT_EVERY_SECONDS = 10.0
+"""How often a long copy reports its progress."""
 
 
 def start(store: CheckpointStore, flow: Dataflow, options: Options) -> CommitPermit | None:
-    """The checkpoint that a run goes on from: the newest of its store, or that made from ``start_from``. None: from nothing.
+    """The checkpoint to go on from: the newest of the store, or one made from ``start_from``, or
+    None.
 
-    Raises ``InvalidInput`` where the store is a savepoint that is not claimed, ``JobMismatch`` for a savepoint of another
-    job, ``RestoreRefused`` for one that does not fit, ``InvalidInput`` where another job writes to the place of a sink, all
-    before anything is copied; ``PublishConflict`` where another run has begun the store meanwhile; and what reading the
-    savepoint raises.
+    Before anything is copied it raises ``InvalidInput`` for an unclaimed savepoint or a sink whose
+    place another job writes to, ``JobMismatch`` for a savepoint of another job, ``RestoreRefused``
+    for one that does not fit; then ``PublishConflict`` if another run began the store meanwhile.
     """
     permit = store.start(flow.job_id)
     if permit is not None:
@@ -75,7 +75,8 @@ def _begin_from(store: CheckpointStore, flow: Dataflow, options: Options, addres
     try:
         check_places(sinks_of(flow), checkpoint.record, checkpoint.storage.url)
     except InvalidInput:
-        # Another run of this very job may have begun the store meanwhile, and what is said below is about that.
+        # Another run of this very job may have begun the store meanwhile, and what is said below is
+        # about that.
         if store.start(flow.job_id) is None:
             raise
     try:
@@ -101,18 +102,15 @@ def _source(address: str, options: Mapping[str, object]) -> Checkpoint:
 
 
 class _CopyReporter:
-    """Says now and then how far a copy is."""
+    """Logs the progress of a copy now and then."""
 
     def __init__(self, checkpoint: Checkpoint, store: CheckpointStore) -> None:
         self._what = f"{checkpoint!r} to {store.url}"
-        self._told = time.monotonic()
+        self._reported = time.monotonic()
 
     def __call__(self, now: CopyProgress) -> None:
         if now.objects_done == 0:
             logger.info("copying %s: %d objects, %d bytes", self._what, now.objects_total, now.bytes_total)
-        elif time.monotonic() - self._told >= NEWS_EVERY_SECONDS:
-            self._told = time.monotonic()
+        elif time.monotonic() - self._reported >= REPORT_EVERY_SECONDS:
+            self._reported = time.monotonic()
             logger.info("copied %d of %d bytes of %s", now.bytes_done, now.bytes_total, self._what)
-
-
-__all__ = ["start"]

@@ -1,8 +1,8 @@
-"""In which layers the keyed states of each subtask lie: a base, and deltas on it (SPEC.md section 5.4).
+"""The layers of the keyed states of each subtask: a base, and deltas on it (SPEC.md section 5.4).
 
-A snapshot names what was written: whole segments, or a delta on what stays underneath. :func:`merge_snapshot` adds the handles of
-the layers below, so a snapshot names everything that it consists of. Each layer has the *version* of the state that wrote it
-(``SubtaskStates.begin``); layers of the checkpoint that a run was restored from have none.
+The snapshot of a task names what was written: whole segments, or a delta on layers that stay.
+:func:`merge_snapshot` adds the handles of these layers, so it names everything. Each layer has the
+*version* of the state that wrote it; layers of the checkpoint that was restored have none.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ Versions = Mapping[str, tuple[int | None, ...]]
 
 
 class OperatorState(NamedTuple):
-    """What one operator has in one subtask. ``tasks``: how to read each state, after a restore; else the snapshot says it."""
+    """The state of one operator in one subtask."""
 
     snapshot: Snapshot
     versions: Versions
     tasks: Mapping[str, ReadTask] | None = None
+    """How to read each state after a restore; None: as the snapshot says."""
 
 
-def layers_of(part: OperatorState) -> Mapping[str, Sequence[Layer]]:
-    """The layers of the keyed states of a part by state, lowest first."""
+def layers_of(state: OperatorState) -> Mapping[str, Sequence[Layer]]:
+    """The layers of each keyed state, lowest first."""
     return {
-        state: [
+        name: [
             Layer(version, sum(handle.rows for handle in some), sum(_share(handle) for handle in some))
-            for version, some in zip(part.versions[state], by_layer(part.snapshot, state), strict=True)
+            for version, some in zip(versions, by_layer(state.snapshot, name), strict=True)
         ]
-        for state in part.versions
+        for name, versions in state.versions.items()
     }
 
 
@@ -56,7 +57,7 @@ def by_layer(snapshot: Snapshot, state: str) -> list[list[Handle]]:
 def merge_snapshot(
     snapshot: Snapshot, kept: Mapping[str, int], before: OperatorState | None, version: int
 ) -> OperatorState:
-    """A snapshot as a task has reported it, with what stays underneath its layers named; and the versions of all layers.
+    """The reported snapshot of a task, with the handles of the layers that stay, and all versions.
 
     ``kept``: by keyed state, how many of the lowest layers stay (``SubtaskStates.snapshot``).
     """
@@ -82,7 +83,7 @@ def merge_snapshot(
 
 
 def restored_states(restored: Restored) -> Iterator[tuple[TaskId, Mapping[str, OperatorState]]]:
-    """What each task of a run begins from, by operator: the slices of a restore plan. Nothing on a first run."""
+    """What each task of a run starts from, by operator; nothing on a first run."""
     if restored.permit is None or restored.plan is None:
         return
     carried: dict[tuple[str, int], list[Handle]] = defaultdict(list)
@@ -90,14 +91,11 @@ def restored_states(restored: Restored) -> Iterator[tuple[TaskId, Mapping[str, O
         carried[row["operator"], row["subtask"]].append(Handle(**row))
     for vertex in restored.job.vertices:
         for subtask in () if vertex.id in restored.finished else range(vertex.parallelism):
-            parts = {}
+            states = {}
             for uid, tasks in (restored.states(vertex, subtask) or {}).items():
                 handles = sorted(carried[uid, subtask], key=lambda handle: (handle.state, handle.layer))
                 snapshot = Snapshot(uid, subtask, tuple(handles))
-                states = {handle.state for handle in handles}
-                versions = {state: (None,) * len(by_layer(snapshot, state)) for state in states}
-                parts[uid] = OperatorState(snapshot, versions, tasks)
-            yield TaskId(vertex.id, subtask), parts
-
-
-__all__ = ["OperatorState", "Versions", "by_layer", "layers_of", "merge_snapshot", "restored_states"]
+                names = {handle.state for handle in handles}
+                versions = {name: (None,) * len(by_layer(snapshot, name)) for name in names}
+                states[uid] = OperatorState(snapshot, versions, tasks)
+            yield TaskId(vertex.id, subtask), states

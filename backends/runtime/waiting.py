@@ -1,4 +1,4 @@
-"""The inputs of a task in which something lies, kept as they change: what a step costs does not grow with their number."""
+"""The inputs of a task that hold elements, so that a step costs the same however many there are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .channels import Queue
 class ReadyInputs:
     """The channels of one task that hold elements.
 
-    A blocked channel that is looked at is put aside. It comes back when the task frees blocked channels (``Task.releases``).
+    A blocked channel is put aside when it is found, until the task releases channels again.
     """
 
     def __init__(self, task: Task) -> None:
@@ -22,12 +22,10 @@ class ReadyInputs:
         self._releases = task.releases
 
     def add(self, queue: Queue) -> None:
-        """Something lies in this channel now."""
         self._place[queue] = len(self._open)
         self._open.append(queue)
 
     def remove(self, queue: Queue) -> None:
-        """Nothing lies in this channel any more."""
         if queue in self._aside:
             del self._aside[queue]
             return
@@ -37,8 +35,7 @@ class ReadyInputs:
             self._place[last] = place
 
     def any_open(self) -> bool:
-        """Whether an element may be delivered now."""
-        self._look_again()
+        self._check_releases()
         while self._open:
             if not self._task.is_blocked(self._open[-1].channel):
                 return True
@@ -46,8 +43,8 @@ class ReadyInputs:
         return False
 
     def draw(self, choose: random.Random) -> Queue:
-        """One of the channels that are not blocked, each with the same chance. Call it where there is :meth:`any_open`."""
-        self._look_again()
+        """One of the open channels, each with the same chance."""
+        self._check_releases()
         while True:
             queue = self._open[int(choose.random() * len(self._open))]
             if not self._task.is_blocked(queue.channel):
@@ -58,12 +55,9 @@ class ReadyInputs:
         self.remove(queue)
         self._aside[queue] = None
 
-    def _look_again(self) -> None:
+    def _check_releases(self) -> None:
         if self._releases != self._task.releases:
             self._releases = self._task.releases
             for queue in self._aside:
                 self.add(queue)
             self._aside.clear()
-
-
-__all__ = ["ReadyInputs"]

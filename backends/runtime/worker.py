@@ -1,11 +1,11 @@
-"""One task of a run: delivers events to its :class:`Task`, carries out the commands, decides nothing."""
+"""The worker of one task: it delivers events to the :class:`Task` and carries out its commands."""
 
 from __future__ import annotations
 
 import logging
 import random
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 import pyarrow as pa
@@ -23,43 +23,48 @@ from .waiting import ReadyInputs
 logger = logging.getLogger(__name__)
 
 IDLE_US = 5_000
-"""How long a reader that found nothing waits before it looks again."""
+"""How long a source that found nothing waits before it reads again."""
 _UNTIL_MAIL: Final = 2**63
-"""It looks again when the enumerator has answered."""
+"""As a time to read again: when the enumerator has answered."""
 
 
 class SplitAssigned(NamedTuple):
-    """The enumerator answers a reader."""
+    """The enumerator's answer to a reader."""
 
     split: Split | NoSplit
 
 
 class MessageToSubtask(NamedTuple):
-    """An operator's coordinator writes to a subtask. ``behind``: the number of the barrier for which the coordinator had given its
-    snapshot when it wrote; 0 where no checkpoint was in flight. What it wrote before is in that snapshot, so it lies before the barrier.
-    ``message`` None: the marker that the subtask sent is back, behind all answers to what it sent before.
-    """
+    """A message of an operator's coordinator to a subtask."""
 
     uid: str
     message: bytes | None
+    """None: the marker of the subtask comes back, behind all answers to what it sent before."""
     behind: int = 0
+    """The barrier for which the coordinator had given its snapshot when it wrote; 0: none in
+    flight.
+
+    What it wrote before is in that snapshot, so it belongs before the barrier.
+    """
 
 
 Mail = ev.TaskEvent | SplitAssigned | MessageToSubtask
 
 
 class WorkerEnvironment(Protocol):
-    """What a worker reaches of the run that it belongs to."""
+    """What a worker calls of the run that it belongs to."""
 
     def tell(self, event: ev.CoordinatorEvent) -> None:
         """Send an event to the coordinator."""
 
     def note(self, reason: str, error: Exception) -> None:
-        """Keep the exception behind a sentence that the coordinator is told."""
+        """Keep the exception behind a reason that the coordinator gets."""
 
     def message(self, uid: str, subtask: int, message: bytes | None, snapshot_taken: int) -> None:
-        """Send to an operator's coordinator; ``snapshot_taken`` is the last barrier of which the sender took a snapshot. None is a
-        marker, which the coordinator's side sends back (:class:`Message`).
+        """Send to an operator's coordinator; None is a marker, which comes back as a
+        :class:`Message`.
+
+        ``snapshot_taken``: the last barrier for which the sender took a snapshot.
         """
 
     def lost(self, uid: str, subtask: int) -> None:
@@ -75,13 +80,13 @@ class WorkerEnvironment(Protocol):
         """Take the snapshots of a task."""
 
     def awaits_snapshot(self, task: ev.TaskId, number: int) -> bool:
-        """Whether the checkpoint in flight is that of this barrier, and the task has not come to it."""
+        """Whether this barrier's checkpoint is in flight and lacks the task's snapshot."""
 
     def confirm(self, channel: ev.Channel) -> None:
         """Tell the sender of a channel that its data has been processed."""
 
     def current_form(self, barrier: ev.Barrier) -> ev.Barrier:
-        """A barrier that is to be put into channels: unaligned if it has turned so since it came to the sender."""
+        """The barrier to put into channels: unaligned if it has turned so meanwhile."""
 
     def announce(self, channel: ev.Channel, barrier: ev.Barrier) -> None:
         """Tell the receiver of a channel that a barrier overtakes."""
@@ -90,20 +95,23 @@ class WorkerEnvironment(Protocol):
         """Let the receiver of a channel log what came in."""
 
     def ended(self, task: ev.TaskId) -> None:
-        """A task is gone."""
+        pass
 
     def wake(self, worker: Worker) -> None:
-        """It may have become ready."""
+        pass
 
     def now_us(self) -> int:
-        """The clock."""
+        pass
 
 
 class Worker:
-    """One task: its decisions (``task``), its operators (``operators``), its channels.
+    """One task with its decisions (``task``), its operators and its channels.
 
-    ``number``, ``snapshot``: a task goes on that was another worker's: the last barrier that it took, and what is under way for it.
+    ``number``, ``snapshot``: its last barrier and open snapshot, if it goes on from another worker.
     """
+
+    operators: OperatorChain
+    """Set by the executor before :meth:`start`, and deleted when the task has ended."""
 
     def __init__(
         self,
@@ -121,7 +129,6 @@ class Worker:
         self.id = task_id
         self.vertex = vertex
         self.task = task
-        self.operators: OperatorChain
         self.routers: Mapping[str, Router] = {}
         self.inputs = {queue.channel: queue for queue in inputs}
         self.mailbox: deque[Mail] = deque()
@@ -135,8 +142,7 @@ class Worker:
         self._outputs = outputs
         self._filled: dict[Queue, None] = {}
         """Outputs that may be full: what it would emit has no room."""
-        self._waiting = ReadyInputs(task)
-        self._watch(inputs, [queue for queues in outputs.values() for queue in queues])
+        self._ready_inputs = ReadyInputs(task)
         self._by_receiver = {
             edge: {queue.channel.receiver: queue for queue in queues} for edge, queues in outputs.items()
         }
@@ -144,22 +150,21 @@ class Worker:
         self._environment = environment
         self._snapshot = snapshot
         self._number = number
-        self._held = False
+        self._source_held = False
         self._late_messages: deque[MessageToSubtask] = deque()
         self._asked = False
         self._ask_at_us = 0
         self._idle_until_us = 0
-
-    def _watch(self, inputs: Iterable[Queue], outputs: Iterable[Queue]) -> None:
-        """Be told what becomes of the channels, so that asking whether it is ready costs the same however many there are."""
-        find, empty, fill, make_room = self._find, self._waiting.remove, self._fill, self._make_room
+        # The channels call back, so asking whether a task is ready costs the same however many it
+        # has.
         for queue in inputs:
-            queue.found, queue.emptied = find, empty
-        for queue in outputs:
-            queue.filled, queue.room = fill, make_room
+            queue.on_element, queue.on_empty = self._find, self._ready_inputs.remove
+        for queues in outputs.values():
+            for queue in queues:
+                queue.on_full, queue.on_room = self._fill, self._make_room
 
     def _find(self, queue: Queue) -> None:
-        self._waiting.add(queue)
+        self._ready_inputs.add(queue)
         self._environment.wake(self)
 
     def _fill(self, queue: Queue) -> None:
@@ -171,16 +176,16 @@ class Worker:
 
     @property
     def open_snapshot(self) -> OpenSnapshot | None:
-        """The snapshot that is under way."""
+        """The snapshot that is not acknowledged yet."""
         return self._snapshot
 
     @property
     def snapshot_taken(self) -> int:
-        """The number of the last barrier for which it took a snapshot, or that it passed on in a round of the loops."""
+        """The last barrier that it took a snapshot for, or passed on in a round of loops."""
         return self._number
 
     def count_late_rows(self) -> None:
-        """Begin to count; its operators may have counted in an earlier run."""
+        """Begin to count late rows; its operators may have counted in an earlier run."""
         self._late_before = self.operators.late_records
 
     @property
@@ -191,23 +196,19 @@ class Worker:
 
     @property
     def watermark(self) -> int:
-        """How far event time has come here, µs."""
         return self.task.watermark
 
     @property
     def idle_until_us(self) -> int | None:
-        """When its reader looks again; None where it waits for nothing but events."""
+        """When its source reads again; None where it waits for events only."""
         waits = self.vertex.is_source and not self.gone and self._may_read
         return self._idle_until_us if waits and self._idle_until_us < _UNTIL_MAIL else None
 
     @property
     def _may_read(self) -> bool:
-        return not (self._held or self.paused) and self.task.may_read
-
-    # What the schedule asks --------------------------------------------------------------------------------------------
+        return not (self._source_held or self.paused) and self.task.may_read
 
     def ready(self, now_us: int) -> bool:
-        """Whether there is anything that it can do now."""
         if self.gone:
             return False
         if self.mailbox:
@@ -216,41 +217,40 @@ class Worker:
             return False
         if self.vertex.is_source:
             return self._may_read and now_us >= self._idle_until_us
-        return self._waiting.any_open()
+        return self._ready_inputs.any_open()
 
     def step(self, choose: random.Random) -> None:
-        """Do one thing: mail first, since control goes before data. What user code raises is told to the coordinator."""
+        """Do one thing, control before data. Reports what user code raises."""
         try:
             if self.mailbox:
                 self._open_mail(self.mailbox.popleft())
                 while self.mailbox and not self.gone and isinstance(self.mailbox[0], ev.DataProcessed):
-                    self._open_mail(self.mailbox.popleft())  # One of every channel, in as few steps as may be.
+                    self._open_mail(self.mailbox.popleft())  # One from each channel, in one step.
             elif self.vertex.is_source:
                 self._read()
             else:
-                queue = self._waiting.draw(choose)
+                queue = self._ready_inputs.draw(choose)
                 self.deliver(ev.Received(queue.channel, queue.get()))
         except Exception as error:
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """The task is lost, and with it the run."""
+        """Report that the task is lost, and with it the run."""
         self.gone = True
         self._environment.note(str(error), error)
-        # The sentence of an operator's error names that operator and its subtask; the task has the name of its chain's head.
+        # An operator's error names operator and subtask; a task is named after its chain's head.
         self._environment.tell(ev.TaskFailed(None if isinstance(error, OperatorError) else self.id, str(error)))
 
     def release(self) -> None:
-        """The run is lost: let its operators release what they hold, if they have not."""
+        """Close its operators if they are open, since the run is lost."""
         opened, self._closed, self.gone = hasattr(self, "operators") and not self._closed, True, True
         if opened:
             try:
                 self.operators.close()
             except Exception as error:
-                logger.warning("task %s, which is given up, could not be closed: %s", self.id, error)
+                logger.warning("task %s could not be closed after its run was lost: %s", self.id, error)
 
     def start(self) -> None:
-        """Begin: states are restored and what was in flight has been processed."""
         try:
             self._carry_out(self.task.start())
         except Exception as error:
@@ -261,14 +261,11 @@ class Worker:
         self._carry_out(self.task.handle(event))
 
     def log(self, channel: ev.Channel, batch: pa.RecordBatch) -> None:
-        """Put records into the in-flight state of the snapshot that is being taken."""
+        """Add records to the in-flight state of the open snapshot."""
         if self._snapshot is not None:
             self._snapshot.log(channel, batch)
 
-    # What operators reach (activation.ChainOutput) ---------------------------------------------------------------------------
-
     def emit(self, edge_id: str, batch: pa.RecordBatch) -> None:
-        """Send a batch along an edge that leaves the chain."""
         queues = self._by_receiver[edge_id]
         for receiver, part in self.routers[edge_id].route(batch):
             queue = queues[receiver]
@@ -277,15 +274,11 @@ class Worker:
                 self._environment.log_arrival(queue.channel, part)
 
     def send(self, uid: str, message: bytes) -> None:
-        """Send to an operator's coordinator."""
         self.task.message_sent()
         self._environment.message(uid, self.id.subtask, message, self._number)
 
     def now_us(self) -> int:
-        """The clock."""
         return self._environment.now_us()
-
-    # Commands ------------------------------------------------------------------------------------------------------------
 
     def _carry_out(self, commands: Sequence[ev.TaskCommand]) -> None:
         for command in commands:
@@ -318,22 +311,25 @@ class Worker:
                 self._closed = True
                 operators.close()
             case ev.Ended():
-                self.gone = True
-                for mail in self.mailbox:
-                    if isinstance(mail, MessageToSubtask):
-                        self._environment.lost(mail.uid, self.id.subtask)
-                self.mailbox.clear()
-                self._late_at_end = operators.late_records
-                del self.operators  # What it kept may be large, and the job may go on for long.
-                self._environment.ended(self.id)
+                self._end()
             case ev.HoldSource(hold):
-                self._held = hold
+                self._source_held = hold
             case ev.LogQueued() | ev.LogRecords() | ev.StopLog():
                 self._log(command)
             case _:
-                self._tell(command)
+                self._report(command)
 
-    def _tell(self, command: ev.Decline | ev.ConfirmProcessed | ev.ReportLogicEnded | ev.ReportInputsEnded) -> None:
+    def _end(self) -> None:
+        self.gone = True
+        for mail in self.mailbox:
+            if isinstance(mail, MessageToSubtask):
+                self._environment.lost(mail.uid, self.id.subtask)
+        self.mailbox.clear()
+        self._late_at_end = self.operators.late_records
+        del self.operators  # Their state may be large, and the job may run for long.
+        self._environment.ended(self.id)
+
+    def _report(self, command: ev.Decline | ev.ConfirmProcessed | ev.ReportLogicEnded | ev.ReportInputsEnded) -> None:
         match command:
             case ev.Decline(number, reason):
                 self._environment.tell(ev.Declined(self.id, number, reason))
@@ -356,7 +352,7 @@ class Worker:
         elif not isinstance(mail, MessageToSubtask):
             self.deliver(mail)
             if isinstance(mail, ev.Aborted):
-                self._release_messages()  # It may never have come to this task; then nothing else would let them go.
+                self._release_messages()  # The barrier may never have reached this task.
         elif self._environment.awaits_snapshot(self.id, mail.behind) or self.task.state is TaskState.STOPPED_AT_BARRIER:
             self._late_messages.append(mail)
         elif mail.message is None:
@@ -367,7 +363,7 @@ class Worker:
             self._environment.lost(mail.uid, self.id.subtask)
 
     def _release_messages(self) -> None:
-        """What coordinators sent while the checkpoint was pending comes behind the barrier."""
+        """Deliver, behind the barrier, what came while the checkpoint was in flight."""
         self.mailbox.extendleft(reversed(self._late_messages))
         self._late_messages.clear()
 
@@ -395,7 +391,8 @@ class Worker:
                 queue.put(element)
                 if not isinstance(element, ev.Barrier):
                     continue
-                # Whatever is put behind it is no part of the epoch before. One that was given up may come late, and ends no log.
+                # What is put behind it is no part of the epoch before. The barrier of an aborted
+                # checkpoint may come late, and ends no log.
                 if element.number == queue.logged_for:
                     queue.logged_for = None
                 if overtakes:
@@ -445,6 +442,3 @@ class Worker:
         for queue in self.inputs.values():
             queue.logged_for = None
         self.operators.notify_aborted(number)
-
-
-__all__ = ["Mail", "MessageToSubtask", "SplitAssigned", "Worker", "WorkerEnvironment"]

@@ -65,7 +65,6 @@ def dtype_of(kind: pa.DataType) -> Any:
 
 
 def grown(old: npt.NDArray[Any], capacity: int, used: int) -> npt.NDArray[Any]:
-    """The first ``used`` values in an array with room for ``capacity``; zero behind them."""
     new = np.zeros(capacity, old.dtype)
     new[:used] = old[:used]
     return new
@@ -97,7 +96,7 @@ class ColumnBuffer(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """The memory that it takes."""
+        pass
 
 
 class FixedBuffer:
@@ -216,7 +215,7 @@ class _AppendingBuffer(ABC):
 
     @abstractmethod
     def _append(self, raw: Raw) -> None:
-        """Append a batch to the values."""
+        pass
 
 
 class BytesBuffer(_AppendingBuffer):
@@ -320,7 +319,6 @@ class NestedBuffer(_AppendingBuffer):
 
 
 def make_buffers(kind: pa.DataType) -> list[ColumnBuffer]:
-    """Empty buffers for a column of this type."""
     if pa.types.is_struct(kind):
         return [ValidityBuffer(), *(buffer for field in kind for buffer in make_buffers(field.type))]
     if kind in _BYTES:
@@ -360,8 +358,8 @@ def put_together(
 ) -> pa.Array:
     """The column of a raw form; takes as many of ``raws`` as it needs.
 
-    It is null where ``found`` is False too. ``hidden``: where the struct around this field is null.
-    The field is not null there, whatever its value: it may be declared without nulls.
+    Null where ``found`` is False too. ``hidden``: where the struct around this field is null; the
+    field is not null there, since it may be declared so.
     """
     if not (pa.types.is_struct(kind) or kind in _BYTES or dtype_of(kind) is not None):
         array = next(raws)
@@ -385,14 +383,12 @@ def put_together(
 
 
 def pick(raw: Raw, rows: Slots) -> Raw:
-    """Some rows of a raw form."""
     if raw is None or isinstance(raw, np.ndarray):
         return raw if raw is None else raw[rows]
     return pc.take(raw, pa.array(rows), boundscheck=False)
 
 
 def same_rows(raws: Sequence[Raw], left: Slots, right: Slots) -> Mask:
-    """Whether two rows of one batch are equal, pair by pair."""
     equal = np.ones(len(left), np.bool_)
     for raw in raws:
         if raw is not None:

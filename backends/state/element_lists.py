@@ -1,10 +1,9 @@
 """The elements of each key, for maps and lists.
 
-Theory of operation. Every element knows the slot of its key, its *owner*, and the element of the
-same key before it. So the elements of a key are a linked list, of which the key knows the last
-link. The lists of all keys asked for are walked at once, a link of each at a time. Where one list
-is so long that scanning all elements is cheaper, they are scanned. Deleted elements stay in their
-lists until the store of elements closes its holes; then the lists are made anew.
+Theory of operation. An element knows the slot of its key, its *owner*, and the element of the same
+key before it; the key knows the last one. The lists of all keys asked for are walked at once. Where
+one list is so long that scanning all elements is cheaper, they are scanned. Deleted elements stay
+in their lists until the store of elements closes its holes; then the lists are made anew.
 """
 
 from __future__ import annotations
@@ -21,10 +20,7 @@ _STEP_ELEMENTS: Final = 4096
 
 
 class ElementLists:
-    """Elements by key.
-
-    Adds its arrays to the two stores; a key is live as long as an element of it is.
-    """
+    """Elements by key. A key is live as long as an element of it is."""
 
     def __init__(self, keys: KeyedRows, elements: Rows) -> None:
         self._keys = keys
@@ -74,9 +70,7 @@ class ElementLists:
         return alive
 
     def kill(self, elements: Slots) -> None:
-        """Delete elements, and the keys that have none left; closes the holes of both stores when
-        due.
-        """
+        """Delete elements, and the keys that have none left."""
         gone = self._elements.kill(elements)
         alive = self._keys.array("alive")
         owners, counts = np.unique(self._elements.array("owner")[gone], return_counts=True)

@@ -2,18 +2,15 @@
 
 Theory of operation. Open addressing with linear probing. An entry is one int64: 31 bits of the
 key's hash, the *tag*, above 32 bits of the slot. A probe reads one word and compares keys only
-where the tag agrees, so hashes that two keys share cost time and nothing else. The high bits of the
-hash say where the search begins. All rows of a batch take a step at once; those that are done drop
-out.
+where the tag agrees. The high bits of the hash say where a search begins. All rows of a batch take
+a step at once; those that are done drop out.
 
 Entering works by claims. Every row at an empty entry writes its own claim there, then all read
 back. A row that reads its own claim has won the place; one that reads the claim of an equal key
-shares it; the others go one step on. Equal keys take the same steps, so they meet, whichever claim
-numpy wrote last.
+shares it; the others go one step on. Equal keys take the same steps, so they meet.
 
-Removed entries become tombstones, over which searches walk on until the table is built anew.
-Building needs no claims: in the order of hashes, an entry's place is its own or the one after its
-predecessor.
+Removed entries become tombstones, over which searches walk, until the table is built anew. Building
+needs no claims: by hash, an entry's place is its own or the one after its predecessor.
 """
 
 from __future__ import annotations
@@ -48,7 +45,7 @@ _HASH_OF_EMPTY: Final = hash_keys([pa.array([b""], pa.large_binary())]).view(np.
 
 
 def spread(hashes: Hashes) -> Hashes:
-    """The finisher of splitmix64, in place: every bit of the result depends on every bit given."""
+    """The finisher of splitmix64, in place."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         hashes ^= hashes >> np.uint64(shift)
         hashes *= np.uint64(factor)
@@ -95,7 +92,7 @@ def _has_bytes(raw: Any) -> bool:
 
 
 class SlotIndex:
-    """Which slot a key has. Knows hashes and slots only; its caller compares keys."""
+    """Which slot a key has. Knows hashes and slots; its caller compares keys."""
 
     def __init__(self) -> None:
         self._allocate(_BITS_MIN)
@@ -114,8 +111,7 @@ class SlotIndex:
     def find(self, hashes: Hashes, same: Callable[[Slots, Slots | None], Any]) -> Slots:
         """The slot of each key, −1 where it has none.
 
-        ``same(slots, rows)`` compares the keys in slots with those of rows, pair by pair; None: all
-        rows.
+        ``same(slots, rows)`` compares keys in slots with rows, pair by pair; None: all rows.
         """
         found = np.full(len(hashes), _EMPTY)
         places, tags = self._start(hashes)
@@ -139,10 +135,10 @@ class SlotIndex:
         return found
 
     def enter(self, hashes: Hashes, first: int, same: Callable[[Slots, Slots], Mask]) -> tuple[Slots, Slots]:
-        """Enter keys that are not there yet, some perhaps several times, for which there is room.
+        """Enter keys that are not there, some perhaps several times; there is room for them.
 
-        ``same(left, right)`` compares rows of those given. Returns the first row of each key,
-        ascending, which get the slots from ``first`` on; and the slot of every row.
+        ``same(left, right)`` compares rows. Returns the first row of each key, ascending, which get
+        the slots from ``first`` on, and the slot of every row.
         """
         places, tags = self._start(hashes)
         count = len(hashes)
@@ -176,22 +172,18 @@ class SlotIndex:
 
     @property
     def table(self) -> Slots:
-        """The entries as they lie in memory."""
         return self._table
 
     @property
     def taken(self) -> int:
-        """Entries that are not empty."""
         return self._used
 
     def import_arrays(self, table: Slots, taken: int) -> None:
-        """Take the :attr:`table` of another index, of whose entries so many are :attr:`taken`."""
         self._table, self._used = table, taken
         self._mask = np.int64(len(table) - 1)
         self._shift = np.uint64(65 - len(table).bit_length())
 
     def remove(self, hashes: Hashes, slots: Slots) -> None:
-        """Remove entries that are there, none of them twice."""
         places, tags = self._start(hashes)
         entries = tags | slots
         while len(places):
@@ -205,8 +197,7 @@ class SlotIndex:
         return self._used + more > _LOAD_MAX * len(self._table)
 
     def build(self, hashes: Hashes, slots: Slots, *, more: int = 0) -> bool:
-        """Hold exactly these slots, with room for ``more``; returns whether all hashes differ, so
-        all keys do.
+        """Hold exactly these slots, with room for ``more``; returns whether all hashes differ.
 
         Raises ``InvalidState`` for more than 2³¹ slots.
         """

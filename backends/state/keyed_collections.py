@@ -22,7 +22,7 @@ _INDEX_MAX: Final = 2**63 - 1
 
 
 class _Collection(KeyedState):
-    """The base of maps and lists: keys, elements, and which elements each key has."""
+    """The base of maps and lists."""
 
     def _open(self, operator: Operator, state: State, elements: Rows) -> None:
         key_count = len(self._keys.fields)
@@ -48,11 +48,10 @@ class _Collection(KeyedState):
         return self.lookup(keys, distinct=True)[0]
 
     def lookup(self, keys: pa.RecordBatch, *, distinct: bool = False) -> tuple[pa.RecordBatch, Slots]:
-        """All rows of the key of each row of ``keys``, and the number of that row (int64,
-        ascending): a join.
+        """A join: the rows of the key of each row of ``keys``, and the number of that row (int64,
+        ascending).
 
-        A key that stands twice in ``keys`` gives its rows twice, unless they should be
-        ``distinct``.
+        A key that stands twice in ``keys`` gives its rows twice, unless ``distinct``.
         """
         slots = self._key_rows.find(self._keys.fit(keys))
         requests = np.flatnonzero(slots >= 0)
@@ -73,7 +72,6 @@ class _Collection(KeyedState):
         return pa.RecordBatch.from_arrays(self._columns(chosen), schema=self._schema), np.repeat(requests, counts)
 
     def _order(self, elements: Slots) -> Slots:
-        """Sorts the elements of a key into their order."""
         return np.argsort(elements)
 
     def clear(self, keys: pa.RecordBatch) -> None:
@@ -90,10 +88,9 @@ class _Collection(KeyedState):
 
 
 class KeyedMap(_Collection):
-    """Rows of values by key and ``_map_key`` (SPEC.md section 3.6, kind ``map``), in a key as they
-    came.
+    """Rows of values by key and ``_map_key`` (SPEC.md section 3.6, kind ``map``).
 
-    Batches have columns by name: key columns, ``_map_key``, values; nullable values may be missing.
+    Batches have key columns, ``_map_key`` and values; the entries of a key stand as they came.
     """
 
     def __init__(self, operator: Operator, state: State) -> None:
@@ -102,8 +99,8 @@ class KeyedMap(_Collection):
         self._open(operator, state, self._entries)
 
     def find(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Mask]:
-        """The values at each key and ``_map_key``, in the order of ``rows``, and whether there are
-        any; null where not.
+        """The values at each key and ``_map_key``, in order, and whether there are any; null where
+        not.
         """
         return self._values_at(self._entries.find(self._row_keys.fit(rows)))
 
@@ -132,20 +129,17 @@ class KeyedMap(_Collection):
         return slots >= 0
 
     def get_one(self, *key: Any) -> dict[Any, dict[str, Any]]:
-        """All entries of one key: values by ``_map_key``. :meth:`find_one` looks up one of them.
+        """All entries of one key: values by ``_map_key``. ``key`` as for
+        :meth:`KeyedValue.get_one`.
 
-        ``key`` as for :meth:`KeyedValue.get_one`. A map key that is a struct stands as its items,
-        in the declared order.
+        A map key that is a struct stands as its items, in the declared order.
         """
         rows = self.get(one_row(self._keys, spread(key))).to_pylist()
         names = self._values.schema.names
         return {_hashable(row["_map_key"]): {name: row[name] for name in names} for row in rows}
 
     def find_one(self, key: Any, map_key: Any) -> dict[str, Any] | None:
-        """The values of one entry of one key, by column; None where there is no such entry.
-
-        ``key`` is the value of the key column, or a tuple of the values of several columns.
-        """
+        """The values of one entry, by column, or None. A key of several columns is a tuple."""
         values, found = self.find(one_row(self._row_keys, key, map_key))
         row: dict[str, Any] | None = values.to_pylist()[0] if found[0] else None
         return row
@@ -160,9 +154,7 @@ class KeyedMap(_Collection):
 
 
 class KeyedList(_Collection):
-    """A list of rows per key (SPEC.md section 3.6, kind ``list``), in the order of ``_index``,
-    which it gives itself.
-    """
+    """A list of rows per key (SPEC.md section 3.6, kind ``list``); it counts ``_index`` itself."""
 
     def __init__(self, operator: Operator, state: State) -> None:
         super().__init__(state)
@@ -174,9 +166,7 @@ class KeyedList(_Collection):
         self._key_rows.add_array("next", np.int64)
 
     def append(self, keys: pa.RecordBatch, values: pa.RecordBatch) -> None:
-        """Put a row of values at the end of the list of each key, row by row; a key may stand
-        several times.
-        """
+        """Append a row of values to the list of each key; a key may stand several times."""
         check_lengths(len(keys), "values", len(values))
         fitted, columns = self._keys.fit(keys), self._values.fit(values)
         if not len(keys):
@@ -241,9 +231,8 @@ class KeyedList(_Collection):
         return [{name: row[name] for name in self._values.schema.names} for row in rows]
 
     def append_one(self, key: Any, **values: Any) -> None:
-        """Put one row of values at the end of the list of one key.
-
-        ``key`` as for :meth:`KeyedMap.find_one`.
+        """Append one row of values to the list of one key; ``key`` as for
+        :meth:`KeyedMap.find_one`.
         """
         self.append(one_row(self._keys, key), one_values(self._values, values))
 

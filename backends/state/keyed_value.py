@@ -24,14 +24,13 @@ _FLOAT_UFUNCS: Final[Mapping[str, Any]] = {**_UFUNCS, "min": np.fmin, "max": np.
 
 
 class KeyedState(ABC):
-    """Rows by row key: the base of value, map, list and timers.
+    """The base of keyed value, map, list and timers: rows by row key.
 
-    Keys come as a record batch with the key columns, by name; other columns of it are ignored.
-    Values come with the other columns of the state; nullable ones may be missing and are null.
-    Types are those declared, or such that a safe cast gives the same values. Null is a key like
-    any other, −0.0 is 0.0 and NaN is one key (SPEC.md section 5.3).
-
-    Columns that contradict the declaration raise ``InvalidState``, and the state is unchanged.
+    Keys are a record batch with the key columns, by name; other columns are ignored. Values have
+    the other columns of the state; nullable ones may be missing and are null. Types are those
+    declared, or such that a safe cast keeps the values. Null is a key like any other, −0.0 is 0.0
+    and NaN is one key (SPEC.md section 5.3). Other columns raise ``InvalidState``, and the state is
+    unchanged.
     """
 
     changes: Changes
@@ -48,7 +47,6 @@ class KeyedState(ABC):
         self._values = RowNormalizer(state, values, only=True)
 
     def _keyed_rows(self, operator: Operator) -> KeyedRows:
-        """Where rows are stored by row key: the row key first, then the values."""
         fields = [*self._row_keys.fields, *self._values.fields]
         stored = [field.name for field in fields]
         self._positions = [stored.index(name) for name in self._schema.names]
@@ -62,21 +60,15 @@ class KeyedState(ABC):
 
     @property
     def stores(self) -> list[Rows]:
-        """The stores of the rows."""
         return [self.changes.rows]
 
     def rows(self) -> pa.Table:
-        """All rows, with the columns of a segment but ``_key_group``, in the order in which they
-        came.
-        """
+        """All rows in the order in which they came, without ``_key_group``."""
         return as_table(self._schema, self._columns, self.changes.rows.live_slots())
 
     @abstractmethod
     def restore(self, rows: pa.RecordBatch, groups: Any = None) -> None:
-        """Take rows of a checkpoint, each row key once.
-
-        ``groups``: their key groups, if known to be right.
-        """
+        """Add rows of a checkpoint; ``groups``: their key groups, if known to be right."""
 
     def replace(self, rows: pa.RecordBatch, groups: Any = None) -> None:
         """Set rows of a checkpoint, each row key once, of which some may be there."""
@@ -88,10 +80,10 @@ class KeyedState(ABC):
 
     @abstractmethod
     def clear_keys(self, keys: pa.RecordBatch) -> None:
-        """Delete all rows of these keys."""
+        pass
 
     def loaded(self) -> None:  # noqa: B027 - most states have nothing to compute
-        """Called after the stores were filled from elsewhere."""
+        pass
 
     def _columns(self, slots: Slots | slice) -> list[pa.Array]:
         columns = self.changes.rows.get(slots)
@@ -119,9 +111,8 @@ class KeyedValue(KeyedState):
         self._track(state, self._store)
 
     def get(self, keys: pa.RecordBatch) -> tuple[pa.RecordBatch, Mask]:
-        """The values of each row of ``keys``, in their order, and whether the key has any.
-
-        Value columns in the order of the declaration, all nullable; null where the key has none.
+        """The values of each row of ``keys``, in order, and whether the key has any; null where
+        not.
         """
         return self._values_at(self._store.find(self._keys.fit(keys)))
 
@@ -136,9 +127,9 @@ class KeyedValue(KeyedState):
     ) -> None:
         """Read, change and write with one search.
 
-        ``combine`` gets what :meth:`get` returns and gives back the new values. It is called once
-        and must not touch the state. Every row of a key has the old values of that key; of several
-        rows the last one counts. If ``combine`` raises, nothing has changed.
+        ``combine`` gets what :meth:`get` returns and gives back the new values; it must not touch
+        the state. Every row of a key has its old values; of several rows the last one counts. If
+        ``combine`` raises, nothing has changed.
         """
         fitted = self._keys.fit(keys)
         slots = self._store.find(fitted)
@@ -151,18 +142,15 @@ class KeyedValue(KeyedState):
         self._store.put_rows(slots, new)
 
     def add(self, keys: pa.RecordBatch, values: pa.RecordBatch, how: Mapping[str, str]) -> None:
-        """Accumulate into the values of keys in place, with one search. A key may stand several
-        times.
+        """Accumulate into the values of keys in place; a key may stand several times.
 
         ``how`` names for value columns ``sum`` (numbers), ``min``, ``max`` (numbers, dates,
-        timestamps) or ``count`` (int64). ``values`` has those columns. Nulls are passed over: a sum
-        of nothing is null, a count 0. A count counts what is not null in its column, or rows where
-        ``values`` lacks the column. To merge counts, sum them. Integers wrap around, as Arrow's do.
+        timestamps) or ``count`` (int64). ``values`` has those columns. Nulls do not count: a sum of
+        nothing is null, a count 0. Without its column in ``values``, a count counts rows. Integers
+        wrap around.
 
-        Columns that ``how`` does not name stay as they are, null for a new key. Non-nullable
-        columns must be in ``how``, and given without nulls unless they count.
-
-        Raises ``InvalidInput`` for what cannot be accumulated, before anything changes.
+        Other columns stay as they are, null for a new key. Non-nullable columns must be in ``how``,
+        and given without nulls unless they count. Raises ``InvalidInput`` before anything changes.
         """
         fitted_keys = self._keys.fit(keys)
         inputs = {name: self._input(values, name, kind) for name, kind in how.items()}
@@ -194,7 +182,7 @@ class KeyedValue(KeyedState):
                 )
 
     def _input(self, values: pa.RecordBatch, name: str, kind: str) -> pa.Array | None:
-        """What is accumulated into a column, with its type; None where rows are counted."""
+        """What is accumulated into a column, with its type; None: rows are counted."""
         names = self._values.schema.names
         if name not in names or kind not in _UFUNCS:
             raise InvalidInput(
@@ -265,27 +253,22 @@ class KeyedValue(KeyedState):
         self.remove(keys)
 
     def clear(self) -> None:
-        """Delete everything."""
+        """Delete all keys."""
         self._store.clear()
 
     # Calls for one key. ``key`` is the value of the key column, or a tuple of values of several
     # columns.
 
     def get_one(self, *key: Any) -> dict[str, Any] | None:
-        """The values of one key, by column; None where the key has none.
-
-        ``get_one(7)`` for one key column; ``get_one(("Oslo", 7))``, or ``get_one("Oslo", 7)``, for
-        two.
+        """The values of one key, by column, or None: ``get_one(7)``, or ``get_one(("Oslo", 7))``
+        for two key columns.
         """
         values, found = self.get(one_row(self._keys, spread(key)))
         row: dict[str, Any] | None = values.to_pylist()[0] if found[0] else None
         return row
 
     def put_one(self, key: Any, **values: Any) -> None:
-        """Set the values of one key.
-
-        ``put_one(7, n=1)`` for one key column, ``put_one(("Oslo", 7), n=1)`` for two.
-        """
+        """Set the values of one key: ``put_one(7, n=1)``, or ``put_one(("Oslo", 7), n=1)``."""
         self.put(one_row(self._keys, key), one_values(self._values, values))
 
     def delete_one(self, *key: Any) -> None:
@@ -344,7 +327,6 @@ def one_values(normalizer: RowNormalizer, values: Mapping[str, Any]) -> pa.Recor
 
 
 def beside(left: pa.RecordBatch, right: pa.RecordBatch) -> pa.RecordBatch:
-    """The columns of two batches in one."""
     return pa.RecordBatch.from_arrays([*left.columns, *right.columns], [*left.schema.names, *right.schema.names])
 
 

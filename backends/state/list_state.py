@@ -19,8 +19,8 @@ _JOINED_ROWS: Final = 1 << 18
 class Entries:
     """Rows of an even-split, union or broadcast state, in order (SPEC.md section 3.6).
 
-    Batches and tables have the declared columns by name; nullable ones may be missing. Others raise
-    ``InvalidState``, and the state is unchanged.
+    Batches have the declared columns; nullable ones may be missing. Others raise ``InvalidState``,
+    and the state is unchanged.
     """
 
     def __init__(self, state: State) -> None:
@@ -31,22 +31,22 @@ class Entries:
         return len(self._table)
 
     def rows(self) -> pa.Table:
-        """All rows, in order, with the declared columns."""
+        """All rows, in order."""
         return self._table
 
     def replace(self, rows: pa.Table | pa.RecordBatch) -> None:
-        """Replace all rows by these."""
+        """Replace all rows."""
         self._table = self._fitted(rows)
 
     def append(self, rows: pa.Table | pa.RecordBatch) -> None:
-        """Put rows at the end."""
+        """Append rows."""
         table = pa.concat_tables([self._table, self._fitted(rows)])
         if max((column.num_chunks for column in table.columns), default=0) > _BATCHES_MAX:
             table = pa.Table.from_batches(rebatch([table], table.schema, _JOINED_ROWS), schema=table.schema)
         self._table = table
 
     def append_one(self, **values: Any) -> None:
-        """Put one row at the end."""
+        """Append one row."""
         unknown = sorted(set(values) - set(self._normalizer.schema.names))
         if unknown:
             raise InvalidInput(f"{unknown} are no columns; those are {self._normalizer.schema.names}")

@@ -1,13 +1,8 @@
-"""Rows of one state in slots: the columns of a batch as declared, their storage, and the index over
-keys.
+"""Rows of one state in slots, and the index over their keys.
 
-Theory of operation. A slot is a number from 0 up; rows get slots in the order in which they come
-and keep them. A deleted row leaves a hole. Once more than half of a store is holes, the live rows
-move together and keep their order. So the order of rows is that in which their keys came, whatever
-happened between, and a history of calls gives one order.
-
-:class:`Rows` stores columns. :class:`KeyedRows` finds them by the first columns, its row key, and
-knows the key group of each.
+Theory of operation. Rows get slots, numbers from 0 up, as they come. A deleted row leaves a hole.
+Once more than half of a store is holes, the live rows move together. So rows always stand in the
+order in which their keys came, and a history of calls gives one order.
 """
 
 from __future__ import annotations
@@ -43,11 +38,10 @@ _TABLE_ROWS: Final = 1 << 20
 
 
 class RowNormalizer:
-    """Gives batches the columns of a declaration: by name, with the stored types, equal floats with
-    equal bits in keys.
+    """Gives batches the columns ``names`` of a segment, with the stored types; equal floats of keys
+    get equal bits.
 
-    ``names``: the columns that are taken, of those of the segment. ``only``: refuse any other
-    column.
+    ``only``: refuse any other column.
     """
 
     def __init__(self, state: State, names: Sequence[str], *, only: bool) -> None:
@@ -71,8 +65,8 @@ class RowNormalizer:
     def fit(self, rows: pa.RecordBatch | pa.Table, fill: dict[str, pa.Scalar] | None = None) -> list[pa.Array]:
         """One array for each column. Nullable columns that are no key may be missing.
 
-        ``fill``: the value of other columns where they are missing. Raises ``InvalidState`` for a
-        column that is missing, unknown, null or of another type.
+        ``fill``: the value of other missing columns. Raises ``InvalidState`` for a column that is
+        missing, unknown, null or of another type.
         """
         if isinstance(rows, pa.Table):
             rows = rows.combine_chunks()
@@ -187,7 +181,6 @@ class Rows:
 
     @property
     def size_bytes(self) -> int:
-        """The memory that it takes."""
         return sum(buffer.size_bytes for buffer in self._all_buffers)
 
     @property
@@ -195,7 +188,6 @@ class Rows:
         return [*(buffer for column in self.buffers for buffer in column), *self.arrays.values()]
 
     def reserve(self, more: int) -> None:
-        """Make room for ``more`` rows."""
         if self.used + more <= self.capacity:
             return
         self.capacity = max(_CAPACITY_MIN, 2 * self.capacity, self.used + more)
@@ -203,20 +195,14 @@ class Rows:
             buffer.reserve(self.capacity, self.used)
 
     def fill(self, rows: int) -> None:
-        """Announce that at most so many rows are added, and nothing else happens, until
-        :meth:`filled`.
-        """
+        """Announce that only rows are added, at most so many, until :meth:`filled`."""
         self.reserve(rows)
 
     def filled(self) -> bool:
-        """All rows are there.
-
-        Returns False where a row key may be there twice: clear everything then.
-        """
+        """All rows are there. False: a row key may be there twice, so clear everything."""
         return True
 
     def add(self, count: int) -> slice:
-        """New live slots; the caller sets what is in them."""
         self.reserve(count)
         new = slice(self.used, self.used + count)
         self.array("live")[new] = True
@@ -227,7 +213,6 @@ class Rows:
         return new
 
     def put(self, slots: Slots | slice, raws: Sequence[Sequence[Raw]], first: int = 0) -> None:
-        """Set columns from ``first`` on."""
         for buffers, column in zip(self.buffers[first:], raws, strict=True):
             for buffer, raw in zip(buffers, column, strict=True):
                 buffer.put(slots, raw)
@@ -244,7 +229,6 @@ class Rows:
         ]
 
     def live_slots(self) -> Slots:
-        """The live slots, ascending."""
         if self.count == self.used:
             return np.arange(self.used)
         return np.flatnonzero(self.array("live")[: self.used])
@@ -263,7 +247,6 @@ class Rows:
 
     @property
     def wasteful(self) -> bool:
-        """Whether more slots are holes than are live."""
         return self.used - self.count > max(HOLES_MIN, self.count)
 
     def compact(self) -> Slots:
@@ -277,7 +260,6 @@ class Rows:
         return kept
 
     def clear(self) -> None:
-        """Delete everything, and free its memory."""
         self.buffers = [parts.make_buffers(kind) for kind in self.kinds]
         self.arrays = {name: FixedBuffer(array.values.dtype) for name, array in self.arrays.items()}
         self.used = self.count = self.capacity = 0
@@ -287,9 +269,7 @@ class Rows:
 
 
 class KeyedRows(Rows):
-    """Rows found by their first ``key_count`` columns, which a :class:`RowNormalizer` has
-    normalized.
-    """
+    """Rows found by their first ``key_count`` columns, which are normalized."""
 
     def __init__(self, fields: Sequence[pa.Field], key_count: int, group_of: GroupOf) -> None:
         super().__init__(fields)
@@ -325,12 +305,10 @@ class KeyedRows(Rows):
         return self.index.find(hash_raws(raws, len(keys[0])), self._same(raws))
 
     def ensure(self, keys: Sequence[pa.Array], groups: npt.NDArray[Any] | None = None) -> tuple[Slots, Slots]:
-        """The slot of each row key, added where it is missing, and the rows that were the first of
-        a new key.
+        """The slot of each row key, added where it is missing, and the first rows of the new keys.
 
         The new slots are the last ones, in the order of these rows. ``groups``: the key groups of
-        the rows, if known. Raises ``InvalidState`` for a key of another subtask; nothing is added
-        then.
+        the rows, if known. Raises ``InvalidState``, and adds nothing, for a key of another subtask.
         """
         raws = [raw for column in keys for raw in take_apart(column)]
         hashes = hash_raws(raws, len(keys[0]))
@@ -359,9 +337,7 @@ class KeyedRows(Rows):
         return slots, rows
 
     def _entered(self, raws: Sequence[Raw], hashes: npt.NDArray[np.uint64]) -> tuple[Slots, Slots]:
-        """The slot of each row key, entered into the index where it is missing, and the first rows
-        of the new keys.
-        """
+        """As :meth:`ensure`, in the index only."""
         slots = self.index.find(hashes, self._same(raws))
         missing = np.flatnonzero(slots < 0)
         if not len(missing):
@@ -375,7 +351,6 @@ class KeyedRows(Rows):
         return slots, missing[chosen]
 
     def fill(self, rows: int) -> None:
-        """See :class:`Rows`. Until :meth:`filled` every row key counts as new, and none is found."""
         super().fill(rows)
         self.filling = True
 
@@ -448,7 +423,6 @@ def as_table(
 
 
 def with_groups(schema: pa.Schema) -> pa.Schema:
-    """The schema with ``_key_group`` in front, as a segment has it."""
     return pa.schema([KEY_GROUP, *schema])
 
 
@@ -460,5 +434,4 @@ def record_batch(columns: list[pa.Array], schema: pa.Schema, rows: int) -> pa.Re
 
 
 def without(rows: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
-    """The other columns."""
     return rows.select([name for name in rows.schema.names if name not in names])

@@ -1,10 +1,8 @@
-"""The states of a subtask on local disk: what does not fit in memory for now.
+"""States on local disk: what does not fit in memory for now.
 
-Theory of operation. Arrays are written as they lie in memory, one after another in one file. A
-second file says what they are; it is written last, and where it is missing nothing was saved.
-Stores are written with their holes, their versions and the tables of their indexes, so loading
-computes nothing. The bytes are for this machine and this version of the code. They are no
-checkpoint and not verified.
+Arrays are written as they lie in memory, one after another in one file. A second file says what
+they are; where it is missing nothing was saved. The bytes are for this machine and this version of
+the code; nothing verifies them.
 """
 
 from __future__ import annotations
@@ -30,13 +28,11 @@ _FREE_SHARE: Final = 8
 
 
 class Saver:
-    """Writes arrays, one after another."""
-
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
 
     def array(self, array: Any) -> str:
-        """Write one; returns its description."""
+        """Write an array; returns its description."""
         if isinstance(array, np.ndarray):
             self._file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
             return f"{array.dtype.str}:{len(array)}"
@@ -63,13 +59,13 @@ class Saver:
 
 
 class Loader:
-    """Reads what a :class:`Saver` wrote, in the same order, by the descriptions that it returned."""
+    """Reads what a :class:`Saver` wrote, in the same order."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
 
     def array(self, what: str, capacity: int = 0) -> Any:
-        """Read an array; it is ``capacity`` long if that is longer, with zeros at its end."""
+        """Read an array of at least ``capacity``, with zeros at its end."""
         if what == "arrow":
             return self.table()["values"].combine_chunks()
         kind, count = what.split(":")
@@ -89,7 +85,6 @@ class Loader:
         return pa.ipc.open_stream(self._file).read_all()
 
     def rows(self, rows: Rows, facts: Mapping[str, Any]) -> None:
-        """Fill a store."""
         used = facts["used"]
         capacity = used + used // _FREE_SHARE + 1024
         buffers = [buffer for column in rows.buffers for buffer in column]
@@ -122,10 +117,7 @@ def saving(directory: Path) -> Iterator[tuple[Saver, dict[str, Any]]]:
 
 @contextmanager
 def loading(directory: Path, names: Sequence[str]) -> Iterator[tuple[Loader, Mapping[str, Any]]]:
-    """A loader, and the descriptions.
-
-    ``InvalidInput`` without a complete save of states of these names.
-    """
+    """A loader and the descriptions; ``InvalidInput`` without a complete save of these names."""
     try:
         facts = json.loads((directory / _FACTS).read_text())
     except (OSError, ValueError) as error:

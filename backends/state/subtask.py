@@ -1,10 +1,4 @@
-"""All states of one subtask: made from their declarations, restored from a checkpoint, written into
-the next.
-
-A snapshot holds everything, or what has changed (``changes``): then the executor counts versions
-(:meth:`SubtaskStates.begin`) and says in which layers each state lies. States that were left behind
-catch up with layers that others have written. States that are not needed now are kept on disk.
-"""
+"""All states of one subtask: restored from a checkpoint, written into the next, kept on disk."""
 
 from __future__ import annotations
 
@@ -51,9 +45,8 @@ _ENTRIES: Final = frozenset({Mode.EVEN_SPLIT, Mode.UNION, Mode.BROADCAST})
 class SubtaskStates:
     """All declared states of one subtask of one operator, empty until :meth:`restore`.
 
-    ``states`` may hold those of other operators and the runtime's own (progress, in flight,
-    coordinator, committables): they are ignored. Belongs to one thread at a time. Raises
-    ``InvalidInput`` (INVALID_PARALLELISM) for a subtask that the operator does not have.
+    States of other operators and the runtime's own are ignored. Belongs to one thread at a time.
+    Raises ``InvalidInput`` (INVALID_PARALLELISM) for a subtask that the operator does not have.
     """
 
     def __init__(self, operator: Operator, subtask: int, states: Sequence[State]) -> None:
@@ -83,10 +76,7 @@ class SubtaskStates:
         self._keyed = {name: kept for name, kept in self._states.items() if not isinstance(kept, Entries)}
 
     def own_keys(self, key_by: Sequence[Sequence[str]]) -> None:
-        """Refuse new keys of other subtasks from here on.
-
-        ``key_by``: the key columns of each input.
-        """
+        """Refuse new keys of other subtasks. ``key_by``: the key columns of each input."""
         for name, kept in self._keyed.items():
             columns = self._declared[name].key_columns
             owned = OwnedKeys(self.operator, self.subtask, name, columns, tuple(map(tuple, key_by)))
@@ -96,30 +86,24 @@ class SubtaskStates:
 
     @property
     def all(self) -> Mapping[str, KeyedState | Entries]:
-        """Every state, by name."""
         return self._states
 
     def value(self, name: str) -> KeyedValue:
-        """The keyed value state of this name.
-
-        ``InvalidInput`` (kind UNKNOWN_STATE) where there is none.
+        """The value state of this name; ``InvalidInput`` (UNKNOWN_STATE) if there is none. So the
+        others.
         """
         return self._find(name, KeyedValue, "keyed value")
 
     def map(self, name: str) -> KeyedMap:
-        """The keyed map state of this name; ``InvalidInput`` as :meth:`value`."""
         return self._find(name, KeyedMap, "keyed map")
 
     def list(self, name: str) -> KeyedList:
-        """The keyed list state of this name; ``InvalidInput`` as :meth:`value`."""
         return self._find(name, KeyedList, "keyed list")
 
     def timers(self, name: str) -> TimerSet:
-        """The timers of this name; ``InvalidInput`` as :meth:`value`."""
         return self._find(name, TimerSet, "timers")
 
     def entries(self, name: str) -> Entries:
-        """The even-split, union or broadcast state of this name; ``InvalidInput`` as :meth:`value`."""
         return self._find(name, Entries, "even-split, union or broadcast")
 
     def _find(self, name: str, kind: type[AnyState], what: str) -> AnyState:
@@ -139,11 +123,10 @@ class SubtaskStates:
         return state.kind.value if state.kind else state.mode.value
 
     def restore(self, tasks: Mapping[str, ReadTask]) -> None:
-        """Take what a plan gives this subtask (``Checkpoint.restore``), by name of state, as
-        declared here.
+        """Take what a plan gives this subtask, by name of state; called once, before anything else.
 
-        Called once, before anything else. States without a task stay empty; tasks of other states
-        are ignored. Raises what reading raises; the object is of no use then.
+        States without a task stay empty; tasks of other states are ignored. Raises what reading
+        raises; the object is of no use then.
         """
         for name, kept in self._states.items():
             task = tasks.get(name)
@@ -169,7 +152,7 @@ class SubtaskStates:
             return not quickly or rows.filled()
 
     def _groups(self, task: ReadTask, rows: pa.RecordBatch) -> Any:
-        """The key groups of rows that are read, if they are those of this operator too."""
+        """The key groups in a batch, if they are those of this operator too."""
         saved = task.record.graph.operator(self.operator.uid)
         hashed_alike = (saved.max_parallelism, saved.key_hash or DEFAULT_KEY_HASH) == (
             self._max_parallelism,
@@ -177,14 +160,12 @@ class SubtaskStates:
         )
         return rows.column(KEY_GROUP.name).to_numpy() if hashed_alike else None
 
-    # Versions -------------------------------------------------------------------------------------
-
     def begin(self, version: int) -> None:
-        """What changes until the next snapshot has this version, greater than any before (else
-        ``InvalidInput``).
+        """Changes until the next snapshot have this version, greater than any before.
 
-        Before the first call nothing is tracked. If by then only :meth:`restore` has changed a
-        state, it equals its layers; otherwise it is written whole.
+        Before the first call nothing is tracked. A state that only :meth:`restore` has changed
+        equals its layers; any other is written whole. Raises ``InvalidInput`` for a version that is
+        not greater.
         """
         for kept in self._keyed.values():
             kept.changes.begin(version)
@@ -197,14 +178,13 @@ class SubtaskStates:
             self.begin(self.version)
 
     def catch_up(self, tasks: Mapping[str, ReadTask], layers: Mapping[str, Sequence[Layer]]) -> None:
-        """Go from an older snapshot of this subtask to a newer one, with what others have written
-        since.
+        """Go from an older snapshot of this subtask to a newer one that others have written.
 
-        ``tasks`` of keyed states read the layers that are missing here, and ``layers`` names these
-        by state, lowest first, with their versions. A layer may hold changes that are here already.
-        A base (layer 0, or a layer without rows) replaces everything. Tasks of other states read
-        everything. Nothing may be here that is in no layer. Raises as :meth:`restore` does, and
-        ``InvalidInput`` where layers and tasks do not match; the object is of no use then.
+        ``tasks`` read the layers that are missing here, and ``layers`` names these by state, lowest
+        first. A layer may hold changes that are here already. A base (layer 0, or a layer without
+        rows) replaces everything. Tasks of states without keys read everything. Nothing may be here
+        that is in no layer. Raises ``InvalidInput`` where layers and tasks differ; the object is of
+        no use then.
         """
         for name, kept in self._states.items():
             if isinstance(kept, Entries):
@@ -234,17 +214,14 @@ class SubtaskStates:
     def snapshot(
         self, writer: SnapshotWriter, layers: Mapping[str, Sequence[Layer]] | None = None
     ) -> Mapping[str, int]:
-        """Write every state, or say that it is empty.
+        """Write every state; returns how many of the lowest layers stay, by name, 0 if it is whole.
 
-        ``layers``, by default :attr:`layers`: in which each keyed state lies now, lowest first; a
-        missing one lies in none. With them a state is written as a delta on some of the lowest
-        where that is less, or carried if nothing has changed. Without them everything is written
-        whole. Returns how many of the lowest layers stay underneath, by name; 0 where a state was
-        written whole.
+        ``layers``, by default :attr:`layers`: in which each keyed state lies now, lowest first.
+        With them a state is written as a delta where that is less, or carried if nothing has
+        changed.
 
         Row keys are unique and ``_key_group`` is right by construction, so ``check_unique=False``
-        and ``trust_key_groups=True`` save the writer two checks. Nothing may change while this
-        runs.
+        and ``trust_key_groups=True`` save two checks. Nothing may change while this runs.
         """
         known = self.layers if layers is None else layers
         self._begin_together()
@@ -259,11 +236,8 @@ class SubtaskStates:
         self.layers_kept = counts
         return counts
 
-    # Memory ---------------------------------------------------------------------------------------
-
     @property
     def size_bytes(self) -> int:
-        """The memory that all states take, roughly."""
         return sum(
             kept.rows().nbytes
             if isinstance(kept, Entries)
@@ -286,8 +260,7 @@ class SubtaskStates:
     def load(self, directory: Path) -> None:
         """Take what states with the same declarations have saved; this one must be new.
 
-        Raises ``InvalidInput`` where nothing was saved, or not all of it; the object is of no use
-        then.
+        Raises ``InvalidInput`` for an incomplete save; the object is of no use then.
         """
         with loading(directory, [*self._states]) as (loader, facts):
             for name, kept in self._states.items():
@@ -302,7 +275,6 @@ class SubtaskStates:
 
 
 def _replace(kept: KeyedState, base: Iterable[_Rows]) -> None:
-    """Replace all rows by these."""
     for store in kept.stores:
         store.clear()
     kept.loaded()
@@ -311,10 +283,7 @@ def _replace(kept: KeyedState, base: Iterable[_Rows]) -> None:
 
 
 def _apply(kept: KeyedState, delta: Sequence[_Rows]) -> bool:
-    """Apply a delta (SPEC.md section 5.4).
-
-    False: it clears keys, whose rows in lower layers are unknown.
-    """
+    """Apply a delta (SPEC.md section 5.4). False: it clears keys, whose rows below are unknown."""
     clears_any = False
     for rows, _ in delta:
         clears = np.flatnonzero(rows.column(OP.name).to_numpy() == CLEAR)

@@ -29,10 +29,10 @@ _NO_TAG: Final = pa.scalar("", pa.string())
 
 
 class TimerSet(KeyedState):
-    """Timers by key, ``_timestamp`` (int64, µs of event time) and ``_tag`` (utf8); SPEC.md section
-    3.6, kind ``timers``.
+    """Event-time timers (SPEC.md section 3.6, kind ``timers``).
 
-    Batches have columns by name: key columns, ``_timestamp``, ``_tag`` (empty if missing), values.
+    Batches have key columns, ``_timestamp`` (int64, µs), ``_tag`` (utf8; empty if missing) and
+    values.
     """
 
     def __init__(self, operator: Operator, state: State) -> None:
@@ -52,10 +52,7 @@ class TimerSet(KeyedState):
         """Timers that became near since the horizon was set."""
 
     def set(self, rows: pa.RecordBatch) -> None:
-        """Set timers; one that is set already gets the new values.
-
-        A time in the past is due at once.
-        """
+        """Set timers; one that is set gets the new values, one in the past is due at once."""
         self.restore(rows)
 
     def restore(self, rows: pa.RecordBatch, groups: Any = None) -> None:
@@ -101,11 +98,11 @@ class TimerSet(KeyedState):
             self._forget_near()
 
     def due(self, watermark: int) -> pa.RecordBatch | None:
-        """Remove and return every timer with ``_timestamp`` ≤ ``watermark`` (µs); None where there
-        is none.
+        """Remove and return every timer with ``_timestamp`` ≤ ``watermark`` (µs), None if there is
+        none.
 
-        Columns as :meth:`rows` has them. Ordered by ``_timestamp``, then key group, then a hash of
-        key and tag: the same order whatever order they were set in, before and after a restore.
+        Ordered by ``_timestamp``, key group, then a hash of key and tag, in whatever order they
+        were set.
         """
         if watermark < self._least or not self._store.count:
             return None
@@ -165,16 +162,13 @@ class TimerSet(KeyedState):
         return slots
 
     def clear(self) -> None:
-        """Delete every timer."""
+        """Delete all timers."""
         self._store.clear()
         self._least = TIMESTAMP_MAX
         self._forget_near()
 
     def set_one(self, key: Any, timestamp: int, tag: str = "", **values: Any) -> None:
-        """Set one timer, at ``timestamp`` (µs).
-
-        ``key`` is the value of the key column, or a tuple of the values of several columns.
-        """
+        """Set one timer, at ``timestamp`` (µs). A key of several columns is a tuple."""
         self.set(beside(one_row(self._row_keys, key, timestamp, tag), one_values(self._values, values)))
 
     def delete_one(self, key: Any, timestamp: int, tag: str = "") -> None:

@@ -1,19 +1,17 @@
 """Which rows of a keyed state have changed, and since when: what a delta is made of.
 
-Theory of operation. Time is counted in *versions*, which grow; the caller says when one begins.
-Every slot has the version of its last change, and of its birth. A deleted row keeps its slot, whose
-version is then that of its death. So one scan of the versions finds what has changed since a
-version: live rows are upserts, dead rows that were born before are deletes. When holes are closed,
-the row keys of the dead go to a table of their own, as far as a delta may need them: they are
-*buried*. A row key that lives again has a younger row, and that one counts.
+Theory of operation. Time is counted in *versions*; the caller says when one begins. A slot has the
+version of its last change and of its birth. A deleted row keeps its slot, which has the version of
+its death then. So one scan finds what has changed since a version: live rows are upserts, dead rows
+born before are deletes. When holes are closed, the row keys of the dead are *buried* in a table, as
+far as a delta may need them. A row key that lives again has a younger row, which counts.
 
-Rows that are taken from a layer (:meth:`Changes.taking`) get the version of that layer. Such a row
-may have been in a lower layer, deleted before this state knew of it, and set again. So it has no
-birth: its death is always written, and so are deletes of rows that are not here. Hence a layer may
-hold changes that are here already.
+Rows taken from a layer (:meth:`Changes.taking`) get the version of that layer. Such a row may have
+been in a lower layer, deleted and set again. So it has no birth: its death is always written, and
+so are deletes of rows that are not here. Hence a layer may hold changes that are here already.
 
-A delta on a layer is possible where all changes since its version are known: those versions are in
-``_complete``. All layers that were there at the restore count as one; they end below ``_floor``.
+A delta on a layer is possible if all changes since its version are known: then it is in
+``_complete``. The layers of the restore count as one, and end below ``_floor``.
 """
 
 from __future__ import annotations
@@ -50,11 +48,10 @@ _Groups = Callable[[Slots | slice], npt.NDArray[Any]]
 
 
 class Changes:
-    """The versions of the rows of one keyed state, and how it is written. Next to free before
-    :meth:`begin`.
+    """The versions of the rows of one keyed state, and how it is written.
 
-    ``segments.unique_keys``, ``groups`` and ``columns`` give for slots, dead ones too, the columns of the row
-    key, the key groups, and the columns of a segment without ``_key_group``.
+    ``segments.unique_keys``, ``groups`` and ``columns`` give, also for dead slots, the columns of the row key,
+    the key groups, and the columns of a segment without ``_key_group``.
     """
 
     def __init__(self, state: State, rows: Rows, row_keys: _Keys, groups: _Groups, columns: _Columns) -> None:
@@ -77,10 +74,7 @@ class Changes:
         self._edited = False
         rows.changes = self
 
-    # What the store reports -----------------------------------------------------------------------
-
     def added(self, slots: slice) -> None:
-        """These slots are new."""
         if self.version is None:
             self._edited = True
             return
@@ -99,7 +93,6 @@ class Changes:
         self._latest = max(self._latest, self.version)
 
     def closing(self) -> None:
-        """Holes are about to be closed."""
         if self.version is None:
             return
         dead = np.flatnonzero(~self.rows.array("live")[: self.rows.used])
@@ -112,8 +105,6 @@ class Changes:
         self._buried = []
         self._complete = set()
         self._edited = True
-
-    # Versions -------------------------------------------------------------------------------------
 
     def begin(self, version: int) -> None:
         """What changes from here on has this version, which is at least the last one."""
@@ -132,7 +123,7 @@ class Changes:
 
     @contextmanager
     def taking(self, version: int) -> Iterator[None]:
-        """What changes within comes from a layer of this version, :data:`BEFORE` if it is unknown."""
+        """What changes within comes from a layer of this version, or :data:`BEFORE`."""
         mine, edited = self.version, self._edited
         self._taking = True
         if mine is not None:
@@ -143,10 +134,8 @@ class Changes:
             self.version, self._edited, self._taking = mine, edited, False
 
     def took(self, version: int, *, exactly: bool) -> None:
-        """All of a layer of this version is here.
-
-        Not ``exactly``: it deletes rows that are not here without saying which, so no delta can be
-        written on what lies below it.
+        """All of a layer is here. Not ``exactly``: it deleted unknown rows, so no delta goes below
+        it.
         """
         if self.version is None:
             return
@@ -156,12 +145,8 @@ class Changes:
         else:
             self._floor, self._complete, self._buried = version + 1, {version}, []
 
-    # Deletes --------------------------------------------------------------------------------------
-
     def _needed(self, born: npt.NDArray[Any], died: npt.NDArray[Any]) -> Mask:
-        """Whether a delta may need these deaths: there is a version to build on between birth and
-        death.
-        """
+        """Whether a delta may build on a version between birth and death, and so need the deaths."""
         sinces = np.sort(np.array([*self._complete], np.int64))
         return np.searchsorted(sinces, died) > np.searchsorted(sinces, born)
 
@@ -178,10 +163,7 @@ class Changes:
             self._buried.append(pa.Table.from_arrays([*keys.columns, *chunked], schema=self._buried_schema))
 
     def bury_unknown(self, rows: pa.Table) -> None:
-        """Remember deletes of a taken layer, of rows that are not here.
-
-        ``_key_group`` and the row key.
-        """
+        """Remember deletes of a taken layer, of rows that are not here."""
         if self.version is not None:
             stamps = (np.full(len(rows), stamp, np.int32) for stamp in (BEFORE, self.version))
             self._bury(rows.select(self._key_schema.names).cast(self._key_schema), *stamps)
@@ -194,16 +176,13 @@ class Changes:
         return found
 
     def _prune(self) -> None:
-        """Forget the deaths that no delta needs any more."""
         if self._buried:
             table = pa.concat_tables(self._buried).combine_chunks()
             table = table.filter(pa.array(self._needed(*(table[name].to_numpy() for name in _BURIED_STAMPS))))
             self._buried = [table] if len(table) else []
 
-    # Deltas ---------------------------------------------------------------------------------------
-
     def _since(self, since: int) -> tuple[Slots, Slots]:
-        """The live slots that changed after a version, and those deleted since that were there
+        """The live slots changed after a version, and the slots deleted since that were there
         before.
         """
         rows = self.rows
@@ -249,12 +228,8 @@ class Changes:
         ]
         return pa.Table.from_arrays(columns, schema=self._delta_schema)
 
-    # Writing --------------------------------------------------------------------------------------
-
     def _sinces(self, layers: Sequence[Layer]) -> dict[int, int]:
-        """By how many of the layers may stay: the version after which everything is missing in
-        them.
-        """
+        """By how many of the layers stay: after which version everything is missing in them."""
         known = [layer.version for layer in layers if layer.version is not None and layer.version >= self._floor]
         below = len(layers) - len(known)
         versions = [layer.version for layer in layers[below:]]
@@ -266,11 +241,7 @@ class Changes:
         return {number: since for number, since in sinces.items() if since in self._complete}
 
     def write(self, writer: SnapshotWriter, name: str, layers: Sequence[Layer] | None) -> int:
-        """Write the state, whole or as a delta; returns how many of the lowest layers stay, 0 if it
-        is whole.
-
-        ``layers``: in which it is stored now, lowest first; None: write it whole.
-        """
+        """Write the state, whole or as a delta; returns how many of the lowest ``layers`` stay."""
         sinces = self._sinces(layers or ())
         kept = 0
         if layers and len(layers) in sinces:
@@ -294,10 +265,8 @@ class Changes:
         return kept
 
     def whole(self) -> pa.Table | None:
-        """All rows as a segment has them, in the order of slots, good until the next change; None
-        if there are none.
-
-        They are not sorted by key group: the writer of segments does that faster.
+        """All rows as a segment has them, not sorted, good until the next change; None if there are
+        none.
         """
 
         def columns(some: Slots | slice) -> list[pa.Array]:
@@ -307,10 +276,7 @@ class Changes:
         return as_table(with_groups(self._schema), columns, slots, view=True) if len(slots) else None
 
     def _end(self, sinces: Mapping[int, int] | None) -> None:
-        """The version is written. ``sinces``: the versions to build on from now on.
-
-        None: as before.
-        """
+        """The version is written. ``sinces``: the versions to build on now; None: as before."""
         if self.version is None:
             return
         if sinces is not None:
@@ -319,20 +285,16 @@ class Changes:
         # What changes before the next version begins is not part of this one.
         self.version += 1
 
-    # Elsewhere ------------------------------------------------------------------------------------
-
     @property
     def is_taking(self) -> bool:
-        """Whether what changes now comes from a layer (:meth:`taking`)."""
         return self._taking
 
     @property
     def size_bytes(self) -> int:
-        """The memory of the buried row keys."""
         return sum(table.nbytes for table in self._buried)
 
     def facts(self) -> tuple[dict[str, Any], pa.Table]:
-        """What :meth:`recall` needs besides the rows and their versions: for JSON, and the buried."""
+        """All but rows and versions, for :meth:`recall`: a part for JSON, and the buried."""
         known = {
             "version": self.version,
             "floor": self._floor,

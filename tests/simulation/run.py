@@ -378,7 +378,7 @@ class Simulation:
             task = rng.choice(list(run.tasks))
             self.say(f"task {task} is killed at step {step}")
             if not run.tasks[task].gone:
-                run.fail_task(task)
+                run.tasks[task].fail(RuntimeError("it was killed"))
         elif what == "expire":
             self._expire()
         else:
