@@ -102,6 +102,8 @@ def _late_rows(permit: CommitPermit | None) -> int:
 
 
 class Driver:
+    """Carries out the commands of the run's :class:`Coordinator`."""
+
     def __init__(
         self,
         store: CheckpointStore,

@@ -122,6 +122,8 @@ class Options:
 
 
 class ScheduleOptions(TypedDict, total=False):
+    """The fields of :class:`Schedule`, as keyword arguments."""
+
     checkpoint_interval_us: int | None
     checkpoint_rows: int | None
     timeout_us: int | None

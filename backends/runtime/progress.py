@@ -88,6 +88,7 @@ class EpochProgress(Progress):
 
 
 def late_words(count: int) -> str:
+    """The number of late rows in words."""
     return f"{count:,} late {'row' if count == 1 else 'rows'} dropped"
 
 

@@ -65,6 +65,7 @@ def dtype_of(kind: pa.DataType) -> Any:
 
 
 def grown(old: npt.NDArray[Any], capacity: int, used: int) -> npt.NDArray[Any]:
+    """The first ``used`` values in an array with room for ``capacity``; zero behind them."""
     new = np.zeros(capacity, old.dtype)
     new[:used] = old[:used]
     return new
@@ -319,6 +320,7 @@ class NestedBuffer(_AppendingBuffer):
 
 
 def make_buffers(kind: pa.DataType) -> list[ColumnBuffer]:
+    """Empty buffers for a column of this type."""
     if pa.types.is_struct(kind):
         return [ValidityBuffer(), *(buffer for field in kind for buffer in make_buffers(field.type))]
     if kind in _BYTES:
@@ -383,12 +385,14 @@ def put_together(
 
 
 def pick(raw: Raw, rows: Slots) -> Raw:
+    """Some rows of a raw form."""
     if raw is None or isinstance(raw, np.ndarray):
         return raw if raw is None else raw[rows]
     return pc.take(raw, pa.array(rows), boundscheck=False)
 
 
 def same_rows(raws: Sequence[Raw], left: Slots, right: Slots) -> Mask:
+    """Whether two rows of one batch are equal, pair by pair."""
     equal = np.ones(len(left), np.bool_)
     for raw in raws:
         if raw is not None:

@@ -327,6 +327,7 @@ def one_values(normalizer: RowNormalizer, values: Mapping[str, Any]) -> pa.Recor
 
 
 def beside(left: pa.RecordBatch, right: pa.RecordBatch) -> pa.RecordBatch:
+    """The columns of two batches in one."""
     return pa.RecordBatch.from_arrays([*left.columns, *right.columns], [*left.schema.names, *right.schema.names])
 
 

@@ -423,6 +423,7 @@ def as_table(
 
 
 def with_groups(schema: pa.Schema) -> pa.Schema:
+    """The schema with ``_key_group`` in front, as a segment has it."""
     return pa.schema([KEY_GROUP, *schema])
 
 
@@ -434,4 +435,5 @@ def record_batch(columns: list[pa.Array], schema: pa.Schema, rows: int) -> pa.Re
 
 
 def without(rows: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
+    """The other columns."""
     return rows.select([name for name in rows.schema.names if name not in names])

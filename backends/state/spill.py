@@ -28,6 +28,8 @@ _FREE_SHARE: Final = 8
 
 
 class Saver:
+    """Writes arrays, one after another."""
+
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
 
