@@ -488,7 +488,7 @@ class SqlSuite(ABC):
     @pytest.mark.parametrize(
         ("columns", "key", "told"),
         [
-            ("n bigint", (), r"has columns \['n'\], and the sink's rows have \['n', 'text'\]; there is no 'text'"),
+            ("n bigint", (), r"has columns \['n'\], and the sink's rows have \['n', 'text'\]: it lacks 'text'"),
             ("n bigint, text bigint", (), "column 'text' of table 't' .* is bigint, and the sink's rows have string"),
             ("n bigint, text text", "n", r"no unique constraint on the sink's key \['n'\]"),
         ],
@@ -508,7 +508,7 @@ class SqlSuite(ABC):
         sink = self.make(url, tmp_path)
         sink.commit(PERMIT, prepared_of(sink, batch_of(1)))
         table = prepared_of(sink, batch_of(2, 1), checkpoint_id=2)
-        with pytest.raises(InvalidState, match=r"refuses rows that were prepared: .*drop the constraint"):
+        with pytest.raises(InvalidState, match=r"refuses rows that were prepared: .*Drop the constraint"):
             sink.commit(PERMIT, table)
         assert self.seen(url) == [1]
         self.execute(url, "DROP INDEX one")
@@ -555,11 +555,11 @@ class SqlSuite(ABC):
     @pytest.mark.parametrize(
         ("type_", "key", "told"),
         [
-            (pa.list_(pa.int32()), (), "column 'c' of table 't' .* is list.*cast it before"),
+            (pa.list_(pa.int32()), (), "column 'c' of table 't' .* is list.*Cast it before"),
             (pa.uint64(), (), "is uint64, for which there is no"),
             (pa.timestamp("ns"), (), "is timestamp.ns., for which there is no"),
             (pa.timestamp("us", "Europe/Berlin"), (), "Europe/Berlin.*for which there is no"),
-            (pa.int32(), "k", r"has the key \['k'\] and is given columns \['c'\]; there is no 'k'"),
+            (pa.int32(), "k", r"has the key \['k'\] and is given columns \['c'\], which lack 'k'"),
             (pa.float64(), "c", "key column 'c' .* rounding errors"),
         ],
     )

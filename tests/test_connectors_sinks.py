@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from stateformat.backends.connectors import CollectSink, FileSink
-from stateformat.backends.connectors.sinks import Directory, directories, file_name_of
+from stateformat.backends.connectors.sinks import directories, file_name_of
+from stateformat.backends.connectors.sinks.directories import LocalDirectory
 from stateformat.errors import CheckpointError, InvalidInput, InvalidState, StorageError
 from tests.sink_steps import PERMIT, SCHEMA, Context, batch_of, prepared, subtask_of
 
@@ -201,7 +202,7 @@ class Crash(Exception):
     """The process is gone."""
 
 
-class CrashingDirectory(Directory):
+class CrashingDirectory(LocalDirectory):
     """Counts what would be asked of the file system and stops before one of them, or after, once."""
 
     crash_at = -1
@@ -297,7 +298,7 @@ def test_what_is_prepared_is_durable_before_it_is_named_and_committed_before_it_
         path = Path(f"/proc/self/fd/{descriptor}").readlink()
         told.append(f"sync {path.suffix or path.name}")
 
-    class Telling(Directory):
+    class Telling(LocalDirectory):
         def rename(self, old: str, new: str) -> None:
             told.append("rename")
             super().rename(old, new)
@@ -432,14 +433,14 @@ def test_every_compression_that_is_known_is_written(tmp_path: Path, compression:
 @pytest.mark.parametrize(
     ("address", "options", "why"),
     [
-        ("out", {"compression": "foo"}, "compression is 'foo'; known are brotli, gzip, lz4, none, snappy, zstd"),
-        ("out", {"compression": "lzo"}, "known are"),
-        ("out", {"compression": None}, "compression is None; known are"),
-        ("out", {"endpoint_url": "http://localhost"}, "no option endpoint_url; it takes none"),
+        ("out", {"compression": "foo"}, "compression is 'foo'. Known are brotli, gzip, lz4, none, snappy, zstd"),
+        ("out", {"compression": "lzo"}, "Known are"),
+        ("out", {"compression": None}, "compression is None. Known are"),
+        ("out", {"endpoint_url": "http://localhost"}, "no option endpoint_url. It takes none"),
         ("out", {"rows_per_file": 0}, "rows_per_file is 0"),
-        ("memory://out", {}, "no file sink for memory://.*known are file, s3"),
-        (Path("s3://bucket/out"), {}, "one slash less; give the URL as a str"),
-        ("s3://bucket/out", {"endpoint_ulr": "http://localhost"}, "no option endpoint_ulr; known are.*endpoint_url"),
+        ("memory://out", {}, "no file sink for memory://.*Known are file, s3"),
+        (Path("s3://bucket/out"), {}, "one slash less. Give the URL as a str"),
+        ("s3://bucket/out", {"endpoint_ulr": "http://localhost"}, "no option endpoint_ulr. Known are.*endpoint_url"),
         ("s3://user:word@bucket/out", {}, "names a bucket and nothing else"),
         ("s3://bucket/a//b", {}, "no address"),
     ],

@@ -317,7 +317,7 @@ def test_an_object_that_is_lost_or_another_is_told_and_not_passed_over(outside: 
 
 def test_what_was_prepared_in_a_local_directory_is_not_taken_for_an_upload(outside: Outside, tmp_path: Any) -> None:
     rows = one(FileSink(tmp_path), 1)
-    with pytest.raises(InvalidInput, match=r"commit it once with the directory under which it was prepared"):
+    with pytest.raises(InvalidInput, match=r"Commit it once with the directory under which it was prepared"):
         outside.sink().commit(PERMIT, rows)
     rows = one(outside.sink(), 1)
     with pytest.raises(StorageError, match="its 1 row is lost"):
@@ -349,10 +349,10 @@ def test_a_full_disk_of_the_worker_is_told_in_a_sentence(monkeypatch: pytest.Mon
 
 def test_a_bucket_that_is_not_there_is_told_when_the_run_begins_and_when_it_commits(moto: S3Server) -> None:
     sink = FileSink("s3://no-such-bucket/out", **moto.options(config_kwargs=IMPATIENT))
-    with pytest.raises(StorageError, match="no bucket 'no-such-bucket'; create it"):
+    with pytest.raises(StorageError, match="no bucket 'no-such-bucket'. Create it"):
         sink.clean("out", 0)
     rows = one(Outside(moto).sink(), 1)
-    with pytest.raises(StorageError, match="no bucket 'no-such-bucket'; create it"):
+    with pytest.raises(StorageError, match="no bucket 'no-such-bucket'. Create it"):
         sink.commit(PERMIT, rows)
 
 

@@ -150,7 +150,7 @@ def test_memory_takes_batches_and_tables_without_rows() -> None:
     assert all_rows(MemorySource(batches[0])).equals(table_of(rows=100))
     empty = MemorySource(table_of(rows=0))
     assert (all_rows(empty).num_rows, empty.schema) == (0, table_of().schema)
-    with pytest.raises(InvalidInput, match="nobody knows the columns"):
+    with pytest.raises(InvalidInput, match="the columns are unknown"):
         MemorySource([])
 
 
@@ -280,7 +280,7 @@ def test_a_file_that_changed_or_went_is_refused_with_a_sentence(tmp_path: Path) 
     with pytest.raises(InvalidInput, match="when the job found it"):
         read(source, split)
     path.write_bytes(b"x" * 1000)
-    with pytest.raises(InvalidInput, match="is no Parquet file"):
+    with pytest.raises(InvalidInput, match="cannot be read as Parquet"):
         ParquetSource(path)
     path.unlink()
     with pytest.raises(StorageError, match="No such file"):
@@ -392,7 +392,7 @@ def test_a_directory_that_grows_gives_every_file_once_in_order_of_names(tmp_path
 
 
 def test_a_directory_that_grows_is_there_and_its_columns_are_known(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="give the schema"):
+    with pytest.raises(InvalidInput, match="Give the schema"):
         CsvSource(tmp_path, grows=True)
     with pytest.raises(InvalidInput, match="is no directory"):
         CsvSource(tmp_path / "nowhere", grows=True)

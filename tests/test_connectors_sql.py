@@ -83,7 +83,7 @@ def test_a_database_that_somebody_else_writes_is_waited_for_and_then_told(
     table = prepared_of(sink, batch_of(1))
     other = sqlite3.connect(path_of(url), isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(StorageError, match=r"table 't' in sqlite:///.*database is locked; .*start the job again"):
+    with pytest.raises(StorageError, match=r"table 't' in sqlite:///.*database is locked. .*start the job again"):
         sink.commit(PERMIT, table)
     other.close()
     sink.commit(PERMIT, table)
@@ -130,7 +130,7 @@ def test_what_is_committed_is_durable_before_the_objects_go(tmp_path: Path, monk
 def test_prepared_rows_are_synced_before_they_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     sink = SqlSink(f"sqlite:///{tmp_path}/data.db", "t", object_bytes=1)
-    directory = sink._staging._directory  # type: ignore[attr-defined]
+    directory = sink._staging  # type: ignore[attr-defined]
     for name in ("sync_file", "rename", "sync"):
         call = getattr(directory, name)
         monkeypatch.setattr(directory, name, lambda *names, call=call, name=name: (told.append(name), call(*names))[1])

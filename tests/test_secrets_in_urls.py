@@ -76,5 +76,5 @@ def test_a_staging_place_is_named_without_it(tmp_path: Path) -> None:
     staging = staging_at(f"ftp://user:{SECRET}@localhost:1/{tmp_path.name}", {}, durable=False)
     assert SECRET not in str(staging)
     with pytest.raises((StorageError, CheckpointError)) as caught:
-        staging.get("x")
+        staging.read("x")
     assert SECRET not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Ready-made sources and sinks that do input and output; the pure operators are in ``stateformat.backends.dataflow.operators``."""
+"""Sources and sinks. Operators without input or output are in ``stateformat.backends.dataflow.operators``."""
 
 from __future__ import annotations
 

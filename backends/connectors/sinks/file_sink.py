@@ -1,17 +1,9 @@
-"""A two-phase-commit sink that writes Parquet files into a directory or a bucket, of which a reader sees only what is committed.
+"""A two-phase-commit sink of Parquet files in a directory or a bucket.
 
-Theory of operation. What the sink does is the same everywhere; how a file gets from one step to the next is the place's
-(``directories`` for a local file system, ``s3_directory`` for S3).
-
-1. *Write.* Rows go to an open file. One that has ``rows_per_file`` rows is closed and the next begun. Its name says nothing of
-   checkpoints, for nobody knows yet in which it will lie.
-2. *Prepare*, in a snapshot: files become durable under names of the checkpoint and attempt. From here on nothing but the
-   place can fail. The committable says where the file is, what its name will be, and its size.
-3. *Commit*, once the checkpoint is published: files are seen. Committing twice is committing once, by one driver or two, now
-   or late: the names hold the checkpoint and attempt under which a file was prepared, and a write id that no other file
-   has, so no name ever means two contents, whoever runs a task twice.
-4. *Clean*, when a run begins and has committed: remove what was prepared under ids up to the newest checkpoint's that no
-   checkpoint of the store carries. What is under greater ids may belong to a run that is about to publish it.
+``directories`` (local) and ``s3_directory`` take a file from one step to the next; docs/sinks.md
+shows the steps. The name of a file holds checkpoint, attempt and a random write id, so no name ever
+means two contents, and a commit may be repeated, late or by two drivers at once. A file's name is
+known only in the snapshot: until then its checkpoint is not.
 """
 
 from __future__ import annotations
@@ -31,47 +23,44 @@ from stateformat.publication import CommitPermit
 
 from ...dataflow.api import OperatorContext, Prepared, TwoPhaseCommitSink
 from ..sources import check_at_least
-from .directories import NewFile, Ready, open_directory
-from .foreign_names import foreign_name
-from .part_names import PartName, file_name_of, pending_folder
+from ..sources.enumerators import not_null
+from .directories import NewFile, PreparedFile, open_directory
+from .part_names import PartName, file_name_of, foreign_name
+from .uploads import Upload
 
 logger = logging.getLogger(__name__)
 
 ROWS_PER_FILE: Final = 5_000_000
 ROW_GROUP_ROWS: Final = 131_072
 COMPRESSIONS: Final = ("brotli", "gzip", "lz4", "none", "snappy", "zstd")
-"""What Parquet files may be compressed with."""
 
 
 class FileSink(TwoPhaseCommitSink):
-    """Writes Parquet files that appear in a directory when their checkpoint is committed, each row exactly once.
+    """Writes Parquet files that appear when their checkpoint is committed, each row exactly once.
 
     Example::
 
         delays.apply(FileSink("out/"), uid="out")
         delays.apply(FileSink("s3://bucket/delays", endpoint_url="https://…"), uid="out")
 
-    A directory belongs to the sinks of one job; several of them, of different uids, may share it. It is made where it is not
-    there, a bucket is not. Readers: ``pyarrow.parquet.read_table("out/")``, ``spark.read.parquet("out/")``,
-    ``'out/*.parquet'`` in DuckDB. Each subtask writes a file per checkpoint in which it had rows, or several where it had more
-    than ``rows_per_file``, in row groups of at most ``row_group_rows``. ``compression``: one of :data:`COMPRESSIONS`.
-    ``durable=False`` syncs nothing in a local directory: for tests and benchmarks. ``options``: those of an ``s3://`` store,
-    as ``stateformat.open`` takes them; they travel in pickles and stand in no message. Call :meth:`clean` when a run begins.
+    A directory belongs to the sinks of one job; several of them, of different uids, may share it.
+    The sink makes a missing directory, but no bucket. Readers:
+    ``pyarrow.parquet.read_table("out/")``, ``spark.read.parquet("out/")``, ``'out/*.parquet'`` in
+    DuckDB.
 
-    Committables: ``pending`` (utf8: the prepared name relative to the directory; in S3, JSON with ``upload_id``, ``digest``
-    and ``tags``), ``path`` (utf8, relative to the directory), ``rows`` and ``size_bytes`` (int64). Raises ``InvalidInput``
-    for an address, an option or a compression that is none, and ``StorageError`` where the place fails, or has lost what was
-    prepared.
+    Each subtask writes a file per checkpoint in which it had rows, or several of ``rows_per_file``
+    rows, in row groups of at most ``row_group_rows``. ``compression``: brotli, gzip, lz4, none,
+    snappy or zstd. ``durable=False`` syncs nothing in a local directory: for tests and benchmarks.
+    ``options``: those of an ``s3://`` store, as ``stateformat.open`` takes them; they travel in
+    pickles and stand in no message. Call :meth:`clean` when a run begins.
+
+    Committables: ``pending`` (utf8: the prepared name relative to the directory; in S3, JSON with
+    ``upload_id``, ``digest`` and ``tags``), ``path`` (utf8, relative to the directory), ``rows``
+    and ``size_bytes`` (int64). Raises ``InvalidInput`` for an illegal address or option, and
+    ``StorageError`` where the place fails, or has lost what was prepared.
     """
 
-    committable_columns = pa.schema(
-        [
-            pa.field("pending", pa.string(), nullable=False),
-            pa.field("path", pa.string(), nullable=False),
-            pa.field("rows", pa.int64(), nullable=False),
-            pa.field("size_bytes", pa.int64(), nullable=False),
-        ]
-    )
+    committable_columns = not_null(pending=pa.string(), path=pa.string(), rows=pa.int64(), size_bytes=pa.int64())
 
     def __init__(
         self,
@@ -85,120 +74,108 @@ class FileSink(TwoPhaseCommitSink):
     ) -> None:
         check_at_least("rows_per_file", rows_per_file, 1)
         check_at_least("row_group_rows", row_group_rows, 1)
-        check_compression(compression)
+        known = [name for name in COMPRESSIONS if name == "none" or pa.Codec.is_available(name)]
+        if not isinstance(compression, str) or compression.lower() not in known:
+            raise InvalidInput(f"compression is {compression!r}. Known are {', '.join(known)}")
         self._directory = open_directory(directory, durable, options)
         self._rows_per_file = rows_per_file
         self._row_group_rows = row_group_rows
         self._compression = compression
-        self._writing: _OpenFile | None = None
+        self._writing: _ParquetFile | None = None
         self._closed: list[_Closed] = []
 
     def open(self, context: OperatorContext) -> None:
-        """Begin with nothing: files that were prepared are the checkpoint's, rows after them come again."""
         super().open(context)
         self._writing = None
         self._closed = []
 
     def process(self, batch: pa.RecordBatch, input: int) -> None:  # noqa: ARG002 - there is one
-        """Write a batch."""
         while batch.num_rows:
             if self._writing is None:
-                self._writing = self._begin(batch.schema)
+                file = self._directory.begin(self.context.uid)
+                self._writing = _ParquetFile(file, batch.schema, self._row_group_rows, self._compression)
             room = self._rows_per_file - self._writing.rows
             self._writing.write(batch.slice(0, room))
             batch = batch.slice(min(room, batch.num_rows))
             if self._writing.rows == self._rows_per_file:
-                self._end()
+                self._end_file()
 
-    def _begin(self, schema: pa.Schema) -> _OpenFile:
-        return _OpenFile(self._directory.begin(self.context.uid), schema, self._row_group_rows, self._compression)
-
-    def _end(self) -> None:
+    def _end_file(self) -> None:
         if self._writing is not None:
             self._closed.append(self._writing.close())
             self._writing = None
 
     def prepare_commit(self, prepared: Prepared) -> pa.Table | None:
-        """Make what was written durable under names of this attempt. ``StorageError`` where a file is gone."""
-        self._end()
+        self._end_file()
         if not self._closed:
             return None
         owner, subtask = file_name_of(self.context.uid), self.context.subtask
         names = [
-            PartName(prepared.checkpoint_id, prepared.attempt_id, owner, subtask, number, closed.file.write_id)
+            PartName(*prepared, owner, subtask, number, closed.file.write_id)
             for number, closed in enumerate(self._closed)
         ]
         files = [closed.file for closed in self._closed]
         pending = self._directory.prepare(list(zip(files, names, strict=True)))
         rows = [
-            Ready(place, name.path, closed.rows, closed.size_bytes)
+            PreparedFile(place, name.path, closed.rows, closed.size_bytes)._asdict()
             for place, name, closed in zip(pending, names, self._closed, strict=True)
         ]
         self._closed = []
-        columns = zip(*rows, strict=True)
-        return pa.table(
-            [pa.array(values, field.type) for values, field in zip(columns, self.committable_columns, strict=True)],
-            schema=self.committable_columns,
-        )
+        return pa.Table.from_pylist(rows, schema=self.committable_columns)
 
     def check_committables(self, uid: str, committables: pa.Table, *, renamed: bool = False) -> None:
-        """Raise ``DamagedCheckpoint`` for names that this sink cannot have written for the attempt in the row."""
-        _ready(committables, None if renamed else uid)
+        _files_of(committables, None if renamed else uid)
 
     def commit(self, permit: CommitPermit, committables: pa.Table) -> None:  # noqa: ARG002 - holding it is the right
-        """Make files visible that are not yet.
+        """Make files visible that are not yet. Raises ``StorageError``.
 
-        Raises ``StorageError`` where one is neither prepared nor committed, and ``DamagedCheckpoint`` where a name is not
-        one that a file sink writes; then nothing is done.
+        ``DamagedCheckpoint`` for a name that no file sink writes, before anything is done.
         """
-        self._directory.commit(_ready(committables))
+        self._directory.commit(_files_of(committables))
 
     def prepared_attempts(self, uid: str) -> set[Prepared]:
-        """Under which ids files lie prepared and not committed."""
         return {Prepared(name.checkpoint_id, name.attempt_id) for name in self._directory.prepared(uid)}
 
     def clean(self, uid: str, newest_id: int, carried: pa.Table | None = None) -> list[str]:
-        """Remove what crashed runs of the sink ``uid`` left; the names of what was removed, relative to the directory.
+        """Remove what crashed runs of the sink ``uid`` left. Returns its names.
 
-        Call it when a run begins: after the committables of the newest checkpoint, ``newest_id`` (0: there is none), were
-        committed and before any subtask opens. ``carried``: the committables of every checkpoint that may be started from.
-        Never touches a prepared file under a greater id, nor one that is carried.
+        Call it when a run begins: after the committables of the newest checkpoint, ``newest_id`` (0
+        for none), were committed and before any subtask opens. Prepared files under greater ids
+        stay, and those of ``carried``: the committables of all checkpoints that may be started
+        from.
         """
-        forgotten = self._directory.clean(uid, newest_id, [] if carried is None else _ready(carried))
+        forgotten = self._directory.clean(uid, newest_id, [] if carried is None else _files_of(carried))
         if forgotten:
             logger.info("removed %d files of %s that no checkpoint holds", len(forgotten), self._directory)
         return forgotten
 
     def close(self) -> None:
-        """Throw away what no checkpoint holds: its rows come again."""
+        """Remove what no checkpoint holds: its rows come again."""
         files = [closed.file for closed in self._closed]
         if self._writing is not None:
-            files.append(self._writing.give_up())
+            files.append(self._writing.abandon())
         self._writing, self._closed = None, []
         for file in files:
             file.discard()
 
 
-def check_compression(name: str) -> None:
-    """Refuse a compression that Parquet, or this pyarrow, does not know. Raises ``InvalidInput``."""
-    known = [each for each in COMPRESSIONS if each == "none" or pa.Codec.is_available(each)]
-    if not isinstance(name, str) or name.lower() not in known:
-        raise InvalidInput(f"compression is {name!r}; known are {', '.join(known)}")
+def _files_of(committables: pa.Table, uid: str | None = None) -> Sequence[PreparedFile]:
+    """The files of the rows.
 
-
-def _ready(committables: pa.Table, uid: str | None = None) -> Sequence[Ready]:
-    """The files that rows name. ``DamagedCheckpoint`` where no file sink, or not that of ``uid``, has made one of them."""
+    ``DamagedCheckpoint`` for one that no sink, or not ``uid``, has made.
+    """
     if not committables.num_rows:
         return []
+    sink = f"sink {uid!r}" if uid else "a file sink"
     files = []
-    for row in committables.select([*Ready._fields, "_checkpoint_id", "_attempt_id"]).to_pylist():
+    for row in committables.select([*PreparedFile._fields, "_checkpoint_id", "_attempt_id"]).to_pylist():
         prepared = row.pop("_checkpoint_id"), row.pop("_attempt_id")
-        file = Ready(**row)
+        file = PreparedFile(**row)
         name = PartName.of_path(file.path)
         if name is None or name[:2] != prepared or (uid is not None and name.owner != file_name_of(uid)):
-            raise foreign_name(f"sink {uid!r}" if uid else "a file sink", prepared, "path", file.path)
-        if not file.is_prepared_as(name):
-            raise foreign_name(f"sink {uid!r}" if uid else "a file sink", prepared, "pending", file.pending)
+            raise foreign_name(sink, prepared, "path", file.path)
+        if file.pending != name.pending and Upload.read(file.pending) is None:
+            raise foreign_name(sink, prepared, "pending", file.pending)
         files.append(file)
     return files
 
@@ -210,8 +187,11 @@ class _Closed:
     size_bytes: int
 
 
-class _OpenFile:
-    """A Parquet file that is being written. Small batches are gathered, so that row groups are not small."""
+class _ParquetFile:
+    """A Parquet file that is being written.
+
+    Gathers small batches, so that row groups are not small.
+    """
 
     def __init__(self, file: NewFile, schema: pa.Schema, row_group_rows: int, compression: str) -> None:
         self._file = file
@@ -227,7 +207,6 @@ class _OpenFile:
             raise
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Write rows, sooner or later."""
         self._gathered.append(batch.replace_schema_metadata(None))
         self._gathered_rows += batch.num_rows
         self.rows += batch.num_rows
@@ -241,19 +220,15 @@ class _OpenFile:
             self._gathered, self._gathered_rows = [], 0
 
     def close(self) -> _Closed:
-        """End the file."""
         self._flush()
         with self._file.translated():
             self._writer.close()
         return _Closed(self._file, self.rows, self._file.close())
 
-    def give_up(self) -> NewFile:
+    def abandon(self) -> NewFile:
         """Stop writing; the file, which is to be discarded."""
         self._gathered = []
-        # Nobody misses the end of a file that goes away, even on a full disk.
+        # The end of a file that goes away does not matter, even on a full disk.
         with contextlib.suppress(OSError, pa.ArrowException):
             self._writer.close()
         return self._file
-
-
-__all__ = ["COMPRESSIONS", "FileSink", "file_name_of", "pending_folder"]

@@ -1,4 +1,4 @@
-"""The names of what a file sink writes: they say for which checkpoint and attempt, by whom, and are used once."""
+"""The names of a file sink's files: for which checkpoint and attempt, by which sink; used once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable
 from hashlib import blake2s
 from typing import Final, NamedTuple, Self
 
+from stateformat.errors import DamagedCheckpoint, ErrorKind
+
 _PENDING: Final = ".pending"
 _STEM: Final = r"(?P<checkpoint_id>[0-9]{20})-(?P<attempt_id>[0-9a-f]{1,64})"
 _OWNER: Final = r"(?P<owner>[A-Za-z0-9.-]{1,80})"
@@ -14,9 +16,12 @@ _PLACE: Final = r"(?P<subtask>[0-9]{5,10})-(?P<number>[0-9]{5,10})-(?P<write_id>
 _PATH: Final = re.compile(rf"part-{_STEM}-{_OWNER}-{_PLACE}\.parquet")
 _STAGED: Final = re.compile(rf"{_OWNER}/{_STEM}-{_PLACE}\.prepared")
 
+PATH_PREFIX: Final = "part-"
+"""How all paths begin."""
+
 
 class PartName(NamedTuple):
-    """Where a file comes from. ``write_id`` is random, so no two files have one name, whoever runs a task twice."""
+    """Where a file comes from. ``write_id`` is random: two runs of one task use different names."""
 
     checkpoint_id: int
     attempt_id: str
@@ -33,7 +38,7 @@ class PartName(NamedTuple):
 
     @classmethod
     def of_staged(cls, name: str) -> Self | None:
-        """Read the name of a prepared object in a staging place; None for a name that no sink gives."""
+        """Read the name of a prepared object in a staging place; None for any other name."""
         return cls._of(_STAGED.fullmatch(name), lambda found: found.staged == name)
 
     @classmethod
@@ -47,8 +52,8 @@ class PartName(NamedTuple):
 
     @property
     def path(self) -> str:
-        """The name of the file once it is committed, relative to the directory."""
-        return f"part-{self.stem}-{self.owner}-{self.place}.parquet"
+        """The name of the committed file, relative to the directory."""
+        return f"{PATH_PREFIX}{self._stem}-{self.owner}-{self._place}.parquet"
 
     @property
     def pending(self) -> str:
@@ -58,34 +63,47 @@ class PartName(NamedTuple):
     @property
     def staged(self) -> str:
         """The name of a prepared object, relative to a staging place."""
-        return f"{self.owner}/{self.stem}-{self.place}.prepared"
+        return f"{self.owner}/{self._stem}-{self._place}.prepared"
 
     @property
-    def stem(self) -> str:
-        """For which checkpoint, in which attempt."""
+    def _stem(self) -> str:
         return f"{self.checkpoint_id:020d}-{self.attempt_id}"
 
     @property
-    def place(self) -> str:
-        """By whom, and which of its files."""
+    def _place(self) -> str:
         return f"{self.subtask:05d}-{self.number:05d}-{self.write_id}"
 
 
-PATH_PREFIX = "part-"
-"""With what all paths begin."""
-
-
 def pending_folder(uid: str) -> str:
-    """Where the files of a sink are until they are committed, relative to its directory, where that is a local one."""
+    """Where a sink's files lie in a local directory before they are committed."""
     return f"{_PENDING}/{file_name_of(uid)}"
 
 
 def file_name_of(uid: str) -> str:
-    """A uid as part of a file name: what is not a letter, digit, dot or hyphen is replaced, and a digest tells such apart."""
+    """A uid as part of a file name.
+
+    Anything but a letter, digit, dot or hyphen is replaced, and a digest keeps such names apart.
+    """
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", uid)[:60]
     if name == uid and name.strip("."):
         return name
     return f"{name}-{blake2s(uid.encode(errors='surrogatepass'), digest_size=4).hexdigest()}"
 
 
-__all__ = ["PATH_PREFIX", "PartName", "file_name_of", "pending_folder"]
+def foreign_name(sink: str, prepared: tuple[int, str], column: str, name: object) -> DamagedCheckpoint:
+    """The error for a committable that names what its sink cannot have made.
+
+    ``sink`` is a phrase like "sink 'out'"; ``prepared`` holds the row's checkpoint and attempt id.
+    The name is shown escaped and cut.
+    """
+    checkpoint_id, attempt_id = prepared
+    shown, attempt = (f"{text[:200]!r}" + "…" * (len(text) > 200) for text in (str(name), attempt_id))
+    return DamagedCheckpoint(
+        f"a committable of {sink}, prepared for checkpoint {checkpoint_id} by attempt {attempt}, has {shown} as "
+        f"{column!r}, which that sink cannot have written for that attempt. Nothing was committed or removed. "
+        "Something else has written this checkpoint. Find out who can write to the store, then go back to a checkpoint "
+        "before it with ckpt rollback",
+        kind=ErrorKind.DAMAGED_SEGMENT,
+        column=column,
+        name=name,
+    )

@@ -1,4 +1,4 @@
-"""What a committable says of a multipart upload, as JSON."""
+"""A multipart upload as a committable holds it, in JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from typing import Final, NamedTuple, Self
 
 PARTS_MAX: Final = 10_000
-"""Parts of one upload, at most: the limit of S3."""
+"""How many parts an upload may have, by S3's limit."""
 _WORD: Final = re.compile(r"[\x21-\x7e]{1,1024}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{32}")
 
@@ -20,12 +20,12 @@ class Upload(NamedTuple):
     tags: list[str]
 
     def text(self) -> str:
-        """For ``Ready.pending``."""
+        """The text for ``PreparedFile.pending``."""
         return json.dumps(self._asdict())
 
     @classmethod
     def read(cls, text: str) -> Self | None:
-        """The upload that :meth:`text` was made of; None for any other text."""
+        """The upload of a text that :meth:`text` made; None for any other text."""
         try:
             found = json.loads(text)
         except (ValueError, RecursionError):
@@ -37,6 +37,3 @@ class Upload(NamedTuple):
         if len(words) > PARTS_MAX + 1 or not all(isinstance(word, str) and _WORD.fullmatch(word) for word in words):
             return None
         return upload if isinstance(upload.digest, str) and _DIGEST.fullmatch(upload.digest) else None
-
-
-__all__ = ["PARTS_MAX", "Upload"]

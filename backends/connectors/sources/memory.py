@@ -1,4 +1,4 @@
-"""A source over rows that lie in memory: for tests, for examples, and for small tables that join a stream."""
+"""A source over rows in memory: for tests, examples, and small tables that join a stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...dataflow.api import Chunk, ReaderContext, Source, Split
 from .enumerators import ListEnumerator, check_at_least, check_position
 
 BATCH_ROWS = 65_536
-"""How many rows a batch of a source has, unless said otherwise."""
+"""How many rows a batch of a source has by default."""
 
 
 class MemorySource(Source):
@@ -21,11 +21,13 @@ class MemorySource(Source):
 
     Example::
 
-        airlines = flow.source(MemorySource(pa.table({"carrier": ["AA"], "name": ["American"]})), uid="airlines")
+        names = pa.table({"carrier": ["AA"], "name": ["American"]})
+        airlines = flow.source(MemorySource(names), uid="airlines")
 
-    ``rows``: a table, a batch, or batches of one schema. They are cut into ``splits`` contiguous parts that differ by one
-    row at most; a reader reads a part in batches of at most ``batch_rows``. A position counts the rows of a part that were
-    read. A job that restarts gives the same rows again. Raises ``InvalidInput`` for no rows at all (not even a schema).
+    ``rows``: a table, a batch, or batches of one schema. They are cut into ``splits`` contiguous
+    parts whose sizes differ by one row at most, read in batches of at most ``batch_rows``. A
+    position counts the rows of a part. Raises ``InvalidInput`` for no batches, whose schema is
+    unknown.
     """
 
     def __init__(
@@ -51,7 +53,6 @@ class MemorySource(Source):
         return self._table.schema
 
     def enumerator(self) -> ListEnumerator:
-        """Deals the parts in order."""
         return ListEnumerator(self._parts)
 
     def _parts(self) -> Iterator[Split]:
@@ -67,9 +68,7 @@ class MemorySource(Source):
         """The rest of a part."""
         part = json.loads(split.payload)
         first, rows = part["first_row"], part["rows"]
-        check_position(
-            "that part", split, rows if first + rows <= self._table.num_rows else self._table.num_rows - first
-        )
+        check_position("that part", split, min(rows, self._table.num_rows - first))
         position = split.position
         rest = self._table.slice(first + position, rows - position)
         for batch in rest.to_batches(max_chunksize=self._batch_rows):
@@ -84,10 +83,7 @@ def _table(rows: object) -> pa.Table:
             return pa.Table.from_batches(batches)
     except (TypeError, pa.ArrowException) as error:
         raise InvalidInput(
-            f"{type(rows).__name__} holds no record batches of one schema: {error}; give an Arrow table, like pa.table(…) or "
-            "pa.Table.from_pandas(…)"
+            f"{type(rows).__name__} holds no record batches of one schema: {error}. Give an Arrow table, like "
+            "pa.table(…) or pa.Table.from_pandas(…)"
         ) from error
-    raise InvalidInput("no batch is given, so nobody knows the columns; give a table, which may be empty")
-
-
-__all__ = ["BATCH_ROWS", "MemorySource"]
+    raise InvalidInput("no batch is given, so the columns are unknown. Give a table, which may be empty")

@@ -8,13 +8,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stateformat.errors import ErrorKind, InvalidInput, StorageError
-from stateformat.states import Columns, as_schema
+from stateformat.states import Columns
 
 from ...dataflow.api import Split
 from ...dataflow.operators import empty_batch
 from .enumerators import check_at_least, check_position
-from .files import FileSource, Paths, plain_type
+from .files import FileSource, Paths
 from .memory import BATCH_ROWS
 
 SPLIT_BYTES = 256 * 1024 * 1024
@@ -26,19 +25,21 @@ class ParquetSource(FileSource):
     Example::
 
         flights = flow.source(ParquetSource("flights/"), uid="flights", event_time="departed_at")
-        planes = flow.source(ParquetSource("planes-*.parquet", columns=["tailnum", "seats"]), uid="planes")
+        planes = flow.source(ParquetSource("planes-*.parquet", columns=["tailnum"]), uid="planes")
 
-    ``paths``: a file, a directory, a pattern, or a list of these; see ``files.find_files`` for order and hidden names.
-    ``columns``: those to read, in this order; all, unless given. Types are those of the first file, with dictionaries and
-    large strings made plain; ``schema`` says them where there is no file yet. A file that differs is refused when its turn
-    comes. A split is a file, or of one larger than ``split_bytes`` some of its row groups; a position counts rows.
+    ``paths``: a file, a directory, a pattern, or a list of these; see ``files.find_files`` for
+    order and hidden names. ``columns``: those to read, in this order; all by default. Types are
+    those of ``schema``, or of the first file, with dictionaries and large strings made plain; all
+    columns are nullable. A file that differs is refused when its turn comes. A split is a file, or
+    some row groups of one larger than ``split_bytes``; a position counts rows.
 
-    ``grows``: ``paths`` is one directory, to which files are added while the job runs, each whole at once (written under a
-    hidden name and renamed); ``until``: the name of a file in it after which no more come.
+    ``grows``: ``paths`` is a directory to which files are added while the job runs, each written
+    under a hidden name and renamed. ``until``: once a file of this name is there, no more come.
 
-    Raises ``InvalidInput`` for no files and columns that are not there.
+    Raises ``InvalidInput`` for no files, and for columns that they do not have.
     """
 
+    kind = "Parquet"
     suffix = ".parquet"
 
     def __init__(
@@ -55,32 +56,17 @@ class ParquetSource(FileSource):
         super().__init__(paths, batch_rows=batch_rows, grows=grows, until=until)
         check_at_least("split_bytes", split_bytes, 1)
         self._split_bytes = split_bytes
-        if schema is not None:
-            found = as_schema(schema)
-        elif self._files:
-            with _opened(self._files[0]) as file:
-                found = file.schema_arrow
-        else:
-            raise InvalidInput(f"{paths} has no files yet, so nobody knows the columns; give the schema")
-        missing = [name for name in columns or () if name not in found.names]
-        if missing:
-            raise InvalidInput(
-                f"{self._files[0] if self._files else paths} has no columns {missing}; it has {', '.join(found.names)}",
-                kind=ErrorKind.SCHEMA_MISMATCH,
-            )
-        fields = [found.field(name) for name in (found.names if columns is None else columns)]
-        self._schema = pa.schema([pa.field(field.name, plain_type(field.type)) for field in fields])
+        self._schema = pa.schema([pa.field(field.name, field.type) for field in self._fields(schema, columns)])
 
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns that are read, all nullable."""
-        return self._schema
+    def _schema_of(self, path: str) -> pa.Schema:
+        with self._opened(path) as file:
+            return file.schema_arrow
 
     def _cut(self, path: str, size_bytes: int) -> Iterator[dict[str, int]]:
         if size_bytes <= self._split_bytes:
             yield {}
             return
-        with _opened(path) as file:
+        with self._opened(path) as file:
             metadata = file.metadata
             first, gathered = 0, 0
             for group in range(metadata.num_row_groups):
@@ -92,10 +78,10 @@ class ParquetSource(FileSource):
 
     def _batches(self, split: Split, payload: dict[str, Any]) -> Iterator[pa.RecordBatch]:
         path = payload["path"]
-        with _opened(path) as file:
+        with self._opened(path) as file:
             metadata = file.metadata
-            # A file that differs is told of whether it has rows or not.
-            self._conformed(empty_batch(file.schema_arrow), path)
+            # Refuses a file with other columns even if it has no rows.
+            self._cast(empty_batch(file.schema_arrow), path)
             groups = range(payload.get("first_row_group", 0), payload.get("end_row_group", metadata.num_row_groups))
             rows = [metadata.row_group(group).num_rows for group in groups]
             check_position(path, split, sum(rows))
@@ -107,21 +93,10 @@ class ParquetSource(FileSource):
                 return
             names = self._schema.names
             for batch in file.iter_batches(self._batch_rows, row_groups=list(groups[at:]), columns=names):
-                if skip >= batch.num_rows:
-                    skip -= batch.num_rows
-                    continue
-                conformed = self._conformed(batch, path)
-                yield conformed.slice(skip) if skip else conformed
-                skip = 0
+                if skip < batch.num_rows:
+                    yield self._cast(batch.slice(skip), path)
+                skip = max(0, skip - batch.num_rows)
 
-
-def _opened(path: str) -> pq.ParquetFile:
-    try:
-        return pq.ParquetFile(path)
-    except pa.ArrowException as error:
-        raise InvalidInput(f"{path} is no Parquet file: {error}", path=path) from error
-    except OSError as error:
-        raise StorageError(f"{path} cannot be read: {error}", path=path) from error
-
-
-__all__ = ["ParquetSource"]
+    def _opened(self, path: str) -> pq.ParquetFile:
+        with self._reported(path):
+            return pq.ParquetFile(path)

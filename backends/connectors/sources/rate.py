@@ -1,6 +1,7 @@
-"""A source that makes rows up, at a rate: for trying a job, for benchmarks, for anything that has to go on.
+"""A source that makes rows up, at a rate: to try a job, for benchmarks, for endless jobs.
 
-Row *n* of a shard is a function of *n* and nothing else, its event time too. The clock says only when it comes.
+Row *n* of a shard, its event time included, depends on *n* alone. The clock says only when it
+comes.
 """
 
 from __future__ import annotations
@@ -16,14 +17,12 @@ import pyarrow as pa
 from stateformat.errors import InvalidInput
 
 from ...dataflow.api import Chunk, ReaderContext, Source, Split
-from .enumerators import ListEnumerator, check_at_least, check_position
+from .enumerators import ListEnumerator, check_at_least, check_position, not_null
 
 _SECOND_US = 1_000_000
 _TIME = pa.timestamp("us")
-
-
 _BEGAN: Final[dict[tuple[str, str], tuple[int, int]]] = {}
-"""By source and shard, from which row on, and since when, its rate counts in this process."""
+"""By source and shard: the row and the time from which its rate counts in this process."""
 
 
 class RateSource(Source):
@@ -34,12 +33,14 @@ class RateSource(Source):
         ticks = flow.source(RateSource(rows_per_second=1000), uid="ticks", event_time="at")
         many = flow.source(RateSource(rows_per_read=10_000, total=5_000_000, shards=4), uid="many")
 
-    Columns, in this order and never null: ``shard`` (int32, 0 … ``shards`` − 1), ``n`` (int64, from 0 in each shard) and
-    ``at`` (timestamp[us], the event time: ``start_us`` + *n* steps). A step is ``step_us`` where given, else what the rate
-    says, else 1000 µs. ``rows_per_second`` counts the rows of all shards together, by the executor's clock, from when a
-    shard was first read in a process; ``rows_per_read`` the rows of one batch. At most one of the two may be given; neither is 1000 rows a read.
-    ``total`` counts the rows of all shards; None: it never ends. Shards are shared out evenly, and a reader reads all of
-    its own in turn. A position is *n*.
+    Columns, in this order and never null: ``shard`` (int32, 0 … ``shards`` − 1), ``n`` (int64, from
+    0 in each shard) and ``at`` (timestamp[us], the event time: ``start_us`` + *n* steps). A step is
+    ``step_us``, by default what the rate makes it, else 1000 µs.
+
+    ``rows_per_second`` counts the rows of all shards together, by the executor's clock, from when a
+    process first reads a shard. ``rows_per_read`` is the rows of one batch, 1000 by default. At
+    most one of the two may be given. ``total`` counts the rows of all shards; None never ends.
+    Shards are shared out evenly, and a reader reads all of its own in turn. A position is *n*.
     """
 
     splits_per_reader = None
@@ -56,17 +57,16 @@ class RateSource(Source):
     ) -> None:
         if rows_per_second is not None and rows_per_read is not None:
             raise InvalidInput(
-                f"{rows_per_second} rows a second and {rows_per_read} rows a read are two rates; give one of them"
+                f"{rows_per_second} rows a second and {rows_per_read} rows a read are two rates. Give one of them"
             )
         check_at_least("shards", shards, 1)
-        for name, value, least in (
-            ("rows_per_second", rows_per_second, 1),
-            ("rows_per_read", rows_per_read, 1),
-            ("total", total, 0),
-            ("step_us", step_us, 0),
+        for least, options in (
+            (1, {"rows_per_second": rows_per_second, "rows_per_read": rows_per_read}),
+            (0, {"total": total, "step_us": step_us}),
         ):
-            if value is not None:
-                check_at_least(name, value, least)
+            for name, value in options.items():
+                if value is not None:
+                    check_at_least(name, value, least)
         self._rows_per_second = rows_per_second
         self._rows_per_read = rows_per_read or 1000
         self._total = total
@@ -79,16 +79,9 @@ class RateSource(Source):
     @property
     def schema(self) -> pa.Schema:
         """``shard``, ``n``, ``at``."""
-        return pa.schema(
-            [
-                pa.field("shard", pa.int32(), nullable=False),
-                pa.field("n", pa.int64(), nullable=False),
-                pa.field("at", _TIME, nullable=False),
-            ]
-        )
+        return not_null(shard=pa.int32(), n=pa.int64(), at=_TIME)
 
     def enumerator(self) -> ListEnumerator:
-        """Shares the shards out."""
         return ListEnumerator(self._all_shards, shared_out=True)
 
     def _all_shards(self) -> list[Split]:
@@ -104,18 +97,18 @@ class RateSource(Source):
         return rows + (shard < extra)
 
     def read(self, split: Split, context: ReaderContext) -> Iterator[Chunk]:
-        """Go on with a shard at row ``split.position``; an empty chunk where it is not yet time for the next row."""
+        """The rest of a shard, with empty chunks while it is too early for the next row."""
         payload = json.loads(split.payload)
         shard, rows = payload["shard"], payload["rows"]
         if rows is not None:
             check_position("that shard", split, rows)
         n = split.position
-        first, began_us = self._anchor(split, context.now_us)
+        first, began_us = self._rate_origin(split, context.now_us)
         while rows is None or n < rows:
             until = n + self._rows_per_read
             if self._rows_per_second is not None:
                 passed_us = max(0, context.now_us - began_us)
-                # The first row is there at once; no batch is larger than a second's worth, however long nobody asked.
+                # The first row comes at once. No batch is larger than a second's worth.
                 due = first + 1 + passed_us * self._rows_per_second // (_SECOND_US * self._shards)
                 until = min(due, n + max(1, self._rows_per_second // self._shards))
             if rows is not None:
@@ -126,9 +119,10 @@ class RateSource(Source):
                 yield Chunk(self._rows(shard, n, until), until)
                 n = until
 
-    def _anchor(self, split: Split, now_us: int) -> tuple[int, int]:
-        """From which row on, and since when, the rate counts: where this process first read the shard. A reader may be put away
-        and opened again at any time; the rate goes on meanwhile.
+    def _rate_origin(self, split: Split, now_us: int) -> tuple[int, int]:
+        """The row and the time from which the rate counts: when this process first read the shard.
+
+        The rate goes on while a reader is closed and opened again.
         """
         key = (self._name, split.id)
         first, began_us = _BEGAN.get(key, (split.position, now_us))
@@ -142,7 +136,7 @@ class RateSource(Source):
         if self._step_us is not None or self._rows_per_second is None:
             passed_us = numbers * (1000 if self._step_us is None else self._step_us)
         else:
-            # Whole seconds apart, so that no product of the two exceeds 63 bits before the year is out of range.
+            # Seconds and rest apart, so that no product exceeds 63 bits.
             seconds, rest = np.divmod(numbers * self._shards, self._rows_per_second)
             passed_us = seconds * _SECOND_US + rest * _SECOND_US // self._rows_per_second
         return pa.record_batch(
@@ -153,6 +147,3 @@ class RateSource(Source):
             ],
             schema=self.schema,
         )
-
-
-__all__ = ["RateSource"]

@@ -1,11 +1,9 @@
 """What the SQL sink asks of a database: one transaction that marks what it commits and inserts it.
 
-Theory of operation. Beside the table lies ``stateformat_commits``, with a row (a *mark*) for each staged object whose rows are
-in the table. A commit is one transaction. It inserts the marks; where one is there already, or another driver inserts it and
-comes first, its object is done; the rows of the others follow; then the transaction is committed, durably, whatever
-the server's default. So a mark is there exactly if the rows are, and however many commit, once.
-
-What a database has to do is the same for each: :class:`Transaction` names it, step by step, in the order of a commit.
+Theory of operation. Beside the table lies ``stateformat_commits``, with a row (a *mark*) for each
+staged object whose rows are in the table. A transaction inserts marks, skips objects whose mark is
+there already, perhaps from another driver, and inserts the rows of the others. It is durable,
+whatever the server's default. So a mark is there exactly if the rows are.
 """
 
 # ruff: noqa: S608 - the statements are made of names, which are quoted, and never of values
@@ -28,12 +26,12 @@ from .url import SqlUrl
 
 MARKS: Final = "stateformat_commits"
 BATCH_ROWS: Final = 65_536
-"""So many rows are turned into what a driver takes at a time."""
+"""How many rows are converted for the database's client at a time."""
 _BUSY_SECONDS: Final = 60.0
 
 
 class Mark(NamedTuple):
-    """What is noted of an object when its rows are inserted; the first four are its key."""
+    """A row of the marks. The first four columns are its key."""
 
     sink: str
     checkpoint_id: int
@@ -42,32 +40,36 @@ class Mark(NamedTuple):
     rows: int
 
 
-class Column(NamedTuple):
-    """A column of a table as it is: its name, its type, and how the database writes that."""
+class SqlColumn(NamedTuple):
+    """A column of an existing table."""
 
     name: str
     type: str
     shown: str
+    """The type as the database writes it."""
 
 
 class Transaction(ABC):
-    """One transaction. Leaving the block of :meth:`Database.transaction` commits it, an exception undoes it."""
+    """The steps of one transaction, in the order of a commit."""
 
     @abstractmethod
     def make(self, schema: pa.Schema | None) -> None:
-        """Have the marks, and the table if ``schema`` is given: made where it is missing, ``InvalidInput`` where it does not fit."""
+        """Make the marks, and with ``schema`` the table, unless they are there.
+
+        ``InvalidInput`` for a table that does not fit.
+        """
 
     @abstractmethod
     def mark(self, marks: Sequence[Mark]) -> set[Mark]:
-        """Insert marks; those that were not there before."""
+        """Insert marks. Returns those that were not there before."""
 
     @abstractmethod
     def insert(self, rows: pa.Table) -> None:
-        """Insert rows, or update those of the same key, of which ``rows`` has none twice."""
+        """Insert rows, or update those of the same key. No key is in ``rows`` twice."""
 
     @abstractmethod
     def expired(self, sink: str, seconds: float) -> list[Mark]:
-        """Marks of a sink that are older than this, by the clock of the database."""
+        """Marks of a sink that are older than this, by the database's clock."""
 
     @abstractmethod
     def forget(self, marks: Sequence[Mark]) -> None:
@@ -90,20 +92,21 @@ class Database(ABC):
 
     @property
     def name(self) -> str:
-        """The table's name, for statements."""
         return ".".join(map(quoted, self.table))
 
     @property
     def marks(self) -> str:
-        """The name of the table of marks, in the same schema."""
         return ".".join(map(quoted, [*self.table[:-1], MARKS]))
 
     @abstractmethod
     def transaction(self) -> contextlib.AbstractContextManager[Transaction]:
-        """Begin one. What the database refuses is ``StorageError``, a row that breaks a constraint ``InvalidState``."""
+        """Begin a transaction: leaving the block commits it, an exception undoes it.
+
+        ``StorageError`` where the database fails, ``InvalidState`` for a row that it refuses.
+        """
 
     def make_durable(self) -> None:  # noqa: B027 - a server has nothing to do
-        """Return when a power failure undoes nothing that a transaction has committed or found. A server does so itself."""
+        """Return when a power failure undoes nothing that a transaction has committed or found."""
 
     def declaration(self, schema: pa.Schema) -> str:
         """The statement that makes the table."""
@@ -117,7 +120,7 @@ class Database(ABC):
         return f"CREATE TABLE IF NOT EXISTS {self.name} ({', '.join(columns)})"
 
     def type_of(self, field: pa.Field) -> SqlType:
-        """The column type of a field, which has one: that was checked when the job was put together."""
+        """The column type of a field. ``InvalidInput`` where the database has none."""
         found = sql_type(self.kind, field.type)
         if found is None:
             raise InvalidInput(
@@ -127,7 +130,7 @@ class Database(ABC):
         return found
 
     def insertion(self, columns: Sequence[str], source: str) -> str:
-        """The statement that inserts what ``source`` says, or updates by the key."""
+        """The statement that inserts the rows of ``source``, or updates by the key."""
         statement = f"INSERT INTO {self.name} ({listed(columns)}) {source}"
         if not self.keys:
             return statement
@@ -135,51 +138,52 @@ class Database(ABC):
         changes = ", ".join(f"{quoted(name)} = excluded.{quoted(name)}" for name in others)
         return f"{statement} ON CONFLICT ({listed(self.keys)}) DO " + (f"UPDATE SET {changes}" if others else "NOTHING")
 
-    def check_table(self, schema: pa.Schema, found: Sequence[Column]) -> None:
-        """``InvalidInput`` where a table that is there has not the columns for these rows."""
+    def check_table(self, schema: pa.Schema, found: Sequence[SqlColumn]) -> None:
+        """``InvalidInput`` where an existing table lacks the columns for these rows."""
         there = {column.name: column for column in found}
         for field in schema:
             type_, column = self.type_of(field), there.get(field.name)
             if column is None:
                 raise InvalidInput(
-                    f"{self.shown} has columns {list(there)}, and the sink's rows have {schema.names}; there is no "
+                    f"{self.shown} has columns {list(there)}, and the sink's rows have {schema.names}: it lacks "
                     f"{field.name!r}. Add it (as {type_.declared}), or leave it out of the rows",
                     kind=ErrorKind.SCHEMA_MISMATCH,
                     column=field.name,
                 )
             if not any(holds(column.type, declared) for declared in (type_.declared, *type_.also)):
                 raise InvalidInput(
-                    f"column {field.name!r} of {self.shown} is {column.shown}, and the sink's rows have {field.type}, which needs "
-                    f"{' or '.join(dict.fromkeys((type_.declared, *type_.also)))}; alter the column, or cast before the sink",
+                    f"column {field.name!r} of {self.shown} is {column.shown}, and the sink's rows have {field.type}, "
+                    f"which needs {' or '.join(dict.fromkeys((type_.declared, *type_.also)))}. Alter the column, or "
+                    "cast before the sink",
                     kind=ErrorKind.SCHEMA_MISMATCH,
                     column=field.name,
                 )
 
-    def _said(self, error: Exception) -> str:
-        """What a database says, in one line."""
+    def _line(self, error: Exception) -> str:
+        """An error of the database's client, in one line."""
         return " ".join(self.url.without_secret(str(error)).split())
 
     def failed(self, error: Exception, kind: ErrorKind = ErrorKind.STORAGE_FAILED) -> StorageError:
-        """The database would not."""
+        """The error for a database that fails."""
         return StorageError(
-            f"{self.shown}: {self._said(error)}; see that the database can be reached and written, "
-            "and start the job again: it commits first what is not committed",
+            f"{self.shown}: {self._line(error)}. See that the database can be reached and written, and start the job "
+            "again: it commits first what is not committed",
             kind=kind,
         )
 
     def broken(self, error: Exception) -> InvalidState:
-        """A constraint that somebody has put on the table refuses a row."""
+        """The error for a row that a constraint of the table refuses."""
         return InvalidState(
-            f"{self.shown} refuses rows that were prepared: {self._said(error)}; drop the constraint, "
-            "or remove what stands in its way, and start the job again: it commits them first",
+            f"{self.shown} refuses rows that were prepared: {self._line(error)}. Drop the constraint, or remove what "
+            "stands in its way, and start the job again: it commits them first",
             kind=ErrorKind.SCHEMA_MISMATCH,
         )
 
     def no_key(self, error: Exception) -> InvalidInput:
-        """The key is none in the table."""
+        """The error for a key without a unique constraint in the table."""
         return InvalidInput(
-            f"{self.shown} has no unique constraint on the sink's key {list(self.keys)}: "
-            f"{self._said(error)}; add one, or name the key that it has",
+            f"{self.shown} has no unique constraint on the sink's key {list(self.keys)}: {self._line(error)}. Add one, "
+            "or name the key that it has",
             kind=ErrorKind.SCHEMA_MISMATCH,
         )
 
@@ -192,17 +196,17 @@ class SqliteDatabase(Database):
     def __init__(self, url: SqlUrl, table: str, keys: Sequence[str], durable: bool) -> None:
         super().__init__(url, table, keys, durable)
         if len(self.table) > 1:
-            raise InvalidInput(f"{self.shown} has a point in its name; SQLite has no schemas")
+            raise InvalidInput(f"{self.shown} has a point in its name, and SQLite has no schemas. Rename it")
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """Begin one that alone may write."""
         try:
             connection = self.connect()
         except sqlite3.Error as error:
             raise self.failed(error) from error
         try:
-            # EXTRA syncs the directory after the journal has gone, whose return would undo the transaction.
+            # EXTRA syncs the directory after the journal has gone: its return would undo the
+            # commit.
             connection.execute(f"PRAGMA synchronous = {'EXTRA' if self.durable else 'OFF'}")
             connection.execute("BEGIN IMMEDIATE")
             yield _SqliteTransaction(self, connection)
@@ -216,7 +220,7 @@ class SqliteDatabase(Database):
             connection.close()
 
     def make_durable(self) -> None:
-        """Sync the directory: a process may have died between the end of its transaction and that sync."""
+        """Sync the directory: a process may have died between its commit and that sync."""
         if not self.durable:
             return
         try:
@@ -230,42 +234,44 @@ class SqliteDatabase(Database):
             raise self.failed(error) from error
 
     def connect(self) -> Any:
-        """A connection that begins transactions when it is told."""
+        """A connection that begins no transaction by itself."""
         return sqlite3.connect(self.url.path, timeout=_BUSY_SECONDS, isolation_level=None)
 
 
 class _SqliteTransaction(Transaction):
     def __init__(self, database: SqliteDatabase, connection: Any) -> None:
-        self._of = database
+        self._database = database
         self._connection = connection
 
     def make(self, schema: pa.Schema | None) -> None:
         self._connection.execute(
-            f"CREATE TABLE IF NOT EXISTS {self._of.marks} (sink TEXT NOT NULL, checkpoint_id INTEGER NOT NULL, "
+            f"CREATE TABLE IF NOT EXISTS {self._database.marks} (sink TEXT NOT NULL, checkpoint_id INTEGER NOT NULL, "
             "attempt_id TEXT NOT NULL, object TEXT NOT NULL, rows INTEGER NOT NULL, committed_at INTEGER NOT NULL, "
             "PRIMARY KEY (sink, checkpoint_id, attempt_id, object)) WITHOUT ROWID"
         )
         self._connection.execute(
-            f"CREATE INDEX IF NOT EXISTS {quoted(MARKS + '_at')} ON {self._of.marks} (sink, committed_at)"
+            f"CREATE INDEX IF NOT EXISTS {quoted(MARKS + '_at')} ON {self._database.marks} (sink, committed_at)"
         )
         if schema is None:
             return
-        self._connection.execute(self._of.declaration(schema))
-        found = self._connection.execute(f"PRAGMA table_xinfo({self._of.name})").fetchall()
+        self._connection.execute(self._database.declaration(schema))
+        found = self._connection.execute(f"PRAGMA table_xinfo({self._database.name})").fetchall()
         # Generated columns cannot be inserted.
-        self._of.check_table(schema, [Column(row[1], _affinity(row[2]), row[2]) for row in found if row[6] == 0])
-        if self._of.keys:
+        self._database.check_table(
+            schema, [SqlColumn(row[1], _affinity(row[2]), row[2]) for row in found if row[6] == 0]
+        )
+        if self._database.keys:
             try:
                 self._connection.execute(f"EXPLAIN {self._statement(schema.names)}", [None] * len(schema))
             except sqlite3.OperationalError as error:
-                raise self._of.no_key(error) from error
+                raise self._database.no_key(error) from error
 
     def _statement(self, columns: Sequence[str]) -> str:
-        return self._of.insertion(columns, f"VALUES ({', '.join('?' * len(columns))})")
+        return self._database.insertion(columns, f"VALUES ({', '.join('?' * len(columns))})")
 
     def mark(self, marks: Sequence[Mark]) -> set[Mark]:
         statement = (
-            f"INSERT INTO {self._of.marks} (sink, checkpoint_id, attempt_id, object, rows, committed_at) "
+            f"INSERT INTO {self._database.marks} (sink, checkpoint_id, attempt_id, object, rows, committed_at) "
             "VALUES (?, ?, ?, ?, ?, CAST(strftime('%s', 'now') AS INTEGER)) ON CONFLICT DO NOTHING"
         )
         return {mark for mark in marks if self._connection.execute(statement, mark).rowcount}
@@ -273,13 +279,13 @@ class _SqliteTransaction(Transaction):
     def insert(self, rows: pa.Table) -> None:
         statement = self._statement(rows.column_names)
         for batch in rows.to_batches(max_chunksize=BATCH_ROWS):
-            # Rows are made and taken in C; the driver knows no other way.
+            # The client takes rows only; they are made and taken in C.
             columns = [as_sqlite(column).to_pylist() for column in batch.columns]
             self._connection.executemany(statement, zip(*columns, strict=True))
 
     def expired(self, sink: str, seconds: float) -> list[Mark]:
         rows = self._connection.execute(
-            f"SELECT sink, checkpoint_id, attempt_id, object, rows FROM {self._of.marks} "
+            f"SELECT sink, checkpoint_id, attempt_id, object, rows FROM {self._database.marks} "
             "WHERE sink = ? AND committed_at < CAST(strftime('%s', 'now') AS INTEGER) - ?",
             (sink, seconds),
         )
@@ -287,23 +293,24 @@ class _SqliteTransaction(Transaction):
 
     def forget(self, marks: Sequence[Mark]) -> None:
         self._connection.executemany(
-            f"DELETE FROM {self._of.marks} WHERE sink = ? AND checkpoint_id = ? AND attempt_id = ? AND object = ?",
+            f"DELETE FROM {self._database.marks} "
+            "WHERE sink = ? AND checkpoint_id = ? AND attempt_id = ? AND object = ?",
             [mark[:4] for mark in marks],
         )
 
 
 def quoted(name: str) -> str:
-    """A name as SQL has it, whatever is in it."""
+    """A name, quoted for a statement."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names, for a statement."""
+    """Names, quoted for a statement."""
     return ", ".join(map(quoted, names))
 
 
 def holds(there: str, declared: str) -> bool:
-    """Whether a column of the type ``there`` holds every value of a declared one; numerics with more digits do."""
+    """Whether a column of type ``there`` holds every value of a declared type."""
     if there.startswith("numeric(") and declared.startswith("numeric("):
         (precision, scale), (needed, after) = (
             [int(number) for number in text[8:-1].split(",")] for text in (there, declared)
@@ -313,7 +320,7 @@ def holds(there: str, declared: str) -> bool:
 
 
 def _affinity(declared: str) -> str:
-    """What SQLite makes of a declared type, by its documented rules; BOOLEAN stands for itself."""
+    """The affinity of a declared type, by SQLite's rules; BOOLEAN stands for itself."""
     upper = declared.upper()
     for affinity, words in (
         ("INTEGER", ("INT",)),
@@ -326,6 +333,3 @@ def _affinity(declared: str) -> str:
     if not upper or upper == "BOOLEAN":
         return upper or "BLOB"
     return "NUMERIC"
-
-
-__all__ = ["MARKS", "Column", "Database", "Mark", "SqliteDatabase", "Transaction", "listed", "quoted"]

@@ -1,7 +1,7 @@
 """A table in PostgreSQL, through psycopg 3.
 
-Rows go in by COPY, as CSV that Arrow writes from whole columns, so that no value becomes a Python object, and whatever may be
-read from text may be the column's type. To update by a key they go through a temporary table of the transaction.
+Rows go in by COPY, as CSV that Arrow writes from whole columns, so no value becomes a Python
+object. To update by a key they go through a temporary table of the transaction.
 """
 
 # ruff: noqa: S608 - the statements are made of names, which are quoted, and never of values
@@ -18,26 +18,31 @@ from pyarrow import csv
 
 from stateformat.errors import ErrorKind, InvalidInput
 
-from .databases import BATCH_ROWS, MARKS, Column, Database, Mark, Transaction, listed, quoted
+from . import databases as sql
+from .databases import MARKS, Mark, SqlColumn, listed, quoted
 from .types import POSTGRESQL, as_text
 from .url import SqlUrl
 
 _MAKING: Final = 0x73746174
-"""The advisory lock of who makes tables: PostgreSQL lets two that make one table at once fail."""
+"""The advisory lock for making tables: two sessions that make one table at once fail."""
 _INCOMING: Final = "stateformat_incoming"
 _LIMITS: Final = (
-    "SELECT set_config('idle_in_transaction_session_timeout', '300000', true), set_config('tcp_keepalives_idle', '60', false), "
-    "set_config('tcp_keepalives_interval', '10', false), set_config('tcp_keepalives_count', '6', false)"
+    "SELECT set_config('idle_in_transaction_session_timeout', '300000', true), "
+    "set_config('tcp_keepalives_idle', '60', false), set_config('tcp_keepalives_interval', '10', false), "
+    "set_config('tcp_keepalives_count', '6', false)"
 )
-"""A driver whose machine is gone must not keep the next one waiting at its marks."""
+"""So that a driver whose machine is gone does not keep the next one waiting at its marks."""
 _DURABLE: Final = (
     "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
 )
 _CSV: Final = csv.WriteOptions(include_header=False, quoting_style="all_valid")
 
 
-class PostgresDatabase(Database):
-    """A table in PostgreSQL. ``InvalidInput`` (kind ``MISSING_DEPENDENCY``) where psycopg is missing."""
+class PostgresDatabase(sql.Database):
+    """A table in PostgreSQL.
+
+    ``InvalidInput`` (kind ``MISSING_DEPENDENCY``) where psycopg is missing.
+    """
 
     kind = POSTGRESQL
 
@@ -45,46 +50,45 @@ class PostgresDatabase(Database):
         super().__init__(url, table, keys, durable)
         if len(self.table) > 2:
             raise InvalidInput(
-                f"{self.shown}: the name has {len(self.table)} parts; it is a table, or a schema and a table"
+                f"{self.shown}: the name has {len(self.table)} parts. Give a table, or a schema and a table"
             )
         if find_spec("psycopg") is None:
             raise InvalidInput(
-                f"psycopg is needed for {url} and is not installed: pip install 'stateformat[postgres]'",
+                f"{url} needs psycopg, which is not installed: pip install 'stateformat[postgres]'",
                 kind=ErrorKind.MISSING_DEPENDENCY,
             )
 
     @contextlib.contextmanager
-    def transaction(self) -> Iterator[Transaction]:
-        """Begin one."""
+    def transaction(self) -> Iterator[sql.Transaction]:
         psycopg = import_module("psycopg")
         refused = (psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidAuthorizationSpecification)
         try:
             with self.connect() as connection, connection.transaction():
                 connection.execute(_LIMITS)
                 if self.durable:
-                    # What was staged goes once this is committed, so that must not be lost with the server's power.
+                    # Staged objects go after the commit, so a power failure must not undo it.
                     connection.execute(_DURABLE)
                 yield _PostgresTransaction(self, connection)
         except psycopg.errors.IntegrityError as error:
-            raise self.broken(error) from _told(error)
+            raise self.broken(error) from _cause(error)
         except refused as error:
-            raise self.failed(error, ErrorKind.STORAGE_REFUSED) from _told(error)
+            raise self.failed(error, ErrorKind.STORAGE_REFUSED) from _cause(error)
         except psycopg.Error as error:
-            raise self.failed(error) from _told(error)
+            raise self.failed(error) from _cause(error)
 
     def connect(self) -> Any:
-        """A connection that begins transactions when it is told."""
+        """A connection that begins no transaction by itself."""
         return import_module("psycopg").connect(self.url.full, autocommit=True, client_encoding="UTF8")
 
 
-def _told(error: Exception) -> Exception | None:
-    """The cause of what is raised; none where a client has tried to connect, for it may tell with what."""
+def _cause(error: Exception) -> Exception | None:
+    """The error as a cause; None for one of connecting, which may show the password."""
     return error if getattr(error, "sqlstate", None) else None
 
 
-class _PostgresTransaction(Transaction):
+class _PostgresTransaction(sql.Transaction):
     def __init__(self, database: PostgresDatabase, connection: Any) -> None:
-        self._of = database
+        self._database = database
         self._connection = connection
         self._incoming: tuple[str, ...] | None = None
         # In a statement with parameters a percent sign is written twice.
@@ -94,18 +98,18 @@ class _PostgresTransaction(Transaction):
         return self._connection.execute(statement, parameters)
 
     def make(self, schema: pa.Schema | None) -> None:
-        if not self._exists(self._of.marks) or (schema is not None and not self._exists(self._of.name)):
+        if not self._exists(self._database.marks) or (schema is not None and not self._exists(self._database.name)):
             self._execute("SELECT pg_advisory_xact_lock(%s)", [_MAKING])
             self._execute(
-                f"CREATE TABLE IF NOT EXISTS {self._of.marks} (sink text NOT NULL, checkpoint_id bigint NOT NULL, "
-                "attempt_id text NOT NULL, object text NOT NULL, rows bigint NOT NULL, "
+                f"CREATE TABLE IF NOT EXISTS {self._database.marks} (sink text NOT NULL, checkpoint_id bigint NOT "
+                "NULL, attempt_id text NOT NULL, object text NOT NULL, rows bigint NOT NULL, "
                 "committed_at timestamp with time zone NOT NULL DEFAULT now(), "
                 "PRIMARY KEY (sink, checkpoint_id, attempt_id, object))"
             )
             index = quoted(f"{MARKS}_at")
-            self._execute(f"CREATE INDEX IF NOT EXISTS {index} ON {self._of.marks} (sink, committed_at)")
+            self._execute(f"CREATE INDEX IF NOT EXISTS {index} ON {self._database.marks} (sink, committed_at)")
             if schema is not None:
-                self._execute(self._of.declaration(schema))
+                self._execute(self._database.declaration(schema))
         if schema is not None:
             self._check(schema)
 
@@ -116,40 +120,40 @@ class _PostgresTransaction(Transaction):
         found = self._execute(
             "SELECT attname, format_type(atttypid, NULL), format_type(atttypid, atttypmod) FROM pg_attribute "
             "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped AND attgenerated = ''",
-            [self._of.name],
+            [self._database.name],
         ).fetchall()
-        # Of texts and times a shorter one is another type, of numerics too.
-        self._of.check_table(schema, [Column(name, shown, shown) for name, _, shown in found])
-        if self._of.keys:
+        # With its length or precision: a shorter text, time or numeric is another type.
+        self._database.check_table(schema, [SqlColumn(name, shown, shown) for name, _, shown in found])
+        if self._database.keys:
             no_such_constraint = import_module("psycopg").errors.InvalidColumnReference
-            columns = ", ".join(f"NULL::{self._of.type_of(field).declared}" for field in schema)
+            columns = ", ".join(f"NULL::{self._database.type_of(field).declared}" for field in schema)
             try:
-                self._execute("EXPLAIN " + self._of.insertion(schema.names, f"SELECT {columns} WHERE false"))
+                self._execute("EXPLAIN " + self._database.insertion(schema.names, f"SELECT {columns} WHERE false"))
             except no_such_constraint as error:
-                raise self._of.no_key(error) from error
+                raise self._database.no_key(error) from error
 
     def mark(self, marks: Sequence[Mark]) -> set[Mark]:
-        # In one order for everybody, so that two drivers wait for each other and never in a ring.
+        # All drivers insert in the same order, so that none deadlocks with another.
         columns = [list(values) for values in zip(*sorted(marks), strict=True)]
         rows = self._execute(
             f"INSERT INTO {self._marks} (sink, checkpoint_id, attempt_id, object, rows) "
-            "SELECT * FROM unnest(%s::text[], %s::bigint[], %s::text[], %s::text[], %s::bigint[]) ON CONFLICT DO NOTHING "
-            "RETURNING sink, checkpoint_id, attempt_id, object, rows",
+            "SELECT * FROM unnest(%s::text[], %s::bigint[], %s::text[], %s::text[], %s::bigint[]) "
+            "ON CONFLICT DO NOTHING RETURNING sink, checkpoint_id, attempt_id, object, rows",
             columns,
         )
         return {Mark(*row) for row in rows}
 
     def insert(self, rows: pa.Table) -> None:
         columns = listed(rows.column_names)
-        if not self._of.keys:
-            self._copy(f"{self._of.name} ({columns})", rows)
+        if not self._database.keys:
+            self._copy(f"{self._database.name} ({columns})", rows)
             return
         self._make_incoming(rows.schema)
         self._copy(f"{_INCOMING} ({columns})", rows)
-        self._execute(self._of.insertion(rows.column_names, f"SELECT {columns} FROM pg_temp.{_INCOMING}"))
+        self._execute(self._database.insertion(rows.column_names, f"SELECT {columns} FROM pg_temp.{_INCOMING}"))
 
     def _make_incoming(self, schema: pa.Schema) -> None:
-        wanted = tuple(f"{quoted(field.name)} {self._of.type_of(field).declared}" for field in schema)
+        wanted = tuple(f"{quoted(field.name)} {self._database.type_of(field).declared}" for field in schema)
         if wanted == self._incoming:
             self._execute(f"TRUNCATE pg_temp.{_INCOMING}")
             return
@@ -159,9 +163,9 @@ class _PostgresTransaction(Transaction):
         self._incoming = wanted
 
     def _copy(self, place: str, rows: pa.Table) -> None:
-        # A quoted empty field is an empty text and one without quotes is null, as Arrow writes them.
+        # A quoted empty field is an empty text, an unquoted one is null, as Arrow writes them.
         with self._connection.cursor() as cursor, cursor.copy(f"COPY {place} FROM STDIN (FORMAT csv)") as copy:
-            for batch in rows.to_batches(max_chunksize=BATCH_ROWS):
+            for batch in rows.to_batches(max_chunksize=sql.BATCH_ROWS):
                 text = pa.RecordBatch.from_arrays(list(map(as_text, batch.columns)), batch.schema.names)
                 out = pa.BufferOutputStream()
                 csv.write_csv(text, out, _CSV)
@@ -182,6 +186,3 @@ class _PostgresTransaction(Transaction):
             "(SELECT * FROM unnest(%s::text[], %s::bigint[], %s::text[], %s::text[]))",
             columns,
         )
-
-
-__all__ = ["PostgresDatabase"]

@@ -1,21 +1,13 @@
-"""A two-phase-commit sink that writes a table in SQLite or PostgreSQL: the commit of a checkpoint is one transaction.
+"""A sink into a table in SQLite or PostgreSQL: the commit of a checkpoint is one transaction.
 
-Theory of operation. Rows pass through a *staging* place, which subtasks write and the driver reads (``sql.staging``), and not
-through the database: it would have to hold them invisible, every worker would need its password, and SQLite has one writer.
+Theory of operation. Rows pass through a *staging* place, which subtasks write and the driver reads
+(``sql.staging``), since workers have no password of the database. docs/sinks.md shows the way of a
+row. In one transaction (``sql.databases``) the driver marks every object in
+``stateformat_commits``, inserts the rows of those that had no mark, and forgets old marks. When
+that is durable, it removes the objects.
 
-1. *Write.* A subtask gathers rows, sees that the database will take every value (``sql.types``), and puts them as an object
-   when there are many. With a key, an object has the last row of each key and no other.
-2. *Prepare*, in a snapshot: objects get the names that the checkpoint has, the rest of the rows becomes one. They are
-   durable. The committable names each, with its rows, size and digest.
-3. *Commit*, once the checkpoint is published, in one transaction (``sql.databases``): mark every object in
-   ``stateformat_commits``; insert the rows of those that had no mark; forget marks that are older than ``marks_days``. Then,
-   when all of that is durable, remove the objects. A crash before the end of the transaction has done nothing, one after it leaves objects, which are removed
-   when the same commit is repeated. Two drivers with the same committables wait for each other at the marks.
-4. *Clean*, when a run begins and has committed: see that the table fits, and remove objects that were put for no checkpoint, or
-   under ids up to the newest checkpoint's that no checkpoint of the store carries.
-
-A mark goes only after its object. So a checkpoint that is committed again when its marks have gone is refused, for want of
-objects, and nothing is ever inserted twice.
+A mark goes only after its object. So a checkpoint that is committed again after its marks have gone
+is refused, for want of objects, and no row is ever inserted twice.
 """
 
 from __future__ import annotations
@@ -33,10 +25,12 @@ from stateformat.errors import ErrorKind, InvalidInput, StorageError
 from stateformat.publication import CommitPermit
 
 from ...dataflow.api import OperatorContext, Prepared, TwoPhaseCommitSink
-from ..sinks import PartName, file_name_of, foreign_name, is_forgotten, prepared_names
+from ..sinks import PartName, file_name_of, foreign_name, prepared_names
+from ..sinks.directories import forgotten_paths
 from ..sources import check_at_least
+from ..sources.enumerators import not_null
 from .databases import Database, Mark, SqliteDatabase, Transaction
-from .staging import LocalStaging, Staged, Staging, read_staged, stage, staging_at
+from .staging import Staged, read_staged, stage, staging_at
 from .types import check_columns, check_values, last_of_each_key
 from .url import SqlUrl
 
@@ -48,37 +42,42 @@ _DAY_SECONDS: Final = 86_400
 
 
 class SqlSink(TwoPhaseCommitSink):
-    """Writes rows into a table of SQLite or PostgreSQL, which has each exactly once, in the transaction of their checkpoint.
+    """Writes rows into a table of SQLite or PostgreSQL, each exactly once, with their checkpoint.
 
     Example::
 
         delays.apply(SqlSink("sqlite:///delays.db", "delays"), uid="out")
-        delays.key_by("city").apply(SqlSink(url, "public.newest", key="city", staging="s3://bucket/staging"), uid="newest")
+        newest = SqlSink(url, "public.newest", key="city", staging="s3://bucket/staging")
+        delays.key_by("city").apply(newest, uid="newest")
 
-    ``url``: ``sqlite:///relative.db``, ``sqlite:////absolute.db`` or ``postgresql://user@host/database`` (needs psycopg, the
-    extra ``postgres``); only the driver connects, and what workers get has no password. ``table``: a table, or for PostgreSQL a
-    schema and a table. It is made where it is missing; columns that the rows do not have get the table's default. ``key``: the
-    columns of a unique constraint, by which a row replaces an older one; of rows of one checkpoint the later wins, so bring the
-    rows of a key into one subtask (``key_by``). Without it rows are added. ``staging``: a path or a URL of fsspec that the
-    driver and all workers can reach, with ``staging_options``; beside a SQLite file by default. ``marks_days``: how long
-    it is known that a checkpoint was committed, None: for ever. ``object_bytes``: how much a subtask gathers in memory.
-    ``durable=False`` syncs nothing: for tests and benchmarks.
+    ``url``: ``sqlite:///relative.db``, ``sqlite:////absolute.db`` or
+    ``postgresql://user@host/database`` (needs psycopg, the extra ``postgres``). Only the driver
+    connects, and workers get no password.
 
-    Committables: ``sink``, ``object`` (utf8, its name in the staging place), ``subtask`` (int32), ``rows``, ``size_bytes``
-    (int64) and ``digest`` (utf8, BLAKE2b of 128 bits, hexadecimal). Raises ``InvalidInput`` for columns, or a table, that cannot be,
-    ``InvalidState`` for values that the database would not take (before they are promised), ``StorageError`` where the database
-    or the staging place fails.
+    ``table``: a table, or for PostgreSQL a schema and a table. It is made where it is missing;
+    columns that the rows do not have get the table's default. ``key``: the columns of a unique
+    constraint, by which a row replaces an older one. Of rows of one checkpoint the later wins, so
+    bring the rows of a key into one subtask (``key_by``). Without it rows are added.
+
+    ``staging``: a path or a URL of fsspec that the driver and all workers can reach, with
+    ``staging_options``; beside a SQLite file by default. ``marks_days``: how long it is known that
+    a checkpoint was committed; None is for ever. ``object_bytes``: how much a subtask gathers in
+    memory. ``durable=False`` syncs nothing: for tests and benchmarks.
+
+    Committables: ``sink``, ``object`` (utf8, its name in the staging place), ``subtask`` (int32),
+    ``rows``, ``size_bytes`` (int64) and ``digest`` (utf8, BLAKE2b of 128 bits, hexadecimal). Raises
+    ``InvalidInput`` for illegal columns or tables, ``InvalidState`` for values that the database
+    would not take (before they are promised), ``StorageError`` where the database or staging place
+    fails.
     """
 
-    committable_columns = pa.schema(
-        [
-            pa.field("sink", pa.string(), nullable=False),
-            pa.field("object", pa.string(), nullable=False),
-            pa.field("subtask", pa.int32(), nullable=False),
-            pa.field("rows", pa.int64(), nullable=False),
-            pa.field("size_bytes", pa.int64(), nullable=False),
-            pa.field("digest", pa.string(), nullable=False),
-        ]
+    committable_columns = not_null(
+        sink=pa.string(),
+        object=pa.string(),
+        subtask=pa.int32(),
+        rows=pa.int64(),
+        size_bytes=pa.int64(),
+        digest=pa.string(),
     )
 
     def __init__(
@@ -95,10 +94,17 @@ class SqlSink(TwoPhaseCommitSink):
     ) -> None:
         check_at_least("object_bytes", object_bytes, 1)
         if marks_days is not None and not marks_days > 0:
-            raise InvalidInput(f"marks_days is {marks_days!r}; it is a number of days above 0, or None")
+            raise InvalidInput(f"marks_days is {marks_days!r}. It takes a number of days above 0, or None")
         self._keys = (key,) if isinstance(key, str) else tuple(key)
         self._database = _database_at(SqlUrl(url), table, self._keys, durable)
-        self._staging = self._staging_place(staging, staging_options or {}, durable)
+        if staging is None and not self._database.url.is_sqlite:
+            raise InvalidInput(
+                f"the SQL sink of {self._database.shown} has no staging place. Give staging=, a directory or URL that "
+                "the driver and all workers can reach",
+                kind=ErrorKind.INVALID_ARGUMENT,
+            )
+        place = f"{self._database.url.path}-staging" if staging is None else staging
+        self._staging = staging_at(place, staging_options or {}, durable=durable)
         self._marks_days = marks_days
         self._object_bytes = object_bytes
         self._schema: pa.Schema | None = None
@@ -106,33 +112,17 @@ class SqlSink(TwoPhaseCommitSink):
         self._gathered_bytes = 0
         self._put: list[Staged] = []
 
-    def _staging_place(
-        self, staging: str | os.PathLike[str] | None, options: Mapping[str, Any], durable: bool
-    ) -> Staging:
-        url = self._database.url
-        if staging is not None:
-            return staging_at(staging, options, durable=durable)
-        if not url.is_sqlite:
-            raise InvalidInput(
-                f"the SQL sink of {self._database.shown} has no staging place; give staging=, a directory or URL that the driver "
-                "and all workers can reach",
-                kind=ErrorKind.INVALID_ARGUMENT,
-            )
-        return LocalStaging(f"{url.path}-staging", durable=durable)
-
     def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
-        """Nothing is emitted. ``InvalidInput`` where what comes in can be no table of the database."""
+        """Nothing is emitted. ``InvalidInput`` for columns that the database cannot have."""
         check_columns(self._database.kind, self._database.shown, inputs[0], self._keys)
         self._schema = inputs[0].remove_metadata()
         return super().output_schema(*inputs)
 
     def open(self, context: OperatorContext) -> None:
-        """Begin with nothing: what was prepared is the checkpoint's, rows after it come again."""
         super().open(context)
         self._gathered, self._gathered_bytes, self._put = [], 0, []
 
     def process(self, batch: pa.RecordBatch, input: int) -> None:  # noqa: ARG002 - there is one
-        """Gather a batch."""
         if batch.num_rows:
             self._gathered.append(batch)
             self._gathered_bytes += batch.nbytes
@@ -152,7 +142,10 @@ class SqlSink(TwoPhaseCommitSink):
         self._gathered, self._gathered_bytes = [], 0
 
     def prepare_commit(self, prepared: Prepared) -> pa.Table | None:
-        """Make what was gathered durable under names of this attempt. ``StorageError`` where an object is gone."""
+        """Make rows durable under names of this attempt.
+
+        ``StorageError`` where an object is gone.
+        """
         of = PartName(*prepared, self._folder, self.context.subtask, 0, "")
         for number, staged in enumerate(self._put):
             name = of._replace(number=number, write_id=token_hex(8)).staged
@@ -162,22 +155,18 @@ class SqlSink(TwoPhaseCommitSink):
             self._stage(of._replace(number=len(self._put), write_id=token_hex(8)).staged)
         if not self._put:
             return None
-        names, rows, sizes, digests = zip(*self._put, strict=True)
-        count, self._put = len(self._put), []
-        uid, subtask = [self.context.uid] * count, [self.context.subtask] * count
-        values = [uid, names, subtask, rows, sizes, digests]
-        fields = self.committable_columns
-        return pa.table([pa.array(each, field.type) for each, field in zip(values, fields, strict=True)], schema=fields)
+        place = {"sink": self.context.uid, "subtask": self.context.subtask}
+        rows = [{**place, "object": staged.name, **staged._asdict()} for staged in self._put]
+        self._put = []
+        return pa.Table.from_pylist(rows, schema=self.committable_columns)
 
     def check_committables(self, uid: str, committables: pa.Table, *, renamed: bool = False) -> None:
-        """Raise ``DamagedCheckpoint`` for objects that this sink cannot have staged for the attempt in the row."""
         _objects(committables, None if renamed else uid)
 
     def commit(self, permit: CommitPermit, committables: pa.Table) -> None:  # noqa: ARG002 - holding it is the right
-        """Insert what is not in the table yet, in one transaction.
+        """Insert what is not in the table yet, in one transaction. Raises ``StorageError``.
 
-        Raises ``StorageError`` where that fails, and ``DamagedCheckpoint`` where an object is not one that a SQL sink
-        stages; then nothing is done.
+        ``DamagedCheckpoint`` for an object that no SQL sink stages, before anything is done.
         """
         objects = _objects(committables)
         if not objects:
@@ -204,38 +193,36 @@ class SqlSink(TwoPhaseCommitSink):
             return
         old = [mark for sink in sorted(sinks) for mark in transaction.expired(sink, self._marks_days * _DAY_SECONDS)]
         if old:
-            # In this order: where the mark is gone, the object must not come back. People may insert marks, of any name.
+            # In this order: once the mark is gone, its object must not come back. People may insert
+            # marks of any name.
             self._staging.remove(mark.object for mark in old if _is_made_by(mark.sink, mark))
             transaction.forget(old)
 
     def prepared_attempts(self, uid: str) -> set[Prepared]:
-        """Under which ids objects lie prepared and not committed."""
         names = prepared_names(uid, self._staging.names(file_name_of(uid)))
         return {Prepared(name.checkpoint_id, name.attempt_id) for name in names}
 
     def clean(self, uid: str, newest_id: int, carried: pa.Table | None = None) -> list[str]:
-        """See that the table is there and fits, and remove what crashed runs of the sink ``uid`` left; the names of what was removed.
+        """Make or check the table, and remove what crashed runs of the sink ``uid`` left.
 
-        Called when a run begins, after the committables of the newest checkpoint were committed. Never touches an object under
-        a greater id than that one's, nor one that is carried. Raises ``InvalidInput`` for a table that does not fit.
+        As of :class:`FileSink`. ``InvalidInput`` for a table that does not fit.
         """
         if self._schema is not None:
             with self._database.transaction() as transaction:
                 transaction.make(self._schema)
         folder = file_name_of(uid)
         kept = set() if carried is None else {staged.name for staged in _objects(carried).values()}
-        found = [(name, f"{folder}/{name}") for name in self._staging.names(folder)]
-        forgotten = [path for name, path in found if path not in kept and is_forgotten(uid, name, newest_id)]
+        forgotten = forgotten_paths(uid, folder, self._staging.names(folder), newest_id, kept)
         self._staging.remove(forgotten)
         if forgotten:
             logger.info("removed %d objects of %s that no checkpoint holds", len(forgotten), self._staging)
         return forgotten
 
     def close(self) -> None:
-        """Throw away what no checkpoint holds: its rows come again."""
+        """Remove what no checkpoint holds: its rows come again."""
         names = [staged.name for staged in self._put if staged.name.endswith(".open")]
         self._gathered, self._gathered_bytes, self._put = [], 0, []
-        # Whoever begins next removes them too.
+        # Best effort: the next run removes them too.
         with contextlib.suppress(StorageError):
             self._staging.remove(names)
 
@@ -251,14 +238,14 @@ def _database_at(url: SqlUrl, table: str, keys: Sequence[str], durable: bool) ->
 def _objects(committables: pa.Table, uid: str | None = None) -> dict[Mark, Staged]:
     """What is to be committed, in the order in which it was prepared.
 
-    ``DamagedCheckpoint`` where no SQL sink, or not that of ``uid``, has made one of the names.
+    ``DamagedCheckpoint`` for a name that no SQL sink, or not that of ``uid``, has made.
     """
     if not committables.num_rows:
         return {}
     names = ("_checkpoint_id", "subtask", "sink", "_attempt_id", "object", "rows", "size_bytes", "digest")
     rows = zip(*(committables[name].to_pylist() for name in names), strict=True)
     objects = {}
-    # Sorting is stable: what a subtask prepared under several attempts keeps the order in which the checkpoint holds it.
+    # The sort is stable: what a subtask prepared under several attempts keeps its order.
     for checkpoint_id, subtask, sink, attempt_id, name, count, size_bytes, digest in sorted(
         rows, key=lambda row: row[:2]
     ):
@@ -277,6 +264,3 @@ def _is_made_by(sink: str, mark: Mark, subtask: int | None = None) -> bool:
     if name is None or name[:3] != (mark.checkpoint_id, mark.attempt_id, file_name_of(sink)):
         return False
     return subtask is None or subtask == name.subtask
-
-
-__all__ = ["SqlSink"]

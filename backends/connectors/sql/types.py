@@ -1,28 +1,28 @@
-"""Arrow columns as columns of a database: which types there are, which values go into them, and in what form.
+"""Arrow columns as columns of a database: which types, which values, and in what form.
 
-Theory of operation. A row that a database refuses would fail the commit of its checkpoint, and every repeat of it, for ever. So
-types are looked at when the job is put together (:func:`check_columns`) and values in the subtask, before anything is promised
-(:func:`check_values`). What has passed is put into the form of the database in the driver, whole columns at a time.
+A row that a database refuses would fail the commit of its checkpoint, and every repeat of it. So
+types are checked when the job is put together, and values in the subtask, before anything is
+promised. The driver then converts whole columns to the form of the database.
 
-====================  =====================  ============================  ==========================================
+====================  =====================  ============================  =====================
 Arrow                 SQLite                 PostgreSQL                    not taken
-====================  =====================  ============================  ==========================================
+====================  =====================  ============================  =====================
 bool                  BOOLEAN (0, 1)         boolean
 int8, int16           INTEGER                smallint
 int32                 INTEGER                integer
 int64                 INTEGER                bigint
-float32               REAL                   real                          NaN (SQLite would make it null)
-float64               REAL                   double precision              NaN (SQLite would make it null)
-string                TEXT                   text                          what is not UTF-8; U+0000 (PostgreSQL)
+float32               REAL                   real                          NaN (SQLite)
+float64               REAL                   double precision              NaN (SQLite)
+string                TEXT                   text                          U+0000 (PostgreSQL)
 binary                BLOB                   bytea
-date32                TEXT                   date                          before the year 1, after 9999
-timestamp[us]         TEXT                   timestamp without time zone   before the year 1, after 9999
-timestamp[us, UTC]    TEXT, with ``+00:00``  timestamp with time zone      before the year 1, after 9999
+date32                TEXT                   date                          years not in 1 to 9999
+timestamp[us]         TEXT                   timestamp without time zone   years not in 1 to 9999
+timestamp[us, UTC]    TEXT, with ``+00:00``  timestamp with time zone      years not in 1 to 9999
 decimal128(p, s)      TEXT                   numeric(p,s)
-====================  =====================  ============================  ==========================================
+====================  =====================  ============================  =====================
 
-These are the types of the format (SPEC section 3.7) without struct, list and map. In SQLite, which knows neither, times are
-ISO 8601 in text, so that they compare as times do, and decimals are all their digits in text.
+SQLite has no times and decimals: it gets ISO 8601, which compares as times do, and all digits of a
+decimal, as text.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ _TIMES: Final = (_DAYS[0] * _DAY_US, (_DAYS[1] + 1) * _DAY_US - 1)
 
 
 class SqlType(NamedTuple):
-    """How a database declares a column; ``also``: declarations of a table made by somebody else that hold the same values."""
+    """How a database declares a column."""
 
     declared: str
     also: tuple[str, ...] = ()
+    """Other declarations, in a table that exists, that hold the same values."""
 
 
 _INTEGERS: Final = {
@@ -70,7 +71,7 @@ _PLAIN: Final[dict[pa.DataType, SqlType]] = {
     pa.timestamp("us", "UTC"): SqlType("timestamp with time zone"),
 }
 _TEXT: Final = SqlType("TEXT", ("BLOB",))
-# Of SQLite's declared types only the affinity counts, and one of BLOB converts nothing.
+# Only the affinity of SQLite's declared types counts, and that of BLOB converts nothing.
 _SQLITE: Final[dict[pa.DataType, SqlType]] = {
     **dict.fromkeys(_INTEGERS, SqlType("INTEGER", ("NUMERIC", "BLOB"))),
     pa.bool_(): SqlType("BOOLEAN", ("NUMERIC", "INTEGER", "BLOB")),
@@ -100,32 +101,33 @@ def _small(type_: pa.DataType) -> pa.DataType:
 
 
 def check_columns(database: str, what: str, schema: pa.Schema, keys: Sequence[str]) -> None:
-    """Raise ``InvalidInput`` where these columns, with this key, can be no table; the fault of the job's author."""
+    """Raise ``InvalidInput`` where the database can have no table of these columns and this key."""
     if not len(schema):
-        raise InvalidInput(f"{what} is given rows without columns, and a table has at least one")
+        raise InvalidInput(f"{what} is given rows without columns, and a table has at least one. Select some")
     names = [name.lower() if database == SQLITE else name for name in schema.names]
     if len(set(names)) < len(names):
-        raise InvalidInput(f"{what} is given columns {schema.names}, two of which {database} takes for one; rename one")
+        raise InvalidInput(f"{what} is given columns {schema.names}, two of which {database} takes for one. Rename one")
     for name in schema.names:
         check_name(database, f"column {name!r} of {what}", name)
     for field in schema:
         if sql_type(database, field.type) is None:
             raise InvalidInput(
-                f"column {field.name!r} of {what} is {field.type}, for which there is no {database} type; cast it before "
-                "the sink to one of bool, int8 to int64, float32, float64, string, binary, date32, timestamp[us] (without zone or "
-                "UTC) or decimal128, or make columns of its parts",
+                f"column {field.name!r} of {what} is {field.type}, for which there is no {database} type. Cast it "
+                "before the sink to one of bool, int8 to int64, float32, float64, string, binary, date32, "
+                "timestamp[us] (without zone or UTC) or decimal128, or make columns of its parts",
                 kind=ErrorKind.UNSUPPORTED_TYPE,
                 column=field.name,
             )
     missing = [key for key in keys if key not in schema.names]
     if missing:
         raise InvalidInput(
-            f"{what} has the key {list(keys)} and is given columns {schema.names}; there is no {missing[0]!r}"
+            f"{what} has the key {list(keys)} and is given columns {schema.names}, which lack {missing[0]!r}. Add it"
         )
     for key in keys:
         if pa.types.is_floating(schema.field(key).type):
             raise InvalidInput(
-                f"key column {key!r} of {what} is {schema.field(key).type}; numbers with rounding errors are no key. Cast it to a decimal",
+                f"key column {key!r} of {what} is {schema.field(key).type}, whose rounding errors make no key. Cast it "
+                "to a decimal",
                 kind=ErrorKind.UNSUPPORTED_KEY_TYPE,
                 column=key,
             )
@@ -135,23 +137,23 @@ def check_name(database: str, what: str, name: str) -> None:
     """Raise ``InvalidInput`` for a name that the database would cut, or not take."""
     if not name or "\0" in name or (database == POSTGRESQL and len(name.encode(errors="surrogatepass")) > 63):
         most = " of at most 63 bytes in UTF-8, which PostgreSQL would cut off" if database == POSTGRESQL else ""
-        raise InvalidInput(f"{what} cannot have this name; it needs one without U+0000{most}")
+        raise InvalidInput(f"{what} cannot have this name. It needs one without U+0000{most}")
 
 
 def check_values(database: str, what: str, rows: pa.Table, keys: Sequence[str]) -> None:
-    """Raise ``InvalidState`` for the first column with a value that the database would refuse, or change."""
+    """Raise ``InvalidState`` for a value that the database would refuse, or change."""
     try:
         rows.validate(full=True)
     except (pa.ArrowException, ValueError) as error:
         raise InvalidState(
-            f"{what} is given rows that are no valid Arrow data: {error}; mend what makes them"
+            f"{what} is given rows that are no valid Arrow data: {error}. Mend the operator that makes them"
         ) from error
     for field, column in zip(rows.schema, rows.columns, strict=True):
         if column.null_count and (field.name in keys or not field.nullable):
             kind = "a key column" if field.name in keys else "declared without nulls"
             raise InvalidState(
-                f"column {field.name!r} of {what} is {kind} and has {column.null_count} nulls in {rows.num_rows} rows; drop or "
-                "fill them before the sink",
+                f"column {field.name!r} of {what} is {kind} and has {column.null_count} nulls in {rows.num_rows} rows. "
+                "Drop or fill them before the sink",
                 kind=ErrorKind.NULL_NOT_ALLOWED,
                 column=field.name,
             )
@@ -161,7 +163,7 @@ def check_values(database: str, what: str, rows: pa.Table, keys: Sequence[str]) 
             first = _number(found)[0] if pa.types.is_temporal(field.type) else found[0]
             unit = " (in Arrow's unit since 1970)" if pa.types.is_temporal(field.type) else ""
             raise InvalidState(
-                f"column {field.name!r} of {what} has {first.as_py()!r}{unit}, and {why}; replace it before the sink",
+                f"column {field.name!r} of {what} has {first.as_py()!r}{unit}, and {why}. Replace it before the sink",
                 kind=ErrorKind.INVALID_ARGUMENT,
                 column=field.name,
             )
@@ -181,7 +183,7 @@ def _wrong_values(database: str, column: pa.ChunkedArray) -> tuple[pa.ChunkedArr
 
 
 def _number(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Dates and times as the numbers that they are."""
+    """Dates and times as numbers."""
     return column.cast(pa.int32() if pa.types.is_date32(column.type) else pa.int64()).cast(pa.int64())
 
 
@@ -190,7 +192,7 @@ def _outside(numbers: pa.ChunkedArray, limits: tuple[int, int]) -> pa.ChunkedArr
 
 
 def last_of_each_key(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """Of the rows of each key the last; in the order in which they stand."""
+    """The last row of each key, in their order."""
     places = pa.array(np.arange(rows.num_rows), pa.int64())
     names = [f"key{number}" for number in range(len(keys))]
     keyed = pa.table([*(rows[key] for key in keys), places], names=[*names, "place"])
@@ -199,7 +201,7 @@ def last_of_each_key(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
 
 
 def as_sqlite(array: pa.Array) -> pa.Array:
-    """A column as what SQLite stores: numbers, text or bytes."""
+    """A column as SQLite stores it: numbers, text or bytes."""
     type_ = array.type
     if pa.types.is_boolean(type_):
         return array.cast(pa.int8())
@@ -232,7 +234,7 @@ def _joined(*parts: Any) -> pa.Array:
 
 
 def _decimal_text(array: pa.Array) -> pa.Array:
-    """All digits of decimals: Arrow itself would write small ones with an exponent."""
+    """All digits of decimals. Arrow's cast writes small ones with an exponent."""
     scale = array.type.scale
     whole = pa.Array.from_buffers(
         pa.decimal128(array.type.precision, 0), len(array), array.buffers(), offset=array.offset
@@ -245,7 +247,7 @@ def _decimal_text(array: pa.Array) -> pa.Array:
 
 
 def _hexadecimal(array: pa.Array) -> pa.Array:
-    """Bytes as ``\\x`` and two digits for each, all of a column at once: offsets are twice what they were."""
+    """Bytes as ``\\x`` and two digits for each."""
     array = array.cast(pa.large_binary())
     if not len(array):
         return pa.array([], pa.large_string())
@@ -256,17 +258,3 @@ def _hexadecimal(array: pa.Array) -> pa.Array:
     digits_of = pa.LargeStringArray.from_buffers(len(array), pa.py_buffer((offsets - first) * 2), pa.py_buffer(digits))
     prefix, nothing = (pa.scalar(text, pa.large_string()) for text in ("\\x", ""))
     return pc.if_else(pc.is_valid(array), pc.binary_join_element_wise(prefix, digits_of, nothing), None)
-
-
-__all__ = [
-    "POSTGRESQL",
-    "SQLITE",
-    "SqlType",
-    "as_sqlite",
-    "as_text",
-    "check_columns",
-    "check_name",
-    "check_values",
-    "last_of_each_key",
-    "sql_type",
-]

@@ -1,4 +1,4 @@
-"""The URL of a database, which may hold a password that nobody else is told."""
+"""The URL of a database, which may hold a password."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _SCHEMES: Final = ("sqlite", "postgresql", "postgres")
 
 
 class SqlUrl:
-    """``sqlite:///relative.db``, ``sqlite:////absolute.db``, ``postgresql://user:password@host:port/database?option=…``.
+    """``sqlite:///relative.db``, ``sqlite:////absolute.db``, ``postgresql://user:password@host/data?…``.
 
-    ``str`` of it has no password, and what is pickled has none either: an object that comes back from a pickle connects as libpq
-    finds (``PGPASSWORD``, ``~/.pgpass``). Raises ``InvalidInput``, without the URL where that might give the password away.
+    Its ``str`` and its pickle have no password: after a pickle, libpq finds it elsewhere
+    (``PGPASSWORD``, ``~/.pgpass``). Raises ``InvalidInput``, which shows no password either.
     """
 
     def __init__(self, url: str) -> None:
@@ -25,7 +25,7 @@ class SqlUrl:
         scheme, separator, rest = url.partition("://")
         if not separator or scheme not in _SCHEMES:
             raise InvalidInput(
-                f"the URL of a SQL sink begins with {scheme[:20] + separator if separator else 'no scheme'!r}; it is "
+                f"the URL of a SQL sink begins with {scheme[:20] + separator if separator else 'no scheme'!r}. Give "
                 "sqlite:///path.db or postgresql://user@host/database",
                 kind=ErrorKind.UNKNOWN_SCHEME if separator else ErrorKind.INVALID_URL,
             )
@@ -35,8 +35,8 @@ class SqlUrl:
             self.path = os.path.abspath(rest[1:])  # noqa: PTH100 - text in, text out
             if not rest.startswith("/") or rest in ("/", "/:memory:"):
                 raise InvalidInput(
-                    f"{url} names no file; a SQLite URL is sqlite:///relative.db or sqlite:////absolute.db, and a database in "
-                    "memory would be gone with its first transaction",
+                    f"{url} names no file. Give sqlite:///relative.db or sqlite:////absolute.db; a database in memory "
+                    "would be gone with its first transaction",
                     kind=ErrorKind.INVALID_URL,
                 )
             self.full = self._shown = f"sqlite:///{self.path}"
@@ -50,14 +50,15 @@ class SqlUrl:
             parts = urlsplit(url)
             user, at, place = parts.netloc.rpartition("@")
             query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
-            # A password that is not encoded ends where it has a slash, or another mark of a URL, and the rest would be shown.
+            # An unencoded password ends at its first slash or other mark of a URL; the rest would
+            # show.
             strange = bool(parts.fragment) or "@" in user + parts.path + parts.query
         except ValueError:
             strange = True
         if strange:
-            # Not even where in it: the place may be the password.
+            # The message does not even say where: that may be in the password.
             raise InvalidInput(
-                "the postgresql:// URL of a SQL sink cannot be read; write user and password in percent encoding "
+                "the postgresql:// URL of a SQL sink cannot be read. Write user and password in percent encoding "
                 "(urllib.parse.quote(password, safe=''))",
                 kind=ErrorKind.INVALID_URL,
             ) from None
@@ -77,14 +78,11 @@ class SqlUrl:
         return (SqlUrl, (self._shown,))
 
     def __deepcopy__(self, memo: object) -> SqlUrl:
-        # Within the process nothing is given away.
+        # A copy in this process may keep the password.
         return self
 
     def without_secret(self, text: str) -> str:
-        """What somebody else has written, without the password."""
+        """A text of the database's client, without the password."""
         for secret in sorted(self._secrets, key=len, reverse=True):
             text = text.replace(secret, "***")
         return text
-
-
-__all__ = ["SqlUrl"]

@@ -84,9 +84,6 @@ class StorageConformance(ObjectConformance):
         assert storage.create(RECORD, b"second") is CreateOutcome.CONFLICT
         assert storage.create(RECORD, b"first") is CreateOutcome.CONFLICT
         assert storage.read(RECORD).to_pybytes() == b"first"
-
-    def test_a_deleted_name_can_be_created_again(self, storage: Storage) -> None:
-        assert storage.create(RECORD, b"first") is CreateOutcome.CREATED
         storage.delete([RECORD])
         assert storage.create(RECORD, b"second") is CreateOutcome.CREATED
         assert storage.read(RECORD).to_pybytes() == b"second"
@@ -254,10 +251,6 @@ class StorageConformance(ObjectConformance):
         assert storage.list("") == [ObjectInfo(SEGMENT, 9)]
 
     # Opening again
-
-    def test_a_store_is_there_once_it_holds_an_object(self, storage: Storage) -> None:
-        put(storage, SEGMENT, b"x")
-        assert storage.exists()
 
     def test_two_storages_of_one_url_see_the_same_objects(self, storage: Storage, options: dict[str, Any]) -> None:
         other = open_storage(storage.url, **options)

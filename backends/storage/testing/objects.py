@@ -65,14 +65,13 @@ class ObjectConformance:
 
     # Reading what was written
 
-    def test_is_a_storage(self, storage: Storage) -> None:
-        assert isinstance(storage, Storage)
-
     def test_what_was_written_is_read_at_once(self, storage: Storage) -> None:
+        assert isinstance(storage, Storage)
         put(storage, SEGMENT, b"state of one subtask")
         assert storage.read(SEGMENT).to_pybytes() == b"state of one subtask"
         assert storage.size(SEGMENT) == 20
         assert storage.list("") == [ObjectInfo(SEGMENT, 20)]
+        assert storage.exists()
 
     def test_what_was_created_is_read_at_once(self, storage: Storage) -> None:
         assert storage.create(RECORD, b'{"id":1}\n') is CreateOutcome.CREATED
@@ -190,17 +189,12 @@ class ObjectConformance:
             fail_half_way()
         assert storage.list("") == []
 
-    def test_abort_after_close_does_not_take_the_object_back(self, storage: Storage) -> None:
+    def test_an_object_has_one_end(self, storage: Storage) -> None:
         output = storage.open_output(SEGMENT)
         output.write(b"kept")
         output.close()
         output.close()
         output.abort()
-        assert storage.read(SEGMENT).to_pybytes() == b"kept"
-
-    def test_nothing_can_be_written_after_the_end(self, storage: Storage) -> None:
-        output = storage.open_output(SEGMENT)
-        output.close()
         with pytest.raises(InvalidInput, match="published before"):
             output.write(b"late")
         aborted = storage.open_output(MISSING)
@@ -208,6 +202,7 @@ class ObjectConformance:
         with pytest.raises(InvalidInput, match="aborted before"):
             aborted.close()
         assert paths(storage, "") == [SEGMENT]
+        assert storage.read(SEGMENT).to_pybytes() == b"kept"
 
     # Names
 
