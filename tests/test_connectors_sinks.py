@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from stateformat.backends.connectors import CollectSink, FileSink
-from stateformat.backends.connectors.sinks import directories, file_name_of
-from stateformat.backends.connectors.sinks.directories import LocalDirectory
+from stateformat.backends.connectors.sinks import file_name_of, local_directory
+from stateformat.backends.connectors.sinks.local_directory import LocalDirectory
 from stateformat.errors import CheckpointError, InvalidInput, InvalidState, StorageError
 from tests.sink_steps import PERMIT, SCHEMA, Context, batch_of, prepared, subtask_of
 
@@ -312,7 +312,7 @@ def test_what_is_prepared_is_durable_before_it_is_named_and_committed_before_it_
             super().remove(names)
 
     monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(directories, "_DURABLE_NAMES", {tmp_path, *tmp_path.parents})
+    monkeypatch.setattr(local_directory, "_DURABLE_NAMES", {tmp_path, *tmp_path.parents})
     sink = FileSink(tmp_path / "made" / "out")
     sink._directory = Telling(tmp_path / "made" / "out")
     opened = subtask_of(sink)
@@ -323,7 +323,7 @@ def test_what_is_prepared_is_durable_before_it_is_named_and_committed_before_it_
     # Whoever made them may have died before they were durable; once in a process is enough.
     sink._directory.make(".pending/out")
     assert told == []
-    directories._DURABLE_NAMES.clear()
+    local_directory._DURABLE_NAMES.clear()
     sink._directory.make(".pending/out")
     assert told[:4] == ["sync .pending", "sync out", "sync made", f"sync {tmp_path.name}"]
     told.clear()

@@ -349,10 +349,10 @@ def test_a_full_disk_of_the_worker_is_told_in_a_sentence(monkeypatch: pytest.Mon
 
 def test_a_bucket_that_is_not_there_is_told_when_the_run_begins_and_when_it_commits(moto: S3Server) -> None:
     sink = FileSink("s3://no-such-bucket/out", **moto.options(config_kwargs=IMPATIENT))
-    with pytest.raises(StorageError, match="no bucket 'no-such-bucket'. Create it"):
+    with pytest.raises(StorageError, match=r"no bucket 'no-such-bucket'\. Create it"):
         sink.clean("out", 0)
     rows = one(Outside(moto).sink(), 1)
-    with pytest.raises(StorageError, match="no bucket 'no-such-bucket'. Create it"):
+    with pytest.raises(StorageError, match=r"no bucket 'no-such-bucket'\. Create it"):
         sink.commit(PERMIT, rows)
 
 

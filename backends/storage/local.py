@@ -51,7 +51,7 @@ _RANDOM_BYTES: Final = 8
 _NAME_MAX_BYTES: Final = 255
 
 
-def open_local(url: str, options: Mapping[str, Any]) -> LocalStorage:
+def from_url(url: str, options: Mapping[str, Any]) -> LocalStorage:
     """The storage of a path or a ``file://`` URL. Raises ``InvalidInput``.
 
     A path may begin with ``~``; a URL is percent-decoded and has no host. The one option is
@@ -81,7 +81,7 @@ def open_local(url: str, options: Mapping[str, Any]) -> LocalStorage:
 
 
 class LocalStorage:
-    """A store in a directory. Implements :class:`stateformat.storage.protocol.Storage`.
+    """A store in a directory. Implements :class:`stateformat.storage.Storage`.
 
     Safe to share between processes. ``durable=False`` skips every sync: objects still appear whole,
     but do not survive a power loss.
@@ -370,10 +370,6 @@ def _pread(descriptor: int, offset: int, length: int) -> pa.Buffer:
             return buffer.slice(0, filled)
         filled += count
     return buffer
-
-
-from_url = open_local
-"""Its name in the entry-point group ``stateformat.storages``."""
 
 
 def _rebuild(root: str, durable: bool) -> LocalStorage:

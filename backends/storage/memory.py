@@ -33,7 +33,7 @@ def from_url(url: str, options: Mapping[str, Any]) -> MemoryStorage:
 
 
 class MemoryStorage:
-    """A store in the memory of this process. Implements :class:`stateformat.storage.protocol.Storage`.
+    """A store in the memory of this process. Implements :class:`stateformat.storage.Storage`.
 
     ``create`` never answers ``UNKNOWN``, and reading copies no bytes.
     """

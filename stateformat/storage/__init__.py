@@ -1,6 +1,7 @@
 """The storage protocol and what is built on any storage.
 
-``protocol`` says what a storage promises; ``addresses`` parses URLs; ``stats`` and ``instrumented`` count requests.
+``protocol`` says what a storage promises; ``addresses`` parses URLs; ``stats`` and ``instrumented``
+count requests.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from .protocol import (
     TOP_LEVEL,
     CreateOutcome,
     Leftover,
+    ListsNames,
+    MakesDurable,
     ObjectInfo,
     OutputObject,
+    ReadsAtOnce,
     Storage,
     TellsLeftovers,
     as_url,
@@ -41,8 +45,11 @@ __all__ = [
     "TOP_LEVEL",
     "CreateOutcome",
     "Leftover",
+    "ListsNames",
+    "MakesDurable",
     "ObjectInfo",
     "OutputObject",
+    "ReadsAtOnce",
     "Stats",
     "Storage",
     "TellsLeftovers",

@@ -1,20 +1,25 @@
-"""Sinks into files and memory: ``file_sink``, ``part_names``, ``directories``, ``collect``."""
+"""Sinks into files and into the driver's memory.
+
+``file_sink`` is the sink of Parquet files. What it asks of a place is in ``directory``; the places
+are ``local_directory`` and ``s3_directory``. ``part_names`` and ``uploads`` are what a committable
+names. ``collect`` stands alone.
+"""
 
 from __future__ import annotations
 
 from .collect import CollectSink
-from .directories import Directory, is_forgotten, prepared_names
+from .directory import forgotten_paths, prepared_names
 from .file_sink import FileSink
-from .foreign_names import foreign_name
-from .part_names import PartName, file_name_of
+from .local_directory import LocalFiles
+from .part_names import PartName, file_name_of, foreign_name
 
 __all__ = [
     "CollectSink",
-    "Directory",
     "FileSink",
+    "LocalFiles",
     "PartName",
     "file_name_of",
     "foreign_name",
-    "is_forgotten",
+    "forgotten_paths",
     "prepared_names",
 ]

@@ -16,7 +16,7 @@ from stateformat.errors import ErrorKind, InvalidState
 from stateformat.publication import CommitPermit
 
 from ...dataflow.api import OperatorContext, Prepared, TwoPhaseCommitSink
-from ..sources.enumerators import not_null
+from ..sources import not_null
 
 _PAYLOAD_BYTES_MAX: Final = 32 * 1024 * 1024
 

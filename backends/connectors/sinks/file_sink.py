@@ -1,6 +1,6 @@
 """A two-phase-commit sink of Parquet files in a directory or a bucket.
 
-``directories`` (local) and ``s3_directory`` take a file from one step to the next; docs/sinks.md
+``local_directory`` and ``s3_directory`` take a file from one step to the next; docs/sinks.md
 shows the steps. The name of a file holds checkpoint, attempt and a random write id, so no name ever
 means two contents, and a commit may be repeated, late or by two drivers at once. A file's name is
 known only in the snapshot: until then its checkpoint is not.
@@ -11,20 +11,23 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stateformat.errors import InvalidInput
+from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.publication import CommitPermit
+from stateformat.storage import without_secrets
 
 from ...dataflow.api import OperatorContext, Prepared, TwoPhaseCommitSink
-from ..sources import check_at_least
-from ..sources.enumerators import not_null
-from .directories import NewFile, PreparedFile, open_directory
+from ...storage import check_options
+from ..sources import check_at_least, not_null
+from .directory import NewFile, OutputDirectory, PreparedFile
+from .local_directory import LocalDirectory
 from .part_names import PartName, file_name_of, foreign_name
 from .uploads import Upload
 
@@ -77,7 +80,7 @@ class FileSink(TwoPhaseCommitSink):
         known = [name for name in COMPRESSIONS if name == "none" or pa.Codec.is_available(name)]
         if not isinstance(compression, str) or compression.lower() not in known:
             raise InvalidInput(f"compression is {compression!r}. Known are {', '.join(known)}")
-        self._directory = open_directory(directory, durable, options)
+        self._directory = _open_directory(directory, durable, options)
         self._rows_per_file = rows_per_file
         self._row_group_rows = row_group_rows
         self._compression = compression
@@ -157,6 +160,27 @@ class FileSink(TwoPhaseCommitSink):
         self._writing, self._closed = None, []
         for file in files:
             file.discard()
+
+
+def _open_directory(address: str | os.PathLike[str], durable: bool, options: Mapping[str, Any]) -> OutputDirectory:
+    """The place at a path, or at ``s3://bucket/prefix``, with the options of such a storage."""
+    scheme, separator, rest = str(address).partition("://")
+    if scheme == "s3" and separator:
+        from .s3_directory import S3Directory
+
+        return S3Directory.at(str(address), options)
+    if separator and scheme != "file":
+        raise InvalidInput(
+            f"no file sink for {scheme}:// (in {without_secrets(str(address))}). Known are file, s3, and paths",
+            kind=ErrorKind.UNKNOWN_SCHEME,
+        )
+    if re.match(r"[A-Za-z0-9+.-]{2,}:/[^/]", str(address)):
+        raise InvalidInput(
+            f"{str(address)!r} was a URL before it became a path, which has one slash less. Give the URL as a str",
+            kind=ErrorKind.INVALID_URL,
+        )
+    check_options("file://", options, ())
+    return LocalDirectory(rest if separator else address, durable=durable)
 
 
 def _files_of(committables: pa.Table, uid: str | None = None) -> Sequence[PreparedFile]:

@@ -34,9 +34,8 @@ import xxhash
 
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 
-from ...storage.s3 import S3Place, abort_upload, address_of, uploads_under
-from ...storage.s3.files import PartsUpload, complete_upload
-from .directories import NewFile, PreparedFile, lost, size_differs
+from ...storage.s3 import PartsUpload, S3Place, abort_upload, address_of, complete_upload, uploads_under
+from .directory import NewFile, PreparedFile, lost, size_differs
 from .part_names import PATH_PREFIX, PartName, file_name_of
 from .uploads import PARTS_MAX, Upload
 

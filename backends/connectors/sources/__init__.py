@@ -1,9 +1,13 @@
-"""Sources: ``enumerators`` assigns splits; ``memory``, ``rate``, ``files``, ``csv`` and ``parquet`` read them."""
+"""Sources of rows in files, in memory, or made up.
+
+``enumerators`` deals splits, for all of them. ``files`` is what ``csv`` and ``parquet`` share.
+``memory`` and ``rate`` stand alone.
+"""
 
 from __future__ import annotations
 
 from .csv import CsvSource
-from .enumerators import ListEnumerator, check_at_least
+from .enumerators import ListEnumerator, check_at_least, not_null
 from .files import DirectoryEnumerator, FileSource
 from .memory import MemorySource
 from .parquet import ParquetSource
@@ -18,4 +22,5 @@ __all__ = [
     "ParquetSource",
     "RateSource",
     "check_at_least",
+    "not_null",
 ]

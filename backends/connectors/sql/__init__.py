@@ -1,4 +1,8 @@
-"""A sink into a table of a database: ``sink``, ``staging``, ``databases``, ``postgres``, ``types``, ``url``."""
+"""A sink into a table of SQLite or PostgreSQL.
+
+Read ``sink`` first, then ``staging`` (where rows wait), ``databases`` (the transaction, and SQLite)
+and ``postgres``. ``types`` maps columns, ``url`` hides passwords.
+"""
 
 from __future__ import annotations
 

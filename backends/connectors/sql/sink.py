@@ -25,10 +25,8 @@ from stateformat.errors import ErrorKind, InvalidInput, StorageError
 from stateformat.publication import CommitPermit
 
 from ...dataflow.api import OperatorContext, Prepared, TwoPhaseCommitSink
-from ..sinks import PartName, file_name_of, foreign_name, prepared_names
-from ..sinks.directories import forgotten_paths
-from ..sources import check_at_least
-from ..sources.enumerators import not_null
+from ..sinks import PartName, file_name_of, foreign_name, forgotten_paths, prepared_names
+from ..sources import check_at_least, not_null
 from .databases import Database, Mark, SqliteDatabase, Transaction
 from .staging import Staged, read_staged, stage, staging_at
 from .types import check_columns, check_values, last_of_each_key

@@ -19,7 +19,7 @@ import pyarrow as pa
 from stateformat.errors import ErrorKind, StorageError
 from stateformat.storage import without_secrets
 
-from ..sinks.directories import LocalFiles
+from ..sinks import LocalFiles
 
 
 class Staged(NamedTuple):

@@ -1,9 +1,23 @@
-"""Stores on S3: ``storage`` implements the protocol; ``client``, ``errors``, ``files``, ``obstore`` and ``place`` are its parts."""
+"""Stores in a bucket of S3.
+
+``storage`` implements the protocol, on a ``place`` in a bucket. ``client`` sends requests,
+``obstore`` sends some of the reads, ``errors`` reads answers, and ``files`` holds objects that are
+being written or read.
+"""
 
 from __future__ import annotations
 
-from .files import abort_upload, uploads_under
+from .files import PartsUpload, abort_upload, complete_upload, uploads_under
 from .place import S3Place, address_of
 from .storage import S3Storage, from_url
 
-__all__ = ["S3Place", "S3Storage", "abort_upload", "address_of", "from_url", "uploads_under"]
+__all__ = [
+    "PartsUpload",
+    "S3Place",
+    "S3Storage",
+    "abort_upload",
+    "address_of",
+    "complete_upload",
+    "from_url",
+    "uploads_under",
+]

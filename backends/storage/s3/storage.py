@@ -65,7 +65,10 @@ class _Process:
 
 
 class S3Storage(S3Place):
-    """A store under a prefix of a bucket. Implements :class:`stateformat.storage.protocol.Storage`."""
+    """A store under a prefix of a bucket.
+
+    Implements :class:`stateformat.storage.Storage`.
+    """
 
     reads_at_once = _SMALL_READS_AT_ONCE
 

@@ -1,8 +1,7 @@
 """What every storage must do, one behavior per test. Subclass, give it a ``storage``, run pytest.
 
-    pytest.register_assert_rewrite(
-        "stateformat.backends.storage.testing.conformance", "stateformat.backends.storage.testing.objects"
-    )
+    package = "stateformat.backends.storage.testing"
+    pytest.register_assert_rewrite(f"{package}.conformance", f"{package}.objects")
 
     from stateformat.backends.storage.testing import StorageConformance
 

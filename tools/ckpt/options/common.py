@@ -66,7 +66,7 @@ class Session:
 
         options = options_for(address.url, self._options)
         if is_local(address.url):
-            from stateformat.backends.storage import open_local
+            from stateformat.backends.storage.local import from_url as open_local
 
             storage: Storage = open_local(address.url, options)
         else:

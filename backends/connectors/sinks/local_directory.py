@@ -1,6 +1,6 @@
-"""Where a file sink writes: what a local directory (here) and a bucket (``s3_directory``) do.
+"""A local directory as the place of a file sink.
 
-In a local directory a file has three names, all on one file system::
+A file has three names, all on one file system::
 
     .pending/<uid>/<write id>.open                                        being written
     .pending/<uid>/<id>-<attempt>-<subtask>-<number>-<write id>.prepared  named by a checkpoint
@@ -19,117 +19,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path, PurePosixPath
 from secrets import token_hex
-from typing import Any, NamedTuple, Protocol
+from typing import Final
 
 import pyarrow as pa
 
-from stateformat.errors import ErrorKind, InvalidInput, StorageError
-from stateformat.storage import without_secrets
+from stateformat.errors import ErrorKind, StorageError
 
-from ...storage import check_options
-from .part_names import PartName, file_name_of, pending_folder
+from .directory import NewFile, PreparedFile, forgotten_paths, lost, prepared_names, size_differs
+from .part_names import PartName, pending_folder
 from .uploads import Upload
 
-_DURABLE_NAMES: set[Path] = set()
+_DURABLE_NAMES: Final[set[Path]] = set()
 """Folders whose names this process knows to be durable."""
-
-
-class PreparedFile(NamedTuple):
-    """A prepared file, as a committable holds it, in the order of its columns."""
-
-    pending: str
-    """What the place needs to commit it."""
-    path: str
-    """Its name once it is committed."""
-    rows: int
-    size_bytes: int
-
-
-class NewFile(Protocol):
-    """A file that is being written and that no reader sees."""
-
-    write_id: str
-    stream: pa.NativeFile
-
-    def close(self) -> int:
-        """End it; its size in bytes."""
-
-    def discard(self) -> None:
-        """Remove it, closed or not."""
-
-    def translated(self) -> AbstractContextManager[None]:
-        """Turn errors of writing it into sentences."""
-
-
-class OutputDirectory(Protocol):
-    """Where a sink writes.
-
-    Can be copied and pickled. Raises ``StorageError`` with the file's name.
-    """
-
-    def begin(self, uid: str) -> NewFile:
-        """A new file of the sink ``uid``."""
-
-    def prepare(self, files: Sequence[tuple[NewFile, PartName]]) -> list[str]:
-        """Make closed files of one sink durable. Returns :attr:`PreparedFile.pending` of each."""
-
-    def commit(self, files: Sequence[PreparedFile]) -> None:
-        """Make files seen that are not yet. ``StorageError`` where one is lost, or has changed."""
-
-    def prepared(self, uid: str) -> Sequence[PartName]:
-        """The files of the sink ``uid`` that are prepared and not committed."""
-
-    def clean(self, uid: str, newest_id: int, carried: Sequence[PreparedFile]) -> list[str]:
-        """Remove what ``uid`` prepared for ids up to ``newest_id``, except ``carried``."""
-
-
-def open_directory(address: str | os.PathLike[str], durable: bool, options: Mapping[str, Any]) -> OutputDirectory:
-    """The place at a path, or at ``s3://bucket/prefix``, with the options of such a storage."""
-    scheme, separator, rest = str(address).partition("://")
-    if scheme == "s3" and separator:
-        from .s3_directory import S3Directory
-
-        return S3Directory.at(str(address), options)
-    if separator and scheme != "file":
-        raise InvalidInput(
-            f"no file sink for {scheme}:// (in {without_secrets(str(address))}). Known are file, s3, and paths",
-            kind=ErrorKind.UNKNOWN_SCHEME,
-        )
-    if re.match(r"[A-Za-z0-9+.-]{2,}:/[^/]", str(address)):
-        raise InvalidInput(
-            f"{str(address)!r} was a URL before it became a path, which has one slash less. Give the URL as a str",
-            kind=ErrorKind.INVALID_URL,
-        )
-    check_options("file://", options, ())
-    return LocalDirectory(rest if separator else address, durable=durable)
-
-
-def lost(file: PreparedFile, where: object, what: str) -> StorageError:
-    """The error for a file that is neither prepared nor committed."""
-    rows = "1 row is" if file.rows == 1 else f"{file.rows} rows are"
-    return StorageError(
-        f"{file.path} was prepared in {where} and is there neither under that name nor {what}; its {rows} lost. Put "
-        "the file back, from a backup, or go on from a checkpoint that does not hold it. If the sink has moved, and "
-        "the file is in its old place, give up committing it once: drop='UID/committables', with the uid of this sink",
-        kind=ErrorKind.OBJECT_MISSING,
-        path=file.path,
-    )
-
-
-def size_differs(file: PreparedFile, where: object, found: int) -> StorageError:
-    """The error for a file that has another size."""
-    return StorageError(
-        f"{file.path} in {where} has {found} bytes and was prepared with {file.size_bytes}: it was changed since. "
-        "Remove it if it is not wanted",
-        kind=ErrorKind.OBJECT_SIZE_DIFFERS,
-        path=file.path,
-    )
 
 
 class LocalFiles:
@@ -341,24 +247,3 @@ class _LocalFile:
 
     def translated(self) -> AbstractContextManager[None]:
         return self._directory.translated("write", self._name)
-
-
-def prepared_names(uid: str, names: Iterable[str]) -> list[PartName]:
-    """Those of the names in the sink's folder that are of prepared files, read."""
-    found = (PartName.of_staged(f"{file_name_of(uid)}/{name}") for name in names)
-    return [name for name in found if name is not None]
-
-
-def forgotten_paths(uid: str, folder: str, names: Iterable[str], newest_id: int, kept: Collection[str]) -> list[str]:
-    """The paths of what cleaning removes of these names in the folder of the sink ``uid``.
-
-    That is what is open, or prepared for ids up to ``newest_id``, and is not ``kept``.
-    """
-
-    def is_forgotten(name: str) -> bool:
-        if name.endswith((".open", ".part")):
-            return True
-        return any(part.checkpoint_id <= newest_id for part in prepared_names(uid, [name]))
-
-    paths = {f"{folder}/{name}": name for name in names}
-    return [path for path, name in paths.items() if path not in kept and is_forgotten(name)]
