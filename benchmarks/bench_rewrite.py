@@ -17,7 +17,7 @@ import pyarrow as pa
 from benchmarks.measuring import Row, compare
 from stateformat.backends.rewrite import RewriteSpec, rewrite
 from stateformat.backends.spark.rewrite import SparkEngine
-from stateformat.backends.spark.session import local_session
+from stateformat.backends.spark.sessions import local_session
 from stateformat.graph import JobGraph, Operator, OperatorId
 from stateformat.states import value_state
 from stateformat.store import CheckpointStore, open

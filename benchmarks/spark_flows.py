@@ -33,7 +33,7 @@ from stateformat.backends.dataflow import (
     ValueState,
 )
 from stateformat.backends.runtime import Run
-from stateformat.backends.spark.session import job_session, local_session
+from stateformat.backends.spark.sessions import job_session, local_session
 from stateformat.backends.storage.local import LocalStorage
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.spark_input import FILES, Epoch, fold
-from stateformat.backends.spark.session import local_session
+from stateformat.backends.spark.sessions import local_session
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]

@@ -52,7 +52,7 @@ def run(flow: Dataflow, store: Path, executor: str, **options: Any) -> None:
         runtime: Any = LocalRuntime(opened, progress=progress, **options)
     else:
         from stateformat.backends.spark.runtime import SparkRuntime
-        from stateformat.backends.spark.session import local_session
+        from stateformat.backends.spark.sessions import local_session
 
         runtime = SparkRuntime(local_session(flow.name), opened, progress=progress, **options)
     try:

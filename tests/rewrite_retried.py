@@ -15,7 +15,7 @@ from pyspark import TaskContext
 
 from stateformat.backends.rewrite import RewriteSpec, rewrite
 from stateformat.backends.spark.rewrite import SparkEngine
-from stateformat.backends.spark.session import local_session
+from stateformat.backends.spark.sessions import local_session
 from stateformat.segments import WriteOptions
 from stateformat.storage import CreateOutcome, ObjectInfo, Storage, open_storage
 from stateformat.store import CheckpointStore

@@ -21,7 +21,7 @@ from stateformat.backends.runtime import JobFailed, Progress
 from stateformat.backends.spark.driver import SparkRun, epoch
 from stateformat.backends.spark.protocol import EpochBroken
 from stateformat.backends.spark.runtime import SparkRuntime
-from stateformat.backends.spark.session import check
+from stateformat.backends.spark.sessions import check
 from stateformat.backends.spark.sources import SparkSource
 from stateformat.backends.spark.sources.offset_table import OffsetTable
 from stateformat.errors import InvalidInput, PublishConflict

@@ -27,7 +27,7 @@ backends.dataflow.api backends.dataflow.casting backends.dataflow.operators back
 backends.dataflow.graph backends.dataflow.events backends.dataflow.chain backends.dataflow.coordinator
 backends.dataflow.task backends.connectors.sources backends.connectors.sinks backends.connectors.sql
 backends.connectors backends.rewrite backends.runtime backends.dataflow.testing backends.local
-backends.spark.options backends.spark.session backends.spark.sources backends.spark.protocol backends.spark.worker
+backends.spark.options backends.spark.sessions backends.spark.sources backends.spark.protocol backends.spark.worker
 backends.spark.driver backends.spark.runtime backends.spark.rewrite backends.spark
 tools.ckpt.exit_status tools.ckpt.interrupts tools.ckpt.json_text tools.ckpt.text tools.ckpt.output
 tools.ckpt.watch tools.ckpt.documents tools.ckpt.options tools.ckpt.rows tools.ckpt.topology tools.ckpt.commands

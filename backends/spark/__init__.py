@@ -13,7 +13,7 @@ from stateformat._lazy import lazy
 if TYPE_CHECKING:
     from .options import SparkOptions as SparkOptions
     from .runtime import SparkRuntime as SparkRuntime
-    from .session import (
+    from .sessions import (
         configure as configure,
         lent_session as lent_session,
         local_session as local_session,
@@ -26,7 +26,7 @@ else:
         {
             ".options": "SparkOptions",
             ".runtime": "SparkRuntime",
-            ".session": "configure lent_session local_session session",
+            ".sessions": "configure lent_session local_session session",
             ".sources": "SparkSource",
         },
     )

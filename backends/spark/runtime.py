@@ -13,7 +13,7 @@ from stateformat.store import CheckpointStore
 from ..runtime import Clock, Options, Progress, Restored, Runtime
 from .driver import SparkRun
 from .options import SparkOptions, SparkRuntimeOptions
-from .session import check, job_session
+from .sessions import check, job_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class SparkRuntime(Runtime[SparkRun]):
     """Runs dataflows on a store, in epochs of one Spark job each. Spark Classic only.
 
-    ``spark`` is that of ``session.local_session()``, or of a cluster whose executors can import this
+    ``spark`` is that of ``local_session()``, or of a cluster whose executors can import this
     package and reach the store. Keyword arguments: the fields of
     :class:`~stateformat.backends.spark.options.SparkOptions` and :class:`~stateformat.backends.runtime.options.Schedule`.
     """

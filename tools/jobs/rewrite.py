@@ -3,14 +3,14 @@
     spark-submit --master yarn tools/jobs/rewrite.py s3://bucket/store --parallelism 12 --max-parallelism 1024
 
 The driver publishes, so it is the driver's exit status that counts (client mode shows it). Executors need this package and
-the address of the store: ``stateformat.backends.spark.session`` says how.
+the address of the store: ``stateformat.backends.spark.sessions`` says how.
 """
 
 from __future__ import annotations
 
 import sys
 
-from stateformat.backends.spark.session import session
+from stateformat.backends.spark.sessions import session
 from stateformat.tools.ckpt.main import main
 
 

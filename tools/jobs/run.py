@@ -9,7 +9,7 @@ everything is a line of JSON on standard output (docs/json.md). The exit status 
 1 it failed or was refused, 2 misuse, 3 the storage failed. Run it again and it goes on from the newest checkpoint.
 
 Under ``spark-submit`` Spark puts both streams of this program on its own standard output, which is no terminal for it, and its log on
-standard error: ``2> spark.log`` parts the two. Where nobody has configured the log it begins at warnings (``stateformat.backends.spark.session``).
+standard error: ``2> spark.log`` parts the two. Where nobody has configured the log it begins at warnings (``stateformat.backends.spark.sessions``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import stateformat as sf
 from stateformat.backends.dataflow.flow import Dataflow
 from stateformat.backends.runtime import JobFailed, JobOutcome, Keep, Progress, ProgressLine, ProgressLog, starting
 from stateformat.backends.spark.runtime import SparkRuntime
-from stateformat.backends.spark.session import lent_session
+from stateformat.backends.spark.sessions import lent_session
 from stateformat.errors import CheckpointError, InvalidInput, StorageError
 from stateformat.tools.ckpt.exit_status import FINE, PROBLEMS, UNAVAILABLE, Failure, failure_of, in_options
 from stateformat.tools.ckpt.options import Address, AddressType, SecondsType, StorageOptionType, is_local, options_for

@@ -25,7 +25,7 @@ from stateformat.model import Handle
 from stateformat.snapshot import Snapshot, WriteContext
 
 from ...rewrite import Move, RewritePlan, Source
-from ..session import check, job_session, session
+from ..sessions import check, job_session, session
 from .executor import FRAME_SCHEMA, RESULT_SCHEMA, deal_sources, decode, write_moves, write_targets
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class SparkEngine:
     """Runs the tasks of a rewrite as Spark jobs of ``spark``; None is the active session, or a local one.
 
     On a cluster every executor must reach the store under the driver's address and have this package installed
-    (``stateformat.backends.spark.session`` says how).
+    (``stateformat.backends.spark.sessions`` says how).
     """
 
     spark: SparkSession | None = None

@@ -140,7 +140,7 @@ def check(active: SparkSession) -> SparkSession:
     """
     if not isinstance(active, _session_class()):
         raise _unusable(
-            f"{active!r} is not a session of Spark Classic. Give one, as of stateformat.backends.spark.session.local_session()."
+            f"{active!r} is not a session of Spark Classic. Give one, as of stateformat.backends.spark.sessions.local_session()."
         )
     context = active.sparkContext
     if _is_stopped(context):
@@ -152,7 +152,7 @@ def check(active: SparkSession) -> SparkSession:
         raise _unusable(
             f"The active Spark session starts its Python workers with {worker}, and this program runs on "
             f"{sys.executable}. Set PYSPARK_PYTHON to the latter before the session is created, or make it with "
-            "stateformat.backends.spark.session."
+            "stateformat.backends.spark.sessions."
         )
     shadows = [] if context.environment.get("PYTHONSAFEPATH") else _shadows(Path.cwd())
     if shadows:
