@@ -158,6 +158,10 @@ class State:
         return self.key_columns + (extra.get(self.kind, ()) if self.kind else ())
 
 
+ON_TOP: Final = -1
+"""The layer of a delta until the driver publishes: one above what its subtask carries."""
+
+
 class Handle(NamedTuple):
     """One row of the manifest (SPEC.md section 4.1): rows of one segment, owned by one subtask."""
 

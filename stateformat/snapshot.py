@@ -20,12 +20,9 @@ from .errors import ErrorKind, InvalidInput, InvalidState
 from .graph import JobGraph, shortened
 from .keys import DEFAULT_KEY_HASH, hash_keys, key_group_count, key_group_range, key_groups, subtask_of_key_group
 from .manifest import handles_table
-from .model import PER_SUBTASK_MODES, AttemptId, CheckpointId, Handle, JobId, Mode, State
+from .model import ON_TOP, PER_SUBTASK_MODES, AttemptId, CheckpointId, Handle, JobId, Mode, State
 from .segments import SegmentPlace, WriteOptions, normalize_keys, write_segment
 from .storage import Storage
-
-ON_TOP = -1
-"""The layer of a delta until the driver publishes: one above what its subtask carries."""
 
 RowData: TypeAlias = "pa.Table | pa.RecordBatch | Iterable[pa.RecordBatch]"
 

@@ -29,10 +29,10 @@ from stateformat.errors import CheckpointExpired, DamagedCheckpoint, ErrorKind, 
 from stateformat.graph import JobGraph, Operator, OperatorId
 from stateformat.history import manifests_under
 from stateformat.manifest import decode_manifest, manifest_ref
-from stateformat.model import CheckpointId, Handle, Mode, ParentRef, Record, new_write_id
+from stateformat.model import ON_TOP, CheckpointId, Handle, Mode, ParentRef, Record, new_write_id
 from stateformat.publication import CommitPermit
 from stateformat.reading import Checkpoint, load_manifest, load_record
-from stateformat.snapshot import ON_TOP, Snapshot
+from stateformat.snapshot import Snapshot
 from stateformat.states import committables_state, even_split_state, value_state
 from stateformat.storage import CreateOutcome, ObjectInfo
 from stateformat.store import CheckpointStore

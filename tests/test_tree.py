@@ -19,7 +19,7 @@ WINGS = ("redistribution", "backends", "tools")
 LAYERS = ("stateformat", *WINGS)
 ORDER = """
 _lazy errors graph keys model problems paths schema parquet storage tables segments record manifest states rules
-redistribution snapshot assembly reading history validation publication
+redistribution snapshot reading history validation publication
 stop_requests store
 backends.storage.checks backends.storage.local_tree backends.storage.local backends.storage.memory backends.storage.s3
 backends.storage backends.storage.testing backends.state

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from stateformat.model import Handle
+from stateformat.model import ON_TOP, Handle
 from stateformat.reading import ReadTask
-from stateformat.snapshot import ON_TOP, Snapshot
+from stateformat.snapshot import Snapshot
 from stateformat.states import Layer
 
 from ..dataflow.events import TaskId

@@ -17,8 +17,7 @@ from stateformat.graph import Edge, JobGraph, Operator, Partitioner, Status, Sub
 from stateformat.keys import DEFAULT_KEY_HASH, MAX_PARALLELISM_LIMIT, default_max_parallelism
 from stateformat.model import Mode, Record, State
 from stateformat.rules import inputs_by_target
-from stateformat.states import column_name, evolution_faults, split_drop
-from stateformat.states.continuation import check_columns_known
+from stateformat.states import check_columns_known, column_name, evolution_faults, split_drop
 
 from ..columns import ColumnAction, ColumnPlan, column_plans, lost_columns
 from .refusals import Refusal, RefusalCode

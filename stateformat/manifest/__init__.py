@@ -8,7 +8,7 @@ from __future__ import annotations
 from .handle_rows import HandleRows, group_faults, handle_rows, row_group_faults
 from .handle_sharing import codes_of, first_uses, sharing_faults
 from .rules import BATCH_ROWS, handle_faults, integers, runs, state_runs, take_rows, texts, unusable
-from .slicing import cut_handles
+from .slicing import carried_by_plan, carried_handles, cut_handles, place_on_top, with_spilled
 from .table import (
     INLINE_BYTES_MAX,
     Manifest,
@@ -29,6 +29,8 @@ __all__ = [
     "INLINE_BYTES_MAX",
     "HandleRows",
     "Manifest",
+    "carried_by_plan",
+    "carried_handles",
     "codes_of",
     "cut_handles",
     "decode_manifest",
@@ -40,6 +42,7 @@ __all__ = [
     "handles_table",
     "integers",
     "manifest_ref",
+    "place_on_top",
     "read_handles",
     "read_unpublished",
     "row_group_faults",
@@ -53,4 +56,5 @@ __all__ = [
     "totals",
     "unusable",
     "verify_manifest",
+    "with_spilled",
 ]

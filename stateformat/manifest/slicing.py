@@ -6,15 +6,18 @@ change. So a rescale costs the same for 1 MB and 1 TB of state.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import InvalidInput
-from ..model import Mode
+from ..errors import ErrorKind, InvalidInput, InvalidState
+from ..model import ON_TOP, Handle, Mode, State, SubtaskSet
+from ..schema import MANIFEST_SCHEMA
 from .rules import Ints, Mask, before, integers, lists, one_chunk, spread, take_rows
+from .table import handles_table
 
 _ZERO_WITHOUT_ROWS = ("segment_rows", "size_bytes", "uncompressed_bytes", "footer_bytes")
 _NULL_WITHOUT_ROWS = ("path", "digest", "footer_digest", "inline")
@@ -133,3 +136,79 @@ def _cut_groups(
         pa.array((groups + sizes - 1).astype(np.int32), mask=~grouped),
         lists_of_counts.cast(handles.schema.field("rows_per_group").type),
     )
+
+
+def carried_handles(table: pa.Table, operator: str, state: str, subtasks: list[int | None]) -> pa.Table:
+    """Return the rows of one state and these subtasks. Raises ``InvalidState`` where one has none."""
+    mine = pc.and_(pc.equal(table["operator"], operator), pc.equal(table["state"], state))
+    found = table.filter(pc.and_(mine, pc.is_in(table["subtask"], value_set=pa.array(subtasks, pa.int32()))))
+    missing = set(subtasks) - set(pc.unique(found["subtask"]).to_pylist())
+    if missing:
+        raise InvalidState(
+            f"subtask {SubtaskSet.of(i for i in missing if i is not None) or 'of the coordinator'} of {operator!r} carries "
+            f"state {state!r}, but what the run holds has no handle of it; write the state whole",
+            kind=ErrorKind.STATE_MISSING,
+            operator=operator,
+            state=state,
+        )
+    return found.select(MANIFEST_SCHEMA.names).cast(MANIFEST_SCHEMA)
+
+
+def carried_by_plan(
+    handles: pa.Table, slices: pa.Table, states: Iterable[State], parallelism: Mapping[str, int]
+) -> pa.Table:
+    """Return keyed handles cut by a restore plan's slices, with an empty one where a subtask has none.
+
+    ``handles`` is the whole manifest, ``parallelism`` that of the operators to start. Slices leave
+    out what has no rows, but every subtask must report each state (SPEC.md section 4.6).
+    """
+    keyed = [state for state in states if state.mode is Mode.KEYED and state.operator in parallelism]
+    wanted = slices.filter(pc.equal(slices["mode"], Mode.KEYED.value))
+    bases = wanted.filter(pc.equal(wanted["layer"], 0))
+    empty: list[Handle] = []
+    for state in keyed:
+        mine = pc.and_(pc.equal(bases["operator"], state.operator), pc.equal(bases["state"], state.name))
+        has_base = np.zeros(parallelism[state.operator], np.bool_)
+        has_base[bases["subtask"].filter(mine).to_numpy()] = True
+        blank = Handle(state.operator, state.name, state.mode, None, 0, None, state.current.id)
+        empty += [blank._replace(subtask=subtask) for subtask in np.flatnonzero(~has_base).tolist()]
+    return pa.concat_tables([cut_handles(handles, wanted), handles_table(empty)])
+
+
+def place_on_top(own: pa.Table, underneath: Mapping[tuple[str, str], pa.Table]) -> pa.Table:
+    """Return ``own`` with each layer :data:`ON_TOP` set to one above the highest layer carried.
+
+    Raises ``InvalidState`` for a delta of a state that its subtask does not carry.
+    """
+    pending = pc.equal(own["layer"], ON_TOP)
+    if not pc.any(pending).as_py():
+        return own
+    layers = own["layer"].to_numpy().copy()
+    subtasks = pc.fill_null(own["subtask"], -1).to_numpy()
+    for (operator, state), table in underneath.items():
+        mine = pc.and_(pc.and_(pending, pc.equal(own["operator"], operator)), pc.equal(own["state"], state))
+        rows = np.flatnonzero(mine.to_numpy())
+        below = pc.fill_null(table["subtask"], -1).to_numpy()
+        highest = np.full(1 + max(below.max(initial=-1), subtasks[rows].max(initial=-1)) + 1, -1, np.int32)
+        np.maximum.at(highest, below + 1, table["layer"].to_numpy())
+        layers[rows] = highest[subtasks[rows] + 1] + 1
+    if (layers == ON_TOP).any():
+        row = own.slice(int(np.flatnonzero(layers == ON_TOP)[0]), 1).to_pylist()[0]
+        raise InvalidState(
+            f"subtask {row['subtask']} of {row['operator']!r} has written a delta of state {row['state']!r} but carries "
+            "nothing underneath it; name the state as carried, or write it whole",
+            kind=ErrorKind.STATE_NOT_ALLOWED,
+        )
+    return own.set_column(own.schema.get_field_index("layer"), MANIFEST_SCHEMA.field("layer"), pa.array(layers))
+
+
+def with_spilled(handles: pa.Table, new_paths: Mapping[str, str]) -> pa.Table:
+    """Return ``handles`` with some inline segments removed and their paths replaced by new ones."""
+    at = pc.index_in(handles["path"], value_set=pa.array(list(new_paths), pa.string()), skip_nulls=True)
+    moved = pc.is_valid(at)
+    names = pa.array(list(new_paths.values()), pa.string()).take(at.combine_chunks())
+    path = pc.if_else(moved, names, handles["path"].combine_chunks())
+    inline = pc.if_else(moved, pa.scalar(None, pa.binary()), handles["inline"].cast(pa.binary()))
+    schema = handles.schema
+    handles = handles.set_column(schema.get_field_index("path"), MANIFEST_SCHEMA.field("path"), path)
+    return handles.set_column(schema.get_field_index("inline"), MANIFEST_SCHEMA.field("inline"), inline)

@@ -1,6 +1,7 @@
 """Writing a checkpoint and making it exist.
 
-Read ``begin_checks``, ``pending`` and ``protocol``; ``copy`` and ``repair`` are built on these.
+Read ``begin_checks``, ``pending``, ``protocol``. Then ``graph`` and ``presence``, which ``pending``
+calls, and ``copy`` and ``repair``, which begin checkpoints of their own.
 """
 
 from __future__ import annotations

@@ -25,8 +25,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .. import assembly, paths as layout
-from ..assembly import Outstanding
+from .. import manifest as manifests, paths as layout
 from ..errors import (
     CheckpointExpired,
     DamagedCheckpoint,
@@ -36,9 +35,8 @@ from ..errors import (
     PublishConflict,
 )
 from ..graph import JobGraph, Operator, SubtaskSet
-from ..history import find_record, record_ids
-from ..history.records import record_exists
-from ..manifest import BATCH_ROWS, table as manifests
+from ..history import find_record, record_exists, record_ids
+from ..manifest import BATCH_ROWS
 from ..model import (
     AttemptId,
     CheckpointId,
@@ -62,6 +60,8 @@ from ..segments import WriteOptions
 from ..snapshot import Snapshot, SnapshotWriter, WriteContext, snapshot_of
 from ..states import warn_of_layers
 from ..storage import Storage
+from . import graph as graphs
+from .graph import Outstanding
 from .presence import check_present
 from .protocol import CommitPermit, Step, conflict, create_record, permit
 
@@ -125,7 +125,7 @@ class PendingCheckpoint:
     def __init__(self, storage: Storage, draft: Draft, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self._storage = storage
         before = draft.parent.graph if draft.parent else None
-        self._draft = replace(draft, graph=assembly.complete_graph(draft.graph, before))
+        self._draft = replace(draft, graph=graphs.complete_graph(draft.graph, before))
         self._sleep = sleep
         self._lock = threading.Lock()
         self._published = False
@@ -171,7 +171,7 @@ class PendingCheckpoint:
         if self._tables:
             return ()
         draft = self._draft
-        return tuple(assembly.outstanding(draft.graph, draft.states, self._finished, self._snapshots))
+        return tuple(graphs.outstanding(draft.graph, draft.states, self._finished, self._snapshots))
 
     def add(self, snapshot: Snapshot | SnapshotWriter | bytes) -> bool:
         """Take the snapshot of a subtask or coordinator. Returns False and ignores it if it has one.
@@ -233,7 +233,7 @@ class PendingCheckpoint:
         start = time.perf_counter()
         with self._lock:
             self._check_unpublished()
-            graph = assembly.graph_with_statuses(self._draft.graph, self._finished, self._snapshots)
+            graph = graphs.graph_with_statuses(self._draft.graph, self._finished, self._snapshots)
             handles = self._handles()
             self._check(graph, handles)
             self._published = True
@@ -261,12 +261,12 @@ class PendingCheckpoint:
         own = manifests.handles_table(handle for snapshot in self._snapshots.values() for handle in snapshot.handles)
         carried = self._draft.carried
         underneath = {
-            (uid, state): assembly.carried_handles(
+            (uid, state): manifests.carried_handles(
                 self._handles_of_parent(uid) if carried is None else carried, uid, state, subtasks
             )
-            for (uid, state), subtasks in assembly.carried_keys(self._snapshots).items()
+            for (uid, state), subtasks in graphs.carried_keys(self._snapshots).items()
         }
-        handles = pa.concat_tables([*underneath.values(), assembly.place_on_top(own, underneath), *self._tables])
+        handles = pa.concat_tables([*underneath.values(), manifests.place_on_top(own, underneath), *self._tables])
         if handles["path"].num_chunks > _CHUNKS_MAX + handles.num_rows // BATCH_ROWS:
             # Otherwise every checkpoint adds chunks, and each rule visits each chunk.
             handles = handles.combine_chunks()
@@ -387,7 +387,7 @@ class PendingCheckpoint:
             new_paths[path] = layout.segment_path(self.checkpoint_id, new_write_id(), label=label)
             with self._storage.open_output(new_paths[path]) as output:
                 output.write(row["inline"][0].as_buffer())
-        return assembly.with_spilled(handles, new_paths) if new_paths else handles
+        return manifests.with_spilled(handles, new_paths) if new_paths else handles
 
     def _write_manifest(self, handles: pa.Table) -> ManifestRef:
         data = manifests.encode_manifest(handles)

@@ -26,7 +26,7 @@ from ..errors import (
     NotFound,
 )
 from ..graph import JobGraph, OperatorId, Status, shortened
-from ..manifest import Manifest, decode_manifest
+from ..manifest import Manifest, carried_by_plan, decode_manifest
 from ..model import CheckpointId, Mode, Record, SchemaVersion, State
 from ..record import RECORD_BYTES_MAX, decode_record
 from ..schema import SLICE_SCHEMA
@@ -319,8 +319,6 @@ class Checkpoint:
         subtasks; a subtask without rows has an empty handle. Opens no segment. Raises as
         :meth:`restore` does.
         """
-        from ..assembly import carried_by_plan
-
         plan.check(self.record.ref)
         states = [
             state

@@ -22,8 +22,7 @@ from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner
 from stateformat.model import Record, State
 from stateformat.record import Members, RecordFault, members_of, record_of
-from stateformat.states import Changes, column_name, split_drop
-from stateformat.states.continuation import evolve_state
+from stateformat.states import Changes, column_name, evolve_state, split_drop
 
 _OPERATOR: Final = {"uid", "name", "parallelism", "max_parallelism", "key_hash", "chain", "coordinator", "pinned"}
 _OF_A_CHECKPOINT: Final = {"status", "finished", "finishing"}

@@ -30,8 +30,7 @@ from stateformat.errors import ErrorKind, InvalidInput, InvalidState
 from stateformat.graph import Edge, JobGraph, Partitioner, Status
 from stateformat.model import FieldType, Mode, Record, State
 from stateformat.schema import arrow_type, make_fields
-from stateformat.states import Changes, Columns, as_schema, column_name, split_drop
-from stateformat.states.continuation import evolve_state, new_state
+from stateformat.states import Changes, Columns, as_schema, column_name, evolve_state, new_state, split_drop
 
 from ..api import Operator, Source, TwoPhaseCommitSink
 from ..flow import Dataflow, Step
