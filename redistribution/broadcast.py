@@ -7,6 +7,7 @@ reporter number *i* mod *k* of *k*. An empty copy is a copy.
 from __future__ import annotations
 
 import numpy as np
+
 from stateformat.manifest.rules import spread
 
 from .tables import Handles, Slices, States, run_starts

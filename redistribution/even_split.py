@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+
 from stateformat.manifest.rules import Ints, before, spread
 
 from .tables import Handles, Slices, States, run_starts
