@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from stateformat.tools.ckpt.main import main
 
 CKPT = Path(sys.executable).with_name("ckpt")
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -33,8 +37,36 @@ class Run:
         return json.loads(self.out)
 
 
+@contextmanager
+def _standard(name: str) -> Iterator[io.TextIOWrapper]:
+    """A stream in place of a standard one, with bytes below it as files have them."""
+    before, stream = getattr(sys, name), io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    setattr(sys, name, stream)
+    try:
+        yield stream
+    finally:
+        setattr(sys, name, before)
+
+
 def run(*arguments: object, **environment: str) -> Run:
-    """Call ``ckpt``. It never shows a stack trace, and no line of a page is wider than 80 columns by default."""
+    """Call ``ckpt`` in this process. It shows no stack trace, and no page is wider than 80 columns."""
+    before = {name: os.environ.get(name) for name in ("COLUMNS", "NO_COLOR", *environment)}
+    os.environ.update({"COLUMNS": "80", **environment})
+    try:
+        with _standard("stdout") as out, _standard("stderr") as err:
+            status = main([str(argument) for argument in arguments])
+            found = Run(status, *(stream.buffer.getvalue().decode() for stream in (out, err)))  # type: ignore[attr-defined]
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+    return _checked(found, arguments, environment)
+
+
+def run_program(*arguments: object, **environment: str) -> Run:
+    """The same with the installed program, in a process of its own."""
     plain = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "NO_COLOR", "PYTHONIOENCODING")}
     done = subprocess.run(
         [CKPT, *map(str, arguments)],
@@ -44,7 +76,10 @@ def run(*arguments: object, **environment: str) -> Run:
         check=False,
         timeout=120,
     )
-    found = Run(done.returncode, done.stdout, done.stderr)
+    return _checked(Run(done.returncode, done.stdout, done.stderr), arguments, environment)
+
+
+def _checked(found: Run, arguments: tuple[object, ...], environment: dict[str, str]) -> Run:
     assert "Traceback" not in found.out + found.err, found.err
     assert "this is a bug" not in found.err, found.err
     if "--format" not in arguments and "COLUMNS" not in environment and "-" not in arguments:

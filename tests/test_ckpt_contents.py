@@ -203,7 +203,7 @@ def test_what_cannot_be_read_spoils_no_page(tmp_path: Path) -> None:
     assert found is not None
     assert set(found) == {"unread"}
     assert "is missing from" in found["unread"]
-    assert "contents not looked at: segments/" in lines(tmp_path, "delays", "wake")
+    assert "contents not read: segments/" in lines(tmp_path, "delays", "wake")
     assert contents(tmp_path, "alerts", "overtaken")["channels"] == 4
 
 
@@ -211,7 +211,7 @@ def test_very_many_rows_are_not_looked_at(flights: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(import_module("stateformat.tools.ckpt.documents.contents"), "ROWS_MAX", 59)
     checkpoint = open_store(str(flights)).open()
     found = contents_of(checkpoint, checkpoint.record.state("delays", "wake"), 60)
-    assert found == {"unread": "60 rows are too many to look at here; `ckpt export` writes them to a file"}
+    assert found == {"unread": "60 rows are too many to read here; `ckpt export` writes them to a file"}
     assert contents_of(checkpoint, checkpoint.record.state("delays", "wake"), 59) != found
 
 
@@ -247,7 +247,7 @@ def test_long_lists_are_cut_and_say_so() -> None:
 def test_strangers_texts_break_no_line() -> None:
     inputs = [{"edge": "a\nb", "watermark_at": "end", "watermark_us": None, "ended": True}]
     assert drawn({"inputs": inputs})[-1].split("  ")[3] == "a\\nb"
-    assert drawn({"unread": "a\x1b[2Jb"}) == ["contents not looked at: a\\x1b[2Jb"]
+    assert drawn({"unread": "a\x1b[2Jb"}) == ["contents not read: a\\x1b[2Jb"]
 
 
 def test_one_of_each_is_told_in_the_singular() -> None:

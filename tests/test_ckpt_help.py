@@ -45,7 +45,7 @@ def test_every_command_has_the_line_of_help_that_the_list_shows(name: str) -> No
     command = ckpt.get_command(click.Context(ckpt), name)
     assert command is not None
     assert command.name == name
-    assert (command.help or "").split("\n")[0] == COMMANDS[name][1]
+    assert (command.help or "").split("\n")[0] == COMMANDS[name]
     options = [option for option in command.params if isinstance(option, click.Option)]
     assert all(option.help for option in options), "every option is explained"
     assert {"--format", "--verbose", "--endpoint-url", "--option"} <= {text for one in options for text in one.opts}

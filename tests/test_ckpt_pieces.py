@@ -124,8 +124,8 @@ def test_bars_that_share_a_column_show_the_greatest() -> None:
 
 
 def test_every_colour_can_be_left_out() -> None:
-    assert render.spark([1], Look(colour=True), width=1) != render.spark([1], Look(), width=1)
-    assert click.unstyle(render.spark([1], Look(colour=True), width=1)) == render.spark([1], Look(), width=1)
+    assert render.spark([1], Look(color=True), width=1) != render.spark([1], Look(), width=1)
+    assert click.unstyle(render.spark([1], Look(color=True), width=1)) == render.spark([1], Look(), width=1)
 
 
 @pytest.mark.parametrize(

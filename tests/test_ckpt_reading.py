@@ -14,7 +14,7 @@ import pytest
 from stateformat.segments import WriteOptions
 from stateformat.store import open as open_store
 from tests import stores
-from tests.ckpt_runs import document, failure, fingerprint, page, run, topology_without
+from tests.ckpt_runs import document, failure, fingerprint, page, run, run_program, topology_without
 from tests.forgery import Forger
 
 
@@ -161,7 +161,7 @@ def test_a_page_takes_the_width_and_characters_that_it_is_given(flights: Path) -
     wide = page("inspect", flights, COLUMNS="110")
     assert max(map(len, wide.splitlines())) > 80
     assert max(map(len, wide.splitlines())) <= 110
-    plain = page("inspect", flights, PYTHONIOENCODING="ascii")
+    plain = run_program("inspect", flights, PYTHONIOENCODING="ascii").out
     assert plain.isascii()
     assert "  | +     flights" in plain
     assert "\x1b" not in page("inspect", flights, FORCE_COLOR="1")

@@ -168,7 +168,7 @@ def test_a_higher_one_that_stands_alone_is_offered_and_not_taken(store: Path, ck
     status, told = ckpt("repair", store)
     words = " ".join(told.split())
     assert (status, "publishes checkpoint 7 with the content of 3." in words) == (1, True)
-    assert "Checkpoint 5 is whole as well and would repeat less, but it stands alone" in words
+    assert "Checkpoint 5 is whole as well and would repeat less. But it stands alone" in words
     status, told = ckpt("repair", f"{store}@5", "--yes")
     assert (status, "Left behind: 6." in told) == (0, True)
 

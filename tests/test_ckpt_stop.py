@@ -97,6 +97,12 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Checkpoint
     MemoryStorage.reset(name)
 
 
+def attempt(store: CheckpointStore, steps: Steps, mode: str, to: str | None = None, **how: Any) -> command.StopAttempt:
+    return command.StopAttempt(
+        store, StopMode(mode), to, open_store=open_store, wait=steps.wait, clock=steps.clock, **how
+    )
+
+
 def ask(
     store: CheckpointStore,
     steps: Steps,
@@ -104,16 +110,17 @@ def ask(
     mode: str = "no_drain",
     to: str | None = None,
     seconds: float = 60,
-    **how: Any,
+    if_stopped: bool = False,
+    note: Callable[[str], None] = lambda _: None,
 ) -> Any:
     """The document of a command that has asked and waited; no request is left behind."""
-    asking = command.Asking(store, savepoint_store=open_store, wait=steps.wait, clock=steps.clock)
     shown: list[tuple[int, int]] = []
-    told = asking.ask(mode, to, timeout_seconds=seconds, step=lambda done, total: shown.append((done, total)), **how)
+    asking = attempt(store, steps, mode, to, step=lambda done, total: shown.append((done, total)), note=note)
+    told = asking.run(seconds, if_stopped=if_stopped)
     assert store.storage.list("requests/") == []
     assert len(shown) == len(steps.pauses)
     assert shown == sorted(shown)
-    document = asking.document(mode, told)
+    document = asking.document(told)
     lines = list(command.draw(document, Look()))
     assert max(map(len, lines)) <= 80
     document["page"] = " ".join(" ".join(lines).split())
@@ -376,9 +383,9 @@ def test_the_request_is_withdrawn_whatever_happens(store: CheckpointStore, error
         raise error
 
     steps = Steps(at2=fail)
-    asking = command.Asking(store, savepoint_store=open_store, wait=steps.wait, clock=steps.clock)
+    asking = attempt(store, steps, "drain")
     with pytest.raises(type(error)):
-        asking.ask("drain", None, timeout_seconds=60, step=lambda done, total: None)
+        asking.run(60)
     assert asking.request is not None
     assert store.storage.list("requests/") == []
 
@@ -390,8 +397,7 @@ def test_a_request_that_cannot_be_removed_is_named(store: CheckpointStore, monke
     monkeypatch.setattr(store, "withdraw_stop", refuse)
     run, steps = FakeRun(store), Steps()
     steps.script[1] = run.stop
-    asking = command.Asking(store, savepoint_store=open_store, wait=steps.wait, clock=steps.clock)
-    told = asking.ask("drain", None, timeout_seconds=60, step=lambda done, total: None)
+    told = attempt(store, steps, "drain").run(60)
     assert told.outcome == "stopped"
     assert told.message.startswith("The request could not be removed (no right to delete): delete requests/")
 

@@ -104,7 +104,7 @@ def test_an_interrupted_deletion_says_that_something_may_be_gone(
     monkeypatch.setattr(retention, "_find", lambda *_: signal.raise_signal(signal.SIGINT))
     assert program.main(["gc", str(tmp_path / "store"), "--keep", "1", "--delete"]) == 130
     said = capsys.readouterr().err
-    assert "what was deleted by then stays deleted" in said
+    assert "what was deleted before stays deleted" in said
     assert "no effect" not in said
 
 

@@ -408,8 +408,8 @@ def test_another_jobs_store_is_refused_as_target(store: CheckpointStore, tmp_pat
 
 
 def test_an_unknown_engine_is_refused(store: CheckpointStore) -> None:
-    with pytest.raises(InvalidInput, match="local and spark"):
-        rewrite(store, store.open(), engine="hadoop")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="give a ThreadEngine or a SparkEngine"):
+        rewrite(store, store.open(), engine="local")  # type: ignore[arg-type]
 
 
 def test_the_first_failure_of_a_task_ends_the_others_that_have_not_begun(store: CheckpointStore) -> None:

@@ -32,7 +32,7 @@ from stateformat.model import CheckpointId, Handle
 from stateformat.reading import Checkpoint, load_record
 from stateformat.redistribution import plan_restore, rescale
 from stateformat.store import CheckpointStore, open as sf_open
-from stateformat.tools.ckpt.json_text import LONG, Column, Rows, pieces
+from stateformat.tools.ckpt.json_text import LONG, JsonColumn, JsonRows, pieces
 from stateformat.validation import validate
 from tests.ckpt_runs import document, page
 
@@ -365,9 +365,9 @@ def test_a_document_without_columns_is_what_json_makes_of_it(value: Any, ascii_o
 
 @pytest.mark.parametrize("count", [0, 1, 3, 40_000])
 def test_columns_are_written_as_the_lists_that_they_stand_for(count: int) -> None:
-    rows = Rows(number=np.arange(count) - 1, twice=np.arange(count) * 2)
-    texts = Column(pa.chunked_array([pa.array(["a", None, 'b"'] * count)]))
-    numbers = Column(pa.array(range(count), pa.int64()))
+    rows = JsonRows(number=np.arange(count) - 1, twice=np.arange(count) * 2)
+    texts = JsonColumn(pa.chunked_array([pa.array(["a", None, 'b"'] * count)]))
+    numbers = JsonColumn(pa.array(range(count), pa.int64()))
     found = json.loads("".join(pieces({"rows": rows, "in": [{"texts": texts}], "numbers": numbers})))
     objects = [{"number": i - 1 if i else None, "twice": 2 * i} for i in range(count)]
     assert found == {"rows": objects, "in": [{"texts": ["a", None, 'b"'] * count}], "numbers": list(range(count))}

@@ -345,7 +345,7 @@ def test_a_store_on_s3_has_its_options_in_workers_and_for_its_savepoint(
     [
         ("missing", "has no function 'missing'; its functions are: broken, failing, few, flow, many, wrong"),
         ("CONSTANT", "has no function 'CONSTANT'"),
-        ("wrong", ":wrong returned int; it returns a Dataflow"),
+        ("wrong", ":wrong returned int; it must return a Dataflow"),
         ("broken", ":broken raised ZeroDivisionError: division by zero"),
     ],
 )
@@ -364,7 +364,7 @@ def test_a_function_that_makes_no_dataflow_is_misuse(
 @pytest.mark.parametrize(
     ("job", "says"),
     [
-        ("flights", "'flights' names no function; say which of a file or module, as in flights.py:flights"),
+        ("flights", "'flights' names no function; give a file or module and a function, as in flights.py:flights"),
         ("flights.py:", "names no function"),
         ("nowhere/flights.py:flights", "there is no file 'nowhere/flights.py', seen from "),
         ("not_there_at_all:flights", "there is no module 'not_there_at_all' in "),
@@ -378,9 +378,7 @@ def test_a_job_that_is_not_there_is_misuse(
     assert says in capsys.readouterr().err.splitlines()[-1]
 
 
-@pytest.mark.parametrize(
-    ("name", "says"), [("json", "would take the place of the module 'json'"), ("a.b", "has a dot")]
-)
+@pytest.mark.parametrize(("name", "says"), [("json", "would replace the module 'json'"), ("a.b", "has a dot")])
 def test_a_file_that_executors_could_not_import_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], spark: Any, name: str, says: str
 ) -> None:

@@ -1,22 +1,26 @@
-"""Rewriting a checkpoint's data: the plan, the work of one task, and the engine in threads. Knows no Spark.
+"""Writing a checkpoint's data anew: the plan, the tasks, and an engine that runs them in threads.
 
-``rewrite`` is the door; ``stateformat.backends.spark.rewrite`` is the other engine.
+Users call ``rewrite`` with a ``RewriteSpec`` and an ``Engine``; ``stateformat.backends.spark.rewrite`` has
+the engine on Spark, which uses the other names. Read ``spec``, ``planning``, ``work``, ``threads``,
+``rewrite``. ``rescale`` publishes at another parallelism without touching data.
 """
 
-from .planning import Move, RewritePlan, Source, plan_rewrite
+from .planning import Move, RehashSource, RewritePlan, plan_rewrite
 from .rescale import publish_rescaled
 from .rewrite import Engine, Rewritten, rewrite
 from .spec import RewriteSpec
-from .work import deal, write_move, write_target
+from .threads import ThreadEngine
+from .work import distribute, write_move, write_target
 
 __all__ = [
     "Engine",
     "Move",
+    "RehashSource",
     "RewritePlan",
     "RewriteSpec",
     "Rewritten",
-    "Source",
-    "deal",
+    "ThreadEngine",
+    "distribute",
     "plan_rewrite",
     "publish_rescaled",
     "rewrite",

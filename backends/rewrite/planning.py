@@ -1,13 +1,13 @@
-"""From a checkpoint and a wish to tasks.
+"""From a checkpoint and a spec to the tasks of a rewrite.
 
-Theory of operation. Who gets what is decided once, by ``redistribution``: the plan of a rewrite *is* the plan of a
-rescale, and each (operator, state, new subtask) for which that plan has rows becomes one task that reads its slices and
-writes one segment. No row moves between tasks, so there is no shuffle.
+``redistribution`` decides once who gets what: the plan of a rewrite *is* the plan of a rescale.
+Each (operator, state, new subtask) with rows becomes one task, a *move*, that reads its slices and
+writes one segment. No row goes from task to task, so there is no shuffle.
 
-Only a change of max parallelism moves rows, because it makes new key groups. For the operators concerned, the planner is
-shown their keyed states (and keyed in-flight states) without rows and with the new max parallelism; it deals everything
-else and refuses what a restore would refuse. What it was not shown is dealt here: *sources* read old key groups and hash,
-one *target* per new subtask writes.
+Only a change of max parallelism moves rows, because it makes new key groups. Then the planner sees
+the keyed states (and keyed in-flight states) concerned without rows and with the new max
+parallelism; it plans the rest and refuses what a restore would refuse. The rows it did not see are
+rehashed: *sources* read old key groups and hash, and one *target* per new subtask writes.
 
 Nothing here opens a segment.
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -32,104 +32,110 @@ from stateformat.schema import MANIFEST_SCHEMA, SLICE_SCHEMA, has_key_groups
 
 from .spec import RewriteSpec
 
-SOURCE_BYTES = 256 * 2**20
-"""A state has more sources than it had subtasks where they would read more than this each, as stored."""
+SOURCE_BYTES: Final = 256 * 2**20
+"""What a source reads at most, as stored: larger states get more sources than subtasks."""
 
 
 class Place(NamedTuple):
-    """Where a new segment belongs, under the new uid. ``subtask`` is None for coordinators."""
+    """Where a new segment belongs."""
 
     operator: str
+    """The new uid."""
     state: str
     subtask: int | None
+    """None for a coordinator."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """Rows that stay together: one task reads them and writes one segment. ``rows`` and ``bytes`` are as stored."""
+    """Rows that stay together: one task reads them and writes one segment."""
 
     read: ReadTask
     place: Place
     rows: int
+    """As stored."""
     bytes: int
+    """As stored."""
     exact: bool
-    """Whether as many rows come out: layers merge to fewer, and progress is gathered to a row per edge."""
+    """Whether as many rows are written. Merging layers and gathering progress makes them fewer."""
 
     def __repr__(self) -> str:
         return f"Move({shortened(self.place.operator)}, {shortened(self.place.state)}, {self.rows} rows)"
 
 
 @dataclass(frozen=True)
-class Source:
-    """Rows of some old key groups whose keys are dealt anew. Subtask *i* of the new owners is target ``first_target`` + i."""
+class RehashSource:
+    """Rows of some old key groups whose keys are hashed anew."""
 
     read: ReadTask
     operator: Operator
     first_target: int
+    """The target of the new subtask 0; subtask *i* has ``first_target`` + i."""
     rows: int
     bytes: int
     exact: bool
 
     def __repr__(self) -> str:
-        return f"Source({self.read.state!r}, {self.rows} rows)"
+        return f"RehashSource({self.read.state!r}, {self.rows} rows)"
 
 
 @dataclass(frozen=True)
 class RewritePlan:
-    """What will be published, and the tasks that write it. ``targets`` are numbered by ``Source.first_target``.
-
-    ``graph``, ``states`` and ``rescaled_from`` are those of the new record. ``empty`` are places that report no rows.
-    """
+    """What will be published, and the tasks that write it."""
 
     graph: JobGraph
+    """Of the new record, as are ``states`` and ``rescaled_from``."""
     states: tuple[State, ...]
     rescaled_from: RescaledFrom | None
     moves: tuple[Move, ...]
-    sources: tuple[Source, ...]
+    sources: tuple[RehashSource, ...]
     targets: tuple[Place, ...]
+    """The places that sources write to, by number."""
     empty: tuple[Place, ...]
+    """Places that report no rows."""
 
     def __repr__(self) -> str:
         return f"RewritePlan({len(self.moves)} moves, {len(self.sources)} sources, {len(self.targets)} targets)"
 
     @property
     def rehashed(self) -> tuple[tuple[str, str], ...]:
-        """The (operator, state) whose keys are dealt anew, in order."""
+        """The (operator, state) pairs whose keys are hashed anew, in order."""
         return tuple(dict.fromkeys((target.operator, target.state) for target in self.targets))
 
     @property
     def rows(self) -> int:
-        """How many rows will be written at most: those stored. Where layers merge, they are fewer."""
+        """The stored rows: as many as will be written, or more if layers merge."""
         return sum(move.rows for move in self.moves) + sum(source.rows for source in self.sources)
 
 
 def plan_rewrite(checkpoint: Checkpoint, spec: RewriteSpec) -> RewritePlan:
-    """Tasks for a rewrite. Metadata only.
+    """Plan a rewrite, from metadata alone.
 
-    Raises ``InvalidInput`` for a wish that can never be right and ``RestoreRefused`` where a restore at the new
-    parallelism would be refused.
+    Raises ``InvalidInput`` for a spec that no checkpoint allows or not this one, and
+    ``RestoreRefused`` if a restore at the new parallelism would be refused.
     """
     graph = checkpoint.record.graph
     spec.check(graph)
     rehash = _rehashed_states(checkpoint, spec)
-    view = _view(checkpoint, spec, rehash)
+    view = _view_for_planner(checkpoint, spec, rehash)
     topology = view.record.graph.at(spec.parallelism, per_operator=spec.per_operator)
     plan = plan_restore(view, topology)
     plan.check()
     dealt = rescale(view, plan)
-    # Where nothing was dealt anew, everyone may go on from its own watermark; ``rescaled_from`` would forbid it.
-    anew = bool(rehash) or any(
+    # If nothing moved, each subtask may go on from its own watermark; ``rescaled_from`` would
+    # forbid it.
+    moved = bool(rehash) or any(
         dealt.graph.operator(operator.uid).parallelism != operator.parallelism
         or operator.status is Status.PARTIALLY_FINISHED
         for operator in graph.operators
     )
-    names = _Names(spec)
+    names = _Renames(spec)
     moves, empty = _moves(checkpoint, dealt.slices, names, rehash)
     sources, targets = _sources(checkpoint, dealt.graph, names, rehash)
     return RewritePlan(
         graph=names.graph(dealt.graph),
         states=tuple(names.state(state) for state in dealt.states),
-        rescaled_from=names.former(dealt.rescaled_from if anew else checkpoint.record.rescaled_from),
+        rescaled_from=names.former(dealt.rescaled_from if moved else checkpoint.record.rescaled_from),
         moves=moves,
         sources=sources,
         targets=targets,
@@ -138,7 +144,7 @@ def plan_rewrite(checkpoint: Checkpoint, spec: RewriteSpec) -> RewritePlan:
 
 
 @dataclass(frozen=True)
-class _Names:
+class _Renames:
     """The renames, applied to everything that holds a uid."""
 
     spec: RewriteSpec
@@ -153,7 +159,7 @@ class _Names:
         )
 
     def state(self, state: State) -> State:
-        """A state keeps its older schemas, though nothing is written with them any more: they say what has become of columns."""
+        """The state with its older schemas: no row has them, but they tell its columns' history."""
         return replace(state, operator=self.uid(state.operator))
 
     def former(self, former: RescaledFrom | None) -> RescaledFrom | None:
@@ -164,28 +170,27 @@ class _Names:
 
 def _rehashed_states(checkpoint: Checkpoint, spec: RewriteSpec) -> Mapping[tuple[str, str], State]:
     """States whose key groups change, by (operator, name)."""
-    record = checkpoint.record
-    found: dict[tuple[str, str], State] = {
-        (state.operator, state.name): state
-        for state in record.states
-        if has_key_groups(state)
-        and spec.max_parallelism not in (None, record.graph.operator(state.operator).max_parallelism)
-        and record.graph.operator(state.operator).status is not Status.FULLY_FINISHED
-    }
-    for state in found.values():
-        behind = [edge for edge in record.graph.inputs(state.operator) if not edge.partitioner.all_to_all]
-        if state.mode is Mode.KEYED and behind:
+    graph = checkpoint.record.graph
+    found: dict[tuple[str, str], State] = {}
+    for state in checkpoint.record.states:
+        operator = graph.operator(state.operator)
+        changes = spec.max_parallelism not in (None, operator.max_parallelism)
+        if not changes or not has_key_groups(state) or operator.status is Status.FULLY_FINISHED:
+            continue
+        unkeyed = [edge for edge in graph.inputs(state.operator) if not edge.partitioner.all_to_all]
+        if state.mode is Mode.KEYED and unkeyed:
             raise InvalidInput(
-                f"state {state.name!r} of operator {state.operator!r} lies behind {behind[0].partitioner} edge "
-                f"{behind[0].id!r}, which does not send by key: with another max parallelism its rows would lie where their "
-                f"records do not come; keep max parallelism {record.graph.operator(state.operator).max_parallelism}",
+                f"state {state.name!r} of operator {state.operator!r} is behind {unkeyed[0].partitioner} edge "
+                f"{unkeyed[0].id!r}, which does not send by key. With another max parallelism its rows would be where "
+                f"their records do not arrive: keep max parallelism {operator.max_parallelism}",
                 kind=ErrorKind.INVALID_GRAPH,
             )
+        found[state.operator, state.name] = state
     return found
 
 
-def _view(checkpoint: Checkpoint, spec: RewriteSpec, rehash: Mapping[tuple[str, str], State]) -> Any:
-    """The checkpoint as the planner is to see it: with the new max parallelism, and no rows where keys are dealt anew."""
+def _view_for_planner(checkpoint: Checkpoint, spec: RewriteSpec, rehash: Mapping[tuple[str, str], State]) -> Any:
+    """The checkpoint with the new max parallelism, and without rows of rehashed states."""
     if spec.max_parallelism is None:
         return checkpoint
     wanted = spec.max_parallelism
@@ -196,28 +201,22 @@ def _view(checkpoint: Checkpoint, spec: RewriteSpec, rehash: Mapping[tuple[str, 
         if operator.status is not Status.FULLY_FINISHED or operator.parallelism <= wanted
     }
     record = replace(checkpoint.record, graph=graph.with_operators(changed))
-    handles = checkpoint.handles
-    if rehash:
-        handles = _without_rows(handles, _handles_of(handles, rehash))
-    return SimpleNamespace(record=record, handles=handles)
+    return SimpleNamespace(record=record, handles=_without_rows(checkpoint.handles, rehash))
 
 
-def _handles_of(handles: pa.Table, states: Iterable[tuple[str, str]]) -> pa.ChunkedArray:
-    """Which manifest rows belong to these states, as booleans."""
+def _without_rows(handles: pa.Table, states: Iterable[tuple[str, str]]) -> pa.Table:
+    """The same manifest rows; those of some states are handles of nothing (SPEC.md section 4.1)."""
     mask = None
     for operator, state in states:
         mine = pc.and_(pc.equal(handles["operator"], operator), pc.equal(handles["state"], state))
         mask = mine if mask is None else pc.or_(mask, mine)
-    return mask
-
-
-def _without_rows(handles: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
-    """The same manifest rows, those of the mask as handles of nothing (SPEC.md section 4.1)."""
-    told = ("operator", "state", "mode", "subtask", "layer", "edge", "schema_id")
+    if mask is None:
+        return handles
+    kept = ("operator", "state", "mode", "subtask", "layer", "edge", "schema_id")
     columns = {}
     for name in handles.column_names:
         column = handles[name]
-        if name not in told:
+        if name not in kept:
             nothing = None if MANIFEST_SCHEMA.field(name).nullable else 0
             column = pc.if_else(mask, pa.scalar(nothing, column.type), column)
         columns[name] = column
@@ -225,38 +224,33 @@ def _without_rows(handles: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
 
 
 def _moves(
-    checkpoint: Checkpoint, slices: pa.Table, names: _Names, rehash: Mapping[tuple[str, str], State]
+    checkpoint: Checkpoint, slices: pa.Table, names: _Renames, rehash: Mapping[tuple[str, str], State]
 ) -> tuple[tuple[Move, ...], tuple[Place, ...]]:
     """A task for each (operator, state, subtask) with rows; the places of those without."""
     moves, empty = [], []
-    for (operator, state, subtask), mine in _by_place(slices):
-        place = Place(names.uid(operator), state, subtask)
-        if (operator, state) in rehash:
+    for (operator, name, subtask), mine in _by_place(slices):
+        if (operator, name) in rehash:
             continue
-        rows = pc.sum(mine["rows"]).as_py() or 0
-        if rows == 0:
-            if checkpoint.record.state(operator, state).mode is not Mode.COMMITTABLES:
-                empty.append(place)
-            continue
+        place = Place(names.uid(operator), name, subtask)
+        state = checkpoint.record.state(operator, name)
         mine = mine.filter(pc.greater(mine["rows"], 0))
-        moves.append(
-            Move(
-                read=checkpoint.read_slices(mine),
-                place=place,
-                rows=rows,
-                bytes=pc.sum(mine["bytes"]).as_py(),
-                exact=_exact(checkpoint.record.state(operator, state), mine),
-            )
-        )
+        if len(mine):
+            moves.append(Move(checkpoint.read_slices(mine), place, **_sizes(state, mine)))
+        elif state.mode is not Mode.COMMITTABLES:
+            empty.append(place)
     return tuple(moves), tuple(empty)
 
 
-def _exact(state: State, slices: pa.Table) -> bool:
-    return state.mode is not Mode.PROGRESS and pc.max(slices["layer"]).as_py() == 0
+def _sizes(state: State, slices: pa.Table) -> dict[str, Any]:
+    return {
+        "rows": pc.sum(slices["rows"]).as_py(),
+        "bytes": pc.sum(slices["bytes"]).as_py(),
+        "exact": state.mode is not Mode.PROGRESS and pc.max(slices["layer"]).as_py() == 0,
+    }
 
 
 def _by_place(slices: pa.Table) -> Iterator[tuple[tuple[str, str, int | None], pa.Table]]:
-    """Runs of slices of one (operator, state, subtask). The table is sorted by them (``SLICE_SCHEMA``)."""
+    """Slices by (operator, state, subtask), by which the table is sorted (``SLICE_SCHEMA``)."""
     slices = slices.combine_chunks()
     if not len(slices):
         return
@@ -274,22 +268,20 @@ def _by_place(slices: pa.Table) -> Iterator[tuple[tuple[str, str, int | None], p
 
 
 def _sources(
-    checkpoint: Checkpoint, graph: JobGraph, names: _Names, rehash: Mapping[tuple[str, str], State]
-) -> tuple[tuple[Source, ...], tuple[Place, ...]]:
-    """Sources and targets of the states whose keys are dealt anew. ``graph`` is the dealt one, with its old uids."""
+    checkpoint: Checkpoint, graph: JobGraph, names: _Renames, rehash: Mapping[tuple[str, str], State]
+) -> tuple[tuple[RehashSource, ...], tuple[Place, ...]]:
+    """Sources and targets of the rehashed states. ``graph`` is the rescaled one, with old uids."""
     first_targets: dict[tuple[str, str], int] = {}
     targets: list[Place] = []
     for uid, name in rehash:
         first_targets[uid, name] = len(targets)
         targets += [Place(names.uid(uid), name, subtask) for subtask in range(graph.operator(uid).parallelism)]
     sources = [
-        Source(
+        RehashSource(
             read=checkpoint.read_slices(mine),
             operator=graph.operator(uid),
             first_target=first_targets[uid, name],
-            rows=pc.sum(mine["rows"]).as_py(),
-            bytes=pc.sum(mine["bytes"]).as_py(),
-            exact=_exact(rehash[uid, name], mine),
+            **_sizes(rehash[uid, name], mine),
         )
         for (uid, name, _), mine in _by_place(_cut_for_readers(checkpoint, rehash))
     ]
@@ -297,9 +289,10 @@ def _sources(
 
 
 def _cut_for_readers(checkpoint: Checkpoint, rehash: Mapping[tuple[str, str], State]) -> pa.Table:
-    """Slices of the states whose keys are dealt anew, for as many readers as there were subtasks, or more where that is much.
+    """Slices of the rehashed states for their readers: one per subtask, more for large states.
 
-    A key group and all its layers come to one reader, by the rule for keyed state at the readers' number.
+    The rule for keyed state, with readers as subtasks: a key group with all its layers has one
+    reader.
     """
     if not rehash:
         return SLICE_SCHEMA.empty_table()
@@ -314,6 +307,3 @@ def _cut_for_readers(checkpoint: Checkpoint, rehash: Mapping[tuple[str, str], St
     nobody = np.zeros(len(ordered), dtype=np.bool_)
     states = States(np.arange(len(ordered)), readers, max_parallelism, settled=nobody, undisturbed=nobody)
     return assemble(cut_keyed(handles.where(takes_part[handles.state]), states), checkpoint.handles, ordered)
-
-
-__all__ = ["Move", "Place", "RewritePlan", "Source", "plan_rewrite"]

@@ -22,25 +22,31 @@ def publish_rescaled(
     target: CheckpointStore | None = None,
     progress: Callable[[Any], None] | None = None,
 ) -> CommitPermit:
-    """Publish the checkpoint dealt out to a ``topology``: in its ``store``, as the newest, or in an empty ``target``.
+    """Publish the checkpoint at a topology: as the newest of its store, or in an empty ``target``.
 
-    Opens no segment; into a target the segments are copied, with ``progress`` (``copying.CopyProgress``). Raises
-    ``RestoreRefused`` with every reason where it does not fit, ``PublishConflict`` where the checkpoint is not the newest of
-    its store any more, and what publishing raises.
+    Opens no segment; into a target it copies the segments. Raises ``RestoreRefused`` with every
+    reason why the topology does not fit, ``PublishConflict`` if the checkpoint is no longer the
+    newest of its store, and what publishing raises.
+
+    Args:
+        checkpoint: the checkpoint.
+        topology: the new job graph.
+        store: the checkpoint's store.
+        target: another store to publish in.
+        progress: takes ``copying.CopyProgress`` while segments are copied.
     """
     plan = checkpoint.plan_restore(topology)
     plan.check()
     dealt = rescale(checkpoint, plan)
-    del plan  # Of a million handles plan and slices are some hundred megabytes each.
+    del plan  # For a million handles, plan and slices are some hundred megabytes each.
     record = checkpoint.record
-    parent = store.permit_of(checkpoint) if target is None else checkpoint
     destination = store if target is None else target
     pending = destination.begin(
         job_id=record.job_id,
         job_name=record.job_name,
         graph=dealt.graph,
         states=dealt.states,
-        parent=parent,
+        parent=store.permit_of(checkpoint) if target is None else checkpoint,
         kind=CheckpointKind.RESCALE,
         source=record.ref,
         rescaled_from=dealt.rescaled_from,
@@ -52,6 +58,3 @@ def publish_rescaled(
     pending.add_handles(cut_handles(checkpoint.manifest.full(), dealt.slices))
     del dealt
     return pending.publish()
-
-
-__all__ = ["publish_rescaled"]

@@ -13,28 +13,29 @@ from stateformat.segments import WriteOptions
 
 @dataclass(frozen=True)
 class RewriteSpec:
-    """How the checkpoint is to look afterwards. Whatever is left out stays as it is.
+    """How the checkpoint is to be afterwards. What is left out stays as it is.
 
-    - ``parallelism`` for every operator that is not fully finished; ``per_operator`` (uid → parallelism) goes before it.
-    - ``max_parallelism`` for every operator: keys are dealt to key groups anew. A fully finished operator whose
-      parallelism is above it keeps its own, which means nothing any more.
-    - ``renames``: uid → new uid. Edges and states follow.
-    - ``options``: codec, encoding and row groups of the new segments.
-
-    Always: layers are merged, every row has its state's current schema, and each state of each subtask is one segment.
+    In any case layers are merged, every row has its state's current schema, and each state of each
+    subtask is one segment.
     """
 
     parallelism: int | None = None
+    """For every operator that is not fully finished."""
     per_operator: Mapping[str, int] = field(default_factory=dict)
+    """Parallelism by uid; goes before ``parallelism``."""
     max_parallelism: int | None = None
+    """For every operator: keys are hashed to key groups anew. A fully finished operator whose
+    parallelism is greater keeps its own max parallelism, which means nothing any more."""
     renames: Mapping[str, str] = field(default_factory=dict)
+    """Old uid to new uid. Edges and states follow."""
     options: WriteOptions = field(default_factory=WriteOptions)
+    """Codec, encoding and row groups of the new segments."""
 
     def check(self, graph: JobGraph) -> None:
-        """``InvalidInput`` for what can never be right with this graph; what a restore refuses is the planner's to say."""
+        """Raises ``InvalidInput`` for values that are never right; the planner checks the rest."""
         if self.max_parallelism is not None and not 1 <= self.max_parallelism <= MAX_PARALLELISM_LIMIT:
             raise InvalidInput(
-                f"max parallelism {self.max_parallelism} is not within 1 to {MAX_PARALLELISM_LIMIT}; choose one that is",
+                f"max parallelism {self.max_parallelism} is not within 1 to {MAX_PARALLELISM_LIMIT}; choose another",
                 kind=ErrorKind.INVALID_PARALLELISM,
             )
         for uid in (*self.per_operator, *self.renames):
@@ -52,6 +53,3 @@ class RewriteSpec:
     def renamed(self, uid: str) -> str:
         """The uid that an operator will have."""
         return self.renames.get(uid, uid)
-
-
-__all__ = ["RewriteSpec"]

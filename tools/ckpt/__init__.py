@@ -1,1 +1,1 @@
-"""The ``ckpt`` command: what is in a checkpoint, is it whole, can it be restored, and make another of it."""
+"""The ``ckpt`` command: inspects, validates, explains, rescales and rewrites checkpoints."""

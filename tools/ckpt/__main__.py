@@ -1,4 +1,4 @@
-"""The program ``ckpt``, and ``python -m stateformat.tools.ckpt``: takes interrupts from the first moment, then imports the rest."""
+"""The program ``ckpt``, or ``python -m stateformat.tools.ckpt``: handles interrupts, then imports the rest."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _INTERRUPTED: Final = 130
 
 
 def main() -> int:
-    """Run ``ckpt`` and return its exit status. Ctrl-C ends it with 130 and a sentence, also while it is importing."""
+    """Run ``ckpt``, return its exit status. Ctrl-C ends it with a sentence, even during imports."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
     from .main import main as run
 
     status = run()
     if signal.getsignal(signal.SIGINT) is _leave:
-        # Everything is done and said: an interrupt now could only spoil the exit status.
+        # All is done and said: an interrupt now could only spoil the exit status.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     return status
 

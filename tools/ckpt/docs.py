@@ -1,7 +1,7 @@
-"""Keeps docs/cli.md in step with the commands: ``python -m stateformat.tools.ckpt.docs`` writes each ``--help`` into its block.
+"""Writes each command's ``--help`` into docs/cli.md: ``python -m stateformat.tools.ckpt.docs``.
 
-A block is what stands between ``<!-- help: NAME -->`` and ``<!-- end -->``; everything else in the file is written by hand. A test
-compares :func:`refreshed` with what is there, so neither can change without the other.
+A block lies between ``<!-- help: NAME -->`` and ``<!-- end -->``; the rest is written by hand. A
+test compares :func:`refreshed` with the file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WIDTH: Final = 80
 
 
 def help_of(name: str) -> str:
-    """What ``ckpt NAME --help`` prints (``ckpt`` itself: the group's) on a terminal of 80 columns."""
+    """What ``ckpt NAME --help`` or, for ``ckpt``, ``ckpt --help`` prints at 80 columns."""
     group = click.Context(ckpt, info_name="ckpt", terminal_width=_WIDTH - 2, **ckpt.context_settings)
     if name == "ckpt":
         return ckpt.get_help(group)
@@ -32,18 +32,18 @@ def help_of(name: str) -> str:
 
 
 def refreshed(page: str) -> str:
-    """The page with every block as the commands are now."""
+    """The page with every block up to date."""
     return _BLOCK.sub(lambda block: f"{block[1]}```text\n{help_of(block[2])}\n```\n{block[3]}", page)
 
 
 def missing(page: str) -> list[str]:
-    """Commands that the page has no block for."""
+    """The commands without a block."""
     there = {block[1] for block in _BLOCK.findall(page)}
     return [name for name in ("ckpt", *COMMANDS) if name not in there]
 
 
 def main() -> int:
-    """Rewrite the page in place. Exit status 1 where a command has no block."""
+    """Rewrite the page in place. Returns exit status 1 if a command has no block."""
     page = CLI_PAGE.read_text(encoding="utf-8")
     CLI_PAGE.write_text(refreshed(page), encoding="utf-8")
     for name in missing(page):

@@ -1,17 +1,17 @@
 """From an exception to a sentence and an exit status. A user of ``ckpt`` never sees a stack trace.
 
-========  ==========================================================================================
+========  ==================================================================================
 status    meaning
-========  ==========================================================================================
+========  ==================================================================================
 0         fine
-1         the checkpoint has problems, or a restore, a publication or a stop was refused (or a bug in ckpt)
-2         misuse: the command line asks for something that cannot be
+1         the checkpoint has problems, or a restore, publication or stop was refused (or a
+          bug in ckpt)
+2         misuse: the command line asks for the impossible
 3         the store, checkpoint or running job is not there, or the storage failed
 130, 141  interrupted; the reader of standard output went away
-========  ==========================================================================================
+========  ==================================================================================
 
-Classes are matched by name along the exception's bases, so that this module, which every call of ``ckpt`` imports,
-needs nothing of the library.
+Classes are matched by name, so that this module, which every call imports, needs no library.
 """
 
 from __future__ import annotations
@@ -43,21 +43,23 @@ STATUS_OF_CLASS: Final[Mapping[str, int]] = {
     "NotFound": UNAVAILABLE,
     "StorageError": UNAVAILABLE,
 }
-"""Every class of ``stateformat.errors`` that stands for itself; a subclass counts as its nearest base."""
+"""The classes of ``stateformat.errors``; one that is not listed counts as its nearest base."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong, ready to be shown. ``kind`` is a stable code; ``details`` are the values of the message."""
+    """What went wrong, ready to be shown."""
 
     status: int
     kind: str
+    """A stable code."""
     message: str
     details: Mapping[str, Any] = field(default_factory=dict)
+    """The values in the message."""
     hint: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The document that stands on standard output instead of a result (docs/json.md)."""
+        """The document that replaces the result on standard output (docs/json.md)."""
         return {
             "error": {
                 "kind": self.kind,
@@ -69,7 +71,7 @@ class Failure:
 
 
 def _plain(value: Any) -> Any:
-    """A detail as JSON: containers kept, everything that JSON does not know as text."""
+    """A detail as JSON; a value that JSON does not know becomes text."""
     if hasattr(value, "to_json"):
         return value.to_json()
     if isinstance(value, Mapping):
@@ -80,64 +82,42 @@ def _plain(value: Any) -> Any:
 
 
 def interrupted(effect: str = "nothing was changed") -> Failure:
-    """The failure of a command that Ctrl-C has ended; ``effect`` says what it may have done by then."""
+    """The failure of a command ended by Ctrl-C; ``effect`` says what it may have changed."""
     return Failure(INTERRUPTED, "interrupted", f"interrupted; {effect}")
 
 
 def failure_of(error: BaseException) -> Failure:
-    """The failure that an exception stands for; whatever is not known by name is a bug of ours, and is called so."""
+    """The failure for an exception. An unknown class is a bug of ours, and the sentence says so."""
     if isinstance(error, (click.Abort, KeyboardInterrupt)):
         return interrupted()
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        return Failure(MISUSE, "help", error.format_message())
     if isinstance(error, click.ClickException):
-        return _usage(error)
+        context = getattr(error, "ctx", None)
+        hint = f"`{context.command_path} --help` shows how to use it" if context is not None else ""
+        return Failure(MISUSE, "usage", error.format_message(), hint=hint)
     for base in type(error).__mro__:
         if base.__name__ in STATUS_OF_CLASS and base.__module__ == "stateformat.errors":
-            return Failure(
-                STATUS_OF_CLASS[base.__name__],
-                str(getattr(error, "kind", "")),
-                str(error),
-                getattr(error, "details", {}),
-            )
+            status, kind = STATUS_OF_CLASS[base.__name__], str(getattr(error, "kind", ""))
+            return Failure(status, kind, str(error), getattr(error, "details", {}))
     if isinstance(error, OSError):
         what = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
         return Failure(UNAVAILABLE, "storage_failed", f"{what} ({type(error).__name__})")
     return Failure(
         PROBLEMS,
         "internal_error",
-        f"this is a bug in ckpt, not in your checkpoint: {type(error).__name__}: {error}; please report it with what "
-        "--verbose shows",
+        f"this is a bug in ckpt, not in your checkpoint: {type(error).__name__}: {error}. Please report it with the "
+        "output of --verbose",
     )
 
 
-def _usage(error: click.ClickException) -> Failure:
-    if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        return Failure(MISUSE, "help", error.format_message())
-    context = getattr(error, "ctx", None)
-    hint = f"`{context.command_path} --help` tells how to use it" if context is not None else ""
-    return Failure(MISUSE, "usage", error.format_message(), hint=hint)
-
-
-def in_options(sentence: str) -> str:
-    """A sentence of the library in the words of a command line: its keyword arguments are our options."""
+def in_options(text: str) -> str:
+    """A sentence of the library with its keyword arguments as options of a command line."""
     for name, option in (("drop", "--drop"), ("start_from", "--from")):
-        sentence = re.sub(rf"\b{name}=('[^']*'|\"[^\"]*\")", rf"{option} \1", sentence)
-    return sentence.replace("resume=True", "--resume").replace("claim=True", "--claim")
+        text = re.sub(rf"\b{name}=('[^']*'|\"[^\"]*\")", rf"{option} \1", text)
+    return text.replace("resume=True", "--resume").replace("claim=True", "--claim")
 
 
 def trace_of(error: BaseException) -> str:
     """The stack trace, for ``--verbose`` only."""
     return "".join(traceback.format_exception(error))
-
-
-__all__ = [
-    "FINE",
-    "MISUSE",
-    "PROBLEMS",
-    "STATUS_OF_CLASS",
-    "UNAVAILABLE",
-    "Failure",
-    "failure_of",
-    "in_options",
-    "interrupted",
-    "trace_of",
-]

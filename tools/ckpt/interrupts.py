@@ -1,8 +1,8 @@
-"""Ctrl-C in a command: it always ends the command, and never looks like a fault.
+"""Ctrl-C always ends a command, and never looks like a fault.
 
-Python handles a signal between two instructions, so one that comes just before a blocking read waits until that read ends,
-which may be never (a pipe that nobody writes to). And where it comes while a module is imported, the import may turn it into
-an ImportError. :class:`Interrupts` sends a signal that was not handled again, and remembers that there was one.
+Two things would spoil this. Python handles a signal between two instructions: one that comes just
+before a blocking read waits until the read ends, maybe forever. And an interrupted import may raise
+an ImportError. So :class:`Interrupts` repeats unhandled signals and remembers that there was one.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ import threading
 from typing import Any, Final
 
 AGAIN_SECONDS: Final = 0.1
-"""How long a signal may stay without being handled before it is sent again."""
+"""An unhandled signal is sent again after this time."""
 
 
 class Interrupts:
-    """A context in the main thread in which SIGINT raises ``KeyboardInterrupt``; ``seen`` once there was one.
+    """A context, for the main thread, in which SIGINT raises ``KeyboardInterrupt``.
 
-    Where SIGINT is ignored, as in a background job of a script, it stays ignored. In other threads it does nothing.
+    An ignored SIGINT (a background job of a script) stays ignored. In other threads it does
+    nothing.
     """
 
     def __init__(self) -> None:
         self.seen = False
+        """Whether there was a SIGINT."""
         self._before: Any = None
         self._ends: tuple[int, int] | None = None
 
@@ -54,7 +56,7 @@ class Interrupts:
         pause = threading.Event()
         while number := os.read(read_end, 1):
             while number[0] == signal.SIGINT and not pause.wait(AGAIN_SECONDS) and not self.seen:
-                # It interrupts the system call in which the main thread waits.
+                # This interrupts the system call in which the main thread waits.
                 with contextlib.suppress(OSError, RuntimeError):
                     signal.pthread_kill(main.ident or 0, signal.SIGINT)
         os.close(read_end)

@@ -1,8 +1,7 @@
-"""The ``ckpt`` command: a group that imports a subcommand only when it is run.
+"""The ``ckpt`` command: a group that imports a subcommand only when it runs.
 
-``ckpt --help`` imports neither pyarrow nor numpy, pyspark, s3fs or rich: the table below knows each command's module and its line
-of help (a test holds them together). :func:`main` is the one place where exceptions end: each becomes a sentence and an
-exit status (``failures``), in JSON format a JSON document too.
+``ckpt --help`` imports no pyarrow, numpy, pyspark, s3fs or rich. :func:`main` is the one place
+where exceptions end: each becomes a sentence and an exit status (``failures``).
 """
 
 from __future__ import annotations
@@ -24,46 +23,45 @@ from .interrupts import Interrupts
 from .output import complain, show_failure
 from .watch import Watch
 
-COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
-    "history": ("history", "List the checkpoints of a store, newest first."),
-    "inspect": ("inspect", "Show what is in a checkpoint: graph, states, skew, rows."),
-    "validate": ("validate", "Find everything that is wrong with a checkpoint."),
-    "explain-restore": ("explain_restore", "Show who would restore what at another parallelism."),
-    "export": ("export", "Write a state to a Parquet, CSV or JSON lines file."),
-    "rescale": ("rescale", "Publish a checkpoint at another parallelism; metadata only."),
-    "rewrite": ("rewrite", "Rewrite the data: align, compact, re-encode, re-hash."),
-    "copy": ("copy", "Copy a checkpoint into a store of its own: a savepoint."),
-    "rollback": ("rollback", "Make an older checkpoint the newest again; metadata only."),
-    "repair": ("repair", "Say what is wrong with the newest checkpoint, and mend it."),
-    "gc": ("gc", "Show, or with --delete remove, what retention would free."),
-    "stop": ("stop", "Ask a running job to stop with a savepoint, and wait."),
+COMMANDS: Final[Mapping[str, str]] = {
+    "history": "List the checkpoints of a store, newest first.",
+    "inspect": "Show what is in a checkpoint: graph, states, skew, rows.",
+    "validate": "Find everything that is wrong with a checkpoint.",
+    "explain-restore": "Show who would restore what at another parallelism.",
+    "export": "Write a state to a Parquet, CSV or JSON lines file.",
+    "rescale": "Publish a checkpoint at another parallelism; metadata only.",
+    "rewrite": "Rewrite the data: align, compact, re-encode, re-hash.",
+    "copy": "Copy a checkpoint into a store of its own: a savepoint.",
+    "rollback": "Make an older checkpoint the newest again; metadata only.",
+    "repair": "Say what is wrong with the newest checkpoint, and mend it.",
+    "gc": "Show, or with --delete remove, what retention would free.",
+    "stop": "Ask a running job to stop with a savepoint, and wait.",
 }
-"""Every command: the module in ``commands`` in which it has the module's name, and its line in ``ckpt --help``."""
-
+"""Every command with its line in ``ckpt --help``. Its module and function have its name."""
 
 CHANGING: Final = frozenset({"rescale", "rewrite", "copy", "rollback", "gc", "stop", "repair"})
-"""Commands that change or write something. None of them is suggested for a misspelled command: it might be run unread."""
+"""Commands that write. None is suggested for a misspelled command: the user might run it unread."""
 
 
 class LazyGroup(click.Group):
-    """A group whose commands stand in :data:`COMMANDS` and are imported when they are asked for."""
+    """A group that imports a command of :data:`COMMANDS` when it is asked for it."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click says so
-        """The names of all commands, as one meets them."""
+        """The names of all commands."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """One command, imported now; None where there is none of the name."""
+        """One command, imported now; None for an unknown name."""
         if cmd_name not in COMMANDS:
             return None
-        name = COMMANDS[cmd_name][0]
+        name = cmd_name.replace("-", "_")
         command: click.Command = getattr(importlib.import_module(f"stateformat.tools.ckpt.commands.{name}"), name)
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that the first argument names; for one that does not exist, the one that was probably meant."""
+        """The command that the first argument names. An unknown one fails, with a suggestion."""
         if args[0] not in COMMANDS and not args[0].startswith("-"):
             from difflib import get_close_matches
 
@@ -72,9 +70,9 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """The list of commands in the help, without importing any."""
+        """The list of commands in the help, without an import."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+            formatter.write_dl(list(COMMANDS.items()))
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
@@ -82,18 +80,19 @@ class LazyGroup(click.Group):
 def ckpt() -> None:
     """Inspect, validate, rescale and rewrite checkpoints of stateful dataflows.
 
-    STORE is a path or URL (/data/store, s3://bucket/store); STORE@ID is one checkpoint in it, and without an id the newest.
+    STORE is a path or URL (/data/store, s3://bucket/store). STORE@ID is one of its checkpoints;
+    without an id, the newest.
 
-    Exit status: 0 fine; 1 the checkpoint has problems, or a restore, publication or stop was refused; 2 misuse; 3 not
-    found, or the storage failed.
+    Exit status: 0 fine; 1 the checkpoint has problems, or a restore, publication or stop was
+    refused; 2 misuse; 3 not found, or the storage failed.
     """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``ckpt`` and return its exit status; never raises, never shows a stack trace unless ``--verbose`` asks."""
+    """Run ``ckpt``, return its exit status. Never raises; a stack trace is for ``--verbose``."""
     if arguments is None:
-        # A short life: what the imports allocate stays until the end, and looking through it for garbage takes longer
-        # than some commands.
+        # What the imports allocate lives until the end: a garbage collection would take longer than
+        # some commands.
         gc.set_threshold(100_000)
         atexit.register(gc.freeze)
     arguments = list(sys.argv[1:] if arguments is None else arguments)
@@ -109,12 +108,14 @@ def _run(arguments: Sequence[str], watch: Watch, interrupts: Interrupts) -> int:
     except BrokenPipeError:
         return _reader_left()
     except SystemExit as leaving:
-        # click leaves so when the reader of standard output is gone, and after printing a shell completion.
+        # click exits so when the reader of standard output is gone, and after printing a shell
+        # completion.
         return _reader_left() if leaving.code == 1 else FINE
     except BaseException as error:
-        # An import that is interrupted may raise an ImportError instead.
+        # An interrupted import may raise an ImportError instead.
         failure = interrupted(watch.effect) if interrupts.seen else failure_of(error)
-        # The reader may be gone, or the disk behind standard output full, which is what the error says.
+        # The reader may be gone, or the disk behind standard output full (which is then what the
+        # error says).
         with contextlib.suppress(OSError):
             show_failure(failure, as_json=_wants_json(arguments))
             if watch.level and not interrupts.seen and not isinstance(error, click.ClickException):
@@ -126,19 +127,19 @@ def _run(arguments: Sequence[str], watch: Watch, interrupts: Interrupts) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Point what was closed (``>&-``) at nothing: Python has no stream there, and the next file opened would be it."""
+    """Point closed streams (``>&-``) at nothing; else the next file opened would become one."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115 - open as long as the process lives
 
 
 def _reader_left() -> int:
-    """Point standard output at nothing, so that the interpreter's last flush has nothing to complain about."""
+    """Point standard output at nothing, so that the interpreter's last flush cannot fail."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return PIPE_CLOSED
 
 
 def _wants_json(arguments: Sequence[str]) -> bool:
-    """Whether JSON was asked for, also where the command line is otherwise wrong."""
+    """Whether JSON was asked for, even if the command line is otherwise wrong."""
     return "--format=json" in arguments or ("--format", "json") in pairwise(arguments)

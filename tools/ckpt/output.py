@@ -1,8 +1,7 @@
-"""Where a command's result goes: a page or a JSON document on standard output, everything else on standard error.
+"""A command's result on standard output, as a page or JSON; the rest on standard error.
 
-A command makes one JSON document and a function that draws it; text is drawn *from the document*, so the two cannot tell
-different stories, and whatever a page shows a program can read. Progress is drawn by rich, which is imported only when
-standard error is a terminal and the command is a long one.
+A command makes one JSON document, and its page is drawn from that document: whatever a page shows,
+a program can read.
 """
 
 from __future__ import annotations
@@ -12,29 +11,31 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 
 import click
 
 from .exit_status import Failure
 from .json_text import pieces, unprintable_escaped
-from .text import WIDTH_DEFAULT, WIDTH_MAX, WIDTH_MIN, Look, count, label, lines_label, size
+from .text import Look, render
 
 Document = dict[str, Any]
 Draw = Callable[[Document, Look], Iterable[str]]
 Step = Callable[[int, int], None]
-"""Progress: how much is done, of how much (0 while that is not known)."""
-_WRITE_CHARACTERS = 1 << 20
+"""Takes how much is done, of how much (0 while that is unknown)."""
+_WRITE_CHARACTERS: Final = 1 << 20
 
 
 def look_of(stream: TextIO) -> Look:
-    """How pages for this stream may look: COLUMNS or the terminal's width, its encoding, NO_COLOR."""
-    colour = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return Look(min(max(_terminal_columns() or WIDTH_DEFAULT, WIDTH_MIN), WIDTH_MAX), _is_utf8(stream), colour)
+    """How a page on this stream may look, by its width and encoding, COLUMNS, NO_COLOR and TERM."""
+    color = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    width = min(max(_terminal_columns() or render.WIDTH_DEFAULT, render.WIDTH_MIN), render.WIDTH_MAX)
+    return Look(width, _is_utf8(stream), color)
 
 
 def _terminal_columns() -> int:
-    """COLUMNS, or the columns of the terminal, or 0 (what shutil says, whose import takes longer than drawing a page)."""
+    """COLUMNS, or the terminal's columns, or 0."""
+    # shutil would say so too, but its import takes longer than drawing a page.
     given = os.environ.get("COLUMNS", "")
     if given.isdecimal() and int(given):
         return int(given)
@@ -44,23 +45,19 @@ def _terminal_columns() -> int:
         return 0
 
 
-def _silent(done: int, total: int) -> None:
-    pass
-
-
 def _is_utf8(stream: TextIO) -> bool:
     return (stream.encoding or "").lower().replace("-", "").replace("_", "") in ("utf8", "utf8sig")
 
 
 def write_json(document: Mapping[str, Any]) -> None:
-    """A document on standard output, indented, in the characters that it takes."""
-    parts, size = [], 0
+    """Write a document to standard output, indented, in the characters that it takes."""
+    parts, length = [], 0
     for part in map(unprintable_escaped, pieces(document, ensure_ascii=not _is_utf8(sys.stdout))):
         parts.append(part)
-        size += len(part)
-        if size >= _WRITE_CHARACTERS:
+        length += len(part)
+        if length >= _WRITE_CHARACTERS:
             _write("".join(parts), end=False)
-            parts, size = [], 0
+            parts, length = [], 0
     _write("".join(parts))
 
 
@@ -73,7 +70,7 @@ def _write(text: str, *, end: bool = True) -> None:
 
 @contextmanager
 def on_standard_output() -> Iterator[None]:
-    """Names standard output in the error of a write to it; a reader that went away is told as it is."""
+    """Names standard output in the error of a failed write; a closed pipe stays what it is."""
     try:
         yield
     except BrokenPipeError:
@@ -83,30 +80,27 @@ def on_standard_output() -> Iterator[None]:
 
 
 class Output:
-    """What a command writes with; ``as_json`` by ``--format``."""
+    """What a command writes with."""
 
     def __init__(self, *, as_json: bool = False) -> None:
         self.as_json = as_json
 
     def show(self, document: Document, draw: Draw) -> None:
-        """The command's one result: the document, or the page that ``draw`` makes of it."""
+        """Write the command's one result: the document, or the page that ``draw`` makes of it."""
         if self.as_json:
             write_json(document)
         else:
             _write("\n".join(draw(document, look_of(sys.stdout))))
 
     def note(self, text: str) -> None:
-        """A sentence for the person at the terminal, on standard error, in either format."""
-        complain(label(text))
+        """Write a sentence for the user to standard error, in either format."""
+        complain(render.label(text))
 
     @contextmanager
     def progress(self, title: str, *, unit: str = "bytes") -> Iterator[Step]:
-        """A bar on standard error while a long command runs, if that is a terminal; a function that does nothing if not.
-
-        It shows how much is done of how much, how fast, and the time that is left. ``unit`` is bytes, or what is counted.
-        """
+        """A progress bar on standard error, if that is a terminal. ``unit`` is what is counted."""
         if not sys.stderr.isatty():
-            yield _silent
+            yield lambda _done, _total: None
             return
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -119,7 +113,7 @@ class Output:
         )
         begun = time.monotonic()
         with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-            task = bars.add_task(label(title), total=None, amount="")
+            task = bars.add_task(render.label(title), total=None, amount="")
 
             def step(done: int, total: int) -> None:
                 amount = amount_text(done, total, unit, time.monotonic() - begun)
@@ -129,36 +123,23 @@ class Output:
 
 
 def amount_text(done: int, total: int, unit: str, seconds: float) -> str:
-    """How much is done of how much, and how fast: ``1.5 GiB of 2.0 GiB, 310.0 MiB/s``; ``unit`` names what is no bytes."""
-    text = size if unit == "bytes" else count
+    """How much is done of how much, and how fast: ``1.5 GiB of 2.0 GiB, 310.0 MiB/s``."""
+    text = render.size if unit == "bytes" else render.count
     amount = f"{text(done)} of {text(total)}" if total else text(done)
     rate = f", {text(int(done / seconds))}/s" if done and seconds >= 1 else ""
     return amount + (f" {unit}" if unit != "bytes" else "") + rate
 
 
 def complain(text: str) -> None:
-    """Text on standard error. Line ends are ours; whatever else a terminal would obey is spelled out."""
+    """Write text to standard error, with every unprintable character but line ends spelled out."""
     encoding = sys.stderr.encoding or "ascii"
-    click.echo(lines_label(text).encode(encoding, "backslashreplace").decode(encoding), err=True)
+    click.echo(render.lines_label(text).encode(encoding, "backslashreplace").decode(encoding), err=True)
 
 
 def show_failure(failure: Failure, *, as_json: bool) -> None:
-    """One sentence on standard error; in JSON format also a document with ``error`` on standard output."""
+    """Write a sentence to standard error; in JSON format also a document to standard output."""
     complain(failure.message if failure.kind == "help" else f"ckpt: {failure.message}")
     if failure.hint:
         complain(f"      {failure.hint}")
     if as_json:
         write_json(failure.to_json())
-
-
-__all__ = [
-    "Document",
-    "Draw",
-    "Output",
-    "Step",
-    "complain",
-    "look_of",
-    "on_standard_output",
-    "show_failure",
-    "write_json",
-]

@@ -1,30 +1,29 @@
-"""Rows of state as text, a batch at a time: JSON lines and the cells of CSV files. No loop goes over rows.
+"""Rows of state as text, by batch: JSON lines and the cells of CSV files. No loop over rows.
 
 Every value has one form as text, whatever the command:
 
-==================  ================================================================================
+==================  ==============================================================================
 type                JSON
-==================  ================================================================================
+==================  ==============================================================================
 bool, integers      ``true``, ``42``
-float, double       ``1.5``; what JSON has no number for is text: ``"NaN"``, ``"Infinity"``
-decimal             text, so that no digit is lost: ``"12.30"``
+float, double       ``1.5``; text for what is no JSON number: ``"NaN"``, ``"Infinity"``
+decimal             text, to keep every digit: ``"12.30"``
 utf8                text
 binary              text, hexadecimal
-date32, timestamps  text, ISO 8601; ``Z`` at the end where the type says UTC
+date32, timestamps  text, ISO 8601, with a final ``Z`` if the type says UTC
 struct              an object
 list                an array
 map                 an array of objects ``{"key": ..., "value": ...}``
 null                ``null``
-==================  ================================================================================
+==================  ==============================================================================
 
-The text is built column by column with Arrow's kernels: a column of any type becomes a column of JSON texts, nested types
-from the inside out.
+Arrow kernels build the text column by column, nested types from the inside out.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
@@ -36,69 +35,63 @@ _CONTROLS: Final = [chr(code) for code in range(32)] + ["\x7f"]
 
 
 def json_texts(batch: pa.RecordBatch) -> pa.Array:
-    """A batch as JSON objects: one utf8 value a row, never null, members in column order."""
+    """A batch as JSON objects: one utf8 value per row, never null, members in column order."""
     _check(batch)
     return _object(list(zip(batch.schema.names, batch.columns, strict=True)), batch.num_rows)
 
 
 def json_lines(batch: pa.RecordBatch) -> pa.Buffer:
-    """The same as the bytes of JSON lines: each object followed by a newline."""
+    """The bytes of JSON lines: each object and a newline."""
     lines = pc.binary_join_element_wise(json_texts(batch), pa.scalar(""), "\n")
-    return _bytes_of(lines)
+    _, offsets, data = lines.buffers()
+    if data is None or not len(lines):
+        return pa.py_buffer(b"")
+    bounds = np.frombuffer(offsets, np.int32)[lines.offset : lines.offset + len(lines) + 1]
+    return data.slice(int(bounds[0]), int(bounds[-1] - bounds[0]))
 
 
 def flat(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with only such columns as CSV can hold: binary as hexadecimal text, nested types as JSON text."""
+    """The batch as CSV can hold it: binary as hexadecimal text, nested types as JSON text."""
     _check(batch)
-    columns, names = [], []
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+    columns = []
+    for column in batch.columns:
         if pa.types.is_binary(column.type):
             column = hexadecimal(column)
         elif pa.types.is_nested(column.type):
             column = pc.if_else(pc.is_valid(column), _json(column), pa.scalar(None, pa.string()))
         columns.append(column)
-        names.append(name)
-    return pa.RecordBatch.from_arrays(columns, names=names)
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
 def objects(batches: Iterable[pa.RecordBatch], limit: int) -> list[dict[str, Any]]:
     """The first ``limit`` rows as Python objects, in the forms above."""
     found: list[dict[str, Any]] = []
-    for batch in _first(batches, limit):
-        found += [json.loads(text) for text in json_texts(batch).to_pylist()]
+    for batch in batches:
+        found += [json.loads(text) for text in json_texts(batch.slice(0, limit - len(found))).to_pylist()]
+        if len(found) >= limit:
+            break
     return found
 
 
 def _check(batch: pa.RecordBatch) -> None:
-    """Text is made of text: Parquet lets strings hold any bytes, which neither JSON nor CSV can."""
+    """Refuses strings that are no UTF-8: Parquet can hold any bytes, JSON and CSV cannot."""
     try:
         batch.validate(full=True)
     except pa.ArrowInvalid as error:
         from stateformat.errors import DamagedCheckpoint, ErrorKind
 
         raise DamagedCheckpoint(
-            f"some values are none of their type and cannot be written as text: {error}; `ckpt validate --level full` says "
-            "where, and an export to Parquet has their bytes as they are",
+            f"some values are not valid for their type and cannot be written as text: {error}. `ckpt validate --level "
+            "full` says where; an export to Parquet keeps their bytes",
             kind=ErrorKind.DAMAGED_SEGMENT,
         ) from error
 
 
-def _first(batches: Iterable[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBatch]:
-    left = limit
-    for batch in batches:
-        if left <= 0:
-            return
-        yield batch.slice(0, left)
-        left -= batch.num_rows
-        if left <= 0:
-            return
-
-
 def hexadecimal(column: pa.Array) -> pa.Array:
-    """Binary as utf8, two digits a byte; nulls stay."""
+    """Binary as utf8, two digits per byte; nulls stay."""
     if column.null_count == len(column):
         return pa.nulls(len(column), pa.string())
-    # A copy without offset: an empty place under every null, and the data from byte 0 on.
+    # A copy without offset: nulls have no bytes, and the data begins at byte 0.
     packed = pc.take(column, pa.array(np.arange(len(column))))
     validity, offsets, data = packed.buffers()
     bounds = np.frombuffer(offsets, np.int32)[: len(packed) + 1].astype(np.int64) * 2
@@ -117,17 +110,8 @@ def hexadecimal(column: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(pa.string(), len(packed), buffers)
 
 
-def _bytes_of(lines: pa.Array) -> pa.Buffer:
-    """The characters of a utf8 array, one value after another, without a copy."""
-    _, offsets, data = lines.buffers()
-    if data is None or not len(lines):
-        return pa.py_buffer(b"")
-    bounds = np.frombuffer(offsets, np.int32)[lines.offset : lines.offset + len(lines) + 1]
-    return data.slice(int(bounds[0]), int(bounds[-1] - bounds[0]))
-
-
 def _object(members: list[tuple[str, pa.Array]], length: int) -> pa.Array:
-    """JSON objects of the same members, one for each row."""
+    """JSON objects with the same members, one per row."""
     if not members:
         return pa.array(["{}"] * length, pa.string())
     parts: list[Any] = []
@@ -146,7 +130,7 @@ def _json(column: pa.Array) -> pa.Array:
     elif pa.types.is_list(dtype):
         texts = _array(column, _json(column.flatten()))
     elif pa.types.is_map(dtype):
-        # A null map may have entries underneath: without nulls the entries of all rows stand side by side.
+        # Entries may lie under a null map; without nulls the entries of all rows are side by side.
         filled = column.drop_null() if column.null_count else column
         bounds = np.asarray(filled.offsets) if len(filled) else np.zeros(1, np.int32)
         entries = [("key", filled.keys[bounds[0] : bounds[-1]]), ("value", filled.items[bounds[0] : bounds[-1]])]
@@ -158,15 +142,10 @@ def _json(column: pa.Array) -> pa.Array:
 
 def _array(column: pa.Array, elements: pa.Array) -> pa.Array:
     """JSON arrays from the texts of all elements of the valid lists, in order."""
-    lengths = pc.fill_null(pc.list_value_length(column) if pa.types.is_list(column.type) else _map_lengths(column), 0)
-    bounds = np.concatenate([[0], np.cumsum(lengths.to_numpy(zero_copy_only=False))]).astype(np.int32)
+    lengths = np.where(np.asarray(pc.is_valid(column)), np.diff(np.asarray(column.offsets)), 0)
+    bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     lists = pa.ListArray.from_arrays(pa.array(bounds), elements)
     return pc.binary_join_element_wise(pa.scalar("["), pc.binary_join(lists, ","), pa.scalar("]"), "")
-
-
-def _map_lengths(column: pa.Array) -> pa.Array:
-    bounds = np.asarray(column.offsets)
-    return pa.array(np.diff(bounds), pa.int32(), mask=np.asarray(pc.is_null(column)))
 
 
 def _scalar_texts(column: pa.Array) -> pa.Array:
@@ -196,14 +175,12 @@ def _quoted(texts: pa.Array) -> pa.Array:
 
 
 def _escaped(texts: pa.Array) -> pa.Array:
-    """What JSON does not allow inside quotes, escaped; the rarer characters only where there are any."""
+    """Text with what JSON does not allow inside quotes escaped."""
     for char in ("\\", '"'):
         texts = pc.replace_substring(texts, char, "\\" + char)
+    # Control characters are rare: most columns are spared 33 replacements.
     if pc.any(pc.match_substring_regex(texts, r"[\x00-\x1f\x7f]")).as_py():
         for char in _CONTROLS:
             escape = json.dumps(char)[1:-1] if char != "\x7f" else "\\u007f"
             texts = pc.replace_substring(texts, char, escape)
     return texts
-
-
-__all__ = ["flat", "hexadecimal", "json_lines", "json_texts", "objects"]

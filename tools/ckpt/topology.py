@@ -1,12 +1,14 @@
-"""Topology files: the job graph that a checkpoint is to be restored into, as JSON (docs/cli.md).
+"""Topology files: the job graph to restore a checkpoint into, as JSON (docs/cli.md).
 
-A file is an object with ``operators`` and ``edges`` as they stand in a record (SPEC.md sections 3.4 and 3.5), so the output of
-``ckpt inspect --format json`` is one as it is. Optional: what can be derived or adopted from the checkpoint, and ``states``
-(section 3.6) where the new program declares others. What a checkpoint alone knows (``status``, ``finished``,
-``finishing``) is read over; any other unknown member of an operator or edge is refused, because it is most likely a typing error.
+A file has ``operators`` and ``edges`` as in a record (SPEC.md sections 3.4 and 3.5), so the output
+of ``ckpt inspect --format json`` is one. Members that can be derived or adopted from the checkpoint
+are optional. The reader ignores what only a checkpoint knows (``status``, ``finished``,
+``finishing``); any other unknown member of an operator or edge is refused, as a probable typing
+error.
 
-A state is given as it stands in a record, with the ids of its fields, or as a program declares it: ``columns`` in place of ``schemas``,
-without ids, and what has become of earlier columns in ``renames`` and ``drops``.
+``states`` (section 3.6) are for a program that declares others. A state is given as in a record,
+with field ids, or as a program declares it: with ``columns`` in place of ``schemas``, without ids,
+and with ``renames`` and ``drops`` for what became of earlier columns.
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ _PROGRAM: Final = {"operator", "name", "mode", "kind", "key_columns", "edge", "c
 def read_topology(
     path: Path, record: Record, drop: Collection[str] = ()
 ) -> tuple[JobGraph, tuple[State, ...], tuple[str, ...]]:
-    """The graph, the declared states (none where the file has none), and what is given up: ``drop``, and the columns that states name.
+    """The graph, the declared states, and what to give up: ``drop`` and the states' ``drops``.
 
-    ``InvalidInput`` names the member at fault.
+    Raises ``InvalidInput``, which names the member at fault.
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -50,14 +52,14 @@ def read_topology(
         return graph, *_states(values, record, drop)
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise InvalidInput(
-            f"topology file {path} cannot be read: {error}; it is a JSON object with operators and edges, like what "
+            f"topology file {path} cannot be read: {error}. Give a JSON object with operators and edges, such as "
             "`ckpt inspect --format json` prints",
             kind=ErrorKind.INVALID_GRAPH,
             path=str(path),
         ) from error
     except RecordFault as fault:
         raise InvalidInput(
-            f"topology file {path}: {fault}; its operators and edges are those of SPEC.md sections 3.4 and 3.5",
+            f"topology file {path}: {fault}. SPEC.md sections 3.4 and 3.5 describe operators and edges",
             kind=ErrorKind.INVALID_GRAPH,
             path=str(path),
             member=fault.where,
@@ -76,7 +78,7 @@ def _operator(members: Members, saved_graph: JobGraph) -> Operator:
     saved = saved_graph.by_uid.get(uid)
     operator = Operator(
         uid=uid,
-        # Whether the numbers make sense is for the planner to say, which says it of all operators at once.
+        # The planner checks the numbers, of all operators at once.
         parallelism=members.get("parallelism", int),
         max_parallelism=members.optional("max_parallelism", lambda name: members.get(name, int)),
         name=members.text("name") if members.has("name") else saved.name if saved else "",
@@ -88,7 +90,8 @@ def _operator(members: Members, saved_graph: JobGraph) -> Operator:
         pinned=members.get("pinned", bool) if members.has("pinned") else False,
     )
     if saved is not None and members.has("status") and operator.max_parallelism == saved.max_parallelism:
-        # Taken from a checkpoint as it is: nobody has chosen this max parallelism, so it stays derived.
+        # A copy of the checkpoint's operator: no user chose this max parallelism, so it stays
+        # derived.
         return replace(operator, max_parallelism=None)
     return operator
 
@@ -107,26 +110,26 @@ def _edge(members: Members) -> Edge:
 
 
 def _states(values: dict[str, Any], record: Record, drop: Collection[str]) -> tuple[tuple[State, ...], tuple[str, ...]]:
-    """The declared states, read by the codec of records. Members that only ``inspect`` prints are read over."""
+    """The declared states, by the codec of records; members only ``inspect`` prints are ignored."""
     if "states" not in values:
         return (), tuple(drop)
     raw, changes = [], []
     for item in Members(values, "").objects("states"):
-        by_program = item.has("columns")
-        changes.append(_changes(item) if by_program else None)
-        whole = _as_in_a_record(item) if by_program else item.values
+        from_program = item.has("columns")
+        changes.append(_changes(item) if from_program else None)
+        whole = _as_in_a_record(item) if from_program else item.values
         raw.append({name: value for name, value in whole.items() if name in _STATE and value is not None})
     as_parsed = json.loads(json.dumps(members_of(record)))
     declared = record_of({**as_parsed, "states": raw}).states
     others, columns = split_drop(drop, declared)
     found: list[State] = []
-    for state, said in zip(declared, changes, strict=True):
+    for state, change in zip(declared, changes, strict=True):
         given_up = columns.get((state.operator, state.name), frozenset())
         saved = record.by_state.get((state.operator, state.name))
-        if saved is None or said is None or _sort(saved) != _sort(state):
+        if saved is None or change is None or _sort(saved) != _sort(state):
             found.append(state)
         else:
-            went_on = evolve_state(saved, state, replace(said, drops=said.drops | given_up), check=False)
+            went_on = evolve_state(saved, state, replace(change, drops=change.drops | given_up), check=False)
             found.append(went_on.state)
             given_up = frozenset(went_on.dropped)
         others += [column_name(state, name) for name in sorted(given_up)]
@@ -159,17 +162,11 @@ def _as_in_a_record(members: Members) -> dict[str, Any]:
 
 
 def _numbered(value: Any, ids: Iterator[int]) -> Any:
-    """A field with ids, for itself and what is nested in it; nullable unless it says otherwise."""
+    """A field with ids, also for nested fields; nullable by default."""
     if isinstance(value, list):
         return [_numbered(item, ids) for item in value]
     if not isinstance(value, dict):
         return value
     own = {"id": next(ids)} if "type" in value else {}
-    return (
-        {"nullable": True, **{name: _numbered(inner, ids) for name, inner in value.items()}, **own}
-        if own
-        else {name: _numbered(inner, ids) for name, inner in value.items()}
-    )
-
-
-__all__ = ["read_topology"]
+    default = {"nullable": True} if own else {}
+    return {**default, **{name: _numbered(inner, ids) for name, inner in value.items()}, **own}

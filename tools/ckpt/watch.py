@@ -1,9 +1,4 @@
-"""What ``--verbose`` tells on standard error: what happens as it happens, and at the end what it took.
-
-One :class:`Watch` goes with one call of ``ckpt``. It is made before the command line is read and ended when everything
-else has been said, so the table also stands below the sentence of a command that failed. Nothing is counted, and nothing
-imported for it, where nobody asked.
-"""
+"""``--verbose``: log lines on standard error, and at the end what the command took."""
 
 from __future__ import annotations
 
@@ -25,22 +20,27 @@ LOGGERS: Final = ("stateformat", "redistribution", "backends", "tools")
 
 
 class Watch:
-    """``level`` 0 tells nothing, 1 what happens and a table, 2 each request to a storage too."""
+    """Watches one call of ``ckpt``, from before it reads its command line until it ends.
+
+    Without ``--verbose`` it counts nothing and imports nothing.
+    """
 
     def __init__(self) -> None:
         self.level = 0
+        """0 is silent; 1 logs events and prints a table; 2 also logs each request to a storage."""
         self.stats: Stats | None = None
         self.effect = "nothing was changed"
         """What an interruption now leaves behind, as the end of a sentence."""
         self._start = time.perf_counter()
         self._command = ""
-        # Without any handler Python would print warnings; commands say what matters themselves.
+        # With no handler at all Python would print warnings; commands report what matters
+        # themselves.
         self._handler: logging.Handler = logging.NullHandler()
         self._levels = [logging.getLogger(name).level for name in LOGGERS]
         self._listen(logging.WARNING)
 
     def begin(self, level: int, command: str) -> None:
-        """Called once the command line is read: how much is to be told, of which command."""
+        """Start to watch ``command``, once its command line is read."""
         if level < 1:
             return
         from stateformat.storage import Stats
@@ -52,7 +52,7 @@ class Watch:
         self._listen(logging.INFO if level == 1 else logging.DEBUG)
 
     def end(self) -> None:
-        """Print the table, if it was asked for. To be called at the very end, however the command has ended."""
+        """Restore the loggers; if verbose, print the table. The last thing a command does."""
         self._ignore()
         for name, level in zip(LOGGERS, self._levels, strict=True):
             logging.getLogger(name).setLevel(level)
@@ -74,7 +74,7 @@ class Watch:
 
 
 class _OnStandardError(logging.Handler):
-    """Writes where standard error is at that moment: above a progress bar, while one is shown."""
+    """Writes to what standard error is at that moment: above a progress bar, while there is one."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(BrokenPipeError):
@@ -82,16 +82,13 @@ class _OnStandardError(logging.Handler):
 
 
 def peak_memory_bytes() -> int:
-    """The most memory that this process has held at a time."""
+    """The greatest resident size of this process so far."""
     import resource
     from pathlib import Path
 
-    # Linux hands ru_maxrss on to what a process starts: it would tell the size of whoever started us.
+    # On Linux a process inherits ru_maxrss from its parent: it would be the size of our caller.
     with contextlib.suppress(OSError, ValueError, IndexError):
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
         return int(status.partition("VmHWM:")[2].split()[0]) * 1024
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return used if sys.platform == "darwin" else used * 1024
-
-
-__all__ = ["Watch", "peak_memory_bytes"]

@@ -1,9 +1,9 @@
 """``ckpt rewrite`` as a program for spark-submit: the same options, always on Spark.
 
-    spark-submit --master yarn tools/jobs/rewrite.py s3://bucket/store --parallelism 12 --max-parallelism 1024
+    spark-submit --master yarn tools/jobs/rewrite.py s3://bucket/store --max-parallelism 1024
 
-The driver publishes, so it is the driver's exit status that counts (client mode shows it). Executors need this package and
-the address of the store: ``stateformat.backends.spark.sessions`` says how.
+The driver publishes, so its exit status counts (client mode shows it). Executors need this package
+and the address of the store: ``stateformat.backends.spark.sessions`` says how.
 """
 
 from __future__ import annotations

@@ -1,15 +1,18 @@
-"""Runs a dataflow on Spark as a program for spark-submit, until it ends, is stopped (``ckpt stop STORE``), or fails.
+"""Runs a dataflow on Spark until it ends, fails or is stopped (``ckpt stop``); for spark-submit.
 
-    spark-submit --master yarn tools/jobs/run.py flights.py:flights s3://bucket/store --parallelism 12
+    spark-submit --master yarn tools/jobs/run.py flights.py:flights s3://bucket/store
 
-``flights.py`` defines a function ``flights()`` that returns the ``Dataflow`` (one with a parameter is given the SparkSession); a module
-that is installed is named ``package.module:flights``. The file goes to the executors with the job. Progress is a line for each checkpoint
-(on a terminal one line that changes) on standard error, how the job has ended a sentence on standard output; with ``--progress json``
-everything is a line of JSON on standard output (docs/json.md). The exit status is that of ``ckpt``: 0 the job has ended or was stopped,
-1 it failed or was refused, 2 misuse, 3 the storage failed. Run it again and it goes on from the newest checkpoint.
+The function ``flights()`` in ``flights.py`` returns the ``Dataflow``; one with a parameter is given
+the SparkSession. The file goes to the executors with the job. An installed module is
+``package.module:flights``.
 
-Under ``spark-submit`` Spark puts both streams of this program on its own standard output, which is no terminal for it, and its log on
-standard error: ``2> spark.log`` parts the two. Where nobody has configured the log it begins at warnings (``stateformat.backends.spark.sessions``).
+Standard error gets a line per checkpoint (on a terminal one line that changes), standard output a
+sentence about how the job ended. With ``--progress json`` all of it is JSON lines on standard
+output (docs/json.md). Exit status: 0 the job ended or was stopped; 1 it failed or was refused; 2
+misuse; 3 the storage failed. Run again, it goes on from the newest checkpoint.
+
+``spark-submit`` puts both streams on its own standard output, and its log on standard error: ``2>
+spark.log`` separates the two. An unconfigured log begins at warnings (``stateformat.backends.spark.sessions``).
 """
 
 from __future__ import annotations
@@ -44,8 +47,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class JobType(click.ParamType["JobName"]):
-    """Parses ``FILE.py:FUNCTION`` and ``MODULE:FUNCTION``, and looks whether there is such a file, before Spark is started."""
+class JobName(NamedTuple):
+    """The function that makes the dataflow."""
+
+    where: str
+    """A file that ends with ``.py``, or an installed module."""
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.where}:{self.function}"
+
+
+class JobType(click.ParamType[JobName]):
+    """Parses ``FILE.py:FUNCTION`` and ``MODULE:FUNCTION``. The file must exist."""
 
     name = "JOB"
 
@@ -56,21 +70,13 @@ class JobType(click.ParamType["JobName"]):
         where, _, function = str(value).rpartition(":")
         if not where or not function.isidentifier():
             self.fail(
-                f"{value!r} names no function; say which of a file or module, as in flights.py:flights", param, ctx
+                f"{value!r} names no function; give a file or module and a function, as in flights.py:flights",
+                param,
+                ctx,
             )
         if where.endswith(".py") and not Path(where).is_file():
             self.fail(f"there is no file {where!r}, seen from {Path.cwd()}", param, ctx)
         return JobName(where, function)
-
-
-class JobName(NamedTuple):
-    """Where the function is that makes the dataflow: a file, or an installed module."""
-
-    where: str
-    function: str
-
-    def __str__(self) -> str:
-        return f"{self.where}:{self.function}"
 
 
 class KeepType(click.ParamType["int | Keep | None"]):
@@ -79,7 +85,7 @@ class KeepType(click.ParamType["int | Keep | None"]):
     name = "N|all"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | Keep | None:
-        """How many are kept."""
+        """How many checkpoints are kept."""
         if isinstance(value, Keep):
             return value
         if value == "all":
@@ -89,8 +95,8 @@ class KeepType(click.ParamType["int | Keep | None"]):
         return int(value)
 
 
-class Telling:
-    """What the program says: text for people, or JSON lines for programs."""
+class Reporter:
+    """What the program prints: text for people, or JSON lines for programs."""
 
     def __init__(self, form: str) -> None:
         self._json = form == "json"
@@ -100,19 +106,19 @@ class Telling:
         handler = logging.StreamHandler(sys.stdout if self._json else sys.stderr)
         handler.setFormatter(_JsonLog() if self._json else logging.Formatter("%(levelname)s %(name)s: %(message)s"))
         logging.basicConfig(level=logging.WARNING, handlers=[handler])
-        # Copying a savepoint may take long, and there is no progress before it is done.
+        # Copying a savepoint may take long, and comes before the first progress.
         logging.getLogger(starting.__name__).setLevel(logging.INFO)
 
     def outcome(self, outcome: JobOutcome) -> int:
-        """How the job has ended; returns the exit status."""
+        """Print how the job ended; returns the exit status."""
         self._line.end()
         sentence = in_options(outcome.sentence)
-        told = {"kind": "JobOutcome", **asdict(outcome), "sentence": sentence}
-        click.echo(json.dumps(told) if self._json else sentence)
+        document = {"kind": "JobOutcome", **asdict(outcome), "sentence": sentence}
+        click.echo(json.dumps(document) if self._json else sentence)
         return FINE
 
     def failure(self, error: BaseException) -> int:
-        """Why there is no outcome; returns the exit status."""
+        """Print why there is no outcome; returns the exit status."""
         self._line.end()
         if isinstance(error, JobFailed):
             storage_failed = isinstance(error.__cause__, (StorageError, OSError))
@@ -129,10 +135,10 @@ class _JsonLog(logging.Formatter):
     """A record of Python's log as a line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
-        told = {"level": record.levelname, "logger": record.name, "message": record.getMessage()}
+        document = {"kind": "Log", "level": record.levelname, "logger": record.name, "message": record.getMessage()}
         if record.exc_info:
-            told["trace"] = self.formatException(record.exc_info)
-        return json.dumps({"kind": "Log", **told})
+            document["trace"] = self.formatException(record.exc_info)
+        return json.dumps(document)
 
 
 @click.command(
@@ -140,10 +146,10 @@ class _JsonLog(logging.Formatter):
 )
 @click.argument("job", type=JobType())
 @click.argument("store", type=AddressType("never"))
-@click.option("--parallelism", type=click.IntRange(min=1), help="Of every operator that has none of its own.")
-@click.option("--rows-per-epoch", type=click.IntRange(min=1), help="How many rows sources read in an epoch at most.")
-@click.option("--seconds-per-epoch", type=SecondsType(min=0.001), help="How long they read at most. [default: 10]")
-@click.option("--least-seconds-per-epoch", type=SecondsType(min=0), help="From epoch to epoch at least. [default: 0]")
+@click.option("--parallelism", type=click.IntRange(min=1), help="Of every operator without one of its own.")
+@click.option("--rows-per-epoch", type=click.IntRange(min=1), help="The most rows that sources read in an epoch.")
+@click.option("--seconds-per-epoch", type=SecondsType(min=0.001), help="The longest they read. [default: 10]")
+@click.option("--least-seconds-per-epoch", type=SecondsType(min=0), help="The least from epoch to epoch. [default: 0]")
 @click.option("--idle-seconds", type=SecondsType(min=0), help="The wait after an epoch without rows. [default: 1]")
 @click.option(
     "--keep",
@@ -152,7 +158,7 @@ class _JsonLog(logging.Formatter):
     help="How many checkpoints are kept. [default: 10, if the job begins the store]",
 )
 @click.option(
-    "--max-restarts", type=click.IntRange(min=0), help="Failures within ten checkpoints that are allowed. [default: 3]"
+    "--max-restarts", type=click.IntRange(min=0), help="Failures allowed within ten checkpoints. [default: 3]"
 )
 @click.option(
     "--from",
@@ -166,9 +172,9 @@ class _JsonLog(logging.Formatter):
     "--drop",
     multiple=True,
     metavar="OPERATOR[/STATE[.COLUMN]]",
-    help="State of the checkpoint that is given up, or a column of it.",
+    help="State of the checkpoint to give up, or a column of it.",
 )
-@click.option("--endpoint-url", metavar="URL", help="The S3 server, where it is not Amazon's.")
+@click.option("--endpoint-url", metavar="URL", help="The S3 server, if it is not Amazon's.")
 @click.option(
     "--option",
     "options",
@@ -180,7 +186,7 @@ class _JsonLog(logging.Formatter):
 @click.option("--progress", type=click.Choice(["text", "json", "none"]), default="text", show_default=True)
 def command(job: JobName, store: Address, **chosen: Any) -> int:
     """Run it; returns the exit status."""
-    telling = Telling(chosen["progress"])
+    reporter = Reporter(chosen["progress"])
     storage = dict(chosen["options"])
     if chosen["endpoint_url"]:
         storage["endpoint_url"] = chosen["endpoint_url"]
@@ -194,53 +200,53 @@ def command(job: JobName, store: Address, **chosen: Any) -> int:
             options["start_from"] = str(start_from)
             options["start_from_options"] = options_for(start_from.url, storage, (store.url,))
         with lent_session(f"stateformat {job}") as spark:
-            runtime = SparkRuntime(spark, opened, progress=telling.progress, **options)
-            return telling.outcome(runtime.run(dataflow_of(job, spark)))
+            runtime = SparkRuntime(spark, opened, progress=reporter.progress, **options)
+            return reporter.outcome(runtime.run(dataflow_of(job, spark)))
     except (CheckpointError, OSError, KeyboardInterrupt) as error:
-        return telling.failure(error)
+        return reporter.failure(error)
 
 
 def _runtime_options(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    numbers = {
+        "parallelism": "parallelism",
+        "checkpoint_rows": "rows_per_epoch",
+        "max_restarts": "max_restarts",
+    }
     seconds = {
         "checkpoint_interval_us": "seconds_per_epoch",
         "least_epoch_us": "least_seconds_per_epoch",
         "idle_us": "idle_seconds",
     }
-    plain = {
-        "parallelism": "parallelism",
-        "checkpoint_rows": "rows_per_epoch",
-        "max_restarts": "max_restarts",
-    }
-    found = {name: chosen[option] for name, option in plain.items() if chosen[option] is not None}
+    found = {name: chosen[option] for name, option in numbers.items() if chosen[option] is not None}
     found |= {name: int(1e6 * chosen[option]) for name, option in seconds.items() if chosen[option] is not None}
     return {**found, **{name: chosen[name] for name in ("claim", "drop", "keep", "resume")}}
 
 
-# The job ------------------------------------------------------------------------------------------------------------------
-
-
 def dataflow_of(job: JobName, spark: SparkSession) -> Dataflow:
-    """The dataflow that a function makes. ``InvalidInput``, the user's fault, where there is none; a stack trace goes to standard
-    error where the job's own code raised.
+    """The dataflow that the job's function makes; ``InvalidInput`` if it makes none.
+
+    If the job's own code raised, its stack trace goes to standard error.
     """
     module = _file(job, spark) if job.where.endswith(".py") else _installed(job)
     make: Callable[..., Any] | None = getattr(module, job.function, None)
     if not callable(make):
-        has = ", ".join(_functions(module)) or "none"
-        raise InvalidInput(f"{job.where} has no function {job.function!r}; its functions are: {has}")
-    flow = _called(f"{job}", lambda: make(spark) if inspect.signature(make).parameters else make())
+        found = inspect.getmembers(module, inspect.isfunction)
+        own = [name for name, one in found if one.__module__ == module.__name__ and not name.startswith("_")]
+        names = ", ".join(own) or "none"
+        raise InvalidInput(f"{job.where} has no function {job.function!r}; its functions are: {names}")
+    flow = _call(f"{job}", lambda: make(spark) if inspect.signature(make).parameters else make())
     if not isinstance(flow, Dataflow):
-        raise InvalidInput(f"{job} returned {type(flow).__name__}; it returns a Dataflow")
+        raise InvalidInput(f"{job} returned {type(flow).__name__}; it must return a Dataflow")
     return flow
 
 
 def _file(job: JobName, spark: SparkSession) -> Any:
-    """The module of a file, which executors can import too, by the file's name."""
+    """The module of a file, which executors can also import, by the file's name."""
     path = Path(job.where).resolve()
     name = path.stem
     other = None if "." in name else _other_module(name, path)
     if "." in name or other is not None:
-        why = "has a dot in its name" if other is None else f"would take the place of the module {name!r} ({other})"
+        why = "has a dot in its name" if other is None else f"would replace the module {name!r} ({other})"
         raise InvalidInput(f"{path} {why}; give the file another name")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -248,13 +254,13 @@ def _file(job: JobName, spark: SparkSession) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     loader = spec.loader
-    _called(f"{path}", lambda: loader.exec_module(module))
+    _call(f"{path}", lambda: loader.exec_module(module))
     spark.sparkContext.addPyFile(str(path))
     return module
 
 
 def _other_module(name: str, path: Path) -> str | None:
-    """Where another module of this name is; None where there is none, or a copy of the same file (``--py-files``)."""
+    """Where another module of this name is; None if there is none, or a copy (``--py-files``)."""
     known = sys.modules.get(name)
     place = getattr(known, "__file__", None)
     if known is None:
@@ -274,14 +280,15 @@ def _installed(job: JobName) -> Any:
         if error.name is None or not f"{job.where}.".startswith(f"{error.name}."):
             raise InvalidInput(f"{job.where} imports {error.name!r}, which is not installed here") from error
         raise InvalidInput(
-            f"there is no module {error.name!r} in {sys.executable}; install it, or name a file: {job.where}.py:{job.function}"
+            f"there is no module {error.name!r} in {sys.executable}; install it, or name a file: "
+            f"{job.where}.py:{job.function}"
         ) from error
 
 
-def _called(what: str, call: Callable[[], Any]) -> Any:
-    """What the code of a job returns; what it raises is shown from there on, and is the user's to mend."""
+def _call(what: str, code: Callable[[], Any]) -> Any:
+    """What code of the job returns. Shows the stack trace of an exception: it is the user's."""
     try:
-        return call()
+        return code()
     except CheckpointError:
         raise
     except Exception as error:
@@ -293,14 +300,8 @@ def _called(what: str, call: Callable[[], Any]) -> Any:
         raise InvalidInput(f"{what} raised {type(error).__name__}: {error}{hint}") from error
 
 
-def _functions(module: Any) -> list[str]:
-    """The functions that a module defines itself."""
-    found = inspect.getmembers(module, inspect.isfunction)
-    return [name for name, one in found if one.__module__ == module.__name__ and not name.startswith("_")]
-
-
 def main(arguments: list[str]) -> int:
-    """Run the program; an error is a sentence, and an exit status."""
+    """Run the program; an error becomes a sentence and an exit status."""
     try:
         return int(command.main(arguments, prog_name="run.py", standalone_mode=False) or FINE)
     except (click.ClickException, click.Abort) as error:

@@ -1,4 +1,4 @@
-"""The rewrite job on Spark: ``SparkEngine`` plans stages on the driver, ``executor`` runs in the Python workers."""
+"""The engine that rewrites on Spark: ``engine`` runs on the driver, ``executor`` in workers."""
 
 from .engine import SparkEngine
 

@@ -1,10 +1,11 @@
-"""What runs in Spark's Python workers: the engine-neutral work, between Arrow batches and Arrow batches.
+"""The rewrite on Spark: what runs in Python workers, between Arrow batches and Arrow batches.
 
-Each function here makes a function for ``mapInArrow``. What it carries is a list of pickled tasks, of which a worker opens
-only its own; Spark sends a large closure as a broadcast by itself. Results are rows (``Snapshot.to_bytes``), so that Spark
-takes exactly one for each task, whatever was retried or run twice; the segments of the others are garbage.
+Each function here makes a function for ``mapInArrow``, which carries a list of pickled tasks; a
+worker opens only its own. Results are rows (``Snapshot.to_bytes``), of which Spark takes exactly
+one per task, whatever was retried or ran twice; the segments of the others are garbage.
 
-Errors of ours travel as JSON in the message of the exception, because Spark keeps nothing else of it: see :func:`decode`.
+Our errors travel as JSON in the message of an exception, because Spark keeps nothing else of it:
+see :func:`decode`.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from stateformat.schema import KEY_GROUP
 from stateformat.snapshot import Snapshot, WriteContext
 from stateformat.tables import Spill, cut, split_by_bucket
 
-from ...rewrite import Move, Source, deal, write_move, write_target
+from ...rewrite import Move, RehashSource, distribute, write_move, write_target
 
 Batches = Iterable[pa.RecordBatch]
 Stage = Callable[[Batches], Iterator[pa.RecordBatch]]
 
 
 class Counter(Protocol):
-    """Counts segments for the eyes of a user: a Spark accumulator, which counts what is retried again."""
+    """Counts rows for a user to see: a Spark accumulator, which counts retried rows again."""
 
     def add(self, term: int) -> None:
-        """So many more."""
+        """Count ``term`` more."""
 
 
 FRAME_BYTES: Final = 4 * 2**20
@@ -49,30 +50,36 @@ _MARK: Final = "stateformat-error:"
 
 
 def write_moves(tasks: Sequence[bytes], written: Counter) -> Stage:
-    """Rows (id long) in, one row (snapshot binary) for each move out. Task *id* is a pickled list of (context, move)."""
+    """From rows (id long) to one row (snapshot binary) per move.
+
+    Task *id* is a pickled list of (context, move).
+    """
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
         _settle()
         for number in _ids(batches):
-            # Pickled by our own driver for this job; nothing that lies in a store is ever unpickled.
+            # Our own driver pickled it for this job. Nothing from a store is ever unpickled.
             work: list[tuple[WriteContext, Move]] = pickle.loads(tasks[number])  # noqa: S301
             for context, move in work:
-                yield _result(_told(write_move, context, move))
+                yield _result(_run(write_move, context, move))
                 written.add(move.rows)
 
     return run
 
 
-def deal_sources(tasks: Sequence[bytes]) -> Stage:
-    """Rows (id long) in, frames (target int, payload binary) out. Task *id* is a pickled list of sources."""
+def distribute_sources(tasks: Sequence[bytes]) -> Stage:
+    """From rows (id long) to frames (target int, payload binary).
+
+    Task *id* is a pickled list of sources.
+    """
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
         _settle()
         for number in _ids(batches):
-            work: list[Source] = pickle.loads(tasks[number])  # noqa: S301
+            work: list[RehashSource] = pickle.loads(tasks[number])  # noqa: S301
             for source in work:
-                dealt = deal(source)
-                while (one := _told(next, dealt, None)) is not None:
+                distributed = distribute(source)
+                while (one := _run(next, distributed, None)) is not None:
                     target, batch = one
                     for part in cut(batch, batch.num_rows, FRAME_BYTES):
                         yield pa.record_batch([pa.array([target], pa.int32()), _frame(part)], ["target", "payload"])
@@ -81,7 +88,10 @@ def deal_sources(tasks: Sequence[bytes]) -> Stage:
 
 
 def write_targets(tasks: Sequence[bytes], written: Counter) -> Stage:
-    """Frames in, one row (snapshot binary) for each target that has any out. Task *target* is (context, place), pickled."""
+    """From frames to one row (snapshot binary) per target that has any.
+
+    Task *target* is (context, place), pickled.
+    """
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
         _settle()
@@ -95,7 +105,7 @@ def write_targets(tasks: Sequence[bytes], written: Counter) -> Stage:
                     frames.add(target, payloads)
             for target in sorted(frames.sizes):
                 context, place = pickle.loads(tasks[target])  # noqa: S301
-                handle = _told(write_target, context, place, _unframed(frames.read(target)))
+                handle = _run(write_target, context, place, _unframed(frames.read(target)))
                 yield _result(handle)
                 written.add(handle.rows)
 
@@ -110,9 +120,10 @@ def _unframed(frames: Batches) -> Iterator[pa.RecordBatch]:
 
 @cache
 def _settle() -> None:
-    """Tell the collector, once in a worker's life, that what is imported stays.
+    """Exempt imported modules from garbage collection, once in a worker's life.
 
-    Spark collects garbage after every task of a reused worker; going through all modules takes it some 25 ms each time.
+    Spark collects garbage after every task of a reused worker, which would take some 25 ms each
+    time.
     """
     gc.collect()
     gc.freeze()
@@ -124,17 +135,17 @@ def _ids(batches: Batches) -> Iterator[int]:
 
 
 def _frame(batch: pa.RecordBatch) -> pa.Array:
-    """A batch as one value of the column ``payload``: an Arrow IPC stream, compressed.
+    """A batch as one value of the column ``payload``: a compressed Arrow IPC stream.
 
-    What the JVM does with a frame it does byte by byte, several times over, so fewer bytes are worth more than the work to
-    squeeze them. For the same reason the key group stays behind: hashing the keys again costs less than carrying it.
+    The JVM handles a frame byte by byte, several times, so fewer bytes are worth the compression.
+    The key group is left out too: to hash the keys again costs less than to carry it.
     """
     sink = pa.BufferOutputStream()
     batch = batch.drop_columns([KEY_GROUP.name])
     with pa.ipc.new_stream(sink, batch.schema, options=_COMPRESSED) as stream:
         stream.write_batch(batch)
     payload = sink.getvalue()
-    # The buffer itself is the value: megabytes need not be copied into a Python object first.
+    # Made of the buffer itself: megabytes need not be copied into a Python object first.
     return pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(struct.pack("ii", 0, payload.size)), payload])
 
 
@@ -143,8 +154,8 @@ def _result(handle: Handle) -> pa.RecordBatch:
     return pa.record_batch([pa.array([data], pa.binary())], names=["snapshot"])
 
 
-def _told(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Run a function; an error of ours is raised again with all that it says in its message."""
+def _run(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Run a function; an error of ours becomes one that :func:`decode` understands."""
     try:
         return function(*arguments)
     except CheckpointError as error:
@@ -153,7 +164,7 @@ def _told(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def decode(message: str) -> CheckpointError:
-    """The error that a worker raised, from what Spark says of it; a ``StorageError`` where it was none of ours."""
+    """The error that a worker raised, from Spark's message; if not ours, a ``StorageError``."""
     for line in message.splitlines():
         _, mark, text = line.partition(_MARK)
         if mark:
@@ -163,6 +174,3 @@ def decode(message: str) -> CheckpointError:
                 return found(facts["message"], kind=ErrorKind(facts["kind"]))
     last = next((line for line in reversed(message.splitlines()) if line.strip()), "no reason given")
     return StorageError(f"a Spark task of the rewrite failed, nothing was published: {last.strip()}")
-
-
-__all__ = ["FRAME_SCHEMA", "RESULT_SCHEMA", "deal_sources", "decode", "write_moves", "write_targets"]

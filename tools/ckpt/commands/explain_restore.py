@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..exit_status import FINE, PROBLEMS
-from ..json_text import Column, Rows
+from ..json_text import JsonColumn, JsonRows
 from ..options import Address, Session, command, operator_uid, parallelism_options, per_operator
 from ..output import Document
 from ..text.plan import draw
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     "--drop",
     multiple=True,
     metavar="UID[/STATE[.COLUMN]]",
-    help="Give up an operator, a state of it, or a column of that; repeatable.",
+    help="Give up an operator, one of its states, or a column; repeatable.",
 )
 def explain_restore(
     session: Session,
@@ -49,9 +49,9 @@ def explain_restore(
 ) -> int:
     """Show who would restore what at another parallelism.
 
-    Without options: the same job as it is. With --topology a program that declares other states: column by column, what
-    becomes of them. Nothing is written, and no segment is opened. Exit status 1 when the restore would be refused; every
-    reason is told, with what to do about it.
+    Without options the job stays as it is. With --topology a program declares its states, and the
+    page says what becomes of each column. Nothing is written, and no segment is opened. Exit status
+    1 if the restore would be refused; the page lists every reason and what to do about it.
     """
     store, checkpoint = session.checkpoint(address)
     drop = tuple(_dropped(checkpoint, name) for name in drop)
@@ -73,15 +73,15 @@ def explain_restore(
 
 
 def _dropped(checkpoint: Checkpoint, name: str) -> str:
-    """What is to be given up, with the operator's uid where its name was typed: ``UID``, ``UID/STATE`` or ``UID/STATE.COLUMN``."""
+    """What to give up, with the operator by uid: ``UID``, ``UID/STATE`` or ``UID/STATE.COLUMN``."""
     known = {text for operator in checkpoint.graph.operators for text in (operator.uid, operator.name)}
     if name not in known:
-        # Both uids and names of states may hold a slash.
+        # Uids and names of states may contain a slash.
         for end in (i for i, char in enumerate(name) if char == "/" and name[:i] in known):
             uid, rest = operator_uid(checkpoint, name[:end]), name[end + 1 :]
             states = {state.name for state in checkpoint.states if state.operator == uid}
             if rest in states or not any(rest.startswith(f"{state}.") for state in states):
-                rest = checkpoint.record.state(uid, rest).name  # Tells which there are.
+                rest = checkpoint.record.state(uid, rest).name  # For an unknown state, its error lists the known ones.
             return f"{uid}/{rest}"
     return operator_uid(checkpoint, name)
 
@@ -96,9 +96,9 @@ def without(graph: JobGraph, uids: set[str]) -> JobGraph:
 
 
 def plan_document(store: str, checkpoint: Checkpoint, plan: RestorePlan) -> Document:
-    """The plan as ``RestorePlan.to_json`` writes it, and beside it what each subtask reads, and which states there are.
+    """The plan as ``RestorePlan.to_json`` writes it, what each subtask reads, and the states.
 
-    What is as long as the plan stays in columns (``json_text``) until it is written.
+    Whatever is as long as the plan stays in columns (``json_text``).
     """
     operators = {operator.uid: operator for operator in plan.operators}
     columns: dict[tuple[str, str], list[ColumnPlan]] = {}
@@ -123,12 +123,12 @@ def plan_document(store: str, checkpoint: Checkpoint, plan: RestorePlan) -> Docu
         "load": list(_loads(plan)),
         "states": states,
         "committable_rows": int(plan.committables["rows"].to_numpy().sum()),
-        "plan": {**whole, "slices": {name: Column(column) for name, column in whole["slices"].items()}},
+        "plan": {**whole, "slices": {name: JsonColumn(column) for name, column in whole["slices"].items()}},
     }
 
 
 def _kept(plan: RestorePlan, state: State) -> tuple[ColumnPlan, ...]:
-    """The columns of a state of which the program says nothing: they stay as they are, where it is restored."""
+    """The columns of a state that the program does not declare: they stay if it is restored."""
     from stateformat.model import Mode
     from stateformat.redistribution import column_plans
 
@@ -144,7 +144,7 @@ def _column(column: ColumnPlan) -> Document:
 
 
 def _loads(plan: RestorePlan) -> Iterator[Document]:
-    """Per operator that is started what its subtasks read, together and each."""
+    """What each operator that starts reads, together and per subtask."""
     load = plan.load()
     columns = {name: load[name].to_numpy() for name in ("subtask", "rows", "bytes")}
     start = 0
@@ -157,12 +157,12 @@ def _loads(plan: RestorePlan) -> Iterator[Document]:
             "operator": str(operator.uid),
             "rows": int(own["rows"].sum()),
             "bytes": int(own["bytes"].sum()),
-            "subtasks": Rows(**own),
+            "subtasks": JsonRows(**own),
         }
 
 
 def rule(checkpoint: Checkpoint, plan: RestorePlan, uid: str, name: str) -> str:
-    """What becomes of a state, in words (docs/redistribution.md has the rules in full)."""
+    """What becomes of a state, in words (in full: docs/redistribution.md)."""
     from stateformat.graph import Status
     from stateformat.model import Mode
     from stateformat.redistribution import Action
@@ -181,11 +181,11 @@ def rule(checkpoint: Checkpoint, plan: RestorePlan, uid: str, name: str) -> str:
     number = operator.parallelism
     return {
         Mode.KEYED: "each keeps its key groups" if same else f"key groups are cut anew for {number} subtasks",
-        Mode.EVEN_SPLIT: "each keeps its own entries" if same else f"entries are dealt out in {number} even chunks",
+        Mode.EVEN_SPLIT: "each keeps its own entries" if same else f"entries are split into {number} even chunks",
         Mode.UNION: "every subtask gets every entry",
         Mode.BROADCAST: "every subtask gets one copy",
         Mode.COORDINATOR: "handed over whole",
-        Mode.PROGRESS: "each keeps its own" if same else "least watermark; ended where all had ended",
+        Mode.PROGRESS: "each keeps its own" if same else "least watermark; ended if all had ended",
         Mode.IN_FLIGHT: (
             "replayed by the owner of the key" if state.key_columns else "replayed in order, channel by channel"
         ),

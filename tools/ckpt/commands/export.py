@@ -14,7 +14,8 @@ import click
 
 from ..options import Address, Session, command, operator_uid
 from ..output import Document, on_standard_output
-from ..text import Look, facts, heading, label, plural, size
+from ..text import Look, label, plural, size
+from ..text.render import page_head
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,7 +30,7 @@ SUFFIXES: Final = {
     ".ndjson": "jsonl",
 }
 _TEXT_BYTES: Final = 4 << 20
-"""Bytes of rows that become text at a time: their text takes several times as much while it is put together."""
+"""Bytes of rows that become text at once; the text takes several times as much memory."""
 
 
 @command("export")
@@ -41,9 +42,9 @@ _TEXT_BYTES: Final = 4 << 20
     "--as",
     "file_format",
     type=click.Choice(["parquet", "csv", "jsonl"]),
-    help="The file's format; by default what its name ends with says.",
+    help="The file's format; by default its name's ending decides.",
 )
-@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
 def export(
     session: Session,
     address: Address,
@@ -57,9 +58,9 @@ def export(
 ) -> None:
     """Write a state to a Parquet, CSV or JSON lines file.
 
-    Rows are as a restore would give them: layers merged, columns of the current schema, without the key group. Of broadcast
-    state one copy is written. Binary values are hexadecimal in CSV and JSON lines, nested ones JSON in CSV. The file
-    appears when it is whole.
+    Rows are as a restore would give them: layers merged, with the columns of the current schema,
+    without the key group. Of broadcast state one copy is written. CSV and JSON lines have binary
+    values as hexadecimal text, and CSV has nested ones as JSON. The file appears when it is whole.
     """
     chosen = _format_of(target, file_format)
     if target != "-":
@@ -67,15 +68,15 @@ def export(
     store, checkpoint = session.checkpoint(address)
     uid = operator_uid(checkpoint, operator)
     declared = checkpoint.record.state(uid, state)
-    reading = _reading(checkpoint, declared, subtask)
-    session.changes(
-        "what was written to standard output by then is all there is"
-        if target == "-"
-        else f"{label(target)} was not written"
-    )
+    task = _read_task(checkpoint, declared, subtask)
+    effect = "standard output has only what was written before" if target == "-" else f"{label(target)} was not written"
+    session.changes(effect)
     with session.output.progress(f"Exporting {state}", unit="rows") as step, _target(target) as file:
-        rows = _write(file, chosen, declared, _counted(reading, step))
+        rows = _write(file, chosen, declared, _counted(task, step))
         length = file.tell() if target != "-" else 0
+    if target == "-":
+        session.output.note(f"{plural(rows, 'row')} of {uid}/{state}, checkpoint {checkpoint.id}")
+        return
     document = {
         "store": store.url,
         "checkpoint_id": checkpoint.id,
@@ -87,50 +88,37 @@ def export(
         "rows": rows,
         "bytes": length,
     }
-    if target == "-":
-        session.output.note(f"{plural(rows, 'row')} of {uid}/{state}, checkpoint {checkpoint.id}")
-    else:
-        session.output.show(document, draw)
+    session.output.show(document, draw)
 
 
 def draw(document: Document, look: Look) -> Iterator[str]:
     """The page: what was written where."""
-    yield heading(f"Exported from checkpoint {document['checkpoint_id']}", look)
-    yield ""
     owner = "all subtasks" if document["subtask"] is None else f"subtask {document['subtask']}"
-    yield from facts(
-        [
-            ("store", label(document["store"])),
-            ("state", f"{label(document['operator'])} / {label(document['state'])}, {owner}"),
-            ("file", label(document["path"])),
-            (
-                "size",
-                f"{plural(document['rows'], 'row')} {look['dot']} {size(document['bytes'])} of {document['format']}",
-            ),
-        ],
-        look,
-    )
+    length = f"{size(document['bytes'])} of {document['format']}"
+    facts = [
+        ("store", label(document["store"])),
+        ("state", f"{label(document['operator'])} / {label(document['state'])}, {owner}"),
+        ("file", label(document["path"])),
+        ("size", look.dotted(plural(document["rows"], "row"), length)),
+    ]
+    return page_head(f"Exported from checkpoint {document['checkpoint_id']}", facts, look)
 
 
 def _format_of(target: str, given: str | None) -> str:
-    suffix = SUFFIXES.get(Path(target).suffix.lower())
+    if target == "-" and given == "parquet":
+        raise click.UsageError("Parquet cannot be written to standard output; give --to a file, or --as csv or jsonl")
     if given is not None:
-        if target == "-" and given == "parquet":
-            raise click.UsageError(
-                "Parquet cannot be written to standard output; give --to a file, or --as csv or jsonl"
-            )
         return given
     if target == "-":
-        raise click.UsageError("--to - is standard output, which has no name to end; add --as csv or --as jsonl")
+        raise click.UsageError("--to - is standard output, whose format no name tells; add --as csv or --as jsonl")
+    suffix = SUFFIXES.get(Path(target).suffix.lower())
     if suffix is None:
         known = ", ".join(SUFFIXES)
-        raise click.UsageError(
-            f"{target!r} does not say which format it is to have; end it with one of {known}, or add --as"
-        )
+        raise click.UsageError(f"{target!r} does not say its format; end it with one of {known}, or add --as")
     return suffix
 
 
-def _reading(checkpoint: Checkpoint, state: State, subtask: int | None) -> ReadTask:
+def _read_task(checkpoint: Checkpoint, state: State, subtask: int | None) -> ReadTask:
     """What to read; ``InvalidInput`` for a subtask that the operator does not have."""
     from stateformat.errors import ErrorKind, InvalidInput
     from stateformat.model import Mode
@@ -143,23 +131,23 @@ def _reading(checkpoint: Checkpoint, state: State, subtask: int | None) -> ReadT
             operator=state.operator,
         )
     if subtask is None and state.mode is Mode.BROADCAST:
-        # Every subtask has the same rows: the first that reported any stands for all.
+        # Every subtask has the same rows; read those of the first that reported some.
         owners = checkpoint.read(state.operator, state.name).slices["subtask"].to_pylist()
         subtask = min(owners, default=None)
     return checkpoint.read(state.operator, state.name, subtask)
 
 
-def _counted(reading: ReadTask, step: Any) -> Iterator[pa.RecordBatch]:
-    done, total = 0, sum(reading.slices["rows"].to_pylist())
+def _counted(task: ReadTask, step: Any) -> Iterator[pa.RecordBatch]:
+    done, total = 0, sum(task.slices["rows"].to_pylist())
     step(done, total)
-    for batch in reading.batches():
+    for batch in task.batches():
         yield batch
         done += batch.num_rows
         step(done, total)
 
 
 def _check_target(target: Path, *, force: bool) -> None:
-    """What can be told before anything is read. A pipe or a device would not be written to but replaced."""
+    """Refuses, before anything is read, a target that cannot be replaced by a file."""
     if target.is_dir():
         raise click.UsageError(f"{target} is a directory; name a file in it")
     if target.exists() and not target.is_file():
@@ -172,7 +160,7 @@ def _check_target(target: Path, *, force: bool) -> None:
 
 @contextmanager
 def _target(path: str) -> Iterator[BinaryIO]:
-    """Standard output, or a hidden file beside the target that takes its name when it is whole."""
+    """Standard output, or a hidden file that takes the target's name when it is whole."""
     if path == "-":
         with on_standard_output():
             yield sys.stdout.buffer
@@ -193,7 +181,7 @@ def _target(path: str) -> Iterator[BinaryIO]:
 
 
 def _write(file: BinaryIO, file_format: str, state: State, batches: Iterator[pa.RecordBatch]) -> int:
-    """Write all batches as they come; returns how many rows there were."""
+    """Write all batches as they come. Returns the number of rows."""
     import pyarrow as pa
     from pyarrow import csv, parquet as pq
 
@@ -210,16 +198,15 @@ def _write(file: BinaryIO, file_format: str, state: State, batches: Iterator[pa.
         for batch in pieces:
             file.write(memoryview(json_lines(batch)))
             rows += batch.num_rows
-        return rows
-    if file_format == "csv":
+    elif file_format == "csv":
         empty = flat(pa.RecordBatch.from_pylist([], schema=schema))
         with csv.CSVWriter(file, empty.schema) as writer:
             for batch in pieces:
                 writer.write_batch(flat(batch))
                 rows += batch.num_rows
-        return rows
-    with pq.ParquetWriter(file, schema, compression="zstd") as parquet:
-        for batch in plain:
-            parquet.write_batch(batch)
-            rows += batch.num_rows
+    else:
+        with pq.ParquetWriter(file, schema, compression="zstd") as parquet:
+            for batch in plain:
+                parquet.write_batch(batch)
+                rows += batch.num_rows
     return rows

@@ -1,4 +1,4 @@
-"""``ckpt history``: the checkpoints of a store, newest first, and the records that are none."""
+"""``ckpt history``: the checkpoints of a store, newest first, and its stray records."""
 
 from __future__ import annotations
 
@@ -11,31 +11,18 @@ from ..documents import history_document, reference
 from ..exit_status import FINE, PROBLEMS
 from ..options import Address, Session, command
 from ..output import Document
-from ..text import (
-    Column,
-    Look,
-    age,
-    clock,
-    count,
-    facts,
-    heading,
-    label,
-    paragraph,
-    plural,
-    sentence,
-    size,
-    table,
-)
+from ..text import Column, Look, paragraph, render
 
 
 @command("history", checkpoint="never")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most this many checkpoints, the newest.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the newest N checkpoints.")
 def history(session: Session, address: Address, *, limit: int | None) -> int:
     """List the checkpoints of a store, newest first.
 
-    Finished are the operators of which every subtask has ended, partly those of which some have. A record that cannot be
-    read, or was lost, is shown in its place, with the checkpoints beneath it, and makes the exit status 1; `ckpt repair`
-    says what can be done. A record that no parent link reaches is a stray: no checkpoint, and named below the table.
+    An operator counts as finished when all of its subtasks have ended, as partly finished when some
+    have. A record that is damaged or lost is shown in its place, with the checkpoints below it, and
+    the exit status is 1; `ckpt repair` says what to do. A record that no parent link reaches is a
+    stray, no checkpoint; strays are named below the table.
     """
     store = session.store(address.url)
     found = store.survey(limit)
@@ -62,11 +49,8 @@ def history(session: Session, address: Address, *, limit: int | None) -> int:
 def draw(document: Document, look: Look) -> Iterator[str]:
     """The page: the store and its job, the table, the strays."""
     checkpoints = document["checkpoints"]
-    yield heading("History", look)
-    yield ""
-    job, name = label(document["job_id"]), label(document["job_name"])
-    named = job if name in ("", job) else f"{job} ({name})"
-    yield from facts([("store", label(document["store"])), ("job", named)], look)
+    job = render.named(document["job_id"], document["job_name"])
+    yield from render.page_head("History", [("store", render.label(document["store"])), ("job", job)], look)
     yield ""
     columns = [
         Column("id", right=True),
@@ -80,37 +64,29 @@ def draw(document: Document, look: Look) -> Iterator[str]:
     ]
     now_us = time.time_ns() // 1000
     rows = {entry["checkpoint_id"]: _row(entry, now_us) for entry in (*checkpoints, *document["cut_off"])}
-    rows |= {entry["checkpoint_id"]: _missing(entry, "damaged") for entry in document["damaged"]}
-    rows |= {entry["checkpoint_id"]: _missing(entry, "lost") for entry in document["lost"]}
-    yield from table(columns, [rows[number] for number in sorted(rows, reverse=True)], look)
+    for what in ("damaged", "lost"):
+        for entry in document[what]:
+            rows[entry["checkpoint_id"]] = [str(entry["checkpoint_id"]), what, *[""] * 6]
+    yield from render.table(columns, [rows[number] for number in sorted(rows, reverse=True)], look)
     for entry in checkpoints:
         if entry["stop"]:
+            mode = entry["stop"]["mode"].replace("_", " ")
             yield ""
-            yield from paragraph(
-                f"Checkpoint {entry['checkpoint_id']} is where the job stopped ({entry['stop']['mode'].replace('_', ' ')}).",
-                look,
-            )
+            yield from paragraph(f"The job stopped ({mode}) at checkpoint {entry['checkpoint_id']}.", look)
     if document["ended_by"]:
+        message = render.sentence(document["ended_by"]["message"])
         yield ""
-        message = sentence(document["ended_by"]["message"])
         yield from paragraph(look.paint(f"{look['fail']} {message}", "problem"), look)
-    if document["strays"]:
+    strays = document["strays"]
+    if strays:
         names = ", ".join(
             f"{stray['checkpoint_id']} ({'attempt ' + stray['attempt_id'][:8] if stray['attempt_id'] else 'damaged'})"
-            for stray in document["strays"]
+            for stray in strays
         )
+        them = "it" if len(strays) == 1 else "them"
+        removal = f"Retention removes {them} (`ckpt gc --keep N`)."
         yield ""
-        them = "it" if len(document["strays"]) == 1 else "them"
-        yield from paragraph(
-            f"{plural(len(document['strays']), 'stray')}, no checkpoint: {names}. Retention removes {them} "
-            "(`ckpt gc --keep N`).",
-            look,
-        )
-
-
-def _missing(entry: Document, what: str) -> list[str]:
-    """The row of a checkpoint whose record cannot be read."""
-    return [str(entry["checkpoint_id"]), what, *[""] * 6]
+        yield from paragraph(f"{render.plural(len(strays), 'stray')}, no checkpoint: {names}. {removal}", look)
 
 
 def _row(entry: Document, now_us: int) -> list[str]:
@@ -118,10 +94,10 @@ def _row(entry: Document, now_us: int) -> list[str]:
     return [
         str(entry["checkpoint_id"]),
         entry["kind"],
-        clock(entry["created_at_us"], seconds=False),
-        age(entry["created_at_us"], now_us),
+        render.clock(entry["created_at_us"], seconds=False),
+        render.age(entry["created_at_us"], now_us),
         f"{entry['finished']} of {entry['operators']}{partly}",
-        count(entry["totals"]["rows"]),
-        size(entry["totals"]["bytes"]),
+        render.count(entry["totals"]["rows"]),
+        render.size(entry["totals"]["bytes"]),
         str(entry["parent"]["checkpoint_id"]) if entry["parent"] else "",
     ]

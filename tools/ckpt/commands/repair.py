@@ -1,4 +1,4 @@
-"""``ckpt repair``: what is wrong with the newest checkpoint of a store, the ways out, and with ``--yes`` going one."""
+"""``ckpt repair``: what is wrong with the newest checkpoint, and with ``--yes`` a way out."""
 
 from __future__ import annotations
 
@@ -11,19 +11,7 @@ from ..documents import reference, totals_document
 from ..exit_status import FINE, PROBLEMS
 from ..options import Address, Session, command
 from ..output import Document
-from ..text import (
-    Column,
-    Look,
-    clock,
-    facts,
-    heading,
-    label,
-    paragraph,
-    ranges,
-    sentence,
-    size,
-    table,
-)
+from ..text import Column, Look, label, paragraph, render, sentence
 from ._published import draw_published, published
 from .validate import problem_document
 
@@ -33,7 +21,7 @@ if TYPE_CHECKING:
     from stateformat.publication import Diagnosis, WayOut
 
 SHOWN: Final = 10
-"""Ways out and problems that a page lists; JSON has all."""
+"""Ways out and problems on a page; JSON lists all."""
 
 
 @command("repair")
@@ -43,14 +31,15 @@ SHOWN: Final = 10
     type=click.Choice(["quick", "full"]),
     default="quick",
     show_default=True,
-    help="How checkpoints are looked at: record, manifest, sizes and footers; or every byte and row.",
+    help="What to check of checkpoints: record, manifest, sizes and footers; or every byte and row.",
 )
 def repair(session: Session, address: Address, *, yes: bool, level: str) -> int:
     """Say what is wrong with the newest checkpoint, and mend it.
 
-    Lists what is damaged, the older checkpoints that could take the place of the newest, and whose output may then be
-    there twice. With --yes publishes newest + 1 with the content of STORE@ID, or of the highest checkpoint that is whole.
-    Nothing is deleted or overwritten, no data is copied, and a running job stops at its next publication.
+    Lists what is damaged, the older checkpoints that could replace the newest, and whose output
+    would then be there twice. With --yes publishes newest + 1 with the content of STORE@ID, or of
+    the highest whole checkpoint. Nothing is deleted or overwritten, and no data is copied. A
+    running job stops at its next publication.
 
     Exit status: 0 nothing is wrong, or it was mended; 1 something is wrong.
     """
@@ -60,11 +49,10 @@ def repair(session: Session, address: Address, *, yes: bool, level: str) -> int:
     if yes and (diagnosis.closed or address.checkpoint_id is not None):
         session.publishes(store.url)
         permit = store.repair(address.checkpoint_id, diagnosis=diagnosis)
-        source = diagnosis.chosen
-        assert source is not None, "what was carried out had a source"
-        content = {"store": store.url, **source.record.ref._asdict()}
-        document = published(store.url, permit.record, content, permit.record.graph, permit.notes)
-        session.output.show({**document, "content_of": reference(permit.record.content_of)}, draw_published)
+        assert diagnosis.chosen is not None, "a repair has a source"
+        document = published(store, permit, store, diagnosis.chosen.record)
+        document["content_of"] = reference(permit.record.content_of)
+        session.output.show(document, draw_published)
         return FINE
     document = _document(store.url, diagnosis, level)
     session.output.show(document, draw)
@@ -107,7 +95,7 @@ def _problem(problem: Problem) -> Document:
 
 
 def _without_advice(message: str) -> str:
-    """A message that does not advise to run this very command."""
+    """A message without the advice to run this very command."""
     from stateformat.errors import REPAIR_ADVICE
 
     return message.removesuffix(REPAIR_ADVICE)
@@ -129,23 +117,21 @@ def _way(way: WayOut) -> Document:
 
 def draw(document: Document, look: Look) -> Iterator[str]:
     """The page: what is wrong, the ways out, what to run."""
-    yield heading("Repair", look)
-    yield ""
-    state = "cannot be run from" if document["closed"] else "whole"
-    newest = f"{document['newest']}, {'undecided' if document['undecided'] else state}"
-    yield from facts([("store", label(document["store"])), ("newest", newest)], look)
-    faults = [sentence(fault["message"]) for fault in document["damaged"]]
+    state = "undecided" if document["undecided"] else "cannot be run from" if document["closed"] else "whole"
+    facts = [("store", label(document["store"])), ("newest", f"{document['newest']}, {state}")]
+    yield from render.page_head("Repair", facts, look)
+    faults = [fault["message"] for fault in document["damaged"]]
     faults += [
-        sentence(f"the record of checkpoint {ref['checkpoint_id']} was lost: others name it, and older ones stand")
+        f"the record of checkpoint {ref['checkpoint_id']} was lost: other records name it, and older ones exist"
         for ref in document["lost"]
     ]
-    faults += [sentence(problem["message"]) for problem in document["problems"]]
+    faults += [problem["message"] for problem in document["problems"]]
+    mark = look.paint(look["fail"], "problem")
     for fault in faults[:SHOWN]:
         yield ""
-        mark = look.paint(look["fail"], "problem")
-        yield from paragraph(fault, look, indent="    ", first=f"  {mark} ")
+        yield from paragraph(sentence(fault), look, indent="    ", first=f"  {mark} ")
     if len(faults) > SHOWN:
-        yield f"  {look['ellipsis']} and {len(faults) - SHOWN} more (--format json lists all)"
+        yield f"  {render.more(len(faults) - SHOWN, look)}"
     if document["closed"] and not document["undecided"] and document["ways"]:
         yield ""
         yield from _ways(document["ways"], look)
@@ -165,16 +151,17 @@ def _ways(ways: list[Document], look: Look) -> Iterator[str]:
     rows = [
         [
             str(way["checkpoint_id"]),
-            clock(way["created_at_us"], seconds=False),
-            size(way["totals"]["bytes"]),
-            _is(way),
+            render.clock(way["created_at_us"], seconds=False),
+            render.size(way["totals"]["bytes"]),
+            {None: "not checked", True: "whole", False: "damaged"}[way["whole"]]
+            + ("" if way["certain"] else ", perhaps a stray"),
             _ids(way["doubled"]),
         ]
         for way in ways[:SHOWN]
     ]
-    yield from table(columns, rows, look)
+    yield from render.table(columns, rows, look)
     if len(ways) > SHOWN:
-        yield f"  {look['ellipsis']} and {len(ways) - SHOWN} more (--format json lists all)"
+        yield f"  {render.more(len(ways) - SHOWN, look)}"
 
 
 def _ids(ascending: list[int]) -> str:
@@ -185,66 +172,68 @@ def _ids(ascending: list[int]) -> str:
             pairs[-1][1] = number
         else:
             pairs.append([number, number])
-    return ranges(pairs)
-
-
-def _is(way: Document) -> str:
-    sure = "" if way["certain"] else ", perhaps a stray"
-    return {None: "not looked at", True: "whole", False: "damaged"}[way["whole"]] + sure
+    return render.ranges(pairs)
 
 
 def _advice(document: Document) -> Iterator[str]:
     """What to do next, a paragraph each."""
-    store, chosen = label(document["store"]), document["chosen"]
-    way = next((way for way in document["ways"] if way["checkpoint_id"] == chosen), None)
-    deeply = " --level full" if document["level"] == "full" else ""
     if document["undecided"]:
-        yield "Whether the newest checkpoint is damaged cannot be said as long as it cannot be read. Mend that first."
-        return
-    if document["ok"]:
-        deeper = (
-            "" if document["level"] == "full" else " Footers were read, and no rows: --level full reads every byte."
-        )
-        yield f"Nothing is wrong.{deeper}"
-        return
-    if not document["closed"]:
-        yield "The newest checkpoint is whole, and the job can go on from it. Nothing has to be done."
-        if document["cut_off"]:
-            yield (
-                f"What is cut off, {_ids(document['cut_off'][::-1])}, can be looked at and copied by its id (`ckpt copy "
-                f"{store}@ID TARGET`). `ckpt repair {store}@ID --yes` goes back to one of these; a rollback does not reach "
-                "them. Nothing is collected until retention has passed the damage."
-            )
-        if document["missing"] > 1:
-            yield (
-                f"More than one record is missing above {document['cut_off'][0]}. If {document['newest']} was put there by "
-                f"hand or from a backup, go back to {document['cut_off'][0]}."
-            )
-    if way is not None and way["whole"] and (document["closed"] or chosen in document["cut_off"]):
+        yield "The newest checkpoint cannot be read, so it is unknown whether it is damaged. Mend that first."
+    elif document["ok"]:
+        level = "" if document["level"] == "full" else " Footers were read, but no rows: --level full reads every byte."
+        yield f"Nothing is wrong.{level}"
+    else:
+        if not document["closed"]:
+            yield from _advice_below_the_newest(document)
+        yield from _advice_on_ways(document)
+
+
+def _advice_below_the_newest(document: Document) -> Iterator[str]:
+    store, cut_off = label(document["store"]), document["cut_off"]
+    yield "The newest checkpoint is whole, and the job can go on from it. Nothing has to be done."
+    if cut_off:
         yield (
-            f"`ckpt repair {store}@{chosen}{deeply} --yes` publishes checkpoint {document['newest'] + 1} with the content of "
-            f"{chosen}. Sinks then see the input of {_ids(way['doubled'])} again: what was committed by then, or still is, "
-            "stays in the output."
+            f"Checkpoints {_ids(cut_off[::-1])} are cut off. They can be inspected and copied by id (`ckpt copy "
+            f"{store}@ID TARGET`), and `ckpt repair {store}@ID --yes` goes back to one of them; a rollback does not "
+            "reach them. Nothing is collected until retention has passed the damage."
+        )
+    if document["missing"] > 1:
+        yield (
+            f"More than one record is missing above {cut_off[0]}. If {document['newest']} was put there by hand or "
+            f"from a backup, go back to {cut_off[0]}."
+        )
+
+
+def _advice_on_ways(document: Document) -> Iterator[str]:
+    store, chosen, closed = label(document["store"]), document["chosen"], document["closed"]
+    way = next((way for way in document["ways"] if way["checkpoint_id"] == chosen), None)
+    level = " --level full" if document["level"] == "full" else ""
+    if way is not None and way["whole"] and (closed or chosen in document["cut_off"]):
+        yield (
+            f"`ckpt repair {store}@{chosen}{level} --yes` publishes checkpoint {document['newest'] + 1} with the "
+            f"content of {chosen}. Sinks then see the input of {_ids(way['doubled'])} again: what those have "
+            "committed, or still will, stays in the output."
         )
         if not way["certain"]:
-            yield f"Checkpoint {chosen} stands alone, so it may be the remains of a run that was beaten."
+            yield f"Checkpoint {chosen} stands alone, so it may be left over from a run that was beaten."
         alone = [each["checkpoint_id"] for each in document["ways"] if each["whole"] and each["checkpoint_id"] > chosen]
         if alone:
             yield (
-                f"Checkpoint {alone[0]} is whole as well and would repeat less, but it stands alone, so it may be the "
-                f"remains of a run that was beaten. If you know that it is not: `ckpt repair {store}@{alone[0]}{deeply} --yes`."
+                f"Checkpoint {alone[0]} is whole as well and would repeat less. But it stands alone, so it may be left "
+                f"over from a run that was beaten. If you know that it is not: `ckpt repair {store}@{alone[0]}{level} "
+                "--yes`."
             )
     elif way is not None and not way["whole"]:
         yield f"Checkpoint {chosen} is damaged too: {sentence(way['problems'][0]['message'])}"
-    elif document["closed"] and not document["ways"]:
+    elif closed and not document["ways"]:
         yield (
-            "No other checkpoint of this store is left to take its place. Start the job from a savepoint or another copy, "
+            "No other checkpoint of this store can take its place. Start the job from a savepoint or another copy, "
             "with an empty store."
         )
-    elif document["closed"]:
+    elif closed:
         yield (
-            "No checkpoint of this store is whole and certain. Name one that is listed to have it looked at (STORE@ID), or "
+            "No checkpoint of this store is whole and certain. Name a listed one to have it checked (STORE@ID), or "
             "start the job from a savepoint or another copy."
         )
-    if document["closed"] and document["ways"]:
-        yield f"A checkpoint that is whole can be copied out first: `ckpt copy {store}@ID TARGET`."
+    if closed and document["ways"]:
+        yield f"You can copy out a whole checkpoint first: `ckpt copy {store}@ID TARGET`."

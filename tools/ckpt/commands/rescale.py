@@ -1,4 +1,4 @@
-"""``ckpt rescale``: a checkpoint dealt out to another parallelism, by metadata alone."""
+"""``ckpt rescale``: publishes a checkpoint at another parallelism, by metadata alone."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def rescale(
 ) -> None:
     """Publish a checkpoint at another parallelism; metadata only.
 
-    No segment is read or written: handles are cut and dealt out anew, as `ckpt explain-restore` shows, and published as the
-    newest checkpoint of the store. A running job stops at its next publication. With --to, the store stays as it is,
-    and its segments are copied to the new one.
+    No segment is read or written: handles are cut and distributed anew, as `ckpt explain-restore`
+    shows, and published as the newest checkpoint of the store. A running job stops at its next
+    publication. With --to the store stays as it is, and its segments are copied to the new one.
     """
     from stateformat.backends.rewrite import publish_rescaled
 
@@ -41,19 +41,18 @@ def rescale(
         plan.check()
         session.output.show(plan_document(store.url, checkpoint, plan), draw_plan)
         return
-    destination = store if target is None else other_store(session, store, target, address)
-    session.publishes(destination.url)
     if target is None:
-        permit = publish_rescaled(checkpoint, topology, store=store)
+        session.publishes(store.url)
+        there, permit = store, publish_rescaled(checkpoint, topology, store=store)
     else:
+        there = other_store(session, store, target, address)
+        session.publishes(there.url)
         with session.output.progress(f"Copying checkpoint {checkpoint.id}") as step:
             permit = publish_rescaled(
                 checkpoint,
                 topology,
                 store=store,
-                target=destination,
+                target=there,
                 progress=lambda now: step(now.bytes_done, now.bytes_total),
             )
-    reference = {"store": store.url, **checkpoint.record.ref._asdict()}
-    document = published(destination.url, permit.record, reference, checkpoint.graph, permit.notes)
-    session.output.show(document, draw_published)
+    session.output.show(published(there, permit, store, checkpoint.record), draw_published)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from ..options import (
@@ -27,7 +29,7 @@ from ._published import draw_published, published
     help="Threads of this process, or a Spark job.",
 )
 @parallelism_options
-@click.option("--max-parallelism", type=click.IntRange(min=1), metavar="N", help="Deal keys to N key groups anew.")
+@click.option("--max-parallelism", type=click.IntRange(min=1), metavar="N", help="Hash keys to N key groups anew.")
 @click.option(
     "--rename", multiple=True, type=PairType("OLD=NEW"), metavar="OLD=NEW", help="Give an operator a new uid."
 )
@@ -55,42 +57,40 @@ def rewrite(
     operator_parallelism: tuple[tuple[str, int], ...],
     max_parallelism: int | None,
     rename: tuple[tuple[str, str], ...],
-    codec: str,
-    encoding: str,
+    codec: Any,
+    encoding: Any,
     target: Address | None,
 ) -> None:
     """Rewrite the data: align, compact, re-encode, re-hash.
 
-    Afterwards each state of each subtask is one segment, layers are merged, and every row has its state's current schema. Keys
-    are hashed again only where --max-parallelism changes; nothing else is shuffled. The result is published as the newest
-    checkpoint of the store, or with --to in another one.
+    Afterwards each state of each subtask is one segment, layers are merged, and every row has its
+    state's current schema. Only a new --max-parallelism hashes keys again; nothing else is
+    shuffled. The result is published as the newest checkpoint of the store, or with --to in another
+    one.
     """
-    from stateformat.backends.rewrite import RewriteSpec, rewrite as run
+    from stateformat.backends.rewrite import Engine, RewriteSpec, ThreadEngine, rewrite as run
     from stateformat.segments import WriteOptions
 
-    others = () if target is None else (target.url,)
-    store, checkpoint = session.checkpoint(address, *others)
+    store, checkpoint = session.checkpoint(address, *(() if target is None else (target.url,)))
     spec = RewriteSpec(
         parallelism=parallelism,
         per_operator=per_operator(checkpoint, operator_parallelism),
         max_parallelism=max_parallelism,
         renames={operator_uid(checkpoint, old): new for old, new in rename},
-        options=WriteOptions(codec=codec, encoding=encoding),  # type: ignore[arg-type]
+        options=WriteOptions(codec=codec, encoding=encoding),
     )
-    destination = None if target is None else other_store(session, store, target, address)
-    session.publishes((destination or store).url)
+    other = None if target is None else other_store(session, store, target, address)
+    there = other or store
+    session.publishes(there.url)
+    runner: Engine = ThreadEngine()
+    if engine == "spark":
+        from stateformat.backends.spark.rewrite import SparkEngine
+
+        runner = SparkEngine()
     with session.output.progress(f"Rewriting checkpoint {checkpoint.id}", unit="rows") as step:
-        done = run(
-            store,
-            checkpoint,
-            spec,
-            engine="spark" if engine == "spark" else "local",
-            target=destination,
-            progress=step,
-        )
-    reference = {"store": store.url, **checkpoint.record.ref._asdict()}
+        done = run(store, checkpoint, spec, engine=runner, target=other, progress=step)
     document = {
-        **published((destination or store).url, done.record, reference, checkpoint.graph, done.permit.notes),
+        **published(there, done.permit, store, checkpoint.record),
         "written": {"segments": done.segments, "rows": done.rows, "bytes": done.bytes},
         "rehashed": [{"operator": operator, "state": state} for operator, state in done.rehashed],
     }

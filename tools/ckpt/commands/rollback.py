@@ -13,18 +13,18 @@ from ._published import draw_published, published
 def rollback(session: Session, address: Address, *, target: Address | None) -> None:
     """Make an older checkpoint the newest again; metadata only.
 
-    Publishes newest + 1 with the content of STORE@ID; nothing is deleted and no data is copied. A running job stops at its
-    next publication. Output that the checkpoints left behind have committed stays committed. With --to, the store stays as
-    it is, and a new one begins with the content and a copy of the segments.
+    Publishes newest + 1 with the content of STORE@ID. Nothing is deleted, and no data is copied. A
+    running job stops at its next publication. Output that the skipped checkpoints have committed
+    stays committed. With --to the store stays as it is; the new one begins with a copy of the
+    content.
     """
     store, source = session.checkpoint(address, *(() if target is None else (target.url,)))
-    destination = store if target is None else other_store(session, store, target, address)
-    session.publishes(destination.url)
     if target is None:
-        permit = store.rollback(source.id)
+        session.publishes(store.url)
+        there, permit = store, store.rollback(source.id)
     else:
+        there = other_store(session, store, target, address)
+        session.publishes(there.url)
         with session.output.progress(f"Copying checkpoint {source.id}") as step:
-            permit = destination.start_from(source, progress=lambda now: step(now.bytes_done, now.bytes_total))
-    reference = {"store": store.url, **source.record.ref._asdict()}
-    document = published(destination.url, permit.record, reference, permit.record.graph, permit.notes)
-    session.output.show(document, draw_published)
+            permit = there.start_from(source, progress=lambda now: step(now.bytes_done, now.bytes_total))
+    session.output.show(published(there, permit, store, source.record), draw_published)

@@ -1,4 +1,4 @@
-"""``ckpt validate``: everything that is wrong with a checkpoint, each finding with its clause and what to do. Never writes."""
+"""``ckpt validate``: everything wrong with a checkpoint, and what to do. Never writes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import click
 
 from ..exit_status import FINE, PROBLEMS
 from ..options import Address, Session, command
+from ..options.common import id_of
 from ..output import Document
-from ..text import Look, facts, heading, label, paragraph, plural, size
+from ..text import Look, label, plural, size
+from ..text.render import explanation, page_head
 
 if TYPE_CHECKING:
     from stateformat.problems import Problem
@@ -27,16 +29,14 @@ if TYPE_CHECKING:
 def validate(session: Session, address: Address, *, level: str) -> int:
     """Find everything that is wrong with a checkpoint.
 
-    Each finding names the section of SPEC.md that is broken, the object, and what to do. Nothing is written. Exit status 1
-    when there is any problem; warnings do not count.
+    Each finding names the broken section of SPEC.md, the object, and what to do. Nothing is
+    written. Exit status 1 if there is any problem; warnings do not count.
     """
-    from stateformat.model import CheckpointId
     from stateformat.validation import validate as run
 
     store = session.store(address.url)
-    chosen = None if address.checkpoint_id is None else CheckpointId(address.checkpoint_id)
     with session.output.progress(f"Validating {address}") as step:
-        report = run(store.storage, chosen, level=cast("Any", level), progress=step)
+        report = run(store.storage, id_of(address), level=cast("Any", level), progress=step)
     document = {
         "store": store.url,
         "checkpoint_id": report.checkpoint_id,
@@ -57,7 +57,7 @@ def validate(session: Session, address: Address, *, level: str) -> int:
 
 
 def problem_document(problem: Problem) -> Document:
-    """One finding; what does not apply to it is null."""
+    """One finding; members that do not apply to it are null."""
     return {
         "kind": str(problem.kind),
         "clause": problem.clause,
@@ -71,47 +71,40 @@ def problem_document(problem: Problem) -> Document:
 
 
 def draw(document: Document, look: Look) -> Iterator[str]:
-    """The page: what was checked, every finding, the verdict as the last line."""
-    number = document["checkpoint_id"]
-    yield heading(f"Validation of checkpoint {number}" if number is not None else "Validation", look)
-    yield ""
-    checked = document["checked"]
+    """The page: what was checked, every finding, and as the last line the verdict."""
+    number, checked = document["checkpoint_id"], document["checked"]
     counts = [
-        plural(checked[name], name.removesuffix("s")) for name in ("records", "handles", "segments") if checked[name]
+        plural(checked[name], name.removesuffix("s"))
+        for name in ("records", "handles", "segments", "rows")
+        if checked[name]
     ]
-    counts += [plural(checked["rows"], "row")] if checked["rows"] else []
     counts += [size(checked["bytes"])] if checked["bytes"] else []
-    looked_at = f" {look['dot']} ".join(counts)
-    yield from facts([("store", label(document["store"])), ("level", document["level"]), ("checked", looked_at)], look)
-    for sort, role in (("problems", "problem"), ("warnings", "partial")):
-        for problem in document[sort]:
-            yield ""
-            yield from _finding(problem, look, role)
+    yield from page_head(
+        f"Validation of checkpoint {number}" if number is not None else "Validation",
+        [("store", label(document["store"])), ("level", document["level"]), ("checked", look.dotted(*counts))],
+        look,
+    )
+    for problem in document["problems"]:
+        yield from _finding(problem, look, "fail", "problem")
+    for problem in document["warnings"]:
+        yield from _finding(problem, look, "dot", "partial")
     yield ""
-    problems = len(document["problems"])
+    problems, warnings = len(document["problems"]), len(document["warnings"])
     if problems:
         yield f"  {look.paint(look['fail'], 'problem')} {look.paint(plural(problems, 'problem'), 'problem')}"
     else:
-        noted = f", {plural(len(document['warnings']), 'warning')}" if document["warnings"] else ""
-        yield f"  {look.paint(look['good'], 'finished')} {look.paint(f'no problems{noted}', 'finished')}"
+        verdict = f"no problems, {plural(warnings, 'warning')}" if warnings else "no problems"
+        yield f"  {look.paint(look['good'], 'finished')} {look.paint(verdict, 'finished')}"
 
 
-def _finding(problem: Mapping[str, Any], look: Look, role: str) -> Iterator[str]:
+def _finding(problem: Mapping[str, Any], look: Look, mark: str, role: str) -> Iterator[str]:
     """Its clause and kind, where it is, what disagrees, what to do."""
-    yield f"  {look.paint(look['fail' if role == 'problem' else 'dot'], role)} {look.paint(problem['clause'], role)}  {problem['kind']}"
-    where = [
-        f"operator {label(problem['operator'])}" if problem["operator"] else "",
-        f"state {label(problem['state'])}" if problem["state"] else "",
-        f"subtask {problem['subtask']}" if problem["subtask"] is not None else "",
-    ]
-    if any(where):
-        yield "    " + look.paint(", ".join(part for part in where if part), "dim")
+    yield ""
+    yield f"  {look.paint(look[mark], role)} {look.paint(problem['clause'], role)}  {problem['kind']}"
+    where = [f"{what} {label(problem[what])}" for what in ("operator", "state") if problem[what]]
+    where += [f"subtask {problem['subtask']}"] if problem["subtask"] is not None else []
+    if where:
+        yield "    " + look.paint(", ".join(where), "dim")
     if problem["path"] and problem["path"] not in problem["message"]:
         yield "    " + look.paint(label(problem["path"]), "dim")
-    message, advice = label(problem["message"]), label(problem["advice"])
-    yield from paragraph(
-        message[:1].upper() + message[1:] + ("" if message.endswith(".") else "."), look, indent="    "
-    )
-    arrow = look["arrow"] + " "
-    indent = "    " + " " * len(arrow)
-    yield from paragraph(advice[:1].upper() + advice[1:] + ".", look, indent=indent, first="    " + arrow)
+    yield from explanation(problem["message"], problem["advice"], look)

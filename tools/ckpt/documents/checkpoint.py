@@ -1,7 +1,7 @@
-"""Facts about checkpoints as JSON documents: the record's own members, and sums over the manifest.
+"""Facts about checkpoints as JSON documents: the members of the record, and sums over the manifest.
 
-The names are those of SPEC.md wherever SPEC.md has one. Sums are made with numpy over a few columns of the manifest, so that
-a checkpoint of a million handles is described in the time that reading its manifest takes.
+Names are those of SPEC.md. numpy makes the sums over columns of the manifest, so a checkpoint of a
+million handles takes no longer than reading its manifest.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateformat.graph import Status
+from stateformat.graph import Operator, Status
 from stateformat.manifest import integers, state_runs
 from stateformat.model import PER_SUBTASK_MODES, Kind, Mode, ParentRef, Record, State, Totals
 from stateformat.record import members_of
 
-from ..json_text import Rows
+from ..json_text import JsonRows
 from ..text import moment, skew
 
 if TYPE_CHECKING:
@@ -28,12 +28,12 @@ Ints: TypeAlias = "npt.NDArray[np.int64]"
 
 
 def reference(ref: ParentRef | None) -> Document | None:
-    """A checkpoint by id and attempt; null where there is none."""
+    """A checkpoint by id and attempt, or null."""
     return None if ref is None else {"checkpoint_id": ref.checkpoint_id, "attempt_id": ref.attempt_id}
 
 
 def record_document(store: str, record: Record) -> Document:
-    """Every member of the record (SPEC.md section 3.2) and where it lies. What a record leaves out is null here."""
+    """Every member of the record (SPEC.md section 3.2) and its store; members left out are null."""
     members = members_of(record)
     return {
         "store": store,
@@ -47,7 +47,7 @@ def record_document(store: str, record: Record) -> Document:
 
 
 def totals_document(totals: Totals) -> Document:
-    """The sums over the manifest that stand in the record."""
+    """The sums over the manifest, from the record."""
     return {"handles": totals.handles, "rows": totals.rows, "segments": totals.segments, "bytes": totals.bytes}
 
 
@@ -64,8 +64,8 @@ def published_document(store: str, record: Record) -> Document:
     }
 
 
-def operator_size(operator: Any) -> Document:
-    """An operator's parallelism and status, as short as can be."""
+def operator_size(operator: Operator) -> Document:
+    """An operator's parallelism and status."""
     return {
         "uid": operator.uid,
         "name": operator.name,
@@ -78,8 +78,11 @@ def operator_size(operator: Any) -> Document:
 class Holdings:
     """What the handles of a checkpoint hold: rows and stored bytes by state, layer and subtask.
 
-    ``handles`` are the manifest's, in its order. Stored bytes are in proportion to the
-    rows; a segment that several handles share is counted once.
+    Stored bytes are in proportion to rows. A segment that several handles share counts once.
+
+    Args:
+        record: the checkpoint's record.
+        handles: the manifest's handles, in its order.
     """
 
     def __init__(self, record: Record, handles: pa.Table) -> None:
@@ -89,22 +92,24 @@ class Holdings:
         paths = pc.dictionary_encode(handles["path"].combine_chunks())
         self._path = integers(paths.indices)
         self._columns["bytes"] = _stored_bytes(handles, self._path, self._columns["rows"])
-        self._runs = {key: (start, stop) for key, start, stop in state_runs(handles)}
+        self._runs = {key: slice(start, stop) for key, start, stop in state_runs(handles)}
 
     def rows(self, state: State) -> int:
         """The rows of a state, of all its layers."""
-        start, stop = self._runs.get((state.operator, state.name), (0, 0))
-        return int(self._columns["rows"][start:stop].sum())
+        return int(self._columns["rows"][self._run(state)].sum())
+
+    def _run(self, state: State) -> slice:
+        return self._runs.get((state.operator, state.name), slice(0, 0))
 
     def document(self, state: State, declared: Document) -> Document:
-        """A state's declaration (SPEC.md section 3.6), and its rows and bytes by layer and by subtask.
+        """A state's declaration (SPEC.md section 3.6), and its rows and bytes by layer and subtask.
 
-        ``declared`` is the state as it stands in :func:`record_document`. ``subtasks`` lists the owners that report something, in
-        order; ``skew`` is the greatest of their rows over the mean.
+        ``declared`` is the state in :func:`record_document`. ``subtasks`` are the owners that
+        report rows, in order; ``skew`` is the greatest of their rows over the mean.
         """
-        start, stop = self._runs.get((state.operator, state.name), (0, 0))
-        mine = {name: column[start:stop] for name, column in self._columns.items()}
-        path = self._path[start:stop]
+        run = self._run(state)
+        mine = {name: column[run] for name, column in self._columns.items()}
+        path = self._path[run]
         subtasks = _subtasks(mine)
         shown = subtasks.arrays["rows"]
         if state.mode in PER_SUBTASK_MODES:
@@ -122,7 +127,7 @@ class Holdings:
             "edge": declared.get("edge"),
             "rows": int(mine["rows"].sum()),
             "bytes": int(mine["bytes"].sum()),
-            "handles": stop - start,
+            "handles": len(path),
             "segments": _distinct(path[path >= 0]),
             "layers": [
                 {"layer": layer, **{name: int(values[layer]) for name, values in by_layer.items()}}
@@ -134,7 +139,7 @@ class Holdings:
 
 
 def holds_document(record: Record, holdings: Holdings) -> Document:
-    """What only a run uses up: timers and committables by rows (of all layers), records in flight by edge."""
+    """What a run uses up: rows (of all layers) of timers and committables, records in flight."""
     rows = [(state, holdings.rows(state)) for state in record.states]
     return {
         "timers": sum(count for state, count in rows if state.kind is Kind.TIMERS),
@@ -148,13 +153,13 @@ def holds_document(record: Record, holdings: Holdings) -> Document:
 
 
 def _distinct(codes: Ints) -> int:
-    # Handles of one segment are neighbours, or nearly. (np.unique would import numpy.ma.)
+    # Handles of one segment are almost neighbors. (np.unique would import numpy.ma.)
     codes = np.sort(codes, kind="stable")
     return int(len(codes) and 1 + (codes[1:] != codes[:-1]).sum())
 
 
 def _stored_bytes(handles: pa.Table, path: Ints, rows: Ints) -> Ints:
-    """Each handle's part of its segment's size, by rows; no segment counts for more than its size."""
+    """Each handle's part of its segment's size, by rows; together never more than that size."""
     if not len(rows):
         return rows
     sizes, whole = integers(handles["size_bytes"]), integers(handles["segment_rows"])
@@ -164,10 +169,11 @@ def _stored_bytes(handles: pa.Table, path: Ints, rows: Ints) -> Ints:
     return stored
 
 
-def _subtasks(mine: dict[str, Ints]) -> Rows:
-    """One entry per owner, in order; subtask null is the coordinator, or whoever owns committables."""
+def _subtasks(mine: dict[str, Ints]) -> JsonRows:
+    """One entry per owner, in order; subtask null is the coordinator or owns committables."""
     owner, last = mine["subtask"], mine["last_group"]
-    # A manifest is sorted by subtask: a new owner begins where the number changes. (np.unique would import numpy.ma.)
+    # The manifest is sorted by subtask: an owner begins where the number changes. (np.unique would
+    # import numpy.ma.)
     begins = np.flatnonzero(np.append(True, owner[1:] != owner[:-1])) if len(owner) else np.zeros(0, np.int64)
 
     def of_owners(reduce: np.ufunc, values: Ints) -> Ints:
@@ -176,7 +182,7 @@ def _subtasks(mine: dict[str, Ints]) -> Rows:
 
     highest = of_owners(np.maximum, last)
     lowest = of_owners(np.minimum, np.where(last >= 0, mine["first_group"], 2**31))
-    return Rows(
+    return JsonRows(
         subtask=owner[begins],
         rows=of_owners(np.add, mine["rows"]),
         bytes=of_owners(np.add, mine["bytes"]),

@@ -1,7 +1,7 @@
-"""What the rows of a runtime's own states say: due timers, watermarks, what sinks have prepared, what was on its way.
+"""What the rows of a runtime's own states say: timers, watermarks, committables, records in flight.
 
-Numbers of rows stand in the manifest; what is told here stands in the rows, so segments are opened, but only where a page
-has been narrowed to a few states, and up to :data:`ROWS_MAX` rows of each. Rows are looked at a batch at a time.
+Unlike numbers of rows this takes segments, so only a page narrowed to a few states shows it, and
+only up to :data:`ROWS_MAX` rows of each.
 """
 
 from __future__ import annotations
@@ -27,32 +27,36 @@ ROWS_MAX: Final = 1_000_000
 WATERMARK_NONE: Final = -(2**63)
 WATERMARK_END: Final = 2**63 - 1
 MESSAGE_COLUMNS: Final = {"message_from", "message"}
-"""Columns of a coordinator's state in which a runtime keeps what its tasks had sent and nobody had received."""
+"""Columns of a coordinator's state in which a runtime keeps messages that nobody had received."""
 
 
 def contents(checkpoint: Checkpoint, state: State, rows: int) -> Document | None:
-    """What a state of a runtime holds, by its mode; None for states whose rows mean something to the user alone.
+    """What a state of a runtime holds, by its mode; None for a state of the user.
 
-    ``rows`` are those that are stored. Where they are too many, or cannot be read, ``unread`` says so.
+    ``rows`` is the number of stored rows. ``unread`` says why rows were not read: too many, or
+    damaged.
     """
     edges = [edge.id for edge in checkpoint.graph.edges if edge.target == state.operator and not edge.feedback]
-    tell = _teller(state, edges)
-    if tell is None:
+    reader = _reader(state, edges)
+    if reader is None:
         return None
     if rows > ROWS_MAX:
-        return {"unread": f"{rows:,} rows are too many to look at here; `ckpt export` writes them to a file"}
-    columns, describe = tell
+        return {"unread": f"{rows:,} rows are too many to read here; `ckpt export` writes them to a file"}
+    columns, describe = reader
     try:
-        table = _columns(checkpoint, state, columns)
+        parts = [batch.select(list(columns)) for batch in checkpoint.read(state.operator, state.name).batches()]
     except CheckpointError as error:
         return {"unread": str(error)}
-    return describe(table)
+    return describe(pa.Table.from_batches(parts, parts[0].schema if parts else pa.schema(columns.items())))
 
 
-def _teller(
+def _reader(
     state: State, edges: Sequence[str]
 ) -> tuple[Mapping[str, pa.DataType], Callable[[pa.Table], Document]] | None:
-    """The columns that are looked at, and what makes a document of them. ``edges``: the inputs of the state's operator."""
+    """The columns to read, and a function from them to the document.
+
+    ``edges`` are the inputs of the state's operator.
+    """
     if state.mode is Mode.KEYED and state.kind is Kind.TIMERS:
         return {"_timestamp": pa.int64()}, _timers
     if state.mode is Mode.PROGRESS:
@@ -66,20 +70,14 @@ def _teller(
     return None
 
 
-def _columns(checkpoint: Checkpoint, state: State, columns: Mapping[str, pa.DataType]) -> pa.Table:
-    names = list(columns)
-    parts = [batch.select(names) for batch in checkpoint.read(state.operator, state.name).batches()]
-    return pa.Table.from_batches(parts, parts[0].schema if parts else pa.schema(columns.items()))
-
-
 def _timers(table: pa.Table) -> Document:
     due = pc.min_max(table["_timestamp"]).as_py()
     return {"timers": table.num_rows, **_times("first", due["min"]), **_times("last", due["max"])}
 
 
 def _progress(table: pa.Table, edges: Sequence[str]) -> Document:
-    """Per input, in the order of the graph; of one that no row names nothing has been seen (SPEC.md section 6.2)."""
-    # Subtasks have been merged by the reader: the least watermark, and ended only if ended for all.
+    """The inputs, in the order of the graph; one without a row has seen nothing (SPEC.md 6.2)."""
+    # The reader merges subtasks: the least watermark, and ended only if ended for all.
     seen = {row["_edge"]: row for row in table.to_pylist()}
     nothing = {"_watermark": WATERMARK_NONE, "_ended": False}
     rows = [(edge, seen.get(edge, nothing)) for edge in edges]
@@ -116,12 +114,9 @@ def _messages(table: pa.Table) -> Document:
 
 
 def _times(name: str, event_time_us: int | None) -> Document:
-    """An event time as text and as the exact integer; the two that are no times have no integer."""
+    """An event time as text and as an integer; null for "none" and "end", which are no times."""
     if event_time_us is None:
         return {f"{name}_at": None, f"{name}_us": None}
     if event_time_us in (WATERMARK_NONE, WATERMARK_END):
         return {f"{name}_at": "none" if event_time_us == WATERMARK_NONE else "end", f"{name}_us": None}
     return {f"{name}_at": precise_moment(event_time_us), f"{name}_us": event_time_us}
-
-
-__all__ = ["ROWS_MAX", "contents"]

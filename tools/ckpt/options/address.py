@@ -1,8 +1,7 @@
-"""Where a command works: ``STORE[@ID]``, and the options that go to a storage.
+"""Where a command works: ``STORE[@ID]``, and the options for a storage.
 
-An address is a path or URL, and after it ``@`` and digits for one checkpoint. An object key may itself contain ``@``, so
-only a *trailing* ``@`` with nothing but digits behind it is an id; a store whose name really ends so is written with a
-final slash (``backups@42/``).
+An object key may contain ``@``, so only a *trailing* ``@`` followed by nothing but digits is an id.
+A store whose name really ends so is written with a final slash (``backups@42/``).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 @dataclass(frozen=True)
 class Address:
-    """A store by path or URL, and the id of one checkpoint in it; None is the newest."""
+    """A store by path or URL, and the id of one of its checkpoints; None is the newest."""
 
     url: str
     checkpoint_id: int | None = None
@@ -29,14 +28,14 @@ class Address:
 
 
 class AddressType(click.ParamType[Address]):
-    """Parses ``STORE``, ``STORE[@ID]`` or ``STORE@ID``; every other form is misuse, told in a sentence."""
+    """Parses ``STORE``, ``STORE[@ID]`` or ``STORE@ID``, as ``checkpoint`` says."""
 
     def __init__(self, checkpoint: str = "optional") -> None:
         self.checkpoint = checkpoint
         self.name = {"never": "STORE", "optional": "STORE[@ID]", "always": "STORE@ID"}[checkpoint]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Address:
-        """The address of a command-line argument."""
+        """The address; a usage error for anything else."""
         if isinstance(value, Address):
             return value
         from stateformat.storage import is_id, split_id, without_secrets
@@ -44,26 +43,24 @@ class AddressType(click.ParamType[Address]):
         text = str(value)
         url, digits = split_id(text)
         shown = without_secrets(url)
-        whole = shown if digits is None else f"{shown}@{digits:.40}"
         if not url.strip():
-            self.fail(
-                f"{text!r} names no store; give a path or URL, as in /data/store or s3://bucket/store", param, ctx
-            )
+            self.fail(f"{text!r} names no store. Give a path or URL: /data/store, s3://bucket/store", param, ctx)
         if digits is None:
             if self.checkpoint == "always":
-                self.fail(
-                    f"{shown!r} names no checkpoint; add its id, as in {shown}@7 (`ckpt history {shown}`)", param, ctx
-                )
+                command = f"`ckpt history {shown}` lists them"
+                self.fail(f"{shown!r} names no checkpoint. Add an id, as in {shown}@7; {command}", param, ctx)
             return Address(url)
+        id_text = f"{digits:.40}"
+        whole = f"{shown}@{id_text}"
         if self.checkpoint == "never":
             self.fail(
-                f"this command is about the whole store; leave @{digits:.40} out of {whole!r} (a store whose name ends so "
+                f"this command is about the whole store. Leave @{id_text} out of {whole!r} (a store whose name ends so "
                 f"is written {whole}/)",
                 param,
                 ctx,
             )
         if not is_id(digits):
-            self.fail(f"checkpoint ids go from 1 to 2^53 - 1; {digits:.40} in {whole!r} is none", param, ctx)
+            self.fail(f"{id_text} in {whole!r} is no checkpoint id; ids go from 1 to 2^53 - 1", param, ctx)
         return Address(url, int(digits))
 
 
@@ -88,14 +85,11 @@ def is_local(url: str) -> bool:
 
 
 def options_for(url: str, given: Mapping[str, Any], others: tuple[str, ...] = ()) -> Mapping[str, Any]:
-    """The storage options that are meant for ``url``, of a command that works on it and on ``others``.
+    """The storage options for ``url``, in a command that also works on ``others``.
 
-    Options are for remote stores; a local one gets them only where the command has no remote one (and then refuses what
-    it does not know), so that ``copy /data/store s3://bucket/copy --endpoint-url ...`` does what it says.
+    Options are for remote stores. A local store gets them only if the command has no remote one,
+    and then refuses what it does not know.
     """
     if is_local(url) and not all(is_local(other) for other in others):
         return {}
     return given
-
-
-__all__ = ["Address", "AddressType", "StorageOptionType", "is_local", "options_for"]

@@ -1,4 +1,4 @@
-"""The options that say how parallel a job is to be: ``--parallelism`` and ``--operator-parallelism UID=N``."""
+"""The options ``--parallelism`` and ``--operator-parallelism UID=N``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class PairType(click.ParamType[tuple[str, str]]):
-    """Parses ``NAME=VALUE``; the last ``=`` divides, since a uid may hold one and a value does not."""
+    """Parses ``NAME=VALUE``. The last ``=`` divides, since a uid may contain one."""
 
     def __init__(self, form: str) -> None:
         self.name = form
@@ -41,18 +41,18 @@ class OperatorParallelism(PairType):
         """Operator and number."""
         uid, given = super().convert(value, param, ctx)
         if not given.isascii() or not given.isdigit() or int(given) < 1:
-            self.fail(f"{given!r} in {value!r} is no number of subtasks; it is at least 1", param, ctx)
+            self.fail(f"{given!r} in {value!r} is no number of subtasks; give at least 1", param, ctx)
         return uid, int(given)
 
 
 def parallelism_options(function: F) -> F:
-    """``--parallelism`` and ``--operator-parallelism`` for a command."""
+    """Adds both options to a command."""
     function = click.option(
         "--operator-parallelism",
         multiple=True,
         type=OperatorParallelism(),
         metavar="UID=N",
-        help="Subtasks of one operator, by uid or name; repeatable, and before --parallelism.",
+        help="Subtasks of one operator, by uid or name; repeatable. Goes before --parallelism.",
     )(function)
     return click.option(
         "--parallelism",
@@ -63,8 +63,5 @@ def parallelism_options(function: F) -> F:
 
 
 def per_operator(checkpoint: Checkpoint, pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """``--operator-parallelism`` by uid; ``InvalidInput`` for an operator that is not there."""
+    """``--operator-parallelism`` by uid; ``InvalidInput`` for an unknown operator."""
     return {operator_uid(checkpoint, given): number for given, number in pairs}
-
-
-__all__ = ["OperatorParallelism", "PairType", "parallelism_options", "per_operator"]

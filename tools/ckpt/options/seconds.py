@@ -1,4 +1,4 @@
-"""The type of options that are a number of seconds."""
+"""Options that are a number of seconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 
 class SecondsType(click.FloatRange):
-    """A finite number of seconds within a range: click itself lets ``inf`` and ``nan`` through, and no clock takes them."""
+    """A finite number of seconds within a range; click's own range accepts ``inf`` and ``nan``."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The number."""
@@ -17,6 +17,3 @@ class SecondsType(click.FloatRange):
         if not math.isfinite(seconds):
             self.fail(f"{value!r} is no number of seconds", param, ctx)
         return seconds
-
-
-__all__ = ["SecondsType"]

@@ -1,15 +1,15 @@
-"""The job graph as text: operators from top to bottom, their edges as lines in lanes to the left of the names.
+"""The job graph as text: operators from top to bottom, edges as lanes to the left of their names.
 
-A lane is one open edge: it begins below its source and ends above its target, where all lanes of the target join. So a
-fan-in is seen as lines that meet, a fan-out as lines that part, and what runs straight down is a chain::
+A lane is one open edge, from its source down to its target, where all lanes of the target join.
+Lines that meet are a fan-in, lines that part a fan-out, and a straight line is a chain::
 
     ●      planes
     │ ◐    flights
     ├─╯
     ○      delays     ← planes hash by tailnum, flights hash by tailnum
 
-Feedback edges close loops and would only tangle the lanes; they are told in words. The input is the job graph as it stands
-in a record (SPEC.md sections 3.4 and 3.5), as parsed JSON.
+Feedback edges would tangle the lanes, so they are described in words. The input is the job graph as
+it stands in a record (SPEC.md sections 3.4 and 3.5), as parsed JSON.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Any, Final
 
-from .render import Look, label, pad, plural, ranges, shorten, text_width, wrap
+from .render import Look, label, named, pad, plural, ranges, shorten, text_width, wrap
 
 _ASCII = str.maketrans("│─├┴┼┬╯╮", "|-++++'.")
-LANES_MAX = 10
-"""More open edges than this side by side are no help to the eye; then only the marks are drawn."""
+LANES_MAX: Final = 10
+"""With more lanes than this side by side, only the marks are drawn."""
 
 Json = Mapping[str, Any]
 _ROLES: Final = {"fully_finished": "finished", "partially_finished": "partial"}
 
 
 def in_order(operators: Sequence[Json], edges: Sequence[Json]) -> list[Json]:
-    """Operators in topological order (feedback edges aside), as defined where there is a choice.
+    """Operators in topological order, without feedback edges; else in the order of definition.
 
-    A graph that has a cycle in spite of the format is shown all the same: its rest follows in the order of definition.
+    A graph with a cycle, which the format forbids, is shown all the same.
     """
     place = {operator["uid"]: i for i, operator in enumerate(operators)}
     sources: list[set[int]] = [set() for _ in operators]
@@ -57,59 +57,55 @@ def in_order(operators: Sequence[Json], edges: Sequence[Json]) -> list[Json]:
 
 
 def status_text(operator: Json) -> str:
-    """What has ended of an operator, in words: ``running``, ``finished``, ``3 of 4 finished: 0-2``."""
+    """An operator's status in words: ``running``, ``finished``, ``3 of 4 finished: 0-2``."""
     if operator["status"] == "fully_finished":
         return "finished"
     for what in ("finished", "finishing"):
         if operator[what]:
-            return f"{_size(operator[what])} of {operator['parallelism']} {what}: {ranges(operator[what])}"
+            ended = sum(last - first + 1 for first, last in operator[what])
+            return f"{ended} of {operator['parallelism']} {what}: {ranges(operator[what])}"
     return "running"
 
 
-def _size(subtasks: Sequence[Sequence[int]]) -> int:
-    return sum(last - first + 1 for first, last in subtasks)
-
-
 def mark(operator: Json, look: Look) -> str:
-    """A disc that fills as the operator ends."""
+    """A disc that fills as the operator's subtasks finish."""
     glyph = {"fully_finished": "full", "partially_finished": "part"}.get(operator["status"], "none")
     return look.paint(look[glyph], _ROLES.get(operator["status"], "plain"))
 
 
 def title(operator: Json) -> str:
-    """The name for people, and the uid where it differs."""
-    name, uid = label(operator["name"]), label(operator["uid"])
-    return uid if name in ("", uid) else f"{name} ({uid})"
+    """The operator's name, and its uid if that differs."""
+    return named(operator["name"] or operator["uid"], operator["uid"])
 
 
 def edge_text(edge: Json, look: Look) -> str:
-    """One incoming edge: its source and how records choose their channel."""
+    """An incoming edge: its source, and how records choose their channel."""
     by = f" by {', '.join(map(label, edge['key_columns']))}" if edge["key_columns"] else ""
     arrow = f"{look['loop']} " if edge["feedback"] else ""
     return f"{arrow}{label(edge['from'])} {edge['partitioner']}{by}{' (feedback)' if edge['feedback'] else ''}"
 
 
 class _Lanes:
-    """The lanes as they stand: each column waits for one target, or is free."""
+    """The lanes at one line: each column leads to one target, or is free."""
 
     def __init__(self) -> None:
-        self.waits: list[str | None] = []
+        self.targets: list[str | None] = []
         self.widest = 0
 
     def column_of(self, uid: str) -> tuple[int, list[int]]:
-        """Where the operator stands, and which further lanes join it there."""
-        columns = [i for i, target in enumerate(self.waits) if target == uid]
+        """The operator's column, and the other lanes that join it there."""
+        columns = [i for i, target in enumerate(self.targets) if target == uid]
         if not columns:
-            if None not in self.waits:
-                self.waits.append(None)
-            columns = [self.waits.index(None)]
+            if None not in self.targets:
+                self.targets.append(None)
+            columns = [self.targets.index(None)]
         return columns[0], columns[1:]
 
     def row(self, marks: Mapping[int, str], *, across: tuple[int, int] | None = None) -> str:
-        """One line: ``marks`` at their columns, a line down in every other lane, a line across between two columns."""
-        self.widest = max(self.widest, len(self.waits))
+        """One line: marks at their columns, other lanes go down, ``across`` joins two columns."""
+        self.widest = max(self.widest, len(self.targets))
         line = ""
-        for i, target in enumerate(self.waits):
+        for i, target in enumerate(self.targets):
             inside = across is not None and across[0] < i < across[1]
             down = "┼" if inside else "│"
             line += marks.get(i, down if target is not None else "─" if inside else " ")
@@ -117,34 +113,34 @@ class _Lanes:
         return line
 
     def join(self, column: int, others: Sequence[int]) -> str:
-        """The line on which other lanes end in this one."""
+        """The line at which other lanes end in this one."""
         marks = {column: "├", **dict.fromkeys(others, "┴"), others[-1]: "╯"}
         line = self.row(marks, across=(column, others[-1]))
         for other in others:
-            self.waits[other] = None
+            self.targets[other] = None
         return line
 
     def part(self, column: int, targets: Sequence[str]) -> str | None:
-        """Give every target a lane, the first this column; the line on which they part, or None for fewer than two."""
-        self.waits[column] = targets[0] if targets else None
+        """Give each target a lane, the first this column; returns the line where they part."""
+        self.targets[column] = targets[0] if targets else None
         opened = []
         for target in targets[1:]:
-            free = [i for i, waits in enumerate(self.waits) if waits is None and i > column]
+            free = [i for i, taken in enumerate(self.targets) if taken is None and i > column]
             if not free:
-                self.waits.append(None)
-                free = [len(self.waits) - 1]
-            self.waits[free[0]] = target
+                self.targets.append(None)
+                free = [len(self.targets) - 1]
+            self.targets[free[0]] = target
             opened.append(free[0])
         if not opened:
-            while self.waits and self.waits[-1] is None:
-                self.waits.pop()
+            while self.targets and self.targets[-1] is None:
+                self.targets.pop()
             return None
         opened.sort()
         return self.row({column: "├", **dict.fromkeys(opened, "┬"), opened[-1]: "╮"}, across=(column, opened[-1]))
 
 
 def draw(operators: Sequence[Json], edges: Sequence[Json], look: Look) -> list[str]:
-    """The graph, a title line first. Columns: lanes, name, subtasks, max parallelism, status; edges in words below."""
+    """The graph as a table with lanes; below each operator its edges in words."""
     ordered = in_order(operators, edges)
     gutters = _gutters(ordered, edges)
     gutter_width = max((text_width(line) for lines in gutters for line in lines), default=2)
@@ -176,8 +172,7 @@ _STRAIGHT = str.maketrans("├┬╮┼─", "││││ ")
 
 
 def _gutters(ordered: Sequence[Json], edges: Sequence[Json]) -> list[tuple[str, str, str]]:
-    """Per operator the lanes above it (or nothing), beside it (its own place is ``*``) and below it."""
-    known = {operator["uid"] for operator in ordered}
+    """Per operator the lanes above it (or none), beside it (``*`` is its place) and below it."""
     place = {operator["uid"]: i for i, operator in enumerate(ordered)}
     lanes = _Lanes()
     lines = []
@@ -189,7 +184,7 @@ def _gutters(ordered: Sequence[Json], edges: Sequence[Json]) -> list[tuple[str, 
         targets = [
             edge["to"]
             for edge in edges
-            if edge["from"] == uid and not edge["feedback"] and edge["to"] in known and place[edge["to"]] > place[uid]
+            if edge["from"] == uid and not edge["feedback"] and place.get(edge["to"], -1) > place[uid]
         ]
         parting = lanes.part(column, list(dict.fromkeys(targets)))
         lines.append((above, own, parting or lanes.row({})))
@@ -208,7 +203,7 @@ def _lane(operator: Json, own: str, look: Look) -> str:
 
 
 def _words(operator: Json, edges: Sequence[Json], look: Look, width: int) -> list[str]:
-    """What lanes and figures leave out: subtasks that wait to finish, edges and partitioners, chain, coordinator."""
+    """What lanes and figures leave out: finishing subtasks, edges, chain, coordinator."""
     sources = [edge_text(edge, look) for edge in edges if edge["to"] == operator["uid"]]
     facts = []
     if operator["finishing"] and not status_text(operator).endswith(f"finishing: {ranges(operator['finishing'])}"):
@@ -219,19 +214,12 @@ def _words(operator: Json, edges: Sequence[Json], look: Look, width: int) -> lis
         facts.append(f"chain {label(operator['chain'])}")
     if operator["coordinator"]:
         facts.append("coordinator")
-    return wrap(f" {look['dot']} ".join(facts), width) if facts else []
+    return wrap(look.dotted(*facts), width) if facts else []
 
 
 def summary(operators: Sequence[Json]) -> str:
-    """How much of the graph has ended, in one line."""
+    """How much of the graph has finished, in one line."""
     full = sum(operator["status"] == "fully_finished" for operator in operators)
     part = sum(operator["status"] == "partially_finished" for operator in operators)
-    parts = [plural(len(operators), "operator")]
-    if full:
-        parts.append(f"{full} finished")
-    if part:
-        parts.append(f"{part} partly")
-    return ", ".join(parts)
-
-
-__all__ = ["draw", "edge_text", "in_order", "mark", "status_text", "summary", "title"]
+    parts = [plural(len(operators), "operator"), f"{full} finished" if full else "", f"{part} partly" if part else ""]
+    return ", ".join(filter(None, parts))

@@ -1,4 +1,4 @@
-"""The page of ``ckpt inspect``: a checkpoint's facts, its graph, its states. Drawn from the JSON document alone."""
+"""The page of ``ckpt inspect``: facts, graph, states. Drawn from the JSON document alone."""
 
 from __future__ import annotations
 
@@ -8,101 +8,69 @@ from typing import Any, Final
 
 from click import unstyle
 
-from . import graph
+from . import graph, render
 from .contents import contents_facts, contents_table, holds_line
-from .render import (
-    Column,
-    Look,
-    age,
-    bar,
-    cell,
-    clock,
-    count,
-    facts,
-    heading,
-    label,
-    pad,
-    plural,
-    ranges,
-    size,
-    spark,
-    table,
-    text_width,
-    wrap,
-)
+from .render import Column, Look, count, label, plural, ranges, size
 
 Json = Mapping[str, Any]
 SUBTASKS_SHOWN: Final = 40
-"""Lines of a table of subtasks on a page; JSON lists all."""
+"""Subtasks of a state on a page; JSON lists all."""
 OPERATORS_SHOWN: Final = 40
 """Operators of a graph on a page."""
 STATES_SHOWN: Final = 40
-"""States on a page; of more than that it shows the :data:`LARGEST` that take the most bytes."""
+"""If there are more states, the page shows only the :data:`LARGEST` that take the most bytes."""
 LARGEST: Final = 20
-NARROW: Final = 72
-"""Columns below which titles are shorter."""
+MORE: Final = "--operator UID shows one, --format json all"
 
 
 def draw(document: Json, look: Look, now_us: int) -> Iterator[str]:
-    """The whole page, or the part that ``--operator`` and ``--state`` leave."""
+    """The whole page, or the part that ``--operator`` and ``--state`` select."""
     narrow = any(document["selection"].values())
-    yield heading(f"Checkpoint {document['checkpoint_id']}", look)
-    yield ""
-    yield from facts(_facts(document, look, now_us), look)
+    yield from render.page_head(f"Checkpoint {document['checkpoint_id']}", _facts(document, look, now_us), look)
     shown = document["operators"]
     if narrow:
         wanted = {document["selection"]["operator"], *(state["operator"] for state in document["states"])}
         shown = [operator for operator in shown if operator["uid"] in wanted]
     yield ""
-    yield heading("Job graph", look, graph.summary(document["operators"]))
+    yield render.heading("Job graph", look, graph.summary(document["operators"]))
     yield ""
     first = graph.in_order(shown, document["edges"])[:OPERATORS_SHOWN]
     yield from graph.draw(first, document["edges"], look)
-    yield from more(len(shown) - len(first), "operator", look)
+    yield from _more(len(shown) - len(first), "operator", look)
     yield ""
     totals, states = document["totals"], document["states"]
     note = "" if narrow else f"{plural(totals['rows'], 'row')} in {plural(totals['segments'], 'segment')}"
     if len(states) > STATES_SHOWN:
         states = sorted(states, key=lambda state: -state["bytes"])[:LARGEST]
         note = f"the {LARGEST} largest of {count(len(document['states']))}"
-    yield heading("States", look, note)
+    yield render.heading("States", look, note)
     yield ""
     if states:
         yield from _states(document, states, look, narrow=narrow)
-        yield from more(len(document["states"]) - len(states), "state", look)
+        yield from _more(len(document["states"]) - len(states), "state", look)
     else:
         yield "  none"
 
 
-def more(left: int, noun: str, look: Look) -> Iterator[str]:
-    """That a page leaves something out, and how to see it."""
-    if left > 0:
-        yield ""
-        hint = "--operator UID shows one, --format json all"
-        yield f"  {look['ellipsis']} and {plural(left, f'more {noun}', f'more {noun}s')} ({hint})"
+def _more(left: int, noun: str, look: Look) -> list[str]:
+    return ["", f"  {render.more(left, look, noun, hint=MORE)}"] if left > 0 else []
 
 
 def _facts(document: Json, look: Look, now_us: int) -> Iterator[tuple[str, str]]:
     yield "store", label(document["store"])
-    name, job = label(document["job_name"]), label(document["job_id"])
-    yield "job", job if name in ("", job) else f"{job} ({name})"
+    yield "job", render.named(document["job_id"], document["job_name"])
     parent = document["parent"]
     after = f", parent {parent['checkpoint_id']}" if parent else ", without a parent"
     yield "kind", document["kind"] + after
-    ago = age(document["created_at_us"], now_us)
-    yield "published", f"{clock(document['created_at_us'])} UTC{f', {ago} ago' if ago else ''}"
+    ago = render.age(document["created_at_us"], now_us)
+    yield "published", f"{render.clock(document['created_at_us'])} UTC{f', {ago} ago' if ago else ''}"
     yield "written by", f"{label(document['writer'])}, attempt {document['attempt_id']}"
-    totals = document["totals"]
-    sizes = [
-        plural(totals["rows"], "row"),
-        size(totals["bytes"]),
-        plural(totals["segments"], "segment"),
-        plural(totals["handles"], "handle"),
-        f"manifest {size(document['manifest']['size_bytes'])}",
-    ]
-    if document["inline_bytes"]:
-        sizes[-1] += f", with {size(document['inline_bytes'])} of the segments inline, compressed"
-    yield "size", f" {look['dot']} ".join(sizes)
+    totals, inline = document["totals"], document["inline_bytes"]
+    manifest = f"manifest {size(document['manifest']['size_bytes'])}"
+    if inline:
+        manifest += f", with {size(inline)} of the segments inline, compressed"
+    segments, handles = plural(totals["segments"], "segment"), plural(totals["handles"], "handle")
+    yield "size", look.dotted(plural(totals["rows"], "row"), size(totals["bytes"]), segments, handles, manifest)
     yield "holds", holds_line(document["holds"], look)
     yield "features", ", ".join([*document["required_features"], *document["optional_features"]])
     if document["stop"]:
@@ -126,7 +94,7 @@ def _rescaled(rescaled_from: Json) -> str:
 
 
 def _states(document: Json, chosen: Sequence[Json], look: Look, *, narrow: bool) -> Iterator[str]:
-    """Per operator its states, those ``chosen``: a line of figures, then what the state is made of."""
+    """The chosen states per operator: a line of figures, then what the state is made of."""
     operators = {operator["uid"]: operator for operator in document["operators"]}
     bars_width = max(4, 12 + (look.width - 80) // 2)
     columns = [
@@ -134,13 +102,13 @@ def _states(document: Json, chosen: Sequence[Json], look: Look, *, narrow: bool)
         Column("mode"),
         Column("rows", right=True),
         Column("bytes", right=True),
-        Column("rows per subtask" if look.width >= NARROW else "per subtask"),
+        Column("rows per subtask" if look.width >= render.NARROW else "per subtask"),
     ]
     place = {uid: i for i, uid in enumerate(operators)}
     states = sorted(chosen, key=lambda state: place.get(state["operator"], len(place)))
     figures = [
         [
-            pad(label(state["name"]), 9),
+            render.pad(label(state["name"]), 9),
             f"{state['mode']} {state['kind']}" if state["kind"] else state["mode"],
             count(state["rows"]),
             size(state["bytes"]),
@@ -148,8 +116,8 @@ def _states(document: Json, chosen: Sequence[Json], look: Look, *, narrow: bool)
         ]
         for state in states
     ]
-    titles, *lines = table(columns, figures, look, indent="    ")
-    # What a state is made of stands below its mode.
+    titles, *lines = render.table(columns, figures, look, indent="    ")
+    # What a state is made of is aligned with its mode.
     names_width = unstyle(titles).index("mode") - 8
     yield titles
     before = None
@@ -158,20 +126,21 @@ def _states(document: Json, chosen: Sequence[Json], look: Look, *, narrow: bool)
         if state["operator"] != before:
             before = state["operator"]
             title = graph.title(operator) if operator else label(before)
-            yield from ("  " + look.paint(part, "name") for part in wrap(title, look.width - 2))
+            yield from ("  " + look.paint(part, "name") for part in render.wrap(title, look.width - 2))
         yield line
-        yield from facts(_shape(state, look), look, indent="      ", name_width=names_width)
+        yield from render.facts(_shape(state, look), look, indent="      ", name_width=names_width)
         yield from contents_table(state.get("contents") or {}, look)
         if narrow and operator is not None and state["mode"] != "coordinator":
             yield from _subtasks(state, operator, look)
         if "sample" in state:
-            yield from _rows(state, look)
+            yield ""
+            yield from _sample(state["sample"], look) if state["sample"] else ["      no rows"]
         if (narrow or "sample" in state) and line is not lines[-1]:
             yield ""
 
 
 def _per_subtask(state: Json, operator: Json | None) -> list[int | None] | None:
-    """Rows of every subtask of a state that subtasks own; None for one that has ended, no list for other modes."""
+    """Rows of each subtask, None for a finished one; no list for a state no subtask owns."""
     if operator is None or state["mode"] in ("coordinator", "committables"):
         return None
     rows: list[int | None] = [0] * operator["parallelism"]
@@ -186,17 +155,16 @@ def _per_subtask(state: Json, operator: Json | None) -> list[int | None] | None:
 def _skew(state: Json, operator: Json | None, look: Look, width: int) -> str:
     rows = _per_subtask(state, operator)
     if rows is None:
-        if look.width < NARROW:
+        if look.width < render.NARROW:
             return ""  # The mode says as much.
         return "the coordinator's" if state["mode"] == "coordinator" else "the sink's"
     if all(value is None for value in rows):
         return "finished"
-    ratio = f"  {state['skew']:.1f} {look['times']} mean" if state["skew"] >= 1.05 else ""
-    return spark(rows, look, width=width) + ratio
+    return render.spark(rows, look, width=width) + render.uneven(state["skew"], look)
 
 
 def _shape(state: Json, look: Look) -> Iterator[tuple[str, str]]:
-    """Key, columns, layers, and what else is particular to a state."""
+    """Key, columns, layers, and what else is special about a state."""
     fields = state["schemas"][-1]["fields"]
     keys = [item for item in fields if item["name"] in state["key_columns"] or item["name"] == "_map_key"]
     values = [item for item in fields if item not in keys]
@@ -212,18 +180,18 @@ def _shape(state: Json, look: Look) -> Iterator[tuple[str, str]]:
             f"{'base' if layer['layer'] == 0 else 'delta'} {plural(layer['rows'], 'row')} {size(layer['bytes'])}"
             for layer in state["layers"]
         ]
-        yield "layers", f" {look['dot']} ".join(parts)
+        yield "layers", look.dotted(*parts)
     yield from contents_facts(state.get("contents") or {}, look)
 
 
 def _field(item: Json) -> str:
-    """A column: name, type, and only what is not usual about it."""
+    """A column: its name, its type, and what is unusual about it."""
     default = f" = {label(item['default'])}" if "default" in item else ""
     return f"{label(item['name'])} {type_text(item['type'])}{'' if item['nullable'] else ' not null'}{default}"
 
 
 def type_text(kind: Any) -> str:
-    """A type of SPEC.md section 3.7 as people write it: ``list<int64>``, ``struct<a int64, b utf8>``."""
+    """A type of SPEC.md section 3.7 for people: ``list<int64>``, ``struct<a int64, b utf8>``."""
     if isinstance(kind, str):
         return kind
     if "list" in kind:
@@ -240,50 +208,46 @@ def _subtasks(state: Json, operator: Json, look: Look) -> Iterator[str]:
         return
     yield ""
     top = max(entry["rows"] for entry in entries)
-    keyed = any(entry["first_group"] is not None for entry in entries)
     columns = [Column("subtask", right=True), Column("rows", right=True), Column("bytes", right=True)]
-    columns += [
-        Column("senders" if state["mode"] == "in_flight" and not state["key_columns"] else "key groups")
-    ] * keyed
-    columns += [Column("")]
+    keyed = any(entry["first_group"] is not None for entry in entries)
+    if keyed:
+        by_sender = state["mode"] == "in_flight" and not state["key_columns"]
+        columns.append(Column("senders" if by_sender else "key groups"))
+    columns.append(Column(""))
     rows = []
     for entry in islice(entries, SUBTASKS_SHOWN):
         owner = "-" if entry["subtask"] is None else str(entry["subtask"])
         groups = "" if entry["first_group"] is None else f"{entry['first_group']}-{entry['last_group']}"
         row = [owner, count(entry["rows"]), size(entry["bytes"])] + [groups] * keyed
-        rows.append([*row, bar(entry["rows"], top, look, width=min(24, look.width - 42))])
-    yield from table(columns, rows, look, indent="      ")
+        rows.append([*row, render.bar(entry["rows"], top, look, width=min(24, look.width - 42))])
+    yield from render.table(columns, rows, look, indent="      ")
     if len(entries) > SUBTASKS_SHOWN:
-        yield f"      {look['ellipsis']} and {count(len(entries) - SUBTASKS_SHOWN)} more (--format json lists all)"
+        yield f"      {render.more(len(entries) - SUBTASKS_SHOWN, look)}"
     ended = [f"{what}: {ranges(operator[what])}" for what in ("finished", "finishing") if operator[what]]
     if ended and state["mode"] != "committables":
         yield "      " + look.paint("; ".join(ended), "finished")
 
 
-def _rows(state: Json, look: Look) -> Iterator[str]:
-    """The sample: a table where it fits, else one block a row."""
-    sample = state["sample"]
-    yield ""
-    yield from (_row_lines(sample, look) if sample else ["      no rows"])
-
-
-def _row_lines(sample: Sequence[Json], look: Look) -> Iterator[str]:
-    cells = [[cell(value) for value in row.values()] for row in sample]
+def _sample(sample: Sequence[Json], look: Look) -> Iterator[str]:
+    """Rows as a table if it fits the page, else as one block per row."""
+    cells = [[render.cell(value) for value in row.values()] for row in sample]
     numeric = [all(type(row[name]) in (int, float, type(None)) for row in sample) for name in sample[0]]
     names = [label(name) for name in sample[0]]
-    widths = [max(text_width(name), *(text_width(row[i]) for row in cells)) for i, name in enumerate(names)]
+    widths = [
+        max(render.text_width(name), *(render.text_width(row[i]) for row in cells)) for i, name in enumerate(names)
+    ]
     if 6 + sum(width + 2 for width in widths) <= look.width + 2:
         columns = [Column(name, right=right) for name, right in zip(names, numeric, strict=True)]
-        yield from table(columns, cells, look, indent="      ")
+        yield from render.table(columns, cells, look, indent="      ")
         return
-    name_width = min(24, max(map(text_width, names)))
+    name_width = min(24, max(map(render.text_width, names)))
     margin = " " * (10 + name_width)
     for number, row in enumerate(cells):
         yield look.paint(f"      row {number + 1}", "dim")
         for name, value in zip(names, row, strict=True):
-            head = f"        {look.paint(pad(name, name_width), 'dim')}  "
-            if text_width(name) > name_width:
-                yield from (f"        {look.paint(part, 'dim')}" for part in wrap(name, look.width - 8))
+            head = f"        {look.paint(render.pad(name, name_width), 'dim')}  "
+            if render.text_width(name) > name_width:
+                yield from (f"        {look.paint(part, 'dim')}" for part in render.wrap(name, look.width - 8))
                 head = margin
-            for i, part in enumerate(wrap(value, look.width - len(margin))):
+            for i, part in enumerate(render.wrap(value, look.width - len(margin))):
                 yield (head if i == 0 else margin) + part

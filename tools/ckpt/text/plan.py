@@ -7,49 +7,32 @@ from heapq import nlargest
 from typing import Any, Final
 
 from ..exit_status import in_options
-from .render import (
-    Column,
-    Look,
-    count,
-    facts,
-    heading,
-    label,
-    pad,
-    paragraph,
-    plural,
-    shorten,
-    size,
-    skew,
-    spark,
-    table,
-    text_width,
-)
+from . import render
+from .render import Column, Look, count, label, pad, paragraph, plural, shorten, size, text_width
 
 Json = Mapping[str, Any]
 OPERATORS_SHOWN: Final = 40
-"""Operators on a page; of more than that it shows the :data:`MOST` that are refused or read the most bytes."""
+"""If there are more operators, the page shows :data:`MOST`: those refused, then those that read the
+most bytes."""
 MOST: Final = 20
-TOLD: Final = 20
-"""Refusals, warnings and names in a row on a page."""
+LISTED: Final = 20
+"""Refusals, warnings, columns, and names in a row on a page."""
 MODE_WIDTH: Final = 12
 ACTION_WIDTH: Final = 9
-NARROW: Final = 72
-"""Columns below which titles are shorter."""
 BARS_LEAST: Final = 6
-"""Columns that the bars of an operator have at least."""
+"""The least columns for the bars of an operator."""
 LOADED: Final = 5
-"""The most loaded subtasks, where not all operators are shown."""
+"""The most loaded subtasks, on a page that does not show all operators."""
 
 
 def draw(document: Json, look: Look) -> Iterator[str]:
-    """The page: each operator before and after, its states and their rule, what each subtask reads, what is refused."""
+    """The page: each operator before and after, its states and load, and what is refused."""
     plan = document["plan"]
     verdict = look.paint("refused", "problem") if document["refused"] else look.paint("possible", "finished")
-    yield heading(f"Restore of checkpoint {plan['source']['checkpoint_id']}", look)
-    yield ""
     skipped = [operator["uid"] for operator in plan["operators"] if operator["action"] == "skip_finished"]
     before = f"{plural(document['committable_rows'], 'row')} of committables, by the driver"
-    yield from facts(
+    yield from render.page_head(
+        f"Restore of checkpoint {plan['source']['checkpoint_id']}",
         [
             ("store", label(document["store"])),
             ("job", label(plan["job_id"])),
@@ -64,65 +47,69 @@ def draw(document: Json, look: Look) -> Iterator[str]:
     )
     yield ""
     yield from _operators(document, look)
-    for refusal in plan["refusals"][:TOLD]:
+    for refusal in plan["refusals"][:LISTED]:
         yield ""
         yield from _refusal(refusal, look)
-    yield from _more(len(plan["refusals"]) - TOLD, "refusal", look)
+    yield from _more(len(plan["refusals"]) - LISTED, "refusal", look)
     if plan["warnings"]:
         yield ""
-        yield heading("Worth knowing", look)
-        for warning in plan["warnings"][:TOLD]:
+        yield render.heading("Worth knowing", look)
+        for warning in plan["warnings"][:LISTED]:
             yield from paragraph(label(warning["message"]), look, indent="    ", first=f"  {look['dot']} ")
-        yield from _more(len(plan["warnings"]) - TOLD, "warning", look)
+        yield from _more(len(plan["warnings"]) - LISTED, "warning", look)
 
 
-def _more(left: int, noun: str, look: Look) -> Iterator[str]:
-    """That a page leaves something out, and where it stands."""
-    if left > 0:
-        yield ""
-        yield f"  {look['ellipsis']} and {plural(left, f'more {noun}', f'more {noun}s')} (--format json lists all)"
+def _more(left: int, noun: str, look: Look) -> list[str]:
+    return ["", f"  {render.more(left, look, noun)}"] if left > 0 else []
 
 
 def _names(uids: Sequence[str], look: Look) -> str:
-    left = len(uids) - TOLD
+    left = len(uids) - LISTED
     rest = f" {look['ellipsis']} and {count(left)} more" if left > 0 else ""
-    return ", ".join(map(label, uids[:TOLD])) + rest
+    return ", ".join(map(label, uids[:LISTED])) + rest
 
 
 def _sums(document: Json, look: Look) -> str:
-    """What all subtasks read together, where the operators are too many to be added up by eye."""
+    """What all subtasks read together, if the page does not show all operators."""
     loads = document["load"]
     if len(document["plan"]["operators"]) <= OPERATORS_SHOWN:
         return ""
     subtasks = plural(sum(len(entry["subtasks"]) for entry in loads), "subtask")
-    sums = [
+    return look.dotted(
         plural(sum(entry["rows"] for entry in loads), "row"),
         size(sum(entry["bytes"] for entry in loads)),
         f"{subtasks} of {plural(len(loads), 'operator')}",
-    ]
-    return f" {look['dot']} ".join(sums)
+    )
 
 
 def _operators(document: Json, look: Look) -> Iterator[str]:
-    """Per operator a line of figures, and below it its states; of very many those that matter most."""
+    """A line of figures per operator, and its states below it. Of very many operators only some."""
     operators = document["plan"]["operators"]
+    loads = {entry["operator"]: entry for entry in document["load"]}
+    refused = {refusal["operator"] for refusal in document["plan"]["refusals"]}
     shown = operators
     if len(operators) > OPERATORS_SHOWN:
-        loads = {entry["operator"]: entry for entry in document["load"]}
-        refused = {refusal["operator"] for refusal in document["plan"]["refusals"]}
-        order = sorted(operators, key=lambda one: (one["uid"] not in refused, -_bytes(loads.get(one["uid"]))))
+        size_of = {uid: load["bytes"] for uid, load in loads.items()}
+        order = sorted(operators, key=lambda one: (one["uid"] not in refused, -size_of.get(one["uid"], 0)))
         kept = {operator["uid"] for operator in order[:MOST]}
         shown = [operator for operator in operators if operator["uid"] in kept]
+    wide = look.width >= render.NARROW
     columns = [
         Column("operator", flexible=True),
         Column("subtasks", right=True),
-        Column("reads rows" if look.width >= NARROW else "rows", right=True),
-        Column("bytes", right=True, optional=look.width < NARROW),
-        Column("rows per new subtask" if look.width >= NARROW else "per new subtask"),
+        Column("reads rows" if wide else "rows", right=True),
+        Column("bytes", right=True, optional=not wide),
+        Column("rows per new subtask" if wide else "per new subtask"),
     ]
-    # Where lines are still too long, the bars give way.
+    # Narrower bars, if lines would be too long.
     for bars_width in (max(BARS_LEAST, 16 + (look.width - 80) // 2), BARS_LEAST):
-        titles, *lines = table(columns, _loads(document, shown, look, bars_width), look)
+        figures = []
+        for operator in shown:
+            uid, load = operator["uid"], loads.get(operator["uid"])
+            bars = _bars(document, operator, load, look, bars_width, refused=uid in refused)
+            reads = [count(load["rows"]), size(load["bytes"])] if load else ["", ""]
+            figures.append([label(uid), _subtasks(operator, look), *reads, bars])
+        titles, *lines = render.table(columns, figures, look)
         if all(text_width(line) <= look.width for line in lines):
             break
     states: dict[str, list[Json]] = {}
@@ -138,27 +125,6 @@ def _operators(document: Json, look: Look) -> Iterator[str]:
         yield from _most_loaded(document, look)
 
 
-def _loads(document: Json, operators: Sequence[Json], look: Look, bars_width: int) -> list[list[str]]:
-    """The line of figures of each operator, with bars of at most ``bars_width`` columns."""
-    loads = {entry["operator"]: entry for entry in document["load"]}
-    refused = {refusal["operator"] for refusal in document["plan"]["refusals"]}
-    rows = []
-    for operator in operators:
-        uid = operator["uid"]
-        load = loads.get(uid)
-        per_subtask = [entry["rows"] for entry in load["subtasks"]] if load else []
-        bars = _bars(
-            operator, per_subtask, look, bars_width, refused=uid in refused, given_up=uid in document["plan"]["drop"]
-        )
-        figures = [count(load["rows"]), size(load["bytes"])] if load else ["", ""]
-        rows.append([label(uid), _numbers(operator, look), *figures, bars])
-    return rows
-
-
-def _bytes(load: Json | None) -> int:
-    return int(load["bytes"]) if load else 0
-
-
 def _most_loaded(document: Json, look: Look) -> Iterator[str]:
     """The subtasks that read the most, of all operators."""
     found = [
@@ -167,7 +133,6 @@ def _most_loaded(document: Json, look: Look) -> Iterator[str]:
         if len(entry["subtasks"])
         for one in entry["subtasks"].greatest(LOADED, "bytes")
     ]
-    found = nlargest(LOADED, found, key=lambda pair: pair[0]["bytes"])
     columns = [
         Column("most loaded", flexible=True),
         Column("subtask", right=True),
@@ -176,14 +141,14 @@ def _most_loaded(document: Json, look: Look) -> Iterator[str]:
         Column("of its operator"),
     ]
     rows = []
-    for one, entry in found:
+    for one, entry in nlargest(LOADED, found, key=lambda pair: pair[0]["bytes"]):
         ratio = one["rows"] * len(entry["subtasks"]) / entry["rows"] if entry["rows"] else 1.0
         figures = [str(one["subtask"]), count(one["rows"]), size(one["bytes"]), f"{ratio:.1f} {look['times']} mean"]
         rows.append([label(entry["operator"]), *figures])
-    yield from table(columns, rows, look)
+    yield from render.table(columns, rows, look)
 
 
-def _numbers(operator: Json, look: Look) -> str:
+def _subtasks(operator: Json, look: Look) -> str:
     old, new = operator["old_parallelism"], operator["parallelism"]
     if operator["action"] == "skip_finished":
         return str(old)
@@ -191,15 +156,16 @@ def _numbers(operator: Json, look: Look) -> str:
     return f"{change} of {operator['max_parallelism']}" if new else change
 
 
-def _bars(operator: Json, rows: list[int], look: Look, width: int, *, refused: bool, given_up: bool) -> str:
+def _bars(document: Json, operator: Json, load: Json | None, look: Look, width: int, *, refused: bool) -> str:
+    """The rows of each new subtask, or why there are none."""
+    rows = [entry["rows"] for entry in load["subtasks"]] if load else []
     if operator["action"] == "skip_finished":
-        return look.paint("finished: not started" if look.width >= NARROW else "not started", "finished")
+        return look.paint("finished: not started" if look.width >= render.NARROW else "not started", "finished")
     if operator["action"] == "dropped" and not refused:
-        return look.paint("given up" if given_up else "left out", "dim")
+        return look.paint("given up" if operator["uid"] in document["plan"]["drop"] else "left out", "dim")
     if not any(rows):
         return look.paint("refused", "problem") if refused else "no state"
-    uneven = skew(rows)
-    return spark(rows, look, width=width) + (f"  {uneven:.1f} {look['times']} mean" if uneven >= 1.05 else "")
+    return render.spark(rows, look, width=width) + render.uneven(render.skew(rows), look)
 
 
 def _states(states: list[Json], look: Look) -> Iterator[str]:
@@ -217,16 +183,16 @@ def _states(states: list[Json], look: Look) -> Iterator[str]:
 
 
 def _columns(columns: Sequence[Json], look: Look) -> Iterator[str]:
-    """A line for each column that is not merely kept, and one for the others; nothing where all are kept."""
+    """A line per column that changes, and one for all that stay; nothing if all stay."""
     changed = [column for column in columns if column["action"] != "kept"]
-    lines = [(column["action"], _column_text(column, look)) for column in changed[:TOLD]]
+    lines = [(column["action"], _column_text(column, look)) for column in changed[:LISTED]]
     kept = [column["saved"] for column in columns if column["action"] == "kept"]
     if changed and kept:
         lines.append(("kept", _names(kept, look)))
     for action, text in lines:
         first = "        " + look.paint(pad(action, ACTION_WIDTH), "problem" if action == "refused" else "dim")
         yield from paragraph(text, look, indent=" " * (8 + ACTION_WIDTH), first=first)
-    yield from _more(len(changed) - TOLD, "column", look)
+    yield from _more(len(changed) - LISTED, "column", look)
 
 
 def _column_text(column: Json, look: Look) -> str:
@@ -245,13 +211,9 @@ def _column_text(column: Json, look: Look) -> str:
 
 
 def _refusal(refusal: Json, look: Look) -> Iterator[str]:
-    """One reason: its code and operator, what disagrees, the next step."""
+    """One reason: its code and operator, what disagrees, what to do."""
     mark, code = look.paint(look["fail"], "problem"), refusal["code"]
-    # The message below has the uid in full.
+    # The message has the whole uid.
     uid = shorten(label(refusal["operator"]), look.width - 2 - len(look["fail"]) - 1 - len(code) - 2, look)
     yield f"  {mark} {look.paint(code, 'problem')}  {look.paint(uid, 'name')}"
-    yield from paragraph(label(refusal["message"]) + ".", look, indent="    ")
-    advice = label(in_options(refusal["advice"]))
-    arrow = look["arrow"] + " "
-    indent = "    " + " " * len(arrow)
-    yield from paragraph(advice[:1].upper() + advice[1:] + ".", look, indent=indent, first="    " + arrow)
+    yield from render.explanation(refusal["message"], in_options(refusal["advice"]), look)

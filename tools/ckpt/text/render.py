@@ -1,8 +1,7 @@
-"""Pieces of text pages: numbers, bars, tables, wrapped lists. Pure: a :class:`Look` and values in, lines out.
+"""Pieces of text pages: numbers, bars, tables. Pure: values and a :class:`Look` in, lines out.
 
-A page is made for the width, the character set and the colours of one :class:`Look`; each glyph has an ASCII twin. What
-comes from a checkpoint passes :func:`label` first, because names and properties are a stranger's text and must neither
-break a line nor steer a terminal.
+What comes from a checkpoint goes through :func:`label` first: a stranger's text must neither break
+a line nor steer a terminal.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import datetime
 import json
 import textwrap
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,8 +18,10 @@ import click
 
 WIDTH_MIN: Final = 60
 WIDTH_DEFAULT: Final = 80
-"""Columns where nothing says how many there are."""
+"""Columns of a page whose output has no known width."""
 WIDTH_MAX: Final = 120
+NARROW: Final = 72
+"""Pages with fewer columns use shorter titles."""
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _BARS_ASCII: Final = "12345678"
@@ -37,7 +38,7 @@ _GLYPHS: Final = {
     "times": ("×", "x"),
     "ellipsis": ("…", "~"),
 }
-_COLOURS: Final[Mapping[str, Mapping[str, Any]]] = {
+_COLORS: Final[Mapping[str, Mapping[str, Any]]] = {
     "plain": {},
     "title": {"bold": True},
     "name": {"bold": True},
@@ -51,32 +52,41 @@ _COLOURS: Final[Mapping[str, Mapping[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Look:
-    """How a page may look: columns to fill, whether the output takes more than ASCII, whether it takes colours."""
+    """How a page may look: its columns, and whether the output takes Unicode and colors."""
 
     width: int = WIDTH_DEFAULT
     unicode: bool = True
-    colour: bool = False
+    color: bool = False
 
     def __getitem__(self, glyph: str) -> str:
         return _GLYPHS[glyph][0 if self.unicode else 1]
 
     def paint(self, text: str, role: str) -> str:
-        """The text in the colour of its role, where there are colours."""
-        return click.style(text, **_COLOURS[role]) if self.colour and text else text
+        """The text in the color of its role."""
+        return click.style(text, **_COLORS[role]) if self.color and text else text
+
+    def dotted(self, *parts: str) -> str:
+        """The parts that are not empty, with dots between them."""
+        return f" {self['dot']} ".join(filter(None, parts))
 
 
 def label(text: object) -> str:
-    """A stranger's text on one line: characters that do not print (line ends, escapes) are spelled out."""
+    """A stranger's text on one line, unprintable characters (line ends, escapes) spelled out."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(text))
 
 
 def lines_label(text: str) -> str:
-    """The same for text of ours that has several lines (help, stack traces): only its line ends stay."""
+    """Our own text of several lines (help, stack traces): :func:`label` of each line."""
     return "\n".join(map(label, text.split("\n")))
 
 
+def named(main: str, other: str) -> str:
+    """``main (other)``, safe to print; only ``main`` if the other name says nothing new."""
+    return label(main if other in ("", main) else f"{main} ({other})")
+
+
 def text_width(text: str) -> int:
-    """Columns that a text takes on a terminal, colours not counted; wide characters take two."""
+    """Columns that a text takes on a terminal. Colors take none, wide characters take two."""
     plain = click.unstyle(text)
     if plain.isascii():
         return len(plain)
@@ -92,7 +102,7 @@ def pad(text: str, width: int, *, right: bool = False) -> str:
 
 
 def shorten(text: str, width: int, look: Look) -> str:
-    """The text (without colours) cut to a width, with an ellipsis where something is missing."""
+    """The text (without colors), cut to a width with an ellipsis."""
     if text_width(text) <= width:
         return text
     kept = ""
@@ -104,12 +114,12 @@ def shorten(text: str, width: int, look: Look) -> str:
 
 
 def count(number: int) -> str:
-    """A count with its thousands set apart."""
+    """A count with thousands separators."""
     return f"{number:,}"
 
 
 def size(byte_count: int) -> str:
-    """Bytes for people, three digits and a binary unit."""
+    """Bytes for people: a binary unit and one decimal."""
     if byte_count < 1024:
         return f"{byte_count} B"
     value = float(byte_count)
@@ -125,35 +135,41 @@ def plural(number: int, noun: str, many: str = "") -> str:
     return f"{count(number)} {noun if number == 1 else many or noun + 's'}"
 
 
-def moment(epoch_us: int) -> str:
-    """A time of the record as ISO 8601 in UTC, to the second."""
-    return _instant(epoch_us).strftime("%Y-%m-%dT%H:%M:%SZ")
+def more(left: int, look: Look, noun: str = "", *, hint: str = "--format json lists all") -> str:
+    """Says that a page leaves something out and how to see it; empty if it leaves nothing out."""
+    what = plural(left, f"more {noun}", f"more {noun}s") if noun else f"{count(left)} more"
+    return f"{look['ellipsis']} and {what} ({hint})" if left > 0 else ""
 
 
-def precise_moment(epoch_us: int) -> str:
-    """An event time as ISO 8601 in UTC, with as much of a second as there is; a number of µs beyond the calendar."""
-    try:
-        found = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(microseconds=epoch_us)
-    except OverflowError:
-        return f"{epoch_us} us"
-    return found.isoformat().removesuffix("+00:00") + "Z"
-
-
-def clock(epoch_us: int, *, seconds: bool = True) -> str:
-    """The same for people."""
-    return _instant(epoch_us).strftime("%Y-%m-%d %H:%M:%S" if seconds else "%Y-%m-%d %H:%M")
-
-
-def _instant(epoch_us: int) -> datetime.datetime:
-    last = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC)
+def _instant(epoch_us: int) -> datetime.datetime | None:
+    """A time in UTC; None beyond the calendar."""
     try:
         return datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(microseconds=epoch_us)
     except OverflowError:
-        return last
+        return None
+
+
+_LAST: Final = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC)
+
+
+def moment(epoch_us: int) -> str:
+    """A record's time as ISO 8601 in UTC, to the second."""
+    return (_instant(epoch_us) or _LAST).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def clock(epoch_us: int, *, seconds: bool = True) -> str:
+    """A record's time in UTC, for people."""
+    return (_instant(epoch_us) or _LAST).strftime("%Y-%m-%d %H:%M:%S" if seconds else "%Y-%m-%d %H:%M")
+
+
+def precise_moment(epoch_us: int) -> str:
+    """An event time as ISO 8601 in UTC, to the µs; beyond the calendar the number of µs."""
+    found = _instant(epoch_us)
+    return f"{epoch_us} us" if found is None else found.isoformat().removesuffix("+00:00") + "Z"
 
 
 def age(epoch_us: int, now_us: int) -> str:
-    """How long ago, in its greatest unit; nothing for a clock that was ahead of ours."""
+    """How long ago, in its greatest unit; empty for a time in the future."""
     seconds = (now_us - epoch_us) // 1_000_000
     if seconds < 0:
         return ""
@@ -164,9 +180,9 @@ def age(epoch_us: int, now_us: int) -> str:
 
 
 def spark(values: Sequence[int | None], look: Look, *, width: int) -> str:
-    """One bar per value, of a height in proportion to the greatest: 0 is a dot, None (there is no such value) a dash.
+    """One bar per value, in proportion to the greatest: 0 is a dot, None (no such value) a dash.
 
-    Where there are more values than columns, neighbours share a bar, and the greatest of them shows.
+    If there are more values than columns, neighbors share a bar, which shows the greatest of them.
     """
     steps = [-1 if value is None else value for value in values]
     if len(steps) > width:
@@ -184,7 +200,7 @@ def spark(values: Sequence[int | None], look: Look, *, width: int) -> str:
 
 
 def bar(value: int, top: int, look: Look, *, width: int) -> str:
-    """A horizontal bar in proportion to the greatest value, to an eighth of a column where Unicode is at hand."""
+    """A horizontal bar in proportion to the greatest value; in Unicode to an eighth of a column."""
     if value <= 0 or top <= 0:
         return ""
     eighths = max(1, round(value * width * 8 / top))
@@ -194,20 +210,27 @@ def bar(value: int, top: int, look: Look, *, width: int) -> str:
     return look.paint("█" * whole + (" ▏▎▍▌▋▊▉"[rest] if rest else ""), "bar")
 
 
+def uneven(ratio: float, look: Look) -> str:
+    """How far the greatest is from the mean, after two spaces; empty if it is nearly the mean."""
+    return f"  {ratio:.1f} {look['times']} mean" if ratio >= 1.05 else ""
+
+
 @dataclass(frozen=True)
 class Column:
-    """A column of a table. ``optional``: the least important are left out first where the page is too narrow."""
+    """A column of a table."""
 
     title: str
     right: bool = False
     optional: int = 0
+    """On a narrow page the columns with the highest number are left out first; 0 always stays."""
     flexible: bool = False
+    """Whether its cells may be cut."""
 
 
 def table(columns: Sequence[Column], rows: Iterable[Sequence[str]], look: Look, *, indent: str = "  ") -> list[str]:
-    """Aligned columns under a line of titles, as wide as they need to be.
+    """Aligned columns under a line of titles.
 
-    Where that is too wide, optional columns go (highest number first), then flexible ones are cut.
+    If that is too wide, it leaves out optional columns, then cuts flexible ones.
     """
     body = [list(row) for row in rows]
     kept = list(range(len(columns)))
@@ -233,7 +256,7 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[str]], look: Look, 
 
 
 def facts(pairs: Iterable[tuple[str, str]], look: Look, *, indent: str = "  ", name_width: int = 0) -> list[str]:
-    """``name  value`` lines; values are wrapped under themselves, and empty ones left out."""
+    """``name  value`` lines; values wrap under themselves, empty ones are left out."""
     shown = [(name, value) for name, value in pairs if value]
     width = max([name_width, *(len(name) for name, _ in shown)], default=0)
     lines = []
@@ -244,16 +267,28 @@ def facts(pairs: Iterable[tuple[str, str]], look: Look, *, indent: str = "  ", n
     return lines
 
 
+def heading(title: str, look: Look, note: str = "") -> str:
+    """A section's title, and a note at the right margin."""
+    space = look.width - text_width(title) - text_width(note)
+    return look.paint(title, "title") + (" " * max(2, space) + look.paint(note, "dim") if note else "")
+
+
+def page_head(title: str, pairs: Iterable[tuple[str, str]], look: Look) -> Iterator[str]:
+    """The first lines of every page: its title, an empty line, facts."""
+    yield heading(title, look)
+    yield ""
+    yield from facts(pairs, look)
+
+
 def wrap(text: str, width: int) -> list[str]:
-    """The text on lines of at most ``width`` columns; longer words (paths) are broken, never lost."""
+    """The text on lines of at most ``width`` columns; longer words (paths) are broken."""
     width = max(width, 20)
     lines = textwrap.wrap(text, width, break_on_hyphens=False) or [""]
-    # textwrap counts characters: it is right where each of them takes one column.
+    # textwrap counts characters, which is wrong for those that take two columns.
     return lines if all(text_width(line) <= width for line in lines) else _wrap_wide(text, width)
 
 
 def _wrap_wide(text: str, width: int) -> list[str]:
-    """The same by columns, for text with characters that take two."""
     lines: list[str] = []
     line = ""
     for word in text.split():
@@ -275,36 +310,37 @@ def _wrap_wide(text: str, width: int) -> list[str]:
 
 
 def sentence(text: object) -> str:
-    """A stranger's text as a sentence on one line: :func:`label`, a capital, a full stop."""
+    """A stranger's text as a sentence: on one line, with a capital and a full stop."""
     safe = label(text)
     return safe[:1].upper() + safe[1:] + ("" if safe.endswith(".") else ".")
 
 
 def paragraph(text: str, look: Look, *, indent: str = "  ", first: str | None = None) -> list[str]:
-    """Wrapped text; ``first`` begins the first line in place of the indent and is of its width."""
+    """Wrapped text; ``first``, as wide as the indent, replaces it on the first line."""
     lines = wrap(text, look.width - text_width(indent))
     return [(first if first is not None and i == 0 else indent) + line for i, line in enumerate(lines)]
 
 
+def explanation(message: str, advice: str, look: Look) -> Iterator[str]:
+    """Below the title of a problem or refusal: what is wrong, then what to do."""
+    yield from paragraph(sentence(message), look, indent="    ")
+    arrow = f"    {look['arrow']} "
+    yield from paragraph(sentence(advice), look, indent=" " * len(arrow), first=arrow)
+
+
 def ranges(pairs: Sequence[Sequence[int]]) -> str:
-    """Sets of subtasks as they stand in a record, for people: ``0-2, 5``."""
+    """Inclusive ranges as ``0-2, 5``."""
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in pairs)
 
 
-def heading(title: str, look: Look, note: str = "") -> str:
-    """A section's title, and a note at the right margin."""
-    space = look.width - text_width(title) - text_width(note)
-    return look.paint(title, "title") + (" " * max(2, space) + look.paint(note, "dim") if note else "")
-
-
 def skew(values: Sequence[int]) -> float:
-    """The greatest over the mean; 1.0 is even, and so is nothing at all."""
+    """The greatest value over the mean; 1.0 for no values."""
     total = sum(values)
     return round(max(values) * len(values) / total, 2) if total else 1.0
 
 
 def cell(value: Any) -> str:
-    """A value of a row as it stands in a text table: JSON for what is nested, ``null`` for null, text as it is."""
+    """A value of a row as text: JSON for nested values, ``null`` for null, text as it is."""
     if value is None:
         return "null"
     if isinstance(value, bool):
