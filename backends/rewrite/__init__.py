@@ -1,8 +1,9 @@
 """Writing a checkpoint's data anew: the plan, the tasks, and an engine that runs them in threads.
 
-Users call ``rewrite`` with a ``RewriteSpec`` and an ``Engine``; ``stateformat.backends.spark.rewrite`` has
-the engine on Spark, which uses the other names. Read ``spec``, ``planning``, ``work``, ``threads``,
-``rewrite``. ``rescale`` publishes at another parallelism without touching data.
+Users call ``rewrite`` with a ``RewriteSpec`` and an ``Engine``;
+``stateformat.backends.spark.rewrite`` has the engine on Spark, which uses the other names. Read
+``spec``, ``planning``, ``work``, ``threads``, ``rewrite``. ``rescale`` publishes at another
+parallelism without touching data.
 """
 
 from .planning import Move, RehashSource, RewritePlan, plan_rewrite

@@ -1,1 +1,1 @@
-"""Programs for spark-submit."""
+"""Programs for spark-submit: ``run`` runs a dataflow, ``rewrite`` rewrites a checkpoint."""

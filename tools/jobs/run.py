@@ -12,7 +12,8 @@ output (docs/json.md). Exit status: 0 the job ended or was stopped; 1 it failed 
 misuse; 3 the storage failed. Run again, it goes on from the newest checkpoint.
 
 ``spark-submit`` puts both streams on its own standard output, and its log on standard error: ``2>
-spark.log`` separates the two. An unconfigured log begins at warnings (``stateformat.backends.spark.sessions``).
+spark.log`` separates the two. An unconfigured log begins at warnings
+(``stateformat.backends.spark.sessions``).
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from ..output import Document
-from ..text import Look, label, paragraph, plural, sentence, size
-from ..text.render import more, page_head
+from ..text import Look, label, render
 
 if TYPE_CHECKING:
     from stateformat.model import Record
@@ -45,10 +44,14 @@ def draw_published(document: Document, look: Look) -> Iterator[str]:
     """The page: what is now where, and each operator that changed."""
     source, totals, changes = document["source"], document["totals"], document["changes"]
     elsewhere = f" of {label(source['store'])}" if source["store"] != document["store"] else ""
-    sizes = (plural(totals["rows"], "row"), size(totals["bytes"]), plural(totals["segments"], "segment"))
+    sizes = (
+        render.plural(totals["rows"], "row"),
+        render.size(totals["bytes"]),
+        render.plural(totals["segments"], "segment"),
+    )
     operators = [_change(change, look) for change in changes[:CHANGES_SHOWN]]
-    operators.append(more(len(changes) - CHANGES_SHOWN, look))
-    yield from page_head(
+    operators.append(render.more(len(changes) - CHANGES_SHOWN, look))
+    yield from render.page_head(
         f"Published checkpoint {document['checkpoint_id']}",
         [
             ("store", label(document["store"])),
@@ -62,7 +65,7 @@ def draw_published(document: Document, look: Look) -> Iterator[str]:
     )
     for note in document["notes"]:
         yield ""
-        yield from paragraph(sentence(note), look)
+        yield from render.paragraph(render.sentence(note), look)
 
 
 def _change(change: Document, look: Look) -> str:

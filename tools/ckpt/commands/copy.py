@@ -8,8 +8,7 @@ import click
 
 from ..options import Address, AddressType, Session, command
 from ..output import Document
-from ..text import Look, label, plural, size
-from ..text.render import page_head
+from ..text import Look, label, render
 from ._published import source_document
 
 
@@ -39,11 +38,14 @@ def copy(session: Session, address: Address, *, target: Address) -> None:
 def draw(document: Document, look: Look) -> Iterator[str]:
     """The page: what was copied, from where to where."""
     totals = document["totals"]
-    manifest, segments = f"manifest {size(document['manifest_bytes'])}", plural(totals["segments"], "segment")
+    manifest, segments = (
+        f"manifest {render.size(document['manifest_bytes'])}",
+        render.plural(totals["segments"], "segment"),
+    )
     facts = [
         ("from", label(document["source"]["store"])),
         ("to", label(document["store"])),
         ("kind", document["kind"]),
-        ("size", look.dotted(plural(totals["rows"], "row"), size(totals["bytes"]), segments, manifest)),
+        ("size", look.dotted(render.plural(totals["rows"], "row"), render.size(totals["bytes"]), segments, manifest)),
     ]
-    return page_head(f"Copied checkpoint {document['checkpoint_id']}", facts, look)
+    return render.page_head(f"Copied checkpoint {document['checkpoint_id']}", facts, look)

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ..exit_status import FINE, PROBLEMS
-from ..json_text import JsonColumn, JsonRows
 from ..options import Address, Session, command, operator_uid, parallelism_options, per_operator
-from ..output import Document
-from ..text.plan import draw
+from ..text import draw_plan
 
 if TYPE_CHECKING:
     from stateformat.graph import JobGraph
     from stateformat.model import State
     from stateformat.reading import Checkpoint
-    from stateformat.redistribution import ColumnPlan, RestorePlan
 
 
 @command("explain-restore")
@@ -53,6 +49,8 @@ def explain_restore(
     page says what becomes of each column. Nothing is written, and no segment is opened. Exit status
     1 if the restore would be refused; the page lists every reason and what to do about it.
     """
+    from ..documents import plan_document
+
     store, checkpoint = session.checkpoint(address)
     drop = tuple(_dropped(checkpoint, name) for name in drop)
     states: tuple[State, ...] = ()
@@ -68,7 +66,7 @@ def explain_restore(
 
         chosen, states, drop = read_topology(topology, checkpoint.record, drop)
     plan = checkpoint.plan_restore(chosen, states=states, drop=drop)
-    session.output.show(plan_document(store.url, checkpoint, plan), draw)
+    session.output.show(plan_document(store.url, checkpoint, plan), draw_plan)
     return PROBLEMS if plan.refused else FINE
 
 
@@ -93,100 +91,3 @@ def without(graph: JobGraph, uids: set[str]) -> JobGraph:
         operators=tuple(operator for operator in graph.operators if operator.uid not in uids),
         edges=tuple(edge for edge in graph.edges if edge.source not in uids and edge.target not in uids),
     )
-
-
-def plan_document(store: str, checkpoint: Checkpoint, plan: RestorePlan) -> Document:
-    """The plan as ``RestorePlan.to_json`` writes it, what each subtask reads, and the states.
-
-    Whatever is as long as the plan stays in columns (``json_text``).
-    """
-    operators = {operator.uid: operator for operator in plan.operators}
-    columns: dict[tuple[str, str], list[ColumnPlan]] = {}
-    for column in plan.columns:
-        columns.setdefault((column.operator, column.state), []).append(column)
-    states = [
-        {
-            "operator": state.operator,
-            "name": state.name,
-            "mode": state.mode.value,
-            "kind": state.kind.value if state.kind else None,
-            "rule": rule(checkpoint, plan, state.operator, state.name),
-            "columns": [_column(column) for column in columns.get((state.operator, state.name)) or _kept(plan, state)],
-        }
-        for state in checkpoint.states
-        if state.operator in operators
-    ]
-    whole = plan.to_document()
-    return {
-        "store": store,
-        "refused": plan.refused,
-        "load": list(_loads(plan)),
-        "states": states,
-        "committable_rows": int(plan.committables["rows"].to_numpy().sum()),
-        "plan": {**whole, "slices": {name: JsonColumn(column) for name, column in whole["slices"].items()}},
-    }
-
-
-def _kept(plan: RestorePlan, state: State) -> tuple[ColumnPlan, ...]:
-    """The columns of a state that the program does not declare: they stay if it is restored."""
-    from stateformat.model import Mode
-    from stateformat.redistribution import column_plans
-
-    operator = plan.by_operator[state.operator]
-    restored = operator.parallelism > 0 if state.mode is Mode.COMMITTABLES else operator.starts
-    given_up = {state.operator, f"{state.operator}/{state.name}"} & {*plan.drop}
-    return column_plans(state, None, ()) if restored and not given_up else ()
-
-
-def _column(column: ColumnPlan) -> Document:
-    whole = asdict(column)
-    return {name: value for name, value in whole.items() if name not in ("operator", "state")}
-
-
-def _loads(plan: RestorePlan) -> Iterator[Document]:
-    """What each operator that starts reads, together and per subtask."""
-    load = plan.load()
-    columns = {name: load[name].to_numpy() for name in ("subtask", "rows", "bytes")}
-    start = 0
-    for operator in plan.operators:
-        if not operator.starts:
-            continue
-        own = {name: column[start : start + operator.parallelism] for name, column in columns.items()}
-        start += operator.parallelism
-        yield {
-            "operator": str(operator.uid),
-            "rows": int(own["rows"].sum()),
-            "bytes": int(own["bytes"].sum()),
-            "subtasks": JsonRows(**own),
-        }
-
-
-def rule(checkpoint: Checkpoint, plan: RestorePlan, uid: str, name: str) -> str:
-    """What becomes of a state, in words (in full: docs/redistribution.md)."""
-    from stateformat.graph import Status
-    from stateformat.model import Mode
-    from stateformat.redistribution import Action
-
-    state = checkpoint.record.state(uid, name)
-    operator = plan.by_operator[uid]
-    if state.mode is Mode.COMMITTABLES and operator.action is not Action.DROPPED:
-        return "committed before anything starts"
-    if uid in plan.drop or f"{uid}/{name}" in plan.drop:
-        return "given up"
-    if operator.action is Action.DROPPED:
-        return "not in the topology"
-    if operator.action is Action.SKIP_FINISHED:
-        return "none: the operator has finished"
-    same = operator.parallelism == operator.old_parallelism and operator.status is Status.RUNNING
-    number = operator.parallelism
-    return {
-        Mode.KEYED: "each keeps its key groups" if same else f"key groups are cut anew for {number} subtasks",
-        Mode.EVEN_SPLIT: "each keeps its own entries" if same else f"entries are split into {number} even chunks",
-        Mode.UNION: "every subtask gets every entry",
-        Mode.BROADCAST: "every subtask gets one copy",
-        Mode.COORDINATOR: "handed over whole",
-        Mode.PROGRESS: "each keeps its own" if same else "least watermark; ended if all had ended",
-        Mode.IN_FLIGHT: (
-            "replayed by the owner of the key" if state.key_columns else "replayed in order, channel by channel"
-        ),
-    }[state.mode]

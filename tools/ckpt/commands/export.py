@@ -14,8 +14,7 @@ import click
 
 from ..options import Address, Session, command, operator_uid
 from ..output import Document, on_standard_output
-from ..text import Look, label, plural, size
-from ..text.render import page_head
+from ..text import Look, label, render
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -75,7 +74,7 @@ def export(
         rows = _write(file, chosen, declared, _counted(task, step))
         length = file.tell() if target != "-" else 0
     if target == "-":
-        session.output.note(f"{plural(rows, 'row')} of {uid}/{state}, checkpoint {checkpoint.id}")
+        session.output.note(f"{render.plural(rows, 'row')} of {uid}/{state}, checkpoint {checkpoint.id}")
         return
     document = {
         "store": store.url,
@@ -94,14 +93,14 @@ def export(
 def draw(document: Document, look: Look) -> Iterator[str]:
     """The page: what was written where."""
     owner = "all subtasks" if document["subtask"] is None else f"subtask {document['subtask']}"
-    length = f"{size(document['bytes'])} of {document['format']}"
+    length = f"{render.size(document['bytes'])} of {document['format']}"
     facts = [
         ("store", label(document["store"])),
         ("state", f"{label(document['operator'])} / {label(document['state'])}, {owner}"),
         ("file", label(document["path"])),
-        ("size", look.dotted(plural(document["rows"], "row"), length)),
+        ("size", look.dotted(render.plural(document["rows"], "row"), length)),
     ]
-    return page_head(f"Exported from checkpoint {document['checkpoint_id']}", facts, look)
+    return render.page_head(f"Exported from checkpoint {document['checkpoint_id']}", facts, look)
 
 
 def _format_of(target: str, given: str | None) -> str:

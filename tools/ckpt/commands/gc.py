@@ -10,8 +10,7 @@ import click
 from ..exit_status import FINE, PROBLEMS
 from ..options import Address, Session, command
 from ..output import Document
-from ..text import Column, Look, label, paragraph, plural, sentence, size, table
-from ..text.render import more, page_head
+from ..text import Column, Look, label, render
 
 if TYPE_CHECKING:
     from stateformat.storage import Leftover, ObjectInfo
@@ -71,32 +70,41 @@ def _leftovers(found: Sequence[Leftover]) -> list[Document]:
 
 def draw(document: Document, look: Look) -> Iterator[str]:
     """The page: the sums, the objects, and what to do next."""
-    kept = "every checkpoint" if document["keep"] is None else f"the newest {plural(document['keep'], 'checkpoint')}"
+    kept = (
+        "every checkpoint"
+        if document["keep"] is None
+        else f"the newest {render.plural(document['keep'], 'checkpoint')}"
+    )
     newest = f", newest {document['newest']}" if document["newest"] is not None else ""
-    counts = ", ".join(plural(len(document[name]), name.removesuffix("s")) for name in FOLDERS if document[name])
+    counts = ", ".join(render.plural(len(document[name]), name.removesuffix("s")) for name in FOLDERS if document[name])
     unfinished = len(document["unfinished"])
     facts = [
         ("store", label(document["store"])),
         ("keeps", f"{kept}{newest}"),
         (
             "freed" if document["deleted"] else "would free",
-            f"{counts}, {size(document['bytes'])}" if counts else "nothing",
+            f"{counts}, {render.size(document['bytes'])}" if counts else "nothing",
         ),
-        ("not touched", f"{plural(unfinished, 'temporary file')} of writers that may be alive" if unfinished else ""),
+        (
+            "not touched",
+            f"{render.plural(unfinished, 'temporary file')} of writers that may be alive" if unfinished else "",
+        ),
     ]
-    yield from page_head("Garbage", facts, look)
+    yield from render.page_head("Garbage", facts, look)
     for name, folder in FOLDERS.items():
         items = document[name]
         if items:
             yield ""
             title = Column(f"{name} in {folder}" if folder else name, flexible=True)
-            rows = [[label(item["path"].removeprefix(folder)), size(item["size_bytes"])] for item in items[:SHOWN]]
-            yield from table([title, Column("bytes", right=True)], rows, look)
+            rows = [
+                [label(item["path"].removeprefix(folder)), render.size(item["size_bytes"])] for item in items[:SHOWN]
+            ]
+            yield from render.table([title, Column("bytes", right=True)], rows, look)
             if len(items) > SHOWN:
-                yield f"  {more(len(items) - SHOWN, look)}"
+                yield f"  {render.more(len(items) - SHOWN, look)}"
     if document["stopped"]:
         yield ""
-        yield from paragraph(look.paint(sentence(f"stopped: {document['stopped']}"), "problem"), look)
+        yield from render.paragraph(look.paint(render.sentence(f"stopped: {document['stopped']}"), "problem"), look)
     elif counts and not document["deleted"]:
         yield ""
-        yield from paragraph("Nothing was changed. Run it again with --delete to delete these.", look)
+        yield from render.paragraph("Nothing was changed. Run it again with --delete to delete these.", look)

@@ -11,7 +11,7 @@ from ..documents import history_document, reference
 from ..exit_status import FINE, PROBLEMS
 from ..options import Address, Session, command
 from ..output import Document
-from ..text import Column, Look, paragraph, render
+from ..text import Column, Look, render
 
 
 @command("history", checkpoint="never")
@@ -72,11 +72,11 @@ def draw(document: Document, look: Look) -> Iterator[str]:
         if entry["stop"]:
             mode = entry["stop"]["mode"].replace("_", " ")
             yield ""
-            yield from paragraph(f"The job stopped ({mode}) at checkpoint {entry['checkpoint_id']}.", look)
+            yield from render.paragraph(f"The job stopped ({mode}) at checkpoint {entry['checkpoint_id']}.", look)
     if document["ended_by"]:
         message = render.sentence(document["ended_by"]["message"])
         yield ""
-        yield from paragraph(look.paint(f"{look['fail']} {message}", "problem"), look)
+        yield from render.paragraph(look.paint(f"{look['fail']} {message}", "problem"), look)
     strays = document["strays"]
     if strays:
         names = ", ".join(
@@ -86,7 +86,7 @@ def draw(document: Document, look: Look) -> Iterator[str]:
         them = "it" if len(strays) == 1 else "them"
         removal = f"Retention removes {them} (`ckpt gc --keep N`)."
         yield ""
-        yield from paragraph(f"{render.plural(len(strays), 'stray')}, no checkpoint: {names}. {removal}", look)
+        yield from render.paragraph(f"{render.plural(len(strays), 'stray')}, no checkpoint: {names}. {removal}", look)
 
 
 def _row(entry: Document, now_us: int) -> list[str]:

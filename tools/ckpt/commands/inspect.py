@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..options import Address, Session, command, operator_uid
-from ..text.inspect import draw
+from ..text import draw_checkpoint
 
 if TYPE_CHECKING:
     from stateformat.model import State
@@ -52,7 +52,7 @@ def inspect(session: Session, address: Address, *, operator: str | None, state: 
             # Layers are merged, and subtasks are in order.
             batches = checkpoint.read(chosen.operator, chosen.name).batches(batch_rows=max(rows, 1024))
             entry["sample"] = objects(batches, rows)
-    session.output.show(document, lambda page, look: draw(page, look, time.time_ns() // 1000))
+    session.output.show(document, lambda page, look: draw_checkpoint(page, look, time.time_ns() // 1000))
 
 
 def chosen_states(checkpoint: Checkpoint, operator: str | None, name: str | None) -> list[State]:

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 
-from ..documents import reference, totals_document
+from ..documents import problem_document, reference, totals_document
 from ..exit_status import FINE, PROBLEMS
 from ..options import Address, Session, command
 from ..output import Document
-from ..text import Column, Look, label, paragraph, render, sentence
+from ..text import Column, Look, label, render
 from ._published import draw_published, published
-from .validate import problem_document
 
 if TYPE_CHECKING:
     from stateformat.history import Survey
@@ -129,7 +128,7 @@ def draw(document: Document, look: Look) -> Iterator[str]:
     mark = look.paint(look["fail"], "problem")
     for fault in faults[:SHOWN]:
         yield ""
-        yield from paragraph(sentence(fault), look, indent="    ", first=f"  {mark} ")
+        yield from render.paragraph(render.sentence(fault), look, indent="    ", first=f"  {mark} ")
     if len(faults) > SHOWN:
         yield f"  {render.more(len(faults) - SHOWN, look)}"
     if document["closed"] and not document["undecided"] and document["ways"]:
@@ -137,7 +136,7 @@ def draw(document: Document, look: Look) -> Iterator[str]:
         yield from _ways(document["ways"], look)
     yield ""
     for line in _advice(document):
-        yield from paragraph(line, look)
+        yield from render.paragraph(line, look)
 
 
 def _ways(ways: list[Document], look: Look) -> Iterator[str]:
@@ -224,7 +223,7 @@ def _advice_on_ways(document: Document) -> Iterator[str]:
                 "--yes`."
             )
     elif way is not None and not way["whole"]:
-        yield f"Checkpoint {chosen} is damaged too: {sentence(way['problems'][0]['message'])}"
+        yield f"Checkpoint {chosen} is damaged too: {render.sentence(way['problems'][0]['message'])}"
     elif closed and not document["ways"]:
         yield (
             "No other checkpoint of this store can take its place. Start the job from a savepoint or another copy, "

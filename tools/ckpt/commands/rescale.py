@@ -5,9 +5,8 @@ from __future__ import annotations
 import click
 
 from ..options import Address, AddressType, Session, command, other_store, parallelism_options, per_operator
-from ..text.plan import draw as draw_plan
+from ..text import draw_plan
 from ._published import draw_published, published
-from .explain_restore import plan_document
 
 
 @command("rescale")
@@ -30,6 +29,8 @@ def rescale(
     publication. With --to the store stays as it is, and its segments are copied to the new one.
     """
     from stateformat.backends.rewrite import publish_rescaled
+
+    from ..documents import plan_document
 
     if parallelism is None and not operator_parallelism:
         raise click.UsageError("give --parallelism, or --operator-parallelism for one operator")

@@ -22,8 +22,7 @@ import click
 from ..exit_status import FINE, PROBLEMS, UNAVAILABLE
 from ..options import Address, AddressType, SecondsType, Session, command
 from ..output import Document, Step
-from ..text import Look, label, paragraph
-from ..text.render import page_head
+from ..text import Look, label, render
 
 if TYPE_CHECKING:
     from stateformat.model import Record, StopMode
@@ -397,7 +396,7 @@ def draw(document: Document, look: Look) -> Iterator[str]:
         ("savepoint", label(document["savepoint"] or "none")),
         ("waited", f"{document['waited_seconds']:g} s"),
     ]
-    yield from page_head(title, facts, look)
+    yield from render.page_head(title, facts, look)
     for text in filter(None, document["message"].split("\n")):
         yield ""
-        yield from paragraph(label(text), look)
+        yield from render.paragraph(label(text), look)

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import click
 
 from ..exit_status import FINE, PROBLEMS
-from ..options import Address, Session, command
-from ..options.common import id_of
+from ..options import Address, Session, command, id_of
 from ..output import Document
-from ..text import Look, label, plural, size
-from ..text.render import explanation, page_head
-
-if TYPE_CHECKING:
-    from stateformat.problems import Problem
+from ..text import Look, label, render
 
 
 @command("validate")
@@ -33,6 +28,8 @@ def validate(session: Session, address: Address, *, level: str) -> int:
     written. Exit status 1 if there is any problem; warnings do not count.
     """
     from stateformat.validation import validate as run
+
+    from ..documents import problem_document
 
     store = session.store(address.url)
     with session.output.progress(f"Validating {address}") as step:
@@ -56,30 +53,16 @@ def validate(session: Session, address: Address, *, level: str) -> int:
     return FINE if report.ok else PROBLEMS
 
 
-def problem_document(problem: Problem) -> Document:
-    """One finding; members that do not apply to it are null."""
-    return {
-        "kind": str(problem.kind),
-        "clause": problem.clause,
-        "message": problem.message,
-        "advice": problem.advice,
-        "path": problem.path or None,
-        "operator": problem.operator or None,
-        "state": problem.state or None,
-        "subtask": problem.subtask,
-    }
-
-
 def draw(document: Document, look: Look) -> Iterator[str]:
     """The page: what was checked, every finding, and as the last line the verdict."""
     number, checked = document["checkpoint_id"], document["checked"]
     counts = [
-        plural(checked[name], name.removesuffix("s"))
+        render.plural(checked[name], name.removesuffix("s"))
         for name in ("records", "handles", "segments", "rows")
         if checked[name]
     ]
-    counts += [size(checked["bytes"])] if checked["bytes"] else []
-    yield from page_head(
+    counts += [render.size(checked["bytes"])] if checked["bytes"] else []
+    yield from render.page_head(
         f"Validation of checkpoint {number}" if number is not None else "Validation",
         [("store", label(document["store"])), ("level", document["level"]), ("checked", look.dotted(*counts))],
         look,
@@ -91,9 +74,9 @@ def draw(document: Document, look: Look) -> Iterator[str]:
     yield ""
     problems, warnings = len(document["problems"]), len(document["warnings"])
     if problems:
-        yield f"  {look.paint(look['fail'], 'problem')} {look.paint(plural(problems, 'problem'), 'problem')}"
+        yield f"  {look.paint(look['fail'], 'problem')} {look.paint(render.plural(problems, 'problem'), 'problem')}"
     else:
-        verdict = f"no problems, {plural(warnings, 'warning')}" if warnings else "no problems"
+        verdict = f"no problems, {render.plural(warnings, 'warning')}" if warnings else "no problems"
         yield f"  {look.paint(look['good'], 'finished')} {look.paint(verdict, 'finished')}"
 
 
@@ -107,4 +90,4 @@ def _finding(problem: Mapping[str, Any], look: Look, mark: str, role: str) -> It
         yield "    " + look.paint(", ".join(where), "dim")
     if problem["path"] and problem["path"] not in problem["message"]:
         yield "    " + look.paint(label(problem["path"]), "dim")
-    yield from explanation(problem["message"], problem["advice"], look)
+    yield from render.explanation(problem["message"], problem["advice"], look)

@@ -1,4 +1,8 @@
-"""What a page shows, as JSON."""
+"""What commands show, as JSON documents (docs/json.md).
+
+``checkpoint`` describes records and what their handles hold, ``contents`` the rows of a runtime's
+own states, ``plan`` a restore, ``problems`` what a validation found.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,8 @@ from .checkpoint import (
     totals_document,
 )
 from .contents import contents
+from .plan import plan_document
+from .problems import problem_document
 
 __all__ = [
     "Holdings",
@@ -20,6 +26,8 @@ __all__ = [
     "history_document",
     "holds_document",
     "operator_size",
+    "plan_document",
+    "problem_document",
     "published_document",
     "record_document",
     "reference",

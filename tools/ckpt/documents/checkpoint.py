@@ -18,7 +18,7 @@ from stateformat.model import PER_SUBTASK_MODES, Kind, Mode, ParentRef, Record, 
 from stateformat.record import members_of
 
 from ..json_text import JsonRows
-from ..text import moment, skew
+from ..text import render
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -42,7 +42,7 @@ def record_document(store: str, record: Record) -> Document:
         "content_of": members.get("content_of"),
         "stop": members.get("stop"),
         "rescaled_from": members.get("rescaled_from"),
-        "created_at": moment(record.created_at_us),
+        "created_at": render.moment(record.created_at_us),
     }
 
 
@@ -134,7 +134,7 @@ class Holdings:
                 for layer in np.flatnonzero(by_layer["handles"]).tolist()
             ],
             "subtasks": subtasks,
-            "skew": skew(shown.tolist()),
+            "skew": render.skew(shown.tolist()),
         }
 
 
@@ -202,7 +202,7 @@ def history_document(record: Record) -> Document:
         "parent": reference(record.parent),
         "job_id": record.job_id,
         "job_name": record.job_name,
-        "created_at": moment(record.created_at_us),
+        "created_at": render.moment(record.created_at_us),
         "created_at_us": record.created_at_us,
         "operators": len(status),
         "finished": status.count(Status.FULLY_FINISHED),

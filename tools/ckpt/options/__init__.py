@@ -1,9 +1,13 @@
-"""Arguments and options that commands share, and the session behind them."""
+"""Arguments and options that commands share.
+
+``common`` declares a command and opens its stores: read it first. ``address``, ``parallelism`` and
+``seconds`` parse values.
+"""
 
 from __future__ import annotations
 
 from .address import Address, AddressType, StorageOptionType, is_local, options_for
-from .common import Session, command, operator_uid, other_store
+from .common import Session, command, id_of, operator_uid, other_store
 from .parallelism import PairType, parallelism_options, per_operator
 from .seconds import SecondsType
 
@@ -15,6 +19,7 @@ __all__ = [
     "Session",
     "StorageOptionType",
     "command",
+    "id_of",
     "is_local",
     "operator_uid",
     "options_for",

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ..output import Output
-from ..text import label
-from ..text.render import named
+from ..text import label, render
 from ..watch import Watch
 from .address import Address, AddressType, StorageOptionType, is_local, options_for
 
@@ -204,7 +203,7 @@ def _known(graph: JobGraph, given: str) -> str:
     uids = {label(text): one.uid for one in graph.operators for text in (one.name, one.uid) if text}
     close = get_close_matches(label(given), uids, n=1)
     meant = f"did you mean {uids[close[0]]!r}? It" if close else "it"
-    listed = ", ".join(named(one.uid, one.name) for one in graph.operators[:OPERATORS_LISTED])
+    listed = ", ".join(render.named(one.uid, one.name) for one in graph.operators[:OPERATORS_LISTED])
     left = len(graph.operators) - OPERATORS_LISTED
     return f"{meant} has {listed or 'none'}{f' and {left:,} more' if left > 0 else ''}"
 

@@ -1,51 +1,15 @@
-"""From a document to lines on a terminal."""
+"""From a document to lines on a terminal.
+
+``render`` has the pieces: read it first. ``inspect`` (with ``graph`` and ``contents``) and ``plan``
+are pages; smaller pages stand with their commands. Others use the names below, and the functions of
+``render``.
+"""
 
 from __future__ import annotations
 
-from .render import (
-    WIDTH_DEFAULT,
-    WIDTH_MAX,
-    WIDTH_MIN,
-    Column,
-    Look,
-    age,
-    clock,
-    count,
-    facts,
-    heading,
-    label,
-    lines_label,
-    moment,
-    paragraph,
-    plural,
-    precise_moment,
-    ranges,
-    sentence,
-    size,
-    skew,
-    table,
-)
+from . import render
+from .inspect import draw_checkpoint
+from .plan import draw_plan
+from .render import Column, Look, label
 
-__all__ = [
-    "WIDTH_DEFAULT",
-    "WIDTH_MAX",
-    "WIDTH_MIN",
-    "Column",
-    "Look",
-    "age",
-    "clock",
-    "count",
-    "facts",
-    "heading",
-    "label",
-    "lines_label",
-    "moment",
-    "paragraph",
-    "plural",
-    "precise_moment",
-    "ranges",
-    "sentence",
-    "size",
-    "skew",
-    "table",
-]
+__all__ = ["Column", "Look", "draw_checkpoint", "draw_plan", "label", "render"]

@@ -23,7 +23,7 @@ LARGEST: Final = 20
 MORE: Final = "--operator UID shows one, --format json all"
 
 
-def draw(document: Json, look: Look, now_us: int) -> Iterator[str]:
+def draw_checkpoint(document: Json, look: Look, now_us: int) -> Iterator[str]:
     """The whole page, or the part that ``--operator`` and ``--state`` select."""
     narrow = any(document["selection"].values())
     yield from render.page_head(f"Checkpoint {document['checkpoint_id']}", _facts(document, look, now_us), look)

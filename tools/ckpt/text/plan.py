@@ -25,7 +25,7 @@ LOADED: Final = 5
 """The most loaded subtasks, on a page that does not show all operators."""
 
 
-def draw(document: Json, look: Look) -> Iterator[str]:
+def draw_plan(document: Json, look: Look) -> Iterator[str]:
     """The page: each operator before and after, its states and load, and what is refused."""
     plan = document["plan"]
     verdict = look.paint("refused", "problem") if document["refused"] else look.paint("possible", "finished")
