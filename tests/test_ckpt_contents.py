@@ -17,8 +17,8 @@ from stateformat.states import declare
 from stateformat.store import CheckpointStore, open as open_store
 from stateformat.tools.ckpt.documents.contents import contents as contents_of
 from stateformat.tools.ckpt.text import Look
-from stateformat.tools.ckpt.text.render import precise_moment
 from stateformat.tools.ckpt.text.contents import LINES, contents_facts, contents_table, holds_line
+from stateformat.tools.ckpt.text.render import precise_moment
 from tests import stores
 from tests.ckpt_runs import document, page
 

@@ -1,4 +1,4 @@
-"""The program ``ckpt`` (``python -m stateformat.tools.ckpt``): takes interrupts, then imports the rest."""
+"""The program ``ckpt``: takes interrupts from the first moment, then imports the rest."""
 
 from __future__ import annotations
 
