@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from benchmarks.measuring import Row, compare
 from stateformat.backends.storage.local import LocalStorage
 from stateformat.graph import JobGraph, Operator, OperatorId
-from stateformat.keys import range_bounds
+from stateformat.keys import DEFAULT_KEY_HASH, range_bounds
 from stateformat.manifest import Manifest, handles_table
 from stateformat.model import (
     AttemptId,
@@ -36,10 +36,10 @@ from stateformat.model import (
     Record,
     Totals,
 )
+from stateformat.reading import rekey
 from stateformat.reading.scan import SliceReader
 from stateformat.schema import MANIFEST_SCHEMA, SLICE_SCHEMA
 from stateformat.segments import SegmentPlace, WriteOptions, write_segment
-from stateformat.segments.normalize import cluster
 from stateformat.states import declare
 
 ROWS = 5_000_000
@@ -112,7 +112,7 @@ def restore(storage: LocalStorage, handles: list[Handle], slices: pa.Table) -> I
 
 def write_rows(storage: LocalStorage, table: pa.Table) -> list[Row]:
     """Writing by default, of rows as a keyed state keeps them and in no order; then synced, and without what can be left out."""
-    clustered = cluster(table, STATE, OPERATOR)
+    clustered = rekey(table, STATE, MAX_PARALLELISM, DEFAULT_KEY_HASH)
     synced = LocalStorage(_root(storage))
 
     def ours(data: pa.Table, options: WriteOptions = DEFAULT, to: LocalStorage = storage) -> None:
@@ -157,7 +157,7 @@ def _reference(storage: LocalStorage, table: pa.Table) -> Path:
 def restore_rows(storage: LocalStorage, table: pa.Table) -> list[Row]:
     """Restoring the same rows at the same parallelism; and with a delta of a fiftieth of them on top."""
     base = write_segment(storage, place(), table, DEFAULT)
-    path = _reference(storage, cluster(table, STATE, OPERATOR))
+    path = _reference(storage, rekey(table, STATE, MAX_PARALLELISM, DEFAULT_KEY_HASH))
     delta = table.slice(0, len(table) // 50).append_column("_op", pa.array(np.zeros(len(table) // 50, np.int8)))
     layers = [base, write_segment(storage, place(1), delta, DEFAULT)]
     one, both = slices_of([base]), slices_of(layers)
@@ -173,7 +173,7 @@ def restore_rows(storage: LocalStorage, table: pa.Table) -> list[Row]:
 
 def restore_bytes(storage: LocalStorage, table: pa.Table) -> list[Row]:
     """Bytes that six new subtasks read of what four have written, against the bytes of the rows without footers."""
-    clustered = cluster(table, STATE, OPERATOR)
+    clustered = rekey(table, STATE, MAX_PARALLELISM, DEFAULT_KEY_HASH)
     groups = clustered["_key_group"].to_numpy()
     handles = []
     for first, end in pairwise(range_bounds(4, MAX_PARALLELISM)):

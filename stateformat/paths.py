@@ -1,4 +1,4 @@
-"""Names of objects, built in one place (SPEC.md section 2.2). Callers never format a path."""
+"""The names of objects (SPEC.md section 2.2). No other module formats a path."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
 
 def record_path(checkpoint_id: CheckpointId) -> str:
-    """Where the record of a checkpoint lies."""
+    """Where a record lies."""
     return f"{RECORDS}{checkpoint_id:020d}.json"
 
 
 def manifest_path(checkpoint_id: CheckpointId, attempt_id: AttemptId) -> str:
-    """Where an attempt's manifest lies."""
+    """Where the manifest of an attempt lies."""
     return f"{MANIFESTS}{checkpoint_id:020d}-{attempt_id}.parquet"
 
 
 def segment_path(checkpoint_id: CheckpointId, write_id: WriteId, *, label: str) -> str:
-    """Where a segment lies; ``label`` is for people only and is made safe here."""
+    """The path of a segment; ``label`` is for people, and made safe here."""
     readable = _UNSAFE.sub("_", label).strip("_")[:80] or "state"
     return f"{SEGMENTS}{checkpoint_id:020d}/{readable}-{write_id}.parquet"
 
 
 def record_id(path: str) -> CheckpointId | None:
-    """The checkpoint id in the name of a record; None for a name that is no record's."""
+    """The checkpoint id in the name of a record; None for any other name."""
     match = _RECORD_NAME.fullmatch(path)
     return CheckpointId(int(match[1])) if match and int(match[1]) > 0 else None
 
 
 def owner_id(path: str) -> CheckpointId | None:
-    """The id under which a record, manifest or segment lies, or was to lie; None for any other name."""
+    """The id under which a record, manifest or segment lies or would lie; None for other names."""
     match = _OWNED_NAME.fullmatch(path)
     return CheckpointId(int(match[match.lastindex or 0])) if match else None
 
@@ -59,36 +59,33 @@ def attempt_of(path: str) -> AttemptId | None:
 
 
 def request_path(newest: int, request_id: str) -> str:
-    """Where a request to stop lies that was made while ``newest`` was the newest id (0: none was there)."""
+    """The path of a request to stop, asked while ``newest`` was the newest id (0: none)."""
     return f"{REQUESTS}{newest:020d}-stop-{request_id}.json"
 
 
 def answer_path(newest: int, request_id: str) -> str:
-    """Where the answer to that request lies."""
+    """The path of the answer to that request."""
     return f"{REQUESTS}{newest:020d}-answer-{request_id}.json"
 
 
 def request_of(path: str) -> tuple[int, str] | None:
-    """The newest id and the request id in the name of a request to stop; None for any other name."""
+    """The newest id and the request id of a request to stop; None for any other name."""
     return _named(_REQUEST_NAME, path)
 
 
 def answer_of(path: str) -> tuple[int, str] | None:
-    """The same of an answer."""
+    """The same for an answer."""
     return _named(_ANSWER_NAME, path)
 
 
 def asked_under(path: str) -> int | None:
-    """The newest id in the name, perhaps cut short, of anything below ``requests/``; None where there is none."""
+    """The newest id in any name below ``requests/``, even one cut short; None if it has none."""
     match = _ASKED_NAME.fullmatch(path)
     return int(match[1]) if match else None
 
 
 def savepoint_url(store_url: str, name: str) -> str:
-    """Where a savepoint of a store lies by default: a store of its own, below the other and no part of it.
-
-    ``name`` has letters, digits, ``.``, ``_`` and ``-``, and does not begin with a dot. Raises ``InvalidInput`` for others.
-    """
+    """Where a savepoint lies by default. ``InvalidInput`` for a ``name`` with other characters."""
     if not _SAVEPOINT_NAME.fullmatch(name):
         raise InvalidInput(f"{name!r} is no name of a savepoint; take letters, digits, '.', '_' and '-'", name=name)
     return f"{store_url}{'' if store_url.endswith('/') else '/'}{SAVEPOINTS}{name}"

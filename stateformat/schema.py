@@ -1,8 +1,7 @@
 """Arrow schemas of everything the format stores.
 
-The types of SPEC.md section 3.7 are a closed list; :data:`PRIMITIVES` is its only place in code. A
-:data:`~stateformat.model.FieldType` is what a record holds; an Arrow type is what a segment holds; the two are
-one-to-one, so a round trip is exact. How the schema of a state may change stands in ``evolution``.
+:data:`PRIMITIVES` is the one place of the closed list of types (SPEC.md section 3.7). A record
+holds a :data:`~stateformat.model.FieldType`, a segment the Arrow type; the two are one-to-one.
 """
 
 from __future__ import annotations
@@ -43,27 +42,26 @@ _DEFAULTS: Final = {
 """How the default of a column is written."""
 MAX_NESTING = 8
 
+
+def _required(**types: pa.DataType) -> tuple[pa.Field, ...]:
+    return tuple(pa.field(name, kind, nullable=False) for name, kind in types.items())
+
+
 MANIFEST_SCHEMA: Final = pa.schema(
     [
-        pa.field("operator", pa.string(), nullable=False),
-        pa.field("state", pa.string(), nullable=False),
-        pa.field("mode", pa.string(), nullable=False),
+        *_required(operator=pa.string(), state=pa.string(), mode=pa.string()),
         pa.field("subtask", pa.int32()),
-        pa.field("layer", pa.int32(), nullable=False),
+        *_required(layer=pa.int32()),
         pa.field("edge", pa.string()),
-        pa.field("schema_id", pa.int32(), nullable=False),
+        *_required(schema_id=pa.int32()),
         pa.field("path", pa.string()),
-        pa.field("row_start", pa.int64(), nullable=False),
-        pa.field("rows", pa.int64(), nullable=False),
-        pa.field("segment_rows", pa.int64(), nullable=False),
-        pa.field("size_bytes", pa.int64(), nullable=False),
-        pa.field("uncompressed_bytes", pa.int64(), nullable=False),
-        pa.field("footer_bytes", pa.int32(), nullable=False),
+        *_required(row_start=pa.int64(), rows=pa.int64(), segment_rows=pa.int64()),
+        *_required(size_bytes=pa.int64(), uncompressed_bytes=pa.int64(), footer_bytes=pa.int32()),
         pa.field("digest", pa.binary(16)),
         pa.field("footer_digest", pa.binary(16)),
         pa.field("first_group", pa.int32()),
         pa.field("last_group", pa.int32()),
-        pa.field("rows_per_group", pa.list_(pa.field("element", pa.int64(), nullable=False))),
+        pa.field("rows_per_group", pa.list_(*_required(element=pa.int64()))),
         pa.field("inline", pa.binary()),
     ]
 )
@@ -73,24 +71,21 @@ PLANNING_COLUMNS: Final = tuple(MANIFEST_SCHEMA.names[:-1])
 
 SLICE_SCHEMA: Final = pa.schema(
     [
-        pa.field("operator", pa.string(), nullable=False),
-        pa.field("state", pa.string(), nullable=False),
-        pa.field("mode", pa.string(), nullable=False),
+        *_required(operator=pa.string(), state=pa.string(), mode=pa.string()),
         pa.field("subtask", pa.int32()),
-        pa.field("layer", pa.int32(), nullable=False),
-        pa.field("handle", pa.int64(), nullable=False),
-        pa.field("row_start", pa.int64(), nullable=False),
-        pa.field("rows", pa.int64(), nullable=False),
+        *_required(layer=pa.int32(), handle=pa.int64(), row_start=pa.int64(), rows=pa.int64()),
         pa.field("first_group", pa.int32()),
         pa.field("last_group", pa.int32()),
-        pa.field("bytes", pa.int64(), nullable=False),
+        *_required(bytes=pa.int64()),
     ]
 )
-"""Slices of a restore plan: rows row_start … row_start + rows − 1 of the segment of manifest row ``handle`` go to the new
-``subtask`` (null for coordinator and committables, which the driver takes). Sorted by (operator, state, subtask), then
-layer, then the order in which they are read. ``bytes`` is the stored size, in proportion to the rows. A slice of a
-handle with groups holds whole groups first_group … last_group (of one sender it may hold a part); in other modes both
-are null. What every subtask gets alike (union, merged progress) stands once in a plan's compact form, with null subtask."""
+"""Slices of a restore plan, sorted by (operator, state, subtask, layer, order of reading).
+
+Rows row_start … row_start + rows − 1 of the segment of manifest row ``handle`` go to the new
+``subtask``: null for the driver, and in a compact plan for what all subtasks get alike. ``bytes``
+is stored size in proportion to the rows. A slice with groups has whole ones, or a part of one
+sender's.
+"""
 
 KEY_GROUP = pa.field("_key_group", pa.int32(), nullable=False)
 OP = pa.field("_op", pa.int8(), nullable=False)
@@ -99,34 +94,19 @@ UPSERT, DELETE, CLEAR = 0, 1, 2
 _OWN: Final[Mapping[Mode | Kind, tuple[pa.Field, ...]]] = {
     Kind.LIST: (pa.field("_index", pa.int64()),),
     Kind.TIMERS: (pa.field("_timestamp", pa.int64()), pa.field("_tag", pa.string())),
-    Mode.COMMITTABLES: (
-        pa.field("_checkpoint_id", pa.int64(), nullable=False),
-        pa.field("_attempt_id", pa.string(), nullable=False),
-    ),
-    Mode.PROGRESS: (
-        pa.field("_edge", pa.string(), nullable=False),
-        pa.field("_watermark", pa.int64(), nullable=False),
-        pa.field("_ended", pa.bool_(), nullable=False),
-    ),
-    Mode.IN_FLIGHT: (
-        pa.field("_sender", pa.int32(), nullable=False),
-        pa.field("_receiver", pa.int32(), nullable=False),
-        pa.field("_seq", pa.int64(), nullable=False),
-    ),
+    Mode.COMMITTABLES: _required(_checkpoint_id=pa.int64(), _attempt_id=pa.string()),
+    Mode.PROGRESS: _required(_edge=pa.string(), _watermark=pa.int64(), _ended=pa.bool_()),
+    Mode.IN_FLIGHT: _required(_sender=pa.int32(), _receiver=pa.int32(), _seq=pa.int64()),
 }
 
 
 def has_key_groups(state: State) -> bool:
-    """Whether rows carry ``_key_group``: keyed states, and in-flight states of hash edges (those with key columns)."""
+    """Whether rows have ``_key_group``: keyed state, and state in flight on hash edges."""
     return state.mode is Mode.KEYED or (state.mode is Mode.IN_FLIGHT and bool(state.key_columns))
 
 
 def segment_schema(state: State, schema_id: int | None = None, *, delta: bool = False) -> pa.Schema:
-    """The Arrow schema of a segment (SPEC.md section 5.1): the format's own columns, then the fields in order.
-
-    Fields are nullable, as they are in Parquet; that a non-nullable field holds no null is checked apart.
-    ``schema_id`` None is the current one; an unknown one is ``InvalidInput``.
-    """
+    """The Arrow schema of a segment (SPEC.md 5.1): own columns, then fields, all nullable."""
     version = state.current if schema_id is None else state.by_schema_id.get(schema_id)
     if version is None:
         raise InvalidInput(
@@ -142,12 +122,12 @@ def segment_schema(state: State, schema_id: int | None = None, *, delta: bool = 
 
 
 def arrow_field(item: Field) -> pa.Field:
-    """A field as it stands in a segment: nullable, with its id where Parquet keeps field ids."""
+    """A field of a segment: nullable, with its id where Parquet keeps field ids."""
     return pa.field(item.name, arrow_type(item.type), metadata={"PARQUET:field_id": str(item.id)})
 
 
 def arrow_type(kind: FieldType) -> pa.DataType:
-    """The Arrow type of a field type. Raises ``InvalidInput`` (kind ``UNSUPPORTED_TYPE``) for an unknown name."""
+    """The Arrow type of a field type; ``InvalidInput`` (UNSUPPORTED_TYPE) for an unknown name."""
     if isinstance(kind, str):
         if kind in PRIMITIVES:
             return PRIMITIVES[kind]
@@ -157,20 +137,16 @@ def arrow_type(kind: FieldType) -> pa.DataType:
         raise InvalidInput(f"unknown type {kind!r}; see SPEC.md section 3.7", kind=ErrorKind.UNSUPPORTED_TYPE)
     if kind[0] == "struct":
         return pa.struct([arrow_field(item) for item in cast("tuple[Field, ...]", kind[1])])
+    # Elements of lists and maps have the names that Parquet gives them.
     if kind[0] == "list":
-        return pa.list_(replace_name(cast("Field", kind[1]), "element"))
-    key, value = cast("tuple[str, Field, Field]", kind)[1:]
-    return pa.map_(replace_name(key, "key").with_nullable(False), replace_name(value, "value"))
-
-
-def replace_name(item: Field, name: str) -> pa.Field:
-    """The Arrow field of an element of a list or map, under the name that Parquet gives it."""
-    return arrow_field(replace(item, name=name))
+        return pa.list_(arrow_field(cast("Field", kind[1])).with_name("element"))
+    key, value = (arrow_field(item) for item in cast("tuple[str, Field, Field]", kind)[1:])
+    return pa.map_(key.with_name("key").with_nullable(False), value.with_name("value"))
 
 
 @dataclass
 class _Ids:
-    """Gives out field ids, reusing those of the previous schema by name (nested names are paths)."""
+    """Gives out field ids. ``known`` ones are kept, by the names from the outermost on."""
 
     last: int
     known: Mapping[tuple[str, ...], int]
@@ -182,7 +158,7 @@ class _Ids:
         return self.last
 
 
-def _field_type(dtype: pa.DataType, path: tuple[str, ...], ids: _Ids, depth: int = 0) -> FieldType:
+def _field_type(dtype: pa.DataType, path: tuple[str, ...], ids: _Ids, depth: int) -> FieldType:
     if depth > MAX_NESTING:
         raise InvalidInput(
             f"column {'.'.join(path)!r} is nested deeper than {MAX_NESTING}", kind=ErrorKind.UNSUPPORTED_TYPE
@@ -213,7 +189,7 @@ def _field_type(dtype: pa.DataType, path: tuple[str, ...], ids: _Ids, depth: int
     )
 
 
-def _nested(item: pa.Field, path: tuple[str, ...], ids: _Ids, depth: int) -> Field:
+def _nested(item: pa.Field, path: tuple[str, ...], ids: _Ids, depth: int = -1) -> Field:
     inner = (*path, item.name)
     field_id = ids.take(inner)
     return Field(field_id, item.name, _field_type(item.type, inner, ids, depth + 1), nullable=item.nullable)
@@ -229,7 +205,7 @@ def children(item: Field) -> tuple[Field, ...]:
 
 
 def nesting(kind: FieldType, inner: tuple[Field, ...]) -> FieldType:
-    """A struct, list or map type with other fields in it."""
+    """A struct, list or map type with other nested fields."""
     return ("struct", inner) if kind[0] == "struct" else cast("FieldType", (kind[0], *inner))
 
 
@@ -240,23 +216,12 @@ def make_fields(
     last_field_id: int = 0,
     known_ids: Mapping[tuple[str, ...], int] | None = None,
 ) -> tuple[tuple[Field, ...], int]:
-    """Fields for Arrow columns, with ids; returns them and the greatest id given so far.
-
-    ``known_ids`` maps a column's path, the names from the outermost on, to the id that it keeps.
-    """
+    """Fields for Arrow columns, and the greatest id; ``known_ids`` are kept, by path."""
     ids = _Ids(last_field_id, known_ids or {})
     fields = []
     for column in columns:
-        field_id = ids.take((column.name,))
-        fields.append(
-            Field(
-                field_id,
-                column.name,
-                _field_type(column.type, (column.name,), ids),
-                nullable=column.nullable,
-                default=defaults.get(column.name),
-            )
-        )
+        item = _nested(column, (), ids)
+        fields.append(replace(item, default=defaults.get(column.name)))
     for name, text in defaults.items():
         if name not in columns.names:
             raise InvalidInput(f"default for {name!r}, which is no column; columns are {columns.names}")
@@ -265,7 +230,7 @@ def make_fields(
 
 
 def default_scalar(text: str, kind: FieldType) -> pa.Scalar:
-    """The value of a default's text (SPEC.md section 3.7); ``InvalidInput`` where the text is no value of the type."""
+    """The value of a default's text (SPEC.md section 3.7); ``InvalidInput`` if it is none."""
     import base64
     import datetime
     import decimal

@@ -212,7 +212,7 @@ def _ranges(opened: Checkpoint, handle: Handle) -> Callable[[Storage], pa.Table]
 
     def run(storage: Storage) -> pa.Table:
         reader = SegmentReader(storage, opened.record, state, handle)
-        return pa.concat_tables(reader.tables(handle.row_start, handle.rows))
+        return pa.concat_tables(call() for call in reader.calls(handle.row_start, handle.rows))
 
     return run
 

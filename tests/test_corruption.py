@@ -119,7 +119,7 @@ class Segment:
         """All rows, if the segment's bytes were these."""
         storage = cast("Storage", Objects({**self._objects, str(self._handle.path): data}))
         reader = SegmentReader(storage, self._checkpoint.record, self._state, self._handle)
-        return pa.concat_tables(reader.tables(self._handle.row_start, self._handle.rows))
+        return pa.concat_tables(call() for call in reader.calls(self._handle.row_start, self._handle.rows))
 
     def header(self, row_group: int, column: str) -> int:
         """Where the header of the only page of a column chunk begins."""

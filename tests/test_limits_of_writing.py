@@ -48,7 +48,8 @@ def storage() -> Iterator[CountingStorage]:
 def read_both_ways(storage: CountingStorage, declared: State, handle: Handle) -> Iterator[list[pa.Table]]:
     """The pieces that are decoded at a time: of the object whole, and by row groups."""
     for whole in (True, False):
-        yield list(SegmentReader(storage, record(declared), declared, handle, whole=whole).tables(0, handle.rows))
+        reader = SegmentReader(storage, record(declared), declared, handle, whole=whole)
+        yield [call() for call in reader.calls(0, handle.rows)]
 
 
 EXTREMES = {
@@ -89,7 +90,7 @@ def test_row_groups_that_are_cut_by_bytes_still_hold_whole_key_groups(storage: C
     if streamed:
         first = write(storage, state(pa.binary()), data, options("zstd"))
         reader = SegmentReader(storage, record(state(pa.binary())), state(pa.binary()), first)
-        data = iter(pa.concat_tables(reader.tables(0, first.rows)).to_batches())
+        data = iter(pa.concat_tables(call() for call in reader.calls(0, first.rows)).to_batches())
     handle = write(storage, state(pa.binary()), data, options("zstd"))
     metadata = pq.read_metadata(pa.BufferReader(storage.read(handle.path or "")))
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]

@@ -16,10 +16,11 @@ import xxhash
 
 from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState, StorageError
+from stateformat.keys import DEFAULT_KEY_HASH
 from stateformat.model import Handle, State
+from stateformat.reading import rekey
 from stateformat.schema import segment_schema
 from stateformat.segments import ROW_GROUPS_MAX, WriteOptions, row_groups as row_groups_module, write_segment
-from stateformat.segments.normalize import cluster
 from stateformat.segments.row_groups import split_groups, split_table
 from stateformat.states import declare
 from tests.segments import ATTEMPT, OBJECTS, CountingStorage, operator, place, table, write
@@ -410,7 +411,7 @@ def test_one_large_row_among_small_ones_shares_a_row_group_with_few(
     state = declare.value_state("op", "blobs", keys={"k": pa.int64()}, values={"v": pa.binary()})
     sizes = np.where(np.arange(3000) % 100 == 0, 3000, 1)
     given = pa.table({"k": pa.array(range(3000), pa.int64()), "v": pa.array([bytes(size) for size in sizes])})
-    for data in (given, given.slice(0, 1000), cluster(given, state, operator())):
+    for data in (given, given.slice(0, 1000), rekey(given, state, 128, DEFAULT_KEY_HASH)):
         handle = write(storage, state, data, WriteOptions(inline_bytes_max=0, codec="none"))
         file = stored(storage, handle)
         groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
@@ -423,7 +424,7 @@ def test_one_large_row_among_small_ones_shares_a_row_group_with_few(
 
 @pytest.mark.parametrize("batch_rows", [1, 700, 100_000])
 def test_a_clustered_stream_gives_the_rows_and_counts_of_the_table(storage: CountingStorage, batch_rows: int) -> None:
-    given = cluster(numbered(3000), VALUE, operator())
+    given = rekey(numbered(3000), VALUE, 128, DEFAULT_KEY_HASH)
     options = WriteOptions(row_group_rows=64, inline_bytes_max=0)
     handle = write(storage, VALUE, iter(given.to_batches(max_chunksize=batch_rows)), options)
     assert stored(storage, handle).read().equals(given.cast(segment_schema(VALUE)))
@@ -436,7 +437,7 @@ def test_a_stream_without_key_groups_is_clustered(storage: CountingStorage) -> N
 
 
 def test_a_stream_whose_key_groups_fall_is_refused(storage: CountingStorage) -> None:
-    given = cluster(numbered(3000), VALUE, operator())
+    given = rekey(numbered(3000), VALUE, 128, DEFAULT_KEY_HASH)
     backwards = [given.slice(1500), given.slice(0, 1500)]
     with pytest.raises(InvalidState, match="sorted by it"):
         write(storage, VALUE, (batch for part in backwards for batch in part.to_batches()))
@@ -783,8 +784,8 @@ def test_a_record_batch_is_a_table(storage: CountingStorage) -> None:
 
 
 def test_clustering_copies_nothing_that_is_in_order() -> None:
-    once = cluster(numbered(1000), VALUE, operator())
-    again = cluster(once, VALUE, operator())
+    once = rekey(numbered(1000), VALUE, 128, DEFAULT_KEY_HASH)
+    again = rekey(once, VALUE, 128, DEFAULT_KEY_HASH)
     assert [c.chunk(0).buffers()[1].address for c in again.columns[1:]] == [
         c.chunk(0).buffers()[1].address for c in once.columns[1:]
     ]

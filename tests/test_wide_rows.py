@@ -15,6 +15,8 @@ import pyarrow as pa
 import pytest
 
 from stateformat.backends.state import Entries, KeyedValue, columns as parts
+from stateformat.keys import DEFAULT_KEY_HASH
+from stateformat.reading import rekey
 from stateformat.segments import external_sort as sorting, write as segment
 from stateformat.states import declare
 from stateformat.tables import (
@@ -237,7 +239,7 @@ def test_a_table_in_small_chunks_of_large_rows_is_not_copied_together(
     monkeypatch.setattr("stateformat.segments.sort._SLICE_BYTES_MAX", 4 * LIMIT)
     given = blobs(300)
     chunked = pa.Table.from_batches(given.to_batches(max_chunksize=11))
-    assert rows_of(segment.cluster(chunked, BLOBS, operator())) == rows_of(segment.cluster(given, BLOBS, operator()))
+    assert rows_of(rekey(chunked, BLOBS, 128, DEFAULT_KEY_HASH)) == rows_of(rekey(given, BLOBS, 128, DEFAULT_KEY_HASH))
     found = read(storage, BLOBS, [write(storage, BLOBS, chunked)])
     assert rows_of(found) == rows_of(read(storage, BLOBS, [write(storage, BLOBS, given)]))
 
@@ -286,7 +288,7 @@ def test_entries_put_together_stay_in_chunks_of_so_many_bytes(monkeypatch: pytes
 STREAMED = """
 import sys
 from benchmarks import bench_memory as bench
-import stateformat.reading, stateformat.segment
+import stateformat.reading, stateformat.segments
 
 bench.WIDE_ROWS = 3000
 begin = bench.peak_bytes()

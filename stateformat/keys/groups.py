@@ -46,10 +46,7 @@ def check_parallelism(parallelism: int, max_parallelism: int, *, operator: str =
 
 
 def default_max_parallelism(parallelism: int) -> int:
-    """The max parallelism of an operator whose user chose none, as in Flink.
-
-    The least power of two ≥ 1.5 × ``parallelism``, within 128 … 32768.
-    """
+    """Flink's default: the least power of two ≥ 1.5 × ``parallelism``, within 128 … 32768."""
     check_parallelism(parallelism, MAX_PARALLELISM_LIMIT)
     power = 1 << (parallelism + parallelism // 2 - 1).bit_length()
     return min(max(power, _MIN_DEFAULT), MAX_PARALLELISM_LIMIT)
@@ -65,10 +62,7 @@ def key_group_count(operator: Operator) -> int:
 def key_groups(
     hashes: npt.NDArray[Any], max_parallelism: int, *, out: npt.NDArray[np.int32] | None = None
 ) -> npt.NDArray[np.int32]:
-    """The key group of each int32 hash: floor-mod by ``max_parallelism``; into ``out`` if given.
-
-    Raises ``InvalidInput`` for other types than int32: unsigned hashes fall into other groups.
-    """
+    """The key group of each int32 hash: floor-mod by ``max_parallelism``, into ``out``."""
     check_parallelism(1, max_parallelism)
     if hashes.dtype != np.int32:
         raise InvalidInput(f"hashes are {hashes.dtype}; key groups are defined on signed values: give int32")
@@ -81,10 +75,7 @@ def key_groups(
 
 
 def key_group_range(subtask: int, *, parallelism: int, max_parallelism: int) -> tuple[int, int]:
-    """First and last key group, both inclusive, of one subtask; at least one group.
-
-    The ranges of all subtasks ascend, cover every group once, and differ in size by at most one.
-    """
+    """First and last key group, both inclusive, of one subtask; at least one group."""
     check_parallelism(parallelism, max_parallelism)
     if not 0 <= subtask < parallelism:
         raise InvalidInput(
@@ -102,10 +93,7 @@ def range_bounds(parallelism: int, max_parallelism: int) -> npt.NDArray[np.int64
 
 
 def subtask_of_key_group(group: Groups, *, parallelism: int, max_parallelism: int) -> Groups:
-    """The owner of a key group: an int, or for an array of groups an int64 array.
-
-    Raises ``InvalidInput`` (INVALID_PARALLELISM) for a group outside of 0 … max_parallelism − 1.
-    """
+    """The owner of a key group: an int, or for an array of groups an int64 array."""
     check_parallelism(parallelism, max_parallelism)
     groups = np.asarray(group, np.int64)
     if groups.size and not (groups.min() >= 0 and groups.max() < max_parallelism):

@@ -1,11 +1,9 @@
 """Key hashes: from key columns to one signed 32-bit value per row (SPEC.md section 5.3).
 
-The record names the hash; :func:`register_key_hash` adds others. Theory of operation of the
-default, Spark SQL's ``hash(c1, c2, ...)`` in numpy: rows are hashed in chunks that fit in the
-processor's cache, in place, column by column; the hash of one column seeds the next. Strings are
-sorted by their whole blocks, longest first, so rows that have a block *w* are a prefix. Nulls are
-hashed like values and then masked out, since branches on random validity cost more than the hash.
-Arrow's data must be little-endian.
+Theory of operation of the default, Spark SQL's ``hash(c1, c2, ...)`` in numpy. Rows are hashed in
+chunks that fit in the processor's cache; the hash of one column seeds the next. Strings are sorted
+by their whole blocks, longest first, so rows that have a block *w* are a prefix. Nulls are hashed
+like values, then masked out: branches cost more. Arrow's data is little-endian.
 """
 
 from __future__ import annotations
@@ -23,23 +21,23 @@ DEFAULT_KEY_HASH: Final = "spark-murmur3-seed42"
 """Spark's Murmur3_x86_32 over the key columns in order, seed 42."""
 
 KeyHash = Callable[[Sequence[Any]], npt.NDArray[np.int32]]
-"""From key columns (``pa.ChunkedArray``) of equal length to one int32 a row, in any thread.
-
-It must see −0.0 and 0.0 as one key, and all NaN as one.
-"""
+"""From key columns (``pa.ChunkedArray``) to one int32 a row, in any thread; −0.0 is as 0.0."""
 
 _U32 = npt.NDArray[np.uint32]
 _Mask = npt.NDArray[np.bool_]
 
 _CHUNK_ROWS: Final = 65_536
-# Above this a chunk of strings is halved, so that the copy of its bytes stays small, unless few rows would be left.
+# Above this a chunk of strings is halved, so that the copy of its bytes stays small, unless few
+# rows would be left.
 _CHUNK_BYTES: Final = 16 << 20
-# With fewer rows than this left, about ten array operations a step cost more than a scalar step for each row.
+# With fewer rows than this left, about ten array operations a step cost more than a scalar step for
+# each row.
 _SCALAR_ROWS: Final = 32
 _SCALAR_BLOCKS: Final = 1 << 16
 
-# How the values of each type lie in memory. Floats: as integers of their width, then as such integers the bits of −0.0,
-# of infinity and of the one NaN. Strings and binary: the integers of their offsets.
+# How the values of each type lie in memory. Floats: as integers of their width, then as such
+# integers the bits of −0.0, of infinity and of the one NaN. Strings and binary: the integers of
+# their offsets.
 _INTEGERS = {
     pa.int8(): np.int8,
     pa.int16(): np.int16,
@@ -65,10 +63,7 @@ _SUPPORTED: Final = (
 
 
 def check_key_types(fields: Iterable[Any]) -> None:
-    """``InvalidInput`` (UNSUPPORTED_KEY_TYPE) for fields that cannot be keys (SPEC.md 5.3).
-
-    It names each column (``a.b`` in a struct), its type, and the types that are supported.
-    """
+    """``InvalidInput`` (UNSUPPORTED_KEY_TYPE) for fields that cannot be keys (SPEC.md 5.3)."""
     refused = [found for field in fields for found in _unsupported(field.name, field.type)]
     if refused:
         listed = ", ".join(f"{name!r} of type {type_}" for name, type_ in refused)
@@ -80,7 +75,8 @@ def check_key_types(fields: Iterable[Any]) -> None:
 
 
 def _unsupported(name: str, type_: Any) -> Iterator[tuple[str, Any]]:
-    # A struct without fields has nothing to hash and cannot stand in Parquet, so it is refused itself.
+    # A struct without fields has nothing to hash and cannot stand in Parquet, so it is refused
+    # itself.
     if pa.types.is_struct(type_) and type_.num_fields:
         for field in type_:
             yield from _unsupported(f"{name}.{field.name}", field.type)
@@ -110,10 +106,7 @@ def hash_keys(columns: Sequence[Any], name: str = DEFAULT_KEY_HASH) -> npt.NDArr
 
 
 def register_key_hash(name: str, function: KeyHash) -> None:
-    """Register ``function`` as ``name``, in every process that hashes keys.
-
-    A name means the same function for ever: another one under a used name is ``InvalidInput``.
-    """
+    """Register ``function`` as ``name``, for ever: ``InvalidInput`` for another under that name."""
     if not name or _registry.setdefault(name, function) is not function:
         raise InvalidInput(f"key hash name {name!r} is empty or belongs to another function; choose another name")
 
@@ -131,10 +124,9 @@ def key_hash(name: str) -> KeyHash:
 
 
 def normalize_key_column(array: Any) -> Any:
-    """Give equal keys equal bits: −0.0 becomes 0.0, every NaN 7fc00000 / 7ff8000000000000.
+    """Give equal keys equal bits, in structs too: −0.0 becomes 0.0, every NaN the same.
 
-    For a ``pa.Array`` or ``pa.ChunkedArray`` of any type, structs of floats too. Returns the same
-    object where nothing changes, and copies only chunks that do.
+    Returns the same object where nothing changes, and copies only the chunks that do.
     """
     if isinstance(array, pa.ChunkedArray):
         parts = array.chunks
@@ -147,7 +139,8 @@ def normalize_key_column(array: Any) -> Any:
         return array
     if isinstance(array, pa.ChunkedArray):
         return pa.chunked_array(normal, type=array.type)
-    # Built from buffers because the usual constructor refuses nulls that a null struct hides in a non-nullable field.
+    # Built from buffers because the usual constructor refuses nulls that a null struct hides in a
+    # non-nullable field.
     return pa.Array.from_buffers(array.type, len(array), [_bitmap(_validity(array))], children=normal)
 
 
@@ -166,7 +159,6 @@ def _normalize_floats(array: Any) -> Any:
 
 
 def _normal_bits(bits: npt.NDArray[Any], type_: Any) -> npt.NDArray[Any]:
-    """A normalized copy of the bits of floats, as integers: a signaling NaN would warn."""
     _, sign, infinity, nan = _FLOATS[type_]
     normal = bits.copy()
     magnitude = bits & ~sign
@@ -176,7 +168,6 @@ def _normal_bits(bits: npt.NDArray[Any], type_: Any) -> npt.NDArray[Any]:
 
 
 def _values(array: Any, dtype: Any) -> npt.NDArray[Any]:
-    """The values of a fixed-width array with rows, not copied; nulls hold anything."""
     return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * np.dtype(dtype).itemsize)
 
 
@@ -198,7 +189,6 @@ def _validity(array: Any, parent: _Mask | None = None) -> _Mask | None:
 
 
 def _spark_murmur3(columns: Sequence[Any]) -> npt.NDArray[np.int32]:
-    """Spark SQL's ``hash(c1, c2, ...)``; the columns as in :data:`KeyHash`."""
     table = pa.Table.from_arrays(list(columns), names=[str(index) for index in range(len(columns))])
     # Streams tend to leave columns in many tiny chunks, which would cost a round of calls each.
     if max(column.num_chunks for column in columns) > 1 + len(table) // 4096:
@@ -217,10 +207,9 @@ _registry: Final[dict[str, KeyHash]] = {DEFAULT_KEY_HASH: _spark_murmur3}
 
 
 def _mix_column(array: Any, parent: _Mask | None, h: _U32, scratch: _U32) -> None:
-    """Take the non-null values of ``array`` into ``h``, the running hashes of one chunk.
+    """Take the values of ``array`` into ``h``, the running hashes, where no struct is null.
 
-    ``parent`` masks the structs around them. Here and below ``scratch`` is two rows as long as the
-    chunk.
+    ``scratch``, here and below, is two rows as long as the chunk.
     """
     valid = _validity(array, parent)
     if pa.types.is_struct(array.type):
@@ -270,7 +259,8 @@ def _shortest_bytes(limbs: npt.NDArray[np.uint64]) -> tuple[Any, Any, Any]:
     """128-bit integers, low half first, as Java's ``BigInteger.toByteArray()``: big-endian."""
     low, high = limbs[:, 0], limbs[:, 1]
     sign = (high.view(np.int64) >> 63).view(np.uint64)
-    # But for its sign a value of k bytes is below 2**(8k - 1), so it takes one byte and one more per limit reached.
+    # But for its sign a value of k bytes is below 2**(8k - 1), so it takes one byte and one more
+    # per limit reached.
     limits = np.left_shift(np.uint64(1), np.arange(7, 64, 8, dtype=np.uint64))
     above = np.searchsorted(limits, high ^ sign, "right")
     lengths = 1 + np.where(high == sign, np.searchsorted(limits, low ^ sign, "right"), 8 + above)
@@ -279,10 +269,7 @@ def _shortest_bytes(limbs: npt.NDArray[np.uint64]) -> tuple[Any, Any, Any]:
 
 
 def _mix_spans(data: npt.NDArray[np.uint8], starts: Any, lengths: Any, h: _U32, scratch: _U32) -> None:
-    """Hash byte strings ``data[starts[i] : starts[i] + lengths[i]]``; starts ascend.
-
-    As Spark does: whole 4-byte blocks, then each remaining byte as a sign-extended block.
-    """
+    """Hash byte strings ``data[starts[i] : starts[i] + lengths[i]]``; starts ascend."""
     first, stop = int(starts[0]), int(starts[-1] + lengths[-1])
     if stop - first > _CHUNK_BYTES and len(h) > 4 * _SCALAR_ROWS:
         middle = len(h) // 2
@@ -318,7 +305,6 @@ def _mix_blocks(words: _U32, starts: Any, blocks: Any, h: _U32, scratch: _U32) -
 
 
 def _mix_few(words: _U32, starts: Any, counts: Any, h: _U32) -> None:
-    """The same for ``counts[i]`` blocks of each of a few rows, row by row."""
     for row, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
         value = int(h[row])
         for begin in range(0, count, _SCALAR_BLOCKS):
@@ -352,7 +338,6 @@ def _replace(old: _U32, new: _U32, where: _Mask) -> None:
 
 
 def _scramble(k: _U32, t: _U32) -> None:
-    """Murmur3's first steps on the blocks ``k``, in place."""
     np.multiply(k, np.uint32(0xCC9E2D51), out=k)
     np.right_shift(k, 17, out=t)
     np.left_shift(k, 15, out=k)
@@ -383,10 +368,7 @@ def _finish(h: _U32, length_bytes: Any, t: _U32) -> None:
 
 
 def mixed_hashes(hashes: npt.NDArray[np.int32], level: int = 0) -> npt.NDArray[np.uint32]:
-    """New hashes with all 32 bits mixed, for tables of this process; others per ``level``.
-
-    The hashes of one key group share a remainder; these do not.
-    """
+    """New hashes with all bits mixed, by ``level``: those of one key group share a remainder."""
     found: npt.NDArray[np.uint32] = hashes.view(np.uint32) ^ np.uint32(0x9E3779B9 * (level + 1) & 0xFFFFFFFF)
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         found ^= found >> np.uint32(shift)

@@ -1,13 +1,9 @@
-"""The footer of a Parquet file, walked before Arrow sees it (SPEC.md sections 3.7, 5.5, 5.6 and 7.4).
+"""The footer of a Parquet file, parsed before Arrow sees it (SPEC.md 3.7, 5.5, 5.6 and 7.4).
 
-Theory of operation. What stands in a footer is believed by Arrow: it recurses as deep as the schema says, makes an object
-of a few hundred bytes out of two bytes of a list, hands ``ARROW:schema`` to whichever extension type the process has
-registered, and ends the process where Python asks for a column chunk that is not there. So the footer's Thrift structures
-(compact protocol) are walked here first, once, with no memory but for what is kept: how deep and wide the schema is, and of
-every column chunk where its pages lie and what is said of them. What a second reader might read in another way (a field that
-stands twice, a list of other elements, a number that overflows) is refused, so that Arrow sees what was judged here.
-
-:mod:`stateformat.parquet.page_checks` goes on from there.
+Theory of operation. Arrow believes a footer: it recurses as deep as the schema says, makes large
+objects from two bytes of a list, hands ``ARROW:schema`` to registered extension types, and crashes
+for a missing column chunk. So the Thrift structures are walked here first. What two readers might
+read in two ways (a field that is there twice, an overflow) is refused.
 """
 
 from __future__ import annotations
@@ -39,7 +35,7 @@ from .thrift import (
 ROW_GROUPS_MAX: Final = 65_536
 COLUMNS_MAX: Final = 65_536
 ENTRIES_MAX: Final = 10_000
-"""Entries of the key-value metadata of a file."""
+"""Entries of a file's key-value metadata."""
 FOOTER_BYTES_MAX: Final = 64 << 20
 SCHEMA_DEPTH_MAX: Final = 32
 
@@ -47,23 +43,15 @@ _NAME: Final = b"ARROW:schema"
 _TAIL_BYTES: Final = 8
 _REPEATED: Final = 2
 _ELEMENTS_MAX: Final = 64
-# The numbers of ColumnMetaData that are kept: field -> type. Codec, values, both sizes, and where pages begin.
+# The numbers of ColumnMetaData that are kept: field -> type. Codec, values, both sizes, and where
+# pages begin.
 _CODEC, _VALUES, _UNCOMPRESSED, _COMPRESSED, _DATA_AT, _DICTIONARY_AT = 4, 5, 6, 7, 9, 11
-_NUMBERS: Final = {
-    _CODEC: I32,
-    _VALUES: I64,
-    _UNCOMPRESSED: I64,
-    _COMPRESSED: I64,
-    _DATA_AT: I64,
-    _DICTIONARY_AT: I64,
-}
+_SIZES: Final = (_VALUES, _UNCOMPRESSED, _COMPRESSED, _DATA_AT, _DICTIONARY_AT)
+_NUMBERS: Final = {_CODEC: I32, **dict.fromkeys(_SIZES, I64)}
 
 
 class Leaf(NamedTuple):
-    """A leaf of the schema: its path, Parquet's number of its physical type, and the length of a fixed one.
-
-    ``flat``: it has one value per row.
-    """
+    """A leaf of the schema. ``type`` is Parquet's number; ``flat`` means one value per row."""
 
     path: str
     type: int
@@ -72,7 +60,7 @@ class Leaf(NamedTuple):
 
 
 class ColumnChunk(NamedTuple):
-    """A column chunk as the footer has it: its bytes, and what is said of its pages. ``encodings`` as zigzag bytes."""
+    """A column chunk as the footer describes it; ``encodings`` in zigzag bytes."""
 
     codec: int
     encodings: bytes
@@ -82,7 +70,7 @@ class ColumnChunk(NamedTuple):
 
 
 class RowGroup(NamedTuple):
-    """A row group as the footer has it."""
+    """A row group as the footer describes it."""
 
     rows: int
     uncompressed_bytes: int
@@ -90,7 +78,7 @@ class RowGroup(NamedTuple):
 
 
 class Footer(NamedTuple):
-    """What was found. ``arrow_schema``: the key-value metadata has that key."""
+    """The parts of a footer; ``arrow_schema`` says whether its metadata has that key."""
 
     leaves: list[Leaf]
     row_groups: list[RowGroup]
@@ -99,7 +87,7 @@ class Footer(NamedTuple):
 
 
 def read_footer(data: pa.Buffer) -> Footer:
-    """The footer of the file, or of the end of one, that these bytes are. Raises :class:`FooterFault` and nothing else."""
+    """The footer of a file, or of the last bytes of one. Raises :class:`FooterFault` only."""
     tail = data.slice(max(0, data.size - _TAIL_BYTES)).to_pybytes()
     length = int.from_bytes(tail[:4], "little")
     if len(tail) < _TAIL_BYTES or tail[4:] != b"PAR1" or not 0 < length <= data.size - _TAIL_BYTES:
@@ -114,22 +102,19 @@ def read_footer(data: pa.Buffer) -> Footer:
 
 
 def carries_arrow_schema(data: pa.Buffer) -> bool:
-    """Whether the file, or the end of one, that these bytes are has ``ARROW:schema`` in its footer's metadata.
-
-    True also where the letters occur in a footer that cannot be walked: nobody should open that one. Never raises.
-    """
+    """Whether the metadata has ``ARROW:schema``; also where a broken footer has that name."""
     length = int.from_bytes(data.slice(max(0, data.size - _TAIL_BYTES), 4).to_pybytes(), "little")
     footer = data.slice(max(0, data.size - _TAIL_BYTES - length)).to_pybytes()[: -_TAIL_BYTES or None]
     if _NAME not in footer:
         return False
     try:
-        return _NAME in _keys_only(footer)
-    except (IndexError, ValueError):
+        return read_footer(data).arrow_schema
+    except FooterFault:
         return True
 
 
 def without_arrow_schema(data: pa.Buffer) -> pa.Buffer:
-    """The file with a footer that Arrow finds no schema of its own in: the very bytes, or a copy with that key renamed."""
+    """The file with that key renamed, so that Arrow ignores it; ``data`` itself if it has none."""
     if not carries_arrow_schema(data):
         return data
     whole = data.to_pybytes()
@@ -137,7 +122,7 @@ def without_arrow_schema(data: pa.Buffer) -> pa.Buffer:
     return pa.py_buffer(whole[:start] + whole[start:].replace(_NAME, _NAME.lower()))
 
 
-# ---- the structures of a footer --------------------------------------------------------------------------------------
+# ---- the structures of a footer ------------------------------------------------------------------
 
 
 def _file(data: bytes) -> Footer:
@@ -174,12 +159,13 @@ def _file(data: bytes) -> Footer:
     return Footer(leaves, groups, rows, _NAME in keys)
 
 
-# The schema that was read last, and its bytes: segments of a state are read one after another, and have the same.
+# The schema that was read last, and its bytes: segments of a state are read one after another, and
+# have the same.
 _last_schema: tuple[bytes, list[Leaf]] | None = None
 
 
 def _known_schema(data: bytes, at: int, kind: int) -> tuple[list[Leaf], int]:
-    """The leaves of the schema that begins here, walked unless it is the one that was read last."""
+    """The leaves of the schema at ``at``, walked unless it equals the last one."""
     global _last_schema
     last = _last_schema
     if last is not None and kind == LISTS[0] and data.startswith(last[0], at):
@@ -191,7 +177,7 @@ def _known_schema(data: bytes, at: int, kind: int) -> tuple[list[Leaf], int]:
 
 
 def _schema(data: bytes, count: int, at: int) -> tuple[list[Leaf], int]:
-    """The leaves of the schema, which is stored as a list: each group is followed by its children."""
+    """The leaves of the schema, a list in which children follow their group."""
     leaves: list[Leaf] = []
     # Of each group that is open: its name, and how many children are to come.
     names: list[bytes] = []
@@ -225,7 +211,7 @@ def _schema(data: bytes, count: int, at: int) -> tuple[list[Leaf], int]:
 
 
 def _schema_element(data: bytes, at: int) -> tuple[dict[int, int], bytes, int]:
-    """Of a SchemaElement: type, length and number of children, by field; and the name."""
+    """Type, length and number of children of a SchemaElement, by field, and its name."""
     numbers: dict[int, int] = {}
     field, name = 0, b""
     while head := data[at]:
@@ -278,19 +264,11 @@ def _row_groups(data: bytes, count: int, at: int, leaves: int) -> tuple[list[Row
 
 
 def _usual_chunk() -> bytes:
-    """A ColumnChunk as Arrow writes them, with its numbers in groups: most of a footer's bytes, at the speed of C.
-
-    It spells out exactly one reading of the bytes; a chunk that it does not match is walked.
-    """
+    """A ColumnChunk as Arrow writes it, the most of a footer. Only one reading can match."""
     number, small, string = NUMBER, SMALL, short_string()
-    numbers = (
-        b"(?:\\x06|\\x16"
-        + number
-        + b"|"
-        + b"|".join(b"\\x%d6(?:" % n + number + b"){%d}" % n for n in range(2, 9))
-        + b")"
-    )
-    page_kind = b"\\x15" + small + b"\\x15" + small + b"\\x15" + number + b"\\x00"
+    several = b"|".join(b"\\x%d6(?:%b){%d}" % (n, number, n) for n in range(2, 9))
+    numbers = b"(?:\\x06|\\x16%b|%b)" % (number, several)
+    page_kind = b"\\x15%b\\x15%b\\x15%b\\x00" % (small, small, number)
     return b"".join(
         (
             b"\\x26" + number + b"\\x1c\\x15" + small,
@@ -311,7 +289,6 @@ _USUAL_CHUNK: Final = LazyPattern(_usual_chunk)
 
 
 def _chunk(data: bytes, at: int) -> tuple[ColumnChunk, int]:
-    """A ColumnChunk."""
     usual = _USUAL_CHUNK.match(data, at, len(data))
     if usual is not None:
         one, two, three, codec, values, size_bytes, start = usual.groups()
@@ -335,7 +312,6 @@ def _chunk(data: bytes, at: int) -> tuple[ColumnChunk, int]:
 
 
 def _column(data: bytes, at: int) -> tuple[ColumnChunk, int]:
-    """ColumnMetaData: the numbers that say where pages lie and how much they hold."""
     field = 0
     numbers: dict[int, int] = {}
     encodings = b""
@@ -366,25 +342,22 @@ def _column(data: bytes, at: int) -> tuple[ColumnChunk, int]:
                 at += length
         else:
             at = skip(data, at, kind, 3)
-    try:
-        start, size_bytes = numbers[_DATA_AT], numbers[_COMPRESSED]
-        dictionary = numbers.get(_DICTIONARY_AT, 0)
-        if 0 < dictionary < start:
-            start = dictionary
-        values = numbers[_VALUES]
-        codec = numbers[_CODEC]
-    except KeyError:
-        raise FooterFault("a column chunk does not say where it lies") from None
+    if not {_CODEC, _VALUES, _COMPRESSED, _DATA_AT} <= numbers.keys():
+        raise FooterFault("a column chunk does not say where it lies")
+    start, size_bytes, values = numbers[_DATA_AT], numbers[_COMPRESSED], numbers[_VALUES]
+    dictionary = numbers.get(_DICTIONARY_AT, 0)
+    if 0 < dictionary < start:
+        start = dictionary
     if min(start, size_bytes, values) < 0:
         raise FooterFault("a column chunk has less than no bytes or values")
-    # An encoding above 63 takes two bytes: then the list ends elsewhere, and both readers refuse it.
+    # An encoding above 63 takes two bytes: then the list ends elsewhere, and both readers refuse
+    # it.
     if encodings and max(encodings) > 127:
         raise FooterFault("a column chunk has an encoding that nobody knows")
-    return ColumnChunk(codec, encodings, values, start, size_bytes), at + 1
+    return ColumnChunk(numbers[_CODEC], encodings, values, start, size_bytes), at + 1
 
 
 def _entries(data: bytes, count: int, at: int) -> tuple[list[bytes], int]:
-    """The keys of the key-value metadata of the file."""
     keys = []
     for _ in range(count):
         field = 0
@@ -399,30 +372,3 @@ def _entries(data: bytes, count: int, at: int) -> tuple[list[bytes], int]:
                 at = skip(data, at, kind, 2)
         at += 1
     return keys, at
-
-
-def _keys_only(data: bytes) -> list[bytes]:
-    """The keys of a footer whose other structures are nobody's business here."""
-    at = field = 0
-    keys: list[bytes] = []
-    while head := data[at]:
-        field, at = next_field(data, at, field)
-        kind = head & 15
-        if field == 5 and kind in LISTS:
-            found, at = _entries(data, *list_header(data, at, kind, STRUCT, len(data), "entries"))
-            keys += found
-        else:
-            at = skip(data, at, kind, 1)
-    return keys
-
-
-__all__ = [
-    "ColumnChunk",
-    "Footer",
-    "FooterFault",
-    "Leaf",
-    "RowGroup",
-    "carries_arrow_schema",
-    "read_footer",
-    "without_arrow_schema",
-]

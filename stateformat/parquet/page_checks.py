@@ -1,20 +1,10 @@
-"""Whether the pages of a Parquet file may be decoded: judged by their headers before Arrow sees them (SPEC.md 7.2, 7.4).
+"""Whether pages of a Parquet file may be decoded, judged before Arrow sees them (SPEC.md 7.2, 7.4).
 
-Theory of operation. A page says in its header how large it becomes and how many values it has, and the footer says it too;
-Arrow believes the one and never compares it with the other. So the headers of the pages that are wanted are walked first, from
-the places that the footer gives, once, and two questions are asked of each.
-
-*How much memory?* A few bytes can become gigabytes: by a codec, by run lengths, by a dictionary with one long value that
-every row names. What headers say is added up, against what the footer (and so the manifest) declared, and against what a
-reader takes at most. Nothing is decompressed for it, but a dictionary that could make the difference.
-
-*Is it what was written?* Whoever reads a few row groups cannot verify the digest of the whole. The footer has a digest of its
-own and every page a checksum; but Parquet's checksum is of what follows the header of a page. One flipped bit in a header
-gives a page another number of values, two turn BYTE_STREAM_SPLIT into PLAIN, and Arrow reads other rows from bytes whose
-checksum is right. So everything in a header that says how its bytes are to be read must be what the footer says of the
-column chunk; and the checksum must be there: Arrow passes over pages without one. Data pages 2.0 say in their header how
-long their levels are, where the footer has nothing to compare with: segments that have them (this library writes none) can
-only be verified whole.
+Theory of operation. Arrow never compares page headers with the footer, so this module does.
+*Memory*: codecs, run lengths and dictionaries turn few bytes into gigabytes; what headers declare
+must fit the footer and the limits of readers. *Truth*: a reader of some row groups cannot verify
+the digest of the whole, and page checksums leave out the headers: these must agree with the footer.
+Data pages 2.0 hold lengths that the footer lacks; such files are verified whole.
 """
 
 from __future__ import annotations
@@ -30,30 +20,19 @@ from .page_headers import DATA_V2, DICTIONARY, Page, pages
 from .thrift import FooterFault
 
 DECODED_BYTES_MAX: Final = 128 << 20
-"""What pieces that are decoded at a time may take in memory, whatever they are stored in."""
+"""Memory that pieces decoded at a time may take in any case. Beyond it they may take …"""
 DECODED_RATIO_MAX: Final = 4
-"""They may take more: up to so many times what they declare (uncompressed, encoded) …"""
+"""… so many times the uncompressed bytes they declare, …"""
 STORED_RATIO_MAX: Final = 64
-"""… and up to so many times the bytes in which they are stored."""
+"""… but at most so many times their stored bytes."""
 SEGMENT_BYTES_MAX: Final = 2 << 30
-"""What a whole segment may take, decoded, where it is not large itself."""
+"""Memory that a whole segment may take, decoded; more only within the next ratio."""
 SEGMENT_RATIO_MAX: Final = 1024
-"""How many times its size a segment may take, decoded, where that is more."""
-
 _BYTE_ARRAY, _FIXED = 6, 7
 # Bytes in memory of a value, by Parquet's number of the physical type.
 _WIDTHS: Final = {0: 1, 1: 4, 2: 8, 3: 8, 4: 4, 5: 8, _BYTE_ARRAY: 4}
 _CODECS: Final = {0: None, 1: "snappy", 5: "lz4_hadoop_raw", 6: "zstd", 7: "lz4_raw"}
-CODEC_NAMES: Final = {
-    0: "UNCOMPRESSED",
-    1: "SNAPPY",
-    2: "GZIP",
-    3: "LZO",
-    4: "BROTLI",
-    5: "LZ4",
-    6: "ZSTD",
-    7: "LZ4_RAW",
-}
+CODEC_NAMES: Final = dict(enumerate(("UNCOMPRESSED", "SNAPPY", "GZIP", "LZO", "BROTLI", "LZ4", "ZSTD", "LZ4_RAW")))
 ENCODING_NAMES: Final = {
     0: "PLAIN",
     2: "PLAIN_DICTIONARY",
@@ -75,14 +54,14 @@ _HOLE_BYTES_MAX: Final = 64 << 10
 
 
 class ByteRange(NamedTuple):
-    """Bytes of a file: where they begin, and what they are."""
+    """Bytes of a file, and where they begin."""
 
     start: int
     data: pa.Buffer
 
 
 class PartialFile:
-    """Parts of an object that are in memory, as a file."""
+    """A file with only some ranges in memory; reads outside of them raise ``OSError``."""
 
     closed = False
 
@@ -92,7 +71,6 @@ class PartialFile:
         self._position = 0
 
     def read(self, length: int = -1) -> pa.Buffer:
-        """The next bytes; ``OSError`` where they are not held."""
         start = self._position
         stop = self._size_bytes if length < 0 else start + length
         for span in self._held:
@@ -102,16 +80,14 @@ class PartialFile:
         raise OSError(f"bytes {start} to {stop} belong to no column")
 
     def seek(self, position: int, whence: int = 0) -> int:
-        """As of any file."""
         self._position = position + (0, self._position, self._size_bytes)[whence]
         return self._position
 
     def tell(self) -> int:
-        """As of any file."""
         return self._position
 
     def close(self) -> None:
-        """Nothing; pyarrow calls it."""
+        """Does nothing; pyarrow calls it."""
 
 
 class LimitFault(FooterFault):
@@ -119,7 +95,7 @@ class LimitFault(FooterFault):
 
 
 def decoded_bytes(footer: Footer) -> list[int]:
-    """What each row group takes in memory at least, by its footer: values of fixed width, null ones too."""
+    """The least memory of each row group, by its footer: its values of fixed width."""
     widths = _leaf_widths(footer)
     return [
         sum(width * chunk.values for width, chunk in zip(widths, group.chunks, strict=True))
@@ -128,13 +104,13 @@ def decoded_bytes(footer: Footer) -> list[int]:
 
 
 def have_string_dictionary(footer: Footer) -> list[bool]:
-    """Of each row group whether it has strings in a dictionary: then they can take more than it declares."""
+    """Whether each row group has strings in a dictionary: they may take more than it declares."""
     texts = [number for number, leaf in enumerate(footer.leaves) if leaf.type == _BYTE_ARRAY]
     return [any(_REPEATING.intersection(group.chunks[at].encodings) for at in texts) for group in footer.row_groups]
 
 
 def string_bytes(footer: Footer, group: Any) -> int:
-    """What strings take beside: at most the pages of their columns. ``group``: its metadata, as pyarrow has it."""
+    """The most that strings take besides: the pages of their columns in pyarrow's metadata."""
     return sum(
         group.column(number).total_uncompressed_size
         for number, leaf in enumerate(footer.leaves)
@@ -145,7 +121,7 @@ def string_bytes(footer: Footer, group: Any) -> int:
 def check_columns(
     footer: Footer, codecs: frozenset[str], encodings: frozenset[str], *, clause: str = "SPEC.md section 5.5"
 ) -> None:
-    """Codecs and encodings of every chunk, and values of flat columns, by the footer alone. Raises ``FooterFault``."""
+    """Check codecs, encodings and values of flat columns by the footer. Raises ``FooterFault``."""
     known = {(chunk.codec, chunk.encodings) for group in footer.row_groups for chunk in group.chunks}
     wrong = {
         (codec, coded)
@@ -169,7 +145,7 @@ def check_columns(
 
 
 def byte_ranges(footer: Footer, first: int, last: int) -> list[tuple[int, int]]:
-    """(start, length) of the bytes of row groups first … last, those with small holes between them as one."""
+    """(start, length) of row groups first … last in the file, joined over small holes."""
     chunks = sorted(
         (chunk.start, chunk.start + chunk.size_bytes)
         for group in footer.row_groups[first : last + 1]
@@ -194,13 +170,11 @@ def check_pages(
     kept_encoded: frozenset[str] = frozenset(),
     is_verified: bool = True,
 ) -> bool:
-    """Judge the pages of row groups first … last; whether their rows are those that were written, if checksums fit.
+    """Check the pages of row groups first … last; False if only the digest of the file can.
 
-    False where only the digest of the whole can say so. ``held``: the bytes in which they lie, by where they begin.
-    ``limit``: of the bytes in memory, where it does not follow from what the row groups declare. ``kept_encoded``: columns
-    that are read as dictionaries. ``is_verified``: a digest vouches for the bytes; then only memory is in question, and
-    small chunks of plain numbers are left alone: what they can become follows from their bytes, and it is little.
-    Raises ``FooterFault`` where pages and footer disagree, and ``LimitFault`` where they would take too much.
+    ``held`` are their bytes; ``kept_encoded`` are columns read as dictionaries; ``limit`` replaces
+    the limit of memory. With ``is_verified`` a digest vouches for the bytes: only memory is
+    checked, and not of small chunks of plain numbers. Raises ``FooterFault`` or ``LimitFault``.
     """
     groups = footer.row_groups[first : last + 1]
     limit = _limit(groups) if limit is None else limit
@@ -233,7 +207,7 @@ def check_pages(
 
 
 def check_row_group(group: RowGroup, taken: int) -> None:
-    """Refuse a row group that readers refuse. ``taken``: the bytes of memory that it takes."""
+    """Refuse a row group that takes ``taken`` bytes of memory, as readers would."""
     _check_taken([group], taken, _limit([group]))
 
 
@@ -256,12 +230,12 @@ def _check_taken(groups: Sequence[RowGroup], taken: int, limit: int) -> None:
 
 
 def zigzag(coded: int) -> int:
-    """A small number, as Thrift codes it."""
+    """A small number as Thrift codes it."""
     return (coded >> 1) ^ -(coded & 1)
 
 
 def check_size(size_bytes: int, rows: int, decoded: int) -> None:
-    """Refuse a segment whose rows take many times its size. ``decoded``: the bytes that they take at least."""
+    """Refuse a segment whose rows take at least ``decoded`` bytes, many times its size."""
     limit = max(SEGMENT_BYTES_MAX, SEGMENT_RATIO_MAX * size_bytes)
     if decoded > limit:
         raise LimitFault(
@@ -276,7 +250,6 @@ def _leaf_widths(footer: Footer) -> list[int]:
 def _walk(
     leaf: Leaf, chunk: ColumnChunk, held: Sequence[ByteRange], *, is_kept: bool, is_verified: bool
 ) -> tuple[int, int, bool]:
-    """Of a chunk: the uncompressed bytes of all pages, bytes in memory beside the fixed width, and whether it is sure."""
     base, data = _within(chunk, held)
     at = chunk.start - base
     values = pages_bytes = longest = 0
@@ -308,7 +281,6 @@ def _walk(
 
 
 def _compare(chunk: ColumnChunk, page: Page) -> None:
-    """A page of which nothing is known but its checksum, with the chunk that the footer describes."""
     if not page.has_checksum:
         raise FooterFault("a page has no checksum, which section 5.5 of SPEC.md asks for")
     if page.encoding << 1 not in chunk.encodings:
@@ -325,7 +297,7 @@ def _within(chunk: ColumnChunk, held: Sequence[ByteRange]) -> tuple[int, Any]:
 
 
 def _longest(chunk: ColumnChunk, page: Page, data: Any) -> int:
-    """The length of the longest value of a dictionary of strings."""
+    """The longest value of a dictionary of strings, in bytes."""
     stored = memoryview(data)[page.start : page.start + page.stored_bytes]
     codec = _CODECS.get(chunk.codec)
     try:

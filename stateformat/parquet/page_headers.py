@@ -1,8 +1,6 @@
-"""The headers of the pages of a Parquet file, parsed without Arrow: for :mod:`stateformat.parquet.page_checks`, which judges them.
+"""The headers of the pages of a Parquet file, parsed without Arrow; ``pages`` judges them.
 
-Theory of operation. A header says what kind of page follows, how many bytes it has stored and decompressed, how many values
-and in which encoding. Nearly all are data pages as Arrow writes them, and where there are many, one regular expression reads
-those at the speed of C. All others are walked, field by field; what a second reader might read in another way is refused.
+A regular expression reads data pages as Arrow writes them; others are walked field by field.
 """
 
 from __future__ import annotations
@@ -29,16 +27,14 @@ DICTIONARY: Final = 2
 DATA_V2: Final = 3
 """Kinds of pages."""
 _HEADER_BYTES_MAX: Final = 64 << 10
-# Fields of a page header; and of each kind of page the field of its own header, and in that the one of its encoding.
+# Fields of a page header; and of each kind of page the field of its own header, and in that the one
+# of its encoding.
 _KIND, _SIZE, _STORED, _CHECKSUM = 1, 2, 3, 4
 _OWN: Final = {DATA: (5, 2), DICTIONARY: (7, 2), DATA_V2: (8, 4)}
 
 
 class Page(NamedTuple):
-    """A page by its header.
-
-    ``size_bytes``: decompressed; ``encoding``: Parquet's number of it; ``start``: where the header ends and its bytes begin.
-    """
+    """A page by its header: decompressed size, Parquet's encoding number, start of the body."""
 
     kind: int
     size_bytes: int
@@ -50,22 +46,14 @@ class Page(NamedTuple):
 
 
 def pages(data: Any, at: int, end: int) -> Iterator[Page]:
-    """The pages that fill the bytes between two places, by their headers. Raises ``FooterFault``."""
+    """The pages that fill the bytes from ``at`` to ``end``. Raises ``FooterFault``."""
     while at < end:
         found = _USUAL_PAGE.match(data, at, end)
         if found is None:
             page = _walked(data, at, end)
         else:
-            size_bytes, stored, checksum, values, encoding = found.groups()
-            page = Page(
-                DATA,
-                number(size_bytes),
-                number(stored),
-                number(values),
-                number(encoding),
-                checksum is not None,
-                found.end(),
-            )
+            size_bytes, stored, values, encoding = map(number, found.group("size", "stored", "values", "encoding"))
+            page = Page(DATA, size_bytes, stored, values, encoding, found["checksum"] is not None, found.end())
         if min(page.size_bytes, page.stored_bytes, page.values) < 0 or page.stored_bytes > end - page.start:
             raise FooterFault("a page is larger than the column chunk in which it lies, or less than nothing")
         yield page
@@ -73,13 +61,16 @@ def pages(data: Any, at: int, end: int) -> Iterator[Page]:
 
 
 def _usual_page() -> bytes:
-    """The header of a data page as Arrow writes it, with checksum and statistics or without; levels by RLE, number 3."""
-    numbers = b"\\x15(%b)\\x15(%b)(?:\\x15(%b)\\x1c|\\x2c)\\x15(%b)" % (NUMBER, NUMBER, NUMBER, NUMBER)
-    encodings = b"\\x15(%b)\\x15\\x06\\x15\\x06" % SMALL
-    statistics = (
-        rb"(?:\x1c(?:[\x18\x28]" + short_string() + rb"|[\x16\x26]" + NUMBER + rb"|[\x11\x12\x21\x22])*+\x00)?+"
+    """The header of a data page as Arrow writes it; levels by RLE, number 3."""
+    return b"".join(
+        (
+            rb"\x15\x00\x15(?P<size>%b)\x15(?P<stored>%b)" % (NUMBER, NUMBER),
+            rb"(?:\x15(?P<checksum>%b)\x1c|\x2c)\x15(?P<values>%b)" % (NUMBER, NUMBER),
+            rb"\x15(?P<encoding>%b)\x15\x06\x15\x06" % SMALL,
+            rb"(?:\x1c(?:[\x18\x28]%b|[\x16\x26]%b|[\x11\x12\x21\x22])*+\x00)?+" % (short_string(), NUMBER),
+            rb"\x00\x00",
+        )
     )
-    return rb"\x15\x00" + numbers + encodings + statistics + rb"\x00\x00"
 
 
 _USUAL_PAGE: Final = LazyPattern(_usual_page)
@@ -101,7 +92,7 @@ def _walked(data: Any, at: int, end: int) -> Page:
 
 
 def _structure(data: bytes, at: int, *, deeper: bool = True) -> tuple[dict[int, int], dict[int, dict[int, int]], int]:
-    """The 32-bit numbers of a structure by field, those of the structures in it, and where it ends."""
+    """32-bit numbers of a structure by field, those of structures in it, and where it ends."""
     numbers: dict[int, int] = {}
     own: dict[int, dict[int, int]] = {}
     field = 0
@@ -117,6 +108,3 @@ def _structure(data: bytes, at: int, *, deeper: bool = True) -> tuple[dict[int, 
         else:
             at = skip(data, at, kind, 1)
     return numbers, own, at + 1
-
-
-__all__ = ["DATA", "DATA_V2", "DICTIONARY", "Page", "pages"]

@@ -1,7 +1,8 @@
-"""Thrift's compact protocol, as far as the metadata of Parquet files needs it: walked in bytes, with nothing built.
+"""Thrift's compact protocol, as far as Parquet's metadata needs it; nothing is built.
 
-Every function takes the bytes and a position and gives a value and the position behind it. ``IndexError`` for bytes that end
-too soon, :class:`FooterFault` for what is none of the protocol, or what another reader might read in another way.
+Functions take the bytes and a position, and return a value and the position behind it. They raise
+``IndexError`` for bytes that end too soon, :class:`FooterFault` for what breaks the protocol or
+what two readers might read in two ways.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _DEPTH_MAX: Final = 16
 
 
 class FooterFault(ValueError):
-    """Why a footer, or a page header, is not one that may be handed on: the rest of a sentence."""
+    """Why a footer or page header is refused: the rest of a sentence."""
 
 
 NUMBER: Final = rb"[\x80-\xff]{0,8}[\x00-\x7f]"
@@ -33,10 +34,10 @@ def short_string() -> bytes:
 
 
 class LazyPattern:
-    """A pattern for what is mostly met, compiled once it pays; what it does not match is walked, with the same result.
+    """A pattern for the usual form of a structure, compiled after ``after`` calls that match
+    nothing.
 
-    Compiling takes milliseconds, as long as walking some hundred structures: more than a process meets that looks at one
-    small file and ends. The first ``after`` calls therefore match nothing.
+    Compiling takes as long as walking some hundred structures.
     """
 
     def __init__(self, source: Callable[[], bytes], after: int = 128) -> None:
@@ -45,7 +46,7 @@ class LazyPattern:
         self._pattern: re.Pattern[bytes] | None = None
 
     def match(self, data: Any, at: int, end: int) -> re.Match[bytes] | None:
-        """What stands at a place in bytes, ending before another, if it is of the usual form and it pays to see that."""
+        """The match of ``data`` from ``at``, ending before ``end``; None until it is compiled."""
         if self._pattern is None:
             # Two threads may lose a count, or compile twice; neither changes what is read.
             if self._left > 0:
@@ -56,7 +57,7 @@ class LazyPattern:
 
 
 def number(coded: bytes) -> int:
-    """A number, none below 0, from its bytes; −1 for one that is."""
+    """A number from its bytes; −1 for one below 0."""
     value = 0
     for byte in reversed(coded):
         value = value << 7 | byte & 127
@@ -64,7 +65,7 @@ def number(coded: bytes) -> int:
 
 
 def next_field(data: bytes, at: int, before: int) -> tuple[int, int]:
-    """(id, position behind the header) of the field whose header stands at ``at``."""
+    """The id of the field whose header is at ``at``, and the position behind the header."""
     delta = data[at] >> 4
     return (before + delta, at + 1) if delta else long_field(data, at + 1)
 
@@ -78,7 +79,7 @@ def long_field(data: bytes, at: int) -> tuple[int, int]:
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number of at most 64 bits, as it is coded."""
+    """A number of at most 64 bits, still in zigzag."""
     value = data[at]
     at += 1
     if value < 128:
@@ -100,7 +101,7 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def integer(data: bytes, at: int, kind: int, due: int) -> tuple[int, int]:
-    """An integer of exactly this type, as another reader would read it too."""
+    """An integer of exactly the type ``due``."""
     if kind != due:
         raise FooterFault("a number is stored as another type")
     coded, at = varint(data, at)
@@ -110,7 +111,7 @@ def integer(data: bytes, at: int, kind: int, due: int) -> tuple[int, int]:
 
 
 def list_header(data: bytes, at: int, kind: int, element: int, most: int, what: str) -> tuple[int, int]:
-    """How many elements a list has, and where they begin."""
+    """The number of elements of a list, and where they begin."""
     if kind != _LIST:
         raise FooterFault(f"{what} are no list")
     head = data[at]
@@ -123,7 +124,7 @@ def list_header(data: bytes, at: int, kind: int, element: int, most: int, what: 
 
 
 def skip(data: bytes, at: int, kind: int, depth: int, *, element: bool = False) -> int:
-    """The position behind a value of this type. ``IndexError`` or :class:`FooterFault` where there is none."""
+    """The position behind a value of this type."""
     if kind in _INTEGERS:
         while data[at] > 127:
             at += 1

@@ -1,10 +1,10 @@
-"""Layers merged, schemas evolved, keys hashed anew: pure functions on tables, shared by reading, compaction and rewriting.
+"""Layers merged, schemas evolved, keys hashed anew: pure functions on tables.
 
-Theory of operation of :func:`merge_layers`. The layers stand one after another, lowest first, in one table. Most rows of
-the lowest have keys that no other layer touches; a small table of hashes tells which, and they stand. The row keys of the
-rest become numbers (``segments.unique_keys``), and so do keys where some layer clears one. The last row of a row key wins, which is one
-assignment of row numbers to codes; it stands unless its key was cleared in a later layer, which is one comparison of layer
-numbers. What stands is brought in the order of its key groups. Nothing walks over rows.
+Theory of operation of :func:`merge_layers`. The layers are concatenated, lowest first. A small hash
+table tells which rows of the lowest have keys that other layers touch; the rest stand. The row keys
+of the touched ones become numbers (``segments.unique_keys``), and so do the keys where a layer clears one. The
+last row of a row key wins, by one assignment of row numbers to codes, unless a later layer cleared
+its key. Rows that stand are sorted by key group.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from ..segments import Clustered, clustered, groups_of_keys, row_key_codes
 
 _Rows = npt.NDArray[np.int64]
 
-# Of the number of buckets in a table of hashes: it is 8 times as many as there are rows, within these.
+# Of the number of buckets in a table of hashes: it is 8 times as many as there are rows, within
+# these.
 _BITS_MIN: Final = 16
 _BITS_MAX: Final = 24
 
@@ -33,11 +34,10 @@ _BITS_MAX: Final = 24
 def merge_layers(
     layers: Sequence[pa.Table], row_key: Sequence[str], key_columns: Sequence[str], *, includes_base: bool
 ) -> pa.Table:
-    """What stands after these layers, lowest first (SPEC.md section 5.4); all of one subtask and one schema.
+    """The rows that stand after these layers, lowest first (SPEC.md section 5.4).
 
-    A layer has the columns of ``schema.segment_schema``, and ``_op`` unless it is a base; at least one layer. With
-    ``includes_base`` the result is a base: the rows that stand, without ``_op``. Otherwise it is a delta to whatever lies
-    below: with ``_op``, deletes and clears kept. Sorted by ``_key_group``, if there is one; within a group rows of lower
+    With ``includes_base`` the result is a base: upserts, without ``_op``. Otherwise it is a delta,
+    with ``_op``, deletes and clears. Sorted by ``_key_group`` if there is one; within a group lower
     layers come first.
     """
     is_delta = [OP.name in layer.column_names for layer in layers]
@@ -66,7 +66,7 @@ def merge_layers(
     stands[candidates[found]] = True
     if includes_base:
         stands &= operations == UPSERT
-    if not includes_base:
+    else:
         table = table.add_column(int(KEY_GROUP.name in columns), OP, [pa.array(operations)])
     return _in_order(table, np.flatnonzero(stands))
 
@@ -74,7 +74,7 @@ def merge_layers(
 def _contested(
     table: pa.Table, lowest: int, is_clear: npt.NDArray[np.bool_], row_key: Sequence[str], key_columns: Sequence[str]
 ) -> npt.NDArray[np.bool_]:
-    """Which rows may stand above the lowest layer too, or be cleared there; the others are all in the lowest, and stand."""
+    """Rows whose key is also above the lowest layer. All others are in the lowest, and stand."""
     above = len(table) - lowest
     if above > lowest:
         return np.ones(len(table), np.bool_)
@@ -86,7 +86,7 @@ def _contested(
 
 
 class KeyFilter:
-    """A small table of hashes that tells which rows may have a key of the ``named`` rows: all that do, and few others."""
+    """A small hash table that finds all rows with a key of the ``named`` rows, and a few others."""
 
     def __init__(self, named: pa.Table, names: Sequence[str]) -> None:
         self._names = names
@@ -112,7 +112,7 @@ def _standing(
     *,
     keep_clears: bool,
 ) -> _Rows:
-    """Numbers of the rows that stand, ascending: upserts and deletes, and with ``keep_clears`` each key's last clear."""
+    """Row numbers of upserts and deletes that stand; ``keep_clears``: and each key's last clear."""
     if not len(keys):
         return np.zeros(0, np.int64)
     is_clear = operations == CLEAR
@@ -134,14 +134,12 @@ def _standing(
 
 
 def _last_of_each(codes: npt.NDArray[np.int64], rows: _Rows) -> _Rows:
-    """For every code the last of the ``rows`` that have it; rows ascend, and numpy assigns in that order."""
     last = np.full(int(codes.max()) + 1, -1, np.int64)
     last[codes] = rows
     return last[last >= 0]
 
 
 def _in_order(table: pa.Table, rows: _Rows) -> pa.Table:
-    """These rows of the table, by key group where there is one."""
     if KEY_GROUP.name not in table.column_names:
         return table.take(pa.array(rows))
     groups = table[KEY_GROUP.name].to_numpy()[rows]
@@ -150,21 +148,16 @@ def _in_order(table: pa.Table, rows: _Rows) -> pa.Table:
 
 
 def rekey(table: pa.Table, state: State, max_parallelism: int, key_hash: str) -> pa.Table:
-    """The rows with the key groups that another max parallelism or key hash gives them, in a segment's order.
-
-    ``table`` has the columns of ``segment_schema`` of a state with key groups; ``_key_group`` may be missing and is the
-    first column of the result. Raises ``InvalidInput`` for an unknown hash or a max parallelism that cannot be.
-    """
+    """The rows in segment order with the key groups of another max parallelism or key hash."""
     groups = groups_of_keys([table[name] for name in state.key_columns], max_parallelism, key_hash)
     return clustered(table, state, groups)[0].slice(0, len(table))
 
 
 def evolve_table(table: pa.Table, old: SchemaVersion, new: SchemaVersion) -> pa.Table:
-    """Rows that were written with schema ``old`` as schema ``new`` has them (SPEC.md section 5.7), fields matched by id.
+    """Rows of schema ``old`` as rows of schema ``new`` (SPEC.md section 5.7); fields match by id.
 
-    The format's own columns come first and stay; then the fields of ``new`` in its order. Where a field is new rows hold
-    its default, or null; deletes and clears of a delta hold null. Raises ``InvalidState`` (kind SCHEMA_CANNOT_EVOLVE) for
-    a change that the format forbids, the fault of whoever declared ``new``.
+    A new field holds its default or null; deletes and clears hold null. Raises ``InvalidState``
+    (SCHEMA_CANNOT_EVOLVE) for a forbidden change.
     """
     if old.fields == new.fields:
         return table
@@ -223,17 +216,16 @@ def _evolve_array(array: pa.Array, old: Field, new: Field) -> pa.Array:
 
 
 def _evolve_struct(array: pa.Array, old: Field, new: Field) -> pa.Array:
-    position = {item.id: index for index, item in enumerate(children(old))}
-    before = children(old)
+    before = {item.id: (array.field(index), item) for index, item in enumerate(children(old))}
     parts = []
     for item in children(new):
-        if item.id in position:
-            index = position[item.id]
-            parts.append(_evolve_array(array.field(index), before[index], item))
+        if item.id in before:
+            parts.append(_evolve_array(*before[item.id], item))
         elif item.nullable:
             parts.append(pa.nulls(len(array), arrow_type(item.type)))
         else:
             raise _cannot_evolve(f"nested field {new.name}.{item.name} is new and not nullable")
-    # The validity of the struct itself; what its fields hold under a null is hidden by it, as before.
+    # The validity of the struct itself; what its fields hold under a null is hidden by it, as
+    # before.
     valid = np.packbits(array.is_valid().to_numpy(zero_copy_only=False), bitorder="little")
     return pa.Array.from_buffers(arrow_type(new.type), len(array), [pa.py_buffer(valid)], -1, children=parts)

@@ -1,10 +1,10 @@
-"""Layers that are merged though they do not fit in memory together (SPEC.md section 5.4).
+"""Layers merged where they do not fit in memory together (SPEC.md section 5.4).
 
-Theory of operation. One key group may have more rows than memory. Its lowest layer is then never held: the layers above it
-are merged with each other into an :class:`Overlay`, pieces of the lowest pass by, and of each those rows stay whose row key
-the overlay does not name and whose key it does not clear. What the overlay upserts comes last. Where the upper layers are
-too much themselves, all layers are dealt to buckets by the hash of their keys (``spill``), and buckets are merged one by one. A
-key whose rows are too many for a bucket is dealt once more, by the row key; a clear then goes to every bucket.
+Theory of operation. The lowest layer of a large key group is never held. The layers above are
+merged into an :class:`Overlay`; pieces of the lowest pass it and lose the rows that it names or
+clears; its upserts come last. Where the upper layers are too large too, all layers are split into
+buckets by the hash of the key (``spill``) and merged bucket by bucket. A bucket that is still large
+is split by the row key; clears then go to every bucket.
 """
 
 from __future__ import annotations
@@ -31,33 +31,29 @@ _LARGE_BUCKET = 4
 
 @dataclass(frozen=True)
 class Keys:
-    """By which columns rows of a keyed state are told apart."""
+    """The columns that tell rows of a keyed state apart."""
 
     row_key: Sequence[str]
     key_columns: Sequence[str]
 
 
 class Overlay:
-    """Layers above the lowest one, merged with each other. Any number of threads may ask it."""
+    """The layers above the lowest one, merged. Any threads may use it."""
 
     def __init__(self, layers: Sequence[pa.Table], keys: Keys) -> None:
         merged = merge_layers(layers, keys.row_key, keys.key_columns, includes_base=False)
         operations = merged[OP.name].to_numpy()
         columns = list(dict.fromkeys([*keys.key_columns, *keys.row_key]))
         self._keys = keys
-        self._columns = columns
         self._named = merged.select(columns).filter(pa.array(operations != CLEAR))
         self._cleared = merged.select(list(keys.key_columns)).filter(pa.array(operations == CLEAR))
-        self._upserts = merged.filter(pa.array(operations == UPSERT)).drop_columns([OP.name])
+        self.upserts = merged.filter(pa.array(operations == UPSERT)).drop_columns([OP.name])
         self._is_named = KeyFilter(self._named, keys.row_key)
         self._is_cleared = KeyFilter(self._cleared, keys.key_columns)
 
-    def upserts(self) -> pa.Table:
-        """What these layers write, without ``_op``."""
-        return self._upserts
-
-    def untouched(self, rows: pa.Table) -> pa.Table:
-        """Those of the lowest layer's rows that stand, without ``_op``."""
+    def untouched(self, piece: _Piece) -> pa.Table:
+        """The rows of a piece of the lowest layer that stand, without ``_op``."""
+        rows = piece()
         if OP.name in rows.column_names:
             rows = rows.filter(pc.equal(rows[OP.name], UPSERT)).drop_columns([OP.name])
         gone = np.zeros(len(rows), np.bool_)
@@ -72,7 +68,6 @@ class Overlay:
 
 
 def _stand_in(keys: pa.Table, named: pa.Table) -> npt.NDArray[np.bool_]:
-    """Which of the keys are among the named ones."""
     if not len(keys):
         return np.zeros(0, np.bool_)
     both = pa.concat_tables([keys, named.select(keys.column_names)])
@@ -84,10 +79,9 @@ def _stand_in(keys: pa.Table, named: pa.Table) -> npt.NDArray[np.bool_]:
 
 
 def merged_piecewise(layers: Sequence[Sequence[_Piece]], keys: Keys) -> Generator[_Piece, None, None]:
-    """The rows that stand in one key group, as calls that make them a piece at a time, in no order.
+    """The rows that stand in one key group, as calls that make a piece each, in no order.
 
-    ``layers``: for each layer, lowest first, the calls that read its pieces, with ``_op`` unless it is a base; at least two.
-    What comes first is read in the caller's thread.
+    ``layers`` has the calls that read each layer, lowest first; the upper ones are made here.
     """
     lowest, *upper = layers
     if sum(piece.size_bytes for pieces in upper for piece in pieces) > HELD_BYTES:
@@ -95,48 +89,42 @@ def merged_piecewise(layers: Sequence[Sequence[_Piece]], keys: Keys) -> Generato
         return
     overlay = Overlay([pa.concat_tables(piece() for piece in pieces) for pieces in upper], keys)
     for piece in lowest:
-        yield SizedCall(partial(_untouched, overlay, piece), piece.size_bytes)
-    yield SizedCall(overlay.upserts, 0)
-
-
-def _untouched(overlay: Overlay, piece: _Piece) -> pa.Table:
-    return overlay.untouched(piece())
+        yield SizedCall(partial(overlay.untouched, piece), piece.size_bytes)
+    yield SizedCall(lambda: overlay.upserts, 0)
 
 
 _Buckets = Spill[tuple[int, int]]
-"""By number and layer."""
-_Dealt = Iterable[tuple[pa.Table, npt.NDArray[np.int64]]]
-"""Rows, and the bucket of each."""
+_Numbered = Iterable[tuple[pa.Table, npt.NDArray[np.int64]]]
 
 
 def _merged_in_buckets(layers: Sequence[Sequence[_Piece]], keys: Keys) -> Iterator[_Piece]:
     size_bytes = sum(piece.size_bytes for pieces in layers for piece in pieces)
     count = 1 + size_bytes // _BUCKET_BYTES
-    # Calls that were given out may still read when this has ended: a file lives as long as someone has it.
-    buckets = _dealt(layers, lambda rows: [(rows, buckets_of([rows[name] for name in keys.key_columns], count, 0))])
-    for bucket in range(count):
-        size_bytes = sum(buckets.sizes.get((bucket, layer), 0) for layer in range(len(layers)))
-        if not size_bytes:
-            continue
+    # Calls that were given out may still read when this has ended: a file lives as long as someone
+    # has it.
+    buckets = _spilled(layers, lambda rows: [(rows, buckets_of([rows[name] for name in keys.key_columns], count, 0))])
+    for bucket, size_bytes in _sizes(buckets).items():
         if size_bytes <= _LARGE_BUCKET * _BUCKET_BYTES or list(keys.row_key) == list(keys.key_columns):
             yield SizedCall(partial(_bucket_merged, buckets, bucket, len(layers), keys), size_bytes)
             continue
         again = 1 + size_bytes // _BUCKET_BYTES
         stored = [
-            (partial(_as_table, batch) for batch in buckets.read((bucket, layer))) for layer in range(len(layers))
+            (partial(pa.Table.from_batches, [batch]) for batch in buckets.read((bucket, layer)))
+            for layer in range(len(layers))
         ]
-        finer = _dealt(stored, partial(_by_row_key, keys=keys, count=again))
-        for one in range(again):
-            size_bytes = sum(finer.sizes.get((one, layer), 0) for layer in range(len(layers)))
-            if size_bytes:
-                yield SizedCall(partial(_bucket_merged, finer, one, len(layers), keys), size_bytes)
+        finer = _spilled(stored, partial(_by_row_key, keys=keys, count=again))
+        for part, part_bytes in _sizes(finer).items():
+            yield SizedCall(partial(_bucket_merged, finer, part, len(layers), keys), part_bytes)
 
 
-def _as_table(batch: pa.RecordBatch) -> pa.Table:
-    return pa.Table.from_batches([batch])
+def _sizes(buckets: _Buckets) -> dict[int, int]:
+    sizes: dict[int, int] = {}
+    for (bucket, _), size_bytes in sorted(buckets.sizes.items()):
+        sizes[bucket] = sizes.get(bucket, 0) + size_bytes
+    return sizes
 
 
-def _by_row_key(rows: pa.Table, keys: Keys, count: int) -> Iterator[tuple[pa.Table, npt.NDArray[np.int64]]]:
+def _by_row_key(rows: pa.Table, keys: Keys, count: int) -> _Numbered:
     if OP.name in rows.column_names:
         is_clear = pc.equal(rows[OP.name], CLEAR)
         clears, rows = rows.filter(is_clear), rows.filter(pc.invert(is_clear))
@@ -144,12 +132,12 @@ def _by_row_key(rows: pa.Table, keys: Keys, count: int) -> Iterator[tuple[pa.Tab
     yield rows, buckets_of([rows[name] for name in keys.row_key], count, 1)
 
 
-def _dealt(layers: Iterable[Iterable[Callable[[], pa.Table]]], deals: Callable[[pa.Table], _Dealt]) -> _Buckets:
-    """Every row on the bucket (number, layer)."""
+def _spilled(layers: Iterable[Iterable[Callable[[], pa.Table]]], numbered: Callable[[pa.Table], _Numbered]) -> _Buckets:
+    """All rows in buckets (number, layer)."""
     buckets: _Buckets = Spill()
     for layer, pieces in enumerate(layers):
         for piece in pieces:
-            for rows, numbers in deals(piece()):
+            for rows, numbers in numbered(piece()):
                 for number, chosen in split_by_bucket(rows, numbers):
                     buckets.add((number, layer), chosen)
     return buckets

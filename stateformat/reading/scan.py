@@ -5,7 +5,7 @@ schema that the caller asks for. Keyed state in layers is merged a chunk of key 
 The manifest says how many rows each group has, so chunks are planned before anything is read. A key
 group that is too large by itself is merged by row key (``overlay``).
 
-Two pieces are read ahead. Where reading is mostly waiting (``storage.ReadsAtOnce``), the next few
+Two pieces are read ahead. Where reading is mostly waiting (``storage.reads_at_once``), the next few
 segments are opened ahead as well. Memory is a few pieces, whatever the size of the state.
 """
 

@@ -32,8 +32,7 @@ class SinkResult:
 class SegmentSink:
     """A write-only file for Parquet writers, ended by either :meth:`finish` or :meth:`abort`.
 
-    It calls ``open_output`` once the segment reaches ``inline_bytes_max``: a smaller one costs no
-    request.
+    Opens its object once the segment reaches ``inline_bytes_max``: a smaller one costs no request.
     """
 
     def __init__(self, open_output: Callable[[], OutputObject], inline_bytes_max: int) -> None:
@@ -74,7 +73,6 @@ class SegmentSink:
         return len(data)
 
     def tell(self) -> int:
-        """Bytes written so far."""
         return self._size_bytes
 
     def flush(self) -> None:
@@ -88,7 +86,7 @@ class SegmentSink:
         self._tail = []
 
     def tail(self) -> pa.Buffer:
-        """What was written since :meth:`expect_footer`; it ends with the footer."""
+        """What was written since :meth:`expect_footer`."""
         return pa.py_buffer(b"".join(self._tail or []))
 
     def finish(self) -> SinkResult:

@@ -1,8 +1,6 @@
-"""One Parquet file of state on its way into a storage: row groups in, a handle out (SPEC.md sections 5.5 and 5.6).
+"""One Parquet file of state on its way into a storage (SPEC.md sections 5.5 and 5.6).
 
-What the encoder gives passes the sink once (``digests``), which takes the digest, keeps a small segment in memory, and
-begins an object for any other. Whatever fails aborts the object, so nothing is visible under a name that no manifest will
-ever hold; so does what a reader would refuse for the memory that it takes. What the rows are and in which order is the business of ``segment`` and ``rows``.
+A failure aborts the object, and so does a row group that readers would refuse for its memory.
 """
 
 from __future__ import annotations
@@ -20,27 +18,19 @@ from .. import paths as layout
 from ..errors import ErrorKind, InvalidInput, InvalidState
 from ..graph import Operator
 from ..model import AttemptId, CheckpointId, Handle, JobId, State, new_write_id
-from ..parquet import (
-    DECODED_BYTES_MAX,
-    SEGMENT_BYTES_MAX,
-    FooterFault,
-    check_row_group,
-    check_size,
-    decoded_bytes,
-    read_footer,
-    string_bytes,
-)
+from ..parquet import FooterFault, page_checks as pages, read_footer
 from ..schema import KEY_GROUP, segment_schema
 from ..storage import Storage
 from ..tables import release_memory_after
+from . import row_groups
 from .digests import SegmentSink
-from .row_groups import check_row_groups, grown_limit, split_bytes, split_large
 from .sort import group_counts
 
 _SINK_BUFFER_BYTES: Final = 1 << 20
-# Rows that Arrow holds in fewer bytes reach no limit: Parquet counts at most 16 times as many, for values of a byte.
-_SMALL_GROUP_BYTES: Final = DECODED_BYTES_MAX // 32
-_SMALL_SEGMENT_BYTES: Final = SEGMENT_BYTES_MAX // 32
+# Rows that Arrow holds in fewer bytes reach no limit: Parquet counts at most 16 times as many, for
+# values of a byte.
+_SMALL_GROUP_BYTES: Final = pages.DECODED_BYTES_MAX // 32
+_SMALL_SEGMENT_BYTES: Final = pages.SEGMENT_BYTES_MAX // 32
 _BATCH_BYTES: Final = 1 << 20
 _BATCH_ROWS_MAX: Final = 8192
 _CODECS: Final[dict[str, dict[str, Any]]] = {
@@ -55,14 +45,14 @@ _CODECS: Final[dict[str, dict[str, Any]]] = {
 class WriteOptions:
     """How segments are written. Readers take any choice.
 
-    - ``codec``: ``lz4`` (fast; best on local disks), ``zstd`` (level 1; smaller strings for slow networks), ``snappy``
+    - ``codec``: ``lz4`` (fast), ``zstd`` (level 1; smaller strings, for slow networks), ``snappy``
       (which every Parquet reader knows), ``none``.
-    - ``encoding``: ``fast`` is BYTE_STREAM_SPLIT for fixed-width columns; ``plain`` is for readers that lack it.
-    - ``row_group_rows``: rows of a row group at most, where 1,024 row groups suffice.
-    - ``inline_bytes_max``: a smaller segment stands in the manifest and is no object (SPEC.md section 4.4).
-    - ``check_unique``: refuse a second row with the same row key. Turn it off where the runtime's own data structure
-      makes it impossible.
-    - ``trust_key_groups``: take a ``_key_group`` column as it is, instead of comparing it with the hash of the keys.
+    - ``encoding``: ``fast`` is BYTE_STREAM_SPLIT for fixed-width columns; ``plain`` is for readers
+      that lack it.
+    - ``row_group_rows``: most rows of a row group, where 1,024 row groups suffice.
+    - ``inline_bytes_max``: a smaller segment is stored in the manifest (SPEC.md section 4.4).
+    - ``check_unique``: refuse a repeated row key. Turn it off where the runtime rules it out.
+    - ``trust_key_groups``: do not compare a given ``_key_group`` with the hash of the keys.
     """
 
     codec: Literal["lz4", "zstd", "snappy", "none"] = "lz4"
@@ -73,7 +63,7 @@ class WriteOptions:
     trust_key_groups: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be: ``InvalidInput``."""
+        """Refuse values out of range: ``InvalidInput``."""
         if self.codec not in _CODECS or self.encoding not in ("fast", "plain"):
             raise InvalidInput(
                 f"codec {self.codec!r} with encoding {self.encoding!r}: codecs are {', '.join(_CODECS)}, encodings fast "
@@ -87,10 +77,7 @@ class WriteOptions:
 
 @dataclass(frozen=True)
 class SegmentPlace:
-    """Where a segment belongs: what its footer says (SPEC.md section 5.6) and its handle repeats.
-
-    ``attempt_id`` is that of the checkpoint being written: under it committables that carry no other were prepared.
-    """
+    """Where a segment belongs, as its footer and handle say (SPEC.md section 5.6)."""
 
     job_id: JobId
     checkpoint_id: CheckpointId
@@ -107,7 +94,7 @@ class SegmentPlace:
 
 
 class SegmentWriter:
-    """One Parquet file on its way into a storage: row groups in, a handle out. Leaves nothing behind when it fails."""
+    """Writes one Parquet file: row groups in, a handle out. A failed one leaves nothing behind."""
 
     def __init__(self, storage: Storage, place: SegmentPlace, options: WriteOptions) -> None:
         self.place = place
@@ -136,10 +123,10 @@ class SegmentWriter:
             raise self._sink.error from error
 
     def write(self, rows: pa.Table) -> None:
-        """Write a row group; several where it would take a reader too much memory. ``InvalidState`` for one too many."""
-        limit = grown_limit(split_bytes(rows.num_columns), self.row_groups)
-        for part, taken in split_large(rows, limit):
-            check_row_groups(self.row_groups, str(self.place))
+        """Write a row group, or several if it would take a reader too much memory."""
+        limit = row_groups.grown_limit(row_groups.split_bytes(rows.num_columns), self.row_groups)
+        for part, taken in row_groups.split_large(rows, limit):
+            row_groups.check_row_groups(self.row_groups, str(self.place))
             if self._parquet is None:
                 self._open(part)
             assert self._parquet is not None
@@ -151,7 +138,7 @@ class SegmentWriter:
             self._decoded_bytes += taken
 
     def add_counts(self, groups: npt.NDArray[np.int32] | None) -> None:
-        """Count the rows of groups in what was just written."""
+        """Count the groups of the rows that were just written."""
         if groups is None:
             return
         more, old = group_counts(groups), self.counts
@@ -160,7 +147,7 @@ class SegmentWriter:
         self.counts = more
 
     def finish(self) -> Handle:
-        """Close the file and make it visible; its handle."""
+        """Close the file and make it visible; returns its handle."""
         place, state = self.place, self.place.state
         handle = Handle(
             operator=place.operator.uid,
@@ -200,15 +187,15 @@ class SegmentWriter:
         )
 
     def _check_limits(self, metadata: Any) -> None:
-        """Refuse what readers would refuse (SPEC.md section 7.4): ``InvalidState`` of kind LIMIT_EXCEEDED."""
+        """``InvalidState`` (LIMIT_EXCEEDED) for what readers would refuse (SPEC.md section 7.4)."""
         if self._largest_bytes <= _SMALL_GROUP_BYTES and self._decoded_bytes <= _SMALL_SEGMENT_BYTES:
             return
         try:
             footer = read_footer(self._sink.tail())
-            decoded = decoded_bytes(footer)
-            check_size(self._sink.tell(), self._rows, sum(decoded))
+            decoded = pages.decoded_bytes(footer)
+            pages.check_size(self._sink.tell(), self._rows, sum(decoded))
             for number, (group, fixed) in enumerate(zip(footer.row_groups, decoded, strict=True)):
-                check_row_group(group, fixed + string_bytes(footer, metadata.row_group(number)))
+                pages.check_row_group(group, fixed + pages.string_bytes(footer, metadata.row_group(number)))
         except FooterFault as fault:
             codec = self._options.codec
             other = f", or choose codec 'none' rather than {codec!r}, for readers trust what is stored at length"
@@ -221,7 +208,8 @@ class SegmentWriter:
     def _open(self, rows: pa.Table) -> None:
         place, options = self.place, self._options
         schema = segment_schema(place.state, place.schema_id, delta=place.layer > 0)
-        # The encoder looks at the size of a page only after a batch of rows: large rows come in small batches.
+        fast = options.encoding == "fast"
+        # The encoder sees the size of a page after each batch: large rows come in small batches.
         row_bytes = max(1, rows.nbytes // max(1, len(rows)))
         self._output = pa.BufferedOutputStream(pa.PythonFile(self._sink, "w"), _SINK_BUFFER_BYTES)
         self._parquet = pq.ParquetWriter(
@@ -229,7 +217,7 @@ class SegmentWriter:
             schema,
             **_CODECS[options.codec],
             use_dictionary=False,
-            use_byte_stream_split=_split_columns(schema) if options.encoding == "fast" else False,
+            use_byte_stream_split=fast and [path for field in schema for path in _split_paths(field.name, field.type)],
             write_statistics=[KEY_GROUP.name] if KEY_GROUP.name in schema.names else False,
             write_page_checksum=True,
             store_schema=False,
@@ -249,12 +237,8 @@ class SegmentWriter:
         )
 
 
-def _split_columns(schema: pa.Schema) -> list[str]:
-    """The Parquet paths of the fixed-width leaves, that readers know in BYTE_STREAM_SPLIT."""
-    return [path for field in schema for path in _split_paths(field.name, field.type)]
-
-
 def _split_paths(path: str, kind: Any) -> Iterator[str]:
+    """Parquet paths of the leaves of a column that are written in BYTE_STREAM_SPLIT."""
     if pa.types.is_struct(kind):
         for field in kind:
             yield from _split_paths(f"{path}.{field.name}", field.type)

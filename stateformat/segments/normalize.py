@@ -1,8 +1,4 @@
-"""From the rows that a runtime hands over to the rows of a segment: their columns, types, values and order.
-
-Everything here is pure. :func:`normalize_rows` gives a table the columns of ``schema.segment_schema``; :func:`key_groups_of`
-computes or verifies key groups; in which order a segment holds the rows is the business of ``clustering``.
-"""
+"""From a runtime's rows to rows of a segment: columns, types, values and key groups. Pure."""
 
 from __future__ import annotations
 
@@ -18,17 +14,16 @@ from ..graph import Operator
 from ..keys import DEFAULT_KEY_HASH, MAX_PARALLELISM_LIMIT, key_group_count, normalize_key_column
 from ..model import Field, Mode, State
 from ..schema import CLEAR, KEY_GROUP, OP, UPSERT, children, segment_schema
-from .sort import Groups, clustered, groups_of_keys, one_array
+from .sort import Groups, groups_of_keys, one_array
 
 
 def normalize_rows(
     rows: pa.Table, state: State, *, schema_id: int, delta: bool, where: str, fill: Mapping[str, Any] | None = None
 ) -> pa.Table:
-    """The rows with the columns of the segment (SPEC.md section 5.1), in its order; ``_key_group`` only if given.
+    """The rows with the columns of a segment, in its order (SPEC.md section 5.1).
 
-    Columns may come in any order; nullable ones that are missing are null, and so are those of ``fill``, whose value they
-    take. Types are cast where no value changes. Floats in key columns are normalised. ``where`` names the state in
-    messages. Raises ``InvalidState``, the writer's fault: kind SCHEMA_MISMATCH for columns and types, NULL_NOT_ALLOWED.
+    Missing nullable columns become null or their value in ``fill``. Types are cast where no value
+    changes. Raises ``InvalidState`` (SCHEMA_MISMATCH, NULL_NOT_ALLOWED) about ``where``.
     """
     schema = segment_schema(state, schema_id, delta=delta)
     names = rows.column_names
@@ -64,15 +59,12 @@ def normalize_rows(
         _check_channels(table, where)
     if state.mode is Mode.COMMITTABLES:
         _check_attempts(table, where)
-    _check_nulls(table, state.by_schema_id[schema_id].fields, where)
+    _check_values(table, state.by_schema_id[schema_id].fields, where)
     return table
 
 
 def normalize_keys(rows: pa.Table | pa.RecordBatch, state: State, *, where: str) -> list[pa.ChunkedArray]:
-    """The key columns of the rows as :func:`normalize_rows` makes them, in the order of the key; other columns may be anything.
-
-    What is hashed must be what is written: 1 as an int32 and 1 as an int64 hash apart. Raises as :func:`normalize_rows` does.
-    """
+    """The key columns as :func:`normalize_rows` makes them: int32 and int64 hash apart."""
     columns = []
     for field in map(segment_schema(state).field, state.key_columns):
         if rows.schema.names.count(field.name) != 1:
@@ -92,10 +84,9 @@ def _null_found(where: str, column: str, count: int) -> InvalidState:
 
 
 def _check_operations(table: pa.Table, state: State, where: str) -> None:
-    """``_op`` is 0, 1 or 2, and a clear has key columns and nothing else (SPEC.md section 5.4)."""
-    bounds = pc.min_max(table[OP.name]).as_py()
     if not len(table):
         return
+    bounds = pc.min_max(table[OP.name]).as_py()
     if bounds["min"] < UPSERT or bounds["max"] > CLEAR:
         raise InvalidState(f"{where}: _op is {bounds['min']} to {bounds['max']}; it is 0 upsert, 1 delete or 2 clear")
     if bounds["max"] == CLEAR:
@@ -106,7 +97,7 @@ def _check_operations(table: pa.Table, state: State, where: str) -> None:
 
 
 def _check_own_columns(table: pa.Table, state: State, where: str) -> None:
-    """The format's own part of a row key is null in clears only (SPEC.md section 5.3)."""
+    """Check that the format's part of a row key is null in clears only (SPEC.md section 5.3)."""
     for name in state.row_key[len(state.key_columns) :]:
         if name == "_map_key" or not table[name].null_count:
             continue
@@ -116,7 +107,6 @@ def _check_own_columns(table: pa.Table, state: State, where: str) -> None:
 
 
 def _check_channels(table: pa.Table, where: str) -> None:
-    """Rows in flight name the subtasks between which they were (SPEC.md section 5.1)."""
     for name in ("_sender", "_receiver"):
         bounds = pc.min_max(table[name]).as_py()
         if len(table) and not 0 <= bounds["min"] <= bounds["max"] < MAX_PARALLELISM_LIMIT:
@@ -124,7 +114,6 @@ def _check_channels(table: pa.Table, where: str) -> None:
 
 
 def _check_attempts(table: pa.Table, where: str) -> None:
-    """Committables name the checkpoint and the attempt under which they were prepared (SPEC.md section 5.1)."""
     wrong = table.filter(pc.invert(pc.match_substring_regex(table["_attempt_id"], "^[0-9a-f]{32}$")))
     if len(wrong):
         raise InvalidState(
@@ -136,14 +125,14 @@ def _check_attempts(table: pa.Table, where: str) -> None:
         raise InvalidState(f"{where}: _checkpoint_id is {low}; ids of checkpoints begin with 1")
 
 
-def _check_nulls(table: pa.Table, fields: tuple[Field, ...], where: str) -> None:
+def _check_values(table: pa.Table, fields: tuple[Field, ...], where: str) -> None:
     strict = [item for item in fields if not _all_nullable(item)]
     if strict and OP.name in table.column_names:
         # Deletes and clears name a key; they have no values to be checked.
         table = table.filter(pc.equal(table[OP.name], UPSERT))
     for item in strict:
         for chunk in table[item.name].chunks:
-            _check_field_nulls(chunk, item, f"{item.name}", where)
+            _check_nulls(chunk, item, item.name, where)
 
 
 def _all_nullable(item: Field) -> bool:
@@ -156,7 +145,7 @@ def _value_children(item: Field) -> tuple[Field, ...]:
     return nested[1:] if not isinstance(item.type, str) and item.type[0] == "map" else nested
 
 
-def _check_field_nulls(array: pa.Array, item: Field, path: str, where: str) -> None:
+def _check_nulls(array: pa.Array, item: Field, path: str, where: str) -> None:
     if not item.nullable and array.null_count:
         raise _null_found(where, path, array.null_count)
     nested = [child for child in _value_children(item) if not _all_nullable(child)]
@@ -172,7 +161,7 @@ def _check_field_nulls(array: pa.Array, item: Field, path: str, where: str) -> N
         start, stop = (present.offsets[i].as_py() for i in (0, len(present)))
         parts = {nested[0].name: present.items.slice(start, stop - start)}
     for child in nested:
-        _check_field_nulls(parts[child.name], child, f"{path}.{child.name}", where)
+        _check_nulls(parts[child.name], child, f"{path}.{child.name}", where)
 
 
 def _cast(column: pa.ChunkedArray, wanted: pa.DataType, what: str) -> pa.ChunkedArray:
@@ -187,7 +176,7 @@ def _cast(column: pa.ChunkedArray, wanted: pa.DataType, what: str) -> pa.Chunked
 
 
 def _keeps_values(given: Any, wanted: Any) -> bool:
-    """Whether a safe cast gives the same values or fails: the only casts that are done unasked."""
+    """Whether a safe cast keeps all values or fails. No other cast is made."""
     is_ = pa.types
     if given == wanted or is_.is_null(given):
         return True
@@ -220,11 +209,7 @@ def _keeps_values(given: Any, wanted: Any) -> bool:
 
 
 def key_groups_of(table: pa.Table, state: State, operator: Operator, *, trust: bool, where: str) -> Groups:
-    """The key group of each row (SPEC.md section 5.3), of a table with the key columns and perhaps ``_key_group``.
-
-    A ``_key_group`` that is given is compared with the hash of the keys, unless ``trust``; then only its range is checked.
-    Raises ``InvalidState`` where it differs.
-    """
+    """The key group of each row, compared with a given one; ``trust`` checks its range only."""
     ceiling = key_group_count(operator)
     given = one_array(table[KEY_GROUP.name]).to_numpy() if KEY_GROUP.name in table.column_names else None
     if given is not None and trust:
@@ -247,16 +232,6 @@ def key_groups_of(table: pa.Table, state: State, operator: Operator, *, trust: b
 
 
 def senders_of(table: pa.Table) -> Groups:
-    """The groups of rows in flight on an edge that is no hash edge: their senders, which :func:`normalize_rows` has seen."""
+    """The groups of rows in flight on any edge but a hash edge: their senders."""
     senders: Groups = one_array(table["_sender"]).to_numpy()
     return senders
-
-
-def cluster(table: pa.Table, state: State, operator: Operator) -> pa.Table:
-    """The table sorted by ``_key_group``, which is its first column; rows of one group keep their order.
-
-    Adds the column where it is missing, verifies it where it is given. A table in order is not copied.
-    """
-    where = f"state {state.name!r} of {state.operator!r}"
-    groups = key_groups_of(table, state, operator, trust=False, where=where)
-    return clustered(table, state, groups)[0].slice(0, len(table))

@@ -1,16 +1,11 @@
-"""Read one segment, and believe nothing of it that was not verified (SPEC.md section 7.2).
+"""Read one segment, and give out no rows that were not verified (SPEC.md section 7.2).
 
-Theory of operation. There are two ways in. *Whole*: the bytes are fetched at once (or stand in the manifest), and their size
-and digest are compared with the handle before anything is parsed; that is the cheap way when all rows are wanted. *In
-ranges*: the footer is fetched and its digest compared; from it follows where the wanted row groups lie, and only these
-bytes are fetched, a few megabytes at a time; the checksums of their pages are verified by Arrow as they are decoded, and
-the headers of pages, which no checksum covers, are compared with the footer before (``pages``).
-
-Either way the footer must agree with the handle and with the place (section 5.6): rows, uncompressed size, schema, job,
-operator, state. Codecs and encodings must be on the list of section 5.5 before anything is decompressed. Rows of groups
-must be rows of exactly the groups that the handle says, each of them. Whatever Arrow says against the bytes becomes
-``DamagedCheckpoint`` with the name of the object; so does an object that is missing (kind ``OBJECT_MISSING``), which the
-caller may know to have expired. No rows are given out that were not verified.
+Theory of operation. A *whole* read compares size and digest with the handle before parsing. A read
+*in ranges* compares the digest of the footer, then fetches the wanted row groups, a few megabytes
+at a time; Arrow verifies the checksums of their pages, and ``pages`` their headers. Either way the
+footer must agree with handle and place (section 5.6), codecs and encodings must be in section 5.5,
+and rows must have the groups that the handle says. All damage is ``DamagedCheckpoint`` with the
+object's name, a missing object too (OBJECT_MISSING).
 """
 
 from __future__ import annotations
@@ -28,19 +23,7 @@ import pyarrow.parquet as pq
 
 from ..errors import DamagedCheckpoint, ErrorKind, InvalidInput, StorageError
 from ..model import Handle, Mode, Record, State
-from ..parquet import (
-    ByteRange,
-    Footer,
-    LimitFault,
-    PartialFile,
-    byte_ranges,
-    check_columns,
-    check_pages,
-    check_size,
-    decoded_bytes,
-    have_string_dictionary,
-    read_footer,
-)
+from ..parquet import Footer, page_checks as pages, read_footer
 from ..schema import KEY_GROUP, has_key_groups, segment_schema
 from ..storage import Storage
 from ..tables import SizedCall, copy_rows
@@ -56,10 +39,10 @@ _STORED_BYTES_MIN: Final = 1 << 20
 
 
 class SegmentReader:
-    """One handle's rows. Made cheaply; opened at the first read, by one thread; then any number may read.
+    """The rows of one handle. One thread opens it, at the latest by the first read; then any may
+    read.
 
-    ``inline``: the segment's bytes where the manifest holds them. ``whole``: fetch the whole object and verify its digest,
-    rather than the footer and the row groups that are wanted.
+    ``inline`` has the segment's bytes. ``whole`` fetches and verifies the whole object at once.
     """
 
     def __init__(
@@ -84,7 +67,7 @@ class SegmentReader:
         self._opened = False
         self._metadata: Any = None
         self._file: pq.ParquetFile | None = None
-        self._held: tuple[ByteRange, ...] = ()
+        self._held: tuple[pages.ByteRange, ...] = ()
         self._group_column: str | None = None
         if has_key_groups(state):
             self._group_column = KEY_GROUP.name
@@ -99,31 +82,18 @@ class SegmentReader:
 
     @property
     def handle(self) -> Handle:
-        """The handle that is read."""
         return self._handle
 
     def open(self) -> SegmentReader:
-        """Fetch and verify what every read needs, in the caller's thread; nothing if that was done before.
-
-        By one thread, and before any read. A reader that nobody has opened is opened by its first read.
-        """
+        """Fetch and verify what every read needs, once."""
         if not self._opened:
             self._open()
         return self
 
-    def tables(self, row_start: int, rows: int) -> Iterator[pa.Table]:
-        """Rows row_start … row_start + rows − 1 of the segment, a piece of a few megabytes at a time, in order.
-
-        Columns: ``segment_schema`` of the handle's schema, with ``_op`` above layer 0. Raises ``InvalidInput`` for rows that
-        are not the handle's, ``DamagedCheckpoint``, ``StorageError``.
-        """
-        for call in self.calls(row_start, rows):
-            yield call()
-
     def calls(self, row_start: int, rows: int) -> Iterator[SizedCall[pa.Table]]:
-        """The same pieces, each as a call that reads and verifies it. Calls may be made in any thread, and at a time.
+        """Rows row_start … row_start + rows − 1 of the segment in order, some megabytes a call.
 
-        Opens the segment in the caller's thread, if that was not done before.
+        Each call reads and verifies a table with the columns of ``segment_schema``, in any thread.
         """
         handle = self._handle
         if rows < 1 or row_start < handle.row_start or row_start + rows > handle.row_start + handle.rows:
@@ -150,7 +120,7 @@ class SegmentReader:
         self._check_groups(table, start)
         return table
 
-    # ---- opening -----------------------------------------------------------------------------------------------------
+    # ---- opening ---------------------------------------------------------------------------------
 
     def _open(self) -> None:
         handle = self._handle
@@ -176,7 +146,7 @@ class SegmentReader:
             self._metadata = metadata = file.metadata
             self._check_footer(metadata, file.schema_arrow)
         if self._whole:
-            self._file, self._held = file, (ByteRange(0, footer),)
+            self._file, self._held = file, (pages.ByteRange(0, footer),)
         self._opened = True
 
     def _fetch(self, span: tuple[int, int] | None) -> pa.Buffer:
@@ -204,7 +174,6 @@ class SegmentReader:
             )
 
     def _check_shape(self, footer: Footer) -> None:
-        """What the footer says of sizes, against the handle and the limits. Arrow has not seen it yet."""
         handle, groups = self._handle, footer.row_groups
         if len(groups) > ROW_GROUPS_MAX:
             raise self._damaged(f"it has {len(groups):,} row groups; at most {ROW_GROUPS_MAX:,} are allowed")
@@ -216,16 +185,16 @@ class SegmentReader:
         ):
             if found != due:
                 raise self._damaged(f"its footer says {found:,} {what}, the manifest {due:,}")
-        check_columns(footer, CODECS, ENCODINGS)
-        decoded = decoded_bytes(footer)
-        check_size(handle.size_bytes, handle.segment_rows, sum(decoded))
+        pages.check_columns(footer, CODECS, ENCODINGS)
+        decoded = pages.decoded_bytes(footer)
+        pages.check_size(handle.size_bytes, handle.segment_rows, sum(decoded))
         self._starts = np.array([*accumulate((group.rows for group in groups), initial=0)])
-        # What a dictionary of strings makes of its row group stands in neither: that one is decoded alone.
-        alone = (PIECE_BYTES_MAX * repeats for repeats in have_string_dictionary(footer))
+        # What a dictionary of strings makes of its row group stands in neither: that one is decoded
+        # alone.
+        alone = (PIECE_BYTES_MAX * repeats for repeats in pages.have_string_dictionary(footer))
         self._sizes = np.array([*accumulate(map(max, declared, decoded, alone), initial=0)])
 
     def _check_footer(self, metadata: Any, schema: pa.Schema) -> None:
-        """What the footer says of the segment's place against what the handle says of it. Nothing was decompressed yet."""
         handle, record = self._handle, self._record
         said = metadata.metadata or {}
         for name, value in (
@@ -248,10 +217,10 @@ class SegmentReader:
             raise self._damaged(f"its columns are {_one_line(schema)}; they should be {_one_line(due)}")
         self._schema = due
 
-    # ---- reading -----------------------------------------------------------------------------------------------------
+    # ---- reading ---------------------------------------------------------------------------------
 
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """First and last row groups, both inclusive, of pieces that hold all of rows start … stop − 1."""
+        """(first, last) row groups of the pieces that hold rows start … stop − 1."""
         first = int(self._starts.searchsorted(start, "right")) - 1
         end = int(self._starts.searchsorted(stop, "left"))
         while first < end:
@@ -266,9 +235,9 @@ class SegmentReader:
         with self._translated():
             held = self._held or self._fetched(first, last)
             # Where no digest vouches for these bytes: page checksums leave the headers out.
-            if not check_pages(self._footer, first, last, held, is_verified=bool(self._held)):
+            if not pages.check_pages(self._footer, first, last, held, is_verified=bool(self._held)):
                 held = self._verified_whole()
-            file = self._file or self._parquet(pa.PythonFile(PartialFile(held, self._handle.size_bytes), "r"))
+            file = self._file or self._parquet(pa.PythonFile(pages.PartialFile(held, self._handle.size_bytes), "r"))
             table = file.read_row_groups(range(first, last + 1), use_threads=bool(large))
         rows = int(self._starts[last + 1] - self._starts[first])
         if len(table) != rows:
@@ -285,27 +254,26 @@ class SegmentReader:
                 pre_buffer=self._file is None and not self._whole,
             )
 
-    def _verified_whole(self) -> tuple[ByteRange, ...]:
-        """All bytes, for pages that can only be believed by the digest of the whole; kept for the next row groups."""
+    def _verified_whole(self) -> tuple[pages.ByteRange, ...]:
+        """All bytes, kept for the next row groups: only their digest can prove these pages."""
         data = self._fetch(None)
         self._check_bytes(data, self._handle.size_bytes, self._handle.digest, "it")
         self._file = self._parquet(pa.BufferReader(data))
-        self._held = (ByteRange(0, data),)
+        self._held = (pages.ByteRange(0, data),)
         return self._held
 
-    def _fetched(self, first: int, last: int) -> tuple[ByteRange, ...]:
-        """The bytes of these row groups: usually one request, because their columns lie side by side."""
-        wanted = byte_ranges(self._footer, first, last)
+    def _fetched(self, first: int, last: int) -> tuple[pages.ByteRange, ...]:
+        """The bytes of these row groups, usually by one request: their columns lie side by side."""
+        wanted = pages.byte_ranges(self._footer, first, last)
         stored, end = sum(length for _, length in wanted), self._handle.size_bytes - self._handle.footer_bytes
         declared = sum(group.uncompressed_bytes for group in self._footer.row_groups[first : last + 1])
         if wanted and (wanted[-1][0] + wanted[-1][1] > end or stored > 2 * declared + _STORED_BYTES_MIN):
             raise self._damaged(
                 f"row groups {first} to {last} lie in {stored:,} bytes, or beyond byte {end:,} of the file"
             )
-        return tuple(ByteRange(start, self._fetch((start, length))) for start, length in wanted)
+        return tuple(pages.ByteRange(start, self._fetch((start, length))) for start, length in wanted)
 
     def _check_groups(self, table: pa.Table, start: int) -> None:
-        """Every row from row ``start`` of the segment has the group that the handle's counts give it."""
         handle = self._handle
         if self._group_column is None:
             return
@@ -325,7 +293,7 @@ class SegmentReader:
                 )
             row += len(chunk)
 
-    # ---- errors ------------------------------------------------------------------------------------------------------
+    # ---- errors ----------------------------------------------------------------------------------
 
     def _damaged(self, why: str, kind: ErrorKind = ErrorKind.DAMAGED_SEGMENT) -> DamagedCheckpoint:
         place = "the manifest" if self._inline is not None else self._storage.url
@@ -342,7 +310,7 @@ class SegmentReader:
             yield
         except (DamagedCheckpoint, StorageError):
             raise
-        except LimitFault as error:
+        except pages.LimitFault as error:
             raise self._damaged(str(error), ErrorKind.LIMIT_EXCEEDED) from error
         except PARQUET_ERRORS as error:
             raise self._damaged(f"it cannot be read as Parquet: {error}") from error

@@ -1,9 +1,9 @@
-"""Where one row group of a segment ends and the next begins, and how its columns may be stored (SPEC.md section 5.5).
+"""Where row groups of a segment end, and how columns may be stored (SPEC.md section 5.5).
 
-A row group holds whole groups up to a number of rows, or a part of one larger group, so that a range of groups is read as
-a range of row groups. There are at most 1,024 in a file, because readers parse the footer whole: a table whose size is
-known gets larger row groups from the start, a stream gets larger ones the longer it grows. A row group is the least that a
-reader decodes, so one whose rows turn out to take much more memory than others is cut once more (section 7.4).
+A row group holds whole key groups up to a number of rows, or a part of one larger key group. A file
+has at most 1,024, since readers parse the footer whole: a table gets larger row groups from the
+start, a stream gets them as it grows. A reader decodes whole row groups, so one that takes much
+memory is cut again (section 7.4).
 """
 
 from __future__ import annotations
@@ -22,36 +22,28 @@ from ..schema import KEY_GROUP
 
 ROW_GROUPS_MAX: Final = 1024
 ROW_GROUP_BYTES: Final = 8 << 20
-"""Rows that are large come in fewer per row group, so that one row group is read in little memory …"""
+"""Large rows come in fewer per row group, up to this …"""
 _COLUMN_BYTES: Final = 128 << 10
-"""… but a column of a table of many has so much of a row group, …"""
+"""… or to so much for each of many columns, …"""
 _ROW_GROUP_BYTES_MAX: Final = 64 << 20
-"""… up to this."""
+"""… but no more than this."""
 SPLIT_BYTES: Final = 16 << 20
-"""A row group that takes more is cut once more, unless the table has many columns: below what readers take in any case
-(SPEC.md section 7.4)."""
+"""A row group that takes more is cut again, except in tables of many columns (SPEC.md 7.4)."""
 CODECS: Final = frozenset({"UNCOMPRESSED", "LZ4", "LZ4_RAW", "ZSTD", "SNAPPY"})
-"""What readers accept, as pyarrow names it."""
-ENCODINGS: Final = frozenset(
-    {
-        "PLAIN",
-        "RLE",
-        "RLE_DICTIONARY",
-        "PLAIN_DICTIONARY",
-        "BIT_PACKED",
-        "BYTE_STREAM_SPLIT",
-        "DELTA_BINARY_PACKED",
-        "DELTA_LENGTH_BYTE_ARRAY",
-    }
-)
+"""What readers accept, by pyarrow's names."""
+ENCODINGS: Final = frozenset({"PLAIN", "RLE", "RLE_DICTIONARY", "PLAIN_DICTIONARY", "BIT_PACKED"}) | {
+    "BYTE_STREAM_SPLIT",
+    "DELTA_BINARY_PACKED",
+    "DELTA_LENGTH_BYTE_ARRAY",
+}
 PARQUET_ERRORS: Final = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, OverflowError)
-"""What pyarrow raises for a file that is damaged."""
+"""What pyarrow raises for a damaged file."""
 _STEADY: Final = 512
 _STEP: Final = 64
 
 
 def row_limit(row_group_rows: int, row_count: int, size_bytes: int, columns: int = 1) -> int:
-    """How many rows a row group may hold: ``row_group_rows``, or fewer if rows are as large as these are on average."""
+    """How many rows a row group may hold: ``row_group_rows``, or fewer where rows are large."""
     bytes_max = row_group_bytes(columns)
     if size_bytes <= bytes_max or not row_count:
         return row_group_rows
@@ -59,25 +51,25 @@ def row_limit(row_group_rows: int, row_count: int, size_bytes: int, columns: int
 
 
 def row_group_bytes(columns: int) -> int:
-    """How many bytes of rows a row group has at most, where it has several rows."""
+    """How many bytes a row group of several rows may have."""
     return min(max(ROW_GROUP_BYTES, _COLUMN_BYTES * columns), _ROW_GROUP_BYTES_MAX)
 
 
 def split_bytes(columns: int) -> int:
-    """What a row group may take before it is cut once more; half more than the average at least."""
+    """Bytes beyond which a row group is cut again: at least half more than the average."""
     return max(SPLIT_BYTES, row_group_bytes(columns) * 3 // 2)
 
 
 def grown_limit(limit: int, written: int) -> int:
-    """The limit for the next row group of a stream of which ``written`` are written: doubled every 64 beyond 512."""
+    """The row limit of a stream that wrote so many row groups: doubled every 64 beyond 512."""
     return limit << max(0, (written - _STEADY) // _STEP + 1)
 
 
 def split_groups(counts: npt.NDArray[Any], limit: int, *, begun: bool = False) -> list[int]:
-    """Cut rows into row groups: the numbers of the rows at which they end; the last is the number of all rows.
+    """Cut rows into row groups: the row numbers at which they end, the last being the row count.
 
-    ``counts``: rows of each group, in order; zeros are fine. ``begun``: earlier row groups hold a part of the first group,
-    so that it shares none with the next.
+    ``counts`` are the rows of each key group. ``begun``: earlier row groups hold a part of the
+    first.
     """
     ends = np.cumsum(counts[counts > 0])
     stops: list[int] = []
@@ -96,33 +88,29 @@ def split_groups(counts: npt.NDArray[Any], limit: int, *, begun: bool = False) -
 
 
 def split_table(counts: npt.NDArray[Any], limit: int) -> list[int]:
-    """The same for all rows of a segment, at most 1,024 row groups: with a higher limit where need be."""
-    stops = split_groups(counts, limit)
-    while len(stops) > ROW_GROUPS_MAX:
+    """The same for all rows of a segment: 1,024 row groups at most, by a higher limit if needed."""
+    while len(stops := split_groups(counts, limit)) > ROW_GROUPS_MAX:
         limit *= 2
-        stops = split_groups(counts, limit)
     return stops
 
 
 def split_sizes(
     stops: Sequence[int], counts: npt.NDArray[Any], sizes: npt.NDArray[np.int64], limit: int
 ) -> tuple[list[int], npt.NDArray[np.int64]]:
-    """Cut the row groups that have more than ``limit`` bytes once more: where they end, and where each row ends in bytes.
-
-    ``stops`` and ``counts`` as :func:`split_table` has them; ``sizes``: the bytes of each row. At most 1,024 row groups come
-    out, with a higher limit where need be.
+    """Cut row groups of over ``limit`` bytes again: their ends, and where each row ends in
+    bytes.
     """
     ends = np.concatenate([[0], np.cumsum(sizes)])
     borders = np.cumsum(counts)
-    cut = [stop for start, stop in pairwise([0, *stops]) for stop in _halves(start, stop, borders, ends, limit)]
-    while len(cut) > max(ROW_GROUPS_MAX, len(stops)):
-        limit *= 2
+    while True:
         cut = [stop for start, stop in pairwise([0, *stops]) for stop in _halves(start, stop, borders, ends, limit)]
-    return cut, ends
+        if len(cut) <= max(ROW_GROUPS_MAX, len(stops)):
+            return cut, ends
+        limit *= 2
 
 
 def _halves(start: int, stop: int, borders: npt.NDArray[Any], ends: npt.NDArray[np.int64], limit: int) -> Iterator[int]:
-    """Where the parts of rows start … stop − 1 end: between groups if there are several, so that none shares a row group."""
+    """The ends of the parts of rows start … stop − 1; between key groups if there are several."""
     if stop - start < 2 or ends[stop] - ends[start] <= limit:
         yield stop
         return
@@ -136,7 +124,7 @@ def _halves(start: int, stop: int, borders: npt.NDArray[Any], ends: npt.NDArray[
 
 
 def decoded_bytes_of(rows: pa.Table) -> int:
-    """What rows take in memory as a reader counts it: Parquet has no values of fixed width below 4 bytes, but booleans."""
+    """Memory of rows as readers count it: Parquet has no number below 4 bytes."""
     size_bytes = rows.nbytes
     for field in rows.schema:
         kind = field.type
@@ -148,10 +136,7 @@ def decoded_bytes_of(rows: pa.Table) -> int:
 
 
 def split_large(rows: pa.Table, limit: int) -> Iterator[tuple[pa.Table, int]]:
-    """A row group and what its rows take in memory; halved, and again, as long as they take more than ``limit`` and are many.
-
-    Row limits follow from the average row. Between key groups if there are several, so that none shares a row group.
-    """
+    """A row group and its memory, halved, if possible between key groups, down to ``limit``."""
     size_bytes = decoded_bytes_of(rows)
     if size_bytes <= limit or len(rows) < 2:
         yield rows, size_bytes
@@ -167,10 +152,7 @@ def split_large(rows: pa.Table, limit: int) -> Iterator[tuple[pa.Table, int]]:
 
 
 def stop_batches(stops: Sequence[int], amount: int, at: Sequence[int] | None = None) -> Iterator[Sequence[int]]:
-    """``stops`` in pieces of at least ``amount`` rows, but the last; each begins where the one before it ends.
-
-    ``at``: where each of the stops is in bytes; then ``amount`` is of bytes.
-    """
+    """``stops`` in batches of ``amount`` rows, or bytes by ``at``, overlapping in one."""
     places = stops if at is None else at
     first = 0
     while first + 1 < len(stops):
@@ -180,7 +162,7 @@ def stop_batches(stops: Sequence[int], amount: int, at: Sequence[int] | None = N
 
 
 def check_row_groups(written: int, where: str) -> None:
-    """Refuse a row group that would be one too many; ``InvalidState`` of kind LIMIT_EXCEEDED."""
+    """``InvalidState`` (LIMIT_EXCEEDED) where another row group would be one too many."""
     if written >= ROW_GROUPS_MAX:
         raise InvalidState(
             f"{where}: its rows fill more than {ROW_GROUPS_MAX} row groups, which is all that a segment may have; "

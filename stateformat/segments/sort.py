@@ -1,15 +1,10 @@
 """Rows sorted by group, one row group at a time (SPEC.md section 5.2).
 
-Theory of operation. The sort is stable, in two passes as of a radix sort: a single gather would
-wait for memory at every value.
-
-1. Rows are taken in chunks that fit in the processor's cache. Each is sorted and gathered, and then
-   has one run of rows per group.
-2. A range of the result copies, for each group, the run of every chunk. Where runs are short it
-   copies chunk by chunk instead and sorts once more.
-
-The first pass gathers fixed-width columns up to :data:`_COPIED_BYTES_MAX` a row. For others it
-gathers row numbers, by which the second pass takes the rows.
+Theory of operation. The sort is stable, in two passes, as of a radix sort. First, rows are taken in
+chunks that fit in the processor's cache; each is sorted and gathered, and has one run of rows per
+group. Second, a range of the result copies, for each group, the run of every chunk; where runs are
+short, it copies chunk by chunk and sorts again. The first pass gathers fixed-width columns up to
+:data:`_COPIED_BYTES_MAX` a row, and row numbers for all others.
 """
 
 from __future__ import annotations
@@ -46,7 +41,7 @@ _COUNTING_SORT_MAX: Final = 4095
 _JOINED_BYTES_MAX: Final = 24 << 20
 """Columns in chunks are joined up to this size: gathering from one array is faster."""
 _SLICE_BYTES_MAX: Final = 256 << 20
-"""A larger slice is made in several chunks, since 32-bit offsets end at 2 GiB."""
+"""A larger slice has several chunks, since 32-bit offsets end at 2 GiB."""
 # The type of numbers of a width in bytes.
 _NUMBERS: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 
@@ -83,9 +78,8 @@ def is_clustered(table: pa.Table, state: State, groups: Groups) -> bool:
 def clustered(table: pa.Table, state: State, groups: Groups) -> tuple[pa.Table | Clustered, npt.NDArray[np.int64]]:
     """The rows in segment order, and the row count of each group from 0 on.
 
-    Rows of one group keep their order; those in flight go by (group, ``_sender``, ``_seq``). The
-    first column is ``_key_group`` if the state has it, whether ``table`` has it or not. A table in
-    order is not copied; any other is put together slice by slice.
+    Rows of one group keep their order; those in flight go by (group, ``_sender``, ``_seq``).
+    ``_key_group`` comes first if the state has it. A table in order is not copied.
     """
     if KEY_GROUP.name in table.column_names:
         table = table.drop_columns([KEY_GROUP.name])
@@ -132,12 +126,11 @@ def group_counts(groups: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 
 
 def one_array(column: pa.ChunkedArray) -> pa.Array:
-    """The column as one array; copied only if it has several chunks."""
+    """The column as one array; copied if it has several chunks."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def _order_by_group(groups: Groups) -> pa.Array:
-    """The row numbers sorted by group; stable, and in time proportional to the rows."""
     if groups.max(initial=0) <= _COUNTING_SORT_MAX:
         return pc.array_sort_indices(pa.array(groups))
     return pa.array(np.argsort(groups.astype(np.uint16), kind="stable"))
@@ -146,8 +139,8 @@ def _order_by_group(groups: Groups) -> pa.Array:
 class Clustered:
     """A table sorted by group, read in slices by one thread at a time.
 
-    ``groups`` are those of the wanted ``rows``, which are row numbers; None means all rows.
-    ``key_group`` is the field of a first column to add, with the groups.
+    ``groups`` are those of the chosen ``rows`` (None: all). ``key_group`` adds the groups as a
+    first column.
     """
 
     def __init__(
@@ -232,7 +225,6 @@ class Clustered:
         return made
 
     def _sorted_runs(self, begins: npt.NDArray[Any], ends: npt.NDArray[Any]) -> _Parts:
-        """All rows of short runs: copied chunk by chunk, then sorted again."""
         group_count, chunk_count = begins.shape
         groups = np.repeat(np.tile(np.arange(group_count, dtype=np.int32), chunk_count), (ends - begins).T.ravel())
         order = _order_by_group(groups)
@@ -323,7 +315,6 @@ def _with_validity(values: pa.Array, valid: pa.Array) -> pa.Array:
 
 
 def _by_number(column: pa.ChunkedArray, *, joins: bool) -> Callable[[_Parts], pa.Array]:
-    """Takes rows by their numbers, the first part. ``joins``: chunks may be joined for that."""
     if column.num_chunks > 1 and not joins:
         return lambda parts: take_rows(column, parts[0].to_numpy())
     arrays = _plain(one_array(column), nulls=bool(_width_bytes(column) and column.null_count))

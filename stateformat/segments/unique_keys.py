@@ -1,12 +1,6 @@
-"""Row keys as numbers, and the check that no row key stands twice.
+"""Row keys as numbers, and the check that each row key occurs once (SPEC.md section 5.3).
 
-Two rows have the same row key when all its columns are equal, where null equals null, −0.0 equals 0.0 and NaN equals NaN
-(SPEC.md section 5.3). :func:`row_key_codes` turns that equality, over columns of any key type, into equality of integers,
-which numpy and Arrow compare fast.
-
-Theory of operation of :class:`RowKeyCheck`. Rows of one row key have one key group, so rows sorted by key group are
-checked a few whole groups at a time, while they are in the processor's cache. One integer column is sorted. Anything else
-is hashed to 32 bits and the hashes are sorted: only rows whose hash occurs twice, a handful, are compared for real.
+Row keys are equal when all columns are; null equals null, −0.0 equals 0.0 and NaN equals NaN.
 """
 
 from __future__ import annotations
@@ -28,7 +22,7 @@ from .sort import one_array
 
 _CODES_MAX: Final = 2**62
 KEYS_BYTES_MAX: Final = 32 << 20
-"""Row keys of one key group that are more than this are not held in memory."""
+"""Larger row keys of one key group are set aside in a file."""
 _BUCKETS: Final = 64
 # Values of these types are equal exactly when these integers are.
 _PLAIN_TYPES: Final = {
@@ -38,10 +32,7 @@ _PLAIN_TYPES: Final = {
 
 
 def row_key_codes(columns: Sequence[Any]) -> npt.NDArray[np.int64]:
-    """A number for each row, equal exactly for rows that are equal in all ``columns``; from 0 on, without gaps.
-
-    ``columns`` are ``pa.Array`` or ``pa.ChunkedArray`` of key types and equal length, at least one.
-    """
+    """A number per row, equal exactly for rows equal in all ``columns``; no gaps from 0 on."""
     codes, count, dense = _column_codes(columns[0])
     for column in columns[1:]:
         more, more_count, _ = _column_codes(column)
@@ -56,18 +47,20 @@ def _dense(codes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], int]:
 
 def _combine(codes: Any, count: int, more: Any, more_count: int) -> tuple[npt.NDArray[np.int64], int]:
     if count * more_count > _CODES_MAX:
-        # The product of two numbers of distinct values that are each at most the row count fits again.
+        # The product of two numbers of distinct values that are each at most the row count fits
+        # again.
         codes, count = _dense(codes)
     return codes * more_count + more, count * more_count
 
 
 def _column_codes(column: Any) -> tuple[npt.NDArray[np.int64], int, bool]:
-    """Codes of one column, a number that all are below, and whether they have no gaps."""
+    """The codes, a number above all of them, and whether they have no gaps."""
     if isinstance(column, pa.ChunkedArray):
         # Arrow does not put dictionaries of several chunks together where they hold nulls.
         column = one_array(column)
     if pa.types.is_struct(column.type):
-        # Flattening hides what stands under a null struct; the validity keeps it apart from a struct of nulls.
+        # Flattening hides what stands under a null struct; the validity keeps it apart from a
+        # struct of nulls.
         codes, count = column.is_valid().cast(pa.int8()).to_numpy(zero_copy_only=False).astype(np.int64), 2
         for child in column.flatten():
             more, more_count, _ = _column_codes(child)
@@ -78,11 +71,10 @@ def _column_codes(column: Any) -> tuple[npt.NDArray[np.int64], int, bool]:
 
 
 class RowKeyCheck:
-    """Refuses a second row with the same row key. Fed with tables whose ``_key_group`` never falls; then finished.
+    """Raises ``InvalidState`` (DUPLICATE_ROW_KEY) for a second row with the same row key.
 
-    Holds the row keys of one key group at a time; where they are more than some megabytes, they are split_by_bucket to a temporary file
-    by their hash. Raises ``InvalidState`` (kind ``DUPLICATE_ROW_KEY``, the writer's fault) that names one such row key. In a
-    layer above the base a clear counts apart from upserts and deletes.
+    Holds the row keys of one key group, in memory or by hash in a temporary file. In a delta a
+    clear counts apart from upserts and deletes.
     """
 
     def __init__(self, state: State, where: str) -> None:
@@ -118,7 +110,6 @@ class RowKeyCheck:
         self._hold(keys.slice(start))
 
     def finish(self) -> None:
-        """Check what is held."""
         if self._spill is None:
             self._check(self._held)
         else:
@@ -173,7 +164,7 @@ class RowKeyCheck:
 
 
 def _possible_duplicates(columns: Sequence[pa.ChunkedArray]) -> npt.NDArray[np.int64] | None:
-    """Rows among which every duplicate is; None if there is none for certain."""
+    """Rows that include every duplicate; None if there is none."""
     only = columns[0]
     if len(columns) == 1 and only.type in _PLAIN_TYPES and only.null_count == 0:
         numbers = only.cast(_PLAIN_TYPES[only.type]).to_numpy()
@@ -183,7 +174,8 @@ def _possible_duplicates(columns: Sequence[pa.ChunkedArray]) -> npt.NDArray[np.i
     repeated = ordered[1:][ordered[1:] == ordered[:-1]]
     if not len(repeated):
         return None
-    # A table of 16 bits finds their rows without sorting the row numbers; a few others slip in and are compared too.
+    # A table of 16 bits finds their rows without sorting the row numbers; a few others slip in and
+    # are compared too.
     marked = np.zeros(1 << 16, np.bool_)
     marked[repeated & 0xFFFF] = True
     suspects: npt.NDArray[np.int64] = np.flatnonzero(marked[numbers & 0xFFFF])

@@ -1,13 +1,9 @@
 """Write one segment: the rows of one state of one subtask as a Parquet file (SPEC.md section 5).
 
-Theory of operation. A table is conformed to its declaration, given key groups (``rows``), and put in order
-(``clustering``). Its row groups are cut beforehand (``row_groups``), and while Arrow encodes one, the next is put together
-and checked for duplicate row keys in another thread; both leave the interpreter's lock alone. ``segments.file_writer`` makes the
-file.
-
-A stream of batches is written as it comes where its order is known to be right: in the modes without groups, and for keyed
-rows that carry ``_key_group``. Other streams are sorted first; what is more than some megabytes waits in a temporary file
-(``sorting``). Either way memory is bounded, in bytes and not in rows.
+Theory of operation. A table is normalized and hashed (``rows``), sorted (``clustering``) and cut
+into row groups (``row_groups``). While Arrow encodes one, a thread puts the next together and
+checks its row keys. A stream in known order (no groups, or keyed rows with ``_key_group``) is
+written as it comes. Any other is sorted first (``sorting``), in bounded memory.
 """
 
 from __future__ import annotations
@@ -27,20 +23,10 @@ from ..model import Handle, Mode
 from ..schema import KEY_GROUP, has_key_groups
 from ..storage import Storage
 from ..tables import BATCH_BYTES, HELD_BYTES, cut, prefetch, rebatch, row_sizes
+from . import row_groups
 from .external_sort import RUN_BYTES, SortedRuns
 from .file_writer import SegmentPlace, SegmentWriter, WriteOptions
-from .normalize import cluster, key_groups_of, normalize_rows, senders_of
-from .row_groups import (
-    decoded_bytes_of,
-    grown_limit,
-    row_group_bytes,
-    row_limit,
-    split_bytes,
-    split_groups,
-    split_sizes,
-    split_table,
-    stop_batches,
-)
+from .normalize import key_groups_of, normalize_rows, senders_of
 from .sort import Clustered, Groups, clustered, group_counts, is_clustered, segment_order
 from .unique_keys import RowKeyCheck
 
@@ -48,7 +34,8 @@ from .unique_keys import RowKeyCheck
 _CHUNK_ROWS_MIN: Final = 4096
 _CHUNK_BYTES_MIN: Final = 1 << 20
 _PIECE_ROWS_MAX: Final = 1 << 18
-# Row groups that are small are prepared several at a time: each hand-over to another thread costs as much as a small one.
+# Row groups that are small are prepared several at a time: each hand-over to another thread costs
+# as much as a small one.
 _SPAN_BYTES: Final = 4 << 20
 _DEFAULTS: Final = WriteOptions()
 
@@ -59,15 +46,14 @@ def write_segment(
     data: pa.Table | pa.RecordBatch | Iterable[pa.RecordBatch],
     options: WriteOptions = _DEFAULTS,
 ) -> Handle:
-    """Write all rows of one state of one subtask in one layer; returns their handle. No rows: a handle without a segment.
+    """Write all rows of one state of one subtask in one layer; the handle, of no segment if no
+    rows.
 
-    ``data`` has the declared columns by name in any order, and the own columns of its kind (SPEC.md section 5.1).
-    ``_key_group`` may be left out and is computed; ``_checkpoint_id`` and ``_attempt_id`` of committables may, and are those
-    of ``place``. Keyed rows come in any order. A stream whose batches carry ``_key_group`` is written as it comes, with
-    about two row groups in memory, and must be sorted by it, unless :func:`write_unsorted` is called.
-
-    Raises ``InvalidState``, the writer's fault, where the rows contradict the declaration or a row key stands twice, and
-    ``StorageError``; nothing is visible then.
+    ``data`` has the declared columns in any order, and the own columns of its kind (SPEC.md 5.1);
+    ``_key_group`` and the ids of committables may be missing. Keyed rows may be in any order, but a
+    stream with ``_key_group`` must be sorted by it: else call :func:`write_unsorted`. Raises
+    ``InvalidState`` for rows that contradict the declaration or repeat a row key; nothing is
+    visible then.
     """
     if isinstance(data, pa.RecordBatch):
         data = pa.Table.from_batches([data])
@@ -91,14 +77,13 @@ def write_segment(
 def write_unsorted(
     storage: Storage, place: SegmentPlace, batches: Iterable[pa.RecordBatch], options: WriteOptions = _DEFAULTS
 ) -> Handle:
-    """The same for a stream in any order, whether its batches carry ``_key_group`` or not; of keyed rows or rows in flight."""
+    """The same for a stream in any order, of keyed rows or rows in flight."""
     with SegmentWriter(storage, place, options) as writer:
         _write_unsorted(writer, place, batches, options)
         return writer.finish()
 
 
 def _normalized(place: SegmentPlace, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """The rows as the segment has them, some megabytes at a time."""
     for batch in batches:
         if len(batch):
             yield from cut(_normalize(place, pa.Table.from_batches([batch])), _PIECE_ROWS_MAX, BATCH_BYTES)
@@ -125,7 +110,9 @@ def _write_table(writer: SegmentWriter, place: SegmentPlace, table: pa.Table, op
     table = _in_large_chunks(table)
     groups = _groups(place, table, options)
     row_bytes = 1 + table.nbytes // len(table)
-    limit = row_limit(options.row_group_rows, len(table), decoded_bytes_of(table), table.num_columns)
+    limit = row_groups.row_limit(
+        options.row_group_rows, len(table), row_groups.decoded_bytes_of(table), table.num_columns
+    )
     sizes = _uneven_sizes(table, limit)
     if groups is None:
         ordered, counts = table, np.array([len(table)])
@@ -134,11 +121,11 @@ def _write_table(writer: SegmentWriter, place: SegmentPlace, table: pa.Table, op
         writer.counts = counts
         if sizes is not None and isinstance(ordered, Clustered):
             sizes = sizes[segment_order(table, place.state, groups)]
-    stops = split_table(counts, limit)
-    pieces = stop_batches([0, *stops], max(1, _SPAN_BYTES // row_bytes))
+    stops = row_groups.split_table(counts, limit)
+    pieces = row_groups.stop_batches([0, *stops], max(1, _SPAN_BYTES // row_bytes))
     if sizes is not None:
-        stops, ends = split_sizes(stops, counts, sizes, row_group_bytes(table.num_columns))
-        pieces = stop_batches([0, *stops], _SPAN_BYTES, ends[[0, *stops]].tolist())
+        stops, ends = row_groups.split_sizes(stops, counts, sizes, row_groups.row_group_bytes(table.num_columns))
+        pieces = row_groups.stop_batches([0, *stops], _SPAN_BYTES, ends[[0, *stops]].tolist())
     # From here on the rows and their groups are needed in order only.
     del table, groups, sizes
     check = _row_key_check(place, options)
@@ -154,15 +141,15 @@ def _write_table(writer: SegmentWriter, place: SegmentPlace, table: pa.Table, op
     cheap = isinstance(ordered, pa.Table) and check is None
     # One worker: the check takes rows in their order.
     with closing((call() for call in calls) if cheap else prefetch(calls)) as prepared:
-        for row_groups in prepared:
-            for rows in row_groups:
+        for tables in prepared:
+            for rows in tables:
                 writer.write(rows)
     if check is not None:
         check.finish()
 
 
 def _in_large_chunks(table: pa.Table) -> pa.Table:
-    """The table in chunks of thousands of rows or a megabyte: every chunk costs the encoder a call per column."""
+    """The table in larger chunks: every chunk costs the encoder a call per column."""
     chunks = max((column.num_chunks for column in table.columns), default=0)
     size_bytes = table.nbytes
     if chunks <= 1 + max(len(table) // _CHUNK_ROWS_MIN, size_bytes // _CHUNK_BYTES_MIN):
@@ -173,9 +160,9 @@ def _in_large_chunks(table: pa.Table) -> pa.Table:
 
 
 def _uneven_sizes(table: pa.Table, limit: int) -> Any:
-    """The bytes of each row; None where ``limit`` rows are no more than a row group may have, whichever they are."""
+    """The bytes of each row; None where any ``limit`` rows fit in a row group."""
     fixed, varying = row_sizes(table.columns)
-    if varying is None or (fixed + int(varying.max())) * limit <= split_bytes(table.num_columns):
+    if varying is None or (fixed + int(varying.max())) * limit <= row_groups.split_bytes(table.num_columns):
         return None
     return varying + fixed
 
@@ -188,7 +175,7 @@ def _row_key_check(place: SegmentPlace, options: WriteOptions) -> RowKeyCheck | 
 def _write_unsorted(
     writer: SegmentWriter, place: SegmentPlace, batches: Iterable[pa.RecordBatch], options: WriteOptions
 ) -> None:
-    """Write batches that come in any order; what is more than ``RUN_BYTES`` waits in a temporary file."""
+    """Write batches in any order; beyond ``RUN_BYTES`` they wait in a temporary file."""
     pending: list[pa.Table] = []
     size_bytes = 0
     with closing(SortedRuns(place.state)) as runs:
@@ -217,65 +204,75 @@ def _write_unsorted(
 def _write_sorted(
     writer: SegmentWriter, place: SegmentPlace, tables: Iterable[pa.Table], options: WriteOptions
 ) -> None:
-    """Write tables as they come, in the order of a segment; those of keyed state carry ``_key_group``."""
+    """Write tables in segment order; those of keyed state have ``_key_group``."""
     check = _row_key_check(place, options)
-    pending: list[tuple[pa.Table, Groups | None]] = []
-    count = size_bytes = 0
-    # The group of which row groups were written already, if it may go on: its rest shares no row group with the next.
-    begun = last = -1
+    pending = _PendingRows(writer, options.row_group_rows)
+    last = -1
     for rows in tables:
         groups = _groups(place, rows, options)
         if groups is not None:
             if groups[0] < last or not is_clustered(rows, place.state, groups):
                 raise InvalidState(
-                    f"{place}: a stream with _key_group is sorted by it, and here group {int(groups.min())} follows a "
+                    f"{place}: a stream with _key_group must be sorted by it, and group {int(groups.min())} follows a "
                     f"greater one; sort it, or leave the column out to have the rows clustered"
                 )
             last = int(groups[-1])
         if check is not None:
             check.add(rows)
-        pending.append((rows, groups))
-        count, size_bytes = count + len(rows), size_bytes + decoded_bytes_of(rows)
-        limit = row_limit(options.row_group_rows, count, size_bytes, rows.num_columns)
-        while count >= 2 * grown_limit(limit, writer.row_groups):
-            pending, begun = _flush(writer, pending, limit, begun)
-            count = sum(len(rows) for rows, _ in pending)
-            size_bytes = sum(decoded_bytes_of(rows) for rows, _ in pending)
-    while count:
-        limit = row_limit(options.row_group_rows, count, size_bytes, pending[0][0].num_columns)
-        pending, begun = _flush(writer, pending, limit, begun, all_rows=True)
-        count = sum(len(rows) for rows, _ in pending)
-        size_bytes = sum(decoded_bytes_of(rows) for rows, _ in pending)
+        pending.add(rows, groups)
+        pending.write_full()
+    pending.write_all()
     if check is not None:
         check.finish()
 
 
-def _flush(
-    writer: SegmentWriter,
-    pending: Sequence[tuple[pa.Table, Groups | None]],
-    limit: int,
-    begun: int,
-    *,
-    all_rows: bool = False,
-) -> tuple[list[tuple[pa.Table, Groups | None]], int]:
-    """Write row groups from the front, up to 64; what is left, and the group that they end in the middle of.
+class _PendingRows:
+    """Rows in segment order that are not yet cut into row groups."""
 
-    The last one is left, because rows may come that belong into it, unless ``all_rows`` are there.
-    """
-    limit = grown_limit(limit, writer.row_groups)
-    table = pa.concat_tables(rows for rows, _ in pending)
-    groups = None if pending[0][1] is None else np.concatenate([groups for _, groups in pending])
-    counts = np.array([len(table)]) if groups is None else group_counts(groups)
-    stops = split_groups(counts, limit, begun=groups is not None and int(groups[0]) == begun)
-    chosen = stops[:64] if all_rows else stops[:-1][:64]
-    for start, stop in pairwise([0, *chosen]):
-        # Small batches in one piece: every chunk costs the encoder a call per column.
-        writer.write(table.slice(start, stop - start).combine_chunks())
-        writer.add_counts(None if groups is None else groups[start:stop])
-        begun = -1 if groups is None else int(groups[stop - 1])
-    written = chosen[-1] if chosen else 0
-    rest = table.slice(written)
-    return ([(rest, None if groups is None else groups[written:])] if len(rest) else []), begun
+    def __init__(self, writer: SegmentWriter, row_group_rows: int) -> None:
+        self._writer = writer
+        self._row_group_rows = row_group_rows
+        self._parts: list[tuple[pa.Table, Groups | None]] = []
+        self._count = 0
+        self._size_bytes = 0
+        # The group in which the last row group ends. Its rest shares no row group with the next.
+        self._begun = -1
+
+    def add(self, rows: pa.Table, groups: Groups | None) -> None:
+        self._parts.append((rows, groups))
+        self._count += len(rows)
+        self._size_bytes += row_groups.decoded_bytes_of(rows)
+
+    def write_full(self) -> None:
+        limit = self._row_limit()
+        while self._count >= 2 * row_groups.grown_limit(limit, self._writer.row_groups):
+            self._write(limit)
+
+    def write_all(self) -> None:
+        while self._count:
+            self._write(self._row_limit(), all_rows=True)
+
+    def _row_limit(self) -> int:
+        columns = self._parts[0][0].num_columns
+        return row_groups.row_limit(self._row_group_rows, self._count, self._size_bytes, columns)
+
+    def _write(self, limit: int, *, all_rows: bool = False) -> None:
+        """Write up to 64 row groups; the last one only if ``all_rows`` are there."""
+        table = pa.concat_tables(rows for rows, _ in self._parts)
+        groups = None if self._parts[0][1] is None else np.concatenate([groups for _, groups in self._parts])
+        counts = np.array([len(table)]) if groups is None else group_counts(groups)
+        begun = groups is not None and int(groups[0]) == self._begun
+        stops = row_groups.split_groups(counts, row_groups.grown_limit(limit, self._writer.row_groups), begun=begun)
+        written = 0
+        for stop in stops[:64] if all_rows else stops[:-1][:64]:
+            # In one chunk: every chunk costs the encoder a call per column.
+            self._writer.write(table.slice(written, stop - written).combine_chunks())
+            self._writer.add_counts(None if groups is None else groups[written:stop])
+            self._begun = -1 if groups is None else int(groups[stop - 1])
+            written = stop
+        self._parts, self._count, self._size_bytes = [], 0, 0
+        if written < len(table):
+            self.add(table.slice(written), None if groups is None else groups[written:])
 
 
-__all__ = ["SegmentPlace", "WriteOptions", "cluster", "write_segment", "write_unsorted"]
+__all__ = ["SegmentPlace", "WriteOptions", "write_segment", "write_unsorted"]

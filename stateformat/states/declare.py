@@ -1,11 +1,10 @@
-"""How a runtime declares its states: one function per mode or kind, each returning a :class:`~stateformat.model.State`.
+"""How a runtime declares its states: one function per mode or kind, each returning a
+:class:`~stateformat.model.State`.
 
-Columns are given as users of Arrow give them: a ``pa.Schema``, a list of ``pa.field``, or a mapping name → type. Passing
-``previous`` (the state as the parent checkpoint declares it) evolves it by SPEC.md section 5.7: ids follow names,
-``renames`` says which column was called what, ``defaults`` fills rows written before a column existed.
-
-Names beginning with ``_`` belong to the format. Every function raises ``InvalidInput`` for a name, type or key type that
-the format does not hold; the fault is the caller's.
+Columns are a ``pa.Schema``, a list of ``pa.field``, or a mapping name → type. Names beginning with
+``_`` belong to the format. With ``previous``, the parent checkpoint's declaration, a state evolves
+(SPEC.md section 5.7); field ids follow names. Every function raises ``InvalidInput`` for names,
+types and key types that the format does not hold.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ Columns: TypeAlias = "pa.Schema | Mapping[str, pa.DataType] | Iterable[pa.Field]
 
 
 class Evolution(TypedDict, total=False):
-    """How a state has changed, as every function here that takes columns is given it."""
+    """How a state has changed since the parent checkpoint."""
 
     defaults: Mapping[str, str] | None
-    """What rows hold that are older than a column, by its name, as text (SPEC.md section 3.7)."""
+    """By column name, what rows older than the column hold, as text (SPEC.md section 3.7)."""
     previous: State | None
     """The state as the parent checkpoint declares it."""
     renames: Mapping[str, str] | None
@@ -44,43 +43,43 @@ def value_state(operator: str, name: str, *, keys: Columns, values: Columns, **e
 def map_state(
     operator: str, name: str, *, keys: Columns, map_key: pa.DataType, values: Columns, **evolution: Unpack[Evolution]
 ) -> State:
-    """Keyed state with one row per key and ``_map_key``, which is of the type ``map_key``."""
+    """Keyed state with one row per key and ``_map_key``, which has the type ``map_key``."""
     columns = pa.schema([pa.field("_map_key", map_key), *as_schema(values)])
     return _declare(operator, name, Mode.KEYED, columns, keys=keys, kind=Kind.MAP, **evolution)
 
 
 def list_state(operator: str, name: str, *, keys: Columns, values: Columns, **evolution: Unpack[Evolution]) -> State:
-    """Keyed state with a list per key: rows carry ``_index`` (int64), unique within the key."""
+    """Keyed state with a list per key: rows have ``_index`` (int64), unique within the key."""
     return _declare(operator, name, Mode.KEYED, values, keys=keys, kind=Kind.LIST, **evolution)
 
 
 def timers(operator: str, name: str, *, keys: Columns, values: Columns = (), **evolution: Unpack[Evolution]) -> State:
-    """Event-time timers: rows carry ``_timestamp`` (int64, µs) and ``_tag`` (utf8)."""
+    """Event-time timers: rows have ``_timestamp`` (int64, µs) and ``_tag`` (utf8)."""
     return _declare(operator, name, Mode.KEYED, values, keys=keys, kind=Kind.TIMERS, **evolution)
 
 
 def even_split_state(operator: str, name: str, *, columns: Columns, **evolution: Unpack[Evolution]) -> State:
-    """A list of entries, dealt out in contiguous chunks at another parallelism."""
+    """A list of entries, split into contiguous chunks at another parallelism."""
     return _declare(operator, name, Mode.EVEN_SPLIT, columns, **evolution)
 
 
 def union_state(operator: str, name: str, *, columns: Columns, **evolution: Unpack[Evolution]) -> State:
-    """A list of entries, all of which every subtask gets at restore. Not allowed in a partially finished operator."""
+    """A list of entries that every subtask gets whole. Not for partially finished operators."""
     return _declare(operator, name, Mode.UNION, columns, **evolution)
 
 
 def broadcast_state(operator: str, name: str, *, columns: Columns, **evolution: Unpack[Evolution]) -> State:
-    """Rows of which every subtask holds the same; each gets exactly one copy at restore."""
+    """Rows that are equal in every subtask; each gets one copy at restore."""
     return _declare(operator, name, Mode.BROADCAST, columns, **evolution)
 
 
 def coordinator_state(operator: str, name: str, *, columns: Columns, **evolution: Unpack[Evolution]) -> State:
-    """What the operator's coordinator keeps: one handle per operator, handed over whole."""
+    """The state of the operator's coordinator: one handle per operator, restored whole."""
     return _declare(operator, name, Mode.COORDINATOR, columns, **evolution)
 
 
 def committables_state(operator: str, name: str, *, columns: Columns, **evolution: Unpack[Evolution]) -> State:
-    """What a two-phase-commit sink has prepared. ``_checkpoint_id`` and ``_attempt_id`` are added by the writer."""
+    """What a two-phase-commit sink prepared. The writer adds the ids of checkpoint and attempt."""
     return _declare(operator, name, Mode.COMMITTABLES, columns, **evolution)
 
 
@@ -92,15 +91,12 @@ def progress_state(operator: str, name: str = "progress") -> State:
 def in_flight_state(
     operator: str, name: str, *, edge: str, columns: Columns, keys: Columns = (), **evolution: Unpack[Evolution]
 ) -> State:
-    """Records that a barrier overtook on ``edge``: ``_sender``, ``_receiver`` (int32), ``_seq`` (int64), then columns.
-
-    ``keys`` are the key columns of a hash edge, and stand before ``columns``; none for other edges.
-    """
+    """Records that a barrier overtook on ``edge``, after the ``keys`` of a hash edge."""
     return _declare(operator, name, Mode.IN_FLIGHT, columns, keys=keys, edge=edge, **evolution)
 
 
 def as_schema(columns: Columns) -> pa.Schema:
-    """Columns, however they were given, as a schema; ``InvalidInput`` for what are none."""
+    """Columns in any of their forms as a schema; ``InvalidInput`` for anything else."""
     if isinstance(columns, pa.Schema):
         return columns
     try:

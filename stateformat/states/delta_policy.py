@@ -1,14 +1,11 @@
-"""How many of the layers below stay when a state is written: what a delta is put on, and what it takes into itself.
+"""Whether a state is written whole or as a delta, and how many layers stay below the delta.
 
-Theory of operation. A state lies in layers, a base and deltas on it, and each snapshot may put a delta on top. To keep the
-deltas few, the one that is written takes in those on top that are not much greater than it is: it holds what has changed since
-the one below them, which the stamps of rows tell (``changes``), so nothing is read. After that every delta is smaller than the
-one below it by :data:`_FOLD_FACTOR`, so there are only as many as the logarithm of base by delta, and a change is written again
-only when what it lies in has grown by a factor, so about as often. When the deltas come to half of the base, the state is written
-whole, which is paid for by the changes since the last time.
-
-A writer that cannot make the changes of several layers again, as a program that uses the library alone, only chooses between a
-delta and the whole state: :func:`should_fold`.
+Theory of operation. A delta also takes in the layers on top that are not much larger, by the
+changes since the layer below them (``changes`` knows them; nothing is read). So each delta is
+smaller than the one below by :data:`_FOLD_FACTOR`: there are logarithmically many, and a change is
+written again about as often. When the deltas reach half of the base, the state is written whole. A
+writer that cannot make older changes again, as users of the library, only chooses between a delta
+and the whole: :func:`should_fold`.
 """
 
 from __future__ import annotations
@@ -23,16 +20,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FOLD_FACTOR: Final = 2
-# A layer costs a segment, with its footer and its handle, besides its rows: about what so many small rows cost.
+# A layer costs a segment, with its footer and its handle, besides its rows: about what so many
+# small rows cost.
 _LAYER_ROWS: Final = 256
 UNKNOWN_MAX: Final = 16
-"""So many layers that cannot be folded may lie in a state to which a delta is added."""
+"""The most layers below a delta that cannot be folded."""
 LAYERS_MAX: Final = 64
-"""A state of a subtask SHOULD lie in no more layers (SPEC.md section 5.4); publishing one that does is warned about."""
+"""A state of a subtask SHOULD have no more layers (SPEC.md section 5.4)."""
 
 
 class Layer(NamedTuple):
-    """A layer of one keyed state of one subtask. ``version`` None: it was there before anything that the state knows of."""
+    """A layer of one keyed state of one subtask. ``version`` None: older than the state."""
 
     version: int | None
     rows: int
@@ -42,10 +40,10 @@ class Layer(NamedTuple):
 def layers_kept(
     layers: Sequence[Layer], sinces: Mapping[int, int], changed_since: Callable[[int], int], live_rows: int
 ) -> int:
-    """How many of the lowest ``layers`` stay underneath a delta; 0: the state is to be written whole.
+    """How many of the lowest ``layers`` stay below a delta; 0 where the state is written whole.
 
-    ``sinces``: how many layers may stay, and the version after which what has changed is not in them; it has the number of all
-    layers. ``changed_since(version)``: about how many rows such a delta has.
+    ``sinces`` maps a number of layers that may stay to the version whose later changes they lack;
+    ``changed_since(version)`` is the row count of such a delta.
     """
     kept = len(layers)
     rows = changed_since(sinces[kept])
@@ -62,9 +60,8 @@ def layers_kept(
 
 
 def should_fold(layers: Sequence[Layer], rows: int) -> bool:
-    """Whether a state that lies in these layers, lowest first, is better written whole than as a delta of ``rows`` rows.
-
-    True where the deltas would come to half of the base, where they are :data:`UNKNOWN_MAX` already, and without layers.
+    """Whether a state in these layers, lowest first, is better written whole than as ``rows``
+    more.
     """
     if not layers or len(layers) > UNKNOWN_MAX:
         return True
@@ -72,10 +69,7 @@ def should_fold(layers: Sequence[Layer], rows: int) -> bool:
 
 
 def warn_of_layers(handles: pa.Table) -> None:
-    """Log a warning for every state of which a subtask has come to more than :data:`LAYERS_MAX` layers, and to twice as many.
-
-    ``handles``: the planning columns of a manifest.
-    """
+    """Warn of states whose layers have just passed :data:`LAYERS_MAX`, or a power of two."""
     import pyarrow.compute as pc
 
     if (pc.max(handles["layer"]).as_py() or 0) < LAYERS_MAX:

@@ -1,9 +1,4 @@
-"""How the schema of a state may change (SPEC.md section 5.7).
-
-Fields are matched by id. :func:`evolve` gives the ids: they follow names, and ``renames`` says which name a column had.
-:func:`evolution_faults` says what a later schema may not do to an earlier one; publishing, planning and ``ckpt validate`` ask
-it too, since a state may be declared without its predecessor at hand.
-"""
+"""How the schema of a state may change (SPEC.md section 5.7). Fields are matched by id."""
 
 from __future__ import annotations
 
@@ -25,27 +20,22 @@ def evolve(
     renames: Mapping[str, str] | None = None,
     check: bool = True,
 ) -> State:
-    """The state with ``columns`` as its newest schema; ids follow names, and ``renames`` (old name → new name).
+    """The state with ``columns`` as its newest schema; ``previous`` itself where nothing changes.
 
-    A column that was dropped and comes back gets a new id. A non-nullable new column needs a default. Returns
-    ``previous`` itself where nothing changes. Raises ``InvalidState`` (kind ``SCHEMA_CANNOT_EVOLVE``) listing every
-    change that SPEC.md section 5.7 forbids, and ``InvalidInput`` for renames that name no column of before or after. ``check``
-    False: such a state is returned all the same, for whoever asks :func:`evolution_faults` next.
+    Ids follow names and ``renames`` (old → new); a dropped column that comes back gets a new id.
+    Raises ``InvalidState`` (SCHEMA_CANNOT_EVOLVE) with every forbidden change unless ``check`` is
+    False, and ``InvalidInput`` for renames of unknown columns.
     """
     renames = renames or {}
     names = [item.name for item in previous.current.fields]
     _check_renames(previous, names, columns.names, renames)
     # A column whose name another one takes over is dropped, whatever the order.
     now = {name: renames.get(name, name) for name in names if name in renames or name not in renames.values()}
-    known = {
-        (now[path[0]], *path[1:]): field_id for path, field_id in _paths(previous.current.fields) if path[0] in now
-    }
-    kept = {
-        now[item.name]: item.default
-        for item in previous.current.fields
-        if item.default is not None and item.name in now
-    }
-    given = {name: text for name, text in (kept | dict(defaults or {})).items() if name in columns.names}
+    paths = _paths(previous.current.fields)
+    known = {(now[path[0]], *path[1:]): field_id for path, field_id in paths if path[0] in now}
+    all_defaults = {now[item.name]: item.default for item in previous.current.fields if item.name in now}
+    all_defaults |= dict(defaults or {})
+    given = {name: text for name, text in all_defaults.items() if text is not None and name in columns.names}
     fields, last = make_fields(columns, defaults=given, last_field_id=previous.last_field_id, known_ids=known)
     if fields == previous.current.fields:
         return previous
@@ -72,10 +62,7 @@ def _check_renames(previous: State, before: list[str], after: list[str], renames
 
 
 def evolution_faults(saved: State, wanted: State) -> list[str]:
-    """Why ``wanted``'s current schema cannot read what ``saved`` wrote, a sentence each; empty when it can.
-
-    Fields are matched by id (SPEC.md section 5.7). Mode, kind and key columns may not change either.
-    """
+    """Why ``wanted``'s current schema cannot read what ``saved`` wrote, a sentence each."""
     faults = [
         f"{what} was {before} and would be {after}"
         for what, before, after in (
@@ -110,7 +97,6 @@ def evolution_faults(saved: State, wanted: State) -> list[str]:
 
 
 def _default_faults(old: Mapping[int, Field], saved: State, wanted: State) -> list[str]:
-    """Defaults that would give rows of a schema without the column another value than they have had until now."""
     now = {item.id: item for item in saved.current.fields}
     return [
         f"column {item.name!r} has the default {now[item.id].default!r} in rows from before it and would have {item.default!r}"
@@ -120,7 +106,7 @@ def _default_faults(old: Mapping[int, Field], saved: State, wanted: State) -> li
 
 
 def widening_faults(old: Field, new: Field) -> list[str]:
-    """Why a field cannot hold what it held under the same id before, a sentence each; names are not looked at."""
+    """Why a field cannot hold what it held before, a sentence each. Names may differ."""
     if old.nullable and not new.nullable:
         return [f"column {old.name!r} may hold nulls and would be declared without"]
     if old.type == new.type:

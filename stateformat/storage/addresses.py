@@ -14,20 +14,17 @@ _WITH_ID: Final = re.compile(r"(?s)(.*)@(\d+)")
 _URL: Final = re.compile(r"(?s)([^/?#]*?)://([^/?#]*)(.*)")
 _HOST: Final = re.compile(r"[^:]*(:\d*)?|\[[^\]]*\](:\d*)?")
 _PATH_SCHEMES: Final = frozenset(("file", "memory"))
-"""Schemes in whose URLs everything is a path: ``@`` and ``?`` are ordinary characters."""
+"""In these URLs everything is a path: ``@`` and ``?`` are ordinary characters."""
 
 
 def split_id(address: str) -> tuple[str, str | None]:
-    """The URL and the digits of ``URL@ID``; None for the digits where there are none.
-
-    Only digits at the very end are an id. A store whose name ends so is written ``backups@42/``.
-    """
+    """The URL and the digits of ``URL@ID``, or None. ``backups@42/`` is a name: no id ends it."""
     match = _WITH_ID.fullmatch(address)
     return (match[1], match[2]) if match else (address, None)
 
 
 def is_id(digits: str) -> bool:
-    """Whether digits are the id of some checkpoint: from 1 to 2^53 - 1."""
+    """Whether digits are the id of a checkpoint: 1 to 2^53 - 1."""
     from ..model import MAX_CHECKPOINT_ID
 
     return len(digits) <= len(str(MAX_CHECKPOINT_ID)) and 1 <= int(digits) <= MAX_CHECKPOINT_ID
@@ -73,10 +70,7 @@ def check_no_secrets(url: str, what: str) -> None:
 
 
 def check_outside(url: str, store_url: str) -> None:
-    """``InvalidInput`` for a place in a folder of the store's own, where gc would delete it.
-
-    Places beside these folders, as savepoints, are fine. Links in a local path are followed.
-    """
+    """``InvalidInput`` for a place in a folder of the store's own, where gc would delete it."""
     from .protocol import TOP_LEVEL
 
     (place, parts), (store, above) = _place(url), _place(store_url)
@@ -100,7 +94,6 @@ def stores_around(url: str) -> list[str]:
 
 
 def _place(url: str) -> tuple[str, list[str]]:
-    """Where a URL or path points, for comparison: scheme with host, and parts of the path."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme.lower() == "file":
         path = unquote(rest, errors="surrogateescape") if separator else os.path.expanduser(url)  # noqa: PTH111

@@ -1,13 +1,8 @@
-"""A storage that is watched: the same storage, with every operation counted and, at level DEBUG, told.
+"""A storage in front of another that counts every operation and, at level DEBUG, logs it.
 
-Theory of operation. ``CheckpointStore`` puts one :class:`InstrumentedStorage` in front of its storage, so whatever the library does,
-in any thread, on any backend, passes here once. An observed storage is meant to be taken for the storage itself: it has its
-class for ``isinstance``, its ``repr``, and every attribute that the protocol does not name; so it can do what that storage
-can (``storage.TellsLeftovers``, ``storage.MakesDurable``), and nothing else.
-
-What it hands out is what the storage hands out, with one exception. An object being written comes back in a shell that
-counts; a file being read comes back as it is, because pyarrow reads a native one without the interpreter's lock, and a
-shell would take that away. So who reads such a file counts its bytes (:func:`read_input`, :func:`count_input`).
+It passes for the storage itself: by ``isinstance``, ``repr`` and further attributes. Objects being
+written come back in a shell that counts. Files being read come back as they are, since pyarrow
+reads a native file without the interpreter's lock; :func:`read_input` counts them.
 """
 
 from __future__ import annotations
@@ -27,38 +22,46 @@ logger = logging.getLogger(__name__)
 
 Measure = Callable[[Any], tuple[int, int]]
 """Objects and bytes of an answer."""
+Done = Callable[[Any, float, BaseException | None], None]
+"""Takes the answer of a call, its seconds, and its error if it failed."""
 
 
 def instrumented(storage: Storage, stats: Stats | None = None) -> InstrumentedStorage:
-    """The storage, observed: itself if it is so already (and no other ``stats`` are to be filled)."""
+    """The storage, observed; the same object if it is already, unless ``stats`` are others."""
     if isinstance(storage, InstrumentedStorage) and stats in (None, storage.stats):
         return storage
     return InstrumentedStorage(storage, Stats() if stats is None else stats)
 
 
 def read_input(storage: Storage, file: Any, size_bytes: int) -> bytes:
-    """Read from a file of :meth:`Storage.open_input`: at most so many bytes, none at its end. Counted."""
-    stats, start = stats_of(storage), perf_counter()
-    outer = current_stats.set(stats)
-    try:
-        chunk: bytes = file.read(size_bytes)
-    finally:
-        current_stats.reset(outer)
-    stats.count("open_input", calls=0, size_bytes=len(chunk), seconds=perf_counter() - start)
+    """Read up to ``size_bytes`` from a file of :meth:`Storage.open_input`, counted."""
+    stats = stats_of(storage)
+
+    def done(chunk: bytes, seconds: float, error: BaseException | None) -> None:
+        if error is None:
+            stats.count("open_input", calls=0, size_bytes=len(chunk), seconds=seconds)
+
+    chunk: bytes = _run(stats, file.read, (size_bytes,), done)
     return chunk
 
 
-def count_input(storage: Storage, size_bytes: int) -> None:
-    """Say that somebody else has read so many bytes from such a file."""
-    stats_of(storage).count("open_input", calls=0, size_bytes=size_bytes)
+def _run(stats: Stats, call: Callable[..., Any], given: tuple[Any, ...], done: Done) -> Any:
+    """Make a call on behalf of ``stats``; ``done`` takes its outcome before it returns."""
+    start = perf_counter()
+    outer = current_stats.set(stats)
+    try:
+        answer = call(*given)
+    except BaseException as error:
+        done(None, perf_counter() - start, error)
+        raise
+    finally:
+        current_stats.reset(outer)
+    done(answer, perf_counter() - start, None)
+    return answer
 
 
 class InstrumentedStorage:
-    """A storage in front of another. Implements :class:`stateformat.storage.protocol.Storage`.
-
-    A pickled copy begins at zero and counts what is done in its own process: a worker sends ``storage.stats`` back, and the
-    driver takes it by :meth:`Stats.include`. A forked child goes on from what had been counted.
-    """
+    """A storage in front of another. A pickled copy counts from zero, for :meth:`Stats.include`."""
 
     def __init__(self, storage: Storage, stats: Stats) -> None:
         self._inner = storage
@@ -66,11 +69,10 @@ class InstrumentedStorage:
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        """The storage's: who asks what kind of storage this is means that one."""
         return self._inner.__class__
 
     def __getattr__(self, name: str) -> Any:
-        # Only what is not found here comes here. Unpickling asks before there is a storage to ask.
+        # Unpickling asks before there is a storage.
         if name == "_inner":
             raise AttributeError(name)
         found = getattr(self._inner, name)
@@ -90,47 +92,33 @@ class InstrumentedStorage:
 
     @property
     def url(self) -> str:
-        """The storage's."""
         return self._inner.url
 
     def exists(self) -> bool:
-        """Counted; no objects."""
-        found: bool = self._observe("exists", "", self._inner.exists, (), _nothing)
+        found: bool = self._observe("exists", "", self._inner.exists, (), lambda _: (0, 0))
         return found
 
     def read(self, path: str) -> pa.Buffer:
-        """Counted with the object's bytes."""
         return self._observe("read", path, self._inner.read, (path,), _content)
 
     def read_range(self, path: str, offset: int, length: int) -> pa.Buffer:
-        """Counted with the bytes that came."""
         return self._observe("read_range", path, self._inner.read_range, (path, offset, length), _content)
 
     def open_input(self, path: str) -> pa.NativeFile | BinaryIO:
-        """The opening is counted; the bytes are by who reads them."""
         return self._observe("open_input", path, self._inner.open_input, (path,), _one)
 
     def size(self, path: str) -> int:
-        """Counted; no bytes are moved."""
         found: int = self._observe("size", path, self._inner.size, (path,), _one)
         return found
 
     def open_output(self, path: str) -> OutputObject:
-        """The call is counted at once; objects, bytes and seconds when the output is closed or aborted."""
-        start = perf_counter()
-        outer = current_stats.set(self.stats)
-        try:
-            output = self._inner.open_output(path)
-        except BaseException as error:
-            self._count("open_output", path, perf_counter() - start, error=error)
-            raise
-        finally:
-            current_stats.reset(outer)
-        self.stats.count("open_output")
-        return _ObservedOutput(output, path, self, perf_counter() - start)
+        """The call is counted now; objects, bytes and seconds when the output ends."""
+        output = _ObservedOutput(path, self)
+        output.open(self._inner.open_output)
+        return output
 
     def create(self, path: str, data: bytes) -> CreateOutcome:
-        """Counted with the bytes that were sent; a conflict and an unknown outcome are counted as such."""
+        """Counted with the bytes sent; conflicts and unknown outcomes are counted too."""
 
         def measure(outcome: CreateOutcome) -> tuple[int, int]:
             return int(outcome is CreateOutcome.CREATED), len(data)
@@ -144,35 +132,27 @@ class InstrumentedStorage:
         return outcome
 
     def list(self, prefix: str) -> list[ObjectInfo]:
-        """Counted with the objects listed."""
         found: list[ObjectInfo] = self._observe("list", prefix, self._inner.list, (prefix,), _many)
         return found
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Counted with the objects that were to be deleted, also those that were gone."""
+        """Counted with all objects given, also those that were gone."""
         self._each("delete", self._inner.delete, paths)
 
     def _each(self, operation: str, call: Callable[[Any], None], items: Iterable[Any]) -> None:
-        """Make a call for several objects at once."""
         given = [*items]
         paths = [getattr(item, "path", item) for item in given[:1]]
         first = f"{paths[0]} and {len(given) - 1} more" if len(given) > 1 else "".join(paths)
         self._observe(operation, first, call, (given,), lambda _: (len(given), 0))
 
     def _observe(self, operation: str, path: str, call: Callable[..., Any], given: tuple[Any, ...], of: Measure) -> Any:
-        """Make the call; count it, and tell it."""
-        start = perf_counter()
-        outer = current_stats.set(self.stats)
-        try:
-            answer = call(*given)
-        except BaseException as error:
-            self._count(operation, path, perf_counter() - start, error=error)
-            raise
-        finally:
-            current_stats.reset(outer)
-        objects, size_bytes = of(answer)
-        self._count(operation, path, perf_counter() - start, objects=objects, size_bytes=size_bytes)
-        return answer
+        """Make the call, count it and log it."""
+
+        def done(answer: Any, seconds: float, error: BaseException | None) -> None:
+            objects, size_bytes = of(answer) if error is None else (0, 0)
+            self._count(operation, path, seconds, objects=objects, size_bytes=size_bytes, error=error)
+
+        return _run(self.stats, call, given, done)
 
     def _count(
         self,
@@ -190,86 +170,84 @@ class InstrumentedStorage:
             operation, calls=calls, objects=objects, size_bytes=size_bytes, seconds=seconds, failures=int(failed)
         )
         if logger.isEnabledFor(logging.DEBUG):
-            what = f"raised {type(error).__name__}" if error is not None else _told(operation, objects, size_bytes)
+            what = f"raised {type(error).__name__}" if error is not None else _done(operation, objects, size_bytes)
             subject = f"{operation} {path} of {self.url}" if path else f"{operation} of {self.url}"
             logger.debug("%s: %s%.1f ms", subject, what and f"{what}, ", seconds * 1000)
 
 
 class _ObservedOutput:
-    """An object being written: counts what went through it, once, when it ends."""
+    """An object being written. Counts what went through it once, when it ends."""
 
-    def __init__(self, inner: OutputObject, path: str, storage: InstrumentedStorage, opening_seconds: float) -> None:
-        self._inner = inner
+    def __init__(self, path: str, storage: InstrumentedStorage) -> None:
         self._path = path
         self._storage = storage
-        self._seconds = opening_seconds
+        self._inner: Any = None
+        self._seconds = 0.0
         self._size_bytes = 0
         self._ended = False
+
+    def open(self, call: Callable[[str], OutputObject]) -> None:
+        """Begin the object. The call is counted even if it fails."""
+        self._inner = _run(self._storage.stats, call, (self._path,), self._opened)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
     def write(self, data: bytes | memoryview) -> int:
-        start = perf_counter()
-        outer = current_stats.set(self._storage.stats)
-        try:
-            count = self._inner.write(data)
-        except BaseException as error:
-            self._end(start, error=error)
-            raise
-        finally:
-            current_stats.reset(outer)
-        self._seconds += perf_counter() - start
-        self._size_bytes += count
+        count: int = _run(self._storage.stats, self._inner.write, (data,), self._written)
         return count
 
     def close(self) -> None:
-        self._ending(self._inner.close, objects=1)
+        self._end_by(self._inner.close, objects=1)
 
     def abort(self) -> None:
-        self._ending(self._inner.abort, objects=0)
+        self._end_by(self._inner.abort, objects=0)
 
     def __enter__(self) -> _ObservedOutput:
         self._inner.__enter__()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._ending(lambda: self._inner.__exit__(*exc), objects=int(not exc or exc[0] is None))
+        self._end_by(lambda: self._inner.__exit__(*exc), objects=int(not exc or exc[0] is None))
 
-    def _ending(self, call: Callable[[], None], *, objects: int) -> None:
-        start = perf_counter()
-        outer = current_stats.set(self._storage.stats)
-        try:
-            call()
-        except BaseException as error:
-            self._end(start, error=error)
-            raise
-        finally:
-            current_stats.reset(outer)
-        self._end(start, objects=objects)
+    def _end_by(self, call: Callable[[], None], *, objects: int) -> None:
+        _run(self._storage.stats, call, (), lambda _, seconds, error: self._end(seconds, objects, error))
 
-    def _end(self, start: float, *, objects: int = 0, error: BaseException | None = None) -> None:
-        # A second ending (a context manager after close, an abort after a failure) is none.
+    def _opened(self, _: Any, seconds: float, error: BaseException | None) -> None:
+        self._storage.stats.count("open_output")
+        self._seconds = seconds
+        if error is not None:
+            self._end(0.0, 0, error)
+
+    def _written(self, count: Any, seconds: float, error: BaseException | None) -> None:
+        if error is not None:
+            self._end(seconds, 0, error)
+            return
+        self._seconds += seconds
+        self._size_bytes += count
+
+    def _end(self, seconds: float, objects: int, error: BaseException | None) -> None:
+        # Closing twice, or aborting after a failure, ends nothing.
         if self._ended:
             return
         self._ended = True
-        seconds = self._seconds + perf_counter() - start
         self._storage._count(
-            "open_output", self._path, seconds, calls=0, objects=objects, size_bytes=self._size_bytes, error=error
+            "open_output",
+            self._path,
+            self._seconds + seconds,
+            calls=0,
+            objects=0 if error else objects,
+            size_bytes=self._size_bytes,
+            error=error,
         )
 
 
-def _told(operation: str, objects: int, size_bytes: int) -> str:
-    """What an operation has done, for its line in the log."""
+def _done(operation: str, objects: int, size_bytes: int) -> str:
     if operation in ("create", "open_output") and not objects:
         return "nothing was created"
     if operation in ("read", "read_range", "create", "open_output"):
         return f"{size_bytes:,} bytes"
     return f"{objects:,} objects" if operation not in ("exists", "open_input", "size") else ""
-
-
-def _nothing(_: Any) -> tuple[int, int]:
-    return 0, 0
 
 
 def _one(_: Any) -> tuple[int, int]:
@@ -282,6 +260,3 @@ def _content(data: Any) -> tuple[int, int]:
 
 def _many(found: Any) -> tuple[int, int]:
     return len(found), 0
-
-
-__all__ = ["InstrumentedStorage", "count_input", "instrumented", "read_input"]

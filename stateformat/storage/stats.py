@@ -1,90 +1,56 @@
-"""What a store does, in numbers: calls, objects, bytes and seconds of each operation, and what did not go at once.
+"""What a store does in numbers: calls, objects, bytes and seconds of each operation; retries,
+waits.
 
-Theory of operation. A :class:`Stats` is filled by ``observed.Observed``, which stands in front of a storage and sees every
-operation of the protocol, and by the few places of the library that try again, wait or start over. It only ever counts up;
-a phase is the difference of two copies (:meth:`Stats.since`), so any number of readers can look without disturbing one
-another, and whoever exports counters to a metrics system has what that wants.
-
-Every thread counts in a cell of its own, and whoever reads adds the cells up. So no lock is taken on the way of an
-operation, none can be copied by a fork in its locked state, and no count is lost. The line of one operation is replaced as
-a whole: a reader sees a call with its bytes or without neither.
+Counters only go up; a phase is the difference of two copies (:meth:`Stats.since`). Every thread
+counts in its own cell, and readers add the cells: no lock slows an operation or survives a fork
+locked. One operation's counts are replaced as a whole, so a reader sees a call with its bytes or
+not at all.
 """
 
 from __future__ import annotations
 
 from contextvars import ContextVar
+from functools import reduce
 from threading import get_ident
 from typing import Any, Final, NamedTuple
 
 OPERATIONS: Final = (
-    "exists",
-    "read",
-    "read_range",
-    "open_input",
-    "size",
-    "open_output",
-    "create",
-    "list",
-    "delete",
-    "leftovers",
-    "discard",
-    "make_durable",
+    *("exists", "read", "read_range", "open_input", "size", "open_output"),
+    *("create", "list", "delete", "leftovers", "discard", "make_durable"),
 )
-"""What a storage is asked: the methods of ``storage.Storage`` and of what some storages have besides, by their names."""
+"""The methods of ``storage.Storage``, and of what some storages have besides."""
 
 EVENTS: Final = ("retries", "waits", "wait_seconds", "conflicts", "unknown_outcomes", "history_restarts")
-"""What did not go at once: the attributes of :class:`Stats` with these names."""
+"""What took more than one try: the attributes of :class:`Stats` with these names."""
 
 
 class Counts(NamedTuple):
-    """One operation in numbers.
-
-    ``calls``: how often it was asked. ``objects``: read, opened, created, listed or deleted; an object that is not there is
-    an answer and none of them. ``size_bytes``: content that was moved, to or fro, also by calls that failed. ``seconds``:
-    in the storage, by the clock, summed over threads, so that it may be more than has passed. ``failures``: calls that
-    raised anything but ``FileNotFoundError``.
-    """
+    """One operation in numbers."""
 
     calls: int = 0
     objects: int = 0
+    """Read, opened, created, listed or deleted; one that is missing does not count."""
     size_bytes: int = 0
+    """Content that was moved, also by calls that failed."""
     seconds: float = 0.0
+    """By the clock, summed over threads."""
     failures: int = 0
+    """Calls that raised anything but ``FileNotFoundError``."""
 
     def plus(self, other: Counts, sign: int = 1) -> Counts:
-        """The sums, or with ``sign`` −1 the differences, of all five."""
-        return Counts(
-            self.calls + sign * other.calls,
-            self.objects + sign * other.objects,
-            self.size_bytes + sign * other.size_bytes,
-            self.seconds + sign * other.seconds,
-            self.failures + sign * other.failures,
-        )
+        """The sums, or with ``sign`` −1 the differences."""
+        return Counts._make(mine + sign * theirs for mine, theirs in zip(self, other, strict=True))
 
 
 _NONE: Final = Counts()
 
 
 class Stats:
-    """The counters of a store, from when it was opened in this process. Thread-safe; picklable, as a copy of the numbers.
-
-    Beside the operations:
-
-    - ``retries``: requests that a storage sent again (:func:`retried`), and steps of a publication that were repeated,
-      because the storage did not answer or answered in vain;
-    - ``waits``, ``wait_seconds``: the pauses before these, and their length as it was asked for;
-    - ``conflicts``: creates that met an object (the record of another run, or our own after an answer that was lost);
-    - ``unknown_outcomes``: creates of which the storage did not say whether they were done;
-    - ``history_restarts``: readings of the history that started over because the newest checkpoint had changed.
-
-    What a client repeats without telling shows in the seconds of its operation only.
-    """
+    """The counters of a store since this process opened it. Thread-safe; pickles as a copy."""
 
     def __init__(self) -> None:
         self._cells: dict[int, dict[str, Counts]] = {}
         self._events: dict[int, dict[str, float]] = {}
-
-    # ---- counting ----------------------------------------------------------------------------------------------------
 
     def count(
         self,
@@ -104,28 +70,23 @@ class Stats:
         )
 
     def event(self, **amounts: float) -> None:
-        """Add to what did not go at once: ``event(waits=1, wait_seconds=0.05)``; names are those of :data:`EVENTS`."""
+        """Add to :data:`EVENTS`: ``event(waits=1, wait_seconds=0.05)``."""
         cell = self._events.setdefault(get_ident(), {})
         for name, amount in amounts.items():
             cell[name] = cell.get(name, 0) + amount
 
     def include(self, other: Stats) -> None:
-        """Add the counters of another: those that a worker has sent, those of a second store."""
+        """Add the counters of a worker or of another store."""
         for operation, counts in other.operations.items():
             self.count(operation, **counts._asdict())
         self.event(**{name: other._sum(name) for name in EVENTS})
 
-    # ---- reading -----------------------------------------------------------------------------------------------------
-
     def __getitem__(self, operation: str) -> Counts:
-        """One operation; all zero where it was never asked. ``KeyError`` for what is none."""
+        """One operation; all zero where it was never used. ``KeyError`` for an unknown name."""
         if operation not in OPERATIONS:
             raise KeyError(f"{operation!r} is no operation of a storage; these are: {', '.join(OPERATIONS)}")
-        found = _NONE
         # list() of a dictionary's values is one step, so threads may begin to count meanwhile.
-        for cell in list(self._cells.values()):
-            found = found.plus(cell.get(operation, _NONE))
-        return found
+        return reduce(Counts.plus, (cell.get(operation, _NONE) for cell in list(self._cells.values())), _NONE)
 
     @property
     def operations(self) -> dict[str, Counts]:
@@ -135,10 +96,7 @@ class Stats:
     @property
     def total(self) -> Counts:
         """The sum over all operations."""
-        found = _NONE
-        for counts in self.operations.values():
-            found = found.plus(counts)
-        return found
+        return reduce(Counts.plus, self.operations.values())
 
     def _sum(self, event: str) -> float:
         return sum(cell.get(event, 0) for cell in list(self._events.values()))
@@ -150,51 +108,47 @@ class Stats:
 
     @property
     def waits(self) -> int:
-        """Pauses before tries."""
+        """Pauses before these."""
         return int(self._sum("waits"))
 
     @property
     def wait_seconds(self) -> float:
-        """The length of these pauses, in seconds."""
+        """The length of the pauses, as asked for."""
         return float(self._sum("wait_seconds"))
 
     @property
     def conflicts(self) -> int:
-        """Creates that met an object."""
+        """Creates that met an object: of another run, or our own after a lost answer."""
         return int(self._sum("conflicts"))
 
     @property
     def unknown_outcomes(self) -> int:
-        """Creates of which nobody knows whether they were done."""
+        """Creates without an answer that says whether they were done."""
         return int(self._sum("unknown_outcomes"))
 
     @property
     def history_restarts(self) -> int:
-        """Readings of the history that started over."""
+        """Readings of the history that started over, as the newest checkpoint had changed."""
         return int(self._sum("history_restarts"))
 
     def copy(self) -> Stats:
-        """The numbers as they are now: what :meth:`since` is given later."""
+        """The numbers as they are now, for :meth:`since`."""
         return self.since(Stats())
 
     def since(self, earlier: Stats) -> Stats:
-        """What has been counted since ``earlier``, a :meth:`copy` of this one, was taken. It stands still."""
-        found, cell = Stats(), {}
-        for operation, now in self.operations.items():
-            cell[operation] = now.plus(earlier[operation], -1)
-        found._cells = {0: cell}
-        found._events = {0: {name: self._sum(name) - earlier._sum(name) for name in EVENTS}}
-        return found
+        """What was counted since ``earlier``, a :meth:`copy` of this one."""
+        operations = {operation: now.plus(earlier[operation], -1) for operation, now in self.operations.items()}
+        return _rebuild(operations, {name: self._sum(name) - earlier._sum(name) for name in EVENTS})
 
     def as_dict(self) -> dict[str, Any]:
-        """``{"operations": {"read": {"calls": …, …}, …}, "retries": …, …}``: always every member, all of them numbers."""
+        """``{"operations": {"read": {"calls": …, …}, …}, "retries": …, …}``, with every member."""
         return {
             "operations": {operation: counts._asdict() for operation, counts in self.operations.items()},
             **{name: getattr(self, name) for name in EVENTS},
         }
 
     def __str__(self) -> str:
-        """A table of at most 80 columns: the operations that were asked, and a line of what did not go at once."""
+        """A table of at most 80 columns: the operations that were used, and a line of events."""
         asked = [(operation, counts) for operation, counts in self.operations.items() if any(counts)]
         if not asked:
             return "no storage was asked for anything"
@@ -227,24 +181,17 @@ def _rebuild(operations: dict[str, Counts], events: dict[str, float]) -> Stats:
 
 
 current_stats: Final[ContextVar[Stats | None]] = ContextVar("under_way", default=None)
-"""Whose operation is being carried out in this context; set by ``observed.Observed``."""
+"""The counters of the operation under way in this context; set by ``observed.Observed``."""
 
 
 def retried(pause_seconds: float) -> None:
-    """Count that a request is sent again, after a pause. For storages, to be called inside of an operation.
-
-    The operation's store is known by the context, which ``asyncio.run_coroutine_threadsafe`` hands on to an event loop in
-    another thread. Where there is none, nobody counts.
-    """
+    """For storages, inside of an operation: count a request that is sent again after a pause."""
     stats = current_stats.get()
     if stats is not None:
         stats.event(retries=1, waits=1, wait_seconds=pause_seconds)
 
 
 def stats_of(storage: object) -> Stats:
-    """The counters of a storage that is observed; where it is not, new ones, which nobody will look at."""
+    """The counters of an observed storage; new ones for any other."""
     found = getattr(storage, "stats", None)
     return found if isinstance(found, Stats) else Stats()
-
-
-__all__ = ["EVENTS", "OPERATIONS", "Counts", "Stats", "current_stats", "retried", "stats_of"]

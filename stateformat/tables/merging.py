@@ -1,35 +1,44 @@
-"""Merge sorted streams of tables into one, in bounded memory (SPEC.md section 5.2: records of one channel go by ``_seq``)."""
+"""Sorted streams of tables merged into one, in bounded memory."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from .pieces import take_table
+
+_JOINED_BYTES_MAX: Final = 32 << 20
+"""Up to this, rows are joined into one chunk before they are gathered, which is faster."""
+
 
 def merge_sorted(streams: Sequence[Iterator[pa.Table]], keys: Sequence[str]) -> Generator[pa.Table, None, None]:
-    """The rows of all streams by ``keys`` (integer columns without nulls), as tables; of equal rows the earlier stream's first.
+    """The rows of sorted streams, sorted by ``keys``, integer columns without nulls.
 
-    Each stream is sorted by the keys. One table of each is held at a time, and what is yielded has at most the rows of these.
-    A stream that is not sorted, which only damage can be, loses no row.
+    Of equal rows those of the earlier stream come first. One table of each stream is in memory. A
+    stream that is not sorted, which only damage can cause, loses no row.
     """
     heads = [head for head in (_Head(stream, keys) for stream in streams) if head.refill()]
     while heads:
-        # What is not above the least of the last rows cannot be preceded by anything that has not been read.
+        # No unread row comes before the least of the last rows.
         least = min(heads, key=lambda head: head.last)
         taken = [head.take(least.last, everything=head is least) for head in heads]
-        table = pa.concat_tables([rows for rows, _ in taken])
-        columns = np.concatenate([part for _, part in taken], axis=1)
-        order = np.lexsort(columns[::-1])
-        is_sorted = bool((order == np.arange(len(order))).all())
-        yield table if is_sorted else table.combine_chunks().take(pa.array(order))
+        table = pa.concat_tables(rows for rows, _ in taken if len(rows))
+        order = np.lexsort(np.concatenate([part for _, part in taken], axis=1)[::-1])
+        if (order[1:] > order[:-1]).all():
+            yield table
+        elif table.nbytes <= _JOINED_BYTES_MAX:
+            yield table.combine_chunks().take(pa.array(order))
+        else:
+            yield take_table(table, order)
         heads = [head for head in heads if head.refill()]
 
 
 class _Head:
-    """What has been read of a stream and not been taken; ``last`` are the keys of its last row."""
+    """The rows of a stream that come next; ``last`` are the keys of the last of them."""
 
     def __init__(self, stream: Iterator[pa.Table], keys: Sequence[str]) -> None:
         self._stream = stream
@@ -39,26 +48,25 @@ class _Head:
         self.last: tuple[int, ...] = ()
 
     def refill(self) -> bool:
-        """Read on where everything was taken; False at the end of the stream."""
+        """Read on where all rows were taken; False at the end of the stream."""
         while not self._columns.shape[1]:
-            rows = next(self._stream, None)
+            self._rows = rows = next(self._stream, None)
             if rows is None:
                 return False
-            self._rows = rows
             self._columns = np.stack([rows[name].to_numpy().astype(np.int64) for name in self._keys])
-            if rows.num_rows:
+            if len(rows):
                 self.last = tuple(self._columns[:, -1].tolist())
         return True
 
     def take(self, bound: tuple[int, ...], *, everything: bool) -> tuple[pa.Table, npt.NDArray[np.int64]]:
-        """The first rows, up to those whose keys are not above the bound, and their keys; they are gone from here."""
+        """Remove and return the rows up to ``bound``, and their keys."""
         assert self._rows is not None
         rows, columns = self._rows, self._columns
-        count = columns.shape[1]
+        start, stop = 0, columns.shape[1]
         if not everything:
-            above = np.zeros(count, np.bool_)
-            for column, value in zip(columns[::-1], reversed(bound), strict=True):
-                above = (column > value) | ((column == value) & above)
-            count = int(above.argmax()) if above.any() else count
-        self._rows, self._columns = rows.slice(count), columns[:, count:]
-        return rows.slice(0, count), columns[:, :count]
+            for column, value in zip(columns, bound, strict=True):
+                equal = column[start:stop]
+                low, high = equal.searchsorted(value), equal.searchsorted(value, "right")
+                start, stop = start + int(low), start + int(high)
+        self._rows, self._columns = rows.slice(stop), columns[:, stop:]
+        return rows.slice(0, stop), columns[:, :stop]

@@ -1,7 +1,7 @@
-"""Rows counted in bytes: tables cut, joined and gathered so that neither memory nor 32-bit offsets overflow.
+"""Tables cut, joined and gathered by bytes, so that neither memory nor 32-bit offsets overflow.
 
-A column of strings, binary, lists or maps counts its values in 32 bits, so one array holds at most 2 GiB of them. Tables
-may hold more, in several chunks. The functions here never make one array of a whole column.
+An array of strings, binary, lists or maps holds at most 2 GiB; a table may hold more in several
+chunks, so these functions never make one array of a whole column.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 BATCH_BYTES: Final = 16 << 20
-"""Bytes of a batch that readers give out and writers take at a time, unless one row has more."""
+"""Bytes of a batch that readers give out and writers take, unless one row has more."""
 
 _RELEASE_BYTES: Final = 32 << 20
 TAKEN_BYTES: Final = 256 << 20
-"""What is gathered into one array at most."""
+"""The most that is gathered into one array."""
 
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
 
 class _Passed(local):
-    """Bytes that went through this thread since Arrow's allocator was last told to give back what is free."""
+    """Bytes that went through this thread since Arrow last gave memory back."""
 
     size_bytes = 0
 
@@ -35,10 +35,9 @@ _PASSED: Final = _Passed()
 
 
 def release_memory_after(size_bytes: int) -> None:
-    """Note that this thread read, wrote or set aside rows of so many bytes, which are let go of soon.
+    """Note rows that this thread has processed; from time to time Arrow gives memory back.
 
-    Arrow's allocator keeps what was freed for a while, which of a stream is soon as much again as it needs. Each thread has
-    a part of its own, and gives back that one only.
+    Of a stream, Arrow keeps as much freed memory as it needs; every thread has a part of its own.
     """
     _PASSED.size_bytes += size_bytes
     if _PASSED.size_bytes >= _RELEASE_BYTES:
@@ -47,7 +46,7 @@ def release_memory_after(size_bytes: int) -> None:
 
 
 def cut(rows: Rows, rows_max: int, bytes_max: int) -> Iterator[Rows]:
-    """The rows in slices of at most ``rows_max`` rows and ``bytes_max`` bytes each; a single larger row stays whole."""
+    """Slices of at most ``rows_max`` rows and ``bytes_max`` bytes; a larger row stays whole."""
     count = len(rows)
     size_bytes = rows.nbytes
     if count < 2 or (count <= rows_max and size_bytes <= bytes_max):
@@ -62,7 +61,7 @@ def cut(rows: Rows, rows_max: int, bytes_max: int) -> Iterator[Rows]:
 def rebatch(
     tables: Iterable[pa.Table], schema: pa.Schema, rows_max: int, bytes_max: int = BATCH_BYTES
 ) -> Iterator[pa.RecordBatch]:
-    """The rows as batches of at most so many rows and bytes. Small batches are joined; others stay where they are."""
+    """The rows as batches of at most so many rows and bytes. Only small batches are joined."""
     waiting: list[pa.RecordBatch] = []
     held = held_bytes = 0
     for table in tables:
@@ -83,13 +82,13 @@ def rebatch(
 
 
 def concat_batches(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    """One batch with the rows of all; the caller sees to it that they have less than 2 GiB together."""
+    """One batch of all rows, which must have less than 2 GiB together."""
     columns = [pa.concat_arrays(column) for column in zip(*(batch.columns for batch in batches), strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def copy_rows(table: pa.Table) -> pa.Table:
-    """The same rows in memory of their own, so that a small slice does not keep a large table alive."""
+    """The same rows in new memory, so that a small slice does not keep a large table."""
     columns = [
         pa.chunked_array([pa.concat_arrays([c]) for c in column.chunks], column.type) for column in table.columns
     ]
@@ -97,10 +96,7 @@ def copy_rows(table: pa.Table) -> pa.Table:
 
 
 def take_rows(column: pa.ChunkedArray, rows: npt.NDArray[Any]) -> pa.Array:
-    """These rows of a column, in this order, as one array, which has less than 2 GiB; the column may have more.
-
-    Arrow would join all chunks first.
-    """
+    """These rows of a column, in this order, as one array. The column may have over 2 GiB."""
     chunks = [chunk for chunk in column.chunks if len(chunk)]
     if not chunks:
         return pa.nulls(len(rows), column.type)
@@ -111,16 +107,14 @@ def take_rows(column: pa.ChunkedArray, rows: npt.NDArray[Any]) -> pa.Array:
     order = np.argsort(place, kind="stable")
     cuts = np.searchsorted(place[order], np.arange(len(chunks) + 1))
     sorted_rows = rows[order].astype(np.int64)
-    gathered = [
-        pc.take(
-            chunks[number], pa.array(sorted_rows[cuts[number] : cuts[number + 1]] - starts[number]), boundscheck=False
-        )
-        for number in np.flatnonzero(np.diff(cuts)).tolist()
-    ]
+    gathered = []
+    for number in np.flatnonzero(np.diff(cuts)).tolist():
+        within = sorted_rows[cuts[number] : cuts[number + 1]] - starts[number]
+        gathered.append(pc.take(chunks[number], pa.array(within), boundscheck=False))
     if not gathered:
         return pa.nulls(0, column.type)
-    together = gathered[0] if len(gathered) == 1 else pa.concat_arrays(gathered)
-    if len(order) < 2 or (order[1:] > order[:-1]).all():
+    together = pa.concat_arrays(gathered) if len(gathered) > 1 else gathered[0]
+    if (order[1:] > order[:-1]).all():
         return together
     back = np.empty(len(order), np.int64)
     back[order] = np.arange(len(order))
@@ -128,7 +122,7 @@ def take_rows(column: pa.ChunkedArray, rows: npt.NDArray[Any]) -> pa.Array:
 
 
 def take_table(table: pa.Table, rows: npt.NDArray[Any], bytes_max: int = TAKEN_BYTES) -> pa.Table:
-    """These rows of a table, in this order; in several chunks where they are more than about ``bytes_max``."""
+    """These rows of a table, in this order, in chunks of about ``bytes_max`` bytes."""
     step = max(1, bytes_max * len(table) // max(1, table.nbytes))
     windows = [rows[start : start + step] for start in range(0, len(rows), step)][::-1]
     found = [table.schema.empty_table()]
@@ -147,7 +141,7 @@ def take_table(table: pa.Table, rows: npt.NDArray[Any], bytes_max: int = TAKEN_B
 
 
 def row_sizes(columns: Sequence[pa.ChunkedArray]) -> tuple[int, npt.NDArray[np.int64] | None]:
-    """Bytes of every row: what each has, and beside that an array of what strings and lists add; None where none does."""
+    """Bytes of every row: a fixed part, and an array of what strings and lists add, or None."""
     fixed = 0
     varying: npt.NDArray[np.int64] | None = None
     for column in columns:
@@ -155,9 +149,7 @@ def row_sizes(columns: Sequence[pa.ChunkedArray]) -> tuple[int, npt.NDArray[np.i
         if width is not None:
             fixed += width
             continue
-        sizes = (
-            np.concatenate([_sizes(chunk) for chunk in column.chunks]) if column.num_chunks else np.zeros(0, np.int64)
-        )
+        sizes = np.concatenate([np.zeros(0, np.int64), *map(_sizes, column.chunks)])
         varying = sizes if varying is None else varying + sizes
     return fixed, varying
 
@@ -174,7 +166,6 @@ def _fixed_bytes(kind: Any) -> int | None:
 
 
 def _sizes(array: Any) -> npt.NDArray[np.int64]:
-    """Bytes of each value of an array."""
     kind = array.type
     width = _fixed_bytes(kind)
     if width is not None:
@@ -188,10 +179,9 @@ def _sizes(array: Any) -> npt.NDArray[np.int64]:
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(_sum(values))])
         within: npt.NDArray[np.int64] = ends[offsets[1:]] - ends[offsets[:-1]] + 4
         return within
-    found: npt.NDArray[np.int64] = (
-        pc.fill_null(pc.binary_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    )
-    return found + 4
+    lengths = pc.fill_null(pc.binary_length(array), 0).to_numpy(zero_copy_only=False)
+    found: npt.NDArray[np.int64] = lengths.astype(np.int64) + 4
+    return found
 
 
 def _sum(arrays: Sequence[Any]) -> npt.NDArray[np.int64]:

@@ -1,7 +1,5 @@
-"""Work done ahead of the loop that needs its results.
-
-Rows are gathered while others are encoded, and pieces fetched and decoded while others are used. Order is kept. No more
-than a few results exist at a time, and large ones are counted in bytes over all readers of the process, so memory is bounded.
+"""Calls made in threads ahead of the loop that needs their results, in order and in bounded
+memory.
 """
 
 from __future__ import annotations
@@ -9,6 +7,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, islice
 from threading import Lock
@@ -19,7 +18,7 @@ from .pieces import release_memory_after
 T = TypeVar("T")
 
 AHEAD_BYTES: Final = 16 << 20
-"""While results of this size wait in the process, no further one is made ahead; every reader may have one all the same."""
+"""While results of this size wait in the process, a reader makes only one ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +33,6 @@ class SizedCall(Generic[T]):
         return self.call()
 
 
-def _made(call: Callable[[], T], size_bytes: int) -> T:
-    """The result of a call that is made in a thread of the pool."""
-    result = call()
-    release_memory_after(size_bytes)
-    return result
-
-
 class _Held:
     """The bytes of all results in this process that were made ahead and are not yet taken."""
 
@@ -49,7 +41,6 @@ class _Held:
         self._lock = Lock()
 
     def add(self, size_bytes: int) -> None:
-        """So many more; fewer where negative."""
         with self._lock:
             self.size_bytes += size_bytes
 
@@ -57,28 +48,33 @@ class _Held:
 _HELD: Final = _Held()
 
 
-class _Waiting(Generic[T]):
-    """Results on their way, in order."""
+def _make(call: Callable[[], T], size_bytes: int) -> T:
+    result = call()
+    release_memory_after(size_bytes)
+    return result
 
-    def __init__(self, pool: ThreadPoolExecutor, calls: Iterator[Callable[[], T]], depth: int) -> None:
-        self._pool = pool
+
+class _Queue(Generic[T]):
+    """The results that are being made, in order."""
+
+    def __init__(self, calls: Iterator[Callable[[], T]], workers: int, depth: int) -> None:
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="stateformat-ahead")
         self._calls = calls
         self._depth = depth
         self._futures: deque[tuple[Future[T], int]] = deque()
 
     def fill(self) -> bool:
-        """Begin as many calls as may be; whether any result is to come."""
+        """Begin as many calls as allowed; False where no result is to come."""
         while len(self._futures) < self._depth and (not self._futures or _HELD.size_bytes < AHEAD_BYTES):
             call = next(self._calls, None)
             if call is None:
                 break
             size_bytes = call.size_bytes if isinstance(call, SizedCall) else 0
             _HELD.add(size_bytes)
-            self._futures.append((self._pool.submit(_made, call, size_bytes), size_bytes))
+            self._futures.append((self._pool.submit(_make, call, size_bytes), size_bytes))
         return bool(self._futures)
 
     def take(self) -> T:
-        """The next result."""
         future, size_bytes = self._futures.popleft()
         try:
             result = future.result()
@@ -88,38 +84,28 @@ class _Waiting(Generic[T]):
         self.fill()
         return result
 
-    def drop(self) -> None:
-        """Nothing of it will be taken."""
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
         _HELD.add(-sum(size_bytes for _, size_bytes in self._futures))
 
 
 def prefetch(
     calls: Generator[Callable[[], T], None, None], *, workers: int = 1, depth: int = 2
 ) -> Generator[T, None, None]:
-    """The results of ``calls`` in their order, made by ``workers`` threads, at most ``depth`` before they are taken.
+    """The results of ``calls`` in their order, made by ``workers`` threads at most ``depth`` ahead.
 
-    ``calls`` itself runs in the caller's thread, and one call alone does too. With one worker calls never overlap. Calls that
-    are :class:`SizedCall` wait while results of ``AHEAD_BYTES`` are held in the process, unless nothing else of this reader is on
-    its way. An error of a call comes where its result would have come. When this generator ends or is closed, so is
-    ``calls``; what has not begun by then never does, and no thread is left. Threads give speed only as far as calls leave the
-    interpreter's lock, as work of pyarrow and of storages does.
+    ``calls`` itself runs in the caller's thread, and so does a single call. An error of a call is
+    raised in place of its result. Closing this generator closes ``calls``, cancels what has not
+    begun, and leaves no thread.
     """
-    pool: ThreadPoolExecutor | None = None
-    waiting: _Waiting[T] | None = None
-    try:
+    with closing(calls):
         first = list(islice(calls, 2))
         if len(first) < 2:
             for call in first:
                 yield call()
             return
-        pool = ThreadPoolExecutor(workers, thread_name_prefix="stateformat-ahead")
-        waiting = _Waiting(pool, chain(first, calls), depth)
+        queue = _Queue(chain(first, calls), workers, depth)
         del first
-        while waiting.fill():
-            yield waiting.take()
-    finally:
-        if pool is not None:
-            pool.shutdown(wait=True, cancel_futures=True)
-        if waiting is not None:
-            waiting.drop()
-        calls.close()
+        with closing(queue):
+            while queue.fill():
+                yield queue.take()

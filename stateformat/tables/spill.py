@@ -1,7 +1,6 @@
-"""Rows set aside in a temporary file, in numbered buckets, where they are more than may be held in memory.
+"""Rows set aside in a temporary file, in buckets, where memory may not hold them.
 
-The file has no name, so it is gone when it is closed, however the process ends. It lies where ``tempfile`` puts files:
-``TMPDIR`` says where. Rows come back as they were given; the file is for this process only, and nothing else can write it.
+The file has no name, so it is gone when it is closed or the process ends. It lies in ``TMPDIR``.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from threading import Lock
-from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
@@ -23,18 +21,17 @@ from ..keys import hash_keys, mixed_hashes
 from .pieces import copy_rows, cut, release_memory_after, take_rows
 
 HELD_BYTES: Final = 32 << 20
-"""What an operation on rows holds in memory before it sets any aside."""
+"""What an operation holds in memory before it sets rows aside."""
 _BUFFERED_BYTES: Final = 8 << 20
 _PIECE_BYTES: Final = 4 << 20
 _COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 _ROWS_MAX: Final = 1 << 18
 
 H = TypeVar("H", bound=Hashable)
-"""What names a bucket."""
 
 
 class Spill(Generic[H]):
-    """Heaps of rows in one temporary file. Any number of threads may add, and when all is added, read."""
+    """Buckets of rows in one temporary file. Any threads may add, and read once all is added."""
 
     def __init__(self, piece_bytes: int = _PIECE_BYTES) -> None:
         self._piece_bytes = piece_bytes
@@ -50,16 +47,14 @@ class Spill(Generic[H]):
     def __enter__(self) -> Spill[H]:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def __del__(self) -> None:
         self.close()
 
     def add(self, bucket: H, rows: pa.Table) -> None:
-        """Put rows on a bucket, behind those that are there; all rows of one bucket have one schema."""
+        """Append rows to a bucket; all rows of one bucket have one schema."""
         if not len(rows):
             return
         size_bytes = rows.nbytes
@@ -73,7 +68,7 @@ class Spill(Generic[H]):
                 self._flush()
 
     def read(self, bucket: H) -> Iterator[pa.RecordBatch]:
-        """The rows of a bucket in the order in which they were added, in batches of at most ``piece_bytes``."""
+        """The rows of a bucket in the order of :meth:`add`, in batches of some megabytes."""
         for start, length in self._pieces.get(bucket, ()):
             with pa.ipc.open_stream(os.pread(self._file.fileno(), length, start)) as stream:
                 yield from stream
@@ -82,7 +77,7 @@ class Spill(Generic[H]):
                 yield from piece.to_batches()
 
     def close(self) -> None:
-        """Give the file back."""
+        """Delete the file."""
         self._waiting.clear()
         if self._file is not None:
             self._file.close()
@@ -116,16 +111,12 @@ class Spill(Generic[H]):
 
 
 def buckets_of(columns: Sequence[pa.ChunkedArray], count: int, level: int) -> npt.NDArray[np.int64]:
-    """One of ``count`` buckets for each row, by the hash of these columns; another one on another ``level``.
-
-    Rows that are equal in the columns have the same bucket. Rows of one key group have hashes with the same remainder, so the
-    hash is mixed before it is divided.
-    """
+    """One of ``count`` buckets for each row, by the hash of the columns and the ``level``."""
     return (mixed_hashes(hash_keys(columns), level).astype(np.int64) * count) >> 32
 
 
 def split_by_bucket(rows: pa.Table, buckets: npt.NDArray[np.int64]) -> Iterator[tuple[int, pa.Table]]:
-    """The buckets that any of the rows belong to, ascending, and the rows of each, in the order in which they are given."""
+    """The rows of each bucket that has any, ascending; rows keep their order."""
     if not len(rows):
         return
     order = np.argsort(buckets, kind="stable")
