@@ -20,11 +20,12 @@ from stateformat.reading import rekey
 from stateformat.segments import external_sort as sorting, write as segment
 from stateformat.states import declare
 from stateformat.tables import (
+    SizedCall,
     Spill,
     buckets_of,
     cut,
     pieces,
-    prefetch as ahead,
+    prefetch,
     rebatch,
     row_sizes,
     spill,
@@ -81,8 +82,8 @@ def test_every_thread_gives_back_what_it_freed_itself(monkeypatch: pytest.Monkey
             released.append(threading.get_ident())
 
     monkeypatch.setattr(pieces.pa, "default_memory_pool", Pool)
-    calls = (ahead.SizedCall(threading.get_ident, 40 << 20) for _ in range(3))
-    makers = set(ahead.ahead((call for call in calls), workers=1))
+    calls = (SizedCall(threading.get_ident, 40 << 20) for _ in range(3))
+    makers = set(prefetch((call for call in calls), workers=1))
     assert len(makers) == 1
     assert released.count(makers.pop()) == 3
     assert released.count(threading.get_ident()) == 3
