@@ -1,4 +1,7 @@
-"""Key hashes and key groups (SPEC.md section 4): ``hashing`` first, then ``groups``."""
+"""Which key group a key falls into, and which subtask owns it (SPEC.md section 5.3).
+
+Read ``groups`` first, then ``hashing``.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What must be known of a Parquet file before Arrow may read it: its footer, its pages, and their limits.
+"""Checks of a Parquet file before Arrow may read it: its footer, its pages, its memory.
 
-Read ``thrift``, ``footer``, ``page_headers``, ``page_checks``.
+Read ``footer`` first, then ``page_headers`` and ``page_checks``; ``thrift`` decodes for both.
 """
 
 from __future__ import annotations

@@ -14,11 +14,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .. import paths as layout
+from .. import parquet, paths
 from ..errors import ErrorKind, InvalidInput, InvalidState
 from ..graph import Operator
 from ..model import AttemptId, CheckpointId, Handle, JobId, State, new_write_id
-from ..parquet import FooterFault, page_checks as pages, read_footer
 from ..schema import KEY_GROUP, segment_schema
 from ..storage import Storage
 from ..tables import release_memory_after
@@ -29,8 +28,8 @@ from .sort import group_counts
 _SINK_BUFFER_BYTES: Final = 1 << 20
 # Rows that Arrow holds in fewer bytes reach no limit: Parquet counts at most 16 times as many, for
 # values of a byte.
-_SMALL_GROUP_BYTES: Final = pages.DECODED_BYTES_MAX // 32
-_SMALL_SEGMENT_BYTES: Final = pages.SEGMENT_BYTES_MAX // 32
+_SMALL_GROUP_BYTES: Final = parquet.DECODED_BYTES_MAX // 32
+_SMALL_SEGMENT_BYTES: Final = parquet.SEGMENT_BYTES_MAX // 32
 _BATCH_BYTES: Final = 1 << 20
 _BATCH_ROWS_MAX: Final = 8192
 _CODECS: Final[dict[str, dict[str, Any]]] = {
@@ -106,7 +105,7 @@ class SegmentWriter:
         self._decoded_bytes = 0
         self._write_id = new_write_id()
         label = f"{place.operator.uid}-{place.state.name}-{'c' if place.subtask is None else place.subtask}"
-        self._path = layout.segment_path(place.checkpoint_id, self._write_id, label=label)
+        self._path = paths.segment_path(place.checkpoint_id, self._write_id, label=label)
         self._sink = SegmentSink(lambda: storage.open_output(self._path), options.inline_bytes_max)
         self._parquet: pq.ParquetWriter | None = None
         self._metadata: list[Any] = []
@@ -191,12 +190,12 @@ class SegmentWriter:
         if self._largest_bytes <= _SMALL_GROUP_BYTES and self._decoded_bytes <= _SMALL_SEGMENT_BYTES:
             return
         try:
-            footer = read_footer(self._sink.tail())
-            decoded = pages.decoded_bytes(footer)
-            pages.check_size(self._sink.tell(), self._rows, sum(decoded))
+            footer = parquet.read_footer(self._sink.tail())
+            decoded = parquet.decoded_bytes(footer)
+            parquet.check_size(self._sink.tell(), self._rows, sum(decoded))
             for number, (group, fixed) in enumerate(zip(footer.row_groups, decoded, strict=True)):
-                pages.check_row_group(group, fixed + pages.string_bytes(footer, metadata.row_group(number)))
-        except FooterFault as fault:
+                parquet.check_row_group(group, fixed + parquet.string_bytes(footer, metadata.row_group(number)))
+        except parquet.FooterFault as fault:
             codec = self._options.codec
             other = f", or choose codec 'none' rather than {codec!r}, for readers trust what is stored at length"
             raise InvalidState(

@@ -21,9 +21,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from .. import parquet
 from ..errors import DamagedCheckpoint, ErrorKind, InvalidInput, StorageError
 from ..model import Handle, Mode, Record, State
-from ..parquet import Footer, page_checks as pages, read_footer
 from ..schema import KEY_GROUP, has_key_groups, segment_schema
 from ..storage import Storage
 from ..tables import SizedCall, copy_rows
@@ -67,7 +67,7 @@ class SegmentReader:
         self._opened = False
         self._metadata: Any = None
         self._file: pq.ParquetFile | None = None
-        self._held: tuple[pages.ByteRange, ...] = ()
+        self._held: tuple[parquet.ByteRange, ...] = ()
         self._group_column: str | None = None
         if has_key_groups(state):
             self._group_column = KEY_GROUP.name
@@ -137,7 +137,7 @@ class SegmentReader:
             footer = self._fetch((handle.size_bytes - handle.footer_bytes, handle.footer_bytes))
             self._check_bytes(footer, handle.footer_bytes, handle.footer_digest, "its footer")
         with self._translated():
-            self._footer = read_footer(footer)
+            self._footer = parquet.read_footer(footer)
             if self._footer.arrow_schema:
                 # Arrow acts on one as soon as it opens the file.
                 raise self._damaged("it holds an ARROW:schema, which a segment must not")
@@ -146,7 +146,7 @@ class SegmentReader:
             self._metadata = metadata = file.metadata
             self._check_footer(metadata, file.schema_arrow)
         if self._whole:
-            self._file, self._held = file, (pages.ByteRange(0, footer),)
+            self._file, self._held = file, (parquet.ByteRange(0, footer),)
         self._opened = True
 
     def _fetch(self, span: tuple[int, int] | None) -> pa.Buffer:
@@ -173,7 +173,7 @@ class SegmentReader:
                 ErrorKind.OBJECT_DIGEST_DIFFERS,
             )
 
-    def _check_shape(self, footer: Footer) -> None:
+    def _check_shape(self, footer: parquet.Footer) -> None:
         handle, groups = self._handle, footer.row_groups
         if len(groups) > ROW_GROUPS_MAX:
             raise self._damaged(f"it has {len(groups):,} row groups; at most {ROW_GROUPS_MAX:,} are allowed")
@@ -185,13 +185,13 @@ class SegmentReader:
         ):
             if found != due:
                 raise self._damaged(f"its footer says {found:,} {what}, the manifest {due:,}")
-        pages.check_columns(footer, CODECS, ENCODINGS)
-        decoded = pages.decoded_bytes(footer)
-        pages.check_size(handle.size_bytes, handle.segment_rows, sum(decoded))
+        parquet.check_columns(footer, CODECS, ENCODINGS)
+        decoded = parquet.decoded_bytes(footer)
+        parquet.check_size(handle.size_bytes, handle.segment_rows, sum(decoded))
         self._starts = np.array([*accumulate((group.rows for group in groups), initial=0)])
         # What a dictionary of strings makes of its row group stands in neither: that one is decoded
         # alone.
-        alone = (PIECE_BYTES_MAX * repeats for repeats in pages.have_string_dictionary(footer))
+        alone = (PIECE_BYTES_MAX * repeats for repeats in parquet.have_string_dictionary(footer))
         self._sizes = np.array([*accumulate(map(max, declared, decoded, alone), initial=0)])
 
     def _check_footer(self, metadata: Any, schema: pa.Schema) -> None:
@@ -235,9 +235,9 @@ class SegmentReader:
         with self._translated():
             held = self._held or self._fetched(first, last)
             # Where no digest vouches for these bytes: page checksums leave the headers out.
-            if not pages.check_pages(self._footer, first, last, held, is_verified=bool(self._held)):
+            if not parquet.check_pages(self._footer, first, last, held, is_verified=bool(self._held)):
                 held = self._verified_whole()
-            file = self._file or self._parquet(pa.PythonFile(pages.PartialFile(held, self._handle.size_bytes), "r"))
+            file = self._file or self._parquet(pa.PythonFile(parquet.PartialFile(held, self._handle.size_bytes), "r"))
             table = file.read_row_groups(range(first, last + 1), use_threads=bool(large))
         rows = int(self._starts[last + 1] - self._starts[first])
         if len(table) != rows:
@@ -254,24 +254,24 @@ class SegmentReader:
                 pre_buffer=self._file is None and not self._whole,
             )
 
-    def _verified_whole(self) -> tuple[pages.ByteRange, ...]:
-        """All bytes, kept for the next row groups: only their digest can prove these pages."""
+    def _verified_whole(self) -> tuple[parquet.ByteRange, ...]:
+        """All bytes, kept for the next row groups: only their digest can prove these parquet."""
         data = self._fetch(None)
         self._check_bytes(data, self._handle.size_bytes, self._handle.digest, "it")
         self._file = self._parquet(pa.BufferReader(data))
-        self._held = (pages.ByteRange(0, data),)
+        self._held = (parquet.ByteRange(0, data),)
         return self._held
 
-    def _fetched(self, first: int, last: int) -> tuple[pages.ByteRange, ...]:
+    def _fetched(self, first: int, last: int) -> tuple[parquet.ByteRange, ...]:
         """The bytes of these row groups, usually by one request: their columns lie side by side."""
-        wanted = pages.byte_ranges(self._footer, first, last)
+        wanted = parquet.byte_ranges(self._footer, first, last)
         stored, end = sum(length for _, length in wanted), self._handle.size_bytes - self._handle.footer_bytes
         declared = sum(group.uncompressed_bytes for group in self._footer.row_groups[first : last + 1])
         if wanted and (wanted[-1][0] + wanted[-1][1] > end or stored > 2 * declared + _STORED_BYTES_MIN):
             raise self._damaged(
                 f"row groups {first} to {last} lie in {stored:,} bytes, or beyond byte {end:,} of the file"
             )
-        return tuple(pages.ByteRange(start, self._fetch((start, length))) for start, length in wanted)
+        return tuple(parquet.ByteRange(start, self._fetch((start, length))) for start, length in wanted)
 
     def _check_groups(self, table: pa.Table, start: int) -> None:
         handle = self._handle
@@ -310,7 +310,7 @@ class SegmentReader:
             yield
         except (DamagedCheckpoint, StorageError):
             raise
-        except pages.LimitFault as error:
+        except parquet.LimitFault as error:
             raise self._damaged(str(error), ErrorKind.LIMIT_EXCEEDED) from error
         except PARQUET_ERRORS as error:
             raise self._damaged(f"it cannot be read as Parquet: {error}") from error

@@ -1,16 +1,17 @@
-"""The storage protocol and what is built on any storage.
+"""What the format asks of a storage, how a URL finds one, and how its requests are counted.
 
-``protocol`` says what a storage promises; ``addresses`` parses URLs; ``stats`` and ``instrumented``
-count requests.
+Read ``protocol`` first, then ``addresses``, ``stats`` and ``instrumented``.
 """
 
 from __future__ import annotations
 
 from .addresses import (
+    as_url,
     check_no_secrets,
     check_outside,
     checkpoint_address,
     is_id,
+    open_storage,
     split_id,
     stores_around,
     without_secrets,
@@ -28,14 +29,12 @@ from .protocol import (
     ReadsAtOnce,
     Storage,
     TellsLeftovers,
-    as_url,
     check_path,
     is_object_name,
     is_object_path,
     make_durable,
     names,
     names_after,
-    open_storage,
     reads_at_once,
 )
 from .stats import Stats, retried, stats_of

@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote
 
 from ..errors import ErrorKind, InvalidInput
+from .protocol import TOP_LEVEL, Storage
 
 _WITH_ID: Final = re.compile(r"(?s)(.*)@(\d+)")
 _URL: Final = re.compile(r"(?s)([^/?#]*?)://([^/?#]*)(.*)")
 _HOST: Final = re.compile(r"[^:]*(:\d*)?|\[[^\]]*\](:\d*)?")
+# A URL that pathlib has made a path of.
+_FLATTENED: Final = re.compile(r"[A-Za-z0-9+.-]{2,}:/[^/]")
 _PATH_SCHEMES: Final = frozenset(("file", "memory"))
 """In these URLs everything is a path: ``@`` and ``?`` are ordinary characters."""
 
@@ -71,8 +74,6 @@ def check_no_secrets(url: str, what: str) -> None:
 
 def check_outside(url: str, store_url: str) -> None:
     """``InvalidInput`` for a place in a folder of the store's own, where gc would delete it."""
-    from .protocol import TOP_LEVEL
-
     (place, parts), (store, above) = _place(url), _place(store_url)
     inside = parts[len(above) :]
     if place == store and parts[: len(above)] == above and inside and inside[0] in TOP_LEVEL:
@@ -85,8 +86,6 @@ def check_outside(url: str, store_url: str) -> None:
 
 def stores_around(url: str) -> list[str]:
     """Local directories that would be stores if ``url`` lay in a folder of a store's own."""
-    from .protocol import TOP_LEVEL
-
     place, parts = _place(url)
     if place != "file":
         return []
@@ -103,3 +102,48 @@ def _place(url: str) -> tuple[str, list[str]]:
         return "file", [part for part in path.split("/") if part]
     host, _, path = rest.partition("/")
     return f"{scheme.lower()}://{host}", [part for part in path.split("/") if part]
+
+
+def as_url(url: str | os.PathLike[str]) -> str:
+    """A URL or path as text; ``InvalidInput`` for anything else."""
+    try:
+        found: object = os.fspath(url)
+    except TypeError:
+        found = None
+    if not isinstance(found, str):
+        raise InvalidInput(
+            f"{url!r} is of type {type(url).__name__}; give a URL, or a path as text or pathlib.Path",
+            kind=ErrorKind.INVALID_URL,
+        )
+    if not isinstance(url, str) and _FLATTENED.match(found):
+        raise InvalidInput(
+            f"{found!r} was a URL before it became a path, which has one slash less; give the URL as text",
+            kind=ErrorKind.INVALID_URL,
+        )
+    return found
+
+
+def open_storage(url: str | os.PathLike[str], **options: Any) -> Storage:
+    """The storage of a URL, found by scheme through the entry-point group ``stateformat.storages``.
+
+    A plain path is ``file://``. ``options`` go to the storage (``endpoint_url``, ``key``,
+    ``secret`` for ``s3://``). Raises ``InvalidInput`` for an unknown scheme or a missing extra.
+    """
+    from importlib.metadata import entry_points
+
+    url = as_url(url)
+    scheme, separator, _ = url.partition("://")
+    if not separator:
+        scheme = "file"
+    if not url.strip():
+        raise InvalidInput("the store's address is empty; give a path or a URL", kind=ErrorKind.INVALID_URL)
+    found = {entry.name: entry for entry in entry_points(group="stateformat.storages")}
+    if scheme not in found:
+        raise InvalidInput(
+            f"no storage for {scheme}:// (in {without_secrets(url)}); known are {', '.join(sorted(found))}. Others can "
+            "be added through the entry-point group stateformat.storages",
+            kind=ErrorKind.UNKNOWN_SCHEME,
+            url=without_secrets(url),
+        )
+    storage: Storage = found[scheme].load()(url, options)
+    return storage

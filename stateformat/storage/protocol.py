@@ -15,11 +15,10 @@ entry is a function ``(url: str, options: Mapping[str, Any]) -> Storage``.
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from enum import Enum
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple, Protocol, runtime_checkable
 
 from ..errors import ErrorKind, InvalidInput
 
@@ -31,8 +30,6 @@ TOP_LEVEL: Final = ("checkpoints", "manifests", "requests", "segments")
 
 # Control characters, the backslash, and what is no character but stands for a byte that is none.
 _FORBIDDEN: Final = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
-# A URL that pathlib has made a path of.
-_FLATTENED: Final = re.compile(r"[A-Za-z0-9+.-]{2,}:/[^/]")
 
 REFUSALS: Final = frozenset({ErrorKind.STORAGE_REFUSED, ErrorKind.STORAGE_UNSUITABLE, ErrorKind.INVALID_PATH})
 """Kinds of ``StorageError`` that say: nothing was done, nor will be until someone changes
@@ -186,11 +183,16 @@ def names_after(storage: Storage, path: str) -> list[str]:
     return [item.path for item in storage.list(path[: path.rindex("/") + 1]) if item.path > path]
 
 
-def reads_at_once(storage: Storage) -> int:
-    """How many segments to open ahead: the storage's attribute ``reads_at_once``, or 1.
+@runtime_checkable
+class ReadsAtOnce(Protocol):
+    """A :class:`Storage` in which a small read is mostly waiting, as over a network."""
 
-    More are worth it where a small read is mostly waiting; a thread costs more than a file.
-    """
+    reads_at_once: int
+    """How many small reads, and so segments to open ahead, are worth having under way."""
+
+
+def reads_at_once(storage: Storage) -> int:
+    """:class:`ReadsAtOnce` for any storage; 1 if unknown: a thread costs more than a file."""
     return max(1, int(getattr(storage, "reads_at_once", 1)))
 
 
@@ -221,52 +223,3 @@ def check_path(path: str) -> str:
             path=path,
         )
     return path
-
-
-def as_url(url: str | os.PathLike[str]) -> str:
-    """A URL or path as text; ``InvalidInput`` for anything else."""
-    try:
-        found: object = os.fspath(url)
-    except TypeError:
-        found = None
-    if not isinstance(found, str):
-        raise InvalidInput(
-            f"{url!r} is of type {type(url).__name__}; give a URL, or a path as text or pathlib.Path",
-            kind=ErrorKind.INVALID_URL,
-        )
-    if not isinstance(url, str) and _FLATTENED.match(found):
-        raise InvalidInput(
-            f"{found!r} was a URL before it became a path, which has one slash less; give the URL as text",
-            kind=ErrorKind.INVALID_URL,
-        )
-    return found
-
-
-def open_storage(url: str | os.PathLike[str], **options: Any) -> Storage:
-    """The storage of a URL, found by scheme through the entry-point group ``stateformat.storages``.
-
-    A plain path is ``file://``. ``options`` go to the storage (``endpoint_url``, ``key``,
-    ``secret`` for ``s3://``). Raises ``InvalidInput`` for an unknown scheme or a missing extra.
-    """
-    from importlib.metadata import entry_points
-
-    from .addresses import without_secrets
-
-    url = as_url(url)
-    scheme, separator, _ = url.partition("://")
-    if not separator:
-        scheme, url = "file", url
-    if not url.strip():
-        raise InvalidInput("the store's address is empty; give a path or a URL", kind=ErrorKind.INVALID_URL)
-    found = {entry.name: entry for entry in entry_points(group="stateformat.storages")}
-    if scheme not in found:
-        raise InvalidInput(
-            f"no storage for {scheme}:// (in {without_secrets(url)}); known are {', '.join(sorted(found))}. Others can be added through "
-            "the entry-point group stateformat.storages",
-            kind=ErrorKind.UNKNOWN_SCHEME,
-            url=without_secrets(url),
-        )
-    factory: Any = found[scheme].load()
-    checked: Mapping[str, Any] = options
-    storage: Storage = factory(url, checked)
-    return storage

@@ -1,6 +1,7 @@
-"""Arrow tables larger than memory: cut and joined by bytes, read ahead, set aside on disk, merged in order.
+"""Arrow tables larger than memory, with no word about state.
 
-Read ``pieces`` first, then ``spill``, ``prefetch`` and ``merging``.
+``pieces`` cuts and gathers them by bytes, ``prefetch`` reads ahead, ``spill`` sets rows aside on disk,
+``merging`` merges sorted streams.
 """
 
 from __future__ import annotations
