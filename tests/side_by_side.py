@@ -38,7 +38,7 @@ SUITES = {
             "tests/test_conformance_evolving.py",
             "tests/test_conformance_failures.py",
             "tests/test_failures_told.py",
-            "tests/test_hashing_spark.py",
+            "tests/stateformat/test_hashing_spark.py",
             "tests/test_local_checkpoints.py",
             "tests/test_publish_protocol.py",
             "tests/test_retention.py",

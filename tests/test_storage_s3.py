@@ -265,7 +265,7 @@ def test_without_s3fs_the_line_that_installs_it_is_told(monkeypatch: pytest.Monk
 
 def test_opening_a_store_imports_no_client() -> None:
     code = (
-        "import sys; from stateformat.storage.protocol import open_storage; print(open_storage('s3://bucket/prefix').url);"
+        "import sys; from stateformat.storage import open_storage; print(open_storage('s3://bucket/prefix').url);"
         "print([name for name in ('s3fs', 'botocore', 'aiobotocore', 'aiohttp', 'fsspec') if name in sys.modules])"
     )
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from tests.bombs import BOMBS, HARMLESS, MANIFESTS, RECORDS, SEGMENTS
+from tests.stateformat.bombs import BOMBS, HARMLESS, MANIFESTS, RECORDS, SEGMENTS
+from tests.stateformat.test_bombs import begin, results
 from tests.tally import Tally
-from tests.test_bombs import begin, results
 
 TIMEOUT_SECONDS = 1500
 """Ten times what it takes on a quiet machine of two cores: that a bomb takes long is told by its processor time."""

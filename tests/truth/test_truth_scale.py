@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import stateformat as sf
-from tests.scale_commands import Took, call
 from tests.tally import Tally
+from tests.truth.scale_commands import Took, call
 
 OPERATORS = SUBTASKS = 1000
 HANDLES = OPERATORS * SUBTASKS

@@ -496,7 +496,7 @@ def test_the_numbers_are_plain_and_always_all_there() -> None:
 
 
 def test_the_example_of_the_docs_exports_every_number_once(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (Path(__file__).resolve().parent.parent / "docs" / "observability.md").read_text()
+    page = (Path(__file__).resolve().parents[2] / "docs" / "observability.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     namespace: dict[str, Any] = {}
     exec(code, namespace)

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.bombs import BOMBS, HARMLESS, MIB, SECONDS_MAX
+from tests.stateformat.bombs import BOMBS, HARMLESS, MIB, SECONDS_MAX
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 GROWTH_BYTES_MAX = 640 * MIB
 """Four pieces of 128 MiB at a time and what lies around them; a manifest takes at most 256 MiB."""
 QUICK = (
@@ -47,7 +47,7 @@ class Attacked(NamedTuple):
 def begin(names: tuple[str, ...]) -> subprocess.Popen[str]:
     """Attack with these bombs, in a process of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.bombs", *names],
+        [sys.executable, "-m", "tests.stateformat.bombs", *names],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
