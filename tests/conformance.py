@@ -1,8 +1,8 @@
-"""What tests of both executors share: a place for jobs, sources with gates, and what user code was called for, across processes.
+"""What tests of both executors share: a place for jobs, sources with gates, and calls of user code.
 
-A job runs on either executor, named by a word. Its user code may run in other processes than the test, so the test speaks with it
-through files: a source reads as far as a file says, and every call becomes a line of another. Committed output is in the sinks of the
-dataflow, which commit here, whichever the executor.
+User code may run in other processes than the test, so the test speaks with it through files: a
+source reads as far as a file says, and every call becomes a line of another. Committed output is in
+the sinks of the dataflow, which commit in the test's process.
 """
 
 from __future__ import annotations
@@ -15,19 +15,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from stateformat.backends.connectors.sources import ListEnumerator
-from stateformat.backends.dataflow import (
-    Chunk,
-    Dataflow,
-    Operator,
-    OperatorContext,
-    Output,
-    Prepared,
-    ReaderContext,
-    Source,
-    Split,
-    SplitEnumerator,
-    TwoPhaseCommitSink,
-)
+from stateformat.backends.dataflow import flow as api
 from stateformat.backends.local import JobOutcome, LocalRuntime, VirtualClock
 from stateformat.backends.runtime import Run, Runtime
 from stateformat.backends.spark.runtime import SparkRuntime
@@ -43,7 +31,7 @@ FOREVER_US = 1_000_000_000_000
 
 
 class Calls:
-    """What user code was called for, in order of time, of all processes. ``fails(call)``: it raises the next time."""
+    """What user code of all processes was called for, in order."""
 
     def __init__(self, directory: Path) -> None:
         self._file = directory / "calls"
@@ -51,14 +39,14 @@ class Calls:
         self._orders.mkdir(parents=True, exist_ok=True)
 
     def tell(self, who: str, call: str) -> None:
-        """It was called. Raises where that was ordered."""
+        """Note a call. Raises if that was ordered."""
         told = f"{who} {call}"
         with self._file.open("a") as file:
             file.write(told + "\n")
         self.obey(told)
 
     def obey(self, told: str) -> None:
-        """Raise where that was ordered."""
+        """Raise if that was ordered."""
         for order in sorted(self._orders.iterdir()):
             wanted = bytes.fromhex(order.name).decode()
             if told == wanted or told.startswith(wanted + " "):
@@ -66,7 +54,7 @@ class Calls:
                 raise Boom(told)
 
     def fails(self, call: str) -> None:
-        """The next call that is, or begins with, these words raises."""
+        """Let the next call that is, or begins with, these words raise."""
         (self._orders / call.encode().hex()).touch()
 
     @property
@@ -84,11 +72,8 @@ class Calls:
         self._file.unlink(missing_ok=True)
 
 
-class Gated(Source):
-    """Batches that lie ready, as far as the test has let them: ``let(split, batches)``, or all of it and the end.
-
-    Split *n* is that of subtask *n* modulo the parallelism.
-    """
+class Gated(api.Source):
+    """Batches that are read as far as the test lets them. Subtasks have the splits in turn."""
 
     splits_per_reader = None
 
@@ -117,62 +102,62 @@ class Gated(Source):
     def schema(self) -> pa.Schema:
         return self._splits[0][0].schema if self._splits and self._splits[0] else ROWS
 
-    def enumerator(self) -> SplitEnumerator:
+    def enumerator(self) -> api.SplitEnumerator:
         return ListEnumerator(
-            lambda: [Split(f"split-{number}", str(number).encode()) for number in range(len(self._splits))],
+            lambda: [api.Split(f"split-{number}", str(number).encode()) for number in range(len(self._splits))],
             shared_out=True,
         )
 
-    def read(self, split: Split, context: ReaderContext) -> Iterator[Chunk]:
+    def read(self, split: api.Split, context: api.ReaderContext) -> Iterator[api.Chunk]:
         batches, position = self._splits[int(split.payload)], split.position
         while True:
             let = (self._directory / split.payload.decode()).read_text()
             if position < len(batches) and (let == "all" or position < int(let)):
                 position += 1
-                yield Chunk(batches[position - 1], position)
+                yield api.Chunk(batches[position - 1], position)
             elif position >= len(batches) and let == "all" and self.bounded:
                 return
             else:
-                yield Chunk(None, position)
+                yield api.Chunk(None, position)
 
 
-class Told(Operator):
-    """Passes on what it is given, and tells of every call. ``emits``: what hooks emit, by name."""
+class Told(api.Operator):
+    """Passes rows on, and tells of every call. ``emits``: what hooks emit, by name."""
 
-    def __init__(self, calls: Calls, **emits: Callable[[Told], Output]) -> None:
+    def __init__(self, calls: Calls, **emits: Callable[[Told], api.Output]) -> None:
         self.calls = calls
         self.emits = emits
 
     def tell(self, call: str) -> None:
         self.calls.tell(f"{self.context.uid}/{self.context.subtask}", call)
 
-    def emit(self, hook: str) -> Output:
+    def emit(self, hook: str) -> api.Output:
         return self.emits[hook](self) if hook in self.emits else None
 
-    def open(self, context: OperatorContext) -> None:
+    def open(self, context: api.OperatorContext) -> None:
         super().open(context)
         self.tell("open")
 
-    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+    def process(self, batch: pa.RecordBatch, input: int) -> api.Output:
         self.tell(f"process {input}: {words(batch)}")
         for value in batch["value"].to_pylist():
             # Whoever puts batches together, a row comes once.
             self.calls.obey(f"{self.context.uid}/{self.context.subtask} row {value}")
         return batch
 
-    def on_timer(self, timers: pa.RecordBatch, name: str) -> Output:
+    def on_timer(self, timers: pa.RecordBatch, name: str) -> api.Output:
         self.tell(f"timers {' '.join(map(str, timers['_timestamp'].to_pylist()))}")
         return self.emit("on_timer")
 
-    def receive(self, message: bytes) -> Output:
+    def receive(self, message: bytes) -> api.Output:
         self.tell(f"receive {message.decode()}")
         return self.emit("receive")
 
-    def end_input(self, input: int) -> Output:
+    def end_input(self, input: int) -> api.Output:
         self.tell(f"end_input {input}")
         return self.emit("end_input")
 
-    def finish(self) -> Output:
+    def finish(self) -> api.Output:
         self.tell("finish")
         return self.emit("finish")
 
@@ -180,32 +165,30 @@ class Told(Operator):
         self.tell("snapshot")
 
 
-class Out(TwoPhaseCommitSink):
-    """A sink whose committables are the rows, as text. ``seen``: what everybody can see, with multiplicity.
-
-    ``later``: so many committables are put off, of one commit after the other.
-    """
+class Out(api.TwoPhaseCommitSink):
+    """A sink whose committables are the rows, as text."""
 
     committable_columns = pa.schema([("rows", pa.string()), ("number", pa.int64())])
 
     def __init__(self, calls: Calls | None = None) -> None:
         self.calls = calls
         self.later: list[int] = []
+        """How many committables are put off, of one commit after the other."""
         self._committed: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
         self.permits: list[CommitPermit] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        # What was committed is the driver's; its copies in subtasks have none of it, and must not carry it about.
+        # What was committed is the driver's: copies in subtasks have none of it.
         return {"calls": self.calls, "later": [], "_committed": {}, "permits": []}
 
-    def open(self, context: OperatorContext) -> None:
+    def open(self, context: api.OperatorContext) -> None:
         super().open(context)
         self.held: list[tuple[Any, ...]] = []
 
     def process(self, batch: pa.RecordBatch, input: int) -> None:
         self.held += [tuple(row.values()) for row in batch.to_pylist()]
 
-    def prepare_commit(self, prepared: Prepared) -> pa.Table | None:
+    def prepare_commit(self, prepared: api.Prepared) -> pa.Table | None:
         if self.calls is not None:
             self.calls.tell(f"{self.context.uid}/{self.context.subtask}", "prepare")
         held, self.held = self.held, []
@@ -235,7 +218,7 @@ class Out(TwoPhaseCommitSink):
 
 
 class Stage:
-    """A place for one job: its store, its files, and runtimes of both executors. ``spark``: gives the session when it is needed."""
+    """A place for one job: its store, its files, and runtimes of both executors. ``spark`` makes a session."""
 
     def __init__(self, directory: Path, spark: Callable[[], Any]) -> None:
         self.directory = directory
@@ -245,7 +228,7 @@ class Stage:
         self.spark = spark
 
     def runtime(self, executor: str, **options: Any) -> Runtime[Any]:
-        """A runtime of this executor; waits take no time, and a checkpoint begins by itself only on Spark."""
+        """A runtime of this executor that does not wait."""
         options = {"clock": VirtualClock(), **options}
         if executor == "local":
             if "checkpoint_rows" not in options:
@@ -253,11 +236,11 @@ class Stage:
             return LocalRuntime(options.pop("store", self.store), **options)
         return SparkRuntime(self.spark(), options.pop("store", self.store), **options)
 
-    def run(self, executor: str, flow: Dataflow, **options: Any) -> JobOutcome:
+    def run(self, executor: str, flow: api.Dataflow, **options: Any) -> JobOutcome:
         """Run to the end, with restarts."""
         return self.runtime(executor, **options).run(flow)
 
-    def begin(self, executor: str, flow: Dataflow, **options: Any) -> Run:
+    def begin(self, executor: str, flow: api.Dataflow, **options: Any) -> Run:
         """Begin a run that does not end at once."""
         run = self.runtime(executor, **options).begin(flow)
         assert isinstance(run, Run), run
@@ -279,7 +262,7 @@ class Stage:
         return self.store.open().record
 
     def statuses(self) -> dict[str, tuple[str, list[int], list[int]]]:
-        """Of the newest checkpoint: by operator its status, which subtasks had finished and which were finishing."""
+        """By operator of the newest checkpoint: its status, its finished and its finishing subtasks."""
         return {
             str(operator.uid): (str(operator.status), list(operator.finished), list(operator.finishing))
             for operator in self.newest.graph.operators
@@ -337,25 +320,8 @@ def plain(table: pa.Table) -> Counter[tuple[Any, ...]]:
 
 
 class Case(NamedTuple):
-    """A job and what has to come out. ``outs``: by uid of the sink what was committed; ``expected``: the same, worked out otherwise."""
+    """A job; what its sinks have committed, by uid; and what they have to commit."""
 
-    flow: Callable[[], Dataflow]
+    flow: Callable[[], api.Dataflow]
     outs: Callable[[], dict[str, Counter[tuple[Any, ...]]]]
     expected: dict[str, Counter[tuple[Any, ...]]]
-
-
-__all__ = [
-    "EXECUTORS",
-    "FOREVER_US",
-    "Calls",
-    "Case",
-    "Gated",
-    "Out",
-    "Stage",
-    "Told",
-    "batches",
-    "lose",
-    "plain",
-    "to_end",
-    "until",
-]

@@ -7,34 +7,19 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateformat.backends.dataflow import Dataflow, OperatorCoordinator, Output, Sender
+from stateformat.backends.dataflow import Dataflow, OperatorCoordinator, Output
 from stateformat.backends.dataflow.operators import Filter, Map
 from tests.conformance import Calls, Gated, Out, Told, batches
-from tests.conformance_jobs import laps
+from tests.conformance_jobs import CountingCoordinator, laps
 from tests.local_jobs import ROWS, rows
 
 
-class Echoes(OperatorCoordinator):
+class Echoes(CountingCoordinator):
     """Sends every message back to its sender, and counts them."""
-
-    columns = pa.schema([("count", pa.int64())])
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.send: Sender
-
-    def open(self, send: Sender) -> None:
-        self.send = send
-
-    def restore(self, found: pa.Table) -> None:
-        self.count = pc.sum(found["count"]).as_py() or 0
 
     def receive(self, subtask: int, message: bytes) -> None:
         self.count += 1
         self.send(subtask, message)
-
-    def snapshot(self) -> pa.Table:
-        return pa.table({"count": pa.array([self.count], pa.int64())})
 
 
 class Asks(Told):
@@ -136,6 +121,3 @@ class AnswerLoopJob:
     def expected(self) -> list[int]:
         """The key of every row, once its laps are done."""
         return sorted([*range(4), *range(10, 14)])
-
-
-__all__ = ["AnswerJob", "AnswerLoopJob", "Asks"]

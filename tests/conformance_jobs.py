@@ -1,7 +1,7 @@
-"""Jobs that both executors run, each with what has to come out, worked out in plain Python without any operator.
+"""Jobs that both executors run, each with what has to come out, worked out in plain Python.
 
-None of the results depends on how records are put together into batches, nor on which task is quicker: where order matters there is one
-reader, and each channel keeps it.
+No result depends on how records are put together into batches, nor on which task is quicker: where
+order matters there is one reader, and each channel keeps it.
 """
 
 from __future__ import annotations
@@ -14,30 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateformat.backends.connectors import CollectSink, MemorySource
-from stateformat.backends.dataflow import (
-    BroadcastState,
-    Dataflow,
-    Descriptor,
-    ListState,
-    MapState,
-    Operator,
-    OperatorContext,
-    OperatorCoordinator,
-    Output,
-    Sender,
-    SplitList,
-    Timers,
-    UnionList,
-    ValueState,
-)
+from stateformat.backends.dataflow import flow as api
+from stateformat.backends.dataflow.api import states as descriptors
 from stateformat.backends.dataflow.events import MAX_WATERMARK
 from stateformat.backends.dataflow.operators import BroadcastJoin, Filter, Map
 from tests.conformance import Calls, Case, Gated, Out, Told, plain
 from tests.local_jobs import KEY, ROWS, rows
 
 Rows = list[dict[str, Any]]
-
-# Every ready-made operator -------------------------------------------------------------------------------------------------
 
 WINDOW_US = 100
 EVENTS: Rows = [
@@ -50,13 +34,13 @@ BATCH_ROWS = 8
 
 
 def every_operator(parallelism: int) -> Case:
-    """Maps, filters, aggregates, windows with late rows, first rows, a join with a small table: a tree with six sinks."""
+    """Maps, filters, aggregates, windows with late rows, first rows, joins: a tree with six sinks."""
     outs = {uid: CollectSink() for uid in ("totals", "updates", "windows", "firsts", "named", "left")}
     events = pa.Table.from_pylist(EVENTS, schema=ROWS)
     names = pa.table({"id": pa.array(NAMES, pa.int64()), "name": list(NAMES.values())})
 
-    def flow() -> Dataflow:
-        made = Dataflow("every operator", parallelism=parallelism)
+    def flow() -> api.Dataflow:
+        made = api.Dataflow("every operator", parallelism=parallelism)
         source = MemorySource(events, batch_rows=BATCH_ROWS, splits=3)
         read = made.source(source, uid="events", parallelism=1, event_time="at")
         by_key = read.map(doubled, uid="doubled", parallelism=1).key_by("key")
@@ -96,7 +80,6 @@ AGGREGATES = {
 
 
 def doubled(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Twice the value."""
     return batch.set_column(1, ROWS.field("value"), pc.multiply(batch["value"], 2))
 
 
@@ -131,45 +114,36 @@ def _every_result() -> dict[str, Counter[tuple[Any, ...]]]:
     }
 
 
-# Edges ---------------------------------------------------------------------------------------------------------------------
-
-
 class Who(Told):
-    """Says which subtask was given what: the key becomes the subtask."""
+    """The key of each row becomes the subtask that got it, the time its input."""
 
-    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+    def process(self, batch: pa.RecordBatch, input: int) -> api.Output:
         return rows(*batch["value"].to_pylist(), key=self.context.subtask, at=input)
 
 
-# Every kind of state -------------------------------------------------------------------------------------------------------
-
-
 class Everything(Told):
-    """Has a state of every kind, each filled by the rows in a way that tells them all, and empties them when it finishes.
+    """Puts every row into a state of every kind, and emits them at its end: (kind, key, value)."""
 
-    A row out is (kind, key or what belongs to it, value).
-    """
-
-    def states(self, *inputs: pa.Schema) -> Sequence[Descriptor]:
+    def states(self, *inputs: pa.Schema) -> Sequence[descriptors.Descriptor]:
         value = {"value": pa.int64()}
         return [
-            ValueState("sum", KEY, value),
-            MapState("map", KEY, pa.int64(), value),
-            ListState("list", KEY, value),
-            Timers("timers", KEY),
-            Timers("last", KEY),
-            SplitList("split", value),
-            BroadcastState("broadcast", value),
+            descriptors.ValueState("sum", KEY, value),
+            descriptors.MapState("map", KEY, pa.int64(), value),
+            descriptors.ListState("list", KEY, value),
+            descriptors.Timers("timers", KEY),
+            descriptors.Timers("last", KEY),
+            descriptors.SplitList("split", value),
+            descriptors.BroadcastState("broadcast", value),
         ]
 
     def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
         return KINDS
 
-    def open(self, context: OperatorContext) -> None:
+    def open(self, context: api.OperatorContext) -> None:
         super().open(context)
         self.own: list[int] = context.entries("split").rows()["value"].to_pylist()
 
-    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+    def process(self, batch: pa.RecordBatch, input: int) -> api.Output:
         context = self.context
         if input == 1:
             context.entries("broadcast").append(batch.select(["value"]))
@@ -185,37 +159,26 @@ class Everything(Told):
             self.own.append(value)
         return None
 
-    def on_timer(self, timers: pa.RecordBatch, name: str) -> Output:
+    def on_timer(self, timers: pa.RecordBatch, name: str) -> api.Output:
         if name == "timers":
             return kinds(("timer", row["key"], row["_timestamp"] - 5) for row in timers.to_pylist())
-        found = []
-        for row in timers.to_pylist():
-            key = row["key"]
-            known = self.context.value_state("sum").get_one(key) or {}
-            found.append(("sum", key, known["value"]))
-        return kinds(found)
+        sums, keys = self.context.value_state("sum"), timers["key"].to_pylist()
+        return kinds(("sum", key, (sums.get_one(key) or {})["value"]) for key in keys)
 
-    def finish(self) -> Output:
+    def finish(self) -> api.Output:
         context = self.context
-        found = [("map", 10 * row["key"] + row["_map_key"], row["value"]) for row in _list(context.map_state("map"))]
-        found += [("list", row["key"], row["value"]) for row in _list(context.list_state("list"))]
+        of_map, of_list = (state.rows().to_pylist() for state in (context.map_state("map"), context.list_state("list")))
+        found = [("map", 10 * row["key"] + row["_map_key"], row["value"]) for row in of_map]
+        found += [("list", row["key"], row["value"]) for row in of_list]
         found += [("split", -1, value) for value in self.own]
-        found += [
-            ("broadcast", context.parallelism, value)
-            for value in context.entries("broadcast").rows()["value"].to_pylist()
-        ]
-        return kinds(found)
+        told = context.entries("broadcast").rows()["value"].to_pylist()
+        return kinds([*found, *(("broadcast", context.parallelism, value) for value in told)])
 
     def snapshot(self) -> None:
         self.context.entries("split").replace(pa.table({"value": pa.array(self.own, pa.int64())}))
 
 
 KINDS = pa.schema([("kind", pa.string()), ("key", pa.int64()), ("value", pa.int64())])
-
-
-def _list(state: Any) -> Rows:
-    found: Rows = state.rows().to_pylist()
-    return found
 
 
 def kinds(found: Any) -> pa.RecordBatch:
@@ -225,7 +188,7 @@ def kinds(found: Any) -> pa.RecordBatch:
 
 
 class StateJob:
-    """A stream by key and a small one for everybody, into :class:`Everything`; both have gates."""
+    """A stream by key and a broadcast one, both with gates, into :class:`Everything`."""
 
     def __init__(self, directory: Any, values: Sequence[int], *, shut: bool = True) -> None:
         self.values = list(values)
@@ -236,9 +199,9 @@ class StateJob:
         self.calls = Calls(directory)
         self.out = Out()
 
-    def flow(self, parallelism: int) -> Dataflow:
-        """The job; it reads with one reader, for its timers and lists follow the order of the stream."""
-        made = Dataflow("states", parallelism=parallelism)
+    def flow(self, parallelism: int) -> api.Dataflow:
+        """The job. It has one reader, since its timers and lists follow the order of the stream."""
+        made = api.Dataflow("states", parallelism=parallelism)
         one = made.source(self.stream, uid="in", parallelism=1, event_time="at").key_by("key")
         two = made.source(self.table, uid="table", parallelism=1, event_time="at").broadcast()
         one.apply(Everything(self.calls), two, uid="op").apply(self.out, uid="out", parallelism=2, chain=False)
@@ -263,23 +226,20 @@ class StateJob:
         return found
 
 
-# Union state ---------------------------------------------------------------------------------------------------------------
-
-
 class Shares(Told):
-    """Counts rows by value modulo 8 in a union list, in no key's name; after a restore each takes the counts that are its share."""
+    """Counts rows by value modulo 8 in a union list, of which each subtask takes its share."""
 
-    def states(self, *inputs: pa.Schema) -> Sequence[Descriptor]:
-        return [UnionList("counts", {"part": pa.int64(), "n": pa.int64()})]
+    def states(self, *inputs: pa.Schema) -> Sequence[descriptors.Descriptor]:
+        return [descriptors.UnionList("counts", {"part": pa.int64(), "n": pa.int64()})]
 
-    def open(self, context: OperatorContext) -> None:
+    def open(self, context: api.OperatorContext) -> None:
         super().open(context)
         self.counts: Counter[int] = Counter()
         for row in context.entries("counts").rows().to_pylist():
             if row["part"] % context.parallelism == context.subtask:
                 self.counts[row["part"]] += row["n"]
 
-    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+    def process(self, batch: pa.RecordBatch, input: int) -> api.Output:
         self.counts.update(value % 8 for value in batch["value"].to_pylist())
         return None
 
@@ -287,65 +247,64 @@ class Shares(Told):
         table = pa.table({"part": pa.array(self.counts, pa.int64()), "n": pa.array(self.counts.values(), pa.int64())})
         self.context.entries("counts").replace(table)
 
-    def finish(self) -> Output:
+    def finish(self) -> api.Output:
         self.tell("finish")
         return [rows(n, key=part, at=0) for part, n in self.counts.items()]
 
 
-# Messages to and from a coordinator ------------------------------------------------------------------------------------------
-
-
-class Tally(OperatorCoordinator):
-    """Adds up what subtasks have counted; at every hundredth row it tells subtask 0, once for each hundred."""
+class CountingCoordinator(api.OperatorCoordinator):
+    """A coordinator that keeps a count."""
 
     columns = pa.schema([("count", pa.int64())])
 
     def __init__(self) -> None:
         self.count = 0
-        self.send: Sender
+        self.send: api.Sender
 
-    def open(self, send: Sender) -> None:
+    def open(self, send: api.Sender) -> None:
         self.send = send
 
     def restore(self, found: pa.Table) -> None:
         self.count = pc.sum(found["count"]).as_py() or 0
+
+    def snapshot(self) -> pa.Table:
+        return pa.table({"count": pa.array([self.count], pa.int64())})
+
+
+class Tally(CountingCoordinator):
+    """Adds up what subtasks have counted, and tells subtask 0 of every hundred."""
 
     def receive(self, subtask: int, message: bytes) -> None:
         before, self.count = self.count, self.count + int(message)
         for hundred in range(before // 100 + 1, self.count // 100 + 1):
             self.send(0, str(hundred * 100).encode())
 
-    def snapshot(self) -> pa.Table:
-        return pa.table({"count": pa.array([self.count], pa.int64())})
-
 
 class Counting(Told):
     """Tells its coordinator of every row, and emits what it hears from it."""
 
-    def coordinator(self) -> OperatorCoordinator:
+    def coordinator(self) -> api.OperatorCoordinator:
         return Tally()
 
-    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+    def process(self, batch: pa.RecordBatch, input: int) -> api.Output:
         self.context.send_to_coordinator(str(batch.num_rows).encode())
         return None
 
-    def receive(self, message: bytes) -> Output:
+    def receive(self, message: bytes) -> api.Output:
         return rows(int(message), key=0, at=0)
 
-
-# Loops ---------------------------------------------------------------------------------------------------------------------
 
 HOPS = pa.schema([("node", pa.int64()), ("hops", pa.int64())])
 ROUTES = {n: [(3 * n + 1) % 23, (n * n + 2) % 23, (n + 5) % 29] for n in range(31)}
 
 
-class Reached(Operator):
+class Reached(api.Operator):
     """Lets a node through the first time it is reached by so few hops, and remembers."""
 
-    def states(self, *inputs: pa.Schema) -> Sequence[Descriptor]:
-        return [ValueState("least", {"node": pa.int64()}, {"hops": pa.int64()})]
+    def states(self, *inputs: pa.Schema) -> Sequence[descriptors.Descriptor]:
+        return [descriptors.ValueState("least", {"node": pa.int64()}, {"hops": pa.int64()})]
 
-    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+    def process(self, batch: pa.RecordBatch, input: int) -> api.Output:
         least = self.context.value_state("least")
         found = []
         for row in batch.to_pylist():
@@ -356,13 +315,10 @@ class Reached(Operator):
         return pa.RecordBatch.from_pylist(found, schema=HOPS)
 
 
-class Routes(Operator):
-    """From each node to those that one hop leads to. While the file ``waits`` is there, goes round on the spot."""
+class Routes(api.Operator):
+    """From each node to those that one hop leads to."""
 
-    def __init__(self, waits: Any = None) -> None:
-        self.waits = waits
-
-    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+    def process(self, batch: pa.RecordBatch, input: int) -> api.Output:
         found = [
             {"node": node, "hops": row["hops"] + 1} for row in batch.to_pylist() for node in ROUTES.get(row["node"], ())
         ]
@@ -373,8 +329,8 @@ def hops_job(start: int = 0) -> Case:
     """Hops from one node over the routes, the least of each node."""
     out = CollectSink()
 
-    def flow() -> Dataflow:
-        made = Dataflow("hops", parallelism=3)
+    def flow() -> api.Dataflow:
+        made = api.Dataflow("hops", parallelism=3)
         loop = made.loop(HOPS)
         source = MemorySource(pa.table({"node": [start], "hops": [0]}, schema=HOPS))
         first = made.source(source, uid="first", parallelism=1).key_by("node")
@@ -393,7 +349,6 @@ def hops_job(start: int = 0) -> Case:
 
 
 def breadth_first(start: int) -> dict[int, int]:
-    """By node, the least number of hops."""
     found, edge, hops = {start: 0}, [start], 0
     while edge:
         hops += 1
@@ -409,35 +364,35 @@ def laps(keys: Sequence[int], left: int) -> pa.RecordBatch:
 
 
 class Lap(Told):
-    """Takes one lap off each row; none while the file is there."""
+    """Takes one lap off each row; none while the file ``spins`` is there."""
 
     def __init__(self, calls: Calls, spins: Any) -> None:
         super().__init__(calls)
         self.spins = spins
 
-    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+    def process(self, batch: pa.RecordBatch, input: int) -> api.Output:
         less = 0 if self.spins.exists() else 1
         return batch.set_column(1, ROWS.field("value"), pc.subtract(batch["value"], less))
 
 
 class Late(Told):
-    """The head of a loop: has a timer at the end of time for its first row, which sends two more rows round."""
+    """The head of a loop, with a timer at the end of time that sends two more rows round."""
 
-    def states(self, *inputs: pa.Schema) -> Sequence[Descriptor]:
-        return [Timers("wake", KEY)]
+    def states(self, *inputs: pa.Schema) -> Sequence[descriptors.Descriptor]:
+        return [descriptors.Timers("wake", KEY)]
 
-    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+    def process(self, batch: pa.RecordBatch, input: int) -> api.Output:
         if 0 in batch["key"].to_pylist():
             self.context.timers("wake").set_one((0,), MAX_WATERMARK)
         return batch
 
-    def on_timer(self, timers: pa.RecordBatch, name: str) -> Output:
+    def on_timer(self, timers: pa.RecordBatch, name: str) -> api.Output:
         super().on_timer(timers, name)
         return laps([100, 101], left=2)
 
 
 class LapJob:
-    """in → head → body → (again → head) and (done → out), by key and in turn; its body spins on the spot while a file is there."""
+    """in → head → body → (again → head) and (done → out). The body spins while a file is there."""
 
     def __init__(self, directory: Any, *, spins: bool = False, late: bool = False) -> None:
         self.calls = Calls(directory)
@@ -448,8 +403,8 @@ class LapJob:
         self.source = Gated(directory / "laps", [laps([n, n + 10], left=1 + n % 3) for n in range(6)])
         self.out = Out()
 
-    def flow(self, parallelism: int = 2, body: int = 3) -> Dataflow:
-        made = Dataflow("laps", parallelism=parallelism)
+    def flow(self, parallelism: int = 2, body: int = 3) -> api.Dataflow:
+        made = api.Dataflow("laps", parallelism=parallelism)
         loop = made.loop(ROWS)
         stream = made.source(self.source, uid="in", parallelism=1, event_time="at").key_by("key")
         head = stream.apply((Late if self.late else Told)(self.calls), loop.key_by("key"), uid="head")
@@ -462,7 +417,7 @@ class LapJob:
 
     @property
     def expected(self) -> list[int]:
-        """Every row's key, once its laps are done."""
+        """The key of every row."""
         return sorted([*range(6), *range(10, 16), *([100, 101] if self.late else [])])
 
 
@@ -471,8 +426,8 @@ def two_heads(parallelism: int) -> Case:
     out = CollectSink()
     chunks = [laps([n, n + 10], left=1 + n % 3) for n in range(5)]
 
-    def flow() -> Dataflow:
-        made = Dataflow("two heads", parallelism=parallelism)
+    def flow() -> api.Dataflow:
+        made = api.Dataflow("two heads", parallelism=parallelism)
         outer, inner = made.loop(ROWS), made.loop(ROWS)
         read = made.source(MemorySource(chunks, splits=2), uid="in", parallelism=2).key_by("key")
         a = read.apply(Filter(everything), outer.key_by("key"), uid="a")
@@ -489,15 +444,12 @@ def two_heads(parallelism: int) -> Case:
 
 
 def everything(batch: pa.RecordBatch) -> pa.Array:
-    """All rows."""
     return pa.array([True] * batch.num_rows, pa.bool_())
 
 
 def is_even(column: pa.Array) -> pa.Array:
-    """Whether values are even."""
     return pc.equal(pc.bit_wise_and(column, 1), 0)
 
 
 def one_less(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """One lap less to go."""
     return batch.set_column(1, ROWS.field("value"), pc.subtract(batch["value"], 1))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.spark_failures import Drivers, Place, judge
+from tests.spark.spark_failures import Drivers, Place, judge
 from tests.tally import Tally
 
 pytestmark = [pytest.mark.spark, pytest.mark.truth, pytest.mark.timeout(1200)]
@@ -82,7 +82,7 @@ def test_a_driver_that_is_killed_around_a_publication_or_a_commit_is_as_if_it_ha
 def test_an_executor_that_is_lost_with_what_others_have_read_is_noticed(
     tmp_path: Path, tally: Tally, checksum: str, compare: str
 ) -> None:
-    program = [sys.executable, "-m", "tests.spark_executors", str(tmp_path), checksum, compare, *HITS]
+    program = [sys.executable, "-m", "tests.spark.spark_executors", str(tmp_path), checksum, compare, *HITS]
     said = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=1100, check=True).stdout
     found = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
     assert all(each["happened"] for each in found)

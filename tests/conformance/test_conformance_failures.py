@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from stateformat.backends.dataflow import Dataflow
@@ -11,25 +9,17 @@ from stateformat.backends.dataflow.operators import Aggregate
 from stateformat.backends.local import JobFailed
 from stateformat.errors import CheckpointError
 from stateformat.model import StopMode
-from tests.conformance import EXECUTORS, Gated, Out, Stage, Told, batches, lose, to_end, until
+from tests.conformance import Gated, Out, Told, batches, lose, to_end, until
 from tests.conformance_jobs import Shares
+from tests.played_stage import EVERYWHERE, PlayedStage, other
 
-pytestmark = pytest.mark.spark
-
-BOTH = pytest.mark.parametrize("executor", EXECUTORS)
 DRAIN, SUSPEND = StopMode.DRAIN, StopMode.NO_DRAIN
-
-
-@pytest.fixture
-def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Stage:
-    """Where a job runs; Spark is started when it is needed."""
-    return Stage(tmp_path, lambda: request.getfixturevalue("spark"))
 
 
 class Line:
     """in → op → out, each in tasks of its own, read by one reader. ``op`` counts by key, and tells at its end."""
 
-    def __init__(self, stage: Stage, count: int = 12, *, shut: bool = True) -> None:
+    def __init__(self, stage: PlayedStage, count: int = 12, *, shut: bool = True) -> None:
         self.source = Gated(stage.directory / "in", batches(range(count), 1), shut=shut)
         self.calls = stage.calls
         self.out = Out(stage.calls)
@@ -45,12 +35,9 @@ class Line:
         return flow
 
 
-# User code -----------------------------------------------------------------------------------------------------------------
-
-
-@BOTH
+@EVERYWHERE
 def test_user_code_that_fails_once_makes_the_job_start_again_and_nothing_is_lost_or_twice(
-    stage: Stage, executor: str
+    stage: PlayedStage, executor: str
 ) -> None:
     line = Line(stage, shut=False)
     stage.calls.fails("op/0 row 7")
@@ -60,7 +47,7 @@ def test_user_code_that_fails_once_makes_the_job_start_again_and_nothing_is_lost
     assert sorted(line.totals.seen.elements()) == [(key, 3) for key in range(4)]
 
 
-@BOTH
+@EVERYWHERE
 @pytest.mark.parametrize(
     ("call", "told"),
     [
@@ -70,15 +57,15 @@ def test_user_code_that_fails_once_makes_the_job_start_again_and_nothing_is_lost
         ("out commit", "commit of 'out' failed: Boom: out commit 1"),
     ],
 )
-def test_a_job_that_fails_too_often_says_where(stage: Stage, executor: str, call: str, told: str) -> None:
+def test_a_job_that_fails_too_often_says_where(stage: PlayedStage, executor: str, call: str, told: str) -> None:
     line = Line(stage, 4, shut=False)
     stage.calls.fails(call)
     with pytest.raises(JobFailed, match=told):
         stage.run(executor, line.flow(), max_restarts=0)
 
 
-@BOTH
-def test_a_snapshot_that_fails_is_taken_again_as_often_as_the_job_tolerates(stage: Stage, executor: str) -> None:
+@EVERYWHERE
+def test_a_snapshot_that_fails_is_taken_again_as_often_as_the_job_tolerates(stage: PlayedStage, executor: str) -> None:
     line = Line(stage)
     run = stage.begin(executor, line.flow(), tolerable_failures=1)
     line.source.let(0, 4)
@@ -97,20 +84,17 @@ def test_a_snapshot_that_fails_is_taken_again_as_often_as_the_job_tolerates(stag
     assert sorted(line.totals.seen.elements()) == [(key, 3) for key in range(4)]
 
 
-@BOTH
-def test_a_snapshot_that_the_job_does_not_tolerate_makes_it_start_again(stage: Stage, executor: str) -> None:
+@EVERYWHERE
+def test_a_snapshot_that_the_job_does_not_tolerate_makes_it_start_again(stage: PlayedStage, executor: str) -> None:
     line = Line(stage, shut=False)
     stage.calls.fails("op/0 snapshot")
     assert stage.run(executor, line.flow(), checkpoint_rows=5).restarts == 1
     assert line.out.values == [*range(12)]
 
 
-# The store -----------------------------------------------------------------------------------------------------------------
-
-
-@BOTH
+@EVERYWHERE
 def test_a_store_that_fails_while_a_checkpoint_is_published_costs_that_checkpoint_and_no_output(
-    stage: Stage, executor: str
+    stage: PlayedStage, executor: str
 ) -> None:
     line = Line(stage)
     run = stage.begin(executor, line.flow(), tolerable_failures=2)
@@ -127,10 +111,10 @@ def test_a_store_that_fails_while_a_checkpoint_is_published_costs_that_checkpoin
     assert sorted(line.totals.seen.elements()) == [(key, 3) for key in range(4)]
 
 
-@BOTH
+@EVERYWHERE
 @pytest.mark.parametrize("what", ["refuse", "lose"])
 def test_a_publication_of_which_nobody_knows_the_outcome_ends_the_run_and_is_settled_by_the_next(
-    stage: Stage, executor: str, what: str
+    stage: PlayedStage, executor: str, what: str
 ) -> None:
     line = Line(stage)
     line.source.let(0, 4)
@@ -151,11 +135,10 @@ def test_a_publication_of_which_nobody_knows_the_outcome_ends_the_run_and_is_set
     assert line.out.values == [*range(12)]
 
 
-# Sinks ---------------------------------------------------------------------------------------------------------------------
-
-
-@BOTH
-def test_what_a_sink_puts_off_is_committed_later_with_the_end_of_the_job_at_last(stage: Stage, executor: str) -> None:
+@EVERYWHERE
+def test_what_a_sink_puts_off_is_committed_later_with_the_end_of_the_job_at_last(
+    stage: PlayedStage, executor: str
+) -> None:
     line = Line(stage)
     line.out.later = [1, 1, 0, 1, 1]
     run = stage.begin(executor, line.flow())
@@ -167,9 +150,9 @@ def test_what_a_sink_puts_off_is_committed_later_with_the_end_of_the_job_at_last
     assert len(line.out.permits) >= 6
 
 
-@BOTH
+@EVERYWHERE
 def test_what_was_prepared_and_not_committed_when_the_driver_was_lost_is_committed_by_the_other(
-    stage: Stage, executor: str
+    stage: PlayedStage, executor: str
 ) -> None:
     line = Line(stage)
     line.source.let(0, 4)
@@ -181,14 +164,11 @@ def test_what_was_prepared_and_not_committed_when_the_driver_was_lost_is_committ
     assert not line.out.seen
     line.out.later = []
     line.source.let(0)
-    stage.run(EXECUTORS[1 - EXECUTORS.index(executor)], line.flow(3))
+    stage.run(other(executor), line.flow(3))
     assert line.out.values == [*range(12)]
 
 
-# Union state ---------------------------------------------------------------------------------------------------------------
-
-
-def with_union(stage: Stage, out: Out, parallelism: int) -> tuple[Gated, Dataflow]:
+def with_union(stage: PlayedStage, out: Out, parallelism: int) -> tuple[Gated, Dataflow]:
     source = Gated(stage.directory / "in", *[batches(range(first, 60, 3), 4) for first in range(3)], shut=True)
     flow = Dataflow("union", parallelism=parallelism)
     read = flow.source(source, uid="in")
@@ -207,9 +187,9 @@ def counted(out: Out) -> dict[int, int]:
 COUNTED = {part: sum(1 for value in range(60) if value % 8 == part) for part in range(8)}
 
 
-@BOTH
+@EVERYWHERE
 def test_union_state_is_shared_out_at_a_restore_and_no_checkpoint_is_taken_while_some_have_finished(
-    stage: Stage, executor: str
+    stage: PlayedStage, executor: str
 ) -> None:
     out = Out()
     source, flow = with_union(stage, out, 3)
@@ -228,7 +208,7 @@ def test_union_state_is_shared_out_at_a_restore_and_no_checkpoint_is_taken_while
     source.let(1)
     until(run, lambda: "op/0 finish" in stage.calls.all)
     newest = stage.newest_id
-    for _ in range(4 if executor == "spark" else 2000):
+    for _ in range(2000 if executor == "local" else 4):
         run.step()
     assert stage.newest_id <= newest + 1
     assert {status for status, *_ in stage.statuses().values()} == {"running"}
@@ -238,9 +218,9 @@ def test_union_state_is_shared_out_at_a_restore_and_no_checkpoint_is_taken_while
     assert counted(out) == COUNTED
 
 
-@BOTH
+@EVERYWHERE
 def test_a_stop_without_drain_is_refused_while_union_state_has_ended_in_part_and_the_job_goes_on(
-    stage: Stage, executor: str
+    stage: PlayedStage, executor: str
 ) -> None:
     out = Out()
     source, flow = with_union(stage, out, 3)
@@ -255,11 +235,8 @@ def test_a_stop_without_drain_is_refused_while_union_state_has_ended_in_part_and
     assert counted(out) == COUNTED
 
 
-# What is given up ----------------------------------------------------------------------------------------------------------
-
-
-@BOTH
-def test_state_that_is_given_up_begins_anew_and_all_else_goes_on(stage: Stage, executor: str) -> None:
+@EVERYWHERE
+def test_state_that_is_given_up_begins_anew_and_all_else_goes_on(stage: PlayedStage, executor: str) -> None:
     line = Line(stage)
     line.source.let(0, 8)
     run = stage.begin(executor, line.flow(), requests_every_us=None)
@@ -272,8 +249,8 @@ def test_state_that_is_given_up_begins_anew_and_all_else_goes_on(stage: Stage, e
     assert sorted(line.totals.seen.elements()) == [(key, 1) for key in range(4)]
 
 
-@BOTH
-def test_a_job_that_was_stopped_stays_so_until_it_is_told_to_go_on(stage: Stage, executor: str) -> None:
+@EVERYWHERE
+def test_a_job_that_was_stopped_stays_so_until_it_is_told_to_go_on(stage: PlayedStage, executor: str) -> None:
     line = Line(stage)
     line.source.let(0, 4)
     run = stage.begin(executor, line.flow(), requests_every_us=None)

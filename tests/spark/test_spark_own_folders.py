@@ -15,7 +15,7 @@ from stateformat.storage import open_storage
 from stateformat.store import CheckpointStore
 from tests import rewrite_jobs as jobs
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CKPT = Path(sys.executable).with_name("ckpt")
 OURS = ("tools", "backends", "redistribution", "stateformat", "tests", "examples")
 

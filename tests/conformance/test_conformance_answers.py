@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,18 +9,12 @@ import pytest
 from stateformat.backends.local import JobFailed
 from stateformat.backends.runtime import Run
 from stateformat.model import StopMode
-from tests.conformance import EXECUTORS, Stage, to_end, until
+from tests.conformance import EXECUTORS, to_end, until
 from tests.conformance_answers import AnswerJob, AnswerLoopJob
-from tests.played_stage import PlayedStage
+from tests.played_stage import PlayedStage, other
 
 BOTH = pytest.mark.parametrize("executor", EXECUTORS)
 DRAIN, SUSPEND = StopMode.DRAIN, StopMode.NO_DRAIN
-
-
-@pytest.fixture
-def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlayedStage:
-    """Where a job runs."""
-    return PlayedStage(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(("executor", "seed"), [*(("local", seed) for seed in range(5)), ("spark", 0)])
@@ -37,9 +30,9 @@ def test_every_answer_comes_before_the_end_in_chains_too(stage: PlayedStage, exe
 
 
 @pytest.mark.spark
-def test_every_answer_comes_before_the_end_on_a_cluster(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    job = AnswerJob(tmp_path, 4, trips=1)
-    Stage(tmp_path, lambda: request.getfixturevalue("spark")).run("spark", job.flow(1))
+def test_every_answer_comes_before_the_end_on_a_cluster(stage: PlayedStage) -> None:
+    job = AnswerJob(stage.directory, 4, trips=1)
+    stage.run("cluster", job.flow(1))
     assert job.committed == job.expected
 
 
@@ -96,7 +89,7 @@ def test_a_stop_without_drain_while_answers_are_awaited_goes_on_with_them_elsewh
         run.request_stop(SUSPEND)
         assert to_end(run).stop is not None
         assert job.committed != job.expected
-        here.run(EXECUTORS[1 - EXECUTORS.index(executor)], job.flow(3), resume=True)
+        here.run(other(executor), job.flow(3), resume=True)
         assert job.committed == job.expected
 
 

@@ -1,10 +1,9 @@
-"""The same dataflows on both executors, with the same result: what a job is does not depend on who runs it."""
+"""The same dataflows on both executors, with the same result."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,58 +14,42 @@ from stateformat.backends.dataflow import Dataflow
 from stateformat.backends.runtime import SystemClock
 from stateformat.errors import CheckpointError
 from stateformat.model import StopMode
-from tests.conformance import EXECUTORS, Gated, Out, Stage, Told, batches, lose, plain, to_end, until
+from tests.conformance import Gated, Out, Told, batches, lose, plain, to_end, until
 from tests.conformance_jobs import Counting, LapJob, StateJob, Who, every_operator, hops_job, two_heads
 from tests.forgery import Forger
 from tests.local_jobs import rows
+from tests.played_stage import EVERYWHERE, PlayedStage, other
 
-pytestmark = pytest.mark.spark
-
-BOTH = pytest.mark.parametrize("executor", EXECUTORS)
 DRAIN, SUSPEND = StopMode.DRAIN, StopMode.NO_DRAIN
 
 
-@pytest.fixture
-def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Stage:
-    """Where a job runs; Spark is started when it is needed."""
-    return Stage(tmp_path, lambda: request.getfixturevalue("spark"))
+REAL = pytest.param("cluster", 3, marks=pytest.mark.spark)
 
 
-def other(executor: str) -> str:
-    """The other executor."""
-    return EXECUTORS[1 - EXECUTORS.index(executor)]
-
-
-# Whole jobs --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("executor", "parallelism"), [("local", 1), ("local", 3), ("spark", 3)])
-def test_every_ready_made_operator_gives_the_same(stage: Stage, executor: str, parallelism: int) -> None:
+@pytest.mark.parametrize(("executor", "parallelism"), [("local", 1), ("local", 3), ("spark", 3), REAL])
+def test_every_ready_made_operator_gives_the_same(stage: PlayedStage, executor: str, parallelism: int) -> None:
     case = every_operator(parallelism)
     stage.run(executor, case.flow(), checkpoint_rows=60)
     assert case.outs() == case.expected
 
 
-@BOTH
-def test_hops_over_routes_are_those_of_a_breadth_first_search(stage: Stage, executor: str) -> None:
+@EVERYWHERE
+def test_hops_over_routes_are_those_of_a_breadth_first_search(stage: PlayedStage, executor: str) -> None:
     case = hops_job()
     stage.run(executor, case.flow())
     assert case.outs() == case.expected
 
 
-@BOTH
-def test_a_loop_within_a_loop_turns_until_it_is_empty(stage: Stage, executor: str) -> None:
+@EVERYWHERE
+def test_a_loop_within_a_loop_turns_until_it_is_empty(stage: PlayedStage, executor: str) -> None:
     case = two_heads(2)
     stage.run(executor, case.flow())
     assert case.outs() == case.expected
 
 
-# Edges and chains ----------------------------------------------------------------------------------------------------------
-
-
-@BOTH
+@EVERYWHERE
 @pytest.mark.parametrize("chain", [True, False])
-def test_every_edge_leads_to_the_same_subtasks(stage: Stage, executor: str, chain: bool) -> None:
+def test_every_edge_leads_to_the_same_subtasks(stage: PlayedStage, executor: str, chain: bool) -> None:
     outs = {uid: Out() for uid in ("forward", "rescale", "rebalance", "broadcast", "hash", "both")}
     source = Gated(stage.directory / "in", batches(range(0, 24, 2), 2), batches(range(1, 24, 2), 2))
 
@@ -92,17 +75,12 @@ def test_every_edge_leads_to_the_same_subtasks(stage: Stage, executor: str, chai
             given[uid][subtask].append(value)
     even, odd = [*range(0, 24, 2)], [*range(1, 24, 2)]
     assert sorted_lists(given["forward"]) == {0: even, 1: odd}
-    assert {subtask: {value % 2 for value in own} for subtask, own in given["rescale"].items()} == {
-        0: {0},
-        1: {0},
-        2: {1},
-        3: {1},
-    }
+    parities = {subtask: {value % 2 for value in own} for subtask, own in given["rescale"].items()}
+    assert parities == {0: {0}, 1: {0}, 2: {1}, 3: {1}}
     assert sorted_lists(given["broadcast"]) == {subtask: [*range(24)] for subtask in range(3)}
     for uid in ("rescale", "rebalance", "hash"):
         assert sorted(value for own in given[uid].values() for value in own) == [*range(24)]
     assert Counter(row[1] for row in outs["both"].seen.elements()) == Counter([*range(24)] * 2)
-    # Who owns a key is a matter of the format, not of who runs the job.
     assert sorted_lists(given["hash"]) == OWNED
     assert len(stage.newest.graph.operators) == 13
 
@@ -116,16 +94,12 @@ OWNED = {
 
 
 def sorted_lists(given: dict[int, list[int]]) -> dict[int, list[int]]:
-    """Each subtask's values in order."""
     return {subtask: sorted(own) for subtask, own in sorted(given.items())}
 
 
-# Two inputs, ends ----------------------------------------------------------------------------------------------------------
-
-
-@BOTH
+@EVERYWHERE
 def test_each_end_is_told_once_and_in_order_though_one_input_ends_long_before_the_other(
-    stage: Stage, executor: str
+    stage: PlayedStage, executor: str
 ) -> None:
     short = Gated(stage.directory / "short", [rows(1), rows(2)])
     long = Gated(stage.directory / "long", batches(range(10, 20), 1), shut=True, endless=True)
@@ -156,7 +130,7 @@ def test_each_end_is_told_once_and_in_order_though_one_input_ends_long_before_th
         assert calls[-2:] == ["end_input 1", "finish"]
 
 
-def ended_in_part(stage: Stage, out: Out) -> tuple[Gated, Dataflow]:
+def ended_in_part(stage: PlayedStage, out: Out) -> tuple[Gated, Dataflow]:
     """Two readers, each with a forward line of its own through an operator into a sink."""
     source = Gated(stage.directory / "in", batches(range(0, 12, 2), 2), batches(range(1, 12, 2), 2), shut=True)
     flow = Dataflow("in part", parallelism=2)
@@ -164,17 +138,17 @@ def ended_in_part(stage: Stage, out: Out) -> tuple[Gated, Dataflow]:
     return source, flow
 
 
-def has_ended_in_part(stage: Stage, out: Out) -> bool:
+def has_ended_in_part(stage: PlayedStage, out: Out) -> bool:
     """Whether the first of the two lines has finished, and of the other four rows have come."""
     return len(out.values) == 10 and stage.statuses()["out"][1] == [0]
 
 
 def test_a_partially_finished_operator_stands_alike_in_the_records_of_both_and_goes_on_elsewhere(
-    stage: Stage, tmp_path: Path
+    stage: PlayedStage,
 ) -> None:
     found: dict[str, Any] = {}
-    for executor in EXECUTORS:
-        here = Stage(tmp_path / executor, stage.spark)
+    for executor in ("local", "spark"):
+        here = stage.at(executor)
         out = Out()
         source, flow = ended_in_part(here, out)
         source.let(0)
@@ -192,12 +166,9 @@ def test_a_partially_finished_operator_stands_alike_in_the_records_of_both_and_g
     assert found["local"]["op"] == ("partially_finished", [0], [])
 
 
-# Restores ------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("first", EXECUTORS)
+@pytest.mark.parametrize("first", ["local", "spark", pytest.param("cluster", marks=pytest.mark.spark)])
 def test_every_kind_of_state_goes_from_one_executor_to_the_other_and_back_at_other_parallelisms(
-    stage: Stage, first: str
+    stage: PlayedStage, first: str
 ) -> None:
     job = StateJob(stage.directory, range(60))
     job.table.let(0, 2)
@@ -217,7 +188,7 @@ def test_every_kind_of_state_goes_from_one_executor_to_the_other_and_back_at_oth
     assert job.out.seen == job.expected(3)
 
 
-def test_records_that_an_unaligned_barrier_has_overtaken_come_first_on_spark(stage: Stage) -> None:
+def test_records_that_an_unaligned_barrier_has_overtaken_come_first_on_spark(stage: PlayedStage) -> None:
     out = Out()
     source = Gated(stage.directory / "in", batches(range(0, 80, 2), 2), batches(range(1, 80, 2), 2))
 
@@ -234,9 +205,9 @@ def test_records_that_an_unaligned_barrier_has_overtaken_come_first_on_spark(sta
     assert out.values == [*range(80)]
 
 
-@BOTH
+@EVERYWHERE
 @pytest.mark.parametrize("late", [False, True])
-def test_a_loop_is_stopped_while_it_turns_and_turns_on_elsewhere(stage: Stage, executor: str, late: bool) -> None:
+def test_a_loop_is_stopped_while_it_turns_and_turns_on_elsewhere(stage: PlayedStage, executor: str, late: bool) -> None:
     job = LapJob(stage.directory, spins=True, late=late)
     run = stage.begin(executor, job.flow(2, 3), requests_every_us=None)
     until(run, lambda: run.rows_read == 12)
@@ -250,8 +221,8 @@ def test_a_loop_is_stopped_while_it_turns_and_turns_on_elsewhere(stage: Stage, e
     assert job.out.values == job.expected
 
 
-@BOTH
-def test_a_loop_is_drained_with_what_its_timers_send_round(stage: Stage, executor: str) -> None:
+@EVERYWHERE
+def test_a_loop_is_drained_with_what_its_timers_send_round(stage: PlayedStage, executor: str) -> None:
     job = LapJob(stage.directory, spins=True, late=True)
     job.source.let(0, 6)
     run = stage.begin(executor, job.flow(2, 2), requests_every_us=None)
@@ -264,9 +235,9 @@ def test_a_loop_is_drained_with_what_its_timers_send_round(stage: Stage, executo
     assert {status for status, _, _ in stage.statuses().values()} == {"fully_finished"}
 
 
-@BOTH
+@EVERYWHERE
 def test_what_subtasks_and_their_coordinator_tell_one_another_arrives_once_across_a_restore(
-    stage: Stage, executor: str
+    stage: PlayedStage, executor: str
 ) -> None:
     out = Out()
     source = Gated(stage.directory / "in", *[batches(range(60), 6)] * 4, shut=True)
@@ -294,13 +265,10 @@ def test_what_subtasks_and_their_coordinator_tell_one_another_arrives_once_acros
     assert stage.statuses()["op"][0] == "fully_finished"
 
 
-# Unbounded sources and stops -----------------------------------------------------------------------------------------------
-
-
-@BOTH
+@EVERYWHERE
 @pytest.mark.parametrize("mode", [DRAIN, SUSPEND])
 def test_an_endless_job_is_stopped_through_its_store_and_its_savepoint_goes_on_with_the_other(
-    stage: Stage, executor: str, mode: StopMode
+    stage: PlayedStage, executor: str, mode: StopMode
 ) -> None:
     out = CollectSink()
 
@@ -344,8 +312,8 @@ def test_an_endless_job_is_stopped_through_its_store_and_its_savepoint_goes_on_w
     assert set(shards.values()) == {1}, "a window was emitted twice"
 
 
-@BOTH
-def test_a_job_of_which_everything_has_finished_is_not_run_again(stage: Stage, executor: str) -> None:
+@EVERYWHERE
+def test_a_job_of_which_everything_has_finished_is_not_run_again(stage: PlayedStage, executor: str) -> None:
     out = Out()
     source, flow = ended_in_part(stage, out)
     source.let_all()
@@ -356,11 +324,8 @@ def test_a_job_of_which_everything_has_finished_is_not_run_again(stage: Stage, e
     assert out.values == [*range(12)]
 
 
-# Sinks -------------------------------------------------------------------------------------------------------------------
-
-
-@BOTH
-def test_names_that_no_sink_has_made_are_refused_before_anything_runs(stage: Stage, executor: str) -> None:
+@EVERYWHERE
+def test_names_that_no_sink_has_made_are_refused_before_anything_runs(stage: PlayedStage, executor: str) -> None:
     flow = Dataflow("forged")
     rows_in = flow.source(MemorySource(pa.table({"n": [1, 2, 3]})), uid="in")
     rows_in.apply(FileSink(stage.directory / "out", durable=False), uid="out")

@@ -1,4 +1,4 @@
-"""Whatever fails while a job runs on Spark: it goes on, and its output and its states are those of an undisturbed run."""
+"""Whatever fails while a job runs on Spark: its output and its states are those of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ from stateformat.backends.spark.sessions import check
 from stateformat.backends.spark.sources import SparkSource
 from stateformat.backends.spark.sources.offset_table import OffsetTable
 from stateformat.errors import InvalidInput, PublishConflict
-from tests.spark_failures import Place, every_segment_an_object, judge
+from tests.spark.spark_failures import Place, every_segment_an_object, judge
+from tests.spark_in_process import Stand
 
-pytestmark = pytest.mark.spark
-
-ROWS = 2400
+ROWS = 1200
 
 
 @pytest.fixture
@@ -39,11 +38,14 @@ def place(tmp_path: Path) -> Iterator[Place]:
         yield Place(tmp_path, ROWS)
 
 
-class OneByOne:
-    """Gives an order after each checkpoint, until there is none left: faults in different epochs, and none when there is another.
+@pytest.fixture
+def stand(monkeypatch: pytest.MonkeyPatch) -> Stand:
+    """Spark, played in this process by two workers."""
+    return Stand(monkeypatch, workers=2)
 
-    Each may cost an epoch, or more: the job must have some to spare.
-    """
+
+class OneByOne:
+    """Gives an order after each checkpoint, so that each fault is in another epoch."""
 
     def __init__(self, place: Place, *faults: tuple[str, str, int]) -> None:
         self._place = place
@@ -61,11 +63,12 @@ class OneByOne:
         return not (self._faults or self._place.orders.left)
 
 
+@pytest.mark.spark
 def test_workers_that_die_and_attempts_that_fail_after_they_wrote_change_nothing(place: Place, spark: Any) -> None:
     faults = OneByOne(
         place, ("seen.process", "kill", 1), ("records-out.prepared", "kill", 1), ("seen.snapshot", "kill", 1)
     )
-    outcome = place.run(spark, progress=faults, checkpoint_rows=ROWS // 8)
+    outcome = place.run(spark, progress=faults, checkpoint_rows=ROWS // 5)
     assert faults.all_happened
     assert outcome.restarts == 0, "Spark, or the epoch, tries again: no failure of the job"
     judged = judge(place)
@@ -73,16 +76,25 @@ def test_workers_that_die_and_attempts_that_fail_after_they_wrote_change_nothing
     assert judged.garbage > 0, "what dead attempts have written"
 
 
-def test_what_user_code_raises_makes_the_job_start_again(place: Place, spark: Any) -> None:
+@pytest.mark.spark
+def test_what_fails_in_real_workers_makes_the_job_start_again(place: Place, spark: Any) -> None:
+    faults = OneByOne(place, ("seen.snapshot", "raise", 1), ("worker.write", "down", 1))
+    outcome = place.run(spark, progress=faults, max_restarts=4, checkpoint_rows=ROWS // 4)
+    assert faults.all_happened
+    assert outcome.restarts >= 2
+    judge(place)
+
+
+def test_what_user_code_raises_makes_the_job_start_again(place: Place, stand: Stand) -> None:
     faults = OneByOne(place, ("spot.process", "raise", 1), ("seen.snapshot", "raise", 1), ("seen.open", "raise", 1))
     place.orders.give("seen.process", "raise")
-    outcome = place.run(spark, progress=faults, max_restarts=4)
+    outcome = place.run(stand, progress=faults, max_restarts=4, checkpoint_rows=ROWS // 5)
     assert outcome.restarts >= 3
     judge(place)
 
 
 @pytest.mark.parametrize("tolerable", [0, 3])
-def test_a_store_that_is_down_for_a_while_is_waited_for(place: Place, spark: Any, tolerable: int) -> None:
+def test_a_store_that_is_down_for_a_while_is_waited_for(place: Place, stand: Stand, tolerable: int) -> None:
     place.orders.give("driver.publish", "lose")
     place.orders.give("worker.read", "down", 2)  # It reads when the job starts again.
     faults = OneByOne(
@@ -93,34 +105,34 @@ def test_a_store_that_is_down_for_a_while_is_waited_for(place: Place, spark: Any
         ("driver.publish", "refuse", 1),
     )
     outcome = place.run(
-        spark, progress=faults, max_restarts=10, tolerable_failures=tolerable, checkpoint_rows=ROWS // 24
+        stand, progress=faults, max_restarts=10, tolerable_failures=tolerable, checkpoint_rows=ROWS // 12
     )
     assert faults.all_happened
     assert outcome.restarts > 0
     assert judge(place).garbage > 0
 
 
-def test_a_job_that_fails_again_and_again_says_where_and_goes_on_when_it_is_mended(place: Place, spark: Any) -> None:
-    run = place.runtime(spark).begin(place.flow())
+def test_a_job_that_fails_again_and_again_says_where_and_goes_on_when_it_is_mended(place: Place, stand: Stand) -> None:
+    run = place.runtime(stand).begin(place.flow())
     assert run.step()
     run.close()
     place.orders.give("seen.process.1", "raise", 2)
     with pytest.raises(
         JobFailed, match=r"failed twice in the same way.*process of 'seen', subtask 1, failed: Boom: raise at seen"
     ):
-        place.run(spark, max_restarts=2)
-    place.run(spark)
+        place.run(stand, max_restarts=2)
+    place.run(stand)
     judge(place)
 
 
-def test_of_two_drivers_one_goes_on(place: Place, spark: Any) -> None:
-    first, second = (place.runtime(spark).begin(place.flow()) for _ in range(2))
+def test_of_two_drivers_one_goes_on(place: Place, stand: Stand) -> None:
+    first, second = (place.runtime(stand).begin(place.flow()) for _ in range(2))
     assert isinstance(first, SparkRun)
     assert first.step()
     with pytest.raises(PublishConflict):
         second.step()
     second.close()
-    newer = place.runtime(spark).begin(place.flow())
+    newer = place.runtime(stand).begin(place.flow())
     assert newer.step()
     committed = place.committed("records")
     with pytest.raises(PublishConflict):
@@ -132,6 +144,7 @@ def test_of_two_drivers_one_goes_on(place: Place, spark: Any) -> None:
     judge(place)
 
 
+@pytest.mark.spark
 def test_an_epoch_whose_reports_do_not_fit_together_is_run_again(
     place: Place, spark: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -149,34 +162,39 @@ def test_an_epoch_whose_reports_do_not_fit_together_is_run_again(
 
     real = epoch.checked
     monkeypatch.setattr(epoch, "checked", checked)
-    with caplog.at_level(logging.WARNING, "stateformat.backends.spark.driver.epoch"):
-        outcome = place.run(spark)
+    with caplog.at_level(logging.WARNING, epoch.__name__):
+        outcome = place.run(spark, checkpoint_rows=ROWS // 2)
     assert [record.message.count("of another attempt") for record in caplog.records] == [1, 1]
     assert outcome.restarts == 0
     assert judge(place).garbage > 0, "what the tries that do not count have written"
 
 
-def test_why_an_epoch_is_run_again_is_told_in_the_words_of_spark() -> None:
-    said = "An error occurred while calling o592.getResult.\n: org.apache.spark.SparkException: Job aborted\n\tat org.apache"
-    assert epoch.first_line(Py4JError(said)) == "org.apache.spark.SparkException: Job aborted"
+JVM = "An error occurred while calling o592.getResult.\n: org.apache.spark.SparkException: "
 
 
-def test_of_an_error_in_the_jvm_the_causes_are_told_and_not_that_somebody_waited() -> None:
-    said = (
-        "An error occurred while calling o1.getResult.\n: org.apache.spark.SparkException: Exception thrown in awaitResult: \n"
-        "\tat org.apache.spark\nCaused by: SparkException: Encountered error while reading file a.parquet.\n\tat org\n"
-        "Caused by: RuntimeException: it is no Parquet file\n\t... 1 more\nCaused by: RuntimeException: it is no\n"
-    )
-    told = "SparkException: Encountered error while reading file a.parquet.; RuntimeException: it is no Parquet file"
-    assert epoch.first_line(Py4JError(said)) == told
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (Py4JError(JVM + "Job aborted\n\tat org.apache"), "org.apache.spark.SparkException: Job aborted"),
+        (
+            Py4JError(
+                JVM + "Exception thrown in awaitResult: \n\tat org.apache.spark\n"
+                "Caused by: SparkException: Encountered error while reading file a.parquet.\n\tat org\n"
+                "Caused by: RuntimeException: it is no Parquet file\n\t... 1 more\nCaused by: RuntimeException: it is no\n"
+            ),
+            "SparkException: Encountered error while reading file a.parquet.; RuntimeException: it is no Parquet file",
+        ),
+        (KeyError("at"), "KeyError: 'at'"),
+        (ValueError(), "ValueError"),
+        (EpochBroken("two tokens"), "two tokens"),
+    ],
+    ids=["of Spark", "causes in the JVM", "other code", "without words", "ours"],
+)
+def test_an_error_is_told_in_one_line(error: Exception, line: str) -> None:
+    assert epoch.first_line(error) == line
 
 
-def test_an_error_of_other_code_is_told_with_what_it_is() -> None:
-    assert epoch.first_line(KeyError("at")) == "KeyError: 'at'"
-    assert epoch.first_line(ValueError()) == "ValueError"
-    assert epoch.first_line(EpochBroken("two tokens")) == "two tokens"
-
-
+@pytest.mark.spark
 def test_a_job_runs_in_a_session_that_knows_what_the_users_session_knows_when_it_begins(
     tmp_path: Path, spark: Any
 ) -> None:
@@ -187,9 +205,8 @@ def test_a_job_runs_in_a_session_that_knows_what_the_users_session_knows_when_it
     session.udf.register("twice", lambda text: 2 * text, "string")
     table = OffsetTable(lambda session: session.range(3).selectExpr("id", "twice(string(id)) as text"), "id")
     flow = Dataflow("job", parallelism=2)
-    flow.source(SparkSource(table, schema={"id": pa.int64(), "text": pa.string()}), uid="in").apply(
-        out := CollectSink(), uid="out"
-    )
+    source = SparkSource(table, schema={"id": pa.int64(), "text": pa.string()})
+    flow.source(source, uid="in").apply(out := CollectSink(), uid="out")
     spark.sparkContext.setJobDescription("what the user does")
     try:
         runtime.run(flow)
@@ -212,5 +229,5 @@ def test_a_session_that_has_been_stopped_is_refused_with_a_sentence(how: str) ->
 
     ended = object.__new__(SparkSession)
     ended._sc = SimpleNamespace(appName="job", _jsc=None if how == "stopped" else SimpleNamespace(sc=gone))
-    with pytest.raises(InvalidInput, match="has been stopped"):
+    with pytest.raises(InvalidInput, match=r"The session of 'job' has been stopped\. Make another"):
         check(ended)

@@ -1,16 +1,13 @@
-"""A job that fails on order, and what must hold whatever happens to it: for tests of failures on Spark.
+"""A job that fails by order, and what must hold whatever happens to it.
 
-Theory of operation. The job reads a table, gives each record a *spot* at random (so that a record that is processed twice goes two
-ways), and keeps by key and by spot what it has seen; three sinks write files. Every part of it looks for orders: files in a
-directory, each of which is carried out once, by whoever removes it first, in whatever process that is. So a worker kills itself, an
-operator raises, a store is down for so many requests, a driver dies at a named point.
+The job reads a table, gives each record a *spot* at random (so that a record processed twice goes
+two ways), keeps by key and by spot what it has seen, and writes files with three sinks. Its parts
+look for orders: files in a directory, each carried out once, by whichever process removes it first.
 
-:func:`judge` looks at what is left, by SQL over the input: rows that were committed, and the states of every checkpoint against
-the part of the input that its sources had read and the part of the output that is of it. Nothing of it knows how often the job
-was killed, and an undisturbed run is held to the same.
+:func:`judge` compares, by SQL over the input, the committed rows, and the states of every checkpoint
+with the part of the input that its sources had read. It does not know how often the job was killed.
 
-Drivers that are killed are processes of their own on the Spark of the test (:class:`Drivers`): their epochs go on without them for a
-while, as on a cluster, and each takes a fraction of a second to start.
+Drivers that are killed are processes of their own on the Spark of the test (:class:`Drivers`).
 """
 
 from __future__ import annotations
@@ -44,6 +41,7 @@ from stateformat.publication import CommitPermit
 from stateformat.segments import WriteOptions
 from stateformat.storage import CreateOutcome, Storage, names, names_after, open_storage
 from stateformat.store import CheckpointStore
+from tests.local_jobs import Boom
 
 ROWS = 3000
 KEYS = 50
@@ -58,33 +56,26 @@ NO_INLINE = WriteOptions(check_unique=False, trust_key_groups=True, inline_bytes
 
 
 def events(rows: int, parts: int) -> pa.Table:
-    """The input. Its parts are read side by side, at the same times."""
+    """The input, in parts of the same times."""
     number = np.arange(rows)
     columns = [number, number * 7919 % KEYS, number * 31 % 1009, number % (rows // parts) * 10]
     return pa.table([pa.array(column, pa.int64()) for column in columns], schema=EVENTS)
 
 
-# Orders --------------------------------------------------------------------------------------------------------------------
-
-
-class Boom(Exception):
-    """What user code raises here."""
-
-
 class Orders:
-    """What is to go wrong, once each: ``give("seen.process", "kill")``. Places are the names that the parts below ask for."""
+    """What is to go wrong, once each: ``give("seen.process", "kill")``."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
 
     def give(self, place: str, what: str, times: int = 1) -> None:
-        """The next so many times that somebody comes to this place, ``kill``, ``raise`` or another word that is known there."""
+        """The next times that the job comes to this place: ``kill``, ``raise``, or a word known there."""
         for _ in range(times):
             (self.directory / f"{place}={what}={os.urandom(4).hex()}").touch()
 
     def take(self, place: str) -> str | None:
-        """The order for a place, if there is one; it is carried out by whoever gets it."""
+        """The order for a place, which is the caller's now; None without one."""
         for file in sorted(self.directory.iterdir()):
             if file.name.startswith(f"{place}="):
                 with contextlib.suppress(FileNotFoundError):
@@ -98,7 +89,8 @@ class Orders:
         if what == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif what == "kill-executor":
-            os.kill(_parent_of(os.getppid()), signal.SIGKILL)
+            of_worker = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()
+            os.kill(int(of_worker[1]), signal.SIGKILL)
             time.sleep(60)  # The worker goes with its executor.
         elif what is not None:
             raise Boom(f"{what} at {place}")
@@ -109,25 +101,23 @@ class Orders:
         return len(list(self.directory.iterdir()))
 
 
-def _parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
 class Storm:
-    """A storage that fails by order, here in the ``driver`` or in any ``worker``: ``driver.read``, ``worker.write``, ``driver.list``.
+    """A storage that fails by order, in the ``driver`` or, once it was pickled, in a ``worker``.
 
-    ``driver.publish``: of the creation of a record, ``kill-before``, ``kill-after``, ``lose`` (it is done, and nobody is told) or
-    ``refuse``.
+    Orders: ``driver.read``, ``worker.write``, ``driver.list`` …; and ``driver.publish``, of the
+    creation of a record: ``kill-before``, ``kill-after``, ``lose`` (the answer) or ``refuse``.
     """
 
-    def __init__(self, inner: Storage, orders: Orders) -> None:
+    def __init__(self, inner: Storage, orders: Orders, where: str = "driver") -> None:
         self._inner = inner
         self._orders = orders
-        self._pid = os.getpid()
+        self._where = where
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Storm, (self._inner, self._orders, "worker")
 
     def _ask(self, verb: str, path: str) -> None:
-        place = "driver" if os.getpid() == self._pid else "worker"
-        if self._orders.take(f"{place}.{verb}") is not None:
+        if self._orders.take(f"{self._where}.{verb}") is not None:
             raise StorageError(f"{verb} of {path} fails: the store is down", path=path)
 
     def __getattr__(self, name: str) -> Any:
@@ -176,7 +166,7 @@ class Storm:
 
 
 class Spot(Operator):
-    """Gives each record a spot, another one each time."""
+    """Gives each record a spot at random."""
 
     def __init__(self, orders: Orders) -> None:
         self._orders = orders
@@ -225,7 +215,7 @@ class Seen(Operator):
 
 
 class Sink(FileSink):
-    """A file sink that fails on order: ``<uid>.prepared`` when its files are, ``commit`` when a part is committed, ``committed``."""
+    """A file sink that fails by order: ``<uid>.prepared``, ``commit`` (of a part), ``committed``."""
 
     def __init__(self, directory: Path, orders: Orders) -> None:
         super().__init__(directory, rows_per_file=100, durable=False)
@@ -245,11 +235,8 @@ class Sink(FileSink):
         self._orders.obey("committed")
 
 
-# The job -------------------------------------------------------------------------------------------------------------------
-
-
 class Place:
-    """Where one job runs: its store, its output, its orders. The same for every process that is given the directory."""
+    """Where one job runs: its store, its output, its orders."""
 
     def __init__(self, directory: Path, rows: int = ROWS, parallelism: int = 2) -> None:
         self.directory = directory
@@ -268,11 +255,11 @@ class Place:
 
     @property
     def store(self) -> CheckpointStore:
-        """A store that fails on order, and waits for nobody."""
+        """A store that fails by order, and does not wait."""
         return CheckpointStore(Storm(open_storage(self.url), self.orders), sleep=lambda _: None)
 
     def flow(self) -> Dataflow:
-        """Three levels: source and spots; what is kept by spot and by key; the sink of the records."""
+        """Three levels: source and spots; states by spot and by key; the sink of the records."""
         flow = Dataflow("failures", parallelism=self.parallelism)
         source = MemorySource(self.events, splits=self.parallelism, batch_rows=50)
         read = flow.source(source, uid="events", event_time="at").apply(Spot(self.orders), uid="spot")
@@ -288,25 +275,22 @@ class Place:
         return Sink(self.directory / name, self.orders)
 
     def runtime(self, spark: Any, **options: Any) -> SparkRuntime:
-        """A runtime whose waits take no time, and which leaves what attempts have written."""
+        """A runtime that does not wait, and keeps all that attempts have written."""
         options = {"clock": VirtualClock(), "checkpoint_rows": EPOCH_ROWS, "keep": None, **options}
         return SparkRuntime(spark, options.pop("store", self.store), **options)
 
     def run(self, spark: Any, **options: Any) -> JobOutcome:
-        """Run the job to its end, from wherever it is."""
+        """Run the job to its end."""
         return self.runtime(spark, **options).run(self.flow())
 
     def committed(self, name: str) -> pa.Table | None:
-        """What readers see of a sink; None before there is anything."""
+        """What a sink has committed; None: nothing."""
         files = sorted((self.directory / name).glob("*.parquet"))
         return pa.concat_tables([pa.parquet.read_table(file) for file in files]) if files else None
 
 
-# What must hold ------------------------------------------------------------------------------------------------------------
-
-
 class Judged(NamedTuple):
-    """What there was to look at."""
+    """How much :func:`judge` has looked at."""
 
     checkpoints: int
     states: int
@@ -314,9 +298,7 @@ class Judged(NamedTuple):
 
 
 def judge(place: Place) -> Judged:
-    """The job has ended: its output, and the states of each of its checkpoints, are those of its input, to the row; and all that
-    no checkpoint names is found, and nothing else. Counts what it has looked at.
-    """
+    """Check an ended job: output and states of each checkpoint to the row, and what is garbage."""
     store = CheckpointStore(open_storage(place.url))
     table = {"events": place.events, "records": place.committed("records")}
     _same(table["records"].select(EVENTS.names), table["events"], "records")
@@ -340,7 +322,7 @@ def judge(place: Place) -> Judged:
 
 
 def _judge_states(place: Place, store: CheckpointStore, record: Record, table: dict[str, Any]) -> int:
-    """The states of a checkpoint, of operators that were running; how many."""
+    """Check the states of the operators that were running; how many."""
     checkpoint = store.open(record.checkpoint_id)
     status = {str(operator.uid): operator for operator in record.graph.operators}
     part_rows = place.rows // place.parallelism
@@ -367,7 +349,7 @@ def _judge_states(place: Place, store: CheckpointStore, record: Record, table: d
 
 
 def _judge_garbage(store: CheckpointStore) -> int:
-    """What no checkpoint names is found and removed, what one names stays; how many objects went."""
+    """Check that exactly what no checkpoint names is garbage; how many objects."""
     named: set[str] = set()
     for record in store.history():
         named |= set(store.open(record.checkpoint_id).handles["path"].to_pylist()) | {record.manifest.path}
@@ -392,16 +374,13 @@ def _sql(query: str, tables: dict[str, Any]) -> pa.Table:
 
 
 def _same(found: pa.Table | None, wanted: pa.Table, what: str) -> None:
-    """Whether two tables have the same rows, whatever their order and their names."""
+    """Check that two tables have the same rows, in any order."""
     assert found is not None, f"{what}: nothing is there"
     rows = [Counter(zip(*(column.to_pylist() for column in table.columns), strict=True)) for table in (found, wanted)]
     missing, more = rows[1] - rows[0], rows[0] - rows[1]
     assert rows[0] == rows[1], (
         f"{what}: {missing.total()} rows are missing, {[*missing][:3]}, {more.total()} are too many, {[*more][:3]}"
     )
-
-
-# Drivers of their own ------------------------------------------------------------------------------------------------------
 
 
 def attach(port: int, secret: str) -> Any:
@@ -418,7 +397,7 @@ def attach(port: int, secret: str) -> Any:
 
 
 def drive(place: Place, port: int, secret: str, options: dict[str, Any]) -> None:
-    """The whole life of a driver in a process of its own; leaves ``began`` when it begins, and ``ended`` if it comes to the end."""
+    """The life of a driver in a process of its own. Leaves files: ``began``, and ``ended`` at its end."""
     logging.disable(logging.WARNING)
     driver._OPTIONS = NO_INLINE
     spark = attach(port, secret)
@@ -435,7 +414,9 @@ class Drivers:
         gateway = spark.sparkContext._gateway
         self._address = (gateway.gateway_parameters.port, gateway.gateway_parameters.auth_token)
         self._processes = multiprocessing.get_context("forkserver")
-        self._processes.set_forkserver_preload(["tests.spark_failures", "pyspark.sql.session", "pyspark.sql.dataframe"])
+        self._processes.set_forkserver_preload(
+            ["tests.spark.spark_failures", "pyspark.sql.session", "pyspark.sql.dataframe"]
+        )
 
     def start(self, place: Place, **options: Any) -> BaseProcess:
         """Start one, and wait until it begins."""
@@ -461,7 +442,7 @@ class Drivers:
         return code
 
     def kill(self, place: Place, after_s: float, **options: Any) -> bool:
-        """Start one and kill it so long after it has begun. Whether it lived until then."""
+        """Start one and kill it so long after it began. Whether it lived until then."""
         process = self.start(place, **options)
         process.join(after_s)
         process.kill()
@@ -472,7 +453,7 @@ class Drivers:
 
 @contextlib.contextmanager
 def every_segment_an_object() -> Iterator[None]:
-    """Within the block drivers of this process put nothing into manifests."""
+    """Within the block drivers of this process put no segment into a manifest."""
     before = driver._OPTIONS
     driver._OPTIONS = NO_INLINE
     try:

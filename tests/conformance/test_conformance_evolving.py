@@ -1,4 +1,4 @@
-"""A job of which version after version is started: each stops without drain, and the next goes on with other columns."""
+"""A job of which version after version goes on with other columns, on both executors."""
 
 from __future__ import annotations
 
@@ -21,18 +21,16 @@ from stateformat.backends.dataflow import (
 )
 from stateformat.errors import RestoreRefused
 from stateformat.model import StopMode
-from tests.conformance import Gated, Out, Stage, batches, to_end, until
+from tests.conformance import Gated, Out, batches, to_end, until
 from tests.local_jobs import KEY, ROWS
+from tests.played_stage import EVERYWHERE, PlayedStage
 
 STEP = 8
 """Rows that a version reads."""
 
 
 class Versioned(Operator):
-    """Counts the rows of each key in the column ``counted`` of a state of every kind, and emits what the value state has come to.
-
-    Other columns hold -1 when a row is written.
-    """
+    """Counts the rows of each key in a state of every kind, in the column ``counted``; others hold -1."""
 
     def __init__(self, columns: Mapping[str, pa.DataType], counted: str, said: Mapping[str, Any]) -> None:
         self._columns = pa.schema(list(columns.items()))
@@ -73,7 +71,7 @@ def _beside(keys: pa.RecordBatch, item: pa.Field, value: Any, values: pa.RecordB
 class Evolving:
     """The job on a stage; ``start`` reads :data:`STEP` rows more than the checkpoint had."""
 
-    def __init__(self, stage: Stage, executor: str) -> None:
+    def __init__(self, stage: PlayedStage, executor: str) -> None:
         self._stage = stage
         self._executor = executor
         self._source = Gated(stage.directory / "in", batches(range(20 * STEP), 2), shut=True, endless=True)
@@ -104,8 +102,8 @@ class Evolving:
         ]
 
 
-def rename_drop_and_roll_back(stage: Stage, executor: str) -> None:
-    """Rename a column, drop one, roll back to before both, and start the last program again: its changes are made once more."""
+@EVERYWHERE
+def test_columns_are_renamed_and_dropped_and_again_after_a_rollback(stage: PlayedStage, executor: str) -> None:
     job, long = Evolving(stage, executor), pa.int64()
     assert job.start({"n": pa.int32(), "old": long}, "n", read=STEP) == [1] * 4 + [2] * 4
     before = stage.newest_id
@@ -138,6 +136,3 @@ def rename_drop_and_roll_back(stage: Stage, executor: str) -> None:
     for state in ("map", "list", "split"):
         found = job.rows(state)
         assert {(row["count"] > 4, row["old"], row["n"]) for row in found} == {(False, None, None), (True, -1, -1)}
-
-
-__all__ = ["rename_drop_and_roll_back"]

@@ -1,12 +1,12 @@
-"""Executors that are killed while others read what they have shuffled: a program with a small cluster of its own.
+"""Executors that are killed while others read what they have shuffled: a program with a small cluster.
 
-Theory of operation. Two executors with a core each run the job at parallelism 4, so of each level two tasks run before two others. One
-of the late ones kills its executor, and with it what that executor has shuffled; its producers run again and, since spots are random,
-send something else than what the early tasks have read. With ``orderIndependentChecksum`` Spark notices, and runs the level again or
-gives up the job; without, it goes on, and the job on it has to notice by itself.
+Two executors with a core each run the job at parallelism 4, so of each level two tasks run before
+two others. One of the late ones kills its executor, and with it what that one has shuffled. Its
+producers run again and, since spots are random, send something else than the early tasks have read.
+With ``orderIndependentChecksum`` Spark notices; without, the job has to notice by itself.
 
-``python -m tests.spark_executors <directory> <checksum: true|false> <compare: true|false> <orders>`` prints, as JSON, for every
-order of where an executor is killed: how often its epochs were run, what was told of the tries that did not count, and what :func:`judge` says of the end.
+``python -m tests.spark.spark_executors <directory> <checksum: true|false> <compare: true|false>
+<orders>`` prints for every order, as JSON, what happened and what :func:`judge` says of the end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from stateformat.backends.runtime import EpochProgress, Progress
 from stateformat.backends.spark import session
 from stateformat.backends.spark.driver import epoch
-from tests.spark_failures import Place, every_segment_an_object, judge
+from tests.spark.spark_failures import Place, every_segment_an_object, judge
 
 CHECKSUM = "spark.sql.shuffle.orderIndependentChecksum.enabled"
 RETRY = "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch"
@@ -55,7 +55,7 @@ class _Told(logging.Handler):
 
 
 def lose_an_executor(spark: Any, place: Place, hit: str) -> dict[str, Any]:
-    """Run the job, and lose an executor in its second epoch; what came of it."""
+    """Run the job, and lose an executor in its second epoch."""
     told, tries = _Told(), []
 
     def progress(now: Progress) -> None:
@@ -97,7 +97,7 @@ def main(directory: Path, checksum: str, compare: str, *hits: str) -> None:
             lost = lose_an_executor(spark, place, hit)
             print(json.dumps(lost), flush=True)
             if compare == "false" and lost["wrong"]:
-                break  # What was to be shown is shown.
+                break
     spark.stop()
 
 

@@ -1,0 +1,22 @@
+"""Fixtures of tests of Spark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def quick(spark: Any) -> Any:
+    """A session for hundreds of jobs of a few rows: nothing is compiled, and nothing planned again."""
+    session = spark.newSession()
+    for name, value in {
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.shuffle.partitions": "1",
+        "spark.sql.leafNodeDefaultParallelism": "1",
+    }.items():
+        session.conf.set(name, value)
+    return session

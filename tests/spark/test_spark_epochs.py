@@ -1,0 +1,331 @@
+"""Histories of the Spark runtime that run in this process (``spark_in_process``)."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import stateformat
+from stateformat.backends.connectors import MemorySource
+from stateformat.backends.connectors.sources import ListEnumerator
+from stateformat.backends.dataflow import Chunk, Dataflow, NoSplit, Source, Split, Stream
+from stateformat.backends.dataflow.chain import OperatorError
+from stateformat.backends.runtime import JobOutcome, SystemClock, VirtualClock
+from stateformat.backends.spark.driver import SparkRun
+from stateformat.backends.spark.protocol import dataframe_input as feeds
+from stateformat.backends.spark.protocol import frames as mail
+from stateformat.backends.spark.protocol import read_task
+from stateformat.backends.spark.protocol import restore_point as base
+from stateformat.backends.spark.sources import Range
+from stateformat.backends.spark.worker.task_cache import TaskCache
+from stateformat.errors import InvalidInput
+from stateformat.model import StopMode
+from stateformat.stop_requests import StopOutcome
+from tests import spark_in_process
+from tests.conformance import Calls, Gated, Out, Told
+from tests.conformance import to_end as ended
+from tests.conformance_jobs import Counting, Everything
+from tests.local_jobs import ROWS, rows
+from tests.spark_in_process import Ranges, RangeSource, Stand
+
+
+class World:
+    """A store on disk, since what is written travels; Spark played by one worker; calls of user code."""
+
+    def __init__(self, directory: Path, stand: Stand) -> None:
+        self.directory = directory
+        self.stand = stand
+        self.store = stateformat.open(f"file://{directory / 'store'}", durable=False)
+        self.calls = Calls(directory)
+
+    def begin(self, flow: Dataflow, **options: Any) -> SparkRun:
+        """Begin a run."""
+        return self.stand.begin(self.store, flow, **options)
+
+    def answer(self, request: str) -> StopOutcome:
+        """What became of a request to stop."""
+        found = self.store.stop_answer(request)
+        assert found is not None
+        return found.outcome
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """Where a job runs."""
+    return World(tmp_path, Stand(monkeypatch))
+
+
+def to_end(run: SparkRun) -> JobOutcome:
+    """Step a run to its end, in fifty epochs at most."""
+    return ended(run, steps=50)
+
+
+def growing(flow: Dataflow, *ranges: list[list[pa.RecordBatch]]) -> Stream:
+    """A source of these ranges, which goes on, by key."""
+    return flow.source(RangeSource(Ranges(list(ranges), grows=True), schema=ROWS), uid="in").key_by("key")
+
+
+# Sources ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_source_of_dataframes_that_is_drained_while_a_range_is_read_ends_behind_the_range(world: World) -> None:
+    flow = Dataflow("job", parallelism=2)
+    growing(flow, *([[rows(n, n + 1)], [rows(n + 2)]] for n in range(0, 30, 3))).apply(out := Out(), uid="out")
+    run = world.begin(flow)
+    run.step()
+    run.request_stop(StopMode.DRAIN)  # The range of the next epoch is fixed before the source hears of it.
+    assert to_end(run).stop is not None
+    assert out.values == list(range(6))
+
+
+def test_a_batch_without_event_times_does_not_hide_those_before(world: World) -> None:
+    schema = pa.schema([("at", pa.int64())])
+    batches = [pa.record_batch([pa.array(at, pa.int64())], schema=schema) for at in ([5, 7], [None, None])]
+    sent = list(feeds.InputEncoder("in", 1, "at", schema)(iter(batches)))
+    frames = [mail.unpack(batch["payload"][0].as_buffer()) for batch in sent if batch["level"][0].as_py() == 0]
+    found = [element for frame in frames for _, element in mail.elements(*frame, {"rows of in": schema})]
+    assert [element.timestamp for element in found if hasattr(element, "timestamp")] == [7]
+
+
+def test_what_the_code_of_a_source_raises_for_a_range_is_told_with_its_name() -> None:
+    broken = Range(lambda spark: {}["at"], "range 1")  # type: ignore[typeddict-item]
+    with pytest.raises(OperatorError, match="the range of 'in' failed: KeyError: 'at'"):
+        feeds.DataFrameInput(broken, feeds.InputEncoder("in", 1, None, ROWS)).frame(None)  # type: ignore[arg-type]
+
+
+class _Later(ListEnumerator):
+    """Has a split when the test lets it."""
+
+    ready: list[Split] = []  # noqa: RUF012 - of all copies
+
+    def __init__(self) -> None:
+        super().__init__(list)
+
+    def next_split(self, subtask: int, parallelism: int) -> Split | NoSplit:
+        return self.ready.pop() if self.ready else NoSplit.LATER
+
+
+class _Growing(Source):
+    schema = ROWS
+    bounded = False
+
+    def enumerator(self) -> _Later:
+        return _Later()
+
+    def read(self, split: Split, context: Any) -> Iterator[Chunk]:
+        yield Chunk(rows(1), 1)
+
+
+def test_a_split_that_comes_while_nothing_is_there_is_read_in_the_next_epoch(world: World) -> None:
+    flow = Dataflow("job", parallelism=1)
+    flow.source(_Growing(), uid="in").key_by("key").apply(Out(), uid="out")
+    run = world.begin(flow)
+    run.step()
+    _Later.ready.append(Split("a", b""))
+    run.step()
+    assert run.rows_read == 1
+
+
+# States ----------------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_last_task_of_an_epoch_tells_its_coordinator_is_in_the_checkpoint(world: World) -> None:
+    flow = Dataflow("job", parallelism=2)
+    source = Gated(world.directory / "in", [rows(n) for n in range(10)], [rows(n) for n in range(10)], endless=True)
+    flow.source(source, uid="in").key_by("key").apply(Counting(world.calls), uid="op").apply(Out(), uid="out")
+    run = world.begin(flow)
+    run.step()
+    run.close()
+    assert (run.published, run.rows_read) == (1, 20)
+    again = world.begin(flow)
+    assert again._driver.coordinators["op"].count == 20  # type: ignore[attr-defined]
+
+
+def test_states_that_the_local_disk_has_lost_are_read_from_the_store(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = world.directory / "local"
+    local.mkdir()
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(local))
+    out = Out()
+    flow = Dataflow("job", parallelism=1)
+    source = Gated(world.directory / "in", [rows(n) for n in range(6)], shut=True)
+    source.let(0, 3)
+    read = flow.source(source, uid="in").key_by("key")
+    read.aggregate({"n": ("*", "count")}, emit="end", uid="sums").apply(out, uid="out")
+    run = world.begin(flow, cache_bytes=0)
+    run.step()
+    lost = list(local.iterdir())
+    assert lost
+    for directory in lost:
+        shutil.rmtree(directory)
+    source.let_all()
+    to_end(run)
+    assert sum(row[1] for row in out.seen.elements()) == 6
+
+
+def test_a_chain_that_was_written_twice_in_an_epoch_is_begun_anew(world: World) -> None:
+    out = Out()
+    flow = Dataflow("job", parallelism=1)
+    source = Gated(world.directory / "in", [rows(n) for n in range(6)], shut=True)
+    table = Gated(world.directory / "table", [rows(100)], shut=True)
+    one = flow.source(source, uid="in", event_time="at").key_by("key")
+    two = flow.source(table, uid="table", event_time="at").broadcast()
+    states = one.apply(Everything(world.calls), two, uid="op")
+    states.map(lambda batch: batch, uid="same").apply(Out(world.calls), uid="told")
+    states.apply(out, uid="out", chain=False)
+    run = world.begin(flow, tolerable_failures=3)
+    source.let(0, 2)
+    world.calls.fails("told/0 prepare")
+    run.step()
+    assert run.published == 0
+    source.let_all()
+    table.let_all()
+    to_end(run)
+    assert sum(1 for row in out.seen.elements() if row[0] == "list") == 6
+
+
+def test_an_epoch_in_which_nothing_comes_writes_nothing_for_operators_and_reads_nothing_of_them(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.stand.caches.append(TaskCache())
+    world.stand.setups.append({})
+    read = Counter[str]()
+
+    def reading(context: Any, uid: str, *more: Any) -> Any:
+        read[uid] += 1
+        return read_task(context, uid, *more)
+
+    monkeypatch.setattr(base, "read_task", reading)
+    flow = Dataflow("job", parallelism=2)
+    counts = growing(flow, [[rows(1, 2)], [rows(3)]]).aggregate({"n": ("*", "count")}, uid="count")
+    counts.rebalance().apply(Out(), uid="out")
+    run = world.begin(flow)
+    while run.published < 12:
+        run.step()
+    read.clear()
+    world.stand.opened.clear()
+    before = world.store.open().handles.to_pylist()
+    while run.published < 24:
+        run.step()
+    after = world.store.open().handles.to_pylist()
+    paths = [{row["path"] for row in found if row["operator"] in ("count", "out")} for found in (before, after)]
+    assert paths[0] == paths[1]
+    assert {"count:progress", "out:progress"} <= {f"{row['operator']}:{row['state']}" for row in before}
+    assert world.stand.opened["caught_up"] > 10
+    assert set(read) <= {"in"}
+
+
+# Loops -----------------------------------------------------------------------------------------------------------------
+
+
+class _Down(Told):
+    """Counts values down, and lets those above 0 pass."""
+
+    def process(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch:
+        less = batch.set_column(1, ROWS.field("value"), pc.subtract(batch["value"], 1))
+        return less.filter(pc.greater(less["value"], 0))
+
+
+def test_one_task_feeds_the_head_of_a_loop_from_the_front_and_from_behind(world: World) -> None:
+    flow, out = Dataflow("job", parallelism=2), Out()
+    outer, inner = flow.loop(ROWS), flow.loop(ROWS)
+    stream = flow.source(MemorySource([rows(4)]), uid="in").key_by("key")
+    first = stream.apply(_Down(world.calls), outer.key_by("key"), uid="first")
+    head = first.key_by("value").apply(_Down(world.calls), inner.key_by("key"), uid="head")
+    inner.close(first)
+    outer.close(head)
+    head.apply(out, uid="out", chain=False)
+    to_end(world.begin(flow))
+    # What leaves "first" reaches "head" twice, and what leaves "head" comes back to "first": 4 gives two 2s, each of these ends.
+    assert out.values == [2, 2]
+
+
+# Stops and ends --------------------------------------------------------------------------------------------------------
+
+
+def test_a_stop_that_is_asked_for_while_a_loop_is_turned_to_its_end_is_heard(world: World) -> None:
+    flow = Dataflow("job", parallelism=1)
+    loop = flow.loop(ROWS)
+    stream = flow.source(MemorySource([rows(1)]), uid="in").key_by("key")
+    lap = stream.apply(Told(world.calls), loop.key_by("key"), uid="head").map(lambda batch: batch, uid="lap")
+    loop.close(lap)
+    lap.apply(Out(), uid="out", chain=False)
+    # No wait is between two barriers of a loop that drains: the clock goes on by itself.
+    run = world.begin(flow, clock=SystemClock(), requests_every_us=1, loop_rounds_max=1000)
+    for _ in range(5):
+        run.step()
+    assert run.in_flight is not None, "the next turn has begun already"
+    world.store.request_stop(StopMode.NO_DRAIN)
+    assert to_end(run).stop is not None
+
+
+def test_who_asked_for_a_stop_is_told_that_it_failed_with_the_run(world: World) -> None:
+    flow = Dataflow("job", parallelism=1)
+    source = Gated(world.directory / "in", [rows(n) for n in range(9)], endless=True)
+    source.let(0, 3)
+    flow.source(source, uid="in").key_by("key").apply(Told(world.calls), uid="op").apply(Out(), uid="out")
+    run = world.begin(flow, requests_every_us=1, idle_us=10)
+    run.step()
+    asked = world.store.request_stop(StopMode.DRAIN)
+    world.calls.fails("op/0 finish")
+    with pytest.raises(stateformat.CheckpointError, match="finish"):
+        to_end(run)
+    assert world.answer(asked.id) is StopOutcome.FAILED
+
+
+def test_a_stop_is_heard_while_an_idle_job_waits(world: World) -> None:
+    clock, flow = VirtualClock(), Dataflow("job")
+    growing(flow, [[rows(1)]]).apply(Out(), uid="out")
+    run = world.begin(flow, clock=clock, idle_us=3_600_000_000, requests_every_us=1)
+    while clock.now_us() < 10_000_000:
+        run.step()
+    asked, at = world.store.request_stop(StopMode.DRAIN), clock.now_us()
+    to_end(run)
+    assert clock.now_us() < at + 10_000_000
+    assert world.answer(asked.id) is StopOutcome.STOPPED
+
+
+def test_epochs_begin_so_far_apart_as_was_asked_and_a_stop_waits_for_none(world: World) -> None:
+    clock, flow, begun = VirtualClock(), Dataflow("job"), []
+    world.stand.spoil = lambda: begun.append(clock.now_us())
+    growing(flow, *([[rows(n)]] for n in range(9))).apply(Out(), uid="out")
+    run = world.begin(flow, clock=clock, least_epoch_us=30_000_000)
+    while run.published < 4:
+        run.step()
+    assert {after - before for before, after in pairwise(begun)} == {30_000_000}
+    run.request_stop(StopMode.DRAIN)
+    at = clock.now_us()
+    to_end(run)
+    assert len(begun) > 4
+    assert clock.now_us() < at + 1_000_000
+
+
+def test_who_cannot_be_pickled_is_named(world: World) -> None:
+    flow, lock = Dataflow("job"), threading.Lock()
+    flow.source(MemorySource([rows(1)]), uid="in").map(lambda batch: (lock, batch)[1], uid="locked")
+    with pytest.raises(InvalidInput, match="'locked' goes to Spark's workers and cannot be pickled: TypeError"):
+        world.begin(flow).step()
+
+
+def test_a_run_ends_as_it_does_though_the_session_is_gone(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def gone(broadcast: Any) -> None:
+        raise RuntimeError("Cannot call methods on a stopped SparkContext")
+
+    monkeypatch.setattr(spark_in_process._Broadcast, "destroy", gone)
+    flow = Dataflow("job")
+    flow.source(MemorySource([rows(1)]), uid="in").apply(out := Out(), uid="out")
+    to_end(world.begin(flow))
+    assert out.values == [1]
+    assert "could not be destroyed: RuntimeError: Cannot call" in caplog.text

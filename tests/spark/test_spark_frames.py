@@ -1,0 +1,212 @@
+"""Frames between the tasks of an epoch: none lost, none twice, none of two attempts, channels in order."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from stateformat.backends.dataflow import events as ev
+from stateformat.backends.spark.protocol import frames as mail
+
+SCHEMA = pa.schema([("n", pa.int64()), ("text", pa.string())])
+SCHEMAS = {"a": SCHEMA, "b": SCHEMA}
+SENDER, RECEIVER, ANOTHER = ev.TaskId("up", 0), ev.TaskId("down", 3), ev.TaskId("down", 1)
+ONE, TWO = b"one attempt", b"another one"
+A, B = ev.Channel("a", 0, 3), ev.Channel("b", 0, 3)
+
+
+def records(*numbers: int, width: int = 3) -> ev.Records:
+    texts = ["x" * width] * len(numbers)
+    return ev.Records(pa.record_batch([pa.array(numbers, pa.int64()), pa.array(texts)], schema=SCHEMA))
+
+
+def payloads(rows: Iterator[pa.RecordBatch]) -> list[pa.Buffer]:
+    return [payload.as_buffer() for batch in rows for payload in batch.column("payload")]
+
+
+def heard(frames: Sequence[pa.Buffer]) -> list[tuple[ev.Channel, Any]]:
+    """What a receiver hears: of records their numbers, joined if they lie together, else the element."""
+    found: list[tuple[ev.Channel, Any]] = []
+    inbox = mail.Inbox(RECEIVER)
+    for frame in frames:
+        for header, rest in inbox.take(*mail.unpack(frame)):
+            for where, element in mail.elements(header, rest, SCHEMAS):
+                if not isinstance(element, ev.Records):
+                    found.append((where, element))
+                elif found and found[-1][0] == where and isinstance(found[-1][1], list):
+                    found[-1][1].extend(element.batch["n"].to_pylist())
+                else:
+                    found.append((where, element.batch["n"].to_pylist()))
+    inbox.check()
+    return found
+
+
+def sent(*elements: tuple[ev.Channel, ev.Element], flush_every: int = 1000) -> tuple[mail.Outbox, list[pa.Buffer]]:
+    outbox, frames = mail.Outbox(SENDER, ONE), []
+    for number, (where, element) in enumerate(elements, start=1):
+        outbox.put(RECEIVER, 2, where, element)
+        if number % flush_every == 0:
+            frames += payloads(outbox.flush())
+    return outbox, frames + payloads(outbox.flush())
+
+
+# What is sent is heard -------------------------------------------------------------------------------------------------------
+
+
+def test_elements_of_several_channels_are_heard_in_the_order_in_which_they_were_sent() -> None:
+    barrier, end = ev.Barrier(4), ev.EndOfData(drain=True)
+    others = [(B, barrier), (A, barrier), (B, end), (B, ev.EndOfPartition())]
+    _, frames = sent((A, records(1, 2)), (B, records(10)), (A, ev.Watermark(5)), (A, records(3)), *others)
+    assert len(frames) == 1
+    assert heard(frames) == [(A, [1, 2]), (B, [10]), (A, ev.Watermark(5)), (A, [3]), *others]
+
+
+def test_small_batches_that_follow_one_another_on_a_channel_travel_as_one() -> None:
+    _, frames = sent(*((A, records(n)) for n in range(100)), (B, records(7)), (A, records(100)))
+    header, rest = mail.unpack(frames[0])
+    assert header.entries == ((A, 1), (B, 1), (A, 1))
+    first = next(iter(mail.elements(header, rest, SCHEMAS)))[1]
+    assert isinstance(first, ev.Records)
+    assert first.batch["n"].to_pylist() == list(range(100))
+    assert heard(frames) == [(A, list(range(100))), (B, [7]), (A, [100])]
+
+
+def test_nothing_is_put_together_over_what_stands_between() -> None:
+    _, frames = sent((A, records(1)), (A, ev.Watermark(1)), (A, records(2)), (A, ev.Barrier(1)))
+    assert heard(frames) == [(A, [1]), (A, ev.Watermark(1)), (A, [2]), (A, ev.Barrier(1))]
+
+
+def test_a_large_batch_is_cut_into_frames_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mail, "FRAME_BYTES_MAX", 10_000)
+    outbox, frames = sent((A, records(*range(1000), width=100)), (A, ev.Barrier(1)))
+    assert len(frames) >= 11
+    assert max(len(frame) for frame in frames) < 12_000
+    assert heard(frames) == [(A, list(range(1000))), (A, ev.Barrier(1))]
+    assert (outbox.sent, outbox.sent_bytes) == ({RECEIVER: len(frames)}, sum(len(frame) for frame in frames))
+
+
+def test_a_row_that_is_larger_than_a_frame_travels_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mail, "FRAME_BYTES_MAX", 1000)
+    _, frames = sent((A, records(1, 2, 3, width=5000)))
+    assert len(frames) == 3
+    assert heard(frames) == [(A, [1, 2, 3])]
+
+
+def test_an_outbox_is_large_when_much_waits_and_not_when_it_was_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mail, "_FLUSH_BYTES", 10_000)
+    outbox = mail.Outbox(SENDER, ONE)
+    outbox.put(RECEIVER, 1, A, records(1, width=4000))
+    outbox.put(RECEIVER, 1, A, ev.Watermark(1))
+    large = [outbox.is_large]
+    outbox.put(ANOTHER, 1, A, records(1, width=7000))
+    large.append(outbox.is_large)
+    list(outbox.flush())
+    assert [*large, outbox.is_large] == [False, True, False]
+    assert list(outbox.flush()) == []
+
+
+def test_each_receiver_has_rows_of_its_own_with_its_slot_and_level() -> None:
+    outbox = mail.Outbox(SENDER, ONE)
+    outbox.put(RECEIVER, 2, A, records(1))
+    outbox.put(ANOTHER, 5, B, ev.Barrier(1))
+    found = {(batch["target"][0].as_py(), batch["level"][0].as_py()) for batch in outbox.flush()}
+    assert found == {(3, 2), (1, 5)}
+    assert outbox.sent == {RECEIVER: 1, ANOTHER: 1}
+
+
+def test_a_slice_is_sent_without_what_it_was_cut_from() -> None:
+    outbox, frames = sent((A, ev.Records(records(*range(10_000)).batch.slice(5000, 2))))
+    assert heard(frames) == [(A, [5000, 5001])]
+    assert outbox.sent_bytes < 5000
+
+
+# Frames in any order ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_frames_are_heard_in_order_however_they_come(seed: int) -> None:
+    _, frames = sent(*((A, ev.Watermark(n) if n % 3 else records(n)) for n in range(30)), flush_every=2)
+    assert len(frames) == 15
+    random.Random(seed).shuffle(frames)
+    assert heard(frames) == [(A, ev.Watermark(n) if n % 3 else [n]) for n in range(30)]
+
+
+def take(inbox: mail.Inbox, number: int, *, token: bytes = ONE, sender: mail.Address = SENDER) -> list[int]:
+    """Take one frame in; the numbers of those that can be read now."""
+    header = mail.Header(sender, RECEIVER, token, number, ((A, ev.Watermark(number)),))
+    frame = mail.unpack(pa.py_buffer(mail.pack(header, ())))
+    return [header.number for header, _ in inbox.take(*frame)]
+
+
+def test_a_frame_that_waits_for_one_before_it_is_not_read_and_its_absence_is_told() -> None:
+    inbox = mail.Inbox(RECEIVER)
+    assert [take(inbox, 2), take(inbox, 0)] == [[], [0]]
+    with pytest.raises(mail.EpochBroken, match=r"down\[3\] misses a frame of up\[0\] before number 2"):
+        inbox.check()
+    assert take(inbox, 1) == [1, 2]
+    inbox.check()
+    assert inbox.consumed == {SENDER: (ONE, 3)}
+
+
+@pytest.mark.parametrize(
+    ("before", "number", "token", "words"),
+    [
+        ((0, 2), 0, ONE, r"got frame 0 of up\[0\] twice"),
+        ((0, 2), 2, ONE, r"got frame 2 of up\[0\] twice"),
+        ((0,), 1, TWO, r"two attempts of up\[0\]"),
+        ((1,), 0, TWO, r"two attempts of up\[0\]"),
+    ],
+    ids=["read", "waiting", "another attempt", "another attempt before what waits"],
+)
+def test_a_repeated_frame_and_another_attempt_are_refused(
+    before: Sequence[int], number: int, token: bytes, words: str
+) -> None:
+    inbox = mail.Inbox(RECEIVER)
+    for each in before:
+        take(inbox, each)
+    with pytest.raises(mail.EpochBroken, match=words):
+        take(inbox, number, token=token)
+
+
+def test_senders_are_counted_apart() -> None:
+    inbox = mail.Inbox(RECEIVER)
+    senders: dict[mail.Address, bytes] = {SENDER: ONE, ANOTHER: TWO, "rows, partition 0": ONE}
+    for sender, number in itertools.product(senders, (0, 1)):
+        assert take(inbox, number, token=senders[sender], sender=sender) == [number]
+    assert inbox.consumed == {sender: (token, 2) for sender, token in senders.items()}
+
+
+# What the driver compares ----------------------------------------------------------------------------------------------------
+
+
+def test_an_epoch_is_whole_when_everything_that_was_sent_was_consumed() -> None:
+    mail.compare(
+        {SENDER: (ONE, {RECEIVER: 2, ANOTHER: 1}), "rows": (TWO, {RECEIVER: 1}), RECEIVER: (TWO, {})},
+        {RECEIVER: {SENDER: (ONE, 2), "rows": (TWO, 1)}, ANOTHER: {SENDER: (ONE, 1)}, SENDER: {}},
+    )
+
+
+@pytest.mark.parametrize(
+    ("consumed", "words"),
+    [
+        ({}, "which consumed nothing"),
+        ({SENDER: (ONE, 1)}, "which consumed 1 frames$"),
+        ({SENDER: (ONE, 3)}, "which consumed 3 frames$"),
+        ({SENDER: (TWO, 2)}, "which consumed 2 frames of another attempt"),
+        ({SENDER: (ONE, 2), ANOTHER: (ONE, 1)}, r"down\[3\] consumed frames of down\[1\], which reports none"),
+    ],
+)
+def test_an_epoch_is_broken_where_what_was_consumed_is_not_what_was_sent(consumed: Any, words: str) -> None:
+    with pytest.raises(mail.EpochBroken, match=words):
+        mail.compare({SENDER: (ONE, {RECEIVER: 2}), RECEIVER: (TWO, {}), ANOTHER: (TWO, {})}, {RECEIVER: consumed})
+
+
+def test_rows_of_an_exchange_have_the_columns_that_spark_is_told() -> None:
+    assert mail.row(1, 2, b"x").schema == mail.ROWS
+    spark_type = {"int32": "int", "binary": "binary"}
+    assert ", ".join(f"{item.name} {spark_type[str(item.type)]}" for item in mail.ROWS) == mail.DDL
