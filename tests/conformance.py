@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from stateformat.backends import dataflow as df
 from stateformat.backends.connectors.sources import ListEnumerator
-from stateformat.backends.dataflow import flow as api
 from stateformat.backends.local import JobOutcome, LocalRuntime, VirtualClock
 from stateformat.backends.runtime import Run, Runtime
 from stateformat.backends.spark.runtime import SparkRuntime
@@ -23,14 +23,15 @@ from stateformat.model import Mode, Record
 from stateformat.publication import CommitPermit
 from stateformat.storage import open_storage
 from stateformat.store import CheckpointStore
-from tests.local_jobs import ROWS, Boom, Faulty, rows, words
+from tests import local_jobs
+from tests.local_jobs import ROWS, Boom, Faulty, rows
 
 EXECUTORS = ("local", "spark")
 STEPS_MAX = 20_000
 FOREVER_US = 1_000_000_000_000
 
 
-class Calls:
+class Calls(local_jobs.Log):
     """What user code of all processes was called for, in order."""
 
     def __init__(self, directory: Path) -> None:
@@ -40,10 +41,9 @@ class Calls:
 
     def tell(self, who: str, call: str) -> None:
         """Note a call. Raises if that was ordered."""
-        told = f"{who} {call}"
         with self._file.open("a") as file:
-            file.write(told + "\n")
-        self.obey(told)
+            file.write(f"{who} {call}\n")
+        self.obey(f"{who} {call}")
 
     def obey(self, told: str) -> None:
         """Raise if that was ordered."""
@@ -58,21 +58,16 @@ class Calls:
         (self._orders / call.encode().hex()).touch()
 
     @property
-    def all(self) -> list[str]:
+    def calls(self) -> list[str]:  # type: ignore[override]
         """Every call."""
         return self._file.read_text().splitlines() if self._file.exists() else []
-
-    def of(self, who: str, *kinds: str) -> list[str]:
-        """The calls of one subtask; with ``kinds``, those alone."""
-        own = [call.removeprefix(f"{who} ") for call in self.all if call.startswith(f"{who} ")]
-        return [call for call in own if not kinds or call.split()[0].rstrip(":") in kinds]
 
     def clear(self) -> None:
         """Forget."""
         self._file.unlink(missing_ok=True)
 
 
-class Gated(api.Source):
+class Gated(df.Source):
     """Batches that are read as far as the test lets them. Subtasks have the splits in turn."""
 
     splits_per_reader = None
@@ -102,70 +97,41 @@ class Gated(api.Source):
     def schema(self) -> pa.Schema:
         return self._splits[0][0].schema if self._splits and self._splits[0] else ROWS
 
-    def enumerator(self) -> api.SplitEnumerator:
+    def enumerator(self) -> df.SplitEnumerator:
         return ListEnumerator(
-            lambda: [api.Split(f"split-{number}", str(number).encode()) for number in range(len(self._splits))],
+            lambda: [df.Split(f"split-{number}", str(number).encode()) for number in range(len(self._splits))],
             shared_out=True,
         )
 
-    def read(self, split: api.Split, context: api.ReaderContext) -> Iterator[api.Chunk]:
+    def read(self, split: df.Split, context: df.ReaderContext) -> Iterator[df.Chunk]:
         batches, position = self._splits[int(split.payload)], split.position
         while True:
             let = (self._directory / split.payload.decode()).read_text()
             if position < len(batches) and (let == "all" or position < int(let)):
                 position += 1
-                yield api.Chunk(batches[position - 1], position)
+                yield df.Chunk(batches[position - 1], position)
             elif position >= len(batches) and let == "all" and self.bounded:
                 return
             else:
-                yield api.Chunk(None, position)
+                yield df.Chunk(None, position)
 
 
-class Told(api.Operator):
+class Told(local_jobs.Told):
     """Passes rows on, and tells of every call. ``emits``: what hooks emit, by name."""
 
-    def __init__(self, calls: Calls, **emits: Callable[[Told], api.Output]) -> None:
+    def __init__(self, calls: Calls, **emits: Callable[[Any], df.Output]) -> None:
+        super().__init__(calls, **emits)
         self.calls = calls
-        self.emits = emits
 
-    def tell(self, call: str) -> None:
-        self.calls.tell(f"{self.context.uid}/{self.context.subtask}", call)
-
-    def emit(self, hook: str) -> api.Output:
-        return self.emits[hook](self) if hook in self.emits else None
-
-    def open(self, context: api.OperatorContext) -> None:
-        super().open(context)
-        self.tell("open")
-
-    def process(self, batch: pa.RecordBatch, input: int) -> api.Output:
-        self.tell(f"process {input}: {words(batch)}")
+    def process(self, batch: pa.RecordBatch, input: int) -> df.Output:
+        super().process(batch, input)
         for value in batch["value"].to_pylist():
-            # Whoever puts batches together, a row comes once.
+            # However rows are put together into batches, a row comes once.
             self.calls.obey(f"{self.context.uid}/{self.context.subtask} row {value}")
         return batch
 
-    def on_timer(self, timers: pa.RecordBatch, name: str) -> api.Output:
-        self.tell(f"timers {' '.join(map(str, timers['_timestamp'].to_pylist()))}")
-        return self.emit("on_timer")
 
-    def receive(self, message: bytes) -> api.Output:
-        self.tell(f"receive {message.decode()}")
-        return self.emit("receive")
-
-    def end_input(self, input: int) -> api.Output:
-        self.tell(f"end_input {input}")
-        return self.emit("end_input")
-
-    def finish(self) -> api.Output:
-        self.tell("finish")
-        return self.emit("finish")
-
-    def snapshot(self) -> None:
-        self.tell("snapshot")
-
-
-class Out(api.TwoPhaseCommitSink):
+class Out(df.TwoPhaseCommitSink):
     """A sink whose committables are the rows, as text."""
 
     committable_columns = pa.schema([("rows", pa.string()), ("number", pa.int64())])
@@ -181,14 +147,14 @@ class Out(api.TwoPhaseCommitSink):
         # What was committed is the driver's: copies in subtasks have none of it.
         return {"calls": self.calls, "later": [], "_committed": {}, "permits": []}
 
-    def open(self, context: api.OperatorContext) -> None:
+    def open(self, context: df.OperatorContext) -> None:
         super().open(context)
         self.held: list[tuple[Any, ...]] = []
 
     def process(self, batch: pa.RecordBatch, input: int) -> None:
         self.held += [tuple(row.values()) for row in batch.to_pylist()]
 
-    def prepare_commit(self, prepared: api.Prepared) -> pa.Table | None:
+    def prepare_commit(self, prepared: df.Prepared) -> pa.Table | None:
         if self.calls is not None:
             self.calls.tell(f"{self.context.uid}/{self.context.subtask}", "prepare")
         held, self.held = self.held, []
@@ -236,11 +202,11 @@ class Stage:
             return LocalRuntime(options.pop("store", self.store), **options)
         return SparkRuntime(self.spark(), options.pop("store", self.store), **options)
 
-    def run(self, executor: str, flow: api.Dataflow, **options: Any) -> JobOutcome:
+    def run(self, executor: str, flow: df.Dataflow, **options: Any) -> JobOutcome:
         """Run to the end, with restarts."""
         return self.runtime(executor, **options).run(flow)
 
-    def begin(self, executor: str, flow: api.Dataflow, **options: Any) -> Run:
+    def begin(self, executor: str, flow: df.Dataflow, **options: Any) -> Run:
         """Begin a run that does not end at once."""
         run = self.runtime(executor, **options).begin(flow)
         assert isinstance(run, Run), run
@@ -322,6 +288,6 @@ def plain(table: pa.Table) -> Counter[tuple[Any, ...]]:
 class Case(NamedTuple):
     """A job; what its sinks have committed, by uid; and what they have to commit."""
 
-    flow: Callable[[], api.Dataflow]
+    flow: Callable[[], df.Dataflow]
     outs: Callable[[], dict[str, Counter[tuple[Any, ...]]]]
     expected: dict[str, Counter[tuple[Any, ...]]]

@@ -13,11 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stateformat.backends import dataflow as df
 from stateformat.backends.connectors import CollectSink, MemorySource
-from stateformat.backends.dataflow import flow as api
-from stateformat.backends.dataflow.api import states as descriptors
 from stateformat.backends.dataflow.events import MAX_WATERMARK
-from stateformat.backends.dataflow.operators import BroadcastJoin, Filter, Map
 from tests.conformance import Calls, Case, Gated, Out, Told, plain
 from tests.local_jobs import KEY, ROWS, rows
 
@@ -39,8 +37,8 @@ def every_operator(parallelism: int) -> Case:
     events = pa.Table.from_pylist(EVENTS, schema=ROWS)
     names = pa.table({"id": pa.array(NAMES, pa.int64()), "name": list(NAMES.values())})
 
-    def flow() -> api.Dataflow:
-        made = api.Dataflow("every operator", parallelism=parallelism)
+    def flow() -> df.Dataflow:
+        made = df.Dataflow("every operator", parallelism=parallelism)
         source = MemorySource(events, batch_rows=BATCH_ROWS, splits=3)
         read = made.source(source, uid="events", parallelism=1, event_time="at")
         by_key = read.map(doubled, uid="doubled", parallelism=1).key_by("key")
@@ -54,8 +52,8 @@ def every_operator(parallelism: int) -> Case:
         )
         table = made.source(MemorySource(names, splits=3), uid="names", parallelism=2).broadcast()
         odd = read.filter(lambda batch: pc.equal(pc.bit_wise_and(batch["value"], 1), 1), uid="odd", parallelism=1)
-        odd.rebalance().apply(BroadcastJoin({"key": "id"}), table, uid="join").apply(outs["named"], uid="named")
-        left = BroadcastJoin({"key": "id"}, how="left")
+        odd.rebalance().apply(df.BroadcastJoin({"key": "id"}), table, uid="join").apply(outs["named"], uid="named")
+        left = df.BroadcastJoin({"key": "id"}, how="left")
         odd.rescale().apply(left, table, uid="left join", parallelism=parallelism + 1).rebalance().apply(
             outs["left"], uid="left"
         )
@@ -117,33 +115,33 @@ def _every_result() -> dict[str, Counter[tuple[Any, ...]]]:
 class Who(Told):
     """The key of each row becomes the subtask that got it, the time its input."""
 
-    def process(self, batch: pa.RecordBatch, input: int) -> api.Output:
+    def process(self, batch: pa.RecordBatch, input: int) -> df.Output:
         return rows(*batch["value"].to_pylist(), key=self.context.subtask, at=input)
 
 
 class Everything(Told):
     """Puts every row into a state of every kind, and emits them at its end: (kind, key, value)."""
 
-    def states(self, *inputs: pa.Schema) -> Sequence[descriptors.Descriptor]:
+    def states(self, *inputs: pa.Schema) -> Sequence[df.Descriptor]:
         value = {"value": pa.int64()}
         return [
-            descriptors.ValueState("sum", KEY, value),
-            descriptors.MapState("map", KEY, pa.int64(), value),
-            descriptors.ListState("list", KEY, value),
-            descriptors.Timers("timers", KEY),
-            descriptors.Timers("last", KEY),
-            descriptors.SplitList("split", value),
-            descriptors.BroadcastState("broadcast", value),
+            df.ValueState("sum", KEY, value),
+            df.MapState("map", KEY, pa.int64(), value),
+            df.ListState("list", KEY, value),
+            df.Timers("timers", KEY),
+            df.Timers("last", KEY),
+            df.SplitList("split", value),
+            df.BroadcastState("broadcast", value),
         ]
 
     def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
         return KINDS
 
-    def open(self, context: api.OperatorContext) -> None:
+    def open(self, context: df.OperatorContext) -> None:
         super().open(context)
         self.own: list[int] = context.entries("split").rows()["value"].to_pylist()
 
-    def process(self, batch: pa.RecordBatch, input: int) -> api.Output:
+    def process(self, batch: pa.RecordBatch, input: int) -> df.Output:
         context = self.context
         if input == 1:
             context.entries("broadcast").append(batch.select(["value"]))
@@ -159,13 +157,13 @@ class Everything(Told):
             self.own.append(value)
         return None
 
-    def on_timer(self, timers: pa.RecordBatch, name: str) -> api.Output:
+    def on_timer(self, timers: pa.RecordBatch, name: str) -> df.Output:
         if name == "timers":
             return kinds(("timer", row["key"], row["_timestamp"] - 5) for row in timers.to_pylist())
         sums, keys = self.context.value_state("sum"), timers["key"].to_pylist()
         return kinds(("sum", key, (sums.get_one(key) or {})["value"]) for key in keys)
 
-    def finish(self) -> api.Output:
+    def finish(self) -> df.Output:
         context = self.context
         of_map, of_list = (state.rows().to_pylist() for state in (context.map_state("map"), context.list_state("list")))
         found = [("map", 10 * row["key"] + row["_map_key"], row["value"]) for row in of_map]
@@ -199,9 +197,9 @@ class StateJob:
         self.calls = Calls(directory)
         self.out = Out()
 
-    def flow(self, parallelism: int) -> api.Dataflow:
+    def flow(self, parallelism: int) -> df.Dataflow:
         """The job. It has one reader, since its timers and lists follow the order of the stream."""
-        made = api.Dataflow("states", parallelism=parallelism)
+        made = df.Dataflow("states", parallelism=parallelism)
         one = made.source(self.stream, uid="in", parallelism=1, event_time="at").key_by("key")
         two = made.source(self.table, uid="table", parallelism=1, event_time="at").broadcast()
         one.apply(Everything(self.calls), two, uid="op").apply(self.out, uid="out", parallelism=2, chain=False)
@@ -229,17 +227,17 @@ class StateJob:
 class Shares(Told):
     """Counts rows by value modulo 8 in a union list, of which each subtask takes its share."""
 
-    def states(self, *inputs: pa.Schema) -> Sequence[descriptors.Descriptor]:
-        return [descriptors.UnionList("counts", {"part": pa.int64(), "n": pa.int64()})]
+    def states(self, *inputs: pa.Schema) -> Sequence[df.Descriptor]:
+        return [df.UnionList("counts", {"part": pa.int64(), "n": pa.int64()})]
 
-    def open(self, context: api.OperatorContext) -> None:
+    def open(self, context: df.OperatorContext) -> None:
         super().open(context)
         self.counts: Counter[int] = Counter()
         for row in context.entries("counts").rows().to_pylist():
             if row["part"] % context.parallelism == context.subtask:
                 self.counts[row["part"]] += row["n"]
 
-    def process(self, batch: pa.RecordBatch, input: int) -> api.Output:
+    def process(self, batch: pa.RecordBatch, input: int) -> df.Output:
         self.counts.update(value % 8 for value in batch["value"].to_pylist())
         return None
 
@@ -247,21 +245,21 @@ class Shares(Told):
         table = pa.table({"part": pa.array(self.counts, pa.int64()), "n": pa.array(self.counts.values(), pa.int64())})
         self.context.entries("counts").replace(table)
 
-    def finish(self) -> api.Output:
+    def finish(self) -> df.Output:
         self.tell("finish")
         return [rows(n, key=part, at=0) for part, n in self.counts.items()]
 
 
-class CountingCoordinator(api.OperatorCoordinator):
+class CountingCoordinator(df.OperatorCoordinator):
     """A coordinator that keeps a count."""
 
     columns = pa.schema([("count", pa.int64())])
 
     def __init__(self) -> None:
         self.count = 0
-        self.send: api.Sender
+        self.send: df.Sender
 
-    def open(self, send: api.Sender) -> None:
+    def open(self, send: df.Sender) -> None:
         self.send = send
 
     def restore(self, found: pa.Table) -> None:
@@ -283,14 +281,14 @@ class Tally(CountingCoordinator):
 class Counting(Told):
     """Tells its coordinator of every row, and emits what it hears from it."""
 
-    def coordinator(self) -> api.OperatorCoordinator:
+    def coordinator(self) -> df.OperatorCoordinator:
         return Tally()
 
-    def process(self, batch: pa.RecordBatch, input: int) -> api.Output:
+    def process(self, batch: pa.RecordBatch, input: int) -> df.Output:
         self.context.send_to_coordinator(str(batch.num_rows).encode())
         return None
 
-    def receive(self, message: bytes) -> api.Output:
+    def receive(self, message: bytes) -> df.Output:
         return rows(int(message), key=0, at=0)
 
 
@@ -298,13 +296,13 @@ HOPS = pa.schema([("node", pa.int64()), ("hops", pa.int64())])
 ROUTES = {n: [(3 * n + 1) % 23, (n * n + 2) % 23, (n + 5) % 29] for n in range(31)}
 
 
-class Reached(api.Operator):
+class Reached(df.Operator):
     """Lets a node through the first time it is reached by so few hops, and remembers."""
 
-    def states(self, *inputs: pa.Schema) -> Sequence[descriptors.Descriptor]:
-        return [descriptors.ValueState("least", {"node": pa.int64()}, {"hops": pa.int64()})]
+    def states(self, *inputs: pa.Schema) -> Sequence[df.Descriptor]:
+        return [df.ValueState("least", {"node": pa.int64()}, {"hops": pa.int64()})]
 
-    def process(self, batch: pa.RecordBatch, input: int) -> api.Output:
+    def process(self, batch: pa.RecordBatch, input: int) -> df.Output:
         least = self.context.value_state("least")
         found = []
         for row in batch.to_pylist():
@@ -315,10 +313,10 @@ class Reached(api.Operator):
         return pa.RecordBatch.from_pylist(found, schema=HOPS)
 
 
-class Routes(api.Operator):
+class Routes(df.Operator):
     """From each node to those that one hop leads to."""
 
-    def process(self, batch: pa.RecordBatch, input: int) -> api.Output:
+    def process(self, batch: pa.RecordBatch, input: int) -> df.Output:
         found = [
             {"node": node, "hops": row["hops"] + 1} for row in batch.to_pylist() for node in ROUTES.get(row["node"], ())
         ]
@@ -329,8 +327,8 @@ def hops_job(start: int = 0) -> Case:
     """Hops from one node over the routes, the least of each node."""
     out = CollectSink()
 
-    def flow() -> api.Dataflow:
-        made = api.Dataflow("hops", parallelism=3)
+    def flow() -> df.Dataflow:
+        made = df.Dataflow("hops", parallelism=3)
         loop = made.loop(HOPS)
         source = MemorySource(pa.table({"node": [start], "hops": [0]}, schema=HOPS))
         first = made.source(source, uid="first", parallelism=1).key_by("node")
@@ -370,7 +368,7 @@ class Lap(Told):
         super().__init__(calls)
         self.spins = spins
 
-    def process(self, batch: pa.RecordBatch, input: int) -> api.Output:
+    def process(self, batch: pa.RecordBatch, input: int) -> df.Output:
         less = 0 if self.spins.exists() else 1
         return batch.set_column(1, ROWS.field("value"), pc.subtract(batch["value"], less))
 
@@ -378,15 +376,15 @@ class Lap(Told):
 class Late(Told):
     """The head of a loop, with a timer at the end of time that sends two more rows round."""
 
-    def states(self, *inputs: pa.Schema) -> Sequence[descriptors.Descriptor]:
-        return [descriptors.Timers("wake", KEY)]
+    def states(self, *inputs: pa.Schema) -> Sequence[df.Descriptor]:
+        return [df.Timers("wake", KEY)]
 
-    def process(self, batch: pa.RecordBatch, input: int) -> api.Output:
+    def process(self, batch: pa.RecordBatch, input: int) -> df.Output:
         if 0 in batch["key"].to_pylist():
             self.context.timers("wake").set_one((0,), MAX_WATERMARK)
         return batch
 
-    def on_timer(self, timers: pa.RecordBatch, name: str) -> api.Output:
+    def on_timer(self, timers: pa.RecordBatch, name: str) -> df.Output:
         super().on_timer(timers, name)
         return laps([100, 101], left=2)
 
@@ -403,15 +401,15 @@ class LapJob:
         self.source = Gated(directory / "laps", [laps([n, n + 10], left=1 + n % 3) for n in range(6)])
         self.out = Out()
 
-    def flow(self, parallelism: int = 2, body: int = 3) -> api.Dataflow:
-        made = api.Dataflow("laps", parallelism=parallelism)
+    def flow(self, parallelism: int = 2, body: int = 3) -> df.Dataflow:
+        made = df.Dataflow("laps", parallelism=parallelism)
         loop = made.loop(ROWS)
         stream = made.source(self.source, uid="in", parallelism=1, event_time="at").key_by("key")
         head = stream.apply((Late if self.late else Told)(self.calls), loop.key_by("key"), uid="head")
         lap = head.rebalance().apply(Lap(self.calls, self.spins), uid="body", parallelism=body)
-        loop.close(lap.apply(Filter(lambda batch: pc.greater(batch["value"], 0)), uid="again"))
-        done = lap.apply(Filter(lambda batch: pc.less_equal(batch["value"], 0)), uid="done")
-        named = done.apply(Map(lambda batch: batch.set_column(1, ROWS.field("value"), batch["key"])), uid="named")
+        loop.close(lap.apply(df.Filter(lambda batch: pc.greater(batch["value"], 0)), uid="again"))
+        done = lap.apply(df.Filter(lambda batch: pc.less_equal(batch["value"], 0)), uid="done")
+        named = done.apply(df.Map(lambda batch: batch.set_column(1, ROWS.field("value"), batch["key"])), uid="named")
         named.apply(self.out, uid="out")
         return made
 
@@ -426,17 +424,17 @@ def two_heads(parallelism: int) -> Case:
     out = CollectSink()
     chunks = [laps([n, n + 10], left=1 + n % 3) for n in range(5)]
 
-    def flow() -> api.Dataflow:
-        made = api.Dataflow("two heads", parallelism=parallelism)
+    def flow() -> df.Dataflow:
+        made = df.Dataflow("two heads", parallelism=parallelism)
         outer, inner = made.loop(ROWS), made.loop(ROWS)
         read = made.source(MemorySource(chunks, splits=2), uid="in", parallelism=2).key_by("key")
-        a = read.apply(Filter(everything), outer.key_by("key"), uid="a")
-        b = a.key_by("key").apply(Filter(everything), inner.key_by("key"), uid="b")
-        less = b.rebalance().apply(Map(one_less), uid="less")
-        some = less.apply(Filter(lambda batch: pc.greater(batch["value"], 0)), uid="some")
-        inner.close(some.apply(Filter(lambda batch: is_even(batch["key"])), uid="even"))
-        outer.close(some.apply(Filter(lambda batch: pc.invert(is_even(batch["key"]))), uid="odd"))
-        less.apply(Filter(lambda batch: pc.less_equal(batch["value"], 0)), uid="done").apply(out, uid="out")
+        a = read.apply(df.Filter(everything), outer.key_by("key"), uid="a")
+        b = a.key_by("key").apply(df.Filter(everything), inner.key_by("key"), uid="b")
+        less = b.rebalance().apply(df.Map(one_less), uid="less")
+        some = less.apply(df.Filter(lambda batch: pc.greater(batch["value"], 0)), uid="some")
+        inner.close(some.apply(df.Filter(lambda batch: is_even(batch["key"])), uid="even"))
+        outer.close(some.apply(df.Filter(lambda batch: pc.invert(is_even(batch["key"]))), uid="odd"))
+        less.apply(df.Filter(lambda batch: pc.less_equal(batch["value"], 0)), uid="done").apply(out, uid="out")
         return made
 
     expected = Counter((key, 0, 0) for chunk in chunks for key in chunk["key"].to_pylist())

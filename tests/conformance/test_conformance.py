@@ -215,7 +215,7 @@ def test_a_loop_is_stopped_while_it_turns_and_turns_on_elsewhere(stage: PlayedSt
     assert to_end(run).stop is not None
     assert stage.in_flight() == 12
     assert job.out.values == []
-    assert not [call for call in job.calls.all if "end_input" in call or "finish" in call]
+    assert not [call for call in job.calls.calls if "end_input" in call or "finish" in call]
     job.spins.unlink()
     stage.run(other(executor), job.flow(3, 2), resume=True)
     assert job.out.values == job.expected

@@ -206,7 +206,7 @@ def test_union_state_is_shared_out_at_a_restore_and_no_checkpoint_is_taken_while
     # One of the two ends, long before the other.
     source.let(0)
     source.let(1)
-    until(run, lambda: "op/0 finish" in stage.calls.all)
+    until(run, lambda: "op/0 finish" in stage.calls.calls)
     newest = stage.newest_id
     for _ in range(2000 if executor == "local" else 4):
         run.step()
@@ -226,7 +226,7 @@ def test_a_stop_without_drain_is_refused_while_union_state_has_ended_in_part_and
     source, flow = with_union(stage, out, 3)
     source.let(0)
     run = stage.begin(executor, flow, requests_every_us=None)
-    until(run, lambda: "op/0 finish" in stage.calls.all and run.rows_read == 20)
+    until(run, lambda: "op/0 finish" in stage.calls.calls and run.rows_read == 20)
     run.progress()
     run.request_stop(SUSPEND)
     until(run, lambda: any("the stop has failed" in said for said in run.progress().warnings))

@@ -21,18 +21,19 @@ from stateformat.backends.dataflow import Chunk, Dataflow, NoSplit, Source, Spli
 from stateformat.backends.dataflow.chain import OperatorError
 from stateformat.backends.runtime import JobOutcome, SystemClock, VirtualClock
 from stateformat.backends.spark.driver import SparkRun
-from stateformat.backends.spark.protocol import dataframe_input as feeds
-from stateformat.backends.spark.protocol import frames as mail
-from stateformat.backends.spark.protocol import read_task
-from stateformat.backends.spark.protocol import restore_point as base
+from stateformat.backends.spark.protocol import (
+    dataframe_input as feeds,
+    frames as mail,
+    read_task,
+    restore_point as base,
+)
 from stateformat.backends.spark.sources import Range
 from stateformat.backends.spark.worker.task_cache import TaskCache
 from stateformat.errors import InvalidInput
 from stateformat.model import StopMode
 from stateformat.stop_requests import StopOutcome
 from tests import spark_in_process
-from tests.conformance import Calls, Gated, Out, Told
-from tests.conformance import to_end as ended
+from tests.conformance import Calls, Gated, Out, Told, to_end as ended
 from tests.conformance_jobs import Counting, Everything
 from tests.local_jobs import ROWS, rows
 from tests.spark_in_process import Ranges, RangeSource, Stand

@@ -14,8 +14,7 @@ import pyarrow as pa
 import pytest
 
 from stateformat.backends.dataflow import NoSplit
-from stateformat.backends.spark.protocol import DataFrameInput, InputEncoder
-from stateformat.backends.spark.protocol import frames as mail
+from stateformat.backends.spark.protocol import DataFrameInput, InputEncoder, frames as mail
 from stateformat.backends.spark.sources import Range, SparkSource, to_arrow
 from stateformat.backends.spark.sources.arrow import arrow_schema_of
 from stateformat.backends.spark.sources.offset_table import OffsetTable
