@@ -18,8 +18,8 @@ from stateformat.backends.spark.protocol import RestorePoint
 from stateformat.backends.spark.worker.task_cache import CachedTask, TaskCache, local_directory
 from stateformat.backends.state import SubtaskStates
 from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner
-from stateformat.model import CheckpointId, Handle, Mode
-from stateformat.snapshot import ON_TOP, Snapshot, WriteContext
+from stateformat.model import ON_TOP, CheckpointId, Handle, Mode
+from stateformat.snapshot import Snapshot, WriteContext
 from stateformat.states import declare
 from stateformat.store import open as open_store
 from tests.tiny_jobs import tiny_job
