@@ -15,8 +15,8 @@ import pytest
 
 from stateformat import errors
 from stateformat.tools.ckpt import exit_status as failures
-from stateformat.tools.ckpt.options import Address, AddressType, StorageOptionType, options_for
-from stateformat.tools.ckpt.options.parallelism import OperatorParallelism
+from stateformat.tools.ckpt.options import Address, AddressType, options_for
+from stateformat.tools.ckpt.options.values import OperatorParallelism, StorageOptionType
 from stateformat.tools.ckpt.rows import flat, json_lines, json_texts, objects
 from stateformat.tools.ckpt.text import Column, Look, graph, render
 
@@ -213,11 +213,11 @@ def test_storage_options_go_to_the_remote_store_of_two() -> None:
 @pytest.mark.parametrize("text", ["a", "a=", "=3", "a=0", "a=x", "a=-1", "a=1.5"])
 def test_a_parallelism_of_an_operator_has_a_name_and_a_number(text: str) -> None:
     with pytest.raises(click.UsageError):
-        OperatorParallelism().convert(text, None, None)
+        OperatorParallelism("UID=N").convert(text, None, None)
 
 
 def test_a_uid_may_hold_an_equals_sign() -> None:
-    assert OperatorParallelism().convert("a=b=3", None, None) == ("a=b", 3)
+    assert OperatorParallelism("UID=N").convert("a=b=3", None, None) == ("a=b", 3)
 
 
 # ---- failures --------------------------------------------------------------------------------------------------------

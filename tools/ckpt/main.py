@@ -47,11 +47,9 @@ class LazyGroup(click.Group):
     """A group that imports a command of :data:`COMMANDS` when it is asked for it."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click says so
-        """The names of all commands."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """One command, imported now; None for an unknown name."""
         if cmd_name not in COMMANDS:
             return None
         name = cmd_name.replace("-", "_")
@@ -70,7 +68,6 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """The list of commands in the help, without an import."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 

@@ -16,7 +16,7 @@ from .text import render
 if TYPE_CHECKING:
     from stateformat.storage import Stats
 
-LOGGERS: Final = ("stateformat", "redistribution", "backends", "tools")
+LOGGER: Final = logging.getLogger("stateformat")
 
 
 class Watch:
@@ -36,7 +36,7 @@ class Watch:
         # With no handler at all Python would print warnings; commands report what matters
         # themselves.
         self._handler: logging.Handler = logging.NullHandler()
-        self._levels = [logging.getLogger(name).level for name in LOGGERS]
+        self._level_before = LOGGER.level
         self._listen(logging.WARNING)
 
     def begin(self, level: int, command: str) -> None:
@@ -46,16 +46,15 @@ class Watch:
         from stateformat.storage import Stats
 
         self.level, self._command, self.stats = level, command, Stats()
-        self._ignore()
+        LOGGER.removeHandler(self._handler)
         self._handler = _OnStandardError()
         self._handler.setFormatter(logging.Formatter("%(asctime)s.%(msecs)03d %(levelname)-7s %(message)s", "%H:%M:%S"))
         self._listen(logging.INFO if level == 1 else logging.DEBUG)
 
     def end(self) -> None:
         """Restore the loggers; if verbose, print the table. The last thing a command does."""
-        self._ignore()
-        for name, level in zip(LOGGERS, self._levels, strict=True):
-            logging.getLogger(name).setLevel(level)
+        LOGGER.removeHandler(self._handler)
+        LOGGER.setLevel(self._level_before)
         if self.stats is None:
             return
         wall_seconds, cpu_seconds = time.perf_counter() - self._start, time.process_time()
@@ -64,13 +63,8 @@ class Watch:
             click.echo(f"\n{took}, at most {render.size(peak_memory_bytes())} of memory\n{self.stats}", err=True)
 
     def _listen(self, level: int) -> None:
-        for name in LOGGERS:
-            logging.getLogger(name).addHandler(self._handler)
-            logging.getLogger(name).setLevel(level)
-
-    def _ignore(self) -> None:
-        for name in LOGGERS:
-            logging.getLogger(name).removeHandler(self._handler)
+        LOGGER.addHandler(self._handler)
+        LOGGER.setLevel(level)
 
 
 class _OnStandardError(logging.Handler):

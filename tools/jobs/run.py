@@ -40,7 +40,15 @@ from stateformat.backends.spark.runtime import SparkRuntime
 from stateformat.backends.spark.sessions import lent_session
 from stateformat.errors import CheckpointError, InvalidInput, StorageError
 from stateformat.tools.ckpt.exit_status import FINE, PROBLEMS, UNAVAILABLE, Failure, failure_of, in_options
-from stateformat.tools.ckpt.options import Address, AddressType, SecondsType, StorageOptionType, is_local, options_for
+from stateformat.tools.ckpt.options import (
+    STORAGE_OPTIONS,
+    Address,
+    AddressType,
+    SecondsType,
+    is_local,
+    options_for,
+    storage_options,
+)
 from stateformat.tools.ckpt.output import complain
 from stateformat.tools.ckpt.text import label
 
@@ -65,9 +73,6 @@ class JobType(click.ParamType[JobName]):
     name = "JOB"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> JobName:
-        """The name of a job."""
-        if isinstance(value, JobName):
-            return value
         where, _, function = str(value).rpartition(":")
         if not where or not function.isidentifier():
             self.fail(
@@ -80,13 +85,22 @@ class JobType(click.ParamType[JobName]):
         return JobName(where, function)
 
 
+class Microseconds(SecondsType):
+    """Parses a number of seconds to µs."""
+
+    def __init__(self, least_seconds: float) -> None:
+        super().__init__(min=least_seconds)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return int(1e6 * super().convert(value, param, ctx))
+
+
 class KeepType(click.ParamType["int | Keep | None"]):
     """Parses a number of checkpoints, and ``all``, which is None."""
 
     name = "N|all"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | Keep | None:
-        """How many checkpoints are kept."""
         if isinstance(value, Keep):
             return value
         if value == "all":
@@ -148,58 +162,42 @@ class _JsonLog(logging.Formatter):
 @click.argument("job", type=JobType())
 @click.argument("store", type=AddressType("never"))
 @click.option("--parallelism", type=click.IntRange(min=1), help="Of every operator without one of its own.")
-@click.option("--rows-per-epoch", type=click.IntRange(min=1), help="The most rows that sources read in an epoch.")
-@click.option("--seconds-per-epoch", type=SecondsType(min=0.001), help="The longest they read. [default: 10]")
-@click.option("--least-seconds-per-epoch", type=SecondsType(min=0), help="The least from epoch to epoch. [default: 0]")
-@click.option("--idle-seconds", type=SecondsType(min=0), help="The wait after an epoch without rows. [default: 1]")
+@click.option("--rows-per-epoch", "checkpoint_rows", type=click.IntRange(min=1), help="The most rows of an epoch.")
 @click.option(
-    "--keep",
-    type=KeepType(),
-    default=Keep.DEFAULT,
-    help="How many checkpoints are kept. [default: 10, if the job begins the store]",
+    "--seconds-per-epoch", "checkpoint_interval_us", type=Microseconds(1e-3), help="The longest. [default: 10]"
 )
-@click.option(
-    "--max-restarts", type=click.IntRange(min=0), help="Failures allowed within ten checkpoints. [default: 3]"
-)
-@click.option(
-    "--from",
-    "start_from",
-    type=AddressType(),
-    help="Begin an empty store with the content of this savepoint or checkpoint, which is only read.",
-)
+@click.option("--least-seconds-per-epoch", "least_epoch_us", type=Microseconds(0), help="The shortest. [default: 0]")
+@click.option("--idle-seconds", "idle_us", type=Microseconds(0), help="The wait after an empty epoch. [default: 1]")
+@click.option("--keep", type=KeepType(), default=Keep.DEFAULT, help="Checkpoints kept. [default: 10 in a new store]")
+@click.option("--max-restarts", type=click.IntRange(min=0), help="Failures allowed in ten checkpoints. [default: 3]")
+@click.option("--from", "start_from", type=AddressType(), help="Begin an empty STORE with this checkpoint's content.")
 @click.option("--claim", is_flag=True, help="STORE is a savepoint: run in it, and let it expire in time.")
 @click.option("--resume", is_flag=True, help="Go on after a stop without drain.")
-@click.option(
-    "--drop",
-    multiple=True,
-    metavar="OPERATOR[/STATE[.COLUMN]]",
-    help="State of the checkpoint to give up, or a column of it.",
-)
-@click.option("--endpoint-url", metavar="URL", help="The S3 server, if it is not Amazon's.")
-@click.option(
-    "--option",
-    "options",
-    multiple=True,
-    type=StorageOptionType(),
-    metavar="KEY=VALUE",
-    help="An option for the storage of the store's URL; repeatable.",
-)
+@click.option("--drop", multiple=True, metavar="OPERATOR[/STATE[.COLUMN]]", help="State or a column to give up.")
 @click.option("--progress", type=click.Choice(["text", "json", "none"]), default="text", show_default=True)
-def command(job: JobName, store: Address, **chosen: Any) -> int:
+def command(
+    job: JobName,
+    store: Address,
+    *,
+    progress: str,
+    start_from: Address | None,
+    endpoint_url: str | None,
+    option: tuple[tuple[str, Any], ...],
+    keep: int | Keep | None,
+    **chosen: Any,
+) -> int:
     """Run it; returns the exit status."""
-    reporter = Reporter(chosen["progress"])
-    storage = dict(chosen["options"])
-    if chosen["endpoint_url"]:
-        storage["endpoint_url"] = chosen["endpoint_url"]
-    savepoints = {} if is_local(store.url) else storage  # By default they lie below the store.
-    start_from: Address | None = chosen["start_from"]
+    reporter = Reporter(progress)
+    storage = storage_options(endpoint_url, option)
+    options = {name: value for name, value in chosen.items() if value is not None}
+    # By default savepoints lie below the store.
+    options |= {"keep": keep, "savepoint_options": {} if is_local(store.url) else storage}
     others = () if start_from is None else (start_from.url,)
+    if start_from is not None:
+        options["start_from"] = str(start_from)
+        options["start_from_options"] = options_for(start_from.url, storage, (store.url,))
     try:
         opened = sf.open(store.url, **options_for(store.url, storage, others))
-        options = {**_runtime_options(chosen), "savepoint_options": savepoints}
-        if start_from is not None:
-            options["start_from"] = str(start_from)
-            options["start_from_options"] = options_for(start_from.url, storage, (store.url,))
         with lent_session(f"stateformat {job}") as spark:
             runtime = SparkRuntime(spark, opened, progress=reporter.progress, **options)
             return reporter.outcome(runtime.run(dataflow_of(job, spark)))
@@ -207,20 +205,7 @@ def command(job: JobName, store: Address, **chosen: Any) -> int:
         return reporter.failure(error)
 
 
-def _runtime_options(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    numbers = {
-        "parallelism": "parallelism",
-        "checkpoint_rows": "rows_per_epoch",
-        "max_restarts": "max_restarts",
-    }
-    seconds = {
-        "checkpoint_interval_us": "seconds_per_epoch",
-        "least_epoch_us": "least_seconds_per_epoch",
-        "idle_us": "idle_seconds",
-    }
-    found = {name: chosen[option] for name, option in numbers.items() if chosen[option] is not None}
-    found |= {name: int(1e6 * chosen[option]) for name, option in seconds.items() if chosen[option] is not None}
-    return {**found, **{name: chosen[name] for name in ("claim", "drop", "keep", "resume")}}
+command.params += STORAGE_OPTIONS
 
 
 def dataflow_of(job: JobName, spark: SparkSession) -> Dataflow:

@@ -16,7 +16,7 @@ import pickle
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -34,13 +34,6 @@ Batches = Iterable[pa.RecordBatch]
 Stage = Callable[[Batches], Iterator[pa.RecordBatch]]
 
 
-class Counter(Protocol):
-    """Counts rows for a user to see: a Spark accumulator, which counts retried rows again."""
-
-    def add(self, term: int) -> None:
-        """Count ``term`` more."""
-
-
 FRAME_BYTES: Final = 4 * 2**20
 """A frame is an Arrow IPC record batch of about this size at most."""
 FRAME_SCHEMA: Final = "target int, payload binary"
@@ -49,10 +42,10 @@ RESULT_SCHEMA: Final = "snapshot binary"
 _MARK: Final = "stateformat-error:"
 
 
-def write_moves(tasks: Sequence[bytes], written: Counter) -> Stage:
+def write_moves(tasks: Sequence[bytes], written: Any) -> Stage:
     """From rows (id long) to one row (snapshot binary) per move.
 
-    Task *id* is a pickled list of (context, move).
+    Task *id* is a pickled list of (context, move). The accumulator ``written`` counts rows for users.
     """
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
@@ -87,7 +80,7 @@ def distribute_sources(tasks: Sequence[bytes]) -> Stage:
     return run
 
 
-def write_targets(tasks: Sequence[bytes], written: Counter) -> Stage:
+def write_targets(tasks: Sequence[bytes], written: Any) -> Stage:
     """From frames to one row (snapshot binary) per target that has any.
 
     Task *target* is (context, place), pickled.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 
-from ..documents import problem_document, reference, totals_document
+from ..documents import problem_document, reference
 from ..exit_status import FINE, PROBLEMS
 from ..options import Address, Session, command
 from ..output import Document
@@ -106,7 +107,7 @@ def _way(way: WayOut) -> Document:
         **(reference(record.ref) or {}),
         "kind": record.kind.value,
         "created_at_us": record.created_at_us,
-        "totals": totals_document(record.totals),
+        "totals": asdict(record.totals),
         "certain": way.certain,
         "whole": way.whole if way.problems is not None else None,
         "problems": [_problem(problem) for problem in way.problems or ()],

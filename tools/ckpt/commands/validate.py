@@ -39,13 +39,7 @@ def validate(session: Session, address: Address, *, level: str) -> int:
         "checkpoint_id": report.checkpoint_id,
         "level": report.level,
         "ok": report.ok,
-        "checked": {
-            "records": report.counts.records,
-            "handles": report.counts.handles,
-            "segments": report.counts.segments,
-            "bytes": report.counts.bytes,
-            "rows": report.counts.rows,
-        },
+        "checked": {name: getattr(report.counts, name) for name in ("records", "handles", "segments", "bytes", "rows")},
         "problems": [problem_document(problem) for problem in report.problems],
         "warnings": [problem_document(problem) for problem in report.warnings],
     }

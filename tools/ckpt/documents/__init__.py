@@ -14,7 +14,6 @@ from .checkpoint import (
     published_document,
     record_document,
     reference,
-    totals_document,
 )
 from .contents import contents
 from .plan import plan_document
@@ -31,5 +30,4 @@ __all__ = [
     "published_document",
     "record_document",
     "reference",
-    "totals_document",
 ]

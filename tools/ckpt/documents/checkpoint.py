@@ -6,6 +6,7 @@ million handles takes no longer than reading its manifest.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -14,7 +15,7 @@ import pyarrow.compute as pc
 
 from stateformat.graph import Operator, Status
 from stateformat.manifest import integers, state_runs
-from stateformat.model import PER_SUBTASK_MODES, Kind, Mode, ParentRef, Record, State, Totals
+from stateformat.model import PER_SUBTASK_MODES, Kind, Mode, ParentRef, Record, State
 from stateformat.record import members_of
 
 from ..json_text import JsonRows
@@ -46,11 +47,6 @@ def record_document(store: str, record: Record) -> Document:
     }
 
 
-def totals_document(totals: Totals) -> Document:
-    """The sums over the manifest, from the record."""
-    return {"handles": totals.handles, "rows": totals.rows, "segments": totals.segments, "bytes": totals.bytes}
-
-
 def published_document(store: str, record: Record) -> Document:
     """A checkpoint that a command has just published."""
     return {
@@ -59,7 +55,7 @@ def published_document(store: str, record: Record) -> Document:
         "attempt_id": record.attempt_id,
         "kind": record.kind.value,
         "parent": reference(record.parent),
-        "totals": totals_document(record.totals),
+        "totals": asdict(record.totals),
         "operators": [operator_size(operator) for operator in record.graph.operators],
     }
 
@@ -78,11 +74,8 @@ def operator_size(operator: Operator) -> Document:
 class Holdings:
     """What the handles of a checkpoint hold: rows and stored bytes by state, layer and subtask.
 
-    Stored bytes are in proportion to rows. A segment that several handles share counts once.
-
-    Args:
-        record: the checkpoint's record.
-        handles: the manifest's handles, in its order.
+    ``handles`` are in the manifest's order. Stored bytes are in proportion to rows. A segment that
+    several handles share counts once.
     """
 
     def __init__(self, record: Record, handles: pa.Table) -> None:
@@ -208,5 +201,5 @@ def history_document(record: Record) -> Document:
         "finished": status.count(Status.FULLY_FINISHED),
         "partially_finished": status.count(Status.PARTIALLY_FINISHED),
         "stop": None if record.stop is None else {"mode": record.stop.mode.value, "request": record.stop.request},
-        "totals": totals_document(record.totals),
+        "totals": asdict(record.totals),
     }

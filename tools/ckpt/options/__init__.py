@@ -1,23 +1,30 @@
 """Arguments and options that commands share.
 
-``common`` declares a command and opens its stores: read it first. ``address``, ``parallelism`` and
-``seconds`` parse values.
+``common`` declares a command and opens its stores: read it first. ``values`` parses what users type.
 """
 
 from __future__ import annotations
 
-from .address import Address, AddressType, StorageOptionType, is_local, options_for
-from .common import Session, command, id_of, operator_uid, other_store
-from .parallelism import PairType, parallelism_options, per_operator
-from .seconds import SecondsType
+from .common import (
+    STORAGE_OPTIONS,
+    Session,
+    command,
+    id_of,
+    operator_uid,
+    other_store,
+    parallelism_options,
+    per_operator,
+    storage_options,
+)
+from .values import Address, AddressType, PairType, SecondsType, is_local, options_for
 
 __all__ = [
+    "STORAGE_OPTIONS",
     "Address",
     "AddressType",
     "PairType",
     "SecondsType",
     "Session",
-    "StorageOptionType",
     "command",
     "id_of",
     "is_local",
@@ -26,4 +33,5 @@ __all__ = [
     "other_store",
     "parallelism_options",
     "per_operator",
+    "storage_options",
 ]

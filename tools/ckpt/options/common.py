@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from ..output import Output
 from ..text import label, render
 from ..watch import Watch
-from .address import Address, AddressType, StorageOptionType, is_local, options_for
+from .values import Address, AddressType, OperatorParallelism, StorageOptionType, is_local, options_for
 
 if TYPE_CHECKING:
     from stateformat.graph import JobGraph
@@ -109,13 +109,10 @@ def command(
         def run(*, output_format: str, verbose: int, endpoint_url: str | None, option: Any, **rest: Any) -> int | None:
             if not pandas:
                 _leave_pandas_out()
-            options = dict(option)
-            if endpoint_url is not None:
-                options["endpoint_url"] = endpoint_url
             context = click.get_current_context()
             watch = context.ensure_object(Watch)
             watch.begin(verbose, context.command_path)
-            session = Session(Output(as_json=output_format == "json"), options, watch)
+            session = Session(Output(as_json=output_format == "json"), storage_options(endpoint_url, option), watch)
             return function(session, rest.pop("address"), **rest)
 
         made: click.Command = click.command(name)(run)
@@ -125,12 +122,16 @@ def command(
     return decorate
 
 
+def storage_options(endpoint_url: str | None, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """The values of :data:`STORAGE_OPTIONS` as a storage takes them."""
+    return {**dict(pairs), **({} if endpoint_url is None else {"endpoint_url": endpoint_url})}
+
+
 class _NoPandas:
     """An import finder for which there is no pandas."""
 
     @staticmethod
     def find_spec(fullname: str, *_: object) -> None:
-        """Leaves all other modules to the next finder."""
         if fullname == "pandas":
             raise ModuleNotFoundError("pandas is not for this process", name=fullname)
 
@@ -152,14 +153,7 @@ def _leave_pandas_out() -> None:
         sys.meta_path.remove(_NoPandas)
 
 
-_COMMON: Final = (
-    click.Option(
-        ["--format", "output_format"],
-        type=click.Choice(["text", "json"]),
-        default="text",
-        show_default=True,
-        help="A page for people, or JSON for programs (docs/json.md).",
-    ),
+STORAGE_OPTIONS: Final = (
     click.Option(["--endpoint-url"], metavar="URL", help="The S3 server, if it is not Amazon's."),
     click.Option(
         ["--option"],
@@ -168,12 +162,47 @@ _COMMON: Final = (
         metavar="KEY=VALUE",
         help="An option for the storage of the store's URL; repeatable.",
     ),
+)
+_COMMON: Final = (
+    click.Option(
+        ["--format", "output_format"],
+        type=click.Choice(["text", "json"]),
+        default="text",
+        show_default=True,
+        help="A page for people, or JSON for programs (docs/json.md).",
+    ),
+    *STORAGE_OPTIONS,
     click.Option(
         ["-v", "--verbose"],
         count=True,
         help="Log to standard error what is done and what it took; show stack traces. -vv: log every request, too.",
     ),
 )
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def parallelism_options(function: F) -> F:
+    """Adds ``--parallelism`` and ``--operator-parallelism UID=N`` to a command."""
+    function = click.option(
+        "--operator-parallelism",
+        multiple=True,
+        type=OperatorParallelism("UID=N"),
+        metavar="UID=N",
+        help="Subtasks of one operator, by uid or name; repeatable. Goes before --parallelism.",
+    )(function)
+    return click.option(
+        "--parallelism",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Subtasks of every operator that has not fully finished.",
+    )(function)
+
+
+def per_operator(checkpoint: Checkpoint, pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """``--operator-parallelism`` by uid; ``InvalidInput`` for an unknown operator."""
+    return {operator_uid(checkpoint, given): number for given, number in pairs}
+
 
 OPERATORS_LISTED: Final = 20
 """Operators that an error lists."""

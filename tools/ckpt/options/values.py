@@ -1,4 +1,4 @@
-"""Where a command works: ``STORE[@ID]``, and the options for a storage.
+"""What arguments and options parse to: addresses, storage options, pairs, numbers of seconds.
 
 An object key may contain ``@``, so only a *trailing* ``@`` followed by nothing but digits is an id.
 A store whose name really ends so is written with a final slash (``backups@42/``).
@@ -6,6 +6,7 @@ A store whose name really ends so is written with a final slash (``backups@42/``
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,9 +36,6 @@ class AddressType(click.ParamType[Address]):
         self.name = {"never": "STORE", "optional": "STORE[@ID]", "always": "STORE@ID"}[checkpoint]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Address:
-        """The address; a usage error for anything else."""
-        if isinstance(value, Address):
-            return value
         from stateformat.storage import is_id, split_id, without_secrets
 
         text = str(value)
@@ -70,13 +68,43 @@ class StorageOptionType(click.ParamType[tuple[str, Any]]):
     name = "KEY=VALUE"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
-        """One storage option."""
-        if isinstance(value, tuple):
-            return value
         key, separator, text = str(value).partition("=")
         if not key or not separator:
             self.fail(f"{value!r} is not of the form KEY=VALUE", param, ctx)
         return key, {"true": True, "false": False}.get(text.lower(), text)
+
+
+class PairType(click.ParamType[tuple[str, Any]]):
+    """Parses ``NAME=VALUE``. The last ``=`` divides, since a uid may contain one."""
+
+    def __init__(self, form: str) -> None:
+        self.name = form
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
+        name, _, given = str(value).rpartition("=")
+        if not name or not given:
+            self.fail(f"{value!r} is not of the form {self.name}", param, ctx)
+        return name, given
+
+
+class OperatorParallelism(PairType):
+    """Parses ``UID=N`` with N at least 1."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        uid, given = super().convert(value, param, ctx)
+        if not given.isascii() or not given.isdigit() or int(given) < 1:
+            self.fail(f"{given!r} in {value!r} is no number of subtasks; give at least 1", param, ctx)
+        return uid, int(given)
+
+
+class SecondsType(click.FloatRange):
+    """A finite number of seconds within a range; click's own range accepts ``inf`` and ``nan``."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        seconds = super().convert(value, param, ctx)
+        if not math.isfinite(seconds):
+            self.fail(f"{value!r} is no number of seconds", param, ctx)
+        return seconds
 
 
 def is_local(url: str) -> bool:
