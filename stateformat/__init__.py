@@ -1,4 +1,4 @@
-"""stateformat: an open checkpoint format on Arrow and Parquet for stateful dataflows, and its library.
+"""stateformat: an open checkpoint format on Arrow and Parquet, and its library.
 
 The whole door for authors of runtimes::
 
@@ -11,9 +11,9 @@ The whole door for authors of runtimes::
     permit = pending.publish()                            # only a permit allows sinks to commit
 
     plan = store.open().plan_restore(graph.at(parallelism=6))
-    tasks = store.open().restore(plan, "counts", 0)       # what the new subtask 0 reads, as Arrow batches
+    tasks = store.open().restore(plan, "counts", 0)       # Arrow batches of the new subtask 0
 
-``SPEC.md`` beside this file is the format; ``docs/library.md`` is the guide. Errors are listed in ``errors``.
+``SPEC.md`` beside this file is the format; ``docs/library.md`` is the guide; ``errors`` lists errors.
 """
 
 from __future__ import annotations

@@ -188,7 +188,8 @@ class Handle(NamedTuple):
 
     def __repr__(self) -> str:
         owner = "coordinator" if self.subtask is None else f"subtask {self.subtask}"
-        return f"Handle({shortened(self.operator)}, {shortened(self.state)}, {owner}, layer {self.layer}, {self.rows} rows)"
+        whose = f"{shortened(self.operator)}, {shortened(self.state)}, {owner}"
+        return f"Handle({whose}, layer {self.layer}, {self.rows} rows)"
 
 
 class ParentRef(NamedTuple):
@@ -229,7 +230,7 @@ class RescaledFrom:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over the manifest: ``segments`` and ``bytes`` count distinct segments, inline ones among them."""
+    """Sums over the manifest; ``segments`` and ``bytes`` count distinct segments."""
 
     handles: int = 0
     rows: int = 0

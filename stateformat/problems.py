@@ -1,4 +1,4 @@
-"""What validation finds: problems, each with the clause of SPEC.md that it breaks and what to do next."""
+"""What validation finds: problems, each with a clause of SPEC.md and what to do next."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ADVICE_STORAGE = "try again; check the storage if it stays so"
 ADVICE_OTHER = "take another checkpoint (`ckpt history` lists them)"
 """For a record that is no checkpoint."""
 ADVICE_WRITER = (
-    "the program that wrote this broke the format; fix it. If all rows can still be read, `ckpt rewrite` writes them anew; "
-    "if not, take another checkpoint (`ckpt history` lists them)"
+    "the program that wrote this broke the format; fix it. If all rows can still be read, `ckpt rewrite` writes them "
+    "anew; if not, take another checkpoint (`ckpt history` lists them)"
 )
 """For content that contradicts itself, though its bytes are what was written."""
 

@@ -1,9 +1,9 @@
 """What a subtask writes, in whatever process it runs.
 
-The driver begins a checkpoint and sends its :class:`WriteContext` to the workers. A worker opens a
+The driver sends the :class:`WriteContext` of a checkpoint to the workers. A worker opens a
 :class:`SnapshotWriter` for its subtask, writes its states, and sends the small :class:`Snapshot`
-back. Every segment has a name of its own, so a worker that is killed, retried or run twice spoils no
-other's file; ``gc`` deletes what no snapshot names. Workers never publish.
+back. Every segment has a name of its own, so a worker that is killed, retried or run twice
+overwrites nothing; ``gc`` deletes what no snapshot names. Workers never publish.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class WriteContext:
         )
 
     def owners(self, operator: str, state: str, rows: pa.Table | pa.RecordBatch) -> np.ndarray:
-        """Return the subtask of each row of a keyed state (int32, in row order), by SPEC.md section 5.3.
+        """Return the subtask of each row of a keyed state, as int32 (SPEC.md section 5.3).
 
         ``rows`` has at least the key columns, as for :meth:`SnapshotWriter.write`. Raises
         ``InvalidInput`` for a state without keys, ``InvalidState`` for wrong key columns.
@@ -186,12 +186,12 @@ class SnapshotWriter:
         return state
 
     def write(self, name: str, rows: RowData, *, delta: bool = False) -> Handle:
-        """Write all rows of a state, or with ``delta`` a layer on top of the parent's; return the handle.
+        """Write all rows of a state, or with ``delta`` a layer on top of the parent's.
 
         ``rows``: the declared columns by name, in any order, and the kind's own (SPEC.md section
-        5.1: ``_index``, ``_timestamp`` and ``_tag``, ``_sender`` …, and ``_op`` in a delta). Keyed rows
-        come in any order; rows sorted by a column ``_key_group`` need less memory. List-like modes
-        keep the order. Raises ``InvalidState`` for rows that contradict the declaration.
+        5.1: ``_index``, ``_timestamp`` and ``_tag``, ``_sender`` …, and ``_op`` in a delta). Keyed
+        rows come in any order; rows sorted by a column ``_key_group`` need less memory. List-like
+        modes keep the order. Raises ``InvalidState`` for rows that contradict the declaration.
         """
         state = self._claim(name)
         if delta and state.mode is not Mode.KEYED:
@@ -227,8 +227,8 @@ class SnapshotWriter:
         state = self._claim(handle.state)
         if (handle.operator, handle.subtask, handle.mode) != (self._operator, self._subtask, state.mode):
             raise InvalidInput(
-                f"{self._where} cannot repeat a handle of {handle.mode} state {handle.state!r} of {handle.operator!r} subtask "
-                f"{handle.subtask}; a subtask repeats what it has written itself"
+                f"{self._where} cannot repeat a handle of {handle.mode} state {handle.state!r} of {handle.operator!r} "
+                f"subtask {handle.subtask}; a subtask repeats what it has written itself"
             )
         if state.mode is Mode.KEYED:
             raise InvalidState(f"state {handle.state!r} is keyed; keyed state is carried")
@@ -274,7 +274,8 @@ class SnapshotWriter:
         missing = sorted(due - self._written)
         if missing:
             raise InvalidState(
-                f"{self._where} has not reported {', '.join(map(repr, missing))}; write it, or say empty({missing[0]!r})",
+                f"{self._where} has not reported {', '.join(map(repr, missing))}; write it, or say "
+                f"empty({missing[0]!r})",
                 kind=ErrorKind.STATE_MISSING,
                 states=missing,
             )
@@ -283,7 +284,7 @@ class SnapshotWriter:
 
 
 def _checked(rows: RowData, where: str) -> pa.Table | Iterator[pa.RecordBatch]:
-    """Return the rows as a table or a stream of batches. Raises ``InvalidInput`` for anything else."""
+    """Return the rows as a table or a stream of batches. Raises ``InvalidInput``."""
     if isinstance(rows, pa.Table):
         return rows
     if isinstance(rows, pa.RecordBatch):
@@ -302,8 +303,8 @@ def _checked(rows: RowData, where: str) -> pa.Table | Iterator[pa.RecordBatch]:
 
 def _no_rows(where: str, found: object) -> InvalidInput:
     return InvalidInput(
-        f"{where}: rows are an Arrow table, a record batch or record batches, not {type(found).__name__}; pa.table(...) "
-        "makes one, and table.to_batches() makes batches"
+        f"{where}: rows are an Arrow table, a record batch or record batches, not {type(found).__name__}; "
+        "pa.table(...) makes one, and table.to_batches() makes batches"
     )
 
 
@@ -315,7 +316,7 @@ def snapshot_of(value: Snapshot | SnapshotWriter | bytes) -> Snapshot:
         return value.snapshot()
     if not isinstance(value, Snapshot):
         raise InvalidInput(
-            f"{value!r} is of type {type(value).__name__} and no snapshot; give what SnapshotWriter.snapshot() returned, "
-            "the writer itself, or Snapshot.to_bytes()"
+            f"{value!r} is of type {type(value).__name__} and no snapshot; give what SnapshotWriter.snapshot() "
+            "returned, the writer itself, or Snapshot.to_bytes()"
         )
     return value

@@ -1,9 +1,8 @@
 """What users ask of a running job, as objects in its store (SPEC.md section 2.4).
 
 Theory of operation. The program that asks and the run share only the store. The program creates a
-request under ``requests/``; the run lists that folder between two checkpoints, stops, and creates an
-answer; the program reads the answer and removes both. No object is ever changed, so which objects
-exist tells what to do:
+request under ``requests/``. The run lists that folder between two checkpoints, stops, and creates
+an answer. The program reads the answer and removes both. Which objects exist tells what to do:
 
 =======================  ============================================================
 request alone            it waits; a run for which it counts obeys it
@@ -33,14 +32,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 from . import paths as layout
-from .errors import (
-    CheckpointError,
-    ErrorKind,
-    InvalidInput,
-    NotFound,
-    OutcomeUnknown,
-    StorageError,
-)
+from .errors import CheckpointError, ErrorKind, InvalidInput, NotFound, OutcomeUnknown, StorageError
 from .history import record_ids
 from .model import MAX_CHECKPOINT_ID, Record, StopMode
 from .record import Members, RecordFault, refuse_null, sealed, unsealed
@@ -71,7 +63,7 @@ class StopOutcome(StrEnum):
     """What became of a request to stop. Readers refuse an answer with any other word."""
 
     STOPPED = "stopped"
-    """The job has stopped at a checkpoint and committed it. Without a savepoint the copy has failed."""
+    """The job has stopped at a checkpoint and committed it. No savepoint: the copy has failed."""
     FAILED = "failed"
     """The job did not stop: it goes on, or has restarted; the message says why."""
     REFUSED = "refused"
@@ -115,7 +107,7 @@ class StopAnswer:
 
 
 def counts_for(request: StopRequest, restored_from: int) -> bool:
-    """Return whether a request counts for a run that restored from this checkpoint (0: from none)."""
+    """Return whether a request counts for a run restored from this checkpoint (0: from none)."""
     return restored_from <= request.newest
 
 
@@ -128,26 +120,27 @@ def asking_order(request: StopRequest) -> tuple[bool, int, str]:
 
 
 def default_savepoint(store_url: str, checkpoint_id: int, request_id: str) -> str:
-    """Return the default place: ``savepoints/<checkpoint id>-<first 8 digits of the request id>``."""
+    """Return the default URL: ``savepoints/<checkpoint id>-<first 8 digits of the request>``."""
     return layout.savepoint_url(store_url, f"{checkpoint_id}-{request_id[:8]}" if request_id else str(checkpoint_id))
 
 
 def savepoint_of_stop(store_url: str, record: Record) -> str:
-    """Return the URL of the savepoint of a stop: what its request asked for, or the default place."""
+    """Return the URL of the savepoint of a stop: as requested, or the default."""
     request = record.stop.request if record.stop else ""
     return record.properties.get(SAVEPOINT_PROPERTY) or default_savepoint(store_url, record.checkpoint_id, request)
 
 
-# ---- the program that asks -------------------------------------------------------------------------------------------
+# ---- the program that asks ----------------------------------------------------------------------
 
 
 def request_stop(
     storage: Storage, mode: StopMode, savepoint: str | None = None, *, sleep: Sleep = time.sleep
 ) -> StopRequest:
-    """Create a durable request. Raises ``NotFound`` without a store, ``InvalidInput``, ``StorageError``."""
+    """Create a durable request. Raises ``NotFound``, ``InvalidInput``, ``StorageError``."""
     if savepoint is not None and not 0 < len(savepoint) <= SAVEPOINT_CHARACTERS_MAX:
         raise InvalidInput(
-            f"the savepoint's URL has {len(savepoint):,} characters; from 1 to {SAVEPOINT_CHARACTERS_MAX:,} are allowed",
+            f"the savepoint's URL has {len(savepoint):,} characters; from 1 to {SAVEPOINT_CHARACTERS_MAX:,} are "
+            "allowed",
             kind=ErrorKind.INVALID_URL,
         )
     if savepoint is not None:
@@ -195,11 +188,11 @@ def withdraw_stop(storage: Storage, request_id: str) -> None:
             storage.delete(paths)
 
 
-# ---- the run that is asked -------------------------------------------------------------------------------------------
+# ---- the run that is asked ----------------------------------------------------------------------
 
 
 def stop_requests(storage: Storage, *, warned: set[str]) -> list[StopRequest]:
-    """Return the unanswered requests, the least ``newest`` first, by one listing and a read for each.
+    """Return the unanswered requests, the least ``newest`` first.
 
     Skips what is damaged, of a newer version, too large or no request, with a warning the first
     time (``warned`` remembers). Raises ``StorageError``. A run calls it between two checkpoints.
@@ -221,7 +214,7 @@ def stop_requests(storage: Storage, *, warned: set[str]) -> list[StopRequest]:
 
 
 def answer_stop(storage: Storage, answer: StopAnswer, *, sleep: Sleep = time.sleep) -> bool:
-    """Create a durable answer. False where the request was withdrawn, or has an answer, which stays.
+    """Create a durable answer; return False where the request was withdrawn or answered.
 
     It may be repeated, also by a restart. After ``StorageError`` or ``OutcomeUnknown`` it must be.
     """
@@ -233,11 +226,11 @@ def answer_stop(storage: Storage, answer: StopAnswer, *, sleep: Sleep = time.sle
     return _create(storage, layout.answer_path(requests[0].newest, answer.request), encode_answer(answer), sleep)
 
 
-# ---- bytes -----------------------------------------------------------------------------------------------------------
+# ---- bytes --------------------------------------------------------------------------------------
 
 
 def encode_request(request: StopRequest) -> bytes:
-    """Return the bytes of a request. Raises ``InvalidInput`` for one that could not be read back."""
+    """Return the bytes of a request. Raises ``InvalidInput`` if it could not be read back."""
     members = {
         "format": REQUEST_FORMAT,
         "version": 1,
@@ -328,7 +321,7 @@ def _bounded(members: Members, name: str, most: int, *, least: int = 1) -> str:
     return text
 
 
-# ---- objects ---------------------------------------------------------------------------------------------------------
+# ---- objects ------------------------------------------------------------------------------------
 
 
 class _Named(NamedTuple):
@@ -401,7 +394,7 @@ def _create(storage: Storage, path: str, data: bytes, sleep: Sleep) -> bool:
             continue
         return bool(existing == data)
     raise OutcomeUnknown(
-        f"{storage.url} does not say whether {path} was created{f': {last}' if last else ''}. Ask again when the storage "
-        "answers",
+        f"{storage.url} does not say whether {path} was created{f': {last}' if last else ''}. Ask again when the "
+        "storage answers",
         path=path,
     ) from last

@@ -1,9 +1,9 @@
 """The store of one job's checkpoints: the door of the library.
 
-Theory of operation. A run is ``start`` → commit what is prepared there → (``begin`` → snapshots →
-``publish`` → commit) … Each step returns the permit that the next one takes: it names the checkpoint
-that the run holds, and nothing else says what to build on. ``start`` reads the history; ``begin``
-never does. All other methods are for programs that look at a store from outside.
+A run is ``start`` → commit what is prepared there → (``begin`` → snapshots → ``publish`` → commit)
+… Each step returns the permit that the next one takes: it names the checkpoint that the run holds.
+``start`` reads the history; ``begin`` never does. All other methods are for programs that look at a
+store from outside.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from . import paths as layout, stop_requests as requests
+from . import history, paths as layout, publication, stop_requests
 from .errors import ErrorKind, InvalidInput, JobMismatch, PublishConflict
 from .graph import JobGraph
-from .history import Garbage, Survey, collect_garbage, expire, newest_record, record_of, require_records, survey
+from .history import Garbage, Survey
 from .model import (
     KEEP_PROPERTY,
     RESERVED_PROPERTIES,
@@ -32,22 +32,7 @@ from .model import (
     Stop,
     StopMode,
 )
-from .publication import (
-    CommitPermit,
-    Diagnosis,
-    Draft,
-    PendingCheckpoint,
-    Progress,
-    begin_from,
-    check_arguments,
-    check_beginning,
-    copy,
-    copy_objects,
-    diagnose,
-    permit,
-    repair,
-    rollback,
-)
+from .publication import CommitPermit, PendingCheckpoint
 from .reading import Checkpoint
 from .segments import WriteOptions
 from .stop_requests import StopAnswer, StopRequest
@@ -93,8 +78,8 @@ class CheckpointStore:
     def history(self, limit: int | None = None) -> list[Record]:
         """Return the checkpoints, newest first along their parents; at most ``limit``.
 
-        Raises ``NotFound`` (kinds ``STORE_NOT_FOUND``, ``STORE_EMPTY``), and ``DamagedCheckpoint`` or
-        ``UnsupportedFormat`` where a record on the way is unreadable or lost; see :meth:`survey`.
+        Raises ``NotFound``, and ``DamagedCheckpoint`` or ``UnsupportedFormat`` where a record on
+        the way is unreadable or lost; see :meth:`survey`.
         """
         if limit is not None and limit < 1:
             raise InvalidInput(f"a history of {limit} checkpoints is none; ask for at least 1")
@@ -109,13 +94,13 @@ class CheckpointStore:
 
         ``limit`` bounds the checkpoints that are read.
         """
-        found = survey(self.storage, limit=limit)
-        require_records(self.storage, found.listed)
+        found = history.survey(self.storage, limit=limit)
+        history.require_records(self.storage, found.listed)
         return found
 
     def strays(self) -> list[ParentRef]:
         """Return records that are no checkpoints, by id; a damaged one has attempt ``""``."""
-        return list(survey(self.storage).strays)
+        return list(history.survey(self.storage).strays)
 
     def open(self, checkpoint_id: int | None = None) -> Checkpoint:
         """Return a checkpoint to look at, by default the newest. To run from it, use :meth:`start`.
@@ -124,34 +109,39 @@ class CheckpointStore:
         exist and for a stray, ``CheckpointExpired``, ``DamagedCheckpoint``.
         """
         wanted = None if checkpoint_id is None else CheckpointId(checkpoint_id)
-        return Checkpoint(self.storage, record_of(self.storage, wanted))
+        return Checkpoint(self.storage, history.record_of(self.storage, wanted))
 
     def start(self, job_id: str) -> CommitPermit | None:
         """Return the permit of the newest checkpoint, which a run restores; None for a first run.
 
-        Raises ``JobMismatch`` for another job's store, and ``DamagedCheckpoint`` for a damaged newest:
-        it never falls back to an older one. A run that meets ``CheckpointExpired`` later starts over.
+        Raises ``JobMismatch`` for another job's store, and ``DamagedCheckpoint`` for a damaged
+        newest. A run that meets ``CheckpointExpired`` later starts over.
         """
-        record = newest_record(self.storage)
+        record = history.newest_record(self.storage)
         if record is None:
             return None
         self._check_job(job_id, record)
         # Its publisher may have died before the record was durable, and commits cannot be undone.
         make_durable(self.storage, [layout.record_path(record.checkpoint_id)])
-        return permit(self.storage, record)
+        return publication.permit(self.storage, record)
 
     def start_from(
-        self, checkpoint: Checkpoint, properties: Mapping[str, str] | None = None, progress: Progress | None = None
+        self,
+        checkpoint: Checkpoint,
+        properties: Mapping[str, str] | None = None,
+        progress: publication.Progress | None = None,
     ) -> CommitPermit:
         """Begin this empty store with the content of another store's checkpoint or savepoint.
 
         The permit is for the first checkpoint of this store: id + 1, with the other as its parent.
-        The job id stays the same, since segments hold it. Raises as ``copying.begin_from`` does.
+        The job id stays the same, since segments hold it. Raises as ``publication.begin_from``.
         """
-        return begin_from(checkpoint, self.storage, properties=properties, progress=progress, sleep=self._sleep)
+        return publication.begin_from(
+            checkpoint, self.storage, properties=properties, progress=progress, sleep=self._sleep
+        )
 
     def permit_of(self, checkpoint: Checkpoint) -> CommitPermit:
-        """Return the permit to build on an opened checkpoint, for programs that plan before they publish.
+        """Return the permit to build on an opened checkpoint, for a program that plans first.
 
         Raises ``PublishConflict`` (kind ``OVERTAKEN``) where it is not the newest, or not any more.
         """
@@ -159,8 +149,9 @@ class CheckpointStore:
         if newest is None or newest.ref != checkpoint.record.ref:
             now = newest.ref.checkpoint_id if newest else "gone"
             raise PublishConflict(
-                f"checkpoint {checkpoint.id} is not the newest of {self.url}, which is {now}; nothing was published. Start "
-                "from the newest, roll back first (`ckpt rollback`), or write to a store of its own (`--to URL`)",
+                f"checkpoint {checkpoint.id} is not the newest of {self.url}, which is {now}; nothing was published. "
+                "Start from the newest, roll back first (`ckpt rollback`), or write to a store of its own (`--to "
+                "URL`)",
                 kind=ErrorKind.OVERTAKEN,
                 checkpoint_id=checkpoint.id,
             )
@@ -199,7 +190,9 @@ class CheckpointStore:
         Raises ``JobMismatch``, and ``InvalidInput`` for a parent of this store that is no permit,
         and for a graph, states or properties that could never be published.
         """
-        declared = check_arguments(graph, states, job_id, job_name, {} if properties is None else properties)
+        declared = publication.check_arguments(
+            graph, states, job_id, job_name, {} if properties is None else properties
+        )
         held = parent.checkpoint() if isinstance(parent, CommitPermit) else parent
         if held is not None and not isinstance(held, Checkpoint):
             raise InvalidInput(
@@ -215,7 +208,7 @@ class CheckpointStore:
             source = held.record.ref
         if kind is CheckpointKind.CHECKPOINT:
             _check_properties(properties or {})
-        draft = Draft(
+        draft = publication.Draft(
             job_id=JobId(job_id),
             job_name=job_name,
             graph=graph,
@@ -231,40 +224,42 @@ class CheckpointStore:
         )
         pending = PendingCheckpoint(self.storage, draft, sleep=self._sleep)
         before = held.graph if held is not None else None
-        check_beginning(pending.graph, declared, before, is_new=kind is CheckpointKind.CHECKPOINT)
+        publication.check_beginning(pending.graph, declared, before, is_new=kind is CheckpointKind.CHECKPOINT)
         return pending
 
     def expire(self, keep: int, *, delete: bool = True) -> Garbage:
-        """Delete all but the newest ``keep`` ids, then what nothing names (``retention.expire``)."""
-        return expire(self.storage, keep, delete=delete)
+        """Delete all but the newest ``keep`` ids, then what nothing names (``history.expire``)."""
+        return history.expire(self.storage, keep, delete=delete)
 
     def collect_garbage(self, *, delete: bool) -> Garbage:
-        """Find what nothing names, and perhaps delete it (``retention.collect_garbage``)."""
-        return collect_garbage(self.storage, delete=delete)
+        """Find what nothing names, and perhaps delete it (``history.collect_garbage``)."""
+        return history.collect_garbage(self.storage, delete=delete)
 
-    def copy(self, checkpoint: Checkpoint, target: CheckpointStore, progress: Progress | None = None) -> Record:
-        """Copy a checkpoint into a store of its own, as a savepoint (``copying.copy``)."""
+    def copy(
+        self, checkpoint: Checkpoint, target: CheckpointStore, progress: publication.Progress | None = None
+    ) -> Record:
+        """Copy a checkpoint into a store of its own, as a savepoint (``publication.copy``)."""
         if not isinstance(target, CheckpointStore):
             raise InvalidInput(f"the target of a copy is {target!r}; open it first, with stateformat.open(url)")
-        return copy(checkpoint, target.storage, progress=progress, sleep=self._sleep)
+        return publication.copy(checkpoint, target.storage, progress=progress, sleep=self._sleep)
 
-    def adopt_objects(self, checkpoint: Checkpoint, progress: Progress | None = None) -> None:
+    def adopt_objects(self, checkpoint: Checkpoint, progress: publication.Progress | None = None) -> None:
         """Copy another store's segments here for a checkpoint that is begun from it."""
-        copy_objects(checkpoint, self.storage, progress=progress)
+        publication.copy_objects(checkpoint, self.storage, progress=progress)
 
     def rollback(self, checkpoint_id: int) -> CommitPermit:
-        """Make an older checkpoint the newest again (``copying.rollback``)."""
-        return rollback(self.storage, CheckpointId(checkpoint_id), sleep=self._sleep)
+        """Make an older checkpoint the newest again (``publication.rollback``)."""
+        return publication.rollback(self.storage, CheckpointId(checkpoint_id), sleep=self._sleep)
 
-    def diagnose(self, source: int | None = None, *, level: Level = "quick") -> Diagnosis:
-        """Return what is wrong with the newest checkpoint, and ways out (``repair.diagnose``)."""
-        return diagnose(self.storage, source, level=level)
+    def diagnose(self, source: int | None = None, *, level: Level = "quick") -> publication.Diagnosis:
+        """Return what is wrong with the newest checkpoint (``publication.diagnose``)."""
+        return publication.diagnose(self.storage, source, level=level)
 
     def repair(
-        self, source: int | None = None, *, level: Level = "quick", diagnosis: Diagnosis | None = None
+        self, source: int | None = None, *, level: Level = "quick", diagnosis: publication.Diagnosis | None = None
     ) -> CommitPermit:
-        """Publish the content of a whole checkpoint over a damaged newest one (``repair.repair``)."""
-        return repair(self.storage, source, level=level, diagnosis=diagnosis, sleep=self._sleep)
+        """Publish a whole checkpoint's content over a damaged newest (``publication.repair``)."""
+        return publication.repair(self.storage, source, level=level, diagnosis=diagnosis, sleep=self._sleep)
 
     def request_stop(self, mode: StopMode, savepoint: str | os.PathLike[str] | None = None) -> StopRequest:
         """Ask the running job to stop with a savepoint, at this URL or by default below the store.
@@ -273,32 +268,33 @@ class CheckpointStore:
         ``NotFound`` where there is no store, ``InvalidInput``, ``StorageError``.
         """
         url = None if savepoint is None else as_url(savepoint)
-        return requests.request_stop(self.storage, mode, url, sleep=self._sleep)
+        return stop_requests.request_stop(self.storage, mode, url, sleep=self._sleep)
 
     def stop_requests(self) -> list[StopRequest]:
         """Return the unanswered requests to stop, the least ``newest`` first.
 
-        A run calls this between two checkpoints. Not all count for it (``requests.counts_for``).
+        A run calls this between two checkpoints. Not all count for it
+        (``stop_requests.counts_for``).
         """
-        return requests.stop_requests(self.storage, warned=self._warned)
+        return stop_requests.stop_requests(self.storage, warned=self._warned)
 
     def answer_stop(self, answer: StopAnswer) -> bool:
-        """Answer a request, after the last step of the stop; False where no program waits for it."""
-        return requests.answer_stop(self.storage, answer, sleep=self._sleep)
+        """Answer a request, after the last step of the stop; return False where none waits."""
+        return stop_requests.answer_stop(self.storage, answer, sleep=self._sleep)
 
     def stop_answer(self, request_id: str) -> StopAnswer | None:
         """Return the answer to a request; None as long as there is none."""
-        return requests.stop_answer(self.storage, request_id, warned=self._warned)
+        return stop_requests.stop_answer(self.storage, request_id, warned=self._warned)
 
     def withdraw_stop(self, request_id: str) -> None:
         """Remove a request and its answer. A run that has begun to stop may still do so."""
-        requests.withdraw_stop(self.storage, request_id)
+        stop_requests.withdraw_stop(self.storage, request_id)
 
     def _check_job(self, job_id: str, record: Record) -> None:
         if record.job_id != job_id:
             raise JobMismatch(
-                f"{self.url} belongs to job {record.job_id!r} (checkpoint {record.checkpoint_id}), not to {job_id!r}; give "
-                "the job a store of its own, or its right id",
+                f"{self.url} belongs to job {record.job_id!r} (checkpoint {record.checkpoint_id}), not to {job_id!r}; "
+                "give the job a store of its own, or its right id",
                 job_id=record.job_id,
             )
 
@@ -308,5 +304,6 @@ def _check_properties(properties: Mapping[str, str]) -> None:
     for name in properties:
         if str(name).startswith(RESERVED_PROPERTIES) and name != KEEP_PROPERTY:
             raise InvalidInput(
-                f"property {name!r} begins with {RESERVED_PROPERTIES!r}, which the format keeps for itself; choose another name"
+                f"property {name!r} begins with {RESERVED_PROPERTIES!r}, which the format keeps for itself; choose "
+                "another name"
             )

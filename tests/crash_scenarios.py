@@ -27,7 +27,7 @@ from stateformat.backends.storage import local
 from stateformat.backends.storage.local import LocalStorage
 from stateformat.history import record_ids
 from stateformat.model import CheckpointId
-from stateformat.publication import CommitPermit, copy as copying
+from stateformat.publication import CommitPermit, copying
 from stateformat.reading import load_manifest, load_record
 from stateformat.segments import file_writer as segment_writer
 from stateformat.store import CheckpointStore

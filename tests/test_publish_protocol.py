@@ -29,7 +29,7 @@ from stateformat.errors import (
 )
 from stateformat.history import records as history, retention
 from stateformat.model import CheckpointId, CheckpointKind
-from stateformat.publication import CommitPermit, copy as copying, pending, protocol as publication
+from stateformat.publication import CommitPermit, pending, protocol as publication
 from stateformat.publication.protocol import MOVES, Observation
 from stateformat.reading import Checkpoint, load_manifest, load_record
 from stateformat.store import CheckpointStore
@@ -918,9 +918,6 @@ def do_not_look(patch: Patch) -> None:
 
 def link_by_id(patch: Patch) -> None:
     patch.setattr(history, "is_link", lambda found, parent: found.checkpoint_id == parent.checkpoint_id)
-    patch.setattr(
-        copying, "chain_down_to", lambda storage, checkpoint_id: history.chain_down_to(storage, checkpoint_id)
-    )
 
 
 def commit_under_the_carrier(patch: Patch) -> None:

@@ -23,10 +23,10 @@ from stateformat.errors import (
     StorageError,
     UnsupportedFormat,
 )
-from stateformat.history import records as history, retention, survey
+from stateformat.history import records as history, retention, surveying as survey
 from stateformat.model import CheckpointId, CheckpointKind, Record
 from stateformat.problems import Problem
-from stateformat.publication import pending, protocol as publication, repair
+from stateformat.publication import pending, protocol as publication, repairing as repair
 from stateformat.publication.protocol import MOVES, Observation, Step
 from stateformat.reading import Checkpoint, load_record
 from stateformat.store import CheckpointStore

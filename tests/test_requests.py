@@ -19,14 +19,7 @@ from hypothesis import given, settings, strategies as st
 from stateformat import paths as layout
 from stateformat.backends.storage.local import LocalStorage
 from stateformat.backends.storage.memory import MemoryStorage
-from stateformat.errors import (
-    ErrorKind,
-    InvalidInput,
-    NotFound,
-    OutcomeUnknown,
-    StorageError,
-    UnsupportedFormat,
-)
+from stateformat.errors import ErrorKind, InvalidInput, NotFound, OutcomeUnknown, StorageError, UnsupportedFormat
 from stateformat.model import StopMode
 from stateformat.record import RecordFault
 from stateformat.stop_requests import (

@@ -1,45 +1,32 @@
 """The checkpoints of a store: which there are, which are damaged, and what may be deleted.
 
-Read ``records``, ``survey``, ``retention``; ``committables`` says what may still be committed.
+Read ``records``, ``surveying``, ``retention``; ``committables`` says what may still be committed.
 """
 
 from __future__ import annotations
 
-from .committables import Wanted, carried_committables
+from .committables import Wanted as Wanted, carried_committables as carried_committables
 from .records import (
-    UNREADABLE,
-    Ids,
-    chain_down_to,
-    find_record,
-    ids_from,
-    newest_record,
-    record_exists,
-    record_ids,
-    record_of,
-    require_records,
+    UNREADABLE as UNREADABLE,
+    Ids as Ids,
+    find_record as find_record,
+    ids_from as ids_from,
+    newest_record as newest_record,
+    record_exists as record_exists,
+    record_ids as record_ids,
+    require_records as require_records,
 )
-from .retention import Garbage, collect_garbage, expire, manifests_under, reachable
-from .survey import Survey, record_lost, survey
-
-__all__ = [
-    "UNREADABLE",
-    "Garbage",
-    "Ids",
-    "Survey",
-    "Wanted",
-    "carried_committables",
-    "chain_down_to",
-    "collect_garbage",
-    "expire",
-    "find_record",
-    "ids_from",
-    "manifests_under",
-    "newest_record",
-    "reachable",
-    "record_exists",
-    "record_ids",
-    "record_lost",
-    "record_of",
-    "require_records",
-    "survey",
-]
+from .retention import (
+    Garbage as Garbage,
+    collect_garbage as collect_garbage,
+    expire as expire,
+    manifests_under as manifests_under,
+    reachable as reachable,
+)
+from .surveying import (
+    Survey as Survey,
+    chain_down_to as chain_down_to,
+    record_lost as record_lost,
+    record_of as record_of,
+    survey as survey,
+)

@@ -36,8 +36,8 @@ def carried_committables(storage: Storage, state: str, wanted: Mapping[str, Want
 
     Columns: ``_checkpoint_id``, ``_attempt_id``, then those of the wanted schema. Tables may repeat
     rows. What was prepared under an id is carried by no checkpoint below it, so none is read.
-    Raises ``DamagedCheckpoint``, ``UnsupportedFormat`` or ``StorageError`` where something cannot be
-    read, ``InvalidState`` where committables do not evolve to the schema.
+    Raises what reading records, manifests and segments raises, and ``InvalidState`` where
+    committables do not evolve to the schema.
     """
     if not wanted:
         return {}
@@ -54,7 +54,7 @@ def _carried(storage: Storage, ids: Ids, state: str, wanted: Mapping[str, Wanted
 
 
 def _checkpoints(storage: Storage, ids: Ids, least: int) -> Iterator[Checkpoint]:
-    """Yield the checkpoints from an id on; the manifests under newest + 1 as if records named them."""
+    """Yield the checkpoints from an id on, then the manifests under newest + 1."""
     newest: Record | None = None
     for checkpoint_id in ids:
         if checkpoint_id < least:

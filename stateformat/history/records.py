@@ -19,18 +19,10 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from .. import paths as layout
-from ..errors import (
-    CheckpointError,
-    CheckpointExpired,
-    DamagedCheckpoint,
-    ErrorKind,
-    NotFound,
-    StorageError,
-    UnsupportedFormat,
-)
+from ..errors import CheckpointError, DamagedCheckpoint, ErrorKind, NotFound, StorageError, UnsupportedFormat
 from ..model import CheckpointId, ParentRef, Record
 from ..reading import load_record
-from ..storage import Storage, names, names_after
+from ..storage import Storage, names, names_after, stats_of
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +37,7 @@ Ids = Sequence[CheckpointId]
 
 
 class HistoryChanged(Exception):
-    """Raised inside :func:`read_until_stable` by a reader that saw the history change: start over."""
+    """A reader inside :func:`read_until_stable` saw the history change."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +68,7 @@ def _ids(paths: Iterable[str]) -> list[CheckpointId]:
 
 
 def find_record(storage: Storage, checkpoint_id: CheckpointId) -> Record | None:
-    """Return the record under an id, or None. Raises ``DamagedCheckpoint``, ``UnsupportedFormat``."""
+    """Return the record under an id, or None. Raises :data:`UNREADABLE`."""
     try:
         return load_record(storage, checkpoint_id)
     except NotFound:
@@ -97,16 +89,13 @@ def same_newest(before: Ids, after: Ids) -> bool:
 def read_until_stable(storage: Storage, read: Callable[[Ids], T]) -> T:
     """Return what ``read`` makes of the ids listed, once a second listing shows the same newest.
 
-    ``read`` changes nothing and is called again when the newest has changed. It raises
-    :class:`HistoryChanged` where a listed id is gone. Any other error counts only if the newest
-    has not changed. Raises ``StorageError`` (kind ``HISTORY_UNSTABLE``) after :data:`TRIES` changes.
+    ``read`` is called again when the newest has changed, or when it raises
+    :class:`HistoryChanged`. Any other error of it counts only if the newest has not changed.
+    Raises ``StorageError`` (kind ``HISTORY_UNSTABLE``) after :data:`TRIES` changes.
     """
     before = record_ids(storage)
     for attempt in range(TRIES):
         if attempt:
-            # Imported here because it is rare: `ckpt inspect` is a cold process every time.
-            from ..storage import stats_of
-
             stats_of(storage).event(history_restarts=1)
             logger.info("history of %s: the newest has changed; the reading starts over", storage.url)
         try:
@@ -125,8 +114,8 @@ def read_until_stable(storage: Storage, read: Callable[[Ids], T]) -> T:
             return result
         before = after
     raise StorageError(
-        f"the newest checkpoint of {storage.url} changed {TRIES} times in a row while the history was read, or a record "
-        "that is listed cannot be found; try again, and check the storage if it stays so",
+        f"the newest checkpoint of {storage.url} changed {TRIES} times in a row while the history was read, or a "
+        "record that is listed cannot be found; try again, and check the storage if it stays so",
         kind=ErrorKind.HISTORY_UNSTABLE,
     )
 
@@ -201,8 +190,8 @@ def _of_newest(storage: Storage, checkpoint_id: CheckpointId, error: CheckpointE
     if not isinstance(error, DamagedCheckpoint):
         return error
     return DamagedCheckpoint(
-        f"the newest checkpoint of {storage.url}, {checkpoint_id}, cannot be read, and no older one is taken in its place "
-        f"unasked: {error.args[0]}",
+        f"the newest checkpoint of {storage.url}, {checkpoint_id}, cannot be read, and no older one is taken in its "
+        f"place unasked: {error.args[0]}",
         kind=error.kind,
         **error.details,
     )
@@ -211,10 +200,11 @@ def _of_newest(storage: Storage, checkpoint_id: CheckpointId, error: CheckpointE
 def require_records(storage: Storage, listed: Ids) -> None:
     """Raise ``NotFound`` (``STORE_NOT_FOUND``, ``STORE_EMPTY``) where no record is listed."""
     if not listed:
-        raise _no_records(storage)
+        raise no_records(storage)
 
 
-def _no_records(storage: Storage) -> NotFound:
+def no_records(storage: Storage) -> NotFound:
+    """Return the error for a store without records (``STORE_NOT_FOUND``, ``STORE_EMPTY``)."""
     if not storage.exists():
         return NotFound(
             f"there is no store at {storage.url}; check the address, or run the job once",
@@ -233,87 +223,3 @@ def _no_records(storage: Storage) -> NotFound:
         kind=ErrorKind.STORE_EMPTY,
         url=storage.url,
     )
-
-
-def chain_down_to(storage: Storage, checkpoint_id: CheckpointId) -> tuple[Record, ...]:
-    """Return the checkpoints from the newest down to one of the history, both included.
-
-    Raises ``NotFound`` (no store, no such checkpoint, or a stray), ``CheckpointExpired``, and
-    ``DamagedCheckpoint`` or ``UnsupportedFormat`` for a record on the way.
-    """
-    history = read_history(storage, down_to=checkpoint_id)
-    require_records(storage, history.listed)
-    if history.ended_by is not None:
-        raise history.ended_by
-    if history.chain[-1].checkpoint_id == checkpoint_id:
-        return history.chain
-    raise _not_reached(storage, checkpoint_id, history)
-
-
-def record_of(storage: Storage, checkpoint_id: CheckpointId | None) -> Record:
-    """Return the record of a checkpoint to look at; of the newest where no id is given.
-
-    A damaged or lost record above it does not matter. Raises as :func:`chain_down_to` does, but
-    for damage only of the record that is asked for.
-    """
-    if checkpoint_id is None:
-        newest = newest_record(storage)
-        if newest is None:
-            raise _no_records(storage)
-        return newest
-    try:
-        history = read_history(storage, down_to=checkpoint_id)
-    except StorageError:
-        # The storage may fail to read a record above this one, which does not matter.
-        found = find_record(storage, checkpoint_id)
-        if found is None:
-            raise
-        return found
-    require_records(storage, history.listed)
-    if history.chain and history.chain[-1].checkpoint_id == checkpoint_id:
-        return history.chain[-1]
-    found = find_record(storage, checkpoint_id) if checkpoint_id in history.listed else None
-    if found is not None and (history.ended_by is not None or _is_cut_off(storage, found.ref)):
-        return found
-    raise _not_reached(storage, checkpoint_id, history)
-
-
-def _is_cut_off(storage: Storage, ref: ParentRef) -> bool:
-    """Return whether a lost record lies between the newest and this checkpoint."""
-    from .survey import survey
-
-    return any(record.ref == ref for record in survey(storage).cut_off)
-
-
-def _not_reached(storage: Storage, checkpoint_id: CheckpointId, history: History) -> CheckpointError:
-    """Return the error for an id that no link from the newest reaches."""
-    where, newest = f"checkpoint {checkpoint_id} of {storage.url}", history.listed[-1]
-    if checkpoint_id > newest or checkpoint_id < 1:
-        return NotFound(
-            f"no {where}: the newest is {newest}; `ckpt history` lists what is there", checkpoint_id=checkpoint_id
-        )
-    from .survey import record_lost, survey
-
-    found = survey(storage, down_to=checkpoint_id)
-    if checkpoint_id in history.listed and _has_record(storage, checkpoint_id):
-        above = found.fault(storage)
-        if above is not None and any(record.checkpoint_id == checkpoint_id for record in found.cut_off):
-            return above
-        return NotFound(
-            f"{where} is a stray: no parent link from the newest, {newest}, reaches it, so it is no part of the history. "
-            "It goes when retention reaches it",
-            checkpoint_id=checkpoint_id,
-        )
-    lost = [ref for ref in found.lost if ref.checkpoint_id == checkpoint_id]
-    if lost:
-        return record_lost(storage, lost[0])
-    oldest = found.checkpoints[-1].checkpoint_id if found.checkpoints else newest
-    return CheckpointExpired(f"{where} has expired; the oldest that is left is {oldest}", checkpoint_id=checkpoint_id)
-
-
-def _has_record(storage: Storage, checkpoint_id: CheckpointId) -> bool:
-    """Return whether there is a record under an id, readable or not."""
-    try:
-        return find_record(storage, checkpoint_id) is not None
-    except UNREADABLE:
-        return True

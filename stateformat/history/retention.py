@@ -9,7 +9,7 @@ checkpoint's record exists. And expire deletes all doomed records before the fir
 So garbage is found like this: list the records; read the manifest of each, strays too; read the
 manifests under newest + 1, published or not; list again, and start over if the newest has changed.
 Objects under ids up to the newest that nothing names are garbage. No clock is asked. An unreadable
-record or manifest, or a record that is proven to be lost (``survey``), ends the search without
+record or manifest, or a record that is proven to be lost (``surveying``), ends the search without
 deleting; but of an unreadable record that was repaired every manifest under its id is kept.
 
 Temporary files and uploads go by the same rule: whoever still writes under an id up to the newest
@@ -22,7 +22,7 @@ import logging
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from itertools import compress
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -43,7 +43,7 @@ from ..reading import load_manifest
 from ..record import MANIFEST_BYTES_MAX
 from ..storage import Leftover, ObjectInfo, Storage, TellsLeftovers
 from .records import UNREADABLE, HistoryChanged, Ids, find_record, read_until_stable
-from .survey import LossDetector, record_lost, survey
+from .surveying import LossDetector, record_lost, survey
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ def why_not_expire(storage: Storage, cut: CheckpointId) -> str | None:
 
 
 def remove_records(storage: Storage, records: Iterable[ObjectInfo]) -> None:
-    """Delete records one after the other, lowest id first; ``survey`` relies on this losses."""
+    """Delete records one after the other, lowest id first; ``surveying`` relies on this losses."""
     for item in records:
         storage.delete([item.path])
         logger.info("expired %s of %s", item.path, storage.url)
@@ -158,8 +158,7 @@ def _require_store(storage: Storage) -> None:
         raise NotFound(f"there is no store at {storage.url}; check the address", kind=ErrorKind.STORE_NOT_FOUND)
 
 
-@dataclass(frozen=True)
-class _Needed:
+class _Needed(NamedTuple):
     """The paths of all needed manifests and segments, at one instant."""
 
     newest: CheckpointId
@@ -252,23 +251,20 @@ def _needed(storage: Storage, ids: Ids, doomed: Collection[CheckpointId]) -> _Ne
     for checkpoint_id in reversed(ids):
         if checkpoint_id in doomed:
             continue
-        try:
-            found = _record_and_handles(storage, checkpoint_id)
-        except _Unreadable as error:
-            if not losses.left_behind(checkpoint_id):
-                raise error.cause from None
+        found, handles = _record_and_handles(storage, checkpoint_id)
+        if isinstance(found, CheckpointError) and not losses.left_behind(checkpoint_id):
+            raise found
+        losses.read(checkpoint_id, found)
+        if found is None:
+            check_expired(checkpoint_id, newest)
+        elif isinstance(found, CheckpointError):
             # What it named is unknown, and a run that has opened it may still commit.
-            losses.read(checkpoint_id, error.cause)
             kept = manifests_under(storage, checkpoint_id)
             manifests.update(kept)
             segments.extend(_unpublished_segments(storage, path) for path in kept)
-            continue
-        losses.read(checkpoint_id, found and found[0])
-        if found is None:
-            check_expired(checkpoint_id, newest)
-            continue
-        manifests.add(found[0].manifest.path)
-        segments.append(reachable(found[1])["path"].combine_chunks())
+        else:
+            manifests.add(found.manifest.path)
+            segments.append(reachable(handles)["path"].combine_chunks())
     if losses.lost:
         raise record_lost(storage, losses.lost[0])
     unpublished = manifests_under(storage, CheckpointId(newest + 1))
@@ -277,33 +273,26 @@ def _needed(storage: Storage, ids: Ids, doomed: Collection[CheckpointId]) -> _Ne
 
 
 def check_expired(checkpoint_id: CheckpointId, newest: CheckpointId) -> None:
-    """Raise ``HistoryChanged`` if the listed record that is gone is the newest, which never expires."""
+    """Raise ``HistoryChanged`` if the record that is gone is the newest, which never expires."""
     if checkpoint_id == newest:
         raise HistoryChanged
 
 
-class _Unreadable(Exception):
-    """A record exists and cannot be read."""
-
-    def __init__(self, cause: CheckpointError) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-
-
-def _record_and_handles(storage: Storage, checkpoint_id: CheckpointId) -> tuple[Record, pa.Table] | None:
-    """Return the record under an id and its handles; None where there is no record."""
+def _record_and_handles(
+    storage: Storage, checkpoint_id: CheckpointId
+) -> tuple[Record | CheckpointError | None, pa.Table | None]:
+    """Return the record under an id, or why it cannot be read, or None; and its handles."""
     while True:
         try:
             record = find_record(storage, checkpoint_id)
         except UNREADABLE as error:
-            raise _Unreadable(error) from error
+            return error, None
         if record is None:
-            return None
+            return None, None
         try:
             return record, load_manifest(storage, record).handles
         except CheckpointExpired:
-            # The record is gone, or another attempt has taken the id. Read again; this ends, since each
-            # turn means that the record was deleted and created in between.
+            # The record is gone, or another attempt has taken the id: read again.
             logger.debug("record %s of %s went away while garbage was searched", checkpoint_id, storage.url)
 
 
@@ -329,7 +318,7 @@ def _unpublished_segments(storage: Storage, path: str) -> pa.Array:
 
 
 def read_unpublished_bytes(storage: Storage, path: str) -> pa.Buffer:
-    """Return the bytes of a manifest without a record. Raises ``HistoryChanged`` if it was collected."""
+    """Return a manifest without a record. Raises ``HistoryChanged`` if it was collected."""
     try:
         return storage.read_range(path, 0, MANIFEST_BYTES_MAX + 1)
     except FileNotFoundError:

@@ -139,14 +139,14 @@ def _cut_groups(
 
 
 def carried_handles(table: pa.Table, operator: str, state: str, subtasks: list[int | None]) -> pa.Table:
-    """Return the rows of one state and these subtasks. Raises ``InvalidState`` where one has none."""
+    """Return the rows of a state and these subtasks. Raises ``InvalidState`` where one has none."""
     mine = pc.and_(pc.equal(table["operator"], operator), pc.equal(table["state"], state))
     found = table.filter(pc.and_(mine, pc.is_in(table["subtask"], value_set=pa.array(subtasks, pa.int32()))))
     missing = set(subtasks) - set(pc.unique(found["subtask"]).to_pylist())
     if missing:
         raise InvalidState(
-            f"subtask {SubtaskSet.of(i for i in missing if i is not None) or 'of the coordinator'} of {operator!r} carries "
-            f"state {state!r}, but what the run holds has no handle of it; write the state whole",
+            f"subtask {SubtaskSet.of(i for i in missing if i is not None) or 'of the coordinator'} of {operator!r} "
+            f"carries state {state!r}, but what the run holds has no handle of it; write the state whole",
             kind=ErrorKind.STATE_MISSING,
             operator=operator,
             state=state,
@@ -157,7 +157,7 @@ def carried_handles(table: pa.Table, operator: str, state: str, subtasks: list[i
 def carried_by_plan(
     handles: pa.Table, slices: pa.Table, states: Iterable[State], parallelism: Mapping[str, int]
 ) -> pa.Table:
-    """Return keyed handles cut by a restore plan's slices, with an empty one where a subtask has none.
+    """Return keyed handles cut by a restore plan's slices, an empty one where a subtask has none.
 
     ``handles`` is the whole manifest, ``parallelism`` that of the operators to start. Slices leave
     out what has no rows, but every subtask must report each state (SPEC.md section 4.6).
@@ -195,8 +195,8 @@ def place_on_top(own: pa.Table, underneath: Mapping[tuple[str, str], pa.Table]) 
     if (layers == ON_TOP).any():
         row = own.slice(int(np.flatnonzero(layers == ON_TOP)[0]), 1).to_pylist()[0]
         raise InvalidState(
-            f"subtask {row['subtask']} of {row['operator']!r} has written a delta of state {row['state']!r} but carries "
-            "nothing underneath it; name the state as carried, or write it whole",
+            f"subtask {row['subtask']} of {row['operator']!r} has written a delta of state {row['state']!r} but "
+            "carries nothing underneath it; name the state as carried, or write it whole",
             kind=ErrorKind.STATE_NOT_ALLOWED,
         )
     return own.set_column(own.schema.get_field_index("layer"), MANIFEST_SCHEMA.field("layer"), pa.array(layers))

@@ -1,32 +1,20 @@
 """Writing a checkpoint and making it exist.
 
 Read ``begin_checks``, ``pending``, ``protocol``. Then ``graph`` and ``presence``, which ``pending``
-calls, and ``copy`` and ``repair``, which begin checkpoints of their own.
+calls, and ``copying`` and ``repairing``, which begin checkpoints of their own.
 """
 
 from __future__ import annotations
 
-from .begin_checks import check_arguments, check_beginning
-from .copy import CopyProgress, Progress, begin_from, copy, copy_objects, rollback
-from .pending import Draft, PendingCheckpoint
-from .protocol import CommitPermit, permit
-from .repair import Diagnosis, WayOut, diagnose, repair
-
-__all__ = [
-    "CommitPermit",
-    "CopyProgress",
-    "Diagnosis",
-    "Draft",
-    "PendingCheckpoint",
-    "Progress",
-    "WayOut",
-    "begin_from",
-    "check_arguments",
-    "check_beginning",
-    "copy",
-    "copy_objects",
-    "diagnose",
-    "permit",
-    "repair",
-    "rollback",
-]
+from .begin_checks import check_arguments as check_arguments, check_beginning as check_beginning
+from .copying import (
+    CopyProgress as CopyProgress,
+    Progress as Progress,
+    begin_from as begin_from,
+    copy as copy,
+    copy_objects as copy_objects,
+    rollback as rollback,
+)
+from .pending import Draft as Draft, PendingCheckpoint as PendingCheckpoint
+from .protocol import CommitPermit as CommitPermit, permit as permit
+from .repairing import Diagnosis as Diagnosis, WayOut as WayOut, diagnose as diagnose, repair as repair

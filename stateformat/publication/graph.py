@@ -20,7 +20,7 @@ Snapshots = Mapping[tuple[str, int | None], Snapshot]
 
 
 def complete_graph(graph: JobGraph, parent: JobGraph | None) -> JobGraph:
-    """Return the graph of a record: what a topology leaves open is the parent's, else the default."""
+    """Return the graph with what it leaves open taken from the parent, else the default."""
     before = parent.by_uid if parent else {}
     changed = {}
     for operator in graph.operators:

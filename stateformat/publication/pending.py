@@ -2,8 +2,8 @@
 
 Theory of operation. The driver begins from the checkpoint that it holds, so id and parent are fixed
 before anything is written. Workers write segments; their snapshots arrive in any order, from any
-thread, some of them twice. Publishing puts the handles together (written ones on top of what is
-carried from the parent), checks them, writes the manifest, and passes the record to ``publication``.
+thread, some of them twice. Publishing puts the handles together (written ones on top of carried
+ones), checks them, writes the manifest, and passes the record to ``protocol``.
 
 Deleting is safe because of what a checkpoint may refer to (SPEC.md sections 8.2 and 9): its own
 objects, and those that its parent, or the source of a rollback or rewrite, refers to. Every
@@ -25,33 +25,12 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .. import manifest as manifests, paths as layout
-from ..errors import (
-    CheckpointExpired,
-    DamagedCheckpoint,
-    ErrorKind,
-    InvalidInput,
-    InvalidState,
-    PublishConflict,
-)
+from .. import manifest as manifests, model, paths as layout
+from ..errors import CheckpointExpired, DamagedCheckpoint, ErrorKind, InvalidInput, InvalidState, PublishConflict
 from ..graph import JobGraph, Operator, SubtaskSet
 from ..history import find_record, record_exists, record_ids
 from ..manifest import BATCH_ROWS
-from ..model import (
-    AttemptId,
-    CheckpointId,
-    CheckpointKind,
-    JobId,
-    ManifestRef,
-    Mode,
-    ParentRef,
-    Record,
-    RescaledFrom,
-    State,
-    Stop,
-    new_attempt_id,
-    new_write_id,
-)
+from ..model import Mode, ParentRef, Record, State
 from ..problems import Problem
 from ..reading import Checkpoint, load_manifest
 from ..record import encode_record, required_features
@@ -73,7 +52,7 @@ _CHUNKS_MAX: Final = 8
 class Replaced(NamedTuple):
     """The damaged newest checkpoint that a repair replaces; ``ref`` is None where it is unknown."""
 
-    checkpoint_id: CheckpointId
+    checkpoint_id: model.CheckpointId
     ref: ParentRef | None
 
 
@@ -81,21 +60,21 @@ class Replaced(NamedTuple):
 class Draft:
     """What is known of a checkpoint when it begins."""
 
-    job_id: JobId
+    job_id: model.JobId
     graph: JobGraph
     states: tuple[State, ...]
     parent: Checkpoint | None = None
     """The checkpoint held, maybe of another store; None for the first of a job and a repair."""
     job_name: str = ""
-    kind: CheckpointKind = CheckpointKind.CHECKPOINT
+    kind: model.CheckpointKind = model.CheckpointKind.CHECKPOINT
     source: ParentRef | None = None
     """The checkpoint whose content this one has; it must still exist when the record is created."""
-    rescaled_from: RescaledFrom | None = None
-    stop: Stop | None = None
+    rescaled_from: model.RescaledFrom | None = None
+    stop: model.Stop | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
     options: WriteOptions = field(default_factory=WriteOptions)
     carried: pa.Table | None = None
-    """Handles to carry from in place of the parent's, cut for ``graph``, in the manifest's columns."""
+    """Handles to carry from in place of the parent's, in the manifest's columns."""
     replaced: Replaced | None = None
     """Only of a repair."""
     notes: tuple[str, ...] = ()
@@ -105,7 +84,7 @@ class Draft:
 
     @classmethod
     def with_content(cls, record: Record, **rest: Any) -> Draft:
-        """Return the draft of a checkpoint with the content of another one, whose record this is."""
+        """Return the draft of a checkpoint with the content of another one."""
         return cls(
             record.job_id,
             record.graph,
@@ -133,8 +112,8 @@ class PendingCheckpoint:
         self._tables: list[pa.Table] = []
         self._finished: dict[str, SubtaskSet] = defaultdict(SubtaskSet)
         newest = draft.replaced.checkpoint_id if draft.replaced else draft.parent.id if draft.parent else 0
-        self.checkpoint_id = CheckpointId(newest + 1)
-        self.attempt_id: AttemptId = new_attempt_id()
+        self.checkpoint_id = model.CheckpointId(newest + 1)
+        self.attempt_id: model.AttemptId = model.new_attempt_id()
 
     def __repr__(self) -> str:
         return f"PendingCheckpoint({self._storage.url}@{self.checkpoint_id}, attempt {self.attempt_id})"
@@ -174,7 +153,7 @@ class PendingCheckpoint:
         return tuple(graphs.outstanding(draft.graph, draft.states, self._finished, self._snapshots))
 
     def add(self, snapshot: Snapshot | SnapshotWriter | bytes) -> bool:
-        """Take the snapshot of a subtask or coordinator. Returns False and ignores it if it has one.
+        """Take the snapshot of a subtask or coordinator; return False if there is one already.
 
         A snapshot that is ``finishing`` marks its subtask so. Raises ``InvalidInput`` for an
         operator that the graph lacks and for a value that is no snapshot, ``InvalidState`` for a
@@ -281,8 +260,9 @@ class PendingCheckpoint:
         if parent is None or before is None or (before.parallelism, before.max_parallelism) != shape:
             was = f"{before.parallelism} of {before.max_parallelism}" if before else "absent"
             raise InvalidState(
-                f"operator {uid!r} carries state, at parallelism {shape[0]} of {shape[1]}, and was {was} in the parent; "
-                "begin with carried=Checkpoint.carried(plan), its handles as the restore plan cuts them, or write the state whole",
+                f"operator {uid!r} carries state, at parallelism {shape[0]} of {shape[1]}, and was {was} in the "
+                "parent; begin with carried=Checkpoint.carried(plan), its handles as the restore plan cuts them, or "
+                "write the state whole",
                 kind=ErrorKind.STATE_NOT_ALLOWED,
                 operator=uid,
             )
@@ -320,7 +300,7 @@ class PendingCheckpoint:
 
     def _check_references(self, handles: pa.Table) -> None:
         """Refuse segments that are neither our own nor the parent's nor the source's."""
-        own = layout.segment_path(self.checkpoint_id, new_write_id(), label="").rpartition("/")[0] + "/"
+        own = layout.segment_path(self.checkpoint_id, model.new_write_id(), label="").rpartition("/")[0] + "/"
         foreign = [
             pc.unique(
                 batch["path"].filter(
@@ -339,8 +319,8 @@ class PendingCheckpoint:
                 break
         if len(unknown):
             raise InvalidState(
-                f"checkpoint {self.checkpoint_id} would refer to {len(unknown)} segments that neither it nor its parent "
-                f"owns, {unknown[0].as_py()} first; garbage collection would delete them. Write them again",
+                f"checkpoint {self.checkpoint_id} would refer to {len(unknown)} segments that neither it nor its "
+                f"parent owns, {unknown[0].as_py()} first; garbage collection would delete them. Write them again",
                 kind=ErrorKind.STATE_NOT_ALLOWED,
                 path=unknown[0].as_py(),
             )
@@ -384,19 +364,19 @@ class PendingCheckpoint:
             row = handles.slice(pc.index(handles["path"], path).as_py(), 1)
             label = f"{row['operator'][0].as_py()}-{row['state'][0].as_py()}"
             # A new name even for what the parent kept inline: a rival may spill the same bytes.
-            new_paths[path] = layout.segment_path(self.checkpoint_id, new_write_id(), label=label)
+            new_paths[path] = layout.segment_path(self.checkpoint_id, model.new_write_id(), label=label)
             with self._storage.open_output(new_paths[path]) as output:
                 output.write(row["inline"][0].as_buffer())
         return manifests.with_spilled(handles, new_paths) if new_paths else handles
 
-    def _write_manifest(self, handles: pa.Table) -> ManifestRef:
+    def _write_manifest(self, handles: pa.Table) -> model.ManifestRef:
         data = manifests.encode_manifest(handles)
         path = layout.manifest_path(self.checkpoint_id, self.attempt_id)
         with self._storage.open_output(path) as output:
             output.write(memoryview(data))
         return manifests.manifest_ref(path, data)
 
-    def _record(self, graph: JobGraph, handles: pa.Table, manifest: ManifestRef) -> Record:
+    def _record(self, graph: JobGraph, handles: pa.Table, manifest: model.ManifestRef) -> Record:
         draft = self._draft
         return Record(
             checkpoint_id=self.checkpoint_id,
@@ -455,7 +435,8 @@ def require_empty(storage: Storage) -> None:
     ids = record_ids(storage)
     if ids:
         raise InvalidInput(
-            f"{storage.url} is not empty: it holds checkpoint {ids[-1]}; give another store's checkpoint a store of its own",
+            f"{storage.url} is not empty: it holds checkpoint {ids[-1]}; give another store's checkpoint a store of "
+            "its own",
             kind=ErrorKind.STORE_NOT_EMPTY,
             url=storage.url,
         )

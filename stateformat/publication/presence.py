@@ -15,8 +15,8 @@ from ..storage import Storage
 def check_present(storage: Storage, handles: pa.Table, paths: pa.Array, source: int) -> None:
     """Raise ``DamagedCheckpoint`` where an object of ``paths`` is missing or has another size.
 
-    ``handles`` have the manifest's columns ``path`` and ``size_bytes``. ``source`` is the checkpoint
-    whose segments these are, for the message.
+    ``handles`` have the manifest's columns ``path`` and ``size_bytes``. ``source`` is their
+    checkpoint, for the message.
     """
     # Group before filtering: a million handles may name a hundred segments.
     named = (
@@ -34,8 +34,8 @@ def check_present(storage: Storage, handles: pa.Table, paths: pa.Array, source: 
         more = f", and {len(missing) - 1:,} more of its segments" if len(missing) > 1 else ""
         fault = f"{missing[0]} is not in the store{more}" if missing else wrong[0]
         raise DamagedCheckpoint(
-            f"checkpoint {source} of {storage.url} is damaged: {fault}. Nothing was published. `ckpt validate` lists all "
-            "that is wrong, `ckpt history` the other checkpoints",
+            f"checkpoint {source} of {storage.url} is damaged: {fault}. Nothing was published. `ckpt validate` lists "
+            "all that is wrong, `ckpt history` the other checkpoints",
             kind=ErrorKind.OBJECT_MISSING if missing else ErrorKind.OBJECT_SIZE_DIFFERS,
             path=missing[0] if missing else wrong[0].split(" ", 1)[0],
             checkpoint_id=source,

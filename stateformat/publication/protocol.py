@@ -9,9 +9,9 @@ at an id whose record had expired, and is a stray. A listing that shows no great
 1. Create, if absent. Created → 4. In the way, or no answer → 2. Refused: no request came before
    this one, so nothing is published, and the caller gets the error.
 2. Read back. Ours → 4, as if the answer had come. Another attempt's → lost. Nothing → 3.
-3. List. A greater id than ours → lost: ours may have existed and expired. Our id → 2: a create whose
-   answer was lost may land this late. Otherwise create again, same name, same bytes, as in 1; but
-   after a refusal → 2, for an earlier request may still land.
+3. List. A greater id than ours → lost: ours may have existed and expired. Our id → 2: a create
+   without an answer may land this late. Otherwise create again, same name, same bytes, as in 1;
+   but after a refusal → 2, for an earlier request may still land.
 4. List, twice. Nothing greater, both times → the permit. Something greater → 5.
 5. Read record id + 1. It names us as parent → another run has gone on from our checkpoint: the
    record stays, and we stop. It names another → ours is a stray: remove it, and stop. It is absent,
@@ -31,14 +31,7 @@ from enum import Enum
 from typing import Final
 
 from .. import paths as layout
-from ..errors import (
-    ErrorKind,
-    InvalidInput,
-    JobMismatch,
-    OutcomeUnknown,
-    PublishConflict,
-    StorageError,
-)
+from ..errors import ErrorKind, InvalidInput, JobMismatch, OutcomeUnknown, PublishConflict, StorageError
 from ..history import UNREADABLE, find_record, ids_from, newest_record
 from ..manifest import Manifest
 from ..model import CheckpointId, ParentRef, Record
@@ -137,7 +130,7 @@ MOVES: dict[tuple[Step, Observation], Step] = {
     (Step.WITHDRAW, Observation.REMOVED): Step.WITHDRAWN,
     (Step.WITHDRAW, Observation.NO_ANSWER): Step.WITHDRAW,
 }
-"""Every legal move. Creating again, back to READ_BACK and a step to itself count as :data:`RETRIES`."""
+"""Every legal move. Creating again, back to READ_BACK and a step to itself are retries."""
 
 _CREATES: Final = frozenset({Step.CREATE, Step.CREATE_AGAIN})
 
@@ -159,13 +152,6 @@ class Ending:
     """The newest id listed at the end; None where it ended without listing."""
 
 
-def see_created(outcome: CreateOutcome) -> Observation:
-    """Return what a create shows."""
-    if outcome is CreateOutcome.CREATED:
-        return Observation.CREATED
-    return Observation.IN_THE_WAY if outcome is CreateOutcome.CONFLICT else Observation.NO_ANSWER
-
-
 def see_failed(step: Step, error: StorageError) -> Observation:
     """Return what an error shows. Only a create can be refused for good.
 
@@ -178,13 +164,6 @@ def see_failed(step: Step, error: StorageError) -> Observation:
         if error.kind in REFUSALS:
             return Observation.REFUSED
     return Observation.NO_ANSWER
-
-
-def see_back(found: Record | None, ours: ParentRef) -> Observation:
-    """Return what the record under our id shows."""
-    if found is None:
-        return Observation.NOTHING
-    return Observation.OURS if found.ref == ours else Observation.ANOTHERS
 
 
 def see_child(found: Record | None, ours: ParentRef) -> Observation:
@@ -227,14 +206,20 @@ class _Requests:
             return see_failed(step, error)
 
     def _create(self) -> Observation:
-        return see_created(self.storage.create(layout.record_path(self.ours.checkpoint_id), self.data))
+        outcome = self.storage.create(layout.record_path(self.ours.checkpoint_id), self.data)
+        if outcome is CreateOutcome.CREATED:
+            return Observation.CREATED
+        return Observation.IN_THE_WAY if outcome is CreateOutcome.CONFLICT else Observation.NO_ANSWER
 
     def _read_back(self) -> Observation:
         try:
-            return see_back(find_record(self.storage, self.ours.checkpoint_id), self.ours)
+            found = find_record(self.storage, self.ours.checkpoint_id)
         except UNREADABLE:
             # Perhaps it was ours; but no permit may rest on a record that no one can read.
             return Observation.ANOTHERS
+        if found is None:
+            return Observation.NOTHING
+        return Observation.OURS if found.ref == self.ours else Observation.ANOTHERS
 
     def _ids_from(self, least: int) -> list[CheckpointId]:
         found = ids_from(self.storage, CheckpointId(least))
@@ -300,8 +285,9 @@ def _error(requests: _Requests, step: Step) -> StorageError | OutcomeUnknown:
     if step is Step.REFUSED and error is not None:
         return StorageError(f"checkpoint {checkpoint_id} was not published: {error}", kind=error.kind, **error.details)
     return OutcomeUnknown(
-        f"{requests.storage.url} does not say whether checkpoint {checkpoint_id} (attempt {attempt_id}) was published"
-        f"{f': {error}' if error else ''}. Commit nothing; start again, and the run goes on from the newest that is there",
+        f"{requests.storage.url} does not say whether checkpoint {checkpoint_id} (attempt {attempt_id}) was "
+        f"published{f': {error}' if error else ''}. Commit nothing; start again, and the run goes on from the newest "
+        "that is there",
         checkpoint_id=checkpoint_id,
         attempt_id=attempt_id,
     )
@@ -324,8 +310,8 @@ def conflict(storage: Storage, record: Record, ending: Ending) -> PublishConflic
         Step.OVERTAKEN: "was overtaken",
     }[ending.step]
     return PublishConflict(
-        f"checkpoint {record.checkpoint_id} (attempt {record.attempt_id}) of {storage.url} {what}; the newest is {who}. "
-        "Commit nothing and stop; a restart goes on from the newest",
+        f"checkpoint {record.checkpoint_id} (attempt {record.attempt_id}) of {storage.url} {what}; the newest is "
+        f"{who}. Commit nothing and stop; a restart goes on from the newest",
         kind=ErrorKind.PUBLISH_LOST if ending.step is Step.LOST else ErrorKind.OVERTAKEN,
         checkpoint_id=record.checkpoint_id,
         attempt_id=record.attempt_id,

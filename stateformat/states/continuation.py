@@ -72,8 +72,7 @@ def evolve_state(saved: State, declared: State, changes: Changes, *, check: bool
 
     Where nothing changes the state is ``saved`` itself. Raises ``InvalidInput`` for changes that
     contradict the columns and for names that the state never had, and, if ``check``,
-    ``InvalidState`` (kind ``SCHEMA_CANNOT_EVOLVE``) for what SPEC.md section 5.7 forbids. The planner
-    refuses a column that is gone but not named.
+    ``InvalidState`` (kind ``SCHEMA_CANNOT_EVOLVE``) for what SPEC.md section 5.7 forbids.
     """
     _check(declared, changes)
     # A name that a later rename gives may be newer than the checkpoint.
@@ -134,8 +133,8 @@ def check_columns_known(state: State, columns: Iterable[str], changes: Changes |
     if unknown and state.schemas[0].id == 1:
         had = {name for schema in state.schemas for name in _names(schema.fields, _Level(Changes()))}
         raise InvalidInput(
-            f"state {state.name!r} of operator {state.operator!r} never had a column {unknown[0]!r} that could be renamed or "
-            f"dropped; its columns have been {', '.join(sorted(had)) or 'none'}",
+            f"state {state.name!r} of operator {state.operator!r} never had a column {unknown[0]!r} that could be "
+            f"renamed or dropped; its columns have been {', '.join(sorted(had)) or 'none'}",
             operator=state.operator,
             state=state.name,
             column=unknown[0],

@@ -27,7 +27,7 @@ from stateformat.backends.dataflow.task import Task, TaskState
 from stateformat.backends.dataflow.task.alignment import Alignment
 from stateformat.backends.dataflow.task.loop_buffer import LoopBuffer
 from stateformat.backends.runtime import Driver, Restored, driver, runtime
-from stateformat.history import records as history, retention, survey
+from stateformat.history import records as history, retention, surveying as survey
 from stateformat.model import Mode
 from stateformat.publication import pending, protocol as publication
 from stateformat.publication.protocol import MOVES, Observation, Step

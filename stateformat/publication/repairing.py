@@ -8,9 +8,9 @@ names that checkpoint (``content_of``), where history goes on. Its parent is wha
 was, if the one manifest under its id tells. The rest is as in a rollback: the manifest, a look at
 the source's record, the record.
 
-A checkpoint that stands alone beneath the damage may be a stray, which never was one. A repair takes
-it only when the caller names it. Where the newest record is whole and its manifest or segments are
-not, the repair is an ordinary rollback.
+A checkpoint alone beneath the damage may be a stray. A repair takes it only when the caller names
+it. Where the newest record is whole and its manifest or segments are not, the repair is an ordinary
+rollback.
 """
 
 from __future__ import annotations
@@ -22,28 +22,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from .. import paths as layout
-from ..errors import (
-    REPAIR_ADVICE,
-    CheckpointError,
-    DamagedCheckpoint,
-    ErrorKind,
-    InvalidInput,
-    NotFound,
-)
+from ..errors import REPAIR_ADVICE, CheckpointError, DamagedCheckpoint, ErrorKind, InvalidInput, NotFound
 from ..history import Survey, manifests_under, require_records, survey
-from ..model import (
-    MAX_CHECKPOINT_ID,
-    RESERVED_PROPERTIES,
-    CheckpointId,
-    CheckpointKind,
-    ParentRef,
-    Record,
-)
+from ..model import MAX_CHECKPOINT_ID, RESERVED_PROPERTIES, CheckpointId, CheckpointKind, ParentRef, Record
 from ..problems import Problem
 from ..reading import load_manifest
 from ..storage import Storage
 from ..validation import Level, check_checkpoint
-from .copy import left_behind, rollback
+from .copying import left_behind, rollback
 from .pending import Draft, PendingCheckpoint, Replaced
 from .protocol import CommitPermit
 
@@ -167,7 +153,7 @@ def repair(
     diagnosis: Diagnosis | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> CommitPermit:
-    """Publish newest + 1 with the content of ``source``, or of the highest whole, certain checkpoint.
+    """Publish newest + 1 with the content of ``source``, by default the highest whole, certain one.
 
     ``diagnosis`` is what :func:`diagnose` has just returned for the same ``source``. Raises
     ``InvalidInput`` where nothing is wrong with the newest (unless ``source`` is cut off from it)
@@ -204,7 +190,7 @@ def repair(
 
 
 def ref_of_unreadable(storage: Storage, checkpoint_id: CheckpointId) -> ParentRef | None:
-    """Return the ref of an unreadable record by its manifest's name; None unless there is just one."""
+    """Return the ref of an unreadable record by the name of its one manifest, else None."""
     attempts = [layout.attempt_of(path) for path in manifests_under(storage, checkpoint_id)]
     return ParentRef(checkpoint_id, attempts[0]) if len(attempts) == 1 and attempts[0] is not None else None
 
@@ -228,13 +214,14 @@ def _checked(storage: Storage, diagnosis: Diagnosis, source: int | None) -> WayO
             )
     if newest == MAX_CHECKPOINT_ID:
         raise InvalidInput(
-            f"checkpoint {newest} of {storage.url} has the greatest id that there is, so nothing can be published over it. "
-            "Copy a whole checkpoint to a store of its own (`ckpt copy STORE@ID TARGET`), and run the job there"
+            f"checkpoint {newest} of {storage.url} has the greatest id that there is, so nothing can be published "
+            "over it. Copy a whole checkpoint to a store of its own (`ckpt copy STORE@ID TARGET`), and run the job "
+            "there"
         )
     if chosen is None and not diagnosis.ways:
         raise DamagedCheckpoint(
-            f"no other checkpoint of {storage.url} is left to take the place of {newest}. Start the job from a savepoint or "
-            "another copy, with an empty store"
+            f"no other checkpoint of {storage.url} is left to take the place of {newest}. Start the job from a "
+            "savepoint or another copy, with an empty store"
         )
     if chosen is None:
         raise DamagedCheckpoint(

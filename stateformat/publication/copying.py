@@ -26,14 +26,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from .. import paths as layout
-from ..errors import (
-    DamagedCheckpoint,
-    ErrorKind,
-    InvalidInput,
-    JobMismatch,
-    PublishConflict,
-    StorageError,
-)
+from ..errors import DamagedCheckpoint, ErrorKind, InvalidInput, JobMismatch, PublishConflict, StorageError
 from ..history import chain_down_to, newest_record, reachable, record_ids
 from ..model import CheckpointId, CheckpointKind, Record
 from ..reading import Checkpoint, load_manifest, missing_object
@@ -74,7 +67,7 @@ def copy(
     progress: Progress | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Record:
-    """Make ``target`` a self-contained copy of one checkpoint; return its record (kind ``savepoint``).
+    """Make ``target`` a self-contained copy of one checkpoint (kind ``savepoint``).
 
     It may be repeated after any failure, and on a complete target. Raises ``InvalidInput`` for a
     target that holds another checkpoint (kind ``STORE_NOT_EMPTY``) or lies in the source's folders,
@@ -123,13 +116,15 @@ def _check_target(record: Record, target: Storage) -> None:
         return
     if there.job_id != record.job_id:
         raise JobMismatch(
-            f"{target.url} belongs to job {there.job_id!r}, and the checkpoint to job {record.job_id!r}; copy it elsewhere",
+            f"{target.url} belongs to job {there.job_id!r}, and the checkpoint to job {record.job_id!r}; copy it "
+            "elsewhere",
             job_id=there.job_id,
         )
     if there.ref != record.ref or len(record_ids(target)) > 1:
         raise InvalidInput(
             f"{target.url} holds checkpoint {there.checkpoint_id} (attempt {there.attempt_id}), so checkpoint "
-            f"{record.checkpoint_id} (attempt {record.attempt_id}) cannot be copied there; a copy is a store of its own",
+            f"{record.checkpoint_id} (attempt {record.attempt_id}) cannot be copied there; a copy is a store of its "
+            "own",
             kind=ErrorKind.STORE_NOT_EMPTY,
             url=target.url,
         )
@@ -185,9 +180,9 @@ def _copy_object(checkpoint: Checkpoint, target: Storage, item: _Object) -> None
             if (size_bytes, digest.digest()) != (item.size_bytes, item.digest):
                 least = "at least " if size_bytes > item.size_bytes else ""
                 raise DamagedCheckpoint(
-                    f"{item.path} in {checkpoint.storage.url} has {least}{size_bytes} bytes with digest {digest.hexdigest()}; "
-                    f"its checkpoint says {item.size_bytes} with {item.digest.hex()}. It was not copied; `ckpt validate` lists "
-                    "everything that is wrong",
+                    f"{item.path} in {checkpoint.storage.url} has {least}{size_bytes} bytes with digest "
+                    f"{digest.hexdigest()}; its checkpoint says {item.size_bytes} with {item.digest.hex()}. It was "
+                    "not copied; `ckpt validate` lists everything that is wrong",
                     kind=ErrorKind.OBJECT_DIGEST_DIFFERS,
                     path=item.path,
                 )
@@ -211,8 +206,8 @@ def _holds(target: Storage, item: _Object) -> bool:
     if size_bytes == item.size_bytes and digest.digest() == item.digest:
         return True
     raise DamagedCheckpoint(
-        f"{item.path} stands in {target.url} with other bytes ({size_bytes}) than the checkpoint's ({item.size_bytes}); "
-        "delete it there and copy again",
+        f"{item.path} stands in {target.url} with other bytes ({size_bytes}) than the checkpoint's "
+        f"({item.size_bytes}); delete it there and copy again",
         kind=ErrorKind.OBJECT_DIGEST_DIFFERS,
         path=item.path,
     )
@@ -250,8 +245,8 @@ def begin_from(
 def left_behind(ids: Sequence[CheckpointId]) -> str:
     """Return what a rollback or a repair means for the output, as a sentence. ``ids`` ascend."""
     return (
-        f"left behind: {', '.join(map(str, ids))}. What these checkpoints have committed, or still commit, stays in the "
-        "output; sinks will see their input again"
+        f"left behind: {', '.join(map(str, ids))}. What these checkpoints have committed, or still commit, stays in "
+        "the output; sinks will see their input again"
     )
 
 
@@ -262,7 +257,7 @@ def rollback(
     newest: CheckpointId | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> CommitPermit:
-    """Publish the content of an older checkpoint of the chain again; ``notes`` name those left behind.
+    """Publish the content of an older checkpoint again; ``notes`` name those left behind.
 
     The new checkpoint has the older one's graph, states and handles, no ``stop``, kind
     ``rollback``, and the newest as its parent. ``newest`` is the id that must be the newest; None:

@@ -1,5 +1,7 @@
 """All records of a store, read downwards: the history, damaged and lost records, and strays.
 
+:func:`record_of` and :func:`chain_down_to` look for one checkpoint, and say why it is not found.
+
 Theory of operation (SPEC.md section 8.4). Retention deletes records lowest first, and no record
 names a stray. A missing record proves nothing by itself: it may have expired, and a record beneath
 it may be a stray. But if a link leads to record *i*, it is missing, and *afterwards* a record
@@ -14,10 +16,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from .. import paths as layout
-from ..errors import REPAIR_ADVICE, CheckpointError, DamagedCheckpoint, ErrorKind
+from ..errors import (
+    REPAIR_ADVICE,
+    CheckpointError,
+    CheckpointExpired,
+    DamagedCheckpoint,
+    ErrorKind,
+    NotFound,
+    StorageError,
+)
 from ..model import AttemptId, CheckpointId, ParentRef, Record
 from ..storage import Storage
-from .records import UNREADABLE, HistoryChanged, Ids, find_record, is_link, read_until_stable
+from .records import (
+    UNREADABLE,
+    History,
+    HistoryChanged,
+    Ids,
+    find_record,
+    is_link,
+    newest_record,
+    no_records,
+    read_history,
+    read_until_stable,
+    require_records,
+)
 
 
 class LossDetector:
@@ -35,7 +57,7 @@ class LossDetector:
         return any(ref.checkpoint_id >= least for ref in (*self._gaps, *self._linked))
 
     def left_behind(self, checkpoint_id: CheckpointId) -> bool:
-        """Return whether the record of this id, the next to read, lies between a repair and its source."""
+        """Return whether the next record to read lies between a repair and its source."""
         return checkpoint_id in self._left_behind
 
     def read(self, checkpoint_id: CheckpointId, found: Record | CheckpointError | None) -> None:
@@ -51,7 +73,7 @@ class LossDetector:
             if found.ref in self._parents:
                 self.lost += self._gaps
                 self._gaps.clear()
-            # What lies between a repair and its source is no history, so no record is missing there.
+            # No record is missing between a repair and its source.
             if not self.left_behind(checkpoint_id):
                 if found.link is not None:
                     self._linked.add(found.link)
@@ -70,7 +92,7 @@ class Survey:
     chain: tuple[Record, ...] = ()
     """The history from the newest, as far as links reach."""
     cut_off: tuple[Record, ...] = ()
-    """Checkpoints beneath a damaged or lost record, as far as links reach from the highest whole one."""
+    """Checkpoints beneath a damaged or lost record, linked to the highest whole one there."""
     certain: frozenset[ParentRef] = frozenset()
     """Those of ``checkpoints`` that are certainly checkpoints; any other may be a stray."""
     unreadable: Mapping[CheckpointId, CheckpointError] = field(default_factory=dict)
@@ -99,8 +121,8 @@ def record_lost(storage: Storage, ref: ParentRef) -> DamagedCheckpoint:
     """Return the error for a record that is proven to be lost."""
     path = layout.record_path(ref.checkpoint_id)
     return DamagedCheckpoint(
-        f"the record of checkpoint {ref.checkpoint_id} ({path} in {storage.url}) was lost: a later checkpoint names it, and "
-        f"older ones, which retention removes first, still stand{REPAIR_ADVICE}",
+        f"the record of checkpoint {ref.checkpoint_id} ({path} in {storage.url}) was lost: a later checkpoint names "
+        f"it, and older ones, which retention removes first, still stand{REPAIR_ADVICE}",
         kind=ErrorKind.RECORD_LOST,
         path=path,
         checkpoint_id=ref.checkpoint_id,
@@ -197,3 +219,83 @@ def _certain(chain: list[Record], records: Mapping[CheckpointId, Record]) -> fro
     above = {record.ref for record in records.values() if record.parent in there}
     known = {record.ref for record in chain} | (named & there) | above
     return frozenset(known | {record.ref for record in records.values() if record.content_of in known})
+
+
+def chain_down_to(storage: Storage, checkpoint_id: CheckpointId) -> tuple[Record, ...]:
+    """Return the checkpoints from the newest down to one of the history, both included.
+
+    Raises ``NotFound`` (no store, no such checkpoint, or a stray), ``CheckpointExpired``, and
+    ``DamagedCheckpoint`` or ``UnsupportedFormat`` for a record on the way.
+    """
+    history = read_history(storage, down_to=checkpoint_id)
+    require_records(storage, history.listed)
+    if history.ended_by is not None:
+        raise history.ended_by
+    if history.chain[-1].checkpoint_id == checkpoint_id:
+        return history.chain
+    raise _not_reached(storage, checkpoint_id, history)
+
+
+def record_of(storage: Storage, checkpoint_id: CheckpointId | None) -> Record:
+    """Return the record of a checkpoint to look at; of the newest where no id is given.
+
+    A damaged or lost record above it does not matter. Raises as :func:`chain_down_to` does, but
+    for damage only of the record that is asked for.
+    """
+    if checkpoint_id is None:
+        newest = newest_record(storage)
+        if newest is None:
+            raise no_records(storage)
+        return newest
+    try:
+        history = read_history(storage, down_to=checkpoint_id)
+    except StorageError:
+        # The storage may fail to read a record above this one, which does not matter.
+        found = find_record(storage, checkpoint_id)
+        if found is None:
+            raise
+        return found
+    require_records(storage, history.listed)
+    if history.chain and history.chain[-1].checkpoint_id == checkpoint_id:
+        return history.chain[-1]
+    found = find_record(storage, checkpoint_id) if checkpoint_id in history.listed else None
+    if found is not None and (history.ended_by is not None or _is_cut_off(storage, found.ref)):
+        return found
+    raise _not_reached(storage, checkpoint_id, history)
+
+
+def _is_cut_off(storage: Storage, ref: ParentRef) -> bool:
+    """Return whether a lost record lies between the newest and this checkpoint."""
+    return any(record.ref == ref for record in survey(storage).cut_off)
+
+
+def _not_reached(storage: Storage, checkpoint_id: CheckpointId, history: History) -> CheckpointError:
+    """Return the error for an id that no link from the newest reaches."""
+    where, newest = f"checkpoint {checkpoint_id} of {storage.url}", history.listed[-1]
+    if checkpoint_id > newest or checkpoint_id < 1:
+        return NotFound(
+            f"no {where}: the newest is {newest}; `ckpt history` lists what is there", checkpoint_id=checkpoint_id
+        )
+    found = survey(storage, down_to=checkpoint_id)
+    if checkpoint_id in history.listed and _has_record(storage, checkpoint_id):
+        above = found.fault(storage)
+        if above is not None and any(record.checkpoint_id == checkpoint_id for record in found.cut_off):
+            return above
+        return NotFound(
+            f"{where} is a stray: no parent link from the newest, {newest}, reaches it, so it is no part of the "
+            "history. It goes when retention reaches it",
+            checkpoint_id=checkpoint_id,
+        )
+    lost = [ref for ref in found.lost if ref.checkpoint_id == checkpoint_id]
+    if lost:
+        return record_lost(storage, lost[0])
+    oldest = found.checkpoints[-1].checkpoint_id if found.checkpoints else newest
+    return CheckpointExpired(f"{where} has expired; the oldest that is left is {oldest}", checkpoint_id=checkpoint_id)
+
+
+def _has_record(storage: Storage, checkpoint_id: CheckpointId) -> bool:
+    """Return whether there is a record under an id, readable or not."""
+    try:
+        return find_record(storage, checkpoint_id) is not None
+    except UNREADABLE:
+        return True
