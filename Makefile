@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java demo test test-truth simulate lint format docs bench golden corpus clean
+.PHONY: help setup java demo test test-truth simulate lint site format docs bench golden corpus clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -44,10 +44,15 @@ FIRST ?= 0
 simulate: $(READY) ## random dataflows under random faults: SEEDS=2000 FIRST=0; prints the seeds that fail
 	@$(BIN)/python -m tests.simulation --seeds $(SEEDS) --first $(FIRST)
 
-lint: $(READY) ## style and types
+lint: $(READY) ## style, types, and the docs site, built strictly
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/mkdocs build --strict --quiet
+
+site: $(READY) ## the docs as a site in build/site, with the reference of every public name
+	@$(BIN)/mkdocs build --strict --quiet
+	@echo "The site is in build/site; $(BIN)/mkdocs serve shows it."
 
 format: $(READY) ## rewrite the code in the house's format
 	@$(BIN)/ruff check --fix --quiet .

@@ -1,11 +1,12 @@
-"""`make bench`: every budget as a ratio measured side by side in this run, and the tables for the README.
+"""`make bench`: every budget as a ratio measured side by side in this run, and the tables of docs/benchmarks.md.
 
-Each module ``bench_*`` of this folder has a function ``measure()`` that gives a list of rows, or yields them; one that draws has ``save() -> str`` too, which
-a whole run calls at its end. Ratios, not times: machines are noisy, and both sides of a ratio run in turn on the same one.
+Each module ``bench_*`` of this folder has a function ``measure()`` that returns or yields rows. One
+that draws has ``save() -> str`` too, which a whole run calls at its end.
 
-A whole run replaces the table of each module in README.md as soon as the module is done. ``python -m benchmarks NAME …`` (or ``make bench
-ONLY="NAME …"``) runs some of the modules, ``segments`` or ``bench_segments``, and prints; with ``--update-readme`` it replaces their tables, too. With
-``--full`` those that know it (their ``measure`` takes ``full``) leave nothing out, however long it takes.
+A whole run replaces the table of each module in docs/benchmarks.md as soon as the module is done, and the short
+table in README.md. ``python -m benchmarks NAME …`` (or ``make bench ONLY="NAME …"``) runs some modules,
+``segments`` or ``bench_segments``, and prints; with ``--update`` it replaces their tables too. With ``--full``
+those whose ``measure`` takes ``full`` leave nothing out, however long it takes.
 """
 
 from __future__ import annotations
@@ -20,9 +21,25 @@ from pathlib import Path
 from benchmarks.measuring import Row
 
 HERE = Path(__file__).parent
-README = HERE.parent / "README.md"
-FULL, UPDATE = "--full", "--update-readme"
+README, PAGE = HERE.parent / "README.md", HERE.parent / "docs" / "benchmarks.md"
+FULL, UPDATE = "--full", "--update"
 END = "<!-- bench:end -->"
+ASKED_BEGIN, ASKED_END = "<!-- asked:begin -->\n", "<!-- asked:end -->"
+ASKED = (
+    "write 5M clustered rows",
+    "restore 5M rows",
+    "metadata-only rescale 4 → 6 of 5M rows",
+    "`rewrite` on Spark, 5,000,000 rows, 4 → 6 subtasks, max parallelism 128 → 256",
+    "open and plan a rescale of one million handles, mixed",
+    "bounded job over Parquet, 5,000,000 rows, 100,000 keys, 4 checkpoints, parallelism 4",
+    "Spark runtime, `aggregate`, 100 keys, 1 row an epoch",
+    "Spark runtime, `aggregate`, 100,000 keys, 200,000 rows an epoch",
+    "Spark runtime, `aggregate`, 100,000 keys, 2,000,000 rows an epoch",
+    "Spark runtime, plain function of a key, 100,000 keys, 2,000 rows an epoch",
+    "Spark runtime, `aggregate`, 5,000,000 keys in the state: 4 → 6, published",
+    "`ckpt inspect` of a local checkpoint, cold process",
+)
+"""What users ask first: these rows stand in the README as well."""
 
 
 def machine() -> str:
@@ -52,8 +69,20 @@ def replace_section(page: str, name: str, title: str, rows: list[Row], measured_
     return f"{head}{begin}{title}\n\n{table(rows)}\nMeasured on: {measured_on}.\n\n{tail}"
 
 
+def asked(readme: str, page: str) -> str:
+    """The README with its short table, from the rows of the page. A row that was never measured is left out."""
+    rows = [
+        [cell.strip() for cell in line.strip("|\n").split("|")] for line in page.splitlines() if line.startswith("| ")
+    ]
+    cells = {row[0]: row for row in rows if len(row) == 6}
+    lines = ["| what | against | ratio | budget |", "|---|---|---|---|"]
+    lines += [f"| {' | '.join((name, *(cells[name][at] for at in (2, 3, 5))))} |" for name in ASKED if name in cells]
+    head, begin, rest = readme.partition(ASKED_BEGIN)
+    return head + begin + "\n".join(lines) + "\n" + rest[rest.index(ASKED_END) :]
+
+
 def main() -> None:
-    """Run the modules named, or all, and put the tables of a whole run into the README."""
+    """Run the modules named, or all, and put the tables of a whole run into the pages."""
     named = [f"bench_{name.removeprefix('bench_')}" for name in sys.argv[1:] if not name.startswith("--")]
     names = named or sorted(path.stem for path in HERE.glob("bench_*.py"))
     modules = [importlib.import_module(f"benchmarks.{name}") for name in names]
@@ -65,8 +94,9 @@ def main() -> None:
             print(table([row]).splitlines()[-1], flush=True)
         if rows and (UPDATE in sys.argv or not named):
             title = (module.__doc__ or name).partition("\n")[0]
-            README.write_text(replace_section(README.read_text(), name, title, rows, machine()))
-            print(f"The table of {name} in README.md is from this run.", flush=True)
+            PAGE.write_text(replace_section(PAGE.read_text(), name, title, rows, machine()))
+            README.write_text(asked(README.read_text(), PAGE.read_text()))
+            print(f"The table of {name} in docs/benchmarks.md is from this run.", flush=True)
     if not named:
         for module in modules:
             if hasattr(module, "save"):

@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 from support import ckpt
 
 import stateformat
-from stateformat.backends.spark.sessions import local_session
+from stateformat.backends.spark import local_session
 
 RESTORED_AT = (1, 4, 6, 7)
 

@@ -13,8 +13,7 @@ import pyarrow as pa
 from support import all_flights, package_data
 
 from stateformat.backends.connectors import CsvSource, FileSink
-from stateformat.backends.dataflow import Dataflow, EventTime, Source
-from stateformat.backends.dataflow.operators import BroadcastJoin
+from stateformat.backends.dataflow import BroadcastJoin, Dataflow, EventTime, Source
 
 DAY_US = 86_400_000_000
 FLIGHTS = pa.schema(

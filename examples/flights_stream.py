@@ -71,8 +71,7 @@ def growing_flights(data: Path, executor: str) -> Source:
     """The files of flights that are there, and those that will be."""
     if executor == "local":
         return CsvSource(data / "flights", schema=FLIGHTS, batch_rows=2_000, grows=True)
-    from stateformat.backends.spark.sources import SparkSource
-    from stateformat.backends.spark.sources.files import DirectoryFrames
+    from stateformat.backends.spark import DirectoryFrames, SparkSource
 
     text = ", ".join(f"{name} string" for name in FLIGHTS.names)
     return SparkSource(

@@ -32,8 +32,7 @@ from support import EXECUTORS, all_flights, ckpt, heading, in_flight_rows, newes
 
 import stateformat
 from stateformat.backends.connectors import CsvSource, FileSink, MemorySource
-from stateformat.backends.dataflow import Dataflow, Descriptor, MapState, Operator, ValueState
-from stateformat.backends.dataflow.operators import Aggregate
+from stateformat.backends.dataflow import Aggregate, Dataflow, Descriptor, MapState, Operator, ValueState
 
 FROM = "JFK"
 PLACE = {"day": pa.date32(), "airport": pa.string()}

@@ -51,8 +51,7 @@ def run(flow: Dataflow, store: Path, executor: str, **options: Any) -> None:
     if executor == "local":
         runtime: Any = LocalRuntime(opened, progress=progress, **options)
     else:
-        from stateformat.backends.spark.runtime import SparkRuntime
-        from stateformat.backends.spark.sessions import local_session
+        from stateformat.backends.spark import SparkRuntime, local_session
 
         runtime = SparkRuntime(local_session(flow.name), opened, progress=progress, **options)
     try:

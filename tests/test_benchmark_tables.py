@@ -1,10 +1,10 @@
-"""The benchmarks' tables: which lines are marked as missed, and how a table is replaced in the README."""
+"""The benchmarks' tables: which lines are marked as missed, and how a table is replaced on its page and in the README."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.__main__ import replace_section
+from benchmarks.__main__ import ASKED, PAGE, README, asked, replace_section
 from benchmarks.measuring import MISSED, MISSED_BY_CPU, Row
 
 
@@ -39,3 +39,8 @@ def test_the_table_of_one_module_is_replaced_and_the_others_stay() -> None:
     assert "| new | 2 ms | x | 2.00 × | – | ≤ 1 × **missed** |" in once
     assert once.index("| new |") < once.index("<!-- bench_b -->") < once.index("| old |") < once.index("<!-- bench:end")
     assert once == replace_section(once, "bench_a", "Of a.", [Row("new", "2 ms", "x", "2.00 ×", "≤ 1 ×")], "a machine")
+
+
+def test_the_readme_has_the_rows_that_users_ask_for_as_they_stand_on_the_page() -> None:
+    assert asked(README.read_text(), PAGE.read_text()) == README.read_text()
+    assert all(f"| {name} |" in README.read_text() for name in ASKED)

@@ -12,7 +12,7 @@ import pytest
 from stateformat.backends.storage.memory import MemoryStorage
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 ONE_PROGRAM = ROOT / "docs" / "operators.md"
 """Its snippets go on from each other, and run in this process."""
 SNIPPET = r"```python\n(.*?)```(?:\s+It prints:\s+```text\n(.*?)```)?"
@@ -53,8 +53,11 @@ def test_the_readme_shows_what_its_examples_print() -> None:
 
 
 def test_the_readme_shows_the_library_in_twenty_five_lines() -> None:
-    code = re.findall(SNIPPET, (ROOT / "README.md").read_text(), re.DOTALL)[0][0]
+    code = re.findall(SNIPPET, (ROOT / "README.md").read_text(), re.DOTALL)[2][0]
     assert len([line for line in code.splitlines() if line.strip()]) <= 25
+
+
+MADE_FOR_THE_SITE = {"spec.md", "api/index.md"}
 
 
 def test_links_between_pages_lead_somewhere() -> None:
@@ -62,7 +65,7 @@ def test_links_between_pages_lead_somewhere() -> None:
         f"{page.name}: {target}"
         for page in [*PAGES, ROOT / "CHANGELOG.md"]
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text())
-        if "://" not in target and not (page.parent / target).exists()
+        if "://" not in target and target not in MADE_FOR_THE_SITE and not (page.parent / target).exists()
     ]
     assert not broken
 

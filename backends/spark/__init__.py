@@ -19,7 +19,13 @@ if TYPE_CHECKING:
         local_session as local_session,
         session as session,
     )
-    from .sources import SparkSource as SparkSource
+    from .sources import (
+        DirectoryFrames as DirectoryFrames,
+        Offsets as Offsets,
+        OffsetTable as OffsetTable,
+        Position as Position,
+        SparkSource as SparkSource,
+    )
 else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
@@ -27,6 +33,6 @@ else:
             ".options": "SparkOptions",
             ".runtime": "SparkRuntime",
             ".sessions": "configure lent_session local_session session",
-            ".sources": "SparkSource",
+            ".sources": "DirectoryFrames OffsetTable Offsets Position SparkSource",
         },
     )

@@ -1,0 +1,65 @@
+"""Pages of the site that are not in docs/: the format, and the reference of every door, from its docstrings."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).resolve().parents[2]
+DOORS = {
+    "stateformat": "stores, checkpoints, states, errors",
+    "stateformat.redistribution": "restore plans",
+    "stateformat.backends.dataflow": "dataflows, operators, sources, sinks, states",
+    "stateformat.backends.dataflow.testing": "a harness for operators",
+    "stateformat.backends.state": "states as an operator uses them",
+    "stateformat.backends.connectors": "sources and sinks",
+    "stateformat.backends.local": "the executor in this process",
+    "stateformat.backends.spark": "the executor on Spark",
+    "stateformat.backends.storage": "storages",
+    "stateformat.storage": "the storage protocol",
+}
+"""What users import from, in the order of the reference."""
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the format and a page for each door."""
+    files.append(File.generated(config, "spec.md", content=(ROOT / "stateformat" / "SPEC.md").read_text()))
+    index = ["# Python reference", "", "Every public name, by the package that it is imported from.", ""]
+    for door, about in DOORS.items():
+        package = import_module(door)
+        page = [f"# {door}", "", f"{about[0].upper()}{about[1:]}.", ""]
+        for name in sorted(package.__all__, key=str.lower):
+            page += [f"::: {door}.{name}", ""]
+        files.append(File.generated(config, f"api/{door}.md", content="\n".join(page)))
+        index.append(f"- [`{door}`]({door}.md): {about}")
+    files.append(File.generated(config, "api/index.md", content="\n".join(index)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
+    """Point links out of docs/ at the format's page, or at the file in the repository."""
+    up = "../" * page.file.src_uri.count("/")
+
+    def target(match: re.Match[str]) -> str:
+        path = match[1]
+        if path == "stateformat/SPEC.md":
+            return f"]({up}spec.md{match[2]})"
+        if path.startswith("docs/"):
+            return f"]({up}{path.removeprefix('docs/')}{match[2]})"
+        return f"]({config.repo_url}/blob/main/{path}{match[2]})"
+
+    return re.sub(r"\]\((?:\.\./)+((?:[\w.-]+/)*[\w.-]+)(#[\w-]*)?\)", lambda m: target(_Full(m, up)), markdown)
+
+
+class _Full:
+    """A match whose path is counted from the root of the repository, with an anchor that may be empty."""
+
+    def __init__(self, match: re.Match[str], up: str) -> None:
+        self._match, self._up = match, up
+
+    def __getitem__(self, number: int) -> str:
+        return self._match[number] or ""
