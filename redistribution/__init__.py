@@ -1,4 +1,10 @@
-"""Who gets what: pure redistribution rules. Handles in, plan out; opens no file."""
+"""Who gets what: the plan of a restore. Handles in, plan out; nothing here opens a file.
+
+Read ``restore_plan`` (how a plan is made) and ``tables`` (the arrays that all rules work on), then
+one rule for each mode: ``keyed``, ``even_split``, ``union``, ``broadcast``, ``in_flight``,
+``progress``. ``rules`` refuses what cannot be restored. A plan is read in ``plan``, ``plan_text``,
+``operator_plan`` and ``columns``; ``rescale`` makes the content of a new checkpoint of it.
+"""
 
 from __future__ import annotations
 

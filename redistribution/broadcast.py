@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stateformat.manifest.rules import spread
+from stateformat.manifest import spread
 
 from .tables import Handles, Slices, States, run_starts
 

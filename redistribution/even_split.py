@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stateformat.manifest.rules import Ints, before, spread
+from stateformat.manifest import Ints, before, spread
 
 from .tables import Handles, Slices, States, run_starts
 

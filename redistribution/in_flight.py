@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateformat.manifest.rules import Mask, before, spread
+from stateformat.manifest import Mask, before, spread
 
 from .even_split import distribute_evenly
 from .keyed import cut_keyed

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from stateformat.keys import MAX_PARALLELISM_LIMIT, range_bounds
-from stateformat.manifest.rules import Ints, before, spread
+from stateformat.manifest import Ints, before, spread
 
 from .tables import GroupRows, Handles, Slices, States, damaged, run_starts
 

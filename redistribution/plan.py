@@ -12,8 +12,7 @@ import pyarrow.compute as pc
 
 from stateformat.errors import InvalidInput, RestoreRefused
 from stateformat.graph import shortened
-from stateformat.manifest import state_runs
-from stateformat.manifest.rules import Ints, Mask, spread
+from stateformat.manifest import Ints, Mask, spread, state_runs
 from stateformat.model import Mode, ParentRef
 from stateformat.schema import SLICE_SCHEMA
 

@@ -1,10 +1,10 @@
 """Rescales a checkpoint by a plan: which rows of which handle each new subtask owns.
 
-No segment is touched: the result is slices of the old manifest, from which ``manifest.slicing`` makes the
-new one (SPEC.md sections 4.6 and 6.4). Keyed, even-split, in-flight and broadcast state go where
-the plan puts them. Of union state and progress, which a restore gives to every subtask, each handle
-has one owner: the handles of old reporter *j* of *k* go to new subtask ⌊j·p/k⌋. A running subtask
-that gets nothing of a state gets an empty handle.
+No segment is touched: the result is slices of the old manifest, from which ``manifest.slicing``
+makes the new one (SPEC.md sections 4.6 and 6.4). Keyed, even-split, in-flight and broadcast state
+go where the plan puts them. Of union state and progress, which a restore gives to every subtask,
+each handle has one owner: the handles of old reporter *j* of *k* go to new subtask ⌊j·p/k⌋. A
+running subtask that gets nothing of a state gets an empty handle.
 
 Fully finished operators stay as they are. Every other operator is running in all its subtasks;
 ``rescaled_from`` keeps its status for the rules of the graph.
@@ -19,8 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from stateformat.graph import JobGraph, Status
-from stateformat.manifest import integers
-from stateformat.manifest.rules import Ints, spread
+from stateformat.manifest import Ints, integers, spread
 from stateformat.model import PER_SUBTASK_MODES, FormerStatus, Mode, Record, RescaledFrom, State
 
 from .in_flight import in_segment_order

@@ -21,8 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from stateformat.errors import DamagedCheckpoint, ErrorKind
-from stateformat.manifest import integers, state_runs
-from stateformat.manifest.rules import Ints, Mask
+from stateformat.manifest import Ints, Mask, integers, state_runs
 from stateformat.model import Mode, State
 from stateformat.schema import SLICE_SCHEMA
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from stateformat.manifest import table as manifest
+from stateformat.manifest import codec as manifest
 from stateformat.model import ManifestRef
 from stateformat.reading import checkpoint, scan as reading
 from stateformat.record import codec
@@ -71,7 +71,7 @@ def prepared() -> Iterator[None]:
 
 def _decoded(data: bytes, ref: ManifestRef) -> manifest.Manifest:
     buffer = pa.py_buffer(data)
-    return manifest.Manifest(manifest.read_handles(buffer, ref), data=buffer)
+    return manifest.read_manifest(buffer, ref)
 
 
 def try_here(stores: Stores, *, stride: int) -> Outcome:

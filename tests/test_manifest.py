@@ -15,6 +15,7 @@ from hypothesis import given, settings, strategies as st
 from stateformat.errors import CheckpointError, DamagedCheckpoint, ErrorKind, InvalidInput
 from stateformat.manifest import (
     Manifest,
+    codec as manifest_module,
     cut_handles,
     decode_manifest,
     encode_manifest,
@@ -22,7 +23,6 @@ from stateformat.manifest import (
     manifest_ref,
     sort_handles,
     spill_inline,
-    table as manifest_module,
     totals,
 )
 from stateformat.model import Handle, ManifestRef, Totals

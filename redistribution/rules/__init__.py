@@ -1,6 +1,7 @@
 """What a topology may not do to a checkpoint: each refusal with its rule.
 
-``refusals`` are the values; ``graph``, ``compatibility`` and ``checkpoint`` find them.
+Read ``refusals`` (the values), ``compatibility`` (numbers, keys, states, records in flight),
+``graph`` (finished operators, chains), then ``checkpoint`` (a checkpoint that contradicts itself).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import numpy as np
 
 from stateformat.errors import DamagedCheckpoint, ErrorKind
 from stateformat.graph import Operator, Status, SubtaskSet
-from stateformat.manifest.rules import Ints, Mask, before
+from stateformat.manifest import Ints, Mask, before
 from stateformat.model import PER_SUBTASK_MODES, Mode, Record, State
 from stateformat.schema import has_key_groups
 

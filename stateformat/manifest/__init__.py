@@ -1,34 +1,35 @@
-"""The manifest (SPEC.md section 6): the table of all state handles of a checkpoint.
+"""The manifest (SPEC.md section 4): the table of all state handles of a checkpoint.
 
-Read ``table``, then ``rules``, ``handle_rows``, ``handle_sharing`` and ``slicing``.
+Read ``table`` (in memory), ``codec`` (as bytes), ``rules`` (for each row), ``segment_rules`` (for rows
+that name one segment) and ``slicing`` (rows cut for new subtasks). ``columns`` has the tools for tables
+of handles that the planner, the readers and the validator use too.
 """
 
 from __future__ import annotations
 
-from .handle_rows import HandleRows, group_faults, handle_rows, row_group_faults
-from .handle_sharing import codes_of, first_uses, sharing_faults
-from .rules import BATCH_ROWS, handle_faults, integers, runs, state_runs, take_rows, texts, unusable
-from .slicing import carried_by_plan, carried_handles, cut_handles, place_on_top, with_spilled
-from .table import (
-    INLINE_BYTES_MAX,
-    Manifest,
-    decode_manifest,
-    encode_manifest,
-    handles_table,
-    manifest_ref,
-    read_handles,
-    read_unpublished,
-    sort_handles,
-    spill_inline,
-    totals,
-    verify_manifest,
+from .codec import decode_manifest, encode_manifest, manifest_ref, read_manifest, read_unpublished, verify_manifest
+from .columns import BATCH_ROWS, Ints, Mask, before, integers, runs, spread, state_runs, take_rows, texts
+from .rules import handle_faults, unusable
+from .segment_rules import (
+    HandleRows,
+    codes_of,
+    first_uses,
+    group_faults,
+    handle_rows,
+    row_group_faults,
+    sharing_faults,
 )
+from .slicing import carried_by_plan, carried_handles, cut_handles, place_on_top, with_spilled
+from .table import INLINE_BYTES_MAX, Manifest, handles_table, sort_handles, spill_inline, totals
 
 __all__ = [
     "BATCH_ROWS",
-    "INLINE_BYTES_MAX",
     "HandleRows",
+    "INLINE_BYTES_MAX",
+    "Ints",
     "Manifest",
+    "Mask",
+    "before",
     "carried_by_plan",
     "carried_handles",
     "codes_of",
@@ -43,13 +44,14 @@ __all__ = [
     "integers",
     "manifest_ref",
     "place_on_top",
-    "read_handles",
+    "read_manifest",
     "read_unpublished",
     "row_group_faults",
     "runs",
     "sharing_faults",
     "sort_handles",
     "spill_inline",
+    "spread",
     "state_runs",
     "take_rows",
     "texts",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -20,19 +20,12 @@ from ..errors import ErrorKind
 from ..model import Mode
 from ..paths import SEGMENTS
 from ..schema import MANIFEST_SCHEMA
+from .columns import BATCH_ROWS, Ints, Mask, as_numpy, before, integers, lists, runs
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-Ints: TypeAlias = "npt.NDArray[np.int64]"
-Mask: TypeAlias = "npt.NDArray[np.bool_]"
 _Runs: TypeAlias = "tuple[pa.Array, Ints]"
 _Rules: TypeAlias = "Iterator[tuple[str, str, Mask]]"
-
-BATCH_ROWS: Final = 65_536
 GROUPS_MAX: Final = 32_768
 """Key groups and senders are below this (SPEC.md section 3.4)."""
-
 _REQUIRED: Final = tuple(field.name for field in MANIFEST_SCHEMA if not field.nullable)
 _SIZES: Final = ("row_start", "rows", "segment_rows", "size_bytes", "uncompressed_bytes", "footer_bytes")
 _NULL_WITHOUT_ROWS: Final = ("path", "digest", "footer_digest", "first_group", "last_group", "rows_per_group")
@@ -76,79 +69,6 @@ def _text(value: pa.Scalar) -> str | None:
     return buffer.to_pybytes().decode("utf-8", "replace") if value.is_valid else None
 
 
-def runs(column: pa.ChunkedArray) -> tuple[pa.Array, Ints]:
-    """Return runs of equal strings: their values, the first row of each, and the number of rows."""
-    if len(column) == 0:
-        return pa.array([], column.type), np.zeros(1, np.int64)
-    encoded = [pc.run_end_encode(chunk, run_end_type=pa.int64()) for chunk in column.chunks if len(chunk)]
-    values = pa.concat_arrays([part.values for part in encoded])
-    starts = np.concatenate(
-        [np.zeros(1, np.int64), *(np.diff(part.run_ends.to_numpy(), prepend=0) for part in encoded)]
-    ).cumsum()
-    if len(encoded) > 1:
-        # A run may go on in the next chunk.
-        again = pc.run_end_encode(values, run_end_type=pa.int64())
-        values, starts = again.values, starts[np.append(0, again.run_ends.to_numpy())]
-    return values, starts
-
-
-def state_runs(handles: pa.Table) -> Iterator[tuple[tuple[str, str], int, int]]:
-    """Yield runs of handles of one state: (operator, state), first row, row behind the last.
-
-    In a sorted table a run is a state. Bytes that are not UTF-8 are shown with replacements.
-    """
-    operators, operator_starts = runs(handles["operator"])
-    names, name_starts = runs(handles["state"])
-    # Where either begins, in order. np.union1d would import numpy.ma.
-    begins = np.zeros(handles.num_rows + 1, bool)
-    begins[operator_starts] = begins[name_starts] = True
-    starts = np.flatnonzero(begins)
-    of_operator = (np.searchsorted(operator_starts, starts, side="right") - 1).tolist()
-    of_name = (np.searchsorted(name_starts, starts, side="right") - 1).tolist()
-    operator_list, name_list = texts(operators), texts(names)
-    bounds = starts.tolist()
-    for i in range(len(bounds) - 1):
-        yield (operator_list[of_operator[i]], name_list[of_name[i]]), bounds[i], bounds[i + 1]
-
-
-def texts(values: pa.Array) -> list[str]:
-    """Return strings to show to people; bytes that are not UTF-8 are replaced."""
-    return [value.decode("utf-8", "replace") for value in values.cast(pa.binary()).to_pylist()]
-
-
-def integers(column: pa.ChunkedArray | pa.Array, *, null: int = -1) -> Ints:
-    """Return an integer column as int64, nulls as ``null``."""
-    filled = pc.fill_null(column, null) if column.null_count else column
-    found: Ints = filled.to_numpy(zero_copy_only=False) if isinstance(filled, pa.Array) else filled.to_numpy()
-    return found.astype(np.int64, copy=False)
-
-
-def spread(counts: Ints) -> tuple[Ints, Ints]:
-    """Repeat positions by their counts and number them: [2, 1] gives [0, 0, 1] and [0, 1, 0]."""
-    owner = np.repeat(np.arange(len(counts)), counts)
-    first = np.cumsum(counts) - counts
-    return owner, np.arange(len(owner)) - first[owner]
-
-
-def before(values: Ints) -> Ints:
-    """Return the sums of everything before each position, and the sum of all as one more entry."""
-    sums = np.empty(len(values) + 1, dtype=np.int64)
-    sums[0] = 0
-    np.cumsum(values, out=sums[1:])
-    return sums
-
-
-def take_rows(table: pa.Table, indices: pa.Array) -> pa.Table:
-    """Return the rows at these positions, ten times as fast as ``table.take``; null gives nulls."""
-    columns = [one_chunk(column).take(indices) for column in table.columns]
-    return pa.table(columns, schema=table.schema)
-
-
-def one_chunk(column: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Return a column as one array, without a copy if it is one; above 2 GiB it stays in chunks."""
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-
-
 def first_unsorted(handles: pa.Table) -> int | None:
     """Return the first row that breaks the order of SPEC.md section 4.2, or None."""
     return _first_unsorted(handles, runs(handles["operator"]), runs(handles["state"]))
@@ -161,9 +81,9 @@ def _first_unsorted(handles: pa.Table, of_operator: _Runs, of_state: _Runs) -> i
     new_state = new_operator.copy()
     new_state[state_starts[1:-1]] = True
     # Arrow compares strings by their bytes, as the format does.
-    wrong = [operator_starts[1:-1][~_numpy(pc.less(operators[:-1], operators[1:]))]]
+    wrong = [operator_starts[1:-1][~as_numpy(pc.less(operators[:-1], operators[1:]))]]
     same_operator = ~new_operator[state_starts[1:-1]]
-    falls = ~_numpy(pc.less(states[:-1], states[1:]))
+    falls = ~as_numpy(pc.less(states[:-1], states[1:]))
     wrong.append(state_starts[1:-1][same_operator & falls])
     for start in range(0, max(handles.num_rows - 1, 0), BATCH_ROWS):
         # Each batch begins with the last row of the one before it.
@@ -215,7 +135,7 @@ class _Batch:
     def __init__(self, batch: pa.RecordBatch) -> None:
         self.batch = batch
         self.numbers = {name: integers(batch[name]) for name in (*_SIZES, "subtask", "layer", "schema_id")}
-        self.present = {name: _numpy(pc.is_valid(batch[name])) for name in (*_NULL_WITHOUT_ROWS, "edge", "subtask")}
+        self.present = {name: as_numpy(pc.is_valid(batch[name])) for name in (*_NULL_WITHOUT_ROWS, "edge", "subtask")}
         names, starts = runs(pa.chunked_array([batch["mode"]]))
         codes = pc.fill_null(pc.index_in(names, value_set=_modes()), -1).to_numpy(zero_copy_only=False)
         self.mode = np.repeat(codes, np.diff(starts))
@@ -328,20 +248,9 @@ def _sums(values: Ints, starts: Ints, ends: Ints) -> Ints:
     return found
 
 
-def lists(column: pa.Array) -> tuple[Ints, Ints, Ints]:
-    """Return (start, end, values) of a list<int64> array; row i is values[start[i]:end[i]]."""
-    offsets = column.offsets.to_numpy().astype(np.int64)
-    values = integers(column.values.slice(offsets[0], offsets[-1] - offsets[0]) if len(offsets) else column.values)
-    offsets = offsets - offsets[0]
-    starts, ends = offsets[:-1], offsets[1:].copy()
-    if column.null_count:
-        ends = np.where(_numpy(pc.is_valid(column)), ends, starts)
-    return starts, ends, values
-
-
 def _illegal_paths(paths: pa.Array) -> Mask:
     """The rows whose path is illegal. Scans whole buffers, and single rows where a scan hits."""
-    broken = ~_numpy(pc.fill_null(pc.starts_with(paths, SEGMENTS), True))
+    broken = ~as_numpy(pc.fill_null(pc.starts_with(paths, SEGMENTS), True))
     _, offset_buffer, data_buffer = paths.buffers()
     if data_buffer is None or data_buffer.size == 0:
         return broken
@@ -373,7 +282,7 @@ def _illegal(path: bytes) -> bool:
 
 
 def _first_null(column: pa.ChunkedArray) -> int:
-    return int(_numpy(pc.is_null(column)).argmax())
+    return int(as_numpy(pc.is_null(column)).argmax())
 
 
 def _is_utf8(values: pa.Array) -> bool:
@@ -382,8 +291,3 @@ def _is_utf8(values: pa.Array) -> bool:
     except pa.ArrowInvalid:
         return False
     return True
-
-
-def _numpy(mask: Any) -> Mask:
-    found: Mask = mask.to_numpy(zero_copy_only=False) if isinstance(mask, pa.Array) else mask.to_numpy()
-    return found

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from ..errors import ErrorKind, InvalidInput, InvalidState
 from ..model import ON_TOP, Handle, Mode, State, SubtaskSet
 from ..schema import MANIFEST_SCHEMA
-from .rules import Ints, Mask, before, integers, lists, one_chunk, spread, take_rows
+from .columns import Ints, Mask, before, integers, lists, one_chunk, spread, take_rows
 from .table import handles_table
 
 _ZERO_WITHOUT_ROWS = ("segment_rows", "size_bytes", "uncompressed_bytes", "footer_bytes")

@@ -1,4 +1,8 @@
-"""Reading a checkpoint: ``checkpoint`` is what users hold, ``scan`` reads slices, ``merge`` and ``overlay`` merge layers."""
+"""Reading a published checkpoint.
+
+Read ``checkpoint`` (what users and runs hold), ``scan`` (from slices to rows), ``merge`` (layers
+and schemas), then ``overlay`` (a key group that is too large to merge at once).
+"""
 
 from __future__ import annotations
 

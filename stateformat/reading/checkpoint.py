@@ -17,14 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .. import paths as layout
-from ..errors import (
-    REPAIR_ADVICE,
-    CheckpointExpired,
-    DamagedCheckpoint,
-    ErrorKind,
-    InvalidInput,
-    NotFound,
-)
+from ..errors import REPAIR_ADVICE, CheckpointExpired, DamagedCheckpoint, ErrorKind, InvalidInput, NotFound
 from ..graph import JobGraph, OperatorId, Status, shortened
 from ..manifest import Manifest, carried_by_plan, decode_manifest
 from ..model import CheckpointId, Mode, Record, SchemaVersion, State

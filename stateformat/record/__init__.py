@@ -1,4 +1,8 @@
-"""The publication record (SPEC.md section 3) and its bytes: ``codec`` chooses a version, ``v1`` is version 1, ``json_members`` reads JSON."""
+"""The publication record (SPEC.md section 3): the small JSON object that makes a checkpoint exist.
+
+Read ``codec`` (framing, digest, versions), then ``v1`` (the members of version 1), then
+``json_members`` (how one member is read, and how its fault is named).
+"""
 
 from __future__ import annotations
 

@@ -29,14 +29,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from .. import paths as layout
-from ..errors import (
-    REPAIR_ADVICE,
-    CheckpointError,
-    DamagedCheckpoint,
-    ErrorKind,
-    InvalidInput,
-    UnsupportedFormat,
-)
+from ..errors import REPAIR_ADVICE, CheckpointError, DamagedCheckpoint, ErrorKind, InvalidInput, UnsupportedFormat
 from ..graph import JobGraph
 from ..model import Mode, Record, RescaledFrom, State
 from . import v1 as codec_v1

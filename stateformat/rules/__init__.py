@@ -1,4 +1,8 @@
-"""Rules of a checkpoint that need no file: its graph (``statuses``, ``graph``) and its content (``content``)."""
+"""The rules of a checkpoint that need no file: whoever publishes, validates, reads or plans asks them.
+
+Read ``statuses`` (what the graph demands of finished operators), ``graph`` (operators, edges and
+states by themselves), then ``content`` (handles beside graph and states).
+"""
 
 from __future__ import annotations
 

@@ -16,8 +16,7 @@ import pyarrow as pa
 from ..errors import ErrorKind
 from ..graph import JobGraph, Operator, OperatorId, Partitioner, Status, SubtaskSet
 from ..keys import check_parallelism, range_bounds
-from ..manifest import handle_faults, integers, runs, sharing_faults, sort_handles, state_runs, texts
-from ..manifest.rules import Ints, Mask
+from ..manifest import Ints, Mask, handle_faults, integers, runs, sharing_faults, sort_handles, state_runs, texts
 from ..model import PER_SUBTASK_MODES, Mode, RescaledFrom, State
 from ..problems import Problem, ordered
 from ..schema import has_key_groups

@@ -1,4 +1,8 @@
-"""Every invariant of SPEC.md as a check that returns problems: ``validator``, then ``segments`` and ``rows``."""
+"""Validation of a stored checkpoint: every broken rule of SPEC.md as a problem.
+
+Read ``validator`` (record, manifest, history), ``segments`` (one file), then ``rows`` (its rows).
+The rules that need no file are in ``stateformat.rules``.
+"""
 
 from __future__ import annotations
 

@@ -20,8 +20,7 @@ import xxhash
 
 from ..errors import CheckpointError, ErrorKind, StorageError
 from ..graph import Operator, SubtaskSet
-from ..manifest import Manifest, handle_rows, integers, row_group_faults, take_rows
-from ..manifest.rules import Mask, before
+from ..manifest import Manifest, Mask, before, handle_rows, integers, row_group_faults, take_rows
 from ..model import Mode, Record, State
 from ..parquet import (
     ByteRange,

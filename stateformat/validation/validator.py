@@ -19,17 +19,19 @@ import numpy as np
 import pyarrow as pa
 
 from .. import paths as layout
-from ..errors import (
-    REPAIR_ADVICE,
-    CheckpointError,
-    ErrorKind,
-    NotFound,
-    StorageError,
-    UnsupportedFormat,
-)
+from ..errors import REPAIR_ADVICE, CheckpointError, ErrorKind, NotFound, StorageError, UnsupportedFormat
 from ..history import Ids, record_ids, record_lost, record_of, require_records, survey
-from ..manifest import INLINE_BYTES_MAX, Manifest, integers, read_handles, state_runs, totals, unusable, verify_manifest
-from ..manifest.rules import Mask
+from ..manifest import (
+    INLINE_BYTES_MAX,
+    Manifest,
+    Mask,
+    integers,
+    read_manifest,
+    state_runs,
+    totals,
+    unusable,
+    verify_manifest,
+)
 from ..model import CheckpointId, Record
 from ..problems import ADVICE_OTHER, ADVICE_RESTORE, ADVICE_STORAGE, Counts, Problem, Report, ordered
 from ..reading import load_record
@@ -165,7 +167,7 @@ class _Validation:
         try:
             verify_manifest(data, ref)
             self.counts = Counts(records=1, bytes=self.counts.bytes + data.size)
-            manifest = Manifest(read_handles(data, ref), data=data)
+            manifest = read_manifest(data, ref)
             manifest.inline("")  # Reads the inline column, which may be damaged.
         except CheckpointError as error:
             clause = _MANIFEST_CLAUSES.get(error.kind, "SPEC 4")

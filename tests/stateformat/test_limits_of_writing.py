@@ -176,8 +176,8 @@ def test_a_manifest_that_readers_would_refuse_is_not_encoded(
 ) -> None:
     handles = handles_table([write(storage, state(pa.int64()), table(state(pa.int64()), [{"k": 1, "v": 1}]))])
     assert encode_manifest(handles).size
-    monkeypatch.setattr("stateformat.manifest.table.DECODED_BYTES_MAX", 100)
-    monkeypatch.setattr("stateformat.manifest.table.EXPANSION_MAX", 0)
+    monkeypatch.setattr("stateformat.manifest.codec.DECODED_BYTES_MAX", 100)
+    monkeypatch.setattr("stateformat.manifest.codec.EXPANSION_MAX", 0)
     with pytest.raises(InvalidState, match="readers would refuse the manifest of 1 handles") as refused:
         encode_manifest(handles)
     assert refused.value.kind is ErrorKind.LIMIT_EXCEEDED
