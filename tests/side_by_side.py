@@ -58,7 +58,7 @@ SUITES = {
     "truth": Suite(
         "truth",
         (
-            "tests/test_corruption.py",
+            "tests/corruption/test_corruption.py",
             "tests/test_publish_protocol.py",
             "tests/truth/test_truth_corruption.py",
             "tests/truth/test_truth_crashes.py",

@@ -16,7 +16,7 @@ from stateformat.model import CheckpointKind, Stop, StopMode
 from stateformat.storage import Storage, check_no_secrets, checkpoint_address, split_id, without_secrets
 from stateformat.store import CheckpointStore
 from tests import stores
-from tests.test_golden import GOLDEN
+from tests.stateformat.test_golden import GOLDEN
 
 
 @pytest.fixture

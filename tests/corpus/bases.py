@@ -138,11 +138,7 @@ def wide_job() -> Job:
 
 
 DELTA = pa.table(
-    {
-        "word": ["ann", "bob", "gil"],
-        "n": pa.array([100, None, 7], pa.int64()),
-        "_op": pa.array([0, 1, 0], pa.int8()),
-    }
+    {"word": ["ann", "bob", "gil"], "n": pa.array([100, None, 7], pa.int64()), "_op": pa.array([0, 1, 0], pa.int8())}
 )
 
 
@@ -156,10 +152,7 @@ def layered(store: CheckpointStore, options: WriteOptions | None = None) -> Comm
 
 def finished(store: CheckpointStore) -> None:
     """The source has finished, one subtask of the counter is finishing, its sink's committables stay."""
-    graph = JobGraph(
-        (LINES, Operator("count", 2, MAX)),
-        (edge("lines", "count", Partitioner.HASH, "word"),),
-    )
+    graph = JobGraph((LINES, Operator("count", 2, MAX)), (edge("lines", "count", Partitioner.HASH, "word"),))
     states = (COUNTS, declare.committables_state("count", "prepared", columns={"file": pa.string()}))
     rows = {**SMALL_ROWS, ("count", "prepared"): lambda i: pa.table({"file": [f"part-{i}"]})}
     Job("corpus", graph, states, rows).publish(store, None, finished={"lines": [0, 1]}, finishing={"count": [1]})

@@ -7,7 +7,7 @@ process is found by whoever runs it.
 
 A target is in two steps: its preparation makes the changed object and gives the reading of it. Only what is read can find
 anything; changes that come to nothing (a footer that says a list where a number is due cannot be put together again) are counted
-as :attr:`Target.unmade`, and tests/test_fuzz.py holds them few.
+as :attr:`Target.unmade`, and tests/fuzz/test_fuzz.py holds them few.
 """
 
 from __future__ import annotations
@@ -313,12 +313,7 @@ def _store_target() -> Preparation:
     return prepare
 
 
-_TARGETS = {
-    "record": _record_target,
-    "manifest": _manifest_target,
-    "segment": _segment_target,
-    "store": _store_target,
-}
+_TARGETS = {"record": _record_target, "manifest": _manifest_target, "segment": _segment_target, "store": _store_target}
 NAMES = tuple(_TARGETS)
 
 

@@ -13,10 +13,21 @@ import pyarrow.compute as pc
 import pytest
 
 from stateformat.errors import InvalidInput
-from stateformat.graph import JobGraph, Status
+from stateformat.graph import Status
 from stateformat.redistribution import Action, OperatorPlan, RestorePlan, WarningCode, plan_restore
 from stateformat.schema import SLICE_SCHEMA
-from tests.redistribution_cases import FakeCheckpoint, Part, checkpoint, edge, op, state
+from tests.redistribution import redistribution_cases
+from tests.redistribution.redistribution_cases import (
+    FakeCheckpoint,
+    Part,
+    checkpoint,
+    edge,
+    graph,
+    one,
+    op,
+    part,
+    state,
+)
 
 
 @cache
@@ -56,14 +67,14 @@ def pipeline() -> FakeCheckpoint:
     return checkpoint(operators, states, parts, edges)
 
 
-def planned(parallelism: int | None = 3, **chosen: int) -> RestorePlan:
-    return plan_restore(pipeline(), pipeline().record.graph.at(parallelism, per_operator=chosen))
+def planned(topology: int | dict[str, int] = 3) -> RestorePlan:
+    return redistribution_cases.planned(pipeline(), topology)
 
 
 def test_each_operator_is_told_what_becomes_of_it() -> None:
     source = pipeline()
-    topology = JobGraph((*source.record.graph.at(3).operators[:3], op("fresh", 5, None)), source.record.graph.edges[:2])
-    plan = plan_restore(source, topology, drop=["archive"])
+    operators = *source.record.graph.at(3).operators[:3], op("fresh", 5, None)
+    plan = plan_restore(source, graph(*operators, edges=source.record.graph.edges[:2]), drop=["archive"])
     plan.check()
     assert plan.operators == (
         OperatorPlan("source", "orders", Action.SKIP_FINISHED, 2, 2, 16, Status.FULLY_FINISHED, 0),
@@ -72,19 +83,16 @@ def test_each_operator_is_told_what_becomes_of_it() -> None:
         OperatorPlan("fresh", "fresh", Action.NEW, 0, 5, 128, None, 0),
         OperatorPlan("archive", "archive", Action.DROPPED, 1, 0, 0, Status.FULLY_FINISHED, 2),
     )
-    assert [warning.code for warning in plan.warnings] == [
-        WarningCode.FINISHED_SUBTASKS_START,
-        WarningCode.STATE_DROPPED,
-    ]
+    codes = [warning.code for warning in plan.warnings]
+    assert codes == [WarningCode.FINISHED_SUBTASKS_START, WarningCode.STATE_DROPPED]
     assert plan.drop == ("archive",)
 
 
-def test_every_subtask_of_a_partially_finished_operator_starts_and_shares_what_is_left() -> None:
-    """Flink's R25 and R26: at the same parallelism and at another one."""
-    for parallelism, wanted in ((3, [2, 1, 1]), (2, [2, 2])):
-        plan = planned(None, map=parallelism)
-        assert plan.by_operator["map"].starts
-        assert [sum(plan.slices_of("map", n)["rows"].to_pylist()) for n in range(parallelism)] == wanted
+@pytest.mark.parametrize(("parallelism", "rows"), [(3, [2, 1, 1]), (2, [2, 2])], ids=["R25", "R26"])
+def test_every_subtask_of_a_partially_finished_operator_starts(parallelism: int, rows: list[int]) -> None:
+    plan = planned({"map": parallelism})
+    assert plan.by_operator["map"].starts
+    assert [sum(plan.slices_of("map", n)["rows"].to_pylist()) for n in range(parallelism)] == rows
 
 
 def test_a_topology_that_still_says_finished_is_resolved_to_one_that_does_not() -> None:
@@ -96,10 +104,8 @@ def test_a_topology_that_still_says_finished_is_resolved_to_one_that_does_not() 
 def test_slices_are_in_their_schema_and_order() -> None:
     slices = planned().slices
     assert slices.schema.equals(SLICE_SCHEMA)
-    keys = [
-        (piece["operator"], piece["state"], -1 if piece["subtask"] is None else piece["subtask"], piece["layer"])
-        for piece in slices.to_pylist()
-    ]
+    columns = slices.set_column(slices.column_names.index("subtask"), "subtask", pc.fill_null(slices["subtask"], -1))
+    keys = [tuple(row.values()) for row in columns.select(["operator", "state", "subtask", "layer"]).to_pylist()]
     assert keys == sorted(keys)
 
 
@@ -115,15 +121,11 @@ def test_a_lookup_gives_what_a_scan_gives(parallelism: int) -> None:
             assert plan.slices_of(operator, subtask, name).equals(one)
 
 
-def test_union_stands_once_however_many_read_it() -> None:
-    few, many = planned(3), planned(8)
-    union = pc.equal(many.assigned["mode"], "union")
-    assert (
-        many.assigned.filter(union).num_rows
-        == few.assigned.filter(pc.equal(few.assigned["mode"], "union")).num_rows
-        == 2
-    )
-    assert many.slices.filter(pc.equal(many.slices["mode"], "union")).num_rows == 16
+def test_union_is_in_the_plan_once_however_many_read_it() -> None:
+    for parallelism in (3, 8):
+        plan = planned(parallelism)
+        assert plan.assigned["mode"].to_pylist().count("union") == 2
+        assert plan.slices["mode"].to_pylist().count("union") == 2 * parallelism
 
 
 def test_the_driver_takes_coordinator_state_and_committables() -> None:
@@ -134,9 +136,8 @@ def test_the_driver_takes_coordinator_state_and_committables() -> None:
 
 
 def test_the_bytes_of_a_slice_are_its_share_of_the_segment() -> None:
-    plan = planned(2)
-    mail = plan.slices_of("count", 0, "mail").to_pylist()[0]
     # One row of three in a segment of 300 bytes.
+    mail = planned(2).slices_of("count", 0, "mail").to_pylist()[0]
     assert (mail["row_start"], mail["rows"], mail["bytes"]) == (1, 1, 100)
 
 
@@ -144,9 +145,7 @@ def test_the_bytes_of_a_slice_are_its_share_of_the_segment() -> None:
 def test_the_load_adds_up_the_slices_of_every_subtask_that_starts(parallelism: int) -> None:
     plan = planned(parallelism)
     load = plan.load()
-    started = [("map", subtask) for subtask in range(parallelism)] + [
-        ("count", subtask) for subtask in range(parallelism)
-    ]
+    started = list(product(["map", "count"], range(parallelism)))
     assert list(zip(load["operator"].to_pylist(), load["subtask"].to_pylist(), strict=True)) == started
     for name in ("rows", "bytes"):
         wanted = [sum(plan.slices_of(operator, subtask)[name].to_pylist()) for operator, subtask in started]
@@ -155,15 +154,15 @@ def test_the_load_adds_up_the_slices_of_every_subtask_that_starts(parallelism: i
 
 
 def test_json_gives_the_plan_back() -> None:
-    source = pipeline()
-    loose = JobGraph((op("map", 40, None, chain="c"), op("count", 3, 64, chain="c", pinned=True), op("new", 2, None)))
-    for plan in (planned(), plan_restore(source, loose), plan_restore(checkpoint([]), JobGraph(()))):
+    loose = graph(op("map", 40, None, chain="c"), op("count", 3, 64, chain="c", pinned=True), op("new", 2, None))
+    refused = plan_restore(pipeline(), loose)
+    assert refused.refusals
+    for plan in (planned(), refused, plan_restore(checkpoint([]), graph())):
         text = plan.to_json()
         again = RestorePlan.from_json(text)
         assert again == plan
         assert again.slices.equals(plan.slices)
         assert again.to_json() == text
-    assert plan_restore(source, loose).refusals
     assert json.loads(planned().to_json())["slices"]["operator"][0] == "archive"
 
 
@@ -176,45 +175,33 @@ def test_anything_else_is_no_plan(text: str) -> None:
 
 
 def test_the_text_tells_operators_numbers_refusals_and_warnings_in_eighty_columns() -> None:
-    source = pipeline()
-    bad = JobGraph(
-        (op("map", 40, None), op("count", 3, 64), op("a-very-long-uid-that-no-table-could-ever-hold", 2, None))
-    )
-    text = plan_restore(source, bad).describe()
+    bad = graph(op("map", 40, None), op("count", 3, 64), op("a-very-long-uid-that-no-table-could-ever-hold", 2, None))
+    text = plan_restore(pipeline(), bad).describe()
     assert all(len(line) <= 80 for line in text.splitlines())
-    assert "REFUSED, for 5 reasons:" in text
-    assert "parallelism 40" in text
-    assert "[operator_missing]" in text
+    for words in ("REFUSED, for 5 reasons:", "parallelism 40", "[operator_missing]"):
+        assert words in text
     good = planned(8)
     lines = good.describe().splitlines()
     assert lines[0] == "Restore of checkpoint 7 of job job"
     assert lines[1] == "operators: 2 started, 2 finished"
     count = next(line.split() for line in lines if line.startswith("count"))
     own = good.load().filter(pc.equal(good.load()["operator"], "count"))
-    assert count == [
-        "count",
-        "start",
-        "2",
-        "->",
-        "8",
-        str(pc.sum(own["rows"])),
-        str(pc.sum(own["bytes"])),
-        str(pc.max(own["rows"])),
-    ]
+    numbers = [pc.sum(own["rows"]), pc.sum(own["bytes"]), pc.max(own["rows"])]
+    assert count == ["count", "start", "2", "->", "8", *map(str, numbers)]
     assert "To commit before anything starts: 2 rows of committables." in lines
     assert "REFUSED" not in good.describe()
 
 
 def test_a_job_of_which_everything_is_finished_says_so() -> None:
     source = checkpoint([op("a", 2, finished=[0, 1])])
-    assert "every operator is finished" in plan_restore(source, source.record.graph.at(2)).describe()
+    assert "every operator is finished" in redistribution_cases.planned(source, 2).describe()
 
 
 def test_a_plan_costs_no_more_for_more_state() -> None:
-    source = checkpoint([op("a", 1, 4)], [state("a", "k", "keyed")], [Part("a", "k", 0, ((0, "x"), (3, "y")))])
+    source = one("keyed", op("a", 1, 4), part(0, (0, "x"), (3, "y")))
     column = source.handles.schema.get_field_index("size_bytes")
     huge = source.handles.set_column(column, source.handles.schema.field(column), pa.array([2**50]))
-    plan = plan_restore(FakeCheckpoint(source.record, huge, source.parts), source.record.graph.at(2))
+    plan = redistribution_cases.planned(FakeCheckpoint(source.record, huge, source.parts), 2)
     assert plan.slices["bytes"].to_pylist() == [2**49, 2**49]
 
 
@@ -222,7 +209,7 @@ def test_a_plan_opens_no_file() -> None:
     """Planning in an interpreter that refuses to open anything once all is imported."""
     code = """
 import sys
-from tests.test_redistribution_plan import pipeline
+from tests.redistribution.test_redistribution_plan import pipeline
 from stateformat.redistribution import plan_restore, rescale
 source = pipeline()
 topology = source.record.graph.at(3)

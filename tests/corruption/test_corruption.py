@@ -28,7 +28,7 @@ from stateformat.validation import validate
 from stateformat.validation.segments import segments_of
 from tests import corruption, corruption_runs, corruption_stores
 from tests.ckpt_runs import run
-from tests.corruption import Case, Objects, Stores
+from tests.corruption.corruption import Case, Objects, Stores
 from tests.forgery import Forger, get, put
 from tests.tally import Tally
 
@@ -247,12 +247,7 @@ def _said(text: str) -> bool:
 
 @pytest.mark.parametrize(("count", "processes"), [(12, 0), pytest.param(50, 4, marks=pytest.mark.truth)])
 def test_the_command_notices_damage_in_text_and_in_json(
-    stores: Stores,
-    tally: Tally,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    count: int,
-    processes: int,
+    stores: Stores, tally: Tally, tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int, processes: int
 ) -> None:
     chosen, wrong = _sample(stores, count), []
     fed = {name: corruption.Bench(objects).fed for name, objects in stores.items()}

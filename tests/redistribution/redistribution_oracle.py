@@ -14,7 +14,7 @@ from typing import Any
 
 from stateformat.graph import Partitioner, Status
 from stateformat.model import Mode, State
-from tests.redistribution_cases import Delivered, FakeCheckpoint, Part
+from tests.redistribution.redistribution_cases import Delivered, FakeCheckpoint, Part
 
 Deal = dict[int, list[Any]]
 

@@ -7,7 +7,7 @@ slices as another parallelism restores them, single handles in ranges) give exac
 error of the library? Anything else is *wrong*: unnoticed, other rows, an exception that is none of the library's, a
 process that dies, a case that does not end.
 
-:mod:`tests.corruption_runs` tries them all.
+:mod:`tests.corruption.corruption_runs` tries them all.
 """
 
 from __future__ import annotations

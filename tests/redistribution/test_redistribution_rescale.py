@@ -9,26 +9,38 @@ from itertools import product
 import pytest
 
 from stateformat.errors import InvalidInput, RestoreRefused
-from stateformat.graph import JobGraph, Status, SubtaskSet
+from stateformat.graph import Status, SubtaskSet
 from stateformat.manifest import cut_handles
 from stateformat.model import PER_SUBTASK_MODES, FormerStatus, Mode
 from stateformat.redistribution import RefusalCode, plan_restore, rescale
 from stateformat.redistribution.rules import checkpoint_refusals
 from stateformat.redistribution.tables import read_handles
 from stateformat.schema import SLICE_SCHEMA
-from tests.redistribution_cases import Delivered, FakeCheckpoint, Part, checkpoint, deliver, edge, op, published, state
-from tests.test_redistribution_rules import world
+from tests.redistribution.redistribution_cases import (
+    Delivered,
+    FakeCheckpoint,
+    Part,
+    checkpoint,
+    edge,
+    graph,
+    one,
+    op,
+    part,
+    planned,
+    published,
+    restored,
+    state,
+)
+from tests.redistribution.test_redistribution_rules import world
 
 
-def dealt(source: FakeCheckpoint, parallelism: int | None = None, **chosen: int) -> FakeCheckpoint:
-    plan = plan_restore(source, source.record.graph.at(parallelism, per_operator=chosen))
-    return published(source, rescale(source, plan))
+def rescaled(source: FakeCheckpoint, topology: int | dict[str, int]) -> FakeCheckpoint:
+    return published(source, rescale(source, planned(source, topology)))
 
 
-def restored(source: FakeCheckpoint, parallelism: int) -> Delivered:
-    plan = plan_restore(source, source.record.graph.at(parallelism))
-    plan.check()
-    return deliver(source, plan.slices)
+def rows_of(source: FakeCheckpoint, operator: str, name: str) -> list[object]:
+    """The rows of all parts of a state, in order."""
+    return [row for item in source.parts if (item.operator, item.state) == (operator, name) for row in item.rows]
 
 
 SMALL = list(product(range(1, 6), range(1, 6)))
@@ -37,20 +49,16 @@ SMALL = list(product(range(1, 6), range(1, 6)))
 @pytest.mark.parametrize(("old", "new"), SMALL)
 def test_restoring_at_the_parallelism_of_the_rescale_gives_what_the_plan_gave(old: int, new: int) -> None:
     source = world(old)
-    direct, after = restored(source, new), restored(dealt(source, new), new)
-    # Progress is dealt out by a rescale and so merged by a restore, whether or not the plan would have kept it.
-    assert {key: rows for key, rows in after.items() if key[1] != "p"} == {
-        key: rows for key, rows in direct.items() if key[1] != "p"
-    }
-    for (operator, _, subtask), rows in {key: rows for key, rows in after.items() if key[1] == "p"}.items():
-        everyone = [row for part in source.parts if (part.operator, part.state) == (operator, "p") for row in part.rows]
-        assert rows == everyone, subtask
+    direct, after = restored(source, new), restored(rescaled(source, new), new)
+    for key in direct.keys() | after.keys():
+        # A rescale shares progress out, so a restore merges it, whether or not the plan would have kept it.
+        assert after[key] == (rows_of(source, key[0], "p") if key[1] == "p" else direct[key])
 
 
 @pytest.mark.parametrize(("old", "between"), SMALL)
 def test_a_restore_after_a_rescale_loses_repeats_and_misplaces_nothing(old: int, between: int) -> None:
     source = world(old)
-    middle = dealt(source, between)
+    middle = rescaled(source, between)
     for new in range(1, 6):
         direct, after = restored(source, new), restored(middle, new)
         modes = {(item.operator, item.name): item.mode for item in source.record.states}
@@ -59,15 +67,13 @@ def test_a_restore_after_a_rescale_loses_repeats_and_misplaces_nothing(old: int,
             mode = modes[operator, name]
             if mode is Mode.KEYED or name == "fh":
                 assert Counter(after[key]) == Counter(direct[key])
-            elif mode is Mode.UNION or mode in (Mode.COORDINATOR, Mode.COMMITTABLES):
+            elif mode in (Mode.UNION, Mode.COORDINATOR, Mode.COMMITTABLES):
                 assert after[key] == direct[key]
             elif mode is Mode.BROADCAST:
-                copies = [part.rows for part in source.parts if (part.operator, part.state) == (operator, name)]
+                copies = [item.rows for item in source.parts if (item.operator, item.state) == (operator, name)]
                 assert tuple(after.get(key, ())) in copies
             elif mode is Mode.PROGRESS:
-                assert set(after[key]) <= {
-                    row for part in source.parts if part.operator == operator for row in part.rows
-                }
+                assert set(after[key]) <= set(rows_of(source, operator, name))
         # Lists are dealt by position, so the second deal may put an entry elsewhere; but all are dealt, once.
         for operator, name in modes:
             if modes[operator, name] in (Mode.EVEN_SPLIT, Mode.IN_FLIGHT):
@@ -79,18 +85,18 @@ def everything(delivered: Delivered, operator: str, name: str) -> Counter:
 
 
 def test_one_list_is_dealt_twice_as_it_would_be_once() -> None:
-    parts = [Part("a", "e", subtask, tuple(f"{subtask}.{n}" for n in range(subtask + 2))) for subtask in range(3)]
-    source = checkpoint([op("a", 3)], [state("a", "e", "even_split")], parts)
+    parts = [part(subtask, *(f"{subtask}.{n}" for n in range(subtask + 2))) for subtask in range(3)]
+    source = one("even_split", op("a", 3), *parts)
     for between, new in product(range(1, 8), range(1, 8)):
         if 3 != between != new and new != 3:
-            assert restored(dealt(source, between), new) == restored(source, new)
+            assert restored(rescaled(source, between), new) == restored(source, new)
 
 
 @pytest.mark.parametrize(("old", "new"), SMALL)
 def test_a_rescaled_checkpoint_is_one_that_the_format_allows(old: int, new: int) -> None:
     """SPEC 4.2, 4.6 and 6.4: order, a handle for everyone, union and progress with one subtask each."""
     source = world(old)
-    result = rescale(source, plan_restore(source, source.record.graph.at(new)))
+    result = rescale(source, planned(source, new))
     assert result.slices.schema.equals(SLICE_SCHEMA)
     pieces = result.slices.to_pylist()
     order = [(p["operator"], p["state"], -1 if p["subtask"] is None else p["subtask"], p["layer"]) for p in pieces]
@@ -105,28 +111,12 @@ def test_a_rescaled_checkpoint_is_one_that_the_format_allows(old: int, new: int)
             running = range(new) if operator.status is Status.RUNNING else range(0)
             assert {s for o, n, s in reported if (o, n) == (item.operator, item.name)} == set(running)
         if item.mode in (Mode.UNION, Mode.PROGRESS):
-            was = [
-                row
-                for part in source.parts
-                if (part.operator, part.state) == (item.operator, item.name)
-                for row in part.rows
-            ]
-            now = [
-                row
-                for part in after.parts
-                if (part.operator, part.state) == (item.operator, item.name)
-                for row in part.rows
-            ]
-            assert now == was
+            assert rows_of(after, item.operator, item.name) == rows_of(source, item.operator, item.name)
         if item.mode is Mode.COORDINATOR:
             handles = [part for part in after.parts if (part.operator, part.state) == (item.operator, item.name)]
             assert len(handles) == (operator.status is not Status.FULLY_FINISHED)
-
-
-@pytest.mark.parametrize(("old", "new"), SMALL)
-def test_cut_handles_makes_of_the_slices_what_the_rows_themselves_say(old: int, new: int) -> None:
-    source = world(old)
-    result = rescale(source, plan_restore(source, source.record.graph.at(new)))
+    # The handles are what the rows themselves say, and pass the rules of a planner.
+    cut = cut_handles(source.handles, result.slices)
     columns = [
         "operator",
         "state",
@@ -139,8 +129,9 @@ def test_cut_handles_makes_of_the_slices_what_the_rows_themselves_say(old: int, 
         "last_group",
         "rows_per_group",
     ]
-    cut = cut_handles(source.handles, result.slices)
-    assert cut.select(columns).equals(published(source, result).handles.select(columns))
+    assert cut.select(columns).equals(after.handles.select(columns))
+    ordered = sorted(after.record.states, key=lambda item: (item.operator, item.name))
+    assert list(checkpoint_refusals(after.record, ordered, read_handles(after.handles, ordered))) == []
 
 
 CHAINS = [(3, 5, 2), (3, 5, 2, 4), (1, 4, 3), (2, 5, 3, 1), (4, 3, 5, 2, 2), (5, 2, 4, 3), (3, 4, 4, 1)]
@@ -164,7 +155,7 @@ def channels_caught(parallelism: int) -> FakeCheckpoint:
 
 def cut_anew(source: FakeCheckpoint, parallelism: int) -> FakeCheckpoint:
     """A rescale as it is published: its handles go on naming the segments of its source."""
-    result = rescale(source, plan_restore(source, source.record.graph.at(per_operator={"a": parallelism})))
+    result = rescale(source, planned(source, {"a": parallelism}))
     record = replace(source.record, graph=result.graph, states=result.states, rescaled_from=result.rescaled_from)
     return FakeCheckpoint(record, cut_handles(source.handles, result.slices), (), source.segments)
 
@@ -198,10 +189,9 @@ def test_channels_keep_their_order_through_any_number_of_rescales(chain: tuple[i
         assert out_of_order(standing(after)) == []
         for name in ("r", "s", "h"):
             assert everything(standing(after), "a", name) == everything(standing(source), "a", name)
-        stays = plan_restore(after, after.record.graph.at())
-        assert deliver(after, stays.slices) == standing(after)
+        assert restored(after, {}) == standing(after)
         for new in range(1, 8):
-            delivered = deliver(after, plan_restore(after, after.record.graph.at(per_operator={"a": new})).slices)
+            delivered = restored(after, {"a": new})
             assert out_of_order(delivered) == []
             for name in ("r", "s", "h"):
                 assert everything(delivered, "a", name) == everything(standing(source), "a", name)
@@ -214,11 +204,8 @@ def test_fully_finished_stays_so_with_its_numbers_and_committables() -> None:
         [Part("sink", "x", 2, ("part",))],
         [edge("in", "sink")],
     )
-    after = dealt(source, None, sink=9, **{"in": 7})
-    assert [(operator.parallelism, operator.max_parallelism) for operator in after.record.graph.operators] == [
-        (2, 4),
-        (3, 5),
-    ]
+    after = rescaled(source, {"sink": 9, "in": 7})
+    assert [(item.parallelism, item.max_parallelism) for item in after.record.graph.operators] == [(2, 4), (3, 5)]
     assert after.record.graph.operators[1].finishing == SubtaskSet.of([1, 2])
     assert not after.record.graph.operators[1].pinned
     assert after.parts == (Part("sink", "x", 2, ("part",)),)
@@ -227,51 +214,40 @@ def test_fully_finished_stays_so_with_its_numbers_and_committables() -> None:
 
 def test_all_subtasks_run_afterwards_and_former_statuses_are_kept() -> None:
     source = checkpoint([op("a", 3, finished=[0], finishing=[2]), op("b", 2), op("c", 1, finished=[0])])
-    first = dealt(source, 5)
+    first = rescaled(source, 5)
     assert first.record.rescaled_from is not None
     assert first.record.rescaled_from.source == source.record.ref
     former = FormerStatus("a", 3, SubtaskSet.of([0]), SubtaskSet.of([2]))
     assert first.record.rescaled_from.operators == (former,)
-    assert [operator.status for operator in first.record.graph.operators] == [
-        Status.RUNNING,
-        Status.RUNNING,
-        Status.FULLY_FINISHED,
-    ]
-    second = dealt(first, 2)
+    statuses = [operator.status for operator in first.record.graph.operators]
+    assert statuses == [Status.RUNNING, Status.RUNNING, Status.FULLY_FINISHED]
+    second = rescaled(first, 2)
     assert second.record.rescaled_from is not None
     assert second.record.rescaled_from.source == first.record.ref
     assert second.record.rescaled_from.operators == (former,)
-    gone = plan_restore(second, JobGraph((op("b", 2, None),)))
+    gone = planned(second, graph(op("b", 2, None)))
     assert rescale(second, gone).rescaled_from.operators == ()
 
 
+def parts_of(source: FakeCheckpoint) -> list[tuple[object, ...]]:
+    return [(item.subtask, item.layer, item.rows) for item in source.parts]
+
+
 def test_a_subtask_with_nothing_gets_an_empty_handle_of_layer_0() -> None:
-    source = checkpoint(
-        [op("a", 1, 4)],
-        [state("a", "k", "keyed")],
-        [Part("a", "k", 0, ((0, "base"),)), Part("a", "k", 0, ((3, "delta"),), layer=1)],
-    )
-    assert [(part.subtask, part.layer, part.rows) for part in dealt(source, 2).parts] == [
-        (0, 0, ((0, "base"),)),
-        (1, 0, ()),
-        (1, 1, ((3, "delta"),)),
-    ]
+    source = one("keyed", op("a", 1, 4), part(0, (0, "base")), part(0, (3, "delta"), layer=1))
+    assert parts_of(rescaled(source, 2)) == [(0, 0, ((0, "base"),)), (1, 0, ()), (1, 1, ((3, "delta"),))]
 
 
 def test_a_coordinator_with_nothing_keeps_its_empty_handle() -> None:
-    source = checkpoint([op("a", 1, coordinator=True)], [state("a", "c", "coordinator")], [Part("a", "c", None)])
-    assert [(part.subtask, part.rows) for part in dealt(source, 3).parts] == [(None, ())]
+    source = one("coordinator", op("a", 1, coordinator=True), part(None))
+    assert parts_of(rescaled(source, 3)) == [(None, 0, ())]
 
 
 def test_union_and_progress_go_in_order_to_as_many_subtasks_as_there_are() -> None:
-    source = checkpoint([op("a", 4)], [state("a", "u", "union")], [Part("a", "u", n, (f"u{n}",)) for n in range(4)])
-    assert [(part.subtask, part.rows) for part in dealt(source, 2).parts] == [
-        (0, ("u0",)),
-        (0, ("u1",)),
-        (1, ("u2",)),
-        (1, ("u3",)),
-    ]
-    assert [part.subtask for part in dealt(source, 6).parts if part.rows] == [0, 1, 3, 4]
+    source = one("union", op("a", 4), *(part(n, f"u{n}") for n in range(4)))
+    wanted = [(0, 0, ("u0",)), (0, 0, ("u1",)), (1, 0, ("u2",)), (1, 0, ("u3",))]
+    assert parts_of(rescaled(source, 2)) == wanted
+    assert [item.subtask for item in rescaled(source, 6).parts if item.rows] == [0, 1, 3, 4]
 
 
 def test_states_without_a_place_are_left_out() -> None:
@@ -281,26 +257,16 @@ def test_states_without_a_place_are_left_out() -> None:
         [
             state("a", "f", "in_flight", on=loop),
             state("a", "c", "coordinator"),
-            state("a", "e", "even_split"),
-            state("a", "old", "even_split"),
+            *(state("a", name, "even_split") for name in ("e", "old")),
             state("gone", "e", "even_split"),
         ],
-        [
-            Part("a", "f", 0),
-            Part("a", "c", None),
-            Part("a", "e", 0),
-            Part("a", "old", 0, ("x",)),
-            Part("gone", "e", 0),
-        ],
+        [Part("a", "f", 0), Part("a", "c", None), Part("a", "e", 0), Part("a", "old", 0, ("x",)), Part("gone", "e", 0)],
         [loop],
     )
-    plan = plan_restore(source, JobGraph((op("a", 2, None),)), drop=["a/old"])
-    result = rescale(source, plan)
+    result = rescale(source, planned(source, graph(op("a", 2, None)), drop=["a/old"]))
     assert [item.name for item in result.states] == ["e"]
-    assert [(piece["state"], piece["subtask"], piece["rows"]) for piece in result.slices.to_pylist()] == [
-        ("e", 0, 0),
-        ("e", 1, 0),
-    ]
+    pieces = [(piece["state"], piece["subtask"], piece["rows"]) for piece in result.slices.to_pylist()]
+    assert pieces == [("e", 0, 0), ("e", 1, 0)]
 
 
 def test_a_plan_that_refuses_or_is_anothers_rescales_nothing() -> None:
@@ -311,11 +277,3 @@ def test_a_plan_that_refuses_or_is_anothers_rescales_nothing() -> None:
     other = checkpoint([op("a", 1, 4)], checkpoint_id=8)
     with pytest.raises(InvalidInput, match="plan is for checkpoint 8"):
         rescale(source, plan_restore(other, other.record.graph.at(1)))
-
-
-def test_the_rules_of_one_checkpoint_hold_after_a_rescale() -> None:
-    for old, new in SMALL:
-        after = dealt(world(old), new)
-        ordered = sorted(after.record.states, key=lambda item: (item.operator, item.name))
-        handles = read_handles(after.handles, ordered)
-        assert list(checkpoint_refusals(after.record, ordered, handles)) == []

@@ -25,7 +25,7 @@ from stateformat.reading import checkpoint, scan as reading
 from stateformat.record import codec
 from stateformat.rules import content as validation_content
 from stateformat.validation import validator as validation
-from tests.corruption import Bench, Case, Outcome, Stores, cases
+from tests.corruption.corruption import Bench, Case, Outcome, Stores, cases
 
 CASES_AT_A_TIME = 200
 STALL_SECONDS = 60

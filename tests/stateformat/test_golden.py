@@ -10,7 +10,7 @@ from golden.make_golden import rows_of
 
 import stateformat as sf
 
-GOLDEN = sorted(path.parent for path in (Path(__file__).parent / "golden").glob("v*/*/expected.json"))
+GOLDEN = sorted(path.parent for path in (Path(__file__).parent.parent / "golden").glob("v*/*/expected.json"))
 
 
 def test_there_are_golden_checkpoints_of_every_mode_kind_and_feature() -> None:

@@ -171,11 +171,7 @@ def _whole(store: sf.CheckpointStore) -> None:
     graph, names = _graph("abukrz"), list(_states())
     first = _job("j", graph, names).publish(store, None, properties={"é": "ü"})
     _job("j", graph, names, 2).publish(
-        store,
-        first,
-        finished={"a": range(2), "b": [0]},
-        finishing={"b": [1]},
-        deltas={("k", "v"): _delta()},
+        store, first, finished={"a": range(2), "b": [0]}, finishing={"b": [1]}, deltas={("k", "v"): _delta()}
     )
     rescale_newest(store, 3)
 

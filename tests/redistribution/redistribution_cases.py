@@ -1,8 +1,7 @@
-"""Checkpoints made of explicit rows, so that a test can see every single row move.
+"""Checkpoints made of explicit rows, so that a test sees every single row move.
 
-A row is any hashable value. A :class:`Part` is a handle with its rows written out: pairs (group, row) where the mode has
-groups. :func:`checkpoint` lays every part into a segment of its own, with foreign rows before and after it where the test
-asks for them, and gives what a planner needs: ``.record`` and ``.handles``. :func:`deliver` reads slices back, row by row.
+A row is any hashable value. A :class:`Part` is a handle with its rows: pairs (group, row) where the mode has groups.
+:func:`checkpoint` lays each part into a segment of its own, :func:`planned` plans a restore, :func:`deliver` reads its slices.
 """
 
 from __future__ import annotations
@@ -14,24 +13,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from stateformat import model
 from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner, SubtaskSet
-from stateformat.model import (
-    AttemptId,
-    CheckpointId,
-    CheckpointKind,
-    Field,
-    Handle,
-    JobId,
-    Kind,
-    ManifestRef,
-    Mode,
-    Record,
-    RescaledFrom,
-    SchemaVersion,
-    State,
-    Totals,
-)
-from stateformat.schema import MANIFEST_SCHEMA, PLANNING_COLUMNS
+from stateformat.manifest import handles_table
+from stateformat.model import Field, Handle, Kind, Mode, Record, RescaledFrom, State
+from stateformat.redistribution import RestorePlan, plan_restore
+from stateformat.schema import PLANNING_COLUMNS
 
 Row = Any
 FOREIGN = "a row of somebody else"
@@ -52,7 +39,7 @@ class Part:
 
 @dataclass(frozen=True)
 class FakeCheckpoint:
-    """What ``plan_restore`` reads, with the parts in manifest order and the segments as lists of rows."""
+    """What ``plan_restore`` reads; the parts in manifest order; the segments as lists of rows."""
 
     record: Record
     handles: pa.Table
@@ -86,7 +73,7 @@ def state(
         operator=OperatorId(operator),
         name=name,
         mode=Mode(mode),
-        schemas=(SchemaVersion(1, tuple(fields)),),
+        schemas=(model.SchemaVersion(1, tuple(fields)),),
         kind=Kind.VALUE if mode == "keyed" else None,
         key_columns=("k",) if keyed else (),
         edge=on.id if on else None,
@@ -94,8 +81,8 @@ def state(
     )
 
 
-def has_groups(mode: Mode) -> bool:
-    return mode in (Mode.KEYED, Mode.IN_FLIGHT)
+def graph(*operators: Operator, edges: Iterable[Edge] = ()) -> JobGraph:
+    return JobGraph(operators, tuple(edges))
 
 
 def checkpoint(
@@ -118,7 +105,7 @@ def checkpoint(
     settled = []
     for number, part in enumerate(ordered):
         declared = by_name[(OperatorId(part.operator), part.state)]
-        grouped = has_groups(declared.mode)
+        grouped = declared.mode in (Mode.KEYED, Mode.IN_FLIGHT)
         rows = tuple(sorted(part.rows, key=lambda row: row[0])) if grouped else part.rows
         settled.append(replace(part, rows=rows))
         path = f"segments/{number}"
@@ -127,18 +114,18 @@ def checkpoint(
             segments[path] = [*before, *rows, *after]
         handles.append(_handle(declared, part, rows, path, len(segments.get(path, ())), part.foreign_before))
     record = Record(
-        checkpoint_id=CheckpointId(checkpoint_id),
-        attempt_id=AttemptId(f"{checkpoint_id:032x}"),
-        kind=CheckpointKind.CHECKPOINT,
-        job_id=JobId("job"),
+        checkpoint_id=model.CheckpointId(checkpoint_id),
+        attempt_id=model.AttemptId(f"{checkpoint_id:032x}"),
+        kind=model.CheckpointKind.CHECKPOINT,
+        job_id=model.JobId("job"),
         graph=JobGraph(tuple(operators), tuple(edges)),
         states=states,
-        manifest=ManifestRef("manifests/m", 1, "0" * 32, 1),
-        totals=Totals(),
+        manifest=model.ManifestRef("manifests/m", 1, "0" * 32, 1),
+        totals=model.Totals(),
         created_at_us=0,
         rescaled_from=rescaled_from,
     )
-    return FakeCheckpoint(record, handles_table(handles), tuple(settled), segments)
+    return FakeCheckpoint(record, handles_table(handles).select(PLANNING_COLUMNS), tuple(settled), segments)
 
 
 def _handle(declared: State, part: Part, rows: Sequence[Row], path: str, segment_rows: int, row_start: int) -> Handle:
@@ -150,7 +137,7 @@ def _handle(declared: State, part: Part, rows: Sequence[Row], path: str, segment
     handle = empty._replace(
         path=path, row_start=row_start, rows=len(rows), segment_rows=segment_rows, size_bytes=segment_rows * 100
     )
-    if has_groups(declared.mode):
+    if declared.mode in (Mode.KEYED, Mode.IN_FLIGHT):
         counts = Counter(group for group, _ in rows)
         first, last = min(counts), max(counts)
         handle = handle._replace(
@@ -159,13 +146,31 @@ def _handle(declared: State, part: Part, rows: Sequence[Row], path: str, segment
     return handle
 
 
-def handles_table(handles: Sequence[Handle]) -> pa.Table:
-    columns = list(zip(*handles, strict=True)) or [()] * len(MANIFEST_SCHEMA)
-    table = pa.table(
-        [pa.array(column, item.type) for column, item in zip(columns, MANIFEST_SCHEMA, strict=True)],
-        schema=MANIFEST_SCHEMA,
-    )
-    return table.select(PLANNING_COLUMNS)
+def one(mode: str, operator: Operator, *parts: Part) -> FakeCheckpoint:
+    """A checkpoint of one operator ``a`` with one state ``s``."""
+    return checkpoint([operator], [state("a", "s", mode)], parts)
+
+
+def part(subtask: int | None, *rows: Row, **rest: Any) -> Part:
+    return Part("a", "s", subtask, rows, **rest)
+
+
+def planned(
+    source: FakeCheckpoint,
+    topology: JobGraph | int | dict[str, int],
+    *codes: str,
+    details: object = None,
+    **options: Any,
+) -> RestorePlan:
+    """Plan a restore, at another parallelism where ``topology`` is numbers; it is refused for these reasons alone."""
+    at = source.record.graph.at
+    if not isinstance(topology, JobGraph):
+        topology = at(topology) if isinstance(topology, int) else at(per_operator=topology)
+    plan = plan_restore(source, topology, **options)
+    assert [refusal.code.value for refusal in plan.refusals] == list(codes)
+    if details is not None:
+        assert plan.refusals[0].details == details
+    return plan
 
 
 Delivered = dict[tuple[str, str, int | None], list[Row]]
@@ -193,6 +198,11 @@ def deliver(source: FakeCheckpoint, slices: pa.Table) -> Delivered:
     return dict(found)
 
 
+def restored(source: FakeCheckpoint, topology: JobGraph | int | dict[str, int]) -> Delivered:
+    """What every new subtask reads; nothing is refused."""
+    return deliver(source, planned(source, topology).slices)
+
+
 def published(source: FakeCheckpoint, rescaled: Any) -> FakeCheckpoint:
     """The checkpoint that a rescale describes, made of the rows themselves, row by row."""
     paths = source.handles["path"].to_pylist()
@@ -209,6 +219,3 @@ def published(source: FakeCheckpoint, rescaled: Any) -> FakeCheckpoint:
         checkpoint_id=source.record.checkpoint_id + 1,
         rescaled_from=rescaled.rescaled_from,
     )
-
-
-__all__ = ["FakeCheckpoint", "Part", "checkpoint", "deliver", "edge", "op", "published", "state"]
