@@ -25,8 +25,7 @@ from stateformat.backends.spark.driver.epoch import EpochJob, checked
 from stateformat.backends.spark.options import SparkOptions
 from stateformat.backends.spark.protocol import EpochBroken, TaskReport
 from stateformat.backends.spark.runtime import SparkRuntime
-from stateformat.backends.spark.sources import SparkSource
-from stateformat.backends.spark.sources.offsets import Offsets, Position
+from stateformat.backends.spark.sources import Offsets, Position, SparkSource
 from stateformat.backends.spark.worker import level
 from stateformat.backends.spark.worker.task_cache import TaskCache
 from stateformat.store import CheckpointStore

@@ -21,7 +21,7 @@ from stateformat.backends.local import JobFailed, LocalRuntime, VirtualClock
 from stateformat.backends.runtime import Runtime
 from stateformat.backends.spark.driver import SparkRun
 from stateformat.backends.spark.driver.epoch import is_import_error, raised_in_python
-from stateformat.backends.spark.protocol.remote_errors import RemoteError
+from stateformat.backends.spark.protocol import RemoteError
 from stateformat.backends.spark.runtime import SparkRuntime
 from stateformat.errors import StorageError
 from tests.conformance import Gated, Out

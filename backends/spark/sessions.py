@@ -49,7 +49,7 @@ JOB: Final[Mapping[str, str]] = {
     # Rows may be megabytes: a batch for Python is bounded by bytes, never by the number of rows alone.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     "spark.sql.execution.arrow.maxBytesPerBatch": "64m",
-    # The columns of an exchange have the types of ``mail.ROWS``.
+    # The columns of an exchange have the types of ``frames.ROWS``.
     "spark.sql.execution.arrow.useLargeVarTypes": "false",
     # Our stages have as many partitions as they should; planning them again between stages only takes time.
     "spark.sql.adaptive.enabled": "false",
@@ -183,7 +183,6 @@ def _is_same_interpreter(one: str, other: str) -> bool:
 
 
 def _shadows(directory: Path) -> list[str]:
-    """Entries of a directory that would be imported in place of our packages."""
     ours = Path(stateformat.__file__).resolve().parents[1]
     if directory.resolve() == ours:
         return []

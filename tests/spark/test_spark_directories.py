@@ -15,8 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stateformat.backends.dataflow import NoSplit
-from stateformat.backends.spark.sources import Range, SparkSource
-from stateformat.backends.spark.sources.files import DirectoryFrames
+from stateformat.backends.spark.sources import DirectoryFrames, Range, SparkSource
 from stateformat.errors import ErrorKind, InvalidInput
 from tests.spark.spark_ranges import NOON_MS, ROWS, Folder, names, numbers, ranges, restored
 

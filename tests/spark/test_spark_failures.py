@@ -22,8 +22,7 @@ from stateformat.backends.spark.driver import SparkRun, epoch
 from stateformat.backends.spark.protocol import EpochBroken
 from stateformat.backends.spark.runtime import SparkRuntime
 from stateformat.backends.spark.sessions import check
-from stateformat.backends.spark.sources import SparkSource
-from stateformat.backends.spark.sources.offset_table import OffsetTable
+from stateformat.backends.spark.sources import OffsetTable, SparkSource
 from stateformat.errors import InvalidInput, PublishConflict
 from tests.spark.spark_failures import Place, every_segment_an_object, judge
 from tests.spark_in_process import Stand

@@ -19,9 +19,7 @@ import pytest
 
 from stateformat.backends.dataflow import EventTime, NoSplit, Split
 from stateformat.backends.dataflow.chain.source_reader import SourceReader
-from stateformat.backends.spark.sources import Range, RangeEnumerator, RowBuffer, SparkSource
-from stateformat.backends.spark.sources.offset_table import OffsetTable
-from stateformat.backends.spark.sources.offsets import Position
+from stateformat.backends.spark.sources import OffsetTable, Position, Range, RangeEnumerator, RowBuffer, SparkSource
 from stateformat.errors import CheckpointError, InvalidInput, InvalidState
 from tests.dataflow_fakes import Chunks, rows
 from tests.spark.spark_ranges import NOON_MS, ROWS, Folder, Numbers, names, numbers, only_n, ranges, restored

@@ -1,7 +1,6 @@
-"""The driver of a job on Spark: ``run``, ``epoch``, ``split_assignment``."""
+"""The driver of a job on Spark. Read ``run``, then ``epoch``; ``split_assignment`` says what sources read."""
 
 from __future__ import annotations
 
-from .run import SparkRun
-
-__all__ = ["SparkRun"]
+from . import epoch as epoch
+from .run import SparkRun as SparkRun

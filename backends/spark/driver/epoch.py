@@ -19,7 +19,7 @@ from stateformat.model import AttemptId, CheckpointId
 from ...dataflow import events as ev
 from ...dataflow.chain import FailsAgain
 from ...dataflow.graph import Vertex
-from ..protocol import DDL, Address, DataFrameInput, EpochBroken, Setup, Spec, TaskReport, compare
+from ..protocol import DataFrameInput, EpochBroken, Setup, Spec, TaskReport, frames
 from ..worker import Level
 
 if TYPE_CHECKING:
@@ -108,12 +108,11 @@ class EpochJob:
         for level in self.levels():
             if level.number:
                 frame = frame.repartitionById(self.slots, "target")
-            frame = frame.mapInArrow(level, DDL)
+            frame = frame.mapInArrow(level, frames.DDL)
         return frame.select("payload")
 
     @property
     def slots(self) -> int:
-        """How many tasks a level has at most."""
         return 1 + max(spec.task.subtask for spec in self.specs)
 
     def levels(self) -> Iterator[Level]:
@@ -153,8 +152,8 @@ def checked(reports: Iterable[Any], tasks: Sequence[ev.TaskId]) -> dict[ev.TaskI
     missing = [task for task in tasks if task not in by_task]
     if missing:
         raise EpochBroken(f"{len(missing)} tasks have not reported, {missing[0]} first")
-    senders: list[tuple[Address, Any]] = [*by_task.items(), *of_inputs.items()]
-    compare(
+    senders: list[tuple[frames.Address, Any]] = [*by_task.items(), *of_inputs.items()]
+    frames.compare(
         {name: (report.token, report.sent) for name, report in senders},
         {task: report.consumed for task, report in by_task.items()},
     )
@@ -191,7 +190,6 @@ _PASSING: Final = (
     *("MemoryError", "EOFError", "OSError", "TimeoutError", "BrokenPipeError", "ConnectionError"),
     *("ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError"),
 )
-"""What code that runs in a worker may raise by bad luck."""
 
 
 def raised_in_python(error: Exception) -> str | None:

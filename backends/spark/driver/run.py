@@ -59,8 +59,8 @@ from ..protocol import (
     is_work,
     read_task,
     restore_points,
+    unpack_error,
 )
-from ..protocol.remote_errors import unpack
 from .epoch import EpochJob, first_line, levels_of
 from .split_assignment import SPLITS_AHEAD_MAX, SplitAssigner
 
@@ -272,7 +272,7 @@ class SparkRun(Run):
         """Apply the reports of an epoch and put what they say into the driver's inbox, in order of levels."""
         for report in reports.values():
             for reason, packed in report.errors:
-                self._driver.note(reason, unpack(packed))
+                self._driver.note(reason, unpack_error(packed))
         failure = next((report.failure for report in reports.values() if report.failure is not None), None)
         if failure is not None:
             self._driver.inbox.append(failure)
@@ -391,7 +391,6 @@ class SparkRun(Run):
                 self.mail(sender_of(self.job, channel), ev.DataProcessed(channel))
 
     def mail(self, task: ev.TaskId, mail: Mail) -> None:
-        """Send mail to a task: it is the first thing in the next epoch."""
         receiver = self._tasks.get(task)
         if receiver is None:
             return
@@ -405,18 +404,16 @@ class SparkRun(Run):
         raise AssertionError(f"barrier {barrier.number} overtakes")
 
     def drop_in_flight(self) -> None:
-        """Nothing is logged between epochs."""
+        pass
 
     # What users and tests ask --------------------------------------------------------------------------------------------
 
     @property
     def rows_read(self) -> int:
-        """Rows that sources have read in this run."""
         return self._rows_read
 
     @property
     def late_rows(self) -> int:
-        """Rows that were dropped as late since the job began."""
         return self._driver.late_rows_before + self._late_rows
 
     def close(self) -> None:
@@ -430,11 +427,9 @@ class SparkRun(Run):
                 logger.warning("The job's broadcast variable could not be destroyed: %s", first_line(error))
 
     def has_progress(self, told_us: int) -> bool:  # noqa: ARG002 - each epoch is told, once
-        """Whether an epoch has ended since progress was told."""
         return self._version > self._told
 
     def progress(self) -> EpochProgress:
-        """How far it has come, and what the last epoch has cost."""
         self._told = self._version
         running = self._running
         times = {task.core.id: task.core.watermark for task in running}
@@ -443,7 +438,6 @@ class SparkRun(Run):
 
 
 def _sums(reports: Iterable[TaskReport]) -> dict[str, int]:
-    """The numbers in the reports of an epoch, in sum (``EpochProgress``)."""
     found: Counter[str] = Counter(rows_epoch=0, sent_bytes=0, written_bytes=0, kept=0, caught_up=0, restored=0)
     for report in reports:
         sizes = {handle.path: handle.size_bytes for snapshot in report.snapshots for handle in snapshot.handles}

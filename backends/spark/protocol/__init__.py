@@ -1,36 +1,19 @@
-"""What goes between driver and workers: ``frames``, ``messages``, ``restore_point``, ``dataframe_input``."""
+"""What goes between driver and workers. Read ``messages`` first: what a task gets and reports.
+
+``restore_point`` and ``driver_task`` are what the driver knows of a task between epochs; ``frames``
+go between tasks, and ``dataframe_input`` makes them of a DataFrame's rows.
+"""
 
 from __future__ import annotations
 
-from . import frames
-from .dataframe_input import DataFrameInput, InputEncoder, input_channel
-from .driver_task import ENDED, DriverTask, is_for_core, is_work
-from .frames import DDL, ROWS, Address, EpochBroken, compare, join_small
-from .messages import EpochLink, Setup, Spec, TaskReport
-from .remote_errors import pack
-from .restore_point import RestorePoint, read_task, restore_points
-
-__all__ = [
-    "DDL",
-    "ENDED",
-    "ROWS",
-    "Address",
-    "DataFrameInput",
-    "DriverTask",
-    "EpochBroken",
-    "EpochLink",
-    "InputEncoder",
-    "RestorePoint",
-    "Setup",
-    "Spec",
-    "TaskReport",
-    "compare",
-    "frames",
-    "input_channel",
-    "is_for_core",
-    "is_work",
-    "join_small",
-    "pack",
-    "read_task",
-    "restore_points",
-]
+from . import frames as frames
+from .dataframe_input import (
+    DataFrameInput as DataFrameInput,
+    InputEncoder as InputEncoder,
+    input_channel as input_channel,
+)
+from .driver_task import ENDED as ENDED, DriverTask as DriverTask, is_for_core as is_for_core, is_work as is_work
+from .frames import EpochBroken as EpochBroken
+from .messages import EpochLink as EpochLink, Setup as Setup, Spec as Spec, TaskReport as TaskReport
+from .remote_errors import RemoteError as RemoteError, pack_error as pack_error, unpack_error as unpack_error
+from .restore_point import RestorePoint as RestorePoint, read_task as read_task, restore_points as restore_points

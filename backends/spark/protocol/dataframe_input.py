@@ -20,7 +20,7 @@ from stateformat.errors import CheckpointError
 from ...dataflow import events as ev
 from ...dataflow.chain import OperatorError
 from ..sources import Range, to_arrow
-from . import frames as mail
+from . import frames
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -46,12 +46,11 @@ class InputEncoder:
     uid: str
     parallelism: int
     event_time: str | None
-    """The column of event time."""
     schema: pa.Schema
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """From batches in the columns of ``schema``, whatever their names, to rows of ``mail.ROWS``."""
-        return mail.join_small(self._rows(batches))
+        """From batches in the columns of ``schema``, whatever their names, to rows of ``frames.ROWS``."""
+        return frames.join_small(self._rows(batches))
 
     def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -60,7 +59,7 @@ class InputEncoder:
         assert context is not None
         partition = context.partitionId()
         name, token = f"{self.uid}, partition {partition}", os.urandom(16)
-        outbox = mail.Outbox(name, token)
+        outbox = frames.Outbox(name, token)
         newest_us: int | None = None
         filled = (batch.rename_columns(self.schema.names) for batch in batches if batch.num_rows)
         for turn, batch in enumerate(filled, start=partition):
@@ -77,9 +76,9 @@ class InputEncoder:
                 self._put(outbox, subtask, ev.Watermark(newest_us))
         yield from outbox.flush()
         report = InputReport(name, token, dict(outbox.sent))
-        yield mail.row(partition % self.parallelism, mail.REPORT, pickle.dumps(report, protocol=5))
+        yield frames.row(partition % self.parallelism, frames.REPORT, pickle.dumps(report, protocol=5))
 
-    def _put(self, outbox: mail.Outbox, subtask: int, element: ev.Element) -> None:
+    def _put(self, outbox: frames.Outbox, subtask: int, element: ev.Element) -> None:
         outbox.put(ev.TaskId(self.uid, subtask), 0, input_channel(self.uid, subtask), element)
 
 
@@ -91,7 +90,7 @@ class DataFrameInput:
     encoder: InputEncoder
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """The frames of its rows (``mail.ROWS``), built anew for each try.
+        """The frames of its rows (``frames.ROWS``), built anew for each try.
 
         Raises ``OperatorError`` for what the user's code raises; errors of Spark stay as they are.
         """
@@ -106,4 +105,4 @@ class DataFrameInput:
             raise OperatorError.of(error, operator=self.encoder.uid, subtask=None, hook="the range") from error
         # PySpark looks columns up by unquoted names: a dot in one would mean a field.
         numbered = rows.toDF(*(f"c{number}" for number in range(len(rows.columns))))
-        return numbered.mapInArrow(self.encoder, mail.DDL)
+        return numbered.mapInArrow(self.encoder, frames.DDL)

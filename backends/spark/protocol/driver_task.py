@@ -30,7 +30,6 @@ class DriverTask:
     number: int = 0
     """The last barrier that it took."""
     gone: bool = False
-    """Whether it has left the job."""
     no_more_splits: bool = False
     wants_split: bool = True
     was_deferred: bool = False
@@ -40,12 +39,10 @@ class DriverTask:
 
     @property
     def core(self) -> Task:
-        """Its state machine."""
         return self.wired.core
 
     @property
     def may_read(self) -> bool:
-        """Whether it is a source that reads in the next epoch."""
         return self.core.may_read or (self.core.is_source and not self.started)
 
     @property

@@ -27,7 +27,6 @@ from stateformat.tables import rebatch
 from ...dataflow import events as ev
 
 ROWS: Final = pa.schema([("target", pa.int32()), ("level", pa.int32()), ("payload", pa.binary())])
-"""The columns of every exchange."""
 DDL: Final = "target int, level int, payload binary"
 REPORT: Final = 2**30
 """The level of reports: only the driver reads them."""
@@ -112,7 +111,6 @@ class Outbox:
 
     def __init__(self, sender: Address, token: bytes) -> None:
         self.sent: dict[ev.TaskId, int] = defaultdict(int)
-        """By receiver, how many frames."""
         self.sent_bytes = 0
         self._sender = sender
         self._token = token
@@ -136,11 +134,9 @@ class Outbox:
 
     @property
     def is_large(self) -> bool:
-        """Whether it is time to :meth:`flush`."""
         return self._size >= _FLUSH_BYTES
 
     def flush(self) -> Iterator[pa.RecordBatch]:
-        """Everything that waits, as rows."""
         waiting, self._waiting, self._size = self._waiting, defaultdict(list), 0
         for (receiver, level), elements_of_receiver in waiting.items():
             for entries, batches in _frames(elements_of_receiver):
@@ -153,7 +149,6 @@ class Outbox:
 
 
 def _frames(waiting: _Waiting) -> Iterator[tuple[Entries, list[pa.RecordBatch]]]:
-    """What waits for one receiver, cut into frames."""
     entries: list[tuple[ev.Channel, ev.Element | int]] = []
     batches: list[pa.RecordBatch] = []
     size = 0

@@ -17,8 +17,8 @@ from ...dataflow import events as ev
 from ...dataflow.chain import ReportedProgress
 from ...dataflow.graph import Job
 from ...runtime import Mail, Queue, Worker
-from .frames import REPORT, Address, row
-from .remote_errors import pack
+from . import frames
+from .remote_errors import pack_error
 from .restore_point import RestorePoint
 
 ChannelsByEdge = Mapping[str, tuple[ev.Channel, ...]]
@@ -31,7 +31,6 @@ class Setup:
     run: str
     job: Job
     context: WriteContext
-    """Of the first epoch."""
     levels: Mapping[str, int]
     last_level: int
     inputs: Mapping[ev.TaskId, ChannelsByEdge]
@@ -58,12 +57,10 @@ class Setup:
             raise
 
     def level_of(self, channel: ev.Channel) -> int:
-        """At which level a channel is read."""
         edge = self.job.graph.by_edge[channel.edge]
         return self.last_level if edge.feedback else self.levels[self.job.vertex_of(edge.target).id]
 
     def queues(self, task: ev.TaskId) -> dict[ev.Channel, Queue]:
-        """The receiving ends of the channels of a task."""
         channels = (channel for of_edge in self.inputs[task].values() for channel in of_edge)
         return {channel: Queue(channel, capacity=None) for channel in channels}
 
@@ -94,7 +91,6 @@ class Spec:
     """Of another source: how many rows it reads at most; then, how long."""
     read_us: int | None
     gone: frozenset[ev.TaskId]
-    """Tasks that have left the job."""
 
 
 @dataclass
@@ -111,11 +107,10 @@ class TaskReport:
     checkpoint_id: int = 0
     snapshots: tuple[Snapshot, ...] = ()
     replays: bool = False
-    """Whether the snapshots have records that were fed back."""
     ended: bool = False
     events: list[ev.CoordinatorEvent] = field(default_factory=list)
     errors: list[tuple[str, bytes]] = field(default_factory=list)
-    """By the sentences in ``events``, the exceptions behind them (``remote_errors.pack``)."""
+    """By the sentences in ``events``, the exceptions behind them (``pack_error``)."""
     messages: list[tuple[str, bytes | None, int]] = field(default_factory=list)
     """To operators' coordinators: the uid, the message (None: a marker), the sender's last barrier."""
     lost: set[str] = field(default_factory=set)
@@ -129,11 +124,9 @@ class TaskReport:
     reported: dict[str, ReportedProgress] = field(default_factory=dict)
     """By uid, the progress of its inputs."""
     pickled: dict[str, bytes] = field(default_factory=dict)
-    """By uid, the operators that go on as they are (``travelling.py``)."""
+    """By uid, the operators that go on as they are (``operator_pickling``)."""
     sent: dict[ev.TaskId, int] = field(default_factory=dict)
-    """By receiver, how many frames."""
-    consumed: dict[Address, tuple[bytes, int]] = field(default_factory=dict)
-    """By sender, the token of its attempt and how many frames."""
+    consumed: dict[frames.Address, tuple[bytes, int]] = field(default_factory=dict)
     rows_read: int = 0
     late_rows: int = 0
     sent_bytes: int = 0
@@ -141,12 +134,10 @@ class TaskReport:
     """How it got its chain: ``kept``, ``caught_up``, ``restored``; empty if it needs none."""
 
     def rows(self) -> pa.RecordBatch:
-        """As the row of an exchange."""
-        return row(self.task.subtask, REPORT, pickle.dumps(self, protocol=5))
+        return frames.row(self.task.subtask, frames.REPORT, pickle.dumps(self, protocol=5))
 
     @property
     def failure(self) -> ev.TaskFailed | None:
-        """Why the task failed; None if it did not."""
         return next((event for event in self.events if isinstance(event, ev.TaskFailed)), None)
 
 
@@ -158,19 +149,15 @@ class EpochLink:
         self._context = context
 
     def tell(self, event: ev.CoordinatorEvent) -> None:
-        """To the coordinator."""
         self.report.events.append(event)
 
     def note(self, reason: str, error: Exception) -> None:
-        """To the driver, pickled."""
-        self.report.errors.append((reason, pack(error)))
+        self.report.errors.append((reason, pack_error(error)))
 
     def message(self, uid: str, subtask: int, message: bytes | None, snapshot_taken: int) -> None:  # noqa: ARG002
-        """To an operator's coordinator."""
         self.report.messages.append((uid, message, snapshot_taken))
 
     def lost(self, uid: str, subtask: int) -> None:  # noqa: ARG002 - the report's
-        """To the driver."""
         self.report.lost.add(uid)
 
     def request_split(self, task: ev.TaskId) -> None:  # noqa: ARG002 - the report's
@@ -178,11 +165,9 @@ class EpochLink:
         self.report.wants_split = True
 
     def context(self, number: int) -> WriteContext:  # noqa: ARG002 - an epoch has one
-        """What writers need."""
         return self._context
 
     def add(self, number: int, snapshots: Sequence[Snapshot]) -> None:
-        """Take the whole snapshot of a barrier."""
         self.report.snapshots = tuple(snapshots)
         self.report.barrier, self.report.checkpoint_id = number, int(self._context.checkpoint_id)
 
@@ -191,7 +176,6 @@ class EpochLink:
         return False
 
     def confirm(self, channel: ev.Channel) -> None:
-        """To the sender of a channel."""
         self.report.confirmed.append(channel)
 
     def current_form(self, barrier: ev.Barrier) -> ev.Barrier:
@@ -207,7 +191,6 @@ class EpochLink:
         raise AssertionError(f"{batch.num_rows} records are logged on {channel}")
 
     def ended(self, task: ev.TaskId) -> None:
-        """To the coordinator, and to the senders of the task."""
         self.report.ended = True
         self.report.events.append(ev.TaskEnded(task))
 
@@ -215,5 +198,4 @@ class EpochLink:
         """Nothing: no worker sleeps in an epoch."""
 
     def now_us(self) -> int:
-        """The clock of this machine."""
         return time.time_ns() // 1000

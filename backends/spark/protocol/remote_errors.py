@@ -13,7 +13,7 @@ class RemoteError(Exception):
     """Stands for an exception of a worker that cannot be pickled. Its message names that one's type."""
 
 
-def pack(error: BaseException) -> bytes:
+def pack_error(error: BaseException) -> bytes:
     """An error, its causes and its trace as bytes. An exception that cannot be pickled becomes text."""
     trace = "".join(traceback.format_exception(error))
     return pickle.dumps(([_pickle(each) for each in chain_of(error)], trace), protocol=5)
@@ -29,7 +29,7 @@ def _pickle(error: BaseException) -> tuple[bytes | None, str]:
     return data, text
 
 
-def unpack(data: bytes) -> BaseException:
+def unpack_error(data: bytes) -> BaseException:
     """The error that was packed, with its causes; the innermost has the worker's trace as a note."""
     pickled, trace = pickle.loads(data)  # noqa: S301 - from our own workers
     found = [_unpickle(*each) for each in pickled]

@@ -40,7 +40,7 @@ class RestorePoint:
     replays: bool = False
     """Whether the snapshot has in-flight records, which the task processes first."""
     pickled: Mapping[str, bytes] = field(default_factory=dict)
-    """By uid, the operators that go on as they were (``travelling.py``)."""
+    """By uid, the operators that go on as they were (``operator_pickling``)."""
 
     def layers(self, uid: str) -> Mapping[str, Sequence[Layer]]:
         """The layers of the keyed states of an operator, lowest first."""

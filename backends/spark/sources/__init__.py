@@ -1,22 +1,13 @@
-"""DataFrames as sources: ``source``, ``offsets``, ``offset_table``, ``files``."""
+"""DataFrames as sources. Read ``offsets`` first, then ``source``; then ``files`` and ``offset_table``.
+
+``arrow`` checks columns and ``row_buffer`` leads rows to readers.
+"""
 
 from __future__ import annotations
 
-from .arrow import to_arrow
-from .files import DirectoryFrames
-from .offset_table import OffsetTable
-from .offsets import Offsets, Position
-from .row_buffer import RowBuffer
-from .source import Range, RangeEnumerator, SparkSource
-
-__all__ = [
-    "DirectoryFrames",
-    "OffsetTable",
-    "Offsets",
-    "Position",
-    "Range",
-    "RangeEnumerator",
-    "RowBuffer",
-    "SparkSource",
-    "to_arrow",
-]
+from .arrow import arrow_schema_of as arrow_schema_of, to_arrow as to_arrow
+from .files import DirectoryFrames as DirectoryFrames
+from .offset_table import OffsetTable as OffsetTable
+from .offsets import Offsets as Offsets, Position as Position
+from .row_buffer import RowBuffer as RowBuffer
+from .source import Range as Range, RangeEnumerator as RangeEnumerator, SparkSource as SparkSource

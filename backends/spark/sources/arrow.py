@@ -53,7 +53,6 @@ def arrow_schema_of(what: str, columns: StructType) -> pa.Schema:
 
 
 def _types_in(kind: DataType) -> Iterator[DataType]:
-    """A type of Spark, and those that it is made of."""
     from pyspark.sql.types import ArrayType, MapType, StructType
 
     yield kind

@@ -179,7 +179,6 @@ class DirectoryFrames(Offsets):
         return stop
 
     def _taken(self, paths: Iterable[str], files: _Files) -> list[str]:
-        """The first of these paths, as many as an epoch takes."""
         taken: list[str] = []
         size_bytes = 0
         for path in paths:
@@ -270,7 +269,6 @@ class DirectoryFrames(Offsets):
         return self._reader(spark).schema(self._schema(spark)).load(self._addresses(spark, files))
 
     def rows_estimate(self, start: Position, stop: Position) -> int | None:
-        """None; 0 if there is no file between."""
         return None if self._between(start, stop) else 0
 
     def _between(self, start: Position, stop: Position) -> _Files:
@@ -305,7 +303,6 @@ class DirectoryFrames(Offsets):
         return self._root
 
     def _local(self, spark: SparkSession) -> str | None:
-        """The directory's path, if it is on a local disk."""
         address = self._address(spark)
         return address.removeprefix("file:") if urlsplit(address).scheme == "file" else None
 
@@ -335,7 +332,6 @@ class DirectoryFrames(Offsets):
         return not any(_is_hidden(part) for part in (*folders, name)) and not name.endswith("._COPYING_")
 
     def _stats(self, spark: SparkSession, files: Iterable[str]) -> _Files:
-        """Size and time of those of the files that are there."""
         local = self._local(spark)
         if local is not None:
             return {path: stat for path in files if (stat := _stat(f"{local}/{path}")) is not None}
@@ -351,7 +347,6 @@ class DirectoryFrames(Offsets):
         return bool(path.getFileSystem(spark._jsc.hadoopConfiguration()).exists(path))
 
     def _listed(self, spark: SparkSession) -> _Files:
-        """What Spark lists in the directory."""
         from pyspark.errors import AnalysisException
 
         reader = spark.read.format("binaryFile").options(**_EXACT)

@@ -40,7 +40,6 @@ class OffsetKind(NamedTuple):
     """Back to the value. Foldable, so that filters reach the files."""
     given: Callable[[Any], int | str]
     steps: bool = True
-    """Whether offsets can be counted in."""
     order: Callable[[Any], Any] = lambda kept: kept
     """A key that sorts what is kept in Spark's order."""
 
@@ -108,7 +107,6 @@ class OffsetTable(Offsets):
         return f"the table of offset {self._offset!r}"
 
     def sample(self, spark: SparkSession) -> DataFrame:
-        """The table."""
         return self._read(spark)
 
     def first(self, spark: SparkSession) -> Position:
@@ -140,7 +138,6 @@ class OffsetTable(Offsets):
         return position
 
     def ended(self, position: Position) -> bool:
-        """Whether the end has been read."""
         return "until" in position and position.get("read") == position["until"]
 
     def latest(self, spark: SparkSession, position: Position) -> Position:
@@ -167,7 +164,6 @@ class OffsetTable(Offsets):
         return {**position, "read": high}
 
     def frame(self, spark: SparkSession, start: Position, stop: Position) -> DataFrame:
-        """The rows behind ``start`` up to ``stop``."""
         rows, kind = self._rows(spark)
         column = self._column(rows)
         return rows.where(self._behind(kind, column, start) & (column <= kind.literal(stop["read"])))

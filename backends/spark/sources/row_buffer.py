@@ -30,7 +30,6 @@ class RowBuffer:
         self._newest_us: int | None = None
         self._closed = False
         self.is_read = False
-        """Whether its reader has come to the end."""
         _OPEN[self.split.payload] = self
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -45,7 +44,6 @@ class RowBuffer:
         self._newest_us = newest_us if self._newest_us is None else max(self._newest_us, newest_us)
 
     def close(self) -> None:
-        """End the split behind what has been added."""
         self._closed = True
 
     def chunks(self) -> Iterator[Chunk]:
@@ -61,7 +59,6 @@ class RowBuffer:
 
     @property
     def has_rows(self) -> bool:
-        """Whether rows wait to be read."""
         return bool(self._batches)
 
 

@@ -1,10 +1,10 @@
 """Sources whose rows are DataFrames: read by Spark, transformed by Spark SQL, epoch by epoch.
 
-In the driver a :class:`RangeEnumerator` keeps the *position* (``offsets.py``). It gives out the next
+In the driver a :class:`RangeEnumerator` keeps the *position* (``offsets``). It gives out the next
 :class:`Range` before an epoch begins, which moves the position, so the checkpoint that ends the
 epoch has the position behind the range. In the JVM the range is read and transformed, and beside it
-Python makes frames of the rows (``feeds.py``). In the workers they come to the source's subtasks as
-the one split of the epoch (``mailbox.py``).
+Python makes frames of the rows (``protocol.dataframe_input``). In the workers they come to the source's subtasks as
+the one split of the epoch (``row_buffer``).
 
 A pickled :class:`SparkSource` has its schema only: nothing of Spark, no function, no position.
 """
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Transform = Callable[["DataFrame"], "DataFrame"]
-"""Spark SQL on the rows of an epoch."""
 
 
 class Range(NamedTuple):
@@ -116,7 +115,6 @@ class SparkSource(Source):
 
     @property
     def schema(self) -> pa.Schema:
-        """As declared, or as found."""
         return self._schema
 
     def enumerator(self) -> RangeEnumerator:
@@ -124,7 +122,6 @@ class SparkSource(Source):
         return RangeEnumerator(copy(self._offsets), self._conforming)
 
     def read(self, split: Split, context: ReaderContext) -> Iterator[Chunk]:  # noqa: ARG002 - no clock is needed
-        """The rows in the buffer of the split."""
         return chunks_of(split)
 
     def _conforming(self, rows: DataFrame) -> DataFrame:
@@ -204,7 +201,6 @@ class RangeEnumerator(SplitEnumerator):
         return NoSplit.NEVER if self._over else NoSplit.LATER
 
     def snapshot(self) -> pa.Table:
-        """The position; no rows if reading has not begun."""
         if self._position is None:
             return self.columns.empty_table()
         values = list(self._position.values())
@@ -214,7 +210,6 @@ class RangeEnumerator(SplitEnumerator):
         return pa.table(columns, schema=self.columns)
 
     def restore(self, rows: pa.Table) -> None:
-        """Take the position back."""
         names, numbers, texts = (rows[name].to_pylist() for name in self.columns.names)
         found = {name: (number, text) for name, number, text in zip(names, numbers, texts, strict=True)}
         self._over = False

@@ -1,7 +1,8 @@
-"""What runs in the Python workers of Spark: ``level``, ``task_run``, ``loop_end``, ``task_cache``."""
+"""What runs in the Python workers of Spark. Read ``level``, ``task_run``, ``loop_end``.
+
+``task_cache`` and ``operator_pickling`` keep operators from one epoch to the next.
+"""
 
 from __future__ import annotations
 
-from .level import Level
-
-__all__ = ["Level"]
+from .level import Level as Level

@@ -18,8 +18,7 @@ from stateformat.model import AttemptId, CheckpointId
 
 from ...dataflow import events as ev
 from ...dataflow.chain import FailsAgain
-from ..protocol import ROWS, EpochBroken, Setup, Spec, TaskReport, join_small, pack
-from ..protocol.frames import unpack
+from ..protocol import EpochBroken, Setup, Spec, TaskReport, frames, pack_error
 from .loop_end import LoopEnd
 from .task_cache import WORKER_CACHE
 from .task_run import TaskRun
@@ -68,8 +67,8 @@ class Level:
     attempt_id: AttemptId
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Rows in, rows out (``mail.ROWS``). Raises ``EpochBroken``, upon which Spark tries again."""
-        return join_small(self._rows(batches))
+        """Rows in, rows out (``frames.ROWS``). Raises ``EpochBroken``, upon which Spark tries again."""
+        return frames.join_small(self._rows(batches))
 
     def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -78,15 +77,15 @@ class Level:
         assert context is not None
         slot = context.partitionId()
         specs: list[Spec] = pickle.loads(self.specs[slot]) if slot in self.specs else []  # noqa: S301 - from our driver
-        frames = (batch for batch in batches if batch.schema.names == ROWS.names and batch.num_rows)
+        received = (batch for batch in batches if batch.schema.names == frames.ROWS.names and batch.num_rows)
         try:
             setup = _setup_of(self.run, lambda: self.setup.value, self.live)
         except FailsAgain as error:
             # ReportedProgress, not raised: Spark would try again, as often as it may.
             for spec in specs:
                 events: list[ev.CoordinatorEvent] = [ev.TaskFailed(None, str(error))]
-                yield TaskReport(spec.task, events=events, errors=[(str(error), pack(error))]).rows()
-            for batch in frames:
+                yield TaskReport(spec.task, events=events, errors=[(str(error), pack_error(error))]).rows()
+            for batch in received:
                 yield from self._of_others(batch)
             return
         writing = replace(setup.context, checkpoint_id=self.checkpoint_id, attempt_id=self.attempt_id)
@@ -95,10 +94,10 @@ class Level:
             yield from task.begin()
         heads = {task: LoopEnd(setup, task, writing) for task in self.heads.get(slot, ())}
         receivers: dict[ev.TaskId, TaskRun | LoopEnd] = {**tasks, **heads}
-        for batch in frames:
+        for batch in received:
             yield from self._of_others(batch)
             for payload in batch.column("payload").filter(pc.equal(batch.column("level"), self.number)):
-                header, rest = unpack(payload.as_buffer())
+                header, rest = frames.unpack(payload.as_buffer())
                 receiver = receivers.get(header.receiver)
                 if receiver is None:
                     raise EpochBroken(
@@ -109,7 +108,6 @@ class Level:
             yield from receiver.finish()
 
     def _of_others(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The rows that other levels read, and reports."""
         rows = batch.filter(pc.not_equal(batch.column("level"), self.number))
         if rows.num_rows:
             yield rows

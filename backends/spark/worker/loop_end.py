@@ -19,7 +19,7 @@ from ...dataflow import events as ev
 from ...dataflow.chain import OpenSnapshot
 from ...dataflow.task import Task
 from ...runtime import Worker
-from ..protocol import EpochLink, Setup, TaskReport, frames as mail
+from ..protocol import EpochLink, Setup, TaskReport, frames
 
 _ITSELF = -1
 """The number of the frame that is a head."""
@@ -34,10 +34,9 @@ class Suspended(NamedTuple):
     """Whether a barrier that writes has asked for the snapshot."""
 
     def rows(self, level: int) -> pa.RecordBatch:
-        """As a frame to itself."""
         task = self.report.task
-        header = mail.Header(task, task, self.report.token, _ITSELF, ())
-        return mail.row(task.subtask, level, mail.pack(header, ()) + pickle.dumps(self, protocol=5))
+        header = frames.Header(task, task, self.report.token, _ITSELF, ())
+        return frames.row(task.subtask, level, frames.pack(header, ()) + pickle.dumps(self, protocol=5))
 
 
 class _NextEpoch:
@@ -63,18 +62,18 @@ class LoopEnd:
         self._setup = setup
         self._task = task
         self._context = context
-        self._inbox = mail.Inbox(task)
-        self._frames: list[tuple[mail.Header, pa.Buffer]] = []
+        self._inbox = frames.Inbox(task)
+        self._frames: list[tuple[frames.Header, pa.Buffer]] = []
         self._head: Suspended | None = None
 
-    def receive(self, header: mail.Header, rest: pa.Buffer) -> Iterator[pa.RecordBatch]:
+    def receive(self, header: frames.Header, rest: pa.Buffer) -> Iterator[pa.RecordBatch]:
         """Take a frame in, also the one that is the head. Sends nothing before the end."""
         if header.number != _ITSELF:
             self._frames += self._inbox.take(header, rest)
         elif self._head is None:
             self._head = pickle.loads(rest)  # noqa: S301 - from a worker of ours
         else:
-            raise mail.EpochBroken(f"{self._task} came to the last level twice")
+            raise frames.EpochBroken(f"{self._task} came to the last level twice")
         yield from ()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
@@ -101,7 +100,7 @@ class LoopEnd:
         own = None if is_own else snapshot
         try:
             for header, rest in self._frames:
-                for channel, element in () if report.ended else mail.elements(header, rest, self._setup.job.schemas):
+                for channel, element in () if report.ended else frames.elements(header, rest, self._setup.job.schemas):
                     known = len(later.batches)
                     worker.deliver(ev.Received(channel, element))
                     if own is not None:
@@ -117,7 +116,7 @@ class LoopEnd:
         for sender, (token, count) in self._inbox.consumed.items():
             before = report.consumed.get(sender, (token, 0))
             if before[0] != token:
-                raise mail.EpochBroken(f"{self._task} got frames of two attempts of {sender}")
+                raise frames.EpochBroken(f"{self._task} got frames of two attempts of {sender}")
             report.consumed[sender] = (token, before[1] + count)
         report.core = pickle.dumps(core, protocol=5)
         yield report.rows()

@@ -24,7 +24,6 @@ from ...state import SubtaskStates
 logger = logging.getLogger(__name__)
 
 Key = tuple[str, ev.TaskId]
-"""A run and one of its tasks."""
 
 
 @dataclass
@@ -32,7 +31,6 @@ class CachedTask:
     """A task as one report left it."""
 
     token: bytes
-    """That of the report."""
     version: int
     chain: OperatorChain | None
     """None: its states lie in ``directory``."""
@@ -50,7 +48,6 @@ class CachedTask:
         return empty
 
     def release(self) -> None:
-        """Close the chain and remove the files. What closing raises is logged."""
         if self.chain is not None:
             try:
                 self.chain.close()
@@ -109,7 +106,6 @@ class TaskCache:
         cached.directory = directory
 
     def drop_others(self, runs: Collection[str]) -> None:
-        """Release the tasks of all runs but these."""
         for key in [key for key in self._tasks if key[0] not in runs]:
             self._tasks.pop(key).release()
 
@@ -121,4 +117,3 @@ def local_directory() -> str | None:
 
 
 WORKER_CACHE: Final = TaskCache()
-"""That of this process."""

@@ -5,7 +5,7 @@ same ``Worker`` as in every executor processes first what was fed back into a lo
 records; its channels end in frames. When nothing more can come, the barrier has passed everywhere,
 and the snapshot is written. An epoch without a barrier that writes is a cut as well, since nothing
 is under way when it ends: the states are written as they are then. The head of a loop goes on at
-the last level, with an open snapshot (``loop_end.py``).
+the last level, with an open snapshot (``loop_end``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ...dataflow.graph import Router
 from ...dataflow.task import Task
 from ...runtime import Mail, Queue, SplitAssigned, Worker, receiver_of
 from ...state import SubtaskStates
-from ..protocol import ENDED, EpochLink, RestorePoint, Setup, Spec, TaskReport, frames as mail, input_channel
+from ..protocol import ENDED, EpochLink, RestorePoint, Setup, Spec, TaskReport, frames, input_channel
 from ..sources import RowBuffer
 from .loop_end import Suspended
 from .operator_pickling import pickle_operators, unpickle_operators
@@ -42,18 +42,17 @@ class _SendingEnd(Queue):
 
     __slots__ = ("level", "outbox", "receiver")
 
-    def __init__(self, channel: ev.Channel, outbox: mail.Outbox | None, receiver: ev.TaskId, level: int) -> None:
+    def __init__(self, channel: ev.Channel, outbox: frames.Outbox | None, receiver: ev.TaskId, level: int) -> None:
         super().__init__(channel, capacity=None)
         self.outbox, self.receiver, self.level = outbox, receiver, level
 
     def put(self, element: ev.Element) -> None:
-        """Send an element, unless the receiver has left the job."""
         if self.outbox is not None:
             self.outbox.put(self.receiver, self.level, self.channel, element)
 
 
 class _Output:
-    """What a chain writes to (``activation.ChainOutput``): the worker of this epoch. A chain outlives it."""
+    """What a chain writes to (``ChainOutput``): the worker of this epoch. A chain outlives it."""
 
     worker: Worker
 
@@ -103,8 +102,8 @@ class TaskRun:
         self._cache = cache
         self._core: Task = pickle.loads(spec.core)  # noqa: S301 - from our own driver
         self._vertex = setup.job.vertex(spec.task.vertex)
-        self._outbox = mail.Outbox(spec.task, self.report.token)
-        self._inbox = mail.Inbox(spec.task)
+        self._outbox = frames.Outbox(spec.task, self.report.token)
+        self._inbox = frames.Inbox(spec.task)
         self._queues = setup.queues(spec.task)
         self._input = input_channel(self._vertex.id, spec.task.subtask)
         # A source that reads frames and is asked to end does so behind the range of the epoch.
@@ -158,10 +157,9 @@ class TaskRun:
         elif self._vertex.is_source:
             yield from self._read()
 
-    def receive(self, header: mail.Header, rest: pa.Buffer) -> Iterator[pa.RecordBatch]:
-        """Process a frame."""
+    def receive(self, header: frames.Header, rest: pa.Buffer) -> Iterator[pa.RecordBatch]:
         for head, body in self._inbox.take(header, rest):
-            for channel, element in mail.elements(head, body, self._schemas):
+            for channel, element in frames.elements(head, body, self._schemas):
                 if self._worker.gone:
                     continue
                 if channel == self._input:
@@ -172,7 +170,6 @@ class TaskRun:
                 yield from self._flush_if_large()
 
     def _read_rows(self, element: ev.Element) -> None:
-        """Let the reader have what has come of a DataFrame."""
         if isinstance(element, ev.Watermark):
             self._rows.observe(element.timestamp)
         elif isinstance(element, ev.Records):
@@ -290,7 +287,6 @@ class TaskRun:
         return OperatorChain(job, vertex, subtask, self._output, found)
 
     def _replay(self, point: RestorePoint) -> None:
-        """Process the records that were in flight at the restore point."""
         for task in point.read_tasks(self._context, self._vertex.id).values():
             edge = task.state.edge
             if task.state.mode is Mode.IN_FLIGHT and edge is not None and task.slices.num_rows:
