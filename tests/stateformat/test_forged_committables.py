@@ -20,8 +20,8 @@ from stateformat.backends.rewrite import RewriteSpec, rewrite
 from stateformat.errors import DamagedCheckpoint, StorageError
 from tests.forgery import Forger
 from tests.servers.server import BUCKET, S3Server
-from tests.sink_s3 import Outside
-from tests.sink_steps import PERMIT, SCHEMA, batch_of, prepared, subtask_of
+from tests.connectors.sink_s3 import Outside
+from tests.connectors.sink_steps import PERMIT, SCHEMA, batch_of, prepared, subtask_of
 
 ID, ATTEMPT = 1, "a" * 32
 OTHER = "b" * 32

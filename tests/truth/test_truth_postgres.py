@@ -14,9 +14,10 @@ import pytest
 
 from stateformat.backends.connectors import SqlSink
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState, StorageError
+from tests.connectors.sink_steps import PERMIT, SCHEMA, prepared, prepared_of, subtask_of
+from tests.connectors.sql_suite import SqlSuite, Stepping, Steps
 from tests.servers import postgres
 from tests.servers.postgres import PostgresServer
-from tests.sql_suite import PERMIT, SCHEMA, SqlSuite, Stepping, Steps, batch_of, prepared, prepared_of, subtask_of
 from tests.tally import Tally
 
 pytestmark = [pytest.mark.truth, pytest.mark.timeout(300)]
@@ -73,7 +74,8 @@ class TestPostgres(SqlSuite):
         self.make(url, tmp_path, schema=schema, key=["at", "n"]).clean("out", 0)
         found = self.execute(
             url,
-            "SELECT attname, format_type(atttypid, atttypmod), attnotnull FROM pg_attribute WHERE attrelid = 't'::regclass AND attnum > 0",
+            "SELECT attname, format_type(atttypid, atttypmod), attnotnull FROM pg_attribute WHERE attrelid = "
+            "'t'::regclass AND attnum > 0",
         )
         assert found == [
             ("n", "smallint", True),
@@ -121,7 +123,7 @@ class TestPostgres(SqlSuite):
     def test_a_table_in_a_schema_has_its_marks_beside_it(self, url: str, tmp_path: Path) -> None:
         self.execute(url, "CREATE SCHEMA other")
         sink = self.make(url, tmp_path, "other.t", key="n")
-        sink.commit(PERMIT, prepared_of(sink, batch_of(1)))
+        sink.commit(PERMIT, prepared_of(sink, 1))
         assert self.execute(url, "SELECT n FROM other.t") == [(1,)]
         assert len(self.execute(url, "SELECT * FROM other.stateformat_commits")) == 1
         assert self.execute(url, "SELECT to_regclass('public.stateformat_commits')") == [(None,)]
@@ -139,7 +141,7 @@ class TestPostgres(SqlSuite):
         for step in range(1, 100):
             self.execute(url, "DROP TABLE IF EXISTS t, stateformat_commits")
             sink = self.make(url, tmp_path, key="n")
-            table = prepared_of(sink, batch_of(1, 2))
+            table = prepared_of(sink, 1, 2)
             sink.clean("out", 0)
             steps = Steps(step)
             connect = sink._database.connect  # type: ignore[attr-defined]
@@ -174,7 +176,7 @@ class TestPostgres(SqlSuite):
     ) -> None:
         sink = self.make(url, tmp_path)
         sink.clean("out", 0)
-        table = prepared_of(sink, batch_of(1, 2))
+        table = prepared_of(sink, 1, 2)
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         driver = context.Process(target=commit_and_stop, args=(url, str(tmp_path / "staging"), table, theirs))
@@ -205,7 +207,7 @@ class TestPostgres(SqlSuite):
     ) -> None:
         self.execute(url, f"DROP ROLE IF EXISTS me; CREATE ROLE me LOGIN PASSWORD '{SECRET}'")
         right = SqlSink(server.url_with_password("me", SECRET), "t", staging=tmp_path / "staging")
-        table = prepared_of(right, batch_of(1))
+        table = prepared_of(right, 1)
         with pytest.raises(StorageError, match="permission denied") as refused:
             right.commit(PERMIT, table)
         assert refused.value.kind is ErrorKind.STORAGE_REFUSED
@@ -223,7 +225,7 @@ class TestPostgres(SqlSuite):
     def test_a_server_that_is_not_there_is_told(self, tmp_path: Path) -> None:
         sink = SqlSink("postgresql://me:s3cret@127.0.0.1:1/data", "t", staging=tmp_path)
         with pytest.raises(StorageError, match=r"table 't' in postgresql://me@127.0.0.1:1/data: .*refused") as error:
-            sink.commit(PERMIT, prepared_of(sink, batch_of(1)))
+            sink.commit(PERMIT, prepared_of(sink, 1))
         assert "s3cret" not in str(error.value)
 
 

@@ -26,10 +26,10 @@ from stateformat.backends.local import LocalRuntime
 from stateformat.backends.runtime import JobOutcome, RunDiscarded
 from stateformat.backends.storage.s3 import client as s3_client
 from stateformat.errors import CheckpointError, StorageError
+from tests.connectors.sink_s3 import Mortal, Outside
+from tests.connectors.sink_steps import PERMIT, Crash, prepared_of, rows_until, run_to_the_end
 from tests.servers.fault_proxy import Fault, FaultProxy, Request
 from tests.servers.server import BUCKET, SMALL_PART_BYTES, S3Server
-from tests.sink_s3 import Crash, Mortal, Outside, run_to_the_end
-from tests.sink_steps import PERMIT, batch_of, prepared, subtask_of
 from tests.tally import Tally
 
 pytestmark = [pytest.mark.truth, pytest.mark.s3]
@@ -69,11 +69,10 @@ def test_drivers_that_commit_at_once_all_succeed_and_every_row_is_there_once(
     with tally.trying(f"file sink: {DRIVERS} drivers commit the same files at once, rgw", tried=2 * ROUNDS):
         with ThreadPoolExecutor(DRIVERS) as pool:
             for number in range(ROUNDS):
-                opened = subtask_of(drivers[number % DRIVERS])
-                numbers = range(400 * number, 400 * number + 400)
-                opened.process(pa.record_batch({"n": numbers, "raw": _raw(draw, 400)}), 0)
-                rows = prepared(opened, number + 1)
-                assert rows is not None
+                # So large that a file has several parts.
+                raw = [draw.randbytes(900) for _ in range(400)]
+                batch = pa.record_batch({"n": range(400 * number, 400 * number + 400), "raw": raw})
+                rows = prepared_of(drivers[number % DRIVERS], batch, checkpoint_id=number + 1)
                 expected += rows["path"].to_pylist()
                 for done in [pool.submit(commit, driver, rows) for driver in drivers]:
                     done.result(60)
@@ -83,17 +82,7 @@ def test_drivers_that_commit_at_once_all_succeed_and_every_row_is_there_once(
         assert outside.uploads() == []
 
 
-def _raw(draw: random.Random, count: int) -> list[bytes]:
-    """So that a file has several parts."""
-    return [draw.randbytes(900) for _ in range(count)]
-
-
 def test_one_spoilt_request_is_nothing(outside: Outside, proxy: FaultProxy, tally: Tally) -> None:
-    def run(**config: Any) -> None:
-        fresh = Outside(outside.server)
-        sink = fresh.sink(proxy.endpoint, config_kwargs=config)
-        assert run_to_the_end(fresh, sink, StorageError, ended=proxy.reset) == 0
-
     requests = _requests(outside, proxy)
     assert {"POST ?uploads", "PUT ?partNumber&uploadId", "POST ?uploadId", "HEAD"} <= {_kind(one) for one in requests}
     for fault in FAULTS:
@@ -101,7 +90,7 @@ def test_one_spoilt_request_is_nothing(outside: Outside, proxy: FaultProxy, tall
             proxy.spoil(number, fault)
             try:
                 with tally.trying("file sink: one request spoilt, rgw"):
-                    run(**CALM)
+                    assert run(outside.server, proxy, CALM, proxy.reset) == 0
             except (AssertionError, StorageError) as error:
                 raise AssertionError(f"{fault.value} at request {number}, {_kind(requests[number])}") from error
 
@@ -112,12 +101,10 @@ def test_a_run_that_fails_from_any_request_on_is_begun_again_and_repeats_nothing
     requests = _requests(outside, proxy)
     for fault in LASTING:
         for first in range(len(requests)):
-            fresh = Outside(outside.server)
-            sink = fresh.sink(proxy.endpoint, config_kwargs=HASTY)
             proxy.reset(_from(first, fault))
             try:
                 with tally.trying("file sink: all requests spoilt from one on, rgw"):
-                    assert run_to_the_end(fresh, sink, StorageError, proxy.reset, proxy.reset) == 1
+                    assert run(outside.server, proxy, HASTY, proxy.reset) == 1
             except (AssertionError, StorageError) as error:
                 raise AssertionError(f"{fault.value} from request {first}, {_kind(requests[first])}") from error
 
@@ -125,11 +112,20 @@ def test_a_run_that_fails_from_any_request_on_is_begun_again_and_repeats_nothing
 def _requests(outside: Outside, proxy: FaultProxy) -> list[Request]:
     """What an undisturbed run asks for."""
     found: list[Request] = []
-    fresh = Outside(outside.server)
     proxy.reset()
-    sink = fresh.sink(proxy.endpoint, config_kwargs=CALM)
-    assert run_to_the_end(fresh, sink, StorageError, ended=lambda: found.extend(proxy.requests)) == 0
+    assert run(outside.server, proxy, CALM, lambda: found.extend(proxy.requests)) == 0
     return found
+
+
+def run(server: S3Server, proxy: FaultProxy, config: dict[str, Any], ended: Callable[[], object]) -> int:
+    """A job of two checkpoints through the proxy; how often it was begun again."""
+    counts = (4, 4)
+    fresh = Outside(server)
+    sink = fresh.sink(proxy.endpoint, config_kwargs=config)
+    count = run_to_the_end(sink, fresh.look, StorageError, counts=counts, failed=proxy.reset, ended=ended)
+    assert fresh.uploads() == []
+    assert fresh.seen() == rows_until(2, counts)
+    return count
 
 
 def _kind(request: Request) -> str:
@@ -144,8 +140,6 @@ def _from(first: int, fault: Fault) -> Callable[[Request], Fault | None]:
 
 def test_a_part_that_is_changed_on_its_way_is_refused(outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = outside.sink()
-    opened = subtask_of(sink)
-    opened.process(batch_of(1, 2), 0)
     begin = s3_client.S3Client.begin
 
     def spoilt(self: Any, method: str, **arguments: Any) -> Any:
@@ -154,9 +148,9 @@ def test_a_part_that_is_changed_on_its_way_is_refused(outside: Outside, monkeypa
     with monkeypatch.context() as patched:
         patched.setattr(s3_client.S3Client, "begin", spoilt)
         with pytest.raises(StorageError, match=r"cannot write part-.*BadDigest"):
-            prepared(opened)
+            prepared_of(sink, 1, 2)
     assert outside.uploads() == []
-    sink.commit(PERMIT, prepared(opened))
+    sink.commit(PERMIT, prepared_of(sink, 1, 2))
     assert outside.seen() == [1, 2]
 
 
@@ -199,11 +193,9 @@ def test_a_job_that_is_killed_and_rescaled_writes_every_row_once(
 
 def test_a_bucket_of_the_server_lists_only_what_is_committed(outside: Outside) -> None:
     sink = outside.sink()
-    opened = subtask_of(sink)
-    opened.process(batch_of(1), 0)
-    rows = prepared(opened)
+    rows = prepared_of(sink, 1)
     listed = outside.server.client.list_object_versions(Bucket=BUCKET, Prefix=outside.prefix)
     assert "Versions" not in listed
     assert outside.paths() == []
     sink.commit(PERMIT, rows)
-    assert outside.paths() == rows["path"].to_pylist()  # type: ignore[index]
+    assert outside.paths() == rows["path"].to_pylist()

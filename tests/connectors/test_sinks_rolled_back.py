@@ -25,10 +25,10 @@ from stateformat.history import Wanted, carried_committables
 from stateformat.model import CheckpointId
 from stateformat.storage import open_storage
 from stateformat.store import CheckpointStore
+from tests.connectors.sink_s3 import Outside
 from tests.forgery import Forger, put
 from tests.local_jobs import Bench, Tap, rows, to_end, until
 from tests.servers.server import S3Server
-from tests.sink_s3 import Outside
 
 
 class Renaming(TwoPhaseCommitSink):
@@ -95,7 +95,8 @@ class World:
             run.step()
         with pytest.MonkeyPatch.context() as patch:
             if down:
-                patch.setattr("stateformat.backends.runtime.commits.commit", broken)
+                for sink in (FileSink, SqlSink, Renaming):
+                    patch.setattr(sink, "commit", broken)
                 with pytest.raises(RunDiscarded):
                     self.bench.checkpoint(run)
             else:
@@ -255,7 +256,8 @@ def test_a_sink_that_fails_to_tell_what_it_has_prepared_is_named(tmp_path: Path)
         bench.begin(flow)
 
 
-# Two jobs in one place ----------------------------------------------------------------------------------------------------
+# Two jobs in one place
+# ----------------------------------------------------------------------------------------------------
 
 
 def test_a_place_where_another_job_is_ahead_of_the_savepoint_is_refused(world: World) -> None:

@@ -18,7 +18,8 @@ import pytest
 from stateformat.backends.connectors import SqlSink
 from stateformat.backends.connectors.sql.url import SqlUrl
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState, StorageError
-from tests.sql_suite import PERMIT, SCHEMA, SqlSuite, batch_of, prepared, prepared_of, subtask_of
+from tests.connectors.sink_steps import PERMIT, SCHEMA, batch_of, prepared, prepared_of, subtask_of
+from tests.connectors.sql_suite import SqlSuite
 
 SECRET = "p@ss/w:rd%"
 QUOTED = "p%40ss%2Fw%3Ard%25"
@@ -80,7 +81,7 @@ def test_a_database_that_somebody_else_writes_is_waited_for_and_then_told(
     monkeypatch.setattr("stateformat.backends.connectors.sql.databases._BUSY_SECONDS", 0.01)
     url = f"sqlite:///{tmp_path}/data.db"
     sink = SqlSink(url, "t")
-    table = prepared_of(sink, batch_of(1))
+    table = prepared_of(sink, 1)
     other = sqlite3.connect(path_of(url), isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(StorageError, match=r"table 't' in sqlite:///.*database is locked. .*start the job again"):
@@ -96,14 +97,14 @@ def test_what_is_there_and_is_no_database_is_told(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="not a database"):
         sink.clean("out", 0)
     with pytest.raises(StorageError, match="unable to open"):
-        SqlSink(f"sqlite:///{tmp_path}/nowhere/data.db", "t").commit(PERMIT, prepared_of(sink, batch_of(1)))
+        SqlSink(f"sqlite:///{tmp_path}/nowhere/data.db", "t").commit(PERMIT, prepared_of(sink, 1))
 
 
 def test_what_is_committed_is_durable_before_the_objects_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     sink = SqlSink(f"sqlite:///{tmp_path}/data.db", "t")
     sink.output_schema(SCHEMA)
-    table = prepared_of(sink, batch_of(1))
+    table = prepared_of(sink, 1)
     connect, remove = sink._database.connect, sink._staging.remove  # type: ignore[attr-defined]
 
     def traced() -> Any:
@@ -165,7 +166,7 @@ def test_rows_are_staged_on_any_file_system_of_fsspec(tmp_path: Path) -> None:
     opened.process(batch_of(2), 0)
     table = prepared(opened, 2)
     assert sorted(system.ls(folder, detail=False)) == [f"/{place[9:]}/{name}" for name in table["object"].to_pylist()]
-    old = prepared_of(sink, batch_of(5))
+    old = prepared_of(sink, 5)
     assert sink.clean("out", 1) == old["object"].to_pylist()
     for _ in range(2):
         sink.commit(PERMIT, table)
@@ -190,7 +191,8 @@ def test_a_staging_place_that_fails_is_told(tmp_path: Path) -> None:
         prepared(opened)
 
 
-# URLs and secrets ---------------------------------------------------------------------------------------------------------
+# URLs and secrets
+# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

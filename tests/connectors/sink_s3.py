@@ -1,26 +1,63 @@
-"""A file sink in a bucket, seen past the library by a client of its own; and a process that dies between two requests."""
+"""Places of a file sink as other readers see them; a process that dies between two requests."""
 
 from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from stateformat.backends.connectors import FileSink
 from stateformat.backends.storage.s3.client import S3Client
+from tests.connectors.sink_steps import Crash
 from tests.servers.server import BUCKET, S3Server
-from tests.sink_steps import PERMIT, batch_of, prepared, subtask_of
+
+
+class Inside:
+    """A local directory, as readers see it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def sink(self, **options: Any) -> FileSink:
+        return FileSink(self.root, **options)
+
+    def files(self, ending: str) -> list[Path]:
+        return sorted(path for path in self.root.rglob("*") if path.name.endswith(ending))
+
+    def paths(self) -> list[str]:
+        """The files that readers see."""
+        return sorted(path.name for path in self.root.glob("[!._]*"))
+
+    def pending(self) -> list[str]:
+        """The final names of what is prepared."""
+        return [f"part-{path.name.replace('.prepared', '')}" for path in self.files(".prepared")]
+
+    def tables(self) -> list[pa.Table]:
+        return [pq.read_table(self.root / path) for path in self.paths()]
+
+    def seen(self) -> list[int]:
+        """The numbers in all files, sorted, by two readers, which must agree."""
+        table = pq.read_table(self.root) if self.root.exists() else pa.table({})
+        found: list[int] = sorted(table["n"].to_pylist()) if table.num_columns else []
+        try:
+            rows = duckdb.sql(f"SELECT n FROM '{self.root}/**/*.parquet' ORDER BY n").fetchall()
+        except duckdb.IOException:
+            rows = []
+        assert [n for (n,) in rows] == found
+        return found
 
 
 class Outside:
-    """What anybody sees of a prefix who knows nothing of sinks."""
+    """A prefix of a bucket, by a client that knows nothing of sinks."""
 
     def __init__(self, server: S3Server) -> None:
         self.server = server
@@ -43,6 +80,10 @@ class Outside:
         assert not listed.get("IsTruncated")
         return [(key.removeprefix(f"{self.prefix}/"), id_) for key, id_ in found if key.startswith(self.prefix)]
 
+    def pending(self) -> list[str]:
+        """The final names of what is prepared."""
+        return sorted(path for path, _ in self.uploads())
+
     def body(self, path: str) -> bytes:
         body: bytes = self.server.client.get_object(Bucket=BUCKET, Key=f"{self.prefix}/{path}")["Body"].read()
         return body
@@ -62,13 +103,13 @@ class Outside:
         """The numbers in all objects, sorted."""
         return sorted(n for table in self.tables() for n in table[column].to_pylist())
 
-
-class Crash(Exception):
-    """The process is gone."""
+    def look(self, published: Sequence[pa.Table]) -> None:
+        """Check that exactly the files of these committables are seen."""
+        assert self.paths() == sorted(path for table in published for path in table["path"].to_pylist())
 
 
 class Mortal:
-    """Counts the requests of the library, and lets its process die at one: what it asks for afterwards is never sent."""
+    """Counts the library's requests; its process dies at one, and sends none afterwards."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.crash_at = -1
@@ -113,58 +154,9 @@ class Mortal:
                 raise Crash
 
 
-def run_to_the_end(
-    outside: Outside,
-    sink: FileSink,
-    failures: type[Exception],
-    failed: Callable[[], object] = lambda: None,
-    ended: Callable[[], object] = lambda: None,
-) -> int:
-    """One job of two checkpoints that is begun again whenever it fails; how often it did. Checks what is seen throughout.
-
-    ``failed`` is called when it has failed, ``ended`` when both checkpoints are committed and only checks follow.
-    """
-    published: list[pa.Table] = []
-    count = 0
-    while len(published) < 2:
-        try:
-            if published:
-                sink.commit(PERMIT, published[-1])
-            sink.clean("out", len(published), None)
-            opened = subtask_of(sink)
-            while len(published) < 2:
-                checkpoint_id = len(published) + 1
-                committed = _paths(published)
-                assert outside.paths() == committed
-                opened.process(batch_of(*rows_of(checkpoint_id)), 0)
-                table = prepared(opened, checkpoint_id, f"{count:032x}")
-                assert outside.paths() == committed
-                assert table is not None
-                published.append(table)
-                sink.commit(PERMIT, table)
-        except failures:
-            count += 1
-            failed()
-    ended()
-    sink.commit(PERMIT, published[-1])
-    sink.clean("out", 2, published[-1])
-    assert outside.uploads() == []
-    assert outside.paths() == _paths(published)
-    assert outside.seen() == [*rows_of(1), *rows_of(2)]
-    return count
-
-
-def _paths(tables: list[pa.Table]) -> list[str]:
-    return sorted(path for table in tables for path in table["path"].to_pylist())
-
-
-def rows_of(checkpoint_id: int) -> range:
-    return range(10 * checkpoint_id, 10 * checkpoint_id + 4)
-
-
 @contextlib.contextmanager
 def before_the_first(monkeypatch: pytest.MonkeyPatch, method: str, act: Callable[[], object]) -> Iterator[None]:
-    """Something happens between the library's decision to send a request of this method and the request."""
+    """Something happens between the library's decision to send such a request and the request."""
     call, done = S3Client.call, []
 
     def acting(client: S3Client, name: str, **arguments: Any) -> Any:

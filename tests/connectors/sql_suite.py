@@ -1,9 +1,11 @@
-"""What every database must do for a SQL sink: subclasses say which one it is, and read it with another program than the sink."""
+"""What every database must do for a SQL sink.
+
+A subclass says which, and reads it with another program.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import datetime as dt
 import decimal
 import random
@@ -18,29 +20,27 @@ import pyarrow as pa
 import pytest
 
 from stateformat.backends.connectors import SqlSink
-from stateformat.backends.dataflow import Dataflow, Prepared
-from stateformat.errors import CheckpointError, ErrorKind, InvalidInput, InvalidState, StorageError
+from stateformat.backends.dataflow import Dataflow
+from stateformat.errors import ErrorKind, InvalidInput, InvalidState, StorageError
+from tests.connectors.sink_steps import (
+    ATTEMPTS,
+    PERMIT,
+    SCHEMA,
+    Crash,
+    batch_of,
+    check_every_crash,
+    prepared,
+    prepared_of,
+    rows_until,
+    run_to_the_end,
+    snapshot,
+    subtask_of,
+)
 from tests.local_jobs import Bench, Tap, Told, rows
-
-PERMIT: Any = object()
-SCHEMA = pa.schema([pa.field("n", pa.int64()), pa.field("text", pa.string())])
-ATTEMPTS = ("a" * 32, "b" * 32, "c" * 32)
-
-
-class Context:
-    """The place of a sink."""
-
-    def __init__(self, uid: str, subtask: int) -> None:
-        self.uid = uid
-        self.subtask = subtask
-
-
-class Crash(Exception):
-    """The process is gone."""
 
 
 class Steps:
-    """Counts what is asked of a database and a staging place, and stops before one of these, or after it, once."""
+    """Counts calls of a database and a staging place, and dies before one of them, or after it, once."""
 
     def __init__(self, crash_at: int) -> None:
         self.crash_at = crash_at
@@ -93,42 +93,6 @@ class Stepping:
 
     def __exit__(self, *error: Any) -> None:
         self._real.__exit__(*error)
-
-
-def batch_of(*numbers: int, word: str = "日") -> pa.RecordBatch:
-    texts = [None if n % 3 == 0 else f"{word} {n}" for n in numbers]
-    return pa.record_batch([pa.array(numbers, pa.int64()), pa.array(texts, pa.string())], schema=SCHEMA)
-
-
-def subtask_of(sink: SqlSink, subtask: int = 0, uid: str = "out") -> SqlSink:
-    """A subtask's own copy of a prototype, open."""
-    opened = copy.copy(sink)
-    opened.open(Context(uid, subtask))  # type: ignore[arg-type]
-    return opened
-
-
-def prepared(sink: SqlSink, checkpoint_id: int = 1, attempt: str = ATTEMPTS[0]) -> pa.Table:
-    """What a snapshot has of a sink, with the columns that the runtime adds."""
-    found = sink.prepare_commit(Prepared(checkpoint_id, attempt))
-    assert found is not None
-    assert found.schema == sink.committable_columns
-    ids = pa.array([checkpoint_id] * found.num_rows, pa.int64())
-    attempts = pa.array([attempt] * found.num_rows, pa.string())
-    return found.append_column("_checkpoint_id", ids).append_column("_attempt_id", attempts)
-
-
-def prepared_of(
-    sink: SqlSink, *batches: pa.RecordBatch, checkpoint_id: int = 1, attempt: str = ATTEMPTS[0], **place: Any
-) -> pa.Table:
-    """What a new subtask prepares of these rows."""
-    opened = subtask_of(sink, **place)
-    for batch in batches:
-        opened.process(batch, 0)
-    return prepared(opened, checkpoint_id, attempt)
-
-
-def rows_of(checkpoint_id: int) -> range:
-    return range(10 * checkpoint_id, 10 * checkpoint_id + 3)
 
 
 EVERY_TYPE: Sequence[tuple[str, pa.DataType, list[Any]]] = [
@@ -209,7 +173,7 @@ class SqlSuite(ABC):
     ) -> None:
         sink = self.make(url, tmp_path)
         sink.clean("out", 0)
-        tables = [prepared_of(sink, batch_of(n, n + 10), subtask=n) for n in range(3)]
+        tables = [prepared_of(sink, n, n + 10, subtask=n) for n in range(3)]
         assert self.seen(url) == []
         assert len(self.staged(tmp_path)) == 3
         for _ in range(3):
@@ -217,7 +181,7 @@ class SqlSuite(ABC):
             assert self.seen(url) == [0, 1, 2, 10, 11, 12]
             assert self.staged(tmp_path) == []
         sink.commit(PERMIT, tables[0].slice(0, 0))
-        assert subtask_of(sink).prepare_commit(Prepared(2, ATTEMPTS[0])) is None
+        assert snapshot(subtask_of(sink), 2) is None
         texts = dict(self.execute(url, "SELECT n, text FROM t"))
         assert texts == {0: None, 1: "日 1", 2: "日 2", 10: "日 10", 11: "日 11", 12: None}
 
@@ -225,13 +189,13 @@ class SqlSuite(ABC):
         self, url: str, tmp_path: Path
     ) -> None:
         sink = self.make(url, tmp_path)
-        first = prepared_of(sink, batch_of(1), checkpoint_id=3)
-        again = prepared_of(sink, batch_of(2), checkpoint_id=3, attempt=ATTEMPTS[1])
-        other = prepared_of(sink, batch_of(3), checkpoint_id=3, attempt=ATTEMPTS[1], uid="elsewhere")
+        first = prepared_of(sink, 1, checkpoint_id=3)
+        again = prepared_of(sink, 2, checkpoint_id=3, attempt=ATTEMPTS[1])
+        other = prepared_of(sink, 3, checkpoint_id=3, attempt=ATTEMPTS[1], uid="elsewhere")
         sink.commit(PERMIT, first)
         # Another attempt at the same checkpoint, and the same attempt in another sink, are not it.
         sink.commit(PERMIT, pa.concat_tables([first, again, other]))
-        later = prepared_of(sink, batch_of(4), checkpoint_id=4)
+        later = prepared_of(sink, 4, checkpoint_id=4)
         sink.commit(PERMIT, pa.concat_tables([again, later, first]))
         assert self.seen(url) == [1, 2, 3, 4]
         marks = self.execute(
@@ -253,14 +217,14 @@ class SqlSuite(ABC):
         opened.process(pa.concat_batches([batch_of(5, word="old"), batch_of(5, word="new")]), 0)
         one = prepared(opened, 1)
         assert one.num_rows == (4 if object_bytes == 1 else 1)
-        two = prepared_of(sink, batch_of(2, 7, word="d"), checkpoint_id=2)
-        three = prepared_of(sink, batch_of(7, word="e"), checkpoint_id=2, attempt=ATTEMPTS[1])
+        two = prepared_of(sink, 2, 7, word="d", checkpoint_id=2)
+        three = prepared_of(sink, 7, word="e", checkpoint_id=2, attempt=ATTEMPTS[1])
         # In whatever order checkpoints stand in the table, they are committed in theirs.
         sink.commit(PERMIT, pa.concat_tables([two, three, one]))
         wanted = {1: "c 1", 2: "d 2", 4: "c 4", 5: "new 5", 7: "e 7"}
         assert dict(self.execute(url, "SELECT n, text FROM t")) == wanted
         # What is committed again does not put an old row over a newer one.
-        sink.commit(PERMIT, prepared_of(sink, batch_of(1, word="z"), checkpoint_id=3))
+        sink.commit(PERMIT, prepared_of(sink, 1, word="z", checkpoint_id=3))
         sink.commit(PERMIT, pa.concat_tables([one, two, three]))
         assert dict(self.execute(url, "SELECT n, text FROM t")) == {**wanted, 1: "z 1"}
 
@@ -283,50 +247,30 @@ class SqlSuite(ABC):
 
     # Crashes and races
 
-    def run_to_a_crash(self, url: str, staging: Path, crash_at: int) -> int:
-        """One job of two checkpoints in two subtasks that dies at some step and is run again. Returns the steps taken."""
-        steps = Steps(crash_at)
-        sink = self.make(url, staging, object_bytes=20)
-        connect = sink._database.connect  # type: ignore[attr-defined]
-        sink._database.connect = lambda: Stepping(self.quick(connect()), steps)  # type: ignore[attr-defined]
-        sink._staging = Stepping(sink._staging, steps)  # type: ignore[assignment]
-        published: list[pa.Table] = []
-        crashes = 0
-        while len(published) < 2:
-            try:
-                if published:
-                    sink.commit(PERMIT, published[-1])
-                sink.clean("out", len(published), None)
-                subtasks = [subtask_of(sink, number) for number in range(2)]
-                while len(published) < 2:
-                    checkpoint_id = len(published) + 1
-                    assert self.seen(url) == [n for id_ in range(1, checkpoint_id) for n in rows_of(id_)]
-                    for subtask, opened in enumerate(subtasks):
-                        for n in rows_of(checkpoint_id)[subtask::2]:
-                            opened.process(batch_of(n), 0)
-                    tables = [prepared(opened, checkpoint_id, f"{crashes:032x}") for opened in subtasks]
-                    assert self.seen(url) == [n for id_ in range(1, checkpoint_id) for n in rows_of(id_)]
-                    published.append(pa.concat_tables(tables))
-                    sink.commit(PERMIT, published[-1])
-            except Crash:
-                crashes += 1
-        count, steps.crash_at = steps.count, -1
-        sink.commit(PERMIT, published[-1])
-        sink.clean("out", 2, published[-1])
-        assert self.seen(url) == [*rows_of(1), *rows_of(2)]
-        assert self.staged(staging) == []
-        assert crashes == (crash_at > 0)
-        return count
-
     def test_a_crash_between_any_two_steps_loses_nothing_and_repeats_nothing(self, url: str, tmp_path: Path) -> None:
-        steps = self.run_to_a_crash(url, tmp_path / "whole", -1)
-        assert steps > 60
-        for crash_at in range(1, steps + 1):
-            self.execute(url, "DROP TABLE t", "DROP TABLE stateformat_commits")
-            try:
-                self.run_to_a_crash(url, tmp_path / str(crash_at), crash_at)
-            except (AssertionError, CheckpointError) as error:
-                raise AssertionError(f"after a crash at step {crash_at}") from error
+        counts = (3, 1)
+
+        def run(crash_at: int) -> int:
+            steps, place, done = Steps(crash_at), tmp_path / str(crash_at), []
+            sink = self.make(url, place, object_bytes=20)
+            self.execute(url, "DROP TABLE IF EXISTS t", "DROP TABLE IF EXISTS stateformat_commits")
+            connect = sink._database.connect  # type: ignore[attr-defined]
+            sink._database.connect = lambda: Stepping(self.quick(connect()), steps)  # type: ignore[attr-defined]
+            sink._staging = Stepping(sink._staging, steps)  # type: ignore[assignment]
+
+            def look(published: Sequence[pa.Table]) -> None:
+                assert self.seen(url) == rows_until(len(published), counts)
+
+            def ended() -> None:
+                done.append(steps.count)
+                steps.crash_at = -1
+
+            crashes = run_to_the_end(sink, look, Crash, counts=counts, subtasks=2, ended=ended)
+            assert crashes == (crash_at > 0)
+            assert self.staged(place) == []
+            return done[0]
+
+        check_every_crash(run, 40)
 
     @pytest.mark.parametrize("key", [(), "n"])
     def test_drivers_that_commit_at_once_commit_once(self, url: str, tmp_path: Path, key: Any) -> None:
@@ -395,7 +339,7 @@ class SqlSuite(ABC):
     def test_an_object_that_is_lost_or_another_is_told_and_nothing_is_committed(self, url: str, tmp_path: Path) -> None:
         sink = self.make(url, tmp_path)
         sink.clean("out", 0)
-        table = pa.concat_tables([prepared_of(sink, batch_of(n), subtask=n) for n in (1, 2)])
+        table = pa.concat_tables([prepared_of(sink, n, subtask=n) for n in (1, 2)])
         path = tmp_path / "staging" / table["object"][1].as_py()
         body = path.read_bytes()
         for broken in (body[:-1], b"x" * len(body)):
@@ -419,19 +363,19 @@ class SqlSuite(ABC):
         self, url: str, tmp_path: Path
     ) -> None:
         sink, forever = self.make(url, tmp_path, marks_days=2), self.make(url, tmp_path, marks_days=None)
-        old = prepared_of(sink, batch_of(1))
-        other = prepared_of(sink, batch_of(2), uid="other")
+        old = prepared_of(sink, 1)
+        other = prepared_of(sink, 2, uid="other")
         path = tmp_path / "staging" / old["object"][0].as_py()
         body = path.read_bytes()
         sink.commit(PERMIT, pa.concat_tables([old, other]))
         self.execute(url, self.make_older("sink = 'out'", 2.1), self.make_older("sink = 'other'", 1.9))
         # An object that could not be removed when it was committed.
         path.write_bytes(body)
-        forever.commit(PERMIT, prepared_of(sink, batch_of(3), checkpoint_id=2))
+        forever.commit(PERMIT, prepared_of(sink, 3, checkpoint_id=2))
         assert self.marked(url) == [("other", 1), ("out", 1), ("out", 2)]
-        sink.commit(PERMIT, prepared_of(sink, batch_of(4), uid="other", checkpoint_id=3))
+        sink.commit(PERMIT, prepared_of(sink, 4, uid="other", checkpoint_id=3))
         assert self.marked(url) == [("other", 1), ("other", 3), ("out", 1), ("out", 2)]
-        sink.commit(PERMIT, prepared_of(sink, batch_of(5), checkpoint_id=4))
+        sink.commit(PERMIT, prepared_of(sink, 5, checkpoint_id=4))
         assert self.marked(url) == [("other", 1), ("other", 3), ("out", 2), ("out", 4)]
         assert self.staged(tmp_path) == []
         with pytest.raises(StorageError, match="no mark that it was committed"):
@@ -450,11 +394,11 @@ class SqlSuite(ABC):
     ) -> None:
         sink = self.make(url, tmp_path, object_bytes=1)
         tables = {
-            (id_, attempt): prepared_of(sink, batch_of(id_), checkpoint_id=id_, attempt=attempt)
+            (id_, attempt): prepared_of(sink, id_, checkpoint_id=id_, attempt=attempt)
             for id_ in (3, 4, 5)
             for attempt in ATTEMPTS[:2]
         }
-        held = prepared_of(sink, batch_of(9), uid="other")
+        held = prepared_of(sink, 9, uid="other")
         living = subtask_of(sink)
         living.process(batch_of(8), 0)
         carried = pa.concat_tables([tables[3, ATTEMPTS[1]], tables[4, ATTEMPTS[0]]])
@@ -476,9 +420,9 @@ class SqlSuite(ABC):
         self.execute(url, "CREATE TABLE t (made text DEFAULT 'by hand', text text, n bigint UNIQUE)")
         sink = self.make(url, tmp_path, key="n")
         sink.clean("out", 0)
-        sink.commit(PERMIT, prepared_of(sink, batch_of(1, 3)))
+        sink.commit(PERMIT, prepared_of(sink, 1, 3))
         self.execute(url, "UPDATE t SET made = 'later' WHERE n = 1")
-        sink.commit(PERMIT, prepared_of(sink, batch_of(1, 2, word="new"), checkpoint_id=2))
+        sink.commit(PERMIT, prepared_of(sink, 1, 2, word="new", checkpoint_id=2))
         assert sorted(self.execute(url, "SELECT n, text, made FROM t")) == [
             (1, "new 1", "later"),
             (2, "new 2", "by hand"),
@@ -506,8 +450,8 @@ class SqlSuite(ABC):
     ) -> None:
         self.execute(url, "CREATE TABLE t (n bigint, text text)", "CREATE UNIQUE INDEX one ON t (text)")
         sink = self.make(url, tmp_path)
-        sink.commit(PERMIT, prepared_of(sink, batch_of(1)))
-        table = prepared_of(sink, batch_of(2, 1), checkpoint_id=2)
+        sink.commit(PERMIT, prepared_of(sink, 1))
+        table = prepared_of(sink, 2, 1, checkpoint_id=2)
         with pytest.raises(InvalidState, match=r"refuses rows that were prepared: .*Drop the constraint"):
             sink.commit(PERMIT, table)
         assert self.seen(url) == [1]
@@ -573,6 +517,3 @@ class SqlSuite(ABC):
         for names in ([], ["c", "c"], [""], ["a\0b"]):
             with pytest.raises(InvalidInput):
                 sink.output_schema(pa.schema([(name, pa.int32()) for name in names]))
-
-
-__all__ = ["ATTEMPTS", "PERMIT", "SCHEMA", "SqlSuite", "batch_of", "prepared", "prepared_of", "subtask_of"]
