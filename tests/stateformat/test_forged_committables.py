@@ -18,10 +18,10 @@ from stateformat.backends.dataflow import Dataflow
 from stateformat.backends.local import JobFailed, LocalRuntime
 from stateformat.backends.rewrite import RewriteSpec, rewrite
 from stateformat.errors import DamagedCheckpoint, StorageError
-from tests.forgery import Forger
-from tests.servers.server import BUCKET, S3Server
 from tests.connectors.sink_s3 import Outside
 from tests.connectors.sink_steps import PERMIT, SCHEMA, batch_of, prepared, subtask_of
+from tests.forgery import Forger
+from tests.servers.server import BUCKET, S3Server
 
 ID, ATTEMPT = 1, "a" * 32
 OTHER = "b" * 32

@@ -315,8 +315,8 @@ def crash_before(step: str, root: str) -> None:
 
 @pytest.mark.parametrize(("step", "visible"), [("fsync", False), ("link", False), ("unlink", True)])
 def test_a_crash_leaves_a_whole_object_or_none(tmp_path: Path, step: str, visible: bool) -> None:
-    code = f"import tests.test_storage as t; t.crash_before({step!r}, {str(tmp_path)!r})"
-    child = subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[1])
+    code = f"import tests.storage.test_storage as t; t.crash_before({step!r}, {str(tmp_path)!r})"
+    child = subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[2])
     assert child.returncode == 9
     storage = LocalStorage(tmp_path)
     assert (SEGMENT in paths(storage, "")) is visible
@@ -613,7 +613,7 @@ def compete(job: tuple[str, int, int]) -> list[bool]:
 def test_of_eight_processes_exactly_one_creates_each_record(tmp_path: Path) -> None:
     rounds = 100
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["stateformat.backends.storage.local", "tests.test_storage"])
+    context.set_forkserver_preload(["stateformat.backends.storage.local", "tests.storage.test_storage"])
     with context.Pool(8) as pool:
         won = pool.map(compete, [(str(tmp_path), runner, rounds) for runner in range(8)], chunksize=1)
         pool.close()

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "storages.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "storages.md"
 
 
 def test_the_storage_of_the_guide_passes_the_suite(tmp_path: Path) -> None:
