@@ -1,13 +1,9 @@
 """Damage of every sort to tiny stores, and what must follow from it.
 
-Theory of operation. A case is a few plain values; from the pristine objects of a store (``corruption_stores``) it makes the
-damaged ones, in memory. Then two questions are asked. *Noticed*: does ``validate(level="full")`` find a problem, or refuse,
-for the newest checkpoint that each damaged object feeds? *Read*: does everything that a damaged object feeds (states whole,
-slices as another parallelism restores them, single handles in ranges) give exactly the rows of the pristine store, or an
-error of the library? Anything else is *wrong*: unnoticed, other rows, an exception that is none of the library's, a
-process that dies, a case that does not end.
-
-:mod:`tests.corruption.corruption_runs` tries them all.
+From the pristine objects of a store (``corruption_stores``) a case makes damaged ones, in memory. *Noticed*: full validation finds a
+problem, or refuses, for the newest checkpoint that each damaged object feeds. *Read*: all that a damaged object feeds (states whole,
+slices as another parallelism restores them, single handles in ranges) gives the rows of the pristine store, or an error of the
+library. Anything else is *wrong*. ``corruption_runs`` tries all cases.
 """
 
 from __future__ import annotations
@@ -16,13 +12,14 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
 
 from stateformat import paths as layout
 from stateformat.errors import CheckpointError
-from stateformat.model import CheckpointId, Handle
+from stateformat.model import CheckpointId, Handle, Record
 from stateformat.reading import Checkpoint
 from stateformat.segments import SegmentReader
 from stateformat.storage import ObjectInfo, Storage, check_path
@@ -34,15 +31,8 @@ Stores = Mapping[str, Mapping[str, bytes]]
 
 BLOCK_BYTES = 512
 
-FLIP, TWO, BLOCK, CUT, REMOVE, SWAP, OLDER = (
-    "one bit of every byte flipped",
-    "two bits flipped",
-    "512 bytes zeroed",
-    "truncated",
-    "removed",
-    "two objects swapped",
-    "an older object in place of a newer",
-)
+FLIP, TWO, BLOCK = "one bit of every byte flipped", "two bits flipped", "512 bytes zeroed"
+CUT, REMOVE, SWAP, OLDER = "truncated", "removed", "two objects swapped", "an older object in place of a newer"
 
 
 class Case(NamedTuple):
@@ -93,14 +83,10 @@ class Objects:
     def list(self, prefix: str) -> list[ObjectInfo]:
         return sorted(ObjectInfo(path, len(data)) for path, data in self.objects.items() if path.startswith(prefix))
 
-    def open_output(self, path: str) -> Any:
-        raise AssertionError(f"{path} was to be written, by something that only reads")
+    def _refuse(self, *args: Any) -> Any:
+        raise AssertionError(f"something that only reads was to change {args}")
 
-    def create(self, path: str, data: bytes) -> Any:
-        raise AssertionError(f"{path} was to be created, by something that only reads")
-
-    def delete(self, paths: Iterable[str]) -> None:
-        raise AssertionError(f"{list(paths)} were to be deleted, by something that only reads")
+    open_output = create = delete = _refuse
 
 
 # ---- which damage ----------------------------------------------------------------------------------------------------
@@ -182,7 +168,7 @@ class Read(NamedTuple):
 
 
 def reads_of(opened: Checkpoint) -> Iterator[Read]:
-    """Every way to the rows of a checkpoint: states whole, restored at other parallelisms, and each handle in ranges."""
+    """Every way to the rows of a checkpoint: states whole, restored at another parallelism, handles in ranges."""
     for state in opened.states:
         task = opened.read(state.operator, state.name)
         yield _read(f"{state.operator}/{state.name}", task)
@@ -198,7 +184,8 @@ def reads_of(opened: Checkpoint) -> Iterator[Read]:
     for number, row in enumerate(opened.manifest.rows(numbers).to_pylist()):
         handle = Handle(**row)
         if handle.rows and handle.inline is None:
-            yield Read(f"handle {number}", frozenset([str(handle.path)]), _ranges(opened, handle))
+            run = partial(read_in_ranges, record=opened.record, handle=handle)
+            yield Read(f"handle {number}", frozenset([str(handle.path)]), run)
 
 
 def _read(label: str, task: Any) -> Read:
@@ -206,20 +193,15 @@ def _read(label: str, task: Any) -> Read:
     return Read(label, paths, lambda storage: replace(task, storage=storage).table())
 
 
-def _ranges(opened: Checkpoint, handle: Handle) -> Callable[[Storage], pa.Table]:
-    """All rows of a handle in ranges: only page checksums stand between what is stored and what is read."""
-    state = opened.record.state(handle.operator, handle.state)
-
-    def run(storage: Storage) -> pa.Table:
-        reader = SegmentReader(storage, opened.record, state, handle)
-        return pa.concat_tables(call() for call in reader.calls(handle.row_start, handle.rows))
-
-    return run
+def read_in_ranges(storage: Storage, *, record: Record, handle: Handle) -> pa.Table:
+    """All rows of a handle in ranges: only page checksums are between what is stored and what is read."""
+    reader = SegmentReader(storage, record, record.state(handle.operator, handle.state), handle)
+    return pa.concat_tables(call() for call in reader.calls(handle.row_start, handle.rows))
 
 
 @dataclass
 class Outcome:
-    """How many cases of each line were tried, noticed and read, and the sentences about those that went wrong."""
+    """How many cases of each line were tried, noticed and read; and what went wrong."""
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     wrong: list[tuple[str, str]] = field(default_factory=list)
@@ -233,7 +215,6 @@ class Outcome:
 
     @property
     def lines(self) -> list[str]:
-        """The kinds of damage, in the order in which they stand in this module."""
         kinds = (FLIP, TWO, BLOCK, CUT, REMOVE, NEWEST, SWAP, OLDER)
         found = {line for line, _ in self.counts}
         return sorted(found, key=lambda line: (kinds.index(line.split(": ")[0]), line))
@@ -290,7 +271,6 @@ class Bench:
         return found
 
     def _goes_back(self, storage: Storage) -> bool:
-        """Without the newest record the store is, to the byte, what it was before that was created."""
         store, before = CheckpointStore(storage), self.ids[-2]
         report = validation.validate(storage, level="full")
         return report.ok and report.checkpoint_id == before == store.open().id and not store.strays()
@@ -326,10 +306,7 @@ class Bench:
 
 
 def _notices(storage: Storage, number: CheckpointId, case: Case) -> bool:
-    """Whether full validation finds a problem or refuses. Quick may miss it; it must not fail on it.
-
-    Up to the segments both levels go the same way, so only where a segment is damaged quick is tried too.
-    """
+    """Whether full validation finds a problem or refuses. Quick may miss damage of a segment, but must not fail on it."""
     for level in ("quick", "full") if case.path.startswith(layout.SEGMENTS) else ("full",):
         try:
             noticed = not validation.validate(storage, number, level=cast("Any", level)).ok

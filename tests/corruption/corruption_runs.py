@@ -1,8 +1,7 @@
 """Trying all cases of ``corruption``: in this process, or in processes of their own.
 
-Theory of operation. A process is told a range of cases and says before each which one it is at, in memory that both ends
-see. So a crash of the interpreter, or a case that does not end, is counted as that case's; the rest of the range goes back
-into the queue, and another process takes the place of the one that is gone.
+A process is given a range of cases and says before each which one it is at, in memory that both ends see. So a crash, or a case
+that does not end, counts as that case's; the rest of the range goes back into the queue, and another process goes on.
 """
 
 from __future__ import annotations
@@ -34,28 +33,23 @@ MEMORY_BYTES_MAX = 8 << 30
 
 @contextmanager
 def prepared() -> Iterator[None]:
-    """Let small segments be read in ranges as large ones are; and make a case cheap.
-
-    What was not damaged is decoded and judged once, since that is a function of bytes alone. Threads, which only hide how
-    long a storage takes, are left out.
-    """
+    """Read small segments in ranges as large ones are; decode and judge equal bytes once; start no threads."""
     records = lru_cache(32)(codec.decode_record)
     manifests = lru_cache(32)(_decoded)
     judged: dict[int, tuple[Any, Any]] = {}
 
     def check_content(graph: Any, states: Any, handles: Any, rescaled_from: Any) -> Any:
         if id(handles) not in judged:
-            # What is kept stays alive, so that no other table gets its number.
+            # Keeps the table alive, so that no other gets its number.
             judged[id(handles)] = handles, validation_content.check_content(graph, states, handles, rescaled_from)
         return judged[id(handles)][1]
 
     changes: list[tuple[Any, str, Any]] = [
         (reading, "_SMALL_BYTES", 0),
-        (reading, "ahead", lambda calls, **_: (call() for call in calls)),
+        (reading, "prefetch", lambda calls, **_: (call() for call in calls)),
         (checkpoint, "decode_record", lambda data, *, path="": records(data, path=path)),
         (validation, "decode_record", lambda data, *, path="": records(data, path=path)),
-        (validation, "read_handles", lambda _data, ref: ref),
-        (validation, "Manifest", lambda ref, *, data: manifests(data.to_pybytes(), ref)),
+        (validation, "read_manifest", lambda data, ref: manifests(data.to_pybytes(), ref)),
         (validation, "check_content", check_content),
         (validation, "_in_order", map),
     ]
@@ -69,9 +63,8 @@ def prepared() -> Iterator[None]:
             setattr(module, name, value)
 
 
-def _decoded(data: bytes, ref: ManifestRef) -> manifest.Manifest:
-    buffer = pa.py_buffer(data)
-    return manifest.read_manifest(buffer, ref)
+def _decoded(data: bytes, ref: ManifestRef) -> Any:
+    return manifest.read_manifest(pa.py_buffer(data), ref)
 
 
 def try_here(stores: Stores, *, stride: int) -> Outcome:

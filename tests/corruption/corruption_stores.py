@@ -1,12 +1,10 @@
 """Tiny stores that together have every mode, kind, layer, status, codec and encoding: what the tests of corruption damage.
 
-Few rows and short names, since every byte is one case. They are built through the library, with ids and times that are the
-same in every run, so that the number of a case names the same damage again.
+Few rows and short names, since every byte is one case; ids and times are the same in every run.
 
-- ``whole``: everything inline, every mode and kind, a delta, finished and finishing subtasks; 3 checkpoints, the last
-  rescaled from 2 to 3.
-- ``keyed``, ``lists``, ``entries``, ``driver``: the same states in groups, spilled into objects. The last checkpoint is
-  rescaled, but for ``entries``, which has three of one size, so that an older object fits in place of a newer one.
+- ``whole``: everything inline, a delta, finished and finishing subtasks; 3 checkpoints, the last rescaled from 2 to 3.
+- ``keyed``, ``lists``, ``entries``, ``driver``: the same states in groups, spilled into objects. The last checkpoint is rescaled,
+  but for ``entries``, which has three of one size, so that an older object fits in place of a newer one.
 - ``lz4`` … ``none``: one state per codec and encoding, in row groups of two rows.
 """
 
@@ -20,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from decimal import Decimal
 from functools import cache
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,12 +50,8 @@ def _edge(source: str, target: str, partitioner: Partitioner, *keys: str, **more
 @cache
 def _key(group: int, other: int = 0) -> str:
     """The ``other``-th short key of a key group."""
-    found = [
-        name
-        for name in (f"{first}{second}" for first in "abcdefghij" for second in "0123456789")
-        if key_groups(hash_keys([pa.array([name])]), GROUPS)[0] == group
-    ]
-    return found[other]
+    names = map("".join, product("abcdefghij", "0123456789"))
+    return [name for name in names if key_groups(hash_keys([pa.array([name])]), GROUPS)[0] == group][other]
 
 
 def _keyed(columns: Mapping[str, Any]) -> Callable[[int], pa.Table]:

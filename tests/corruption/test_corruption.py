@@ -6,7 +6,7 @@ import json
 import random
 import shutil
 from collections.abc import Mapping
-from itertools import combinations
+from itertools import chain, combinations, product
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,14 +20,13 @@ from stateformat.errors import DamagedCheckpoint
 from stateformat.graph import Status
 from stateformat.history import reachable
 from stateformat.model import Handle, Kind, Mode
-from stateformat.segments import SegmentReader
 from stateformat.storage import Storage
 from stateformat.store import CheckpointStore
 from stateformat.tools.ckpt.main import main as ckpt
 from stateformat.validation import validate
 from stateformat.validation.segments import segments_of
-from tests import corruption, corruption_runs, corruption_stores
 from tests.ckpt_runs import run
+from tests.corruption import corruption, corruption_runs, corruption_stores
 from tests.corruption.corruption import Case, Objects, Stores
 from tests.forgery import Forger, get, put
 from tests.tally import Tally
@@ -39,11 +38,8 @@ def stores() -> Stores:
 
 
 def test_the_stores_together_have_everything_that_can_be_damaged(stores: Stores) -> None:
-    checkpoints = [
-        store.open(record.checkpoint_id)
-        for store in (CheckpointStore(cast("Storage", Objects(objects))) for objects in stores.values())
-        for record in store.history()
-    ]
+    opened = (CheckpointStore(cast("Storage", Objects(objects))) for objects in stores.values())
+    checkpoints = [store.open(record.checkpoint_id) for store in opened for record in store.history()]
     states = [state for checkpoint in checkpoints for state in checkpoint.states]
     assert {state.mode for state in states} == set(Mode)
     assert {state.kind for state in states if state.kind} == set(Kind)
@@ -67,9 +63,7 @@ def test_the_stores_together_have_everything_that_can_be_damaged(stores: Stores)
         for metadata in [pq.read_metadata(pa.BufferReader(data))]
     ]
     stored = {(column.compression, "BYTE_STREAM_SPLIT" in column.encodings) for column in columns}
-    assert stored >= {(codec, fast) for codec in ("UNCOMPRESSED", "LZ4", "ZSTD", "SNAPPY") for fast in (True, False)}, (
-        stored
-    )
+    assert stored >= {*product(("UNCOMPRESSED", "LZ4", "ZSTD", "SNAPPY"), (True, False))}
 
 
 def test_validation_looks_at_exactly_the_segments_that_retention_keeps(stores: Stores) -> None:
@@ -110,7 +104,6 @@ class Segment:
     def __init__(self, objects: Mapping[str, bytes], operator: str) -> None:
         self._objects = objects
         self._checkpoint = CheckpointStore(cast("Storage", Objects(objects))).open()
-        self._state = self._checkpoint.record.state(operator, "v")
         self._handle = Handle(**self._checkpoint.read(operator, "v").handles.to_pylist()[0])
         self.data = objects[str(self._handle.path)]
         self.rows = self.read(self.data)
@@ -118,8 +111,7 @@ class Segment:
     def read(self, data: bytes) -> pa.Table:
         """All rows, if the segment's bytes were these."""
         storage = cast("Storage", Objects({**self._objects, str(self._handle.path): data}))
-        reader = SegmentReader(storage, self._checkpoint.record, self._state, self._handle)
-        return pa.concat_tables(call() for call in reader.calls(self._handle.row_start, self._handle.rows))
+        return corruption.read_in_ranges(storage, record=self._checkpoint.record, handle=self._handle)
 
     def header(self, row_group: int, column: str) -> int:
         """Where the header of the only page of a column chunk begins."""
@@ -129,24 +121,22 @@ class Segment:
 
 
 @pytest.mark.parametrize(
-    ("operator", "found", "other"), [("e", b"\x15\x12", b"\x15\x00"), ("p", b"\x15\x00", b"\x15\x12")]
+    ("operator", "group", "found", "other", "message"),
+    [
+        # Two flipped bits between BYTE_STREAM_SPLIT and PLAIN; the checksum of the page stays right.
+        ("e", 0, b"\x15\x04\x15\x12\x15\x06\x15\x06", b"\x15\x04\x15\x00\x15\x06\x15\x06", "a page says an encoding"),
+        ("p", 0, b"\x15\x04\x15\x00\x15\x06\x15\x06", b"\x15\x04\x15\x12\x15\x06\x15\x06", "a page says an encoding"),
+        # One flipped bit: two values, one of them null, become three, and Arrow still finds as many rows as it needs.
+        ("e", 1, b"\x1c\x15\x04\x15\x12", b"\x1c\x15\x06\x15\x12", "(.*its pages have 3 values|has 3 values)"),
+    ],
 )
-def test_a_page_of_another_encoding_than_the_footer_says_is_refused(
-    stores: Stores, operator: str, found: bytes, other: bytes
+def test_a_page_header_that_contradicts_the_footer_is_refused(
+    stores: Stores, operator: str, group: int, found: bytes, other: bytes, message: str
 ) -> None:
-    """Two flipped bits between BYTE_STREAM_SPLIT and PLAIN; the checksum of the page stays right."""
     segment = Segment(stores["none"], operator)
-    at = segment.data.index(b"\x15\x04" + found + b"\x15\x06\x15\x06", segment.header(0, "n")) + 2
-    with pytest.raises(DamagedCheckpoint, match="column n: a page says an encoding"):
-        segment.read(segment.data[:at] + other + segment.data[at + 2 :])
-
-
-def test_a_page_of_another_number_of_values_than_the_footer_says_is_refused(stores: Stores) -> None:
-    """One flipped bit: two values, one of them null, become three, and Arrow still finds as many rows as it needs."""
-    segment = Segment(stores["none"], "e")
-    at = segment.data.index(b"\x1c\x15\x04\x15\x12", segment.header(1, "n")) + 2
-    with pytest.raises(DamagedCheckpoint, match=r"column n: .*its pages have 3 values|column n has 3 values"):
-        segment.read(segment.data[:at] + b"\x06" + segment.data[at + 1 :])
+    at = segment.data.index(found, segment.header(group, "n"))
+    with pytest.raises(DamagedCheckpoint, match=f"column n:? {message}"):
+        segment.read(segment.data[:at] + other + segment.data[at + len(found) :])
 
 
 def _rewritten(objects: Mapping[str, bytes], name: str, **options: Any) -> dict[str, bytes]:
@@ -226,7 +216,7 @@ def test_no_two_flipped_bits_of_a_page_header_make_other_rows(
 
 
 def _sample(stores: Stores, count: int) -> list[Case]:
-    """Cases of all kinds in turn, chosen by a seed."""
+    """Cases of all kinds in turn."""
     rng = random.Random(7)
     by_line: dict[str, list[Case]] = {}
     for name, objects in stores.items():
@@ -234,14 +224,10 @@ def _sample(stores: Stores, count: int) -> list[Case]:
             by_line.setdefault(case.line, []).append(case)
     for group in by_line.values():
         rng.shuffle(group)
-    in_turn = (
-        case for together in zip(*(group[:count] for group in by_line.values()), strict=False) for case in together
-    )
-    return [*in_turn][:count]
+    return [*chain.from_iterable(zip(*(group[:count] for group in by_line.values()), strict=False))][:count]
 
 
-def _said(text: str) -> bool:
-    """Whether a page or message is made of sentences, without a stack trace or a confession."""
+def _is_sentence(text: str) -> bool:
     return bool(text.strip()) and "Traceback" not in text and "bug" not in text
 
 
@@ -265,7 +251,7 @@ def test_the_command_notices_damage_in_text_and_in_json(
         again, page = ckpt(arguments), capsys.readouterr()
         # Status 3 is for a checkpoint that is not there, as when its record is gone.
         allowed = (1, 3) if case.path.startswith("checkpoints/") else (1,)
-        said = _said("".join(messages)) and _said(page.out + page.err) and messages
+        said = _is_sentence("".join(messages)) and _is_sentence(page.out + page.err) and messages
         if status not in allowed or again != status or not said:
             wrong.append(f"{case}: {status}, {again}: {told} {page}")
         if number < processes:

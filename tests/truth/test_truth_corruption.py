@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests import corruption, corruption_runs, corruption_stores
+from tests.corruption import corruption, corruption_runs, corruption_stores
 from tests.tally import Tally
 
 PROCESSES = 2
