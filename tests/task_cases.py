@@ -93,7 +93,11 @@ def tell(task: Task, *events: Any) -> Told:
     """All commands of some events. A tuple (channel, element) that is no event is an element received."""
     commands = Told()
     for event in events:
-        commands += task.handle(on(*event) if type(event) is tuple else event)
+        event = on(*event) if type(event) is tuple else event
+        plain = isinstance(event, Received) and isinstance(event.element, Records) and task.processes(event.channel)
+        told = task.handle(event)
+        assert not plain or told == [Process(event.channel, event.element.batch)]
+        commands += told
     return commands
 
 

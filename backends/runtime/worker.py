@@ -230,7 +230,11 @@ class Worker:
                 self._read()
             else:
                 queue = self._ready_inputs.draw(choose)
-                self.deliver(ev.Received(queue.channel, queue.get()))
+                element = queue.get()
+                if isinstance(element, ev.Records) and self.task.processes(queue.channel):
+                    self.operators.process(queue.channel.edge, element.batch)
+                else:
+                    self.deliver(ev.Received(queue.channel, element))
         except Exception as error:
             self.fail(error)
 

@@ -130,6 +130,19 @@ class Task:
         aligned, looped = self._alignment.blocked, self._loop.blocked
         return bool((aligned and channel in aligned) or (looped and channel in looped))
 
+    def processes(self, channel: Channel) -> bool:
+        """Whether records of this channel are processed as they are, with nothing to decide.
+
+        An executor then needs no event for them. If False, :meth:`handle` decides about them.
+        """
+        inputs = self._inputs
+        return (
+            self.state is TaskState.RUNNING
+            and channel in inputs
+            and not (inputs.is_feedback(channel) or inputs.data_has_ended(channel) or inputs.is_gone(channel))
+            and not self.is_blocked(channel)
+        )
+
     @property
     def releases(self) -> int:
         """How often blocked channels were freed: while it stays the same, what was blocked is."""
