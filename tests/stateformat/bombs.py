@@ -1,8 +1,7 @@
 """Stores that a hostile writer would make: small objects, right digests everywhere, and contents that grow.
 
-Each bomb is a function that is given the directory of a store of one good checkpoint (``tests.stores.counts_job``, nothing
-inline) and turns it into a bomb. :func:`attack` does with a store all that readers do, in a process of its own with a limit on
-its memory, and says how each ended, how long it took and how far the process grew.
+A bomb is a function that changes the directory of a store of one good checkpoint. :func:`attack`
+does with it all that readers do, in a process with a limit on its memory.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +37,9 @@ ADDRESS_SPACE_BYTES = 3 << 30
 """What a process may map beyond what it maps at its start: far more than it may use, and not all of this machine."""
 SECONDS_MAX = 10.0
 RECORD = "checkpoints/00000000000000000001.json"
+Bomb = Callable[[Path], None]
+Change = Callable[[dict[str, Any]], None]
+FooterChange = Callable[[thrift.Struct], None]
 
 
 class Outcome(NamedTuple):
@@ -73,7 +76,7 @@ def members(root: Path) -> dict[str, Any]:
     return found
 
 
-def put_record(root: Path, change: Callable[[dict[str, Any]], None]) -> None:
+def put_record(root: Path, change: Change) -> None:
     """Another record, sealed."""
     found = members(root)
     change(found)
@@ -86,108 +89,72 @@ def put_body(root: Path, extra: str) -> None:
     (root / RECORD).write_bytes(f'{body},"digest":"{xxhash.xxh3_128_hexdigest(body.encode())}"}}\n'.encode())
 
 
-def record_of_six_gigabytes(root: Path) -> None:
-    with (root / RECORD).open("r+b") as file:
+def truncate(path: Path) -> None:
+    """Grow a file to six gigabytes of zeros."""
+    with path.open("r+b") as file:
         file.truncate(6 << 30)
 
 
-def record_of_50_mb(root: Path) -> None:
-    put_body(root, json.dumps(["x" * 50] * MIB, separators=(",", ":")))
-
-
-def record_nested_100_000_deep(root: Path) -> None:
-    put_body(root, "[" * 100_000 + "]" * 100_000)
-
-
-def record_of_empty_arrays(root: Path) -> None:
-    put_body(root, "[" + "[]," * 1_000_000 + "[]]")
-
-
-def record_of_400_000_members(root: Path) -> None:
-    put_body(root, "{" + ",".join(f'"{i:x}":1' for i in range(400_000)) + "}")
-
-
-def record_that_repeats_its_last_member(root: Path) -> None:
-    put_body(root, "{" + ",".join(f'"{i:x}":1' for i in range(300_000)) + ',"aaaa":1,"aaaa":2,"aaaa":3}')
-
-
-def record_with_integers_of_a_million_digits(root: Path) -> None:
-    put_body(root, "[" + ",".join(["9" * 1_000_000] * 7) + "]")
-
-
-def record_of_a_million_operators(root: Path) -> None:
+def add_operators(count: int, **changes: Any) -> Change:
     def change(found: dict[str, Any]) -> None:
-        found["operators"] += [{**found["operators"][0], "uid": f"o{i}"} for i in range(1_000_000)]
+        found["operators"] += [{**found["operators"][0], "uid": f"o{i}", "name": "", **changes} for i in range(count)]
 
-    put_record(root, change)
-
-
-def _many_operators(found: dict[str, Any], count: int, **changes: Any) -> None:
-    found["operators"] += [{**found["operators"][0], "uid": f"o{i}", "name": "", **changes} for i in range(count)]
+    return change
 
 
-def record_of_operators_that_all_finished(root: Path) -> None:
-    put_record(
-        root,
-        lambda found: _many_operators(
-            found,
-            40_000,
-            parallelism=32_768,
-            max_parallelism=32_768,
-            status="fully_finished",
-            finished=[[0, 32_767]],
-        ),
-    )
+def chain_operators(found: dict[str, Any]) -> None:
+    add_operators(8_000)(found)
+    edge = {**found["edges"][0], "partitioner": "rebalance", "key_columns": []}
+    found["edges"] += [{**edge, "id": f"e{i}", "from": f"o{i}", "to": f"o{i + 1}"} for i in range(7_999)]
 
 
-def record_with_subtasks_up_to_2_53(root: Path) -> None:
-    put_record(root, lambda found: found["operators"][0].update(finished=[[0, 2**53 - 1]], parallelism=2**31))
+def add_inputs(found: dict[str, Any]) -> None:
+    edge = {**found["edges"][0], "partitioner": "rebalance", "key_columns": []}
+    found["edges"] += [{**edge, "id": f"e{i}", "input": i} for i in range(40_000)]
 
 
-def record_of_parallelism_2_31(root: Path) -> None:
-    put_record(root, lambda found: found["operators"][0].update(parallelism=2**31, max_parallelism=2**31))
+def add_schemas(found: dict[str, Any]) -> None:
+    state = found["states"][0]
+    state["schemas"] = [{**state["schemas"][0], "id": i} for i in range(1, 5_000)]
 
 
-def record_of_a_long_chain_of_operators(root: Path) -> None:
-    def change(found: dict[str, Any]) -> None:
-        _many_operators(found, 8_000)
-        edge = found["edges"][0]
-        found["edges"] += [
-            {**edge, "id": f"e{i}", "from": f"o{i}", "to": f"o{i + 1}", "partitioner": "rebalance", "key_columns": []}
-            for i in range(7_999)
-        ]
-
-    put_record(root, change)
+def add_fields(found: dict[str, Any]) -> None:
+    fields = found["states"][0]["schemas"][0]["fields"]
+    fields += [{"id": 100 + i, "name": f"f{i}", "type": "int64", "nullable": True} for i in range(20_000)]
+    found["states"][0]["last_field_id"] = 60_000
 
 
-def record_of_one_operator_with_40_000_inputs(root: Path) -> None:
-    def change(found: dict[str, Any]) -> None:
-        edge = {**found["edges"][0], "partitioner": "rebalance", "key_columns": []}
-        found["edges"] += [{**edge, "id": f"e{i}", "input": i} for i in range(40_000)]
-
-    put_record(root, change)
+def numbered_members(count: int) -> str:
+    return ",".join(f'"{i:x}":1' for i in range(count))
 
 
-def record_of_a_state_with_5_000_schemas(root: Path) -> None:
-    def change(found: dict[str, Any]) -> None:
-        state = found["states"][0]
-        schema = state["schemas"][0]
-        state["schemas"] = [{**schema, "id": i} for i in range(1, 5_000)]
-
-    put_record(root, change)
-
-
-def record_of_a_state_with_20_000_fields(root: Path) -> None:
-    def change(found: dict[str, Any]) -> None:
-        fields = found["states"][0]["schemas"][0]["fields"]
-        fields += [{"id": 100 + i, "name": f"f{i}", "type": "int64", "nullable": True} for i in range(20_000)]
-        found["states"][0]["last_field_id"] = 60_000
-
-    put_record(root, change)
-
-
-def record_with_a_name_of_7_mb(root: Path) -> None:
-    put_record(root, lambda found: found.update(job_name="x" * 7 * MIB, writer="\N{GRINNING FACE}"))
+FINISHED = {"parallelism": 32_768, "max_parallelism": 32_768, "status": "fully_finished", "finished": [[0, 32_767]]}
+BODIES: dict[str, Callable[[], str]] = {
+    "50_mb": lambda: json.dumps(["x" * 50] * MIB, separators=(",", ":")),
+    "nested_100_000_deep": lambda: "[" * 100_000 + "]" * 100_000,
+    "empty_arrays": lambda: "[" + "[]," * 1_000_000 + "[]]",
+    "400_000_members": lambda: "{" + numbered_members(400_000) + "}",
+    "that_repeats_its_last_member": lambda: "{" + numbered_members(300_000) + ',"aaaa":1,"aaaa":2,"aaaa":3}',
+    "integers_of_a_million_digits": lambda: "[" + ",".join(["9" * 1_000_000] * 7) + "]",
+}
+CHANGES: dict[str, Change] = {
+    "a_million_operators": add_operators(1_000_000),
+    "operators_that_all_finished": add_operators(40_000, **FINISHED),
+    "subtasks_up_to_2_53": lambda r: r["operators"][0].update(finished=[[0, 2**53 - 1]], parallelism=2**31),
+    "parallelism_2_31": lambda r: r["operators"][0].update(parallelism=2**31, max_parallelism=2**31),
+    "a_long_chain_of_operators": chain_operators,
+    "one_operator_with_40_000_inputs": add_inputs,
+    "a_state_with_5_000_schemas": add_schemas,
+    "a_state_with_20_000_fields": add_fields,
+    "a_name_of_7_mb": lambda r: r.update(job_name="x" * 7 * MIB, writer="\N{GRINNING FACE}"),
+}
+RECORDS: dict[str, Bomb] = {
+    "record_six_gigabytes": lambda root: truncate(root / RECORD),
+    **{
+        f"record_{name}": partial(lambda root, make: put_body(root, make()), make=make) for name, make in BODIES.items()
+    },
+    **{f"record_{name}": partial(put_record, change=change) for name, change in CHANGES.items()},
+}
 
 
 # ---- manifests -------------------------------------------------------------------------------------------------------
@@ -198,155 +165,131 @@ def forger(root: Path) -> Forger:
     return Forger(stateformat.open(str(root)).storage, 1)
 
 
+def manifest_path(root: Path) -> Path:
+    return root / members(root)["manifest"]["path"]
+
+
 def put_manifest(root: Path, data: bytes) -> None:
-    """Other bytes as the manifest, vouched for by the record as far as their footer can be read."""
-    path = members(root)["manifest"]["path"]
-    (root / path).write_bytes(data)
+    """Other bytes as the manifest; the record vouches for them as far as their footer can be read."""
+    path = manifest_path(root)
+    path.write_bytes(data)
     try:
         groups = thrift.get(thrift.split_footer(data)[1], 4)[1]
         uncompressed = sum(thrift.unzigzag(thrift.get(group, 2)) for group in groups)
     except (StopIteration, IndexError, ValueError, TypeError):
         uncompressed = 0
-    ref = {
-        "path": path,
-        "size_bytes": len(data),
-        "digest": xxhash.xxh3_128_hexdigest(data),
-        "uncompressed_bytes": max(0, uncompressed),
-    }
-    put_record(root, lambda found: found.update(manifest=ref))
+    digest = xxhash.xxh3_128_hexdigest(data)
+    ref = {"size_bytes": len(data), "digest": digest, "uncompressed_bytes": max(0, uncompressed)}
+    put_record(root, lambda found: found["manifest"].update(ref))
 
 
-def manifest_table(root: Path) -> pa.Table:
-    return pq.read_table(root / members(root)["manifest"]["path"])
+def zeros(count: int) -> pa.Array:
+    return pa.array(np.zeros(count, np.int32))
 
 
-def written(table: pa.Table, **options: Any) -> bytes:
+def shared(value: str | bytes, count: int) -> pa.Array:
+    """One value in a dictionary, named by so many rows."""
+    return pa.DictionaryArray.from_arrays(zeros(count), pa.array([value]))
+
+
+def put_rows(root: Path, count: int = 1, **columns: pa.Array) -> None:
+    """A manifest of the first handle, so many times, with other columns."""
+    table = pq.read_table(manifest_path(root)).take(zeros(count))
+    for name, column in columns.items():
+        table = table.set_column(table.column_names.index(name), name, column)
     sink = pa.BufferOutputStream()
-    options = {"compression": "zstd", "write_page_checksum": True, "store_schema": False, **options}
-    pq.write_table(table, sink, **options)
-    return sink.getvalue().to_pybytes()
+    options = {"compression": "zstd", "write_page_checksum": True, "store_schema": False}
+    pq.write_table(table, sink, dictionary_pagesize_limit=1 << 30, row_group_size=131_072, **options)
+    put_manifest(root, sink.getvalue().to_pybytes())
 
 
-def manifest_of_millions_of_equal_handles(root: Path) -> None:
-    table = manifest_table(root).slice(0, 1)
-    put_manifest(root, written(table.take(pa.array(np.zeros(3_000_000, np.int64))), row_group_size=131_072))
-
-
-def manifest_with_long_names_in_a_dictionary(root: Path) -> None:
-    table = manifest_table(root)
-    names = pa.DictionaryArray.from_arrays(pa.array(np.zeros(100_000, np.int32)), pa.array(["x" * 4 * MIB]))
-    table = table.take(pa.array(np.zeros(100_000, np.int64))).set_column(0, "operator", names)
-    put_manifest(root, written(table, dictionary_pagesize_limit=1 << 30, row_group_size=131_072))
-
-
-def manifest_with_a_list_of_60_million_groups(root: Path) -> None:
-    table = manifest_table(root).slice(0, 1)
-    counts = pa.ListArray.from_arrays([0, 60_000_000], pa.array(np.zeros(60_000_000, np.int64)))
-    at = table.column_names.index("rows_per_group")
-    put_manifest(root, written(table.set_column(at, "rows_per_group", counts)))
-
-
-def manifest_with_inline_bytes_shared_by_many(root: Path) -> None:
-    table = manifest_table(root)
-    shared = pa.DictionaryArray.from_arrays(
-        pa.array(np.zeros(120_000, np.int32)), pa.array([b"x" * 4 * MIB], pa.binary())
-    )
-    at = table.column_names.index("inline")
-    table = table.take(pa.array(np.zeros(120_000, np.int64))).set_column(at, "inline", shared)
-    put_manifest(root, written(table, dictionary_pagesize_limit=1 << 30, row_group_size=131_072))
-
-
-def footer_changed(data: bytes, change: Callable[[thrift.Struct], None]) -> bytes:
+def footer_changed(data: bytes, change: FooterChange) -> bytes:
     body, footer = thrift.split_footer(data)
     change(footer)
     return thrift.join_footer(body, footer)
 
 
-def _manifest_footer(root: Path, change: Callable[[thrift.Struct], None]) -> None:
-    path = root / members(root)["manifest"]["path"]
-    put_manifest(root, footer_changed(path.read_bytes(), change))
+def put_footer(root: Path, change: FooterChange) -> None:
+    put_manifest(root, footer_changed(manifest_path(root).read_bytes(), change))
 
 
-def manifest_of_2_40_rows_without_pages(root: Path) -> None:
-    def change(footer: thrift.Struct) -> None:
-        thrift.put(footer, thrift.zigzag(2**40), 3)
-        thrift.put(footer, thrift.zigzag(2**40), 4, 0, 3)
-
-    _manifest_footer(root, change)
+def claim_2_40_rows(footer: thrift.Struct) -> None:
+    thrift.put(footer, thrift.zigzag(2**40), 3)
+    thrift.put(footer, thrift.zigzag(2**40), 4, 0, 3)
 
 
-def manifest_of_2_000_row_groups(root: Path) -> None:
-    def change(footer: thrift.Struct) -> None:
-        inner, groups = thrift.get(footer, 4)
-        thrift.put(footer, (inner, groups * 2_000), 4)
-
-    _manifest_footer(root, change)
+def repeat_row_groups(footer: thrift.Struct, times: int) -> None:
+    inner, groups = thrift.get(footer, 4)
+    thrift.put(footer, (inner, groups * times), 4)
 
 
-def deep_schema(footer: thrift.Struct, levels: int) -> None:
-    """A schema of structs in structs, around one column."""
+def deepen_schema(footer: thrift.Struct) -> None:
+    """200,000 structs in structs, around one column."""
     inner, elements = thrift.get(footer, 2)
     group = [[4, thrift.BINARY, b"s"], [5, thrift.I32, thrift.zigzag(1)]]
-    thrift.put(footer, (inner, [elements[0], *[group] * levels, *elements[1:]]), 2)
+    thrift.put(footer, (inner, [elements[0], *[group] * 200_000, *elements[1:]]), 2)
 
 
-def manifest_of_structs_in_structs(root: Path) -> None:
-    _manifest_footer(root, lambda footer: deep_schema(footer, 200_000))
-
-
-def manifest_of_60_000_columns(root: Path) -> None:
-    def change(footer: thrift.Struct) -> None:
-        inner, elements = thrift.get(footer, 2)
-        thrift.put(elements[0], thrift.zigzag(60_000), 5)
-        thrift.put(footer, (inner, [elements[0], *[elements[1]] * 60_000]), 2)
-
-    _manifest_footer(root, change)
+def claim_60_000_columns(footer: thrift.Struct) -> None:
+    inner, elements = thrift.get(footer, 2)
+    thrift.put(elements[0], thrift.zigzag(60_000), 5)
+    thrift.put(footer, (inner, [elements[0], *[elements[1]] * 60_000]), 2)
 
 
 def manifest_whose_footer_is_larger_than_the_file(root: Path) -> None:
-    path = root / members(root)["manifest"]["path"]
-    put_manifest(root, path.read_bytes()[:-8] + (2**31 - 1).to_bytes(4, "little") + b"PAR1")
+    put_manifest(root, manifest_path(root).read_bytes()[:-8] + (2**31 - 1).to_bytes(4, "little") + b"PAR1")
 
 
 def manifest_whose_lists_claim_2_31_elements(root: Path) -> None:
-    path = root / members(root)["manifest"]["path"]
-    body, _ = thrift.split_footer(path.read_bytes())
+    body, _ = thrift.split_footer(manifest_path(root).read_bytes())
     huge = b"\x15\x04\x19\xfc" + thrift.varint(2**31 - 1) + b"\x48" + thrift.varint(2**31 - 1)
     put_manifest(root, thrift.join_footer(body, huge))
 
 
-def manifest_larger_than_the_record_says(root: Path) -> None:
-    with (root / members(root)["manifest"]["path"]).open("r+b") as file:
-        file.truncate(6 << 30)
-
-
 def manifest_of_six_gigabytes(root: Path) -> None:
-    manifest_larger_than_the_record_says(root)
+    truncate(manifest_path(root))
     put_record(root, lambda found: found["manifest"].update(size_bytes=6 << 30))
+
+
+def many_counts(root: Path) -> None:
+    counts = pa.ListArray.from_arrays([0, 60_000_000], pa.array(np.zeros(60_000_000, np.int64)))
+    put_rows(root, rows_per_group=counts)
+
+
+MANIFESTS: dict[str, Bomb] = {
+    "manifest_of_millions_of_equal_handles": lambda root: put_rows(root, 3_000_000),
+    "manifest_with_long_names_in_a_dictionary": lambda root: put_rows(
+        root, 100_000, operator=shared("x" * 4 * MIB, 100_000)
+    ),
+    "manifest_with_a_list_of_60_million_groups": many_counts,
+    "manifest_with_inline_bytes_shared_by_many": lambda root: put_rows(
+        root, 120_000, inline=shared(b"x" * 4 * MIB, 120_000)
+    ),
+    "manifest_of_2_40_rows_without_pages": partial(put_footer, change=claim_2_40_rows),
+    "manifest_of_2_000_row_groups": partial(put_footer, change=partial(repeat_row_groups, times=2_000)),
+    "manifest_of_structs_in_structs": partial(put_footer, change=deepen_schema),
+    "manifest_of_60_000_columns": partial(put_footer, change=claim_60_000_columns),
+    "manifest_whose_footer_is_larger_than_the_file": manifest_whose_footer_is_larger_than_the_file,
+    "manifest_whose_lists_claim_2_31_elements": manifest_whose_lists_claim_2_31_elements,
+    "manifest_larger_than_the_record_says": lambda root: truncate(manifest_path(root)),
+    "manifest_of_six_gigabytes": manifest_of_six_gigabytes,
+}
 
 
 # ---- segments --------------------------------------------------------------------------------------------------------
 
 
-def put_segment(root: Path, data: bytes, **facts: Any) -> None:
+def put_segment(root: Path, data: bytes) -> None:
     """Other bytes as the first segment, vouched for by its handle, the manifest and the record."""
     parts = forger(root)
     at = parts.find("counter", "counts")
     parts.set_bytes(at, data)
     groups = thrift.get(thrift.split_footer(data)[1], 4)[1]
-    rows = sum(thrift.unzigzag(thrift.get(group, 3)) for group in groups)
+    rows = min(sum(thrift.unzigzag(thrift.get(group, 3)) for group in groups), 2**46)
     uncompressed = sum(thrift.unzigzag(thrift.get(group, 2)) for group in groups)
-    most = min(rows, 2**46)
-    handle = parts.handles[at]
-    facts = {
-        "rows": most,
-        "segment_rows": most,
-        "uncompressed_bytes": uncompressed,
-        "last_group": handle.first_group,
-        "rows_per_group": [most],
-        **facts,
-    }
-    parts.change(at, **facts)
+    group = parts.handles[at].first_group
+    facts = {"rows": rows, "segment_rows": rows, "last_group": group, "rows_per_group": [rows]}
+    parts.change(at, uncompressed_bytes=uncompressed, **facts)
     parts.seal()
 
 
@@ -355,196 +298,135 @@ def segment_bytes(root: Path) -> bytes:
     return parts.bytes_of(parts.find("counter", "counts"))
 
 
-def segment_written(root: Path, columns: Mapping[str, Any], **options: Any) -> bytes:
-    """A Parquet file with the entries of the good segment's footer and other columns."""
+def put_columns(root: Path, words: pa.Array, change: FooterChange | None = None, **options: Any) -> None:
+    """A segment of other columns, with the entries of the good one's footer; ``l`` is one more."""
     old = pq.read_metadata(pa.BufferReader(segment_bytes(root))).metadata
-    schema = pa.schema(
-        [
-            pa.field("_key_group", pa.int32(), nullable=False),
-            pa.field("word", getattr(columns["word"], "type", pa.string())),
-            pa.field("n", pa.int64()),
-        ]
-    )
-    rows = len(columns["word"])
-    table = pa.table({"_key_group": pa.array(np.zeros(rows, np.int32)), **columns}, schema)
+    rows = len(words)
+    columns = {"_key_group": zeros(rows), "word": words, "n": pa.nulls(rows, pa.int64())}
+    columns |= {name: options.pop(name) for name in ("l",) if name in options}
+    fields = [pa.field(name, column.type, nullable=name != "_key_group") for name, column in columns.items()]
+    table = pa.table(columns, pa.schema(fields))
     sink = pa.BufferOutputStream()
-    size = options.pop("row_group_size", rows)
-    options = {
-        "compression": "zstd",
-        "write_page_checksum": True,
-        "store_schema": False,
-        "write_statistics": False,
-        **options,
-    }
-    with pq.ParquetWriter(sink, schema, **options) as writer:
-        writer.write_table(table, row_group_size=size)
+    options = {"compression": "zstd", "write_page_checksum": True, "store_schema": False} | options
+    with pq.ParquetWriter(sink, table.schema, write_statistics=False, **options) as writer:
+        writer.write_table(table, row_group_size=rows)
         writer.add_key_value_metadata({key.decode(): value.decode() for key, value in old.items()})
-    return sink.getvalue().to_pybytes()
+    data = sink.getvalue().to_pybytes()
+    put_segment(root, data if change is None else footer_changed(data, change))
 
 
-def nulls(rows: int) -> pa.Array:
-    return pa.nulls(rows, pa.int64())
+def put_segment_footer(root: Path, change: FooterChange) -> None:
+    put_segment(root, footer_changed(segment_bytes(root), change))
 
 
-def segment_of_one_long_string_repeated(root: Path) -> None:
-    words = pa.DictionaryArray.from_arrays(pa.array(np.zeros(200_000, np.int32)), pa.array(["x" * 16 * MIB]))
-    put_segment(root, segment_written(root, {"word": words, "n": nulls(200_000)}, dictionary_pagesize_limit=1 << 30))
-
-
-def segment_of_pages_of_a_gigabyte(root: Path) -> None:
-    words = pa.array(["x" * (256 * MIB)] * 3)
-    put_segment(root, segment_written(root, {"word": words, "n": nulls(3)}, use_dictionary=False))
-
-
-def segment_of_a_hundred_million_nulls(root: Path) -> None:
-    rows = 100_000_000
-    words = pa.nulls(rows, pa.string())
-    put_segment(root, segment_written(root, {"word": words, "n": nulls(rows)}, compression="none"))
-
-
-def segment_of_many_row_groups_of_nulls(root: Path) -> None:
-    data = segment_written(root, {"word": pa.nulls(4 * MIB, pa.string()), "n": nulls(4 * MIB)})
+def put_many_nulls(root: Path) -> None:
+    rows = 4 * MIB
 
     def change(footer: thrift.Struct) -> None:
-        inner, groups = thrift.get(footer, 4)
-        thrift.put(footer, (inner, groups * 1000), 4)
-        thrift.put(footer, thrift.zigzag(4 * MIB * 1000), 3)
+        repeat_row_groups(footer, 1000)
+        thrift.put(footer, thrift.zigzag(rows * 1000), 3)
 
-    put_segment(root, footer_changed(data, change))
-
-
-def _footers_lie(root: Path, field: int, value: int) -> None:
-    """A compressed page of 256 MiB, and a footer that says less."""
-    words = pa.array(["x" * (256 * MIB)])
-    data = segment_written(root, {"word": words, "n": nulls(1)}, use_dictionary=False)
-
-    def change(footer: thrift.Struct) -> None:
-        thrift.put(footer, thrift.zigzag(value), 4, 0, field)
-        thrift.put(footer, thrift.zigzag(value), 4, 0, 1, 1, 3, 6)
-
-    put_segment(root, footer_changed(data, change))
+    put_columns(root, pa.nulls(rows, pa.string()), change)
 
 
-def segment_whose_footer_hides_the_size(root: Path) -> None:
-    _footers_lie(root, 2, 1000)
+def hide_the_size(footer: thrift.Struct) -> None:
+    thrift.put(footer, thrift.zigzag(1000), 4, 0, 2)
+    thrift.put(footer, thrift.zigzag(1000), 4, 0, 1, 1, 3, 6)
 
 
 def segment_whose_page_claims_2_gib(root: Path) -> None:
-    data = segment_written(
-        root, {"word": pa.array(["x"] * 50), "n": nulls(50)}, compression="lz4", use_dictionary=False
-    )
-    footer = thrift.split_footer(data)[1]
-    start = thrift.unzigzag(thrift.get(footer, 4, 0, 1, 1, 3, 9))
+    put_columns(root, pa.array(["x"] * 50), compression="lz4", use_dictionary=False)
+    data = segment_bytes(root)
+    start = thrift.unzigzag(thrift.get(thrift.split_footer(data)[1], 4, 0, 1, 1, 3, 9))
     header, length = thrift.parse(data[start:])
     thrift.put(header, thrift.zigzag(2**31 - 1), 2)
     forged = thrift.unparse(header)
     shift = len(forged) - length
 
     def change(tree: thrift.Struct) -> None:
-        column = thrift.get(tree, 4, 0, 1, 1, 3)
-        thrift.put(column, thrift.get(column, 7) + 2 * shift, 7)
-        column = thrift.get(tree, 4, 0, 1, 2, 3)
-        thrift.put(column, thrift.get(column, 9) + 2 * shift, 9)
+        for column, field in ((1, 7), (2, 9)):
+            place = thrift.get(tree, 4, 0, 1, column, 3)
+            thrift.put(place, thrift.get(place, field) + 2 * shift, field)
 
     put_segment(root, footer_changed(data[:start] + forged + data[start + length :], change))
 
 
-def segment_of_2_40_rows(root: Path) -> None:
-    def change(footer: thrift.Struct) -> None:
-        thrift.put(footer, thrift.zigzag(2**40), 3)
-        thrift.put(footer, thrift.zigzag(2**40), 4, 0, 3)
-
-    put_segment(root, footer_changed(segment_bytes(root), change))
-
-
-def segment_of_structs_in_structs(root: Path) -> None:
-    put_segment(root, footer_changed(segment_bytes(root), lambda footer: deep_schema(footer, 200_000)))
-
-
-def segment_with_200_000_entries_of_metadata(root: Path) -> None:
-    def change(footer: thrift.Struct) -> None:
-        inner, entries = thrift.get(footer, 5)
-        thrift.put(footer, (inner, entries + [[[1, thrift.BINARY, b"k"]]] * 200_000), 5)
-
-    put_segment(root, footer_changed(segment_bytes(root), change))
-
-
-def segment_with_an_arrow_schema_of_a_megabyte(root: Path) -> None:
-    def change(footer: thrift.Struct) -> None:
-        inner, entries = thrift.get(footer, 5)
-        bomb = [[1, thrift.BINARY, b"ARROW:schema"], [2, thrift.BINARY, b"/////" + b"A" * MIB]]
-        thrift.put(footer, (inner, [*entries, bomb]), 5)
-
-    put_segment(root, footer_changed(segment_bytes(root), change))
+def add_entries(footer: thrift.Struct, entries: list[Any]) -> None:
+    inner, found = thrift.get(footer, 5)
+    thrift.put(footer, (inner, found + entries), 5)
 
 
 def segment_larger_than_its_handle_says(root: Path) -> None:
     parts = forger(root)
-    with (root / str(parts.handles[parts.find("counter", "counts")].path)).open("r+b") as file:
-        file.truncate(6 << 30)
-
-
-def segment_whose_columns_lie_far_apart(root: Path) -> None:
-    data = segment_bytes(root)
-    body, footer = thrift.split_footer(data)
-    thrift.put(footer, thrift.zigzag(2**40), 4, 0, 1, 1, 3, 7)
-    put_segment(root, thrift.join_footer(body, footer))
+    truncate(root / str(parts.handles[parts.find("counter", "counts")].path))
 
 
 def segment_of_lists_of_nothing(root: Path) -> None:
     """One row that is a list of two hundred million nulls, in a state that has such a column."""
-    count = 200_000_000
-    field = {"id": 50, "name": "l", "nullable": True}
-    field["type"] = {"list": {"id": 51, "name": "element", "type": "int64", "nullable": True}}  # type: ignore[assignment]
+    element = {"id": 51, "name": "element", "type": "int64", "nullable": True}
+    field = {"id": 50, "name": "l", "nullable": True, "type": {"list": element}}
 
     def declare(found: dict[str, Any]) -> None:
         found["states"][0]["schemas"][0]["fields"].append(field)
         found["states"][0]["last_field_id"] = 51
 
     put_record(root, declare)
-    old = pq.read_metadata(pa.BufferReader(segment_bytes(root))).metadata
-    element = pa.list_(pa.field("element", pa.int64()))
-    schema = pa.schema(
-        [
-            pa.field("_key_group", pa.int32(), nullable=False),
-            pa.field("word", pa.string()),
-            pa.field("n", pa.int64()),
-            pa.field("l", element),
-        ]
-    )
-    lists = pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), nulls(count), type=element)
-    table = pa.table({"_key_group": pa.array([0], pa.int32()), "word": ["w"], "n": nulls(1), "l": lists}, schema)
-    sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, schema, compression="zstd", write_page_checksum=True, store_schema=False) as writer:
-        writer.write_table(table)
-        writer.add_key_value_metadata({key.decode(): value.decode() for key, value in old.items()})
-    put_segment(root, sink.getvalue().to_pybytes())
+    kind = pa.list_(pa.field("element", pa.int64()))
+    ends = pa.array([0, 200_000_000], pa.int32())
+    lists = pa.ListArray.from_arrays(ends, pa.nulls(200_000_000, pa.int64()), type=kind)
+    put_columns(root, pa.array(["w"]), l=lists)
+
+
+def long_dictionary(root: Path) -> None:
+    put_columns(root, shared("x" * 16 * MIB, 200_000), dictionary_pagesize_limit=1 << 30)
+
+
+ARROW_SCHEMA = [[1, thrift.BINARY, b"ARROW:schema"], [2, thrift.BINARY, b"/////" + b"A" * MIB]]
+SEGMENTS: dict[str, Bomb] = {
+    "segment_of_one_long_string_repeated": long_dictionary,
+    "segment_of_pages_of_a_gigabyte": lambda root: put_columns(
+        root, pa.array(["x" * (256 * MIB)] * 3), use_dictionary=False
+    ),
+    "segment_of_a_hundred_million_nulls": lambda root: put_columns(
+        root, pa.nulls(100_000_000, pa.string()), compression="none"
+    ),
+    "segment_of_many_row_groups_of_nulls": put_many_nulls,
+    "segment_whose_footer_hides_the_size": lambda root: put_columns(
+        root, pa.array(["x" * (256 * MIB)]), hide_the_size, use_dictionary=False
+    ),
+    "segment_whose_page_claims_2_gib": segment_whose_page_claims_2_gib,
+    "segment_of_2_40_rows": partial(put_segment_footer, change=claim_2_40_rows),
+    "segment_of_structs_in_structs": partial(put_segment_footer, change=deepen_schema),
+    "segment_with_200_000_entries_of_metadata": partial(
+        put_segment_footer, change=partial(add_entries, entries=[[[1, thrift.BINARY, b"k"]]] * 200_000)
+    ),
+    "segment_with_an_arrow_schema_of_a_megabyte": partial(
+        put_segment_footer, change=partial(add_entries, entries=[ARROW_SCHEMA])
+    ),
+    "segment_larger_than_its_handle_says": segment_larger_than_its_handle_says,
+    "segment_whose_columns_lie_far_apart": partial(
+        put_segment_footer, change=lambda footer: thrift.put(footer, thrift.zigzag(2**40), 4, 0, 1, 1, 3, 7)
+    ),
+    "segment_of_lists_of_nothing": segment_of_lists_of_nothing,
+}
 
 
 def requests_of_gigabytes(root: Path) -> None:
     (root / "requests").mkdir(exist_ok=True)
-    with (root / "requests" / "stop-0000.json").open("wb") as file:
-        file.truncate(6 << 30)
+    (root / "requests" / "stop-0000.json").touch()
+    truncate(root / "requests" / "stop-0000.json")
 
 
-RECORDS = [found for name, found in list(globals().items()) if name.startswith("record_")]
-MANIFESTS = [
-    found for name, found in list(globals().items()) if name.startswith("manifest_") and name != "manifest_table"
-]
-SEGMENTS = [
-    found
-    for name, found in list(globals().items())
-    if name.startswith("segment_") and name not in ("segment_bytes", "segment_written")
-]
-HARMLESS = [
-    requests_of_gigabytes,
-    record_of_a_long_chain_of_operators,
-    record_of_one_operator_with_40_000_inputs,
-    record_with_a_name_of_7_mb,
-    record_of_empty_arrays,
-    record_of_400_000_members,
-    record_of_a_state_with_5_000_schemas,
-]
+BOMBS = RECORDS | MANIFESTS | SEGMENTS | {"requests_of_gigabytes": requests_of_gigabytes}
+HARMLESS = (
+    "requests_of_gigabytes",
+    "record_a_long_chain_of_operators",
+    "record_one_operator_with_40_000_inputs",
+    "record_a_name_of_7_mb",
+    "record_empty_arrays",
+    "record_400_000_members",
+    "record_a_state_with_5_000_schemas",
+)
 """Large or odd, and yet nothing is wrong: these are read right."""
 
 
@@ -573,21 +455,10 @@ def _actions(root: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "inspect", lambda: ckpt(["inspect", url])
     yield "history", lambda: ckpt(["history", url])
     yield "gc", lambda: ckpt(["gc", url])
+    out = str(root.parent / "out.parquet")
     yield (
         "export",
-        lambda: ckpt(
-            [
-                "export",
-                url,
-                "--operator",
-                "counter",
-                "--state",
-                "counts",
-                "--force",
-                "--to",
-                str(root.parent / "out.parquet"),
-            ]
-        ),
+        lambda: ckpt(["export", url, *["--operator", "counter", "--state", "counts", "--force", "--to"], out]),
     )
 
 
@@ -596,7 +467,7 @@ def _vm(field: str) -> int:
     return int(line.split()[1]) << 10
 
 
-def _attack(root: Path, bomb: Callable[[Path], None], answer: Any) -> None:
+def _attack(root: Path, bomb: Bomb, answer: Any) -> None:
     """In the child: everything that readers do, each action for itself."""
     resource.setrlimit(resource.RLIMIT_AS, (_vm("VmSize") + ADDRESS_SPACE_BYTES,) * 2)
     before = _vm("VmRSS")
@@ -639,19 +510,19 @@ def _run(target: Callable[..., None], seconds: float, *arguments: Any) -> list[A
     return [*said, ("exit", child.exitcode)]
 
 
-def _build(root: Path, bomb: Callable[[Path], None], answer: Any) -> None:
+def _build(root: Path, bomb: Bomb, answer: Any) -> None:
     good_store(root)
     bomb(root)
     answer.send(("built",))
 
 
-def attack(root: Path, bomb: Callable[[Path], None], *, seconds: float = 120.0) -> Outcome:
+def attack(root: Path, bomb: Bomb, *, seconds: float = 120.0) -> Outcome:
     """Make the bomb in ``root`` and do with it all that readers do, both in forked processes.
 
     A bomb that ends the process, or keeps it busy for ``seconds``, is a fault of the action under way.
     """
     built = _run(_build, seconds, root, bomb)
-    assert built[0] == ("built",), (bomb.__name__, built)
+    assert built[0] == ("built",), built
     said = _run(_attack, seconds, root, bomb)
     ended = [message for message in said if message[0] == "ended"]
     if ended:
@@ -659,9 +530,6 @@ def attack(root: Path, bomb: Callable[[Path], None], *, seconds: float = 120.0) 
     begun = [message[1] for message in said if message[0] == "begun"]
     how = "hung" if ("hung",) in said else f"ended with {said[-1][1]}"
     return Outcome({begun[-1] if begun else "start": f"FAULT {how}"}, 0, 0.0)
-
-
-BOMBS = {bomb.__name__: bomb for bomb in [*RECORDS, *MANIFESTS, *SEGMENTS, requests_of_gigabytes]}
 
 
 def main(names: Sequence[str]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,109 +21,63 @@ from stateformat.keys import (
     subtask_of_key_group,
 )
 
-SMALL = [(p, limit) for limit in range(1, 65) for p in range(1, limit + 1)]
+SMALL = [{"parallelism": p, "max_parallelism": limit} for limit in range(1, 65) for p in range(1, limit + 1)]
 LARGE = [(1, 32768), (3, 32768), (32767, 32768), (32768, 32768), (4999, 30011), (7, 128)]
 
 
-def owners_by_definition(parallelism: int, max_parallelism: int) -> list[int]:
-    """The owner of each group, from the rule floor(g * p / max) in exact fractions."""
-    return [math.floor(Fraction(group * parallelism, max_parallelism)) for group in range(max_parallelism)]
-
-
-def test_ranges_are_disjoint_cover_every_group_and_differ_in_size_by_at_most_one() -> None:
-    for parallelism, max_parallelism in SMALL:
-        ranges = [
-            key_group_range(subtask, parallelism=parallelism, max_parallelism=max_parallelism)
-            for subtask in range(parallelism)
-        ]
-        owned = [group for first, last in ranges for group in range(first, last + 1)]
-        assert owned == list(range(max_parallelism)), (parallelism, max_parallelism)
+def test_ranges_bounds_and_owners_of_all_groups_follow_the_rule_for_small_numbers() -> None:
+    for numbers in SMALL:
+        p, limit = numbers["parallelism"], numbers["max_parallelism"]
+        owners = [math.floor(Fraction(group * p, limit)) for group in range(limit)]
+        found = subtask_of_key_group(np.arange(limit, dtype=np.int32), **numbers)
+        assert (found.tolist(), found.dtype) == (owners, np.int64)
+        bounds = range_bounds(p, limit)
+        assert bounds.dtype == np.int64
+        assert bounds.tolist() == [owners.index(subtask) for subtask in range(p)] + [limit]
+        ranges = [key_group_range(subtask, **numbers) for subtask in range(p)]
+        for subtask, (first, last) in enumerate(ranges):
+            assert [group for group, owner in enumerate(owners) if owner == subtask] == list(range(first, last + 1))
         sizes = {last - first + 1 for first, last in ranges}
         assert min(sizes) >= 1
         assert max(sizes) - min(sizes) <= 1
 
 
-def test_owner_of_a_group_and_ranges_and_bounds_tell_the_same() -> None:
-    for parallelism, max_parallelism in SMALL:
-        expected = owners_by_definition(parallelism, max_parallelism)
-        groups = np.arange(max_parallelism, dtype=np.int32)
-        owners = subtask_of_key_group(groups, parallelism=parallelism, max_parallelism=max_parallelism)
-        assert owners.tolist() == expected
-        assert owners.dtype == np.int64
-        bounds = range_bounds(parallelism, max_parallelism)
-        assert bounds.dtype == np.int64
-        assert bounds.tolist() == [expected.index(subtask) for subtask in range(parallelism)] + [max_parallelism]
-        for subtask in range(parallelism):
-            first, last = key_group_range(subtask, parallelism=parallelism, max_parallelism=max_parallelism)
-            assert [group for group, owner in enumerate(expected) if owner == subtask] == list(range(first, last + 1))
-
-
-@pytest.mark.parametrize(("parallelism", "max_parallelism"), LARGE)
-def test_large_numbers_follow_the_formulas_without_overflow(parallelism: int, max_parallelism: int) -> None:
-    bounds = range_bounds(parallelism, max_parallelism)
-    assert bounds.tolist() == [math.ceil(Fraction(i * max_parallelism, parallelism)) for i in range(parallelism + 1)]
-    last = parallelism - 1
-    assert key_group_range(last, parallelism=parallelism, max_parallelism=max_parallelism) == (
-        math.ceil(Fraction(last * max_parallelism, parallelism)),
-        max_parallelism - 1,
-    )
-    groups = np.array([0, max_parallelism // 2, max_parallelism - 1], np.int32)
-    owners = subtask_of_key_group(groups, parallelism=parallelism, max_parallelism=max_parallelism)
-    assert owners.tolist() == [math.floor(Fraction(int(g) * parallelism, max_parallelism)) for g in groups]
+@pytest.mark.parametrize(("p", "limit"), LARGE)
+def test_large_numbers_follow_the_formulas_without_overflow(p: int, limit: int) -> None:
+    bounds = [math.ceil(Fraction(i * limit, p)) for i in range(p + 1)]
+    assert range_bounds(p, limit).tolist() == bounds
+    assert key_group_range(p - 1, parallelism=p, max_parallelism=limit) == (bounds[-2], limit - 1)
+    groups = np.array([0, limit // 2, limit - 1], np.int32)
+    owners = subtask_of_key_group(groups, parallelism=p, max_parallelism=limit)
+    assert owners.tolist() == [math.floor(Fraction(int(g) * p, limit)) for g in groups]
 
 
 def test_owner_of_a_single_group_is_a_plain_int() -> None:
     owner = subtask_of_key_group(127, parallelism=6, max_parallelism=128)
-    assert owner == 5
-    assert type(owner) is int
+    assert (owner, type(owner)) == (5, int)
 
 
 @pytest.mark.parametrize("max_parallelism", [1, 2, 3, 7, 128, 130, 32767, 32768])
 def test_key_group_is_the_floor_mod_of_the_signed_hash(max_parallelism: int) -> None:
-    extremes = [-(2**31), -(2**31) + 1, -max_parallelism, -1, 0, 1, max_parallelism, 2**31 - 1]
-    random = np.random.default_rng(7).integers(-(2**31), 2**31, 2000).tolist()
-    groups = key_groups(np.array(extremes + random, np.int32), max_parallelism)
+    hashes = [-(2**31), -(2**31) + 1, -max_parallelism, -1, 0, 1, max_parallelism, 2**31 - 1]
+    hashes += np.random.default_rng(7).integers(-(2**31), 2**31, 2000).tolist()
+    groups = key_groups(np.array(hashes, np.int32), max_parallelism)
     assert groups.dtype == np.int32
     # Python's % on ints is the floor-mod.
-    assert groups.tolist() == [value % max_parallelism for value in extremes + random]
+    assert groups.tolist() == [value % max_parallelism for value in hashes]
+    assert key_groups(np.empty(0, np.int32), max_parallelism).tolist() == []
 
 
-def test_key_groups_refuse_hashes_that_are_not_signed_32_bit() -> None:
-    with pytest.raises(InvalidInput, match="uint32"):
-        key_groups(np.array([1], np.uint32), 128)
-
-
-def test_no_hashes_have_no_key_groups() -> None:
-    assert key_groups(np.empty(0, np.int32), 100).tolist() == []
-
-
-@pytest.mark.parametrize(
-    ("parallelism", "expected"),
-    [
-        (1, 128),
-        (85, 128),
-        (86, 256),
-        (170, 256),
-        (171, 256),
-        (172, 512),
-        (21845, 32768),
-        (21846, 32768),
-        (32768, 32768),
-    ],
-)
-def test_default_max_parallelism_leaves_room_for_half_as_many_again(parallelism: int, expected: int) -> None:
-    assert default_max_parallelism(parallelism) == expected
-
-
-def test_default_max_parallelism_is_the_clamped_least_power_of_two_for_every_parallelism() -> None:
-    powers = [2**exponent for exponent in range(20)]
+def test_default_max_parallelism_is_the_clamped_least_power_of_two_with_room_for_half_as_many_again() -> None:
+    found = {p: default_max_parallelism(p) for p in (1, 85, 86, 170, 171, 172, 21845, 21846, 32768)}
+    assert [*found.values()] == [128, 128, 256, 256, 256, 512, 32768, 32768, 32768]
     for parallelism in range(1, 2000):
-        least = next(power for power in powers if power >= parallelism + parallelism // 2)
+        least = next(2**n for n in range(20) if 2**n >= parallelism + parallelism // 2)
         assert default_max_parallelism(parallelism) == max(128, min(least, 32768))
 
 
 @pytest.mark.parametrize(
-    ("parallelism", "max_parallelism", "sentence"),
+    ("p", "limit", "sentence"),
     [
         (0, 128, "parallelism 0 of operator 'count' is below 1"),
         (-3, 128, "parallelism -3"),
@@ -130,42 +86,42 @@ def test_default_max_parallelism_is_the_clamped_least_power_of_two_for_every_par
         (1, MAX_PARALLELISM_LIMIT + 1, "max parallelism 32769 of operator 'count'"),
     ],
 )
-def test_impossible_parallelisms_are_refused_by_name(parallelism: int, max_parallelism: int, sentence: str) -> None:
+def test_impossible_parallelisms_are_refused_by_name(p: int, limit: int, sentence: str) -> None:
     with pytest.raises(InvalidInput, match=sentence) as caught:
-        check_parallelism(parallelism, max_parallelism, operator="count")
-    assert caught.value.kind is ErrorKind.INVALID_PARALLELISM
-    assert caught.value.details["parallelism"] == parallelism
+        check_parallelism(p, limit, operator="count")
+    assert (caught.value.kind, caught.value.details["parallelism"]) == (ErrorKind.INVALID_PARALLELISM, p)
     for refused in (
-        lambda: range_bounds(parallelism, max_parallelism),
-        lambda: key_group_range(0, parallelism=parallelism, max_parallelism=max_parallelism),
-        lambda: subtask_of_key_group(0, parallelism=parallelism, max_parallelism=max_parallelism),
+        lambda: range_bounds(p, limit),
+        lambda: key_group_range(0, parallelism=p, max_parallelism=limit),
+        lambda: subtask_of_key_group(0, parallelism=p, max_parallelism=limit),
     ):
         with pytest.raises(InvalidInput):
             refused()
 
 
-def test_bounds_of_parallelism_are_inclusive() -> None:
-    for parallelism, max_parallelism in [(1, 1), (32768, 32768), (1, 32768)]:
-        check_parallelism(parallelism, max_parallelism)
-        assert len(range_bounds(parallelism, max_parallelism)) == parallelism + 1
+@pytest.mark.parametrize(("p", "limit"), [(1, 1), (32768, 32768), (1, 32768)])
+def test_bounds_of_parallelism_are_inclusive(p: int, limit: int) -> None:
+    check_parallelism(p, limit)
+    assert len(range_bounds(p, limit)) == p + 1
 
 
-def test_subtasks_and_groups_that_do_not_exist_are_refused() -> None:
-    for subtask in (-1, 4):
-        with pytest.raises(InvalidInput, match=f"no subtask {subtask}"):
-            key_group_range(subtask, parallelism=4, max_parallelism=128)
-    for group in (-1, 128):
-        with pytest.raises(InvalidInput, match="128"):
-            subtask_of_key_group(np.array([0, group]), parallelism=4, max_parallelism=128)
+FOUR = {"parallelism": 4, "max_parallelism": 128}
 
 
-def test_default_of_an_impossible_parallelism_is_refused() -> None:
-    for parallelism in (0, 32769):
-        with pytest.raises(InvalidInput):
-            default_max_parallelism(parallelism)
-
-
-def test_key_groups_refuse_a_max_parallelism_out_of_range() -> None:
-    for max_parallelism in (0, 32769):
-        with pytest.raises(InvalidInput):
-            key_groups(np.array([1], np.int32), max_parallelism)
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: key_group_range(-1, **FOUR), "no subtask -1"),
+        (lambda: key_group_range(4, **FOUR), "no subtask 4"),
+        (lambda: subtask_of_key_group(np.array([0, -1]), **FOUR), "128"),
+        (lambda: subtask_of_key_group(np.array([0, 128]), **FOUR), "128"),
+        (lambda: default_max_parallelism(0), "below 1"),
+        (lambda: default_max_parallelism(32769), "above"),
+        (lambda: key_groups(np.array([1], np.int32), 0), "max parallelism 0"),
+        (lambda: key_groups(np.array([1], np.int32), 32769), "max parallelism 32769"),
+        (lambda: key_groups(np.array([1], np.uint32), 128), "uint32"),
+    ],
+)
+def test_what_does_not_exist_is_refused(call: Callable[[], Any], sentence: str) -> None:
+    with pytest.raises(InvalidInput, match=sentence):
+        call()

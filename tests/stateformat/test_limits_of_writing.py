@@ -1,8 +1,8 @@
-"""What writers make of extreme and honest state: segments that readers take, or a refusal at once (SPEC.md section 7.4)."""
+"""Extreme and honest state is written so that readers take it, or refused (SPEC.md section 7.4)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -52,20 +52,21 @@ def read_both_ways(storage: CountingStorage, declared: State, handle: Handle) ->
         yield [call() for call in reader.calls(0, handle.rows)]
 
 
-EXTREMES = {
-    "one_number_in_every_row": (pa.int64(), lambda: repeated(7, pa.int64(), 1_000_000)),
-    "nothing_in_any_row": (pa.int64(), lambda: pa.nulls(1_000_000, pa.int64())),
-    "one_long_string_in_every_row": (pa.string(), lambda: repeated("x" * 65_536, pa.string(), 4_000)),
-    "a_long_list_of_nothing_in_every_row": (
-        pa.list_(pa.int64()),
-        lambda: pa.ListArray.from_arrays(
-            pa.array(np.arange(41, dtype=np.int32) * 1_000_000), pa.nulls(40_000_000, pa.int64())
-        ),
-    ),
-    "large_ones_among_many_small": (
-        pa.binary(),
-        lambda: pa.array([b"x"] * 20_000 + [bytes(MIB)] * 200 + [b"y"] * 20_000, pa.binary()),
-    ),
+def lists_of_nothing(count: int, length: int) -> pa.Array:
+    ends = pa.array(np.arange(count + 1, dtype=np.int32) * length)
+    return pa.ListArray.from_arrays(ends, pa.nulls(count * length, pa.int64()))
+
+
+def large_among_small(small: int, large: int) -> pa.Array:
+    return pa.array([b"x"] * small + [bytes(MIB)] * large + [b"y"] * small, pa.binary())
+
+
+EXTREMES: dict[str, Callable[[], pa.Array]] = {
+    "one_number_in_every_row": lambda: repeated(7, pa.int64(), 1_000_000),
+    "nothing_in_any_row": lambda: pa.nulls(1_000_000, pa.int64()),
+    "one_long_string_in_every_row": lambda: repeated("x" * 65_536, pa.string(), 3_000),
+    "a_long_list_of_nothing_in_every_row": lambda: lists_of_nothing(25, 1_000_000),
+    "large_ones_among_many_small": lambda: large_among_small(20_000, 150),
 }
 
 
@@ -74,10 +75,10 @@ EXTREMES = {
 def test_what_is_extreme_and_honest_is_written_so_that_it_is_read(
     storage: CountingStorage, case: str, codec: str
 ) -> None:
-    kind, make = EXTREMES[case]
-    values = make()
-    handle = write(storage, state(kind), rows(values), options(codec))
-    for pieces in read_both_ways(storage, state(kind), handle):
+    values = EXTREMES[case]()
+    declared = state(values.type)
+    handle = write(storage, declared, rows(values), options(codec))
+    for pieces in read_both_ways(storage, declared, handle):
         assert max(piece.nbytes for piece in pieces) <= DECODED_BYTES_MAX
         found = pa.concat_tables(pieces)
         assert found["v"].combine_chunks().equals(values.take(found["k"].combine_chunks()))
@@ -85,13 +86,13 @@ def test_what_is_extreme_and_honest_is_written_so_that_it_is_read(
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_row_groups_that_are_cut_by_bytes_still_hold_whole_key_groups(storage: CountingStorage, streamed: bool) -> None:
-    values = pa.array([b"x"] * 5_000 + [bytes(MIB)] * 300 + [b"y"] * 5_000, pa.binary())
-    data: Any = rows(values)
+    declared = state(pa.binary())
+    data: Any = rows(large_among_small(5_000, 200))
     if streamed:
-        first = write(storage, state(pa.binary()), data, options("zstd"))
-        reader = SegmentReader(storage, record(state(pa.binary())), state(pa.binary()), first)
+        first = write(storage, declared, data, options("zstd"))
+        reader = SegmentReader(storage, record(declared), declared, first)
         data = iter(pa.concat_tables(call() for call in reader.calls(0, first.rows)).to_batches())
-    handle = write(storage, state(pa.binary()), data, options("zstd"))
+    handle = write(storage, declared, data, options("zstd"))
     metadata = pq.read_metadata(pa.BufferReader(storage.read(handle.path or "")))
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     assert len(groups) > 3
@@ -99,10 +100,22 @@ def test_row_groups_that_are_cut_by_bytes_still_hold_whole_key_groups(storage: C
     assert not list(row_group_faults([group.num_rows for group in groups], handle_rows(handles_table([handle]))))
 
 
-@pytest.mark.parametrize("codec", ["lz4", "zstd"])
-def test_a_value_that_no_reader_may_decode_is_refused_when_it_is_written(storage: CountingStorage, codec: str) -> None:
-    with pytest.raises(InvalidState, match=r"at most 134,217,728 are taken .* choose codec 'none'") as refused:
-        write(storage, state(pa.binary()), rows(pa.array([bytes(160 * MIB)])), options(codec))
+@pytest.mark.parametrize(
+    ("codec", "values", "words"),
+    [
+        *(
+            (codec, pa.array([bytes(160 * MIB)]), "at most 134,217,728 .* choose codec 'none'")
+            for codec in ("lz4", "zstd")
+        ),
+        ("none", lists_of_nothing(1, 20_000_000), "1 of its rows would take 160,000,"),
+    ],
+    ids=["lz4", "zstd", "lists"],
+)
+def test_a_value_that_no_reader_may_decode_is_refused_when_it_is_written(
+    storage: CountingStorage, codec: str, values: pa.Array, words: str
+) -> None:
+    with pytest.raises(InvalidState, match=words) as refused:
+        write(storage, state(values.type), rows(values), options(codec))
     assert refused.value.kind is ErrorKind.LIMIT_EXCEEDED
     assert [found.path for found in storage.list("")] == []
 
@@ -114,13 +127,6 @@ def test_a_huge_value_that_does_not_shrink_too_far_is_read(storage: CountingStor
     for pieces in read_both_ways(storage, state(pa.binary()), handle):
         assert [len(piece) for piece in pieces] == [1]
         assert pieces[0]["v"][0].as_buffer().equals(pa.py_buffer(value))
-
-
-def test_a_list_of_nothing_that_would_fill_memory_is_refused_when_it_is_written(storage: CountingStorage) -> None:
-    kind = pa.list_(pa.int64())
-    values = pa.ListArray.from_arrays(pa.array([0, 20_000_000], pa.int32()), pa.nulls(20_000_000, pa.int64()))
-    with pytest.raises(InvalidState, match="1 of its rows would take 160,000,"):
-        write(storage, state(kind), rows(values), options("none"))
 
 
 def test_row_groups_beyond_what_a_file_may_have_are_refused(
@@ -142,14 +148,8 @@ def test_row_groups_of_others_with_one_long_string_in_every_row_are_read_one_at_
     sink = pa.BufferOutputStream()
     found = pq.read_table(data)
     counts = np.asarray(handle.rows_per_group)
-    with pq.ParquetWriter(
-        sink,
-        found.schema,
-        use_dictionary=["v"],
-        write_page_checksum=True,
-        write_statistics=False,
-        store_schema=False,
-    ) as writer:
+    plain: dict[str, Any] = {"write_page_checksum": True, "write_statistics": False, "store_schema": False}
+    with pq.ParquetWriter(sink, found.schema, use_dictionary=["v"], **plain) as writer:
         writer.add_key_value_metadata(kept)
         for stop, count in zip(np.cumsum(counts).tolist(), counts.tolist(), strict=True):
             writer.write_table(found.slice(stop - count, count), row_group_size=count)

@@ -1,11 +1,10 @@
-"""Segments are opened several at a time where reads wait, in the order of the rows, and one at a time where they do not."""
+"""Segments are opened several at a time where the storage says that reads wait, in the order of the rows."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 from threading import Barrier, Lock
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -20,10 +19,12 @@ SEGMENTS, TOGETHER = 12, 4
 
 
 class Waiting(LocalStorage):
-    """Counts the reads that are under way, and where a barrier is given, ends none before so many have begun."""
+    """Counts the reads under way; with a barrier it ends none before so many have begun."""
 
-    def __init__(self, root: str, barrier: Barrier | None = None) -> None:
-        super().__init__(root, durable=False)
+    def __init__(self, root: Path, reads_at_once: int | None, barrier: Barrier | None = None) -> None:
+        super().__init__(str(root), durable=False)
+        if reads_at_once is not None:
+            self.reads_at_once = reads_at_once
         self.barrier = barrier
         self.lock = Lock()
         self.now = self.most = 0
@@ -41,10 +42,6 @@ class Waiting(LocalStorage):
                 self.now -= 1
 
 
-class WaitingTogether(Waiting):
-    reads_at_once = TOGETHER
-
-
 @pytest.fixture
 def task(tmp_path: Path) -> ReadTask:
     store = sf.open(str(tmp_path), durable=False)
@@ -53,21 +50,14 @@ def task(tmp_path: Path) -> ReadTask:
     return store.open().read("counter", "counts")
 
 
-def read(task: ReadTask, storage: Any) -> pa.Table:
-    return replace(task, storage=storage).table()
-
-
-def test_so_many_segments_are_opened_at_a_time_as_the_storage_says(task: ReadTask, tmp_path: Path) -> None:
-    # Of all twelve, so each time four have to come together: with fewer at a time the barrier would break.
-    storage = WaitingTogether(str(tmp_path), Barrier(TOGETHER))
-    assert read(task, storage).equals(task.table())
-    assert storage.most == TOGETHER
-
-
-def test_a_storage_that_says_nothing_is_read_one_at_a_time(task: ReadTask, tmp_path: Path) -> None:
-    storage = Waiting(str(tmp_path))
-    assert read(task, storage).equals(task.table())
-    assert storage.most == 1
+@pytest.mark.parametrize("together", [TOGETHER, None])
+def test_so_many_segments_are_opened_at_a_time_as_the_storage_says(
+    task: ReadTask, tmp_path: Path, together: int | None
+) -> None:
+    # Of twelve, four have to come together each time: with fewer the barrier would break.
+    storage = Waiting(tmp_path, together, Barrier(together) if together else None)
+    assert replace(task, storage=storage).table().equals(task.table())
+    assert storage.most == (together or 1)
 
 
 def test_an_object_that_is_missing_ends_the_rows_before_its_own_and_leaves_no_read_under_way(
@@ -75,11 +65,10 @@ def test_an_object_that_is_missing_ends_the_rows_before_its_own_and_leaves_no_re
 ) -> None:
     paths, whole = task.handles["path"].to_pylist(), task.table()
     (tmp_path / paths[5]).unlink()
-    storage = WaitingTogether(str(tmp_path))
-    rows = replace(task, storage=storage).batches(batch_rows=1)
-    seen = []
+    storage = Waiting(tmp_path, TOGETHER)
+    seen: list[pa.RecordBatch] = []
     with pytest.raises(CheckpointError, match=paths[5]):
-        seen.extend(rows)
+        seen.extend(replace(task, storage=storage).batches(batch_rows=1))
     assert len(seen) <= sum(task.handles["rows"].to_pylist()[:5])
     assert pa.Table.from_batches(seen, whole.schema).equals(whole.slice(0, len(seen)))
     assert storage.now == 0

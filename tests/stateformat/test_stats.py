@@ -1,4 +1,4 @@
-"""What a store counts of its own work: the same as a storage that keeps a list of what it was asked."""
+"""What a store counts of its own work is what a storage was asked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stateformat import validate
+from stateformat import WriteOptions, validate
 from stateformat.backends.storage.local import LocalStorage
 from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import NotFound, OutcomeUnknown, PublishConflict, StorageError
@@ -41,6 +41,7 @@ from tests.stores import counts_job, flights_job, flights_store, rescale_newest
 
 NAME = "stats"
 PATH = "segments/00000000000000000001/one"
+OBJECTS = WriteOptions(inline_bytes_max=0)
 
 
 @pytest.fixture(autouse=True)
@@ -55,73 +56,59 @@ class Witness:
 
     def __init__(self, name: str = NAME) -> None:
         self.inner = MemoryStorage(name)
+        self.url = self.inner.url
         self.seen: list[tuple[str, int, int]] = []
 
-    @property
-    def url(self) -> str:
-        return self.inner.url
+    def note(self, operation: str, call: Callable[[], Any], measure: Callable[[Any], tuple[int, int]]) -> Any:
+        """The answer of a call; one that fails has moved nothing."""
+        self.seen.append((operation, 0, 0))
+        at = len(self.seen) - 1
+        answer = call()
+        self.seen[at] = (operation, *measure(answer))
+        return answer
 
-    def exists(self) -> bool:
-        self.seen.append(("exists", 0, 0))
-        return self.inner.exists()
+    def exists(self) -> Any:
+        return self.note("exists", self.inner.exists, lambda _: (0, 0))
 
-    def read(self, path: str) -> pa.Buffer:
-        return self._content("read", lambda: self.inner.read(path))
+    def read(self, path: str) -> Any:
+        return self.note("read", lambda: self.inner.read(path), lambda data: (1, data.size))
 
-    def read_range(self, path: str, offset: int, length: int) -> pa.Buffer:
-        return self._content("read_range", lambda: self.inner.read_range(path, offset, length))
+    def read_range(self, path: str, offset: int, length: int) -> Any:
+        return self.note("read_range", lambda: self.inner.read_range(path, offset, length), lambda data: (1, data.size))
 
-    def open_input(self, path: str) -> pa.NativeFile:
+    def open_input(self, path: str) -> Any:
         # Whoever opens a file here reads all of it, once.
-        self.seen.append(("open_input", 1, len(self.inner.read(path))))
-        return self.inner.open_input(path)
+        return self.note("open_input", lambda: self.inner.open_input(path), lambda _: (1, len(self.inner.read(path))))
 
-    def size(self, path: str) -> int:
-        self.seen.append(("size", 0, 0))
-        size_bytes = self.inner.size(path)
-        self.seen[-1] = ("size", 1, 0)
-        return size_bytes
+    def size(self, path: str) -> Any:
+        return self.note("size", lambda: self.inner.size(path), lambda _: (1, 0))
 
     def open_output(self, path: str) -> Any:
         output, sizes = self.inner.open_output(path), []
         write, close = output.write, output.close
         output.write = lambda data: sizes.append(write(data)) or sizes[-1]  # type: ignore[method-assign]
-
-        def closing() -> None:
-            close()
-            self.seen.append(("open_output", 1, sum(sizes)))
-
-        output.close = closing  # type: ignore[method-assign]
+        output.close = lambda: self.note("open_output", close, lambda _: (1, sum(sizes)))  # type: ignore[method-assign]
         return output
 
-    def create(self, path: str, data: bytes) -> CreateOutcome:
-        outcome = self.inner.create(path, data)
-        self.seen.append(("create", 1 if outcome.name == "CREATED" else 0, len(data)))
-        return outcome
+    def create(self, path: str, data: bytes) -> Any:
+        created = CreateOutcome.CREATED
+        return self.note(
+            "create", lambda: self.inner.create(path, data), lambda outcome: (int(outcome is created), len(data))
+        )
 
-    def list(self, prefix: str) -> list[ObjectInfo]:
-        found = self.inner.list(prefix)
-        self.seen.append(("list", len(found), 0))
-        return found
+    def list(self, prefix: str) -> Any:
+        return self.note("list", lambda: self.inner.list(prefix), lambda found: (len(found), 0))
 
     def delete(self, paths: Iterable[str]) -> None:
-        paths = list(paths)
-        self.seen.append(("delete", len(paths), 0))
-        self.inner.delete(paths)
-
-    def _content(self, operation: str, read: Callable[[], pa.Buffer]) -> pa.Buffer:
-        self.seen.append((operation, 0, 0))
-        data = read()
-        self.seen[-1] = (operation, 1, data.size)
-        return data
+        paths = [*paths]
+        self.note("delete", lambda: self.inner.delete(paths), lambda _: (len(paths), 0))
 
     def sums(self) -> dict[str, tuple[int, int, int]]:
         """Calls, objects and bytes of each operation that was asked."""
-        found: dict[str, tuple[int, int, int]] = defaultdict(lambda: (0, 0, 0))
-        for operation, objects, size_bytes in self.seen:
-            was = found[operation]
-            found[operation] = (was[0] + 1, was[1] + objects, was[2] + size_bytes)
-        return dict(found)
+        by_name: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for operation, *counts in self.seen:
+            by_name[operation].append((counts[0], counts[1]))
+        return {name: (len(all_), *map(sum, zip(*all_, strict=True))) for name, all_ in by_name.items()}  # type: ignore[misc]
 
 
 def told(stats: Stats) -> dict[str, tuple[int, int, int]]:
@@ -136,11 +123,8 @@ def publish(store: CheckpointStore) -> None:
 def restore(store: CheckpointStore) -> None:
     checkpoint = store.open()
     plan = checkpoint.plan_restore(checkpoint.graph.at(parallelism=6))
-    rows = 0
-    for subtask in range(6):
-        for task in checkpoint.restore(plan, "delays", subtask).values():
-            rows += len(task.table())
-    assert rows > 60
+    tasks = [task for subtask in range(6) for task in checkpoint.restore(plan, "delays", subtask).values()]
+    assert sum(len(task.table()) for task in tasks) > 60
 
 
 def copy(store: CheckpointStore) -> None:
@@ -185,7 +169,7 @@ def test_the_counts_are_those_of_a_storage_that_writes_down_what_it_is_asked(
     flights_store(f"memory://{NAME}")
     job = flights_job()
     first = CheckpointStore(MemoryStorage(NAME))
-    job.publish(first, first.start(job.job_id), options=_objects_not_inline())
+    job.publish(first, first.start(job.job_id), options=OBJECTS)
     witness = Witness()
     store = CheckpointStore(witness)
     assert told(store.stats) == {}
@@ -195,12 +179,6 @@ def test_the_counts_are_those_of_a_storage_that_writes_down_what_it_is_asked(
     assert store.stats.total.failures == 0
     assert all(0 < store.stats[name].seconds < 60 for name in witness.sums())
     assert store.stats.as_dict()["retries"] == store.stats.waits == store.stats.unknown_outcomes == 0
-
-
-def _objects_not_inline() -> Any:
-    from stateformat import WriteOptions
-
-    return WriteOptions(inline_bytes_max=0)
 
 
 def test_each_action_asks_for_what_it_is_known_to_ask() -> None:
@@ -248,21 +226,18 @@ def test_answers_that_are_lost_are_counted_as_tries_waits_and_unknown_outcomes(
     store = CheckpointStore(Forgetful(creates=1, lists=3), sleep=slept.append)
     with caplog.at_level(logging.INFO):
         counts_job().publish(store, None)
-    stats = store.stats
+    stats, place = store.stats, f"checkpoint 1 of memory://{NAME}"
     assert len(slept) == 3
     assert (stats.retries, stats.waits, stats.wait_seconds) == (3, 3, pytest.approx(sum(slept)))
     assert (stats.unknown_outcomes, stats.conflicts) == (1, 0)
-    assert stats["create"] == Counts(1, 0, stats["create"].size_bytes, stats["create"].seconds, 0)
-    assert (stats["list"].calls, stats["list"].failures) == (5, 3)
-    warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len([line for line in warned if "whether it was created is unknown" in line]) == 1
-    assert [line for line in warned if "retry" in line] == [
-        f"checkpoint 1 of memory://{NAME}: retry {n} of {RETRIES} (list) in {pause:.2f} s"
-        for n, pause in enumerate(slept, 1)
+    create, listed = stats["create"], stats["list"]
+    assert (create[:2], create.failures, listed.calls, listed.failures) == ((1, 0), 0, 5, 3)
+    lines = {level: [r.getMessage() for r in caplog.records if r.levelname == level] for level in ("WARNING", "INFO")}
+    assert len([line for line in lines["WARNING"] if "whether it was created is unknown" in line]) == 1
+    assert [line for line in lines["WARNING"] if "retry" in line] == [
+        f"{place}: retry {n} of {RETRIES} (list) in {pause:.2f} s" for n, pause in enumerate(slept, 1)
     ]
-    assert next(record.getMessage() for record in caplog.records if record.levelno == logging.INFO).startswith(
-        f"published checkpoint 1 of memory://{NAME}: 20 rows, 2 segments, "
-    )
+    assert lines["INFO"][0].startswith(f"published {place}: 20 rows, 2 segments, ")
 
 
 class Stuttering(MemoryStorage):
@@ -295,8 +270,8 @@ def test_a_request_that_a_storage_sends_again_counts_for_the_store_that_asked() 
         loop.call_soon_threadsafe(loop.stop)
         thread.join(20)
         loop.close()
-    assert (one.stats.retries, one.stats.waits, one.stats.wait_seconds) == (20, 20, 5.0)
-    assert (two.stats.retries, two.stats.waits, two.stats.wait_seconds) == (1, 1, 0.25)
+    found = [(stats.retries, stats.waits, stats.wait_seconds) for stats in (one.stats, two.stats)]
+    assert found == [(20, 20, 5.0), (1, 1, 0.25)]
 
 
 def test_a_publication_that_nobody_answers_has_waited_before_every_try_but_the_first() -> None:
@@ -343,28 +318,20 @@ def test_a_reading_of_the_history_that_starts_over_is_counted() -> None:
 # --- one storage in front of another ---------------------------------------------------------------------------------
 
 
-def test_an_observed_storage_is_taken_for_the_storage_itself(tmp_path: Path) -> None:
-    local = LocalStorage(tmp_path, durable=False)
+def test_an_observed_storage_is_taken_for_the_storage_itself_and_can_do_what_that_can(tmp_path: Path) -> None:
+    local, memory = LocalStorage(tmp_path, durable=False), instrumented(MemoryStorage(NAME))
     storage = CheckpointStore(local).storage
-    assert isinstance(storage, LocalStorage)
-    assert isinstance(storage, Storage)
-    assert isinstance(storage, InstrumentedStorage)
-    assert not isinstance(storage, MemoryStorage)
-    assert repr(storage) == repr(local)
-    assert storage.url == local.url
+    for kind in (LocalStorage, Storage, InstrumentedStorage, TellsLeftovers, MakesDurable):
+        assert isinstance(storage, kind)
+    for kind in (LocalStorage, TellsLeftovers, MakesDurable):
+        assert not isinstance(memory, kind)
+    with pytest.raises(AttributeError, match="leftovers"):
+        memory.leftovers()
+    assert (repr(storage), storage.url) == (repr(local), local.url)
     assert instrumented(storage) is storage, "and is not observed twice"
     assert CheckpointStore(storage).stats is stats_of(storage)
     other = Stats()
     assert stats_of(instrumented(storage, other)) is other
-
-
-@pytest.mark.parametrize("ability", [TellsLeftovers, MakesDurable])
-def test_it_can_do_what_the_storage_can_and_nothing_else(ability: type, tmp_path: Path) -> None:
-    local, memory = instrumented(LocalStorage(tmp_path)), instrumented(MemoryStorage(NAME))
-    assert isinstance(local, ability)
-    assert not isinstance(memory, ability)
-    with pytest.raises(AttributeError, match="leftovers"):
-        memory.leftovers()
 
 
 def test_what_only_some_storages_do_is_counted_too(tmp_path: Path) -> None:
@@ -378,14 +345,10 @@ def test_what_only_some_storages_do_is_counted_too(tmp_path: Path) -> None:
     storage.make_durable([PATH])
     assert [storage.stats[name][:2] for name in ("leftovers", "discard", "make_durable")] == [(1, 1)] * 3
     dropped.abort()
-
-
-def test_a_file_of_a_local_store_stays_one_that_pyarrow_reads_by_itself(tmp_path: Path) -> None:
-    storage = instrumented(LocalStorage(tmp_path, durable=False))
-    storage.create(PATH, b"content")
+    # A file of a local store stays one that pyarrow reads by itself.
     with storage.open_input(PATH) as file:
         assert type(file) is pa.OSFile
-        assert file.read() == b"content"
+        assert file.read() == b"x"
     assert storage.stats["open_input"][:3] == (1, 1, 0), "its bytes are told by who reads them"
 
 
@@ -409,24 +372,28 @@ def test_a_storage_that_raises_has_failed_and_the_error_is_its_own() -> None:
 
 def test_an_output_counts_once_whichever_way_it_ends() -> None:
     storage = instrumented(MemoryStorage(NAME))
+
+    def counted() -> tuple[float, ...]:
+        calls, objects, size_bytes, _, failures = storage.stats["open_output"]
+        return calls, objects, size_bytes, failures
+
     with storage.open_output(PATH) as output:
         output.write(b"abc")
         output.write(memoryview(b"de"))
         output.close()
     output.close()
-    assert storage.stats["open_output"][:3] == (1, 1, 5)
+    assert counted() == (1, 1, 5, 0)
     dropped = storage.open_output(PATH + "2")
     dropped.write(b"1234567")
     dropped.abort()
     dropped.abort()
-    assert storage.stats["open_output"][:3] == (2, 1, 12)
+    assert counted() == (2, 1, 12, 0)
     with pytest.raises(TypeError), storage.open_output(PATH + "3") as output:
         output.write(b"123" + 4)  # type: ignore[operator]
-    assert storage.stats["open_output"][:3] == (3, 1, 12)
-    assert storage.stats["open_output"].failures == 0
+    assert counted() == (3, 1, 12, 0)
     with pytest.raises(StorageError, match="exists already"), storage.open_output(PATH) as output:
         output.write(b"abc")
-    assert storage.stats["open_output"][:3] + storage.stats["open_output"][4:] == (4, 1, 15, 1)
+    assert counted() == (4, 1, 15, 1)
 
 
 def test_a_pickled_copy_counts_for_itself() -> None:
@@ -444,9 +411,7 @@ def test_a_pickled_copy_counts_for_itself() -> None:
 
 def test_the_context_that_goes_to_workers_counts_where_it_is_used() -> None:
     job, store = counts_job(), CheckpointStore(MemoryStorage(NAME))
-    pending = store.begin(
-        job_id=job.job_id, graph=job.graph, states=job.states, parent=None, options=_objects_not_inline()
-    )
+    pending = store.begin(job_id=job.job_id, graph=job.graph, states=job.states, parent=None, options=OBJECTS)
     context = pickle.loads(pickle.dumps(pending.context))
     before = told(store.stats)
     with context.subtask("counter", 0) as writer:
@@ -477,13 +442,8 @@ def test_no_count_is_lost_between_threads() -> None:
 
 
 def test_the_operations_are_the_methods_of_the_protocols() -> None:
-    methods = {
-        name
-        for protocol in (Storage, TellsLeftovers, MakesDurable)
-        for name, member in vars(protocol).items()
-        if callable(member) and not name.startswith("_")
-    }
-    assert set(OPERATIONS) == methods
+    members = [item for protocol in (Storage, TellsLeftovers, MakesDurable) for item in vars(protocol).items()]
+    assert set(OPERATIONS) == {name for name, member in members if callable(member) and not name.startswith("_")}
 
 
 def test_the_numbers_are_plain_and_always_all_there() -> None:

@@ -1,4 +1,4 @@
-"""Rows that are large, and tables of more than 32-bit offsets reach, on every path. Bounds are set low to need no gigabytes."""
+"""Large rows, and tables beyond 32-bit offsets, on every path; low bounds save gigabytes."""
 
 from __future__ import annotations
 
@@ -53,9 +53,6 @@ def blobs(count: int, *, width: int = 1000, first: int = 0) -> pa.Table:
 def rows_of(found: pa.Table | Iterable[pa.RecordBatch]) -> list[dict[str, Any]]:
     table = found if isinstance(found, pa.Table) else pa.Table.from_batches(list(found))
     return sorted(table.drop_columns(["_key_group"]).to_pylist(), key=lambda row: row["k"])
-
-
-# ---- pieces ----------------------------------------------------------------------------------------------------------
 
 
 def test_batches_are_bounded_in_bytes_unless_one_row_is_larger() -> None:
@@ -142,9 +139,6 @@ def test_sizes_of_rows_are_those_of_the_rows_alone(name: str, part: slice) -> No
         assert alone - 24 <= size <= alone + 24
 
 
-# ---- what is set aside -----------------------------------------------------------------------------------------------
-
-
 def test_rows_come_back_from_their_heap_in_order_and_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spill, "_BUFFERED_BYTES", 5000)
     tables = [blobs(7, first=100 * number) for number in range(6)]
@@ -171,9 +165,6 @@ def test_equal_rows_are_dealt_to_one_heap_and_the_others_evenly_on_every_level()
             buckets.add(bucket, chosen)
         found = pa.concat_tables(pa.Table.from_batches(buckets.read(bucket)) for bucket in range(8))
     assert rows.sort_by("k").equals(found.sort_by("k"))
-
-
-# ---- segments --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -245,9 +236,6 @@ def test_a_table_in_small_chunks_of_large_rows_is_not_copied_together(
     assert rows_of(found) == rows_of(read(storage, BLOBS, [write(storage, BLOBS, given)]))
 
 
-# ---- running state ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", [pa.string(), pa.list_(pa.string()), pa.map_(pa.string(), pa.binary())])
 def test_running_state_of_wide_values_is_squeezed_and_gathered_in_several_arrays(
     monkeypatch: pytest.MonkeyPatch, kind: pa.DataType
@@ -300,7 +288,7 @@ print((bench.peak_bytes() - begin) // 10**6)
 
 
 def test_300_megabytes_of_wide_rows_are_written_and_read_in_less_than_that(tmp_path: Path) -> None:
-    """In no order, by a process that holds neither what it writes nor what it reads; both at once took 700 MB and more."""
+    """In no order, in a process that holds neither all it writes nor all it reads; both took 700 MB."""
     command = [sys.executable, "-c", STREAMED, str(tmp_path / "store")]
     above = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert above < 450

@@ -1,4 +1,4 @@
-"""Running every reading command of ``ckpt`` on a store of any size, with what it took: seconds, and the peak of its memory."""
+"""Runs a command of ``ckpt`` and measures its time and the peak of its memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.ckpt_runs import CKPT
 
 @dataclass(frozen=True)
 class Took:
-    """One call: exit status, standard output, standard error, wall-clock seconds, the peak of the process's memory."""
+    """One call: its exit status and output, wall-clock seconds, and the peak of its memory."""
 
     status: int
     out: str
@@ -25,12 +25,10 @@ class Took:
 
     @property
     def note(self) -> str:
-        """In words."""
         return f"{self.seconds:.1f} s, {self.peak_bytes / 1e6:,.0f} MB"
 
     @property
     def document(self) -> Any:
-        """Standard output as JSON."""
         return json.loads(self.out)
 
 
@@ -43,8 +41,7 @@ _, status, usage = os.wait4(process, 0)
 with open(answer, "w") as file:
     json.dump([os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024], file)
 """
-"""A small process between the tests and the command: the system counts as a child's peak no less than what its parent held
-when it started it, and the tests hold whole documents."""
+"""A small process between the tests and the command: a child's peak counts what its parent held."""
 
 
 def call(folder: Path, *arguments: object) -> Took:

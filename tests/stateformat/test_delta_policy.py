@@ -1,4 +1,4 @@
-"""How a program that writes deltas by the library alone keeps its layers few, and what many of them cost."""
+"""How a program that writes deltas by the library alone keeps its layers few, and what many cost."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def epoch(store: Any, parent: Any, number: int, *, rows: int, whole: bool) -> An
         ([1000], 500, True),
         ([1000, 200, 200], 50, False),
         ([1000, 200, 200], 200, True),
-        ([10**9] * 1 + [1] * (UNKNOWN_MAX - 1), 1, False),
-        ([10**9] * 1 + [1] * UNKNOWN_MAX, 1, True),
+        ([10**9] + [1] * (UNKNOWN_MAX - 1), 1, False),
+        ([10**9] + [1] * UNKNOWN_MAX, 1, True),
     ],
 )
 def test_a_state_is_folded_when_deltas_come_to_half_of_the_base_or_are_many(
@@ -49,13 +49,12 @@ def test_a_state_is_folded_when_deltas_come_to_half_of_the_base_or_are_many(
 
 def test_a_program_that_asks_keeps_its_layers_few_and_its_rows() -> None:
     store = sf.open("memory://folding")
-    parent, most = None, 0
-    for number in range(60):
-        whole = parent is None or parent.checkpoint().should_fold("op", "s", 0, rows=1)
+    parent, most = epoch(store, None, 0, rows=500, whole=True), 0
+    for number in range(1, 60):
+        whole = parent.checkpoint().should_fold("op", "s", 0, rows=1)
         parent = epoch(store, parent, number, rows=500, whole=whole)
         most = max(most, len(parent.checkpoint().layers("op", "s", 0)))
     assert 1 < most <= UNKNOWN_MAX + 1
-    assert parent is not None
     assert parent.checkpoint().read("op", "s").table().num_rows == 500
     assert sum(layer.rows for layer in parent.checkpoint().layers("op", "s", 0)) >= 500
 
