@@ -406,7 +406,7 @@ def test_behind_the_end_of_time_a_timer_fires_when_it_is_set() -> None:
 def test_every_subtask_works_on_a_copy_and_knows_which_it_is() -> None:
     prototype = Pass()
     job = chained(prototype, parallelism=3)
-    found = [activate(job, "op0", subtask)[0]._operators["op0"].logic for subtask in range(3)]
+    found = [activate(job, "op0", subtask)[0].operators["op0"].logic for subtask in range(3)]
     assert not hasattr(prototype, "context")
     assert len({id(logic) for logic in found}) == 3
     contexts = [logic.context for logic in found]

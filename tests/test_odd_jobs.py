@@ -445,8 +445,8 @@ def applied(operator: Operator, source: Source | None = None, **step: Any) -> Ca
         (lambda: EventTime("at", 1.5), r"out of order by 1\.5"),  # type: ignore[arg-type]
         (lambda: MemorySource({"a": [1]}), "dict holds no record batches .*; give an Arrow table"),
         (lambda: MemorySource(None), "NoneType holds no record batches"),
-        (lambda: Aggregate("key", {"n": "count"}), "aggregates are {'n': 'count'}; they are a mapping like"),  # type: ignore[dict-item]
-        (lambda: Aggregate("key", [("n", "count")]), "they are a mapping like"),  # type: ignore[arg-type]
+        (lambda: Aggregate("key", {"n": "count"}), "aggregates are {'n': 'count'}. Give a mapping like"),  # type: ignore[dict-item]
+        (lambda: Aggregate("key", [("n", "count")]), "Give a mapping like"),  # type: ignore[arg-type]
         (lambda: TumblingWindow("key", 1e6, "at", {"n": ("*", "count")}), r"a window of 1000000\.0 µs"),  # type: ignore[arg-type]
         (lambda: Select(3), "3 is no column"),  # type: ignore[arg-type]
         (lambda: Map(lambda batch: batch, "schema"), "'schema' are no columns"),

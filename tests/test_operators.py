@@ -99,7 +99,7 @@ def test_a_map_whose_function_fails_on_nothing_is_told_to_be_given_a_schema() ->
         return pa.record_batch({"first": pa.array([batch["v"][0].as_py()], pa.int64())})
 
     table = some_rows(3, 1, 2)
-    with pytest.raises(InvalidInput, match="give Map the schema"):
+    with pytest.raises(InvalidInput, match="Give Map the schema"):
         driven_by(Map(first_value), table.schema)
     driven = driven_by(Map(first_value, {"first": pa.int64()}), table.schema)
     assert driven.push(table).take_output().to_pylist() == [{"first": table["v"][0].as_py()}]
@@ -110,7 +110,7 @@ def test_a_map_that_returns_other_columns_than_it_said_is_refused() -> None:
         return pa.record_batch({"x": pa.array([1] * len(batch), pa.int64() if len(batch) else pa.int32())})
 
     driven = driven_by(Map(fickle), some_rows(3, 1, 2).schema)
-    told = r"returned the columns x int64 and should return x int32; cast them, or give Map the schema$"
+    told = r"returned the columns x int64 and should return x int32\. Cast them, or give Map the schema\.$"
     with pytest.raises(OperatorError, match=told):
         driven.push(some_rows(3, 1, 2))
 
@@ -120,7 +120,7 @@ def test_a_map_that_may_return_nulls_where_it_said_there_are_none_is_told_so() -
     driven = driven_by(
         Map(lambda batch: pa.record_batch({"x": batch["v"], "y": batch["v"]}), schema), some_rows(3, 1, 2).schema
     )
-    told = "the columns x int32, y int32 and should return x int32 not null, y int32;"
+    told = "the columns x int32, y int32 and should return x int32 not null, y int32"
     with pytest.raises(OperatorError, match=told):
         driven.push(some_rows(3, 1, 2))
 

@@ -34,24 +34,24 @@ def one_row_each(*values: int) -> list[pa.RecordBatch]:
 def test_a_reader_asks_for_splits_until_there_will_be_none_and_ends_when_its_own_have() -> None:
     activation, outside = reader(Chunks(a=[rows([1, 2]), rows([3])], b=[]))
     assert activation.read() == ReadResult(0, wants_split=True, idle=True, ended=False, watermark=None, holds_none=True)
-    activation.give(NoSplit.LATER)
+    activation.assign(NoSplit.LATER)
     assert activation.read() == ReadResult(0, wants_split=True, idle=True, ended=False, watermark=None, holds_none=True)
-    activation.give(Split("a", b""))
+    activation.assign(Split("a", b""))
     assert read_on(activation, 3) == [
         ReadResult(2, wants_split=False, idle=False, ended=False, watermark=None),
         ReadResult(1, wants_split=False, idle=False, ended=False, watermark=None),
         ReadResult(0, wants_split=True, idle=True, ended=False, watermark=None, holds_none=True),
     ]
-    activation.give(Split("b", b""))
-    activation.give(NoSplit.NEVER)
+    activation.assign(Split("b", b""))
+    activation.assign(NoSplit.NEVER)
     assert read_on(activation, 2) == [ReadResult(0, wants_split=False, idle=False, ended=True, watermark=None)] * 2
     assert outside.values("source->far.0") == [1, 2, 3]
 
 
 def test_a_reader_whose_splits_go_on_has_not_ended_when_there_will_be_no_other() -> None:
     activation, _ = reader(Chunks(a=one_row_each(1)))
-    activation.give(Split("a", b""))
-    activation.give(NoSplit.NEVER)
+    activation.assign(Split("a", b""))
+    activation.assign(NoSplit.NEVER)
     assert [(reading.rows, reading.ended) for reading in read_on(activation, 2)] == [(1, False), (0, True)]
 
 
@@ -59,7 +59,7 @@ def test_splits_are_read_in_turn_from_their_positions() -> None:
     source = Chunks(splits_per_reader=None, a=one_row_each(1, 2, 3), b=one_row_each(11, 12), c=one_row_each(21, 22, 23))
     activation, outside = reader(source)
     for split in (Split("a", b""), Split("b", b"", 1), Split("c", b"", 2)):
-        activation.give(split)
+        activation.assign(split)
     assert all(reading.wants_split for reading in read_on(activation, 10))
     assert outside.values("source->far.0") == [1, 12, 23, 2, 3]
 
@@ -72,7 +72,7 @@ def test_a_reader_wants_as_many_splits_as_its_source_says(room: int | None, want
     activation, _ = reader(Chunks(splits_per_reader=room, **splits))
     found = [activation.read().wants_split]
     for name in "ab":
-        activation.give(Split(name, b""))
+        activation.assign(Split(name, b""))
         found.append(activation.read().wants_split)
     assert found == wanted
 
@@ -82,20 +82,20 @@ def test_a_reader_is_idle_when_none_of_its_splits_has_anything() -> None:
     activation, _ = reader(
         Chunks(splits_per_reader=2, a=[nothing, nothing, rows([1]), nothing], b=[nothing, rows([]), nothing, nothing])
     )
-    activation.give(Split("a", b""))
-    activation.give(Split("b", b""))
+    activation.assign(Split("a", b""))
+    activation.assign(Split("b", b""))
     assert [reading.idle for reading in read_on(activation, 8)] == [False, True, True, True, False, False, True, True]
 
 
 def test_the_watermark_is_that_of_the_split_that_is_furthest_behind_and_never_goes_back() -> None:
     source = Chunks(splits_per_reader=2, a=one_row_each(10, 30, 20, 40), b=one_row_each(5, 7), c=one_row_each(1, 99))
     activation, _ = reader(source, EventTime("value", out_of_order_us=2))
-    activation.give(Split("a", b""))
-    activation.give(Split("b", b""))
+    activation.assign(Split("a", b""))
+    activation.assign(Split("b", b""))
     found = [reading.watermark for reading in read_on(activation, 6)]
     # a: 8, unknown b; b: 3; a: 28; b: 5; a: still 28; b has ended.
     assert found == [None, 3, 3, 5, 5, 28]
-    activation.give(Split("c", b""))
+    activation.assign(Split("c", b""))
     # a: 38, unknown c; c: -1; a has ended; c: 97; c has ended.
     assert [reading.watermark for reading in read_on(activation, 5)] == [28, 28, 28, 97, 97]
 
@@ -108,24 +108,24 @@ def test_event_time_is_a_timestamp_or_microseconds_and_nulls_say_nothing() -> No
             pa.record_batch([pa.array(some, schema.field(0).type)], schema=schema) for some in ([None], [at, None])
         ]
         activation, _ = reader(Chunks(schema, a=batches), "at")
-        activation.give(Split("a", b""))
+        activation.assign(Split("a", b""))
         assert [reading.watermark for reading in read_on(activation, 2)] == [None, 1_000_005]
 
 
 def test_a_split_is_given_once() -> None:
     activation, _ = reader(Chunks(a=[]))
-    activation.give(Split("a", b""))
+    activation.assign(Split("a", b""))
     with pytest.raises(InvalidState, match="enumerator of source 'source' gave split 'a' to a reader that holds one"):
-        activation.give(Split("a", b"", 3))
+        activation.assign(Split("a", b"", 3))
 
 
 def test_what_a_source_raises_is_told_and_what_it_reads_is_checked() -> None:
     activation, _ = reader(Chunks())
-    activation.give(Split("unknown", b""))
+    activation.assign(Split("unknown", b""))
     with pytest.raises(OperatorError, match="read of 'source', subtask 1, failed: KeyError"):
         activation.read()
     activation, _ = reader(Chunks(a=[pa.record_batch({"other": [1]})]))
-    activation.give(Split("a", b""))
+    activation.assign(Split("a", b""))
     with pytest.raises(InvalidState, match="'source' emitted columns other int64; it declares key int64"):
         activation.read()
 
@@ -133,8 +133,8 @@ def test_what_a_source_raises_is_told_and_what_it_reads_is_checked() -> None:
 def test_what_is_being_read_is_closed() -> None:
     source = Chunks(splits_per_reader=2, a=one_row_each(1, 2), b=one_row_each(1))
     activation, _ = reader(source)
-    activation.give(Split("a", b""))
-    activation.give(Split("b", b""))
+    activation.assign(Split("a", b""))
+    activation.assign(Split("b", b""))
     activation.read()
     assert source.closed == []
     activation.close()
@@ -151,7 +151,7 @@ class Clocked(Chunks):
 
 def test_reading_may_ask_for_its_subtask_and_the_executors_clock() -> None:
     activation, outside = reader(Clocked())
-    activation.give(Split("a", b""))
+    activation.assign(Split("a", b""))
     seen: list[Any] = []
     for now in (5, 8):
         outside.clock_us = now
@@ -164,8 +164,8 @@ def test_splits_that_are_given_ahead_wait_their_turn_unread_and_are_kept() -> No
     source = Chunks(a=one_row_each(1, 2), b=one_row_each(11, 12), c=one_row_each(21))
     activation, outside = reader(source, event_time="value")
     for name in "abc":
-        activation.give(Split(name, b""))
-    activation.give(NoSplit.NEVER)
+        activation.assign(Split(name, b""))
+    activation.assign(NoSplit.NEVER)
     readings = read_on(activation, 3)
     # The time of what is being read counts, not that of what waits; and nobody asks for more.
     assert [reading.watermark for reading in readings[:2]] == [1, 2]
@@ -177,7 +177,7 @@ def test_splits_that_are_given_ahead_wait_their_turn_unread_and_are_kept() -> No
     ]
     again, rest = reader(source, event_time="value")
     again._source.restore(kept)
-    again.give(NoSplit.NEVER)
+    again.assign(NoSplit.NEVER)
     assert read_on(again, 5)[-1].ended
     assert outside.values("source->far.0") + rest.values("source->far.0") == [1, 2, 11, 12, 21]
 
@@ -187,7 +187,7 @@ def test_splits_that_others_have_begun_are_read_beside_one_another_and_hold_time
     activation, outside = reader(source, event_time="value")
     for name in "ab":
         other, _ = reader(source, event_time="value")
-        other.give(Split(name, b""))
+        other.assign(Split(name, b""))
         other.read()
         activation._source.restore(other._source.rows())
     assert [reading.watermark for reading in read_on(activation, 3)] == [2, 2, 3]

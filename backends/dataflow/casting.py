@@ -8,12 +8,13 @@ from stateformat.errors import InvalidState
 
 
 def cast_to_schema(what: str, rows: object, schema: pa.Schema, *, declared: str = "columns") -> pa.Table:
-    """The rows as a table of exactly this schema. ``InvalidState``, the fault of ``what``'s author, for anything else.
+    """The rows as a table of exactly this schema.
 
+    Raises ``InvalidState``, the fault of ``what``'s author, for other columns or types.
     ``declared``: the name under which the author has declared the schema.
     """
     if not isinstance(rows, pa.Table | pa.RecordBatch):
-        raise InvalidState(f"{what} returned {type(rows).__name__}; it returns a table or a record batch")
+        raise InvalidState(f"{what} returned {type(rows).__name__}. Return a table or a record batch.")
     table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
     if sorted(table.column_names) != sorted(schema.names):
         raise InvalidState(f"{what} returned columns {table.column_names}; its {declared} are {schema.names}")
@@ -24,8 +25,5 @@ def cast_to_schema(what: str, rows: object, schema: pa.Schema, *, declared: str 
 
 
 def columns_text(schema: pa.Schema) -> str:
-    """The columns of a schema for an error, on one line: ``city string, n int64 not null``; ``none`` where it has none."""
+    """Columns for an error, on one line: ``city string, n int64 not null``, or ``none``."""
     return ", ".join(f"{item.name} {item.type}{'' if item.nullable else ' not null'}" for item in schema) or "none"
-
-
-__all__ = ["cast_to_schema", "columns_text"]

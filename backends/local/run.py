@@ -114,7 +114,7 @@ class LocalRun(Run):
         # In-flight records are processed first, once all operators are open to get their results.
         for worker in self._workers.values():
             for edge_id, task in restored.in_flight(worker.vertex, worker.id.subtask).items():
-                for _, batch in in_flight_batches(task, self.job.schemas[edge_id]):
+                for batch in in_flight_batches(task, self.job.schemas[edge_id]):
                     worker.operators.process(edge_id, batch)
         for worker in self._workers.values():
             worker.start()

@@ -347,7 +347,7 @@ class Worker:
     def _open_mail(self, mail: Mail) -> None:
         if isinstance(mail, SplitAssigned):
             self._asked = False
-            self.operators.give(mail.split)
+            self.operators.assign(mail.split)
             if mail.split is NoSplit.LATER:
                 self._ask_at_us = self.now_us() + IDLE_US
                 self._idle_until_us = min(self._idle_until_us, self._ask_at_us)

@@ -1,4 +1,4 @@
-"""What authors write: operators, sources, sinks and the states that they declare.
+"""What authors of operators, sources and sinks write.
 
 Read ``states``, ``operator``, ``source``.
 """

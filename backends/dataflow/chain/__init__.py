@@ -1,15 +1,16 @@
-"""The operators of one subtask, run on batches: ``chain``, ``chained_operator``, ``source_reader``.
+"""The operators of one chain in one subtask.
 
-``open_snapshot``, ``in_flight`` and ``committables`` are what a snapshot is made of; ``errors`` says whose fault a failure is.
+Read ``chain``, ``chained_operator`` with its ``context``, and ``source_reader``. ``committables``
+and ``in_flight`` are parts of a snapshot; ``errors`` says what user code raised and where.
 """
 
 from __future__ import annotations
 
 from .chain import OperatorChain
-from .chained_operator import ChainedOperator, ReportedProgress, checked_message
+from .chained_operator import ChainedOperator, ReportedProgress
+from .context import checked_message
 from .errors import FailsAgain, Guard, OperatorError, chain_of, is_for_good, may_pass, signature
-from .in_flight import in_flight_batches
-from .open_snapshot import OpenSnapshot
+from .in_flight import OpenSnapshot, in_flight_batches
 
 __all__ = [
     "ChainedOperator",

@@ -1,4 +1,4 @@
-"""One operator of a chain, in one subtask: calls its hooks, fires its timers, keeps its states, sends on what it emits."""
+"""One operator of a chain, in one subtask: its hooks, timers, states, and what it emits."""
 
 from __future__ import annotations
 
@@ -8,53 +8,53 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from stateformat import model
-from stateformat.errors import ErrorKind, InvalidInput, InvalidState
+from stateformat.errors import ErrorKind, InvalidState
 from stateformat.model import Handle, Kind
 from stateformat.snapshot import SnapshotWriter
 
-from ...state import Entries, KeyedList, KeyedMap, KeyedValue, SubtaskStates, TimerSet
-from ..api import Operator, OperatorContext, Prepared, TwoPhaseCommitSink
+from ...state import SubtaskStates
+from ..api import Operator, Prepared, TwoPhaseCommitSink
 from ..casting import columns_text
 from ..events import MAX_WATERMARK, MIN_WATERMARK
 from ..graph import COMMITTABLES, PROGRESS, Job
 from .committables import Committables
+from .context import Context
 from .errors import Guard
 
 if TYPE_CHECKING:
     from stateformat.reading import ReadTask
-
 TIMER_ROUNDS_MAX: Final = 1000
-"""Rounds of timers that set timers that are due. Before the end of time those that let time go on are not counted."""
+"""Rounds of timers that set timers that are due. Rounds that advance time are not counted."""
 
 _END: Final = object()
 _COLUMNS: Final = pa.schema([("_edge", pa.string()), ("_watermark", pa.int64()), ("_ended", pa.bool_())])
 
 InputProgress = tuple[str, int, bool]
-"""Of an edge: how far event time has come (µs), and whether it has ended."""
-
-Target = Callable[[pa.RecordBatch], None]
+"""An edge, its watermark (µs), and whether it has ended."""
 
 
 class ReportedProgress(NamedTuple):
-    """How far the inputs of an operator had come when its last snapshot was taken, and where that was written."""
+    """The progress of an operator's inputs in its last snapshot, and where that was written."""
 
     progress: tuple[InputProgress, ...]
     handle: Handle
 
 
 class Emitter:
-    """Where the batches of one source or operator go: to inner members and into edges, in order of the graph's edges."""
+    """Sends on the batches of one source or operator: to inner operators, and into edges."""
 
     def __init__(self, uid: str, schema: pa.Schema) -> None:
-        self.targets: list[Target] = []
+        self.targets: list[Callable[[pa.RecordBatch], None]] = []
+        """In the order of the graph's edges."""
         self.ended = False
         self._uid = uid
         self._schema = schema
 
     def emit(self, batch: pa.RecordBatch) -> None:
-        """Send a batch on. Empty ones are dropped. ``InvalidState``, the operator's fault: it is no batch of the declared schema,
-        or comes after ``finish``.
+        """Send a batch on, unless it is empty.
+
+        Raises ``InvalidState``, the operator's fault, for what is no batch of the declared schema,
+        and for rows after ``finish``.
         """
         if not isinstance(batch, pa.RecordBatch):
             raise InvalidState(f"{self._uid!r} emitted {type(batch).__name__}; it emits record batches")
@@ -62,15 +62,15 @@ class Emitter:
             return
         if self.ended:
             raise InvalidState(
-                f"operator {self._uid!r} emitted {batch.num_rows} rows after finish; emit what is left in finish",
+                f"operator {self._uid!r} emitted {batch.num_rows} rows after finish. Emit what is left in finish.",
                 kind=ErrorKind.STATUS_CONTRADICTION,
             )
         if not batch.schema.equals(self._schema):
-            batch = self._declared(batch)
+            batch = self._with_declared_nulls(batch)
         for target in self.targets:
             target(batch)
 
-    def _declared(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _with_declared_nulls(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         # Whether a column may be null is often said in the declaration alone.
         schema = batch.schema
         if (schema.names, schema.types) != (self._schema.names, self._schema.types):
@@ -81,67 +81,18 @@ class Emitter:
         for item, column in zip(self._schema, batch.columns, strict=True):
             if column.null_count and not item.nullable:
                 raise InvalidState(
-                    f"{self._uid!r} emitted {column.null_count} nulls in column {item.name!r}, which it declares without; fill them, "
-                    "or declare it nullable",
+                    f"{self._uid!r} emitted {column.null_count} nulls in column {item.name!r}, which it declares "
+                    "without. Fill them, or declare it nullable.",
                     kind=ErrorKind.NULL_NOT_ALLOWED,
                 )
         return pa.RecordBatch.from_arrays(batch.columns, schema=self._schema)
 
 
-def checked_message(who: str, message: object) -> bytes:
-    """A message, as a checkpoint keeps it. ``InvalidState`` for what is none."""
-    if not isinstance(message, bytes):
-        raise InvalidState(f"{who} sent {type(message).__name__}; a message is bytes, so encode it")
-    return message
-
-
-class _Context:
-    """What an operator may ask (``api.OperatorContext``)."""
-
-    def __init__(
-        self, member: ChainedOperator, operator: model.Operator, subtask: int, send: Callable[[str, bytes], None]
-    ) -> None:
-        self._member = member
-        self._operator = operator
-        self._send = send
-        self.subtask = subtask
-        self.uid: str = operator.uid
-        self.parallelism = operator.parallelism
-        self.max_parallelism: int = operator.max_parallelism or 0
-
-    @property
-    def restored(self) -> bool:
-        return self._member.restored
-
-    @property
-    def watermark(self) -> int:
-        return self._member.watermark
-
-    def value_state(self, name: str) -> KeyedValue:
-        return self._member.states.value(name)
-
-    def map_state(self, name: str) -> KeyedMap:
-        return self._member.states.map(name)
-
-    def list_state(self, name: str) -> KeyedList:
-        return self._member.states.list(name)
-
-    def timers(self, name: str) -> TimerSet:
-        return self._member.states.timers(name)
-
-    def entries(self, name: str) -> Entries:
-        return self._member.states.entries(name)
-
-    def send_to_coordinator(self, message: bytes) -> None:
-        if not self._operator.coordinator:
-            raise InvalidInput(
-                f"operator {self.uid!r} has no coordinator to send to; give it one (Operator.coordinator)"
-            )
-        self._send(self.uid, checked_message(f"operator {self.uid!r}", message))
-
-
 class ChainedOperator:
-    """An operator's copy and all that belongs to it. ``watermark`` is how far event time has come for it."""
+    """An operator's copy in one subtask, with its watermark and states.
+
+    ``send`` sends to its coordinator. ``states``: those that are restored already.
+    """
 
     def __init__(
         self,
@@ -156,14 +107,11 @@ class ChainedOperator:
         operator = job.graph.operator(uid)
         self.uid = uid
         self.logic: Operator = copy.copy(prototype)
-        self.watermark = MIN_WATERMARK
-        self.restored = False
         self.emitter = Emitter(uid, job.step(uid).schema)
         self.states = states or SubtaskStates(operator, subtask, job.states_of(uid))
         self._restores = states is None
-        self._key_by = [edge.key_columns for edge in job.graph.inputs(uid) if edge.key_columns]
-        self._inputs = tuple(edge.id for edge in job.graph.inputs(uid))
-        self._context = _Context(self, operator, subtask, send)
+        self._inputs = job.graph.inputs(uid)
+        self.context = Context(operator, subtask, self.states, send)
         self._guard = Guard(uid, subtask)
         self._timers = [
             (state.name, self.states.timers(state.name)) for state in job.states_of(uid) if state.kind is Kind.TIMERS
@@ -176,40 +124,37 @@ class ChainedOperator:
     def open(
         self, tasks: Mapping[str, ReadTask], logic: Operator | None = None, reported: ReportedProgress | None = None
     ) -> None:
-        """Restore states, and let the operator begin; or ``logic`` go on, which was opened elsewhere in the same run. ``reported``:
-        what was, there.
+        """Restore states, and open the operator.
+
+        ``logic``: an operator that was opened in the same run elsewhere and goes on here.
+        ``reported``: the progress that it wrote last.
         """
-        self.restored = bool(tasks)
+        self.context.restored = bool(tasks)
         self.reported = reported
         if self._restores:
             self.states.restore(tasks)
-        self.states.own_keys(self._key_by)
+        self.states.own_keys([edge.key_columns for edge in self._inputs if edge.key_columns])
         if reported is not None:
-            self.watermark = self._restored_watermark(reported.progress)
+            self.context.watermark = self._restored_watermark(reported.progress)
         elif PROGRESS in tasks:
             rows = tasks[PROGRESS].table()
-            self.watermark = self._restored_watermark(
-                zip(*(rows[name].to_pylist() for name in _COLUMNS.names), strict=True)
-            )
+            columns = [rows[name].to_pylist() for name in _COLUMNS.names]
+            self.context.watermark = self._restored_watermark(zip(*columns, strict=True))
         if logic is None:
-            self._call("open", self._context)
+            self._call("open", self.context)
         else:
             self.logic = logic
-
-    @property
-    def context(self) -> OperatorContext:
-        """What its operator may ask."""
-        return self._context
 
     def _restored_watermark(self, progress: Iterable[InputProgress]) -> int:
         # At another parallelism there is a row for each of the old subtasks: the least counts.
         found: dict[str, int] = {}
         for edge, watermark, _ in progress:
             found[edge] = min(found.get(edge, watermark), watermark)
-        # A loop head holds the end of time back while its loop turns; its task says so in what it writes (``Task.progress``).
-        return min(found.get(edge, MIN_WATERMARK) for edge in self._inputs)
+        # The task of a loop head says in what it writes that it holds the end of time back
+        # (``Task.progress``).
+        return min(found.get(edge.id, MIN_WATERMARK) for edge in self._inputs)
 
-    # What comes in -------------------------------------------------------------------------------------------------------
+    # What comes in --------------------------------------------------------------------------------
 
     def process(self, batch: pa.RecordBatch, input: int = 0) -> None:
         """Let it process a batch."""
@@ -224,18 +169,18 @@ class ChainedOperator:
         self._run("end_input", input)
 
     def finish(self) -> None:
-        """Let it end; nothing may be emitted afterwards."""
+        """Let it finish; it may emit nothing afterwards."""
         self._deliver("finish", self._call("finish"))
         self.emitter.ended = True
 
     def advance_watermark(self, timestamp: int) -> None:
-        """Time has come to ``timestamp``: fire what is due, and what that sets and is due. Time never goes back."""
-        self.watermark = max(self.watermark, timestamp)
+        """Advance event time, never back: fire timers that are due, and those that these set."""
+        self.context.watermark = max(self.context.watermark, timestamp)
         self._fire()
 
     def _run(self, hook: str, *arguments: Any) -> None:
         self._deliver(hook, self._call(hook, *arguments))
-        if self.watermark == MAX_WATERMARK and not self.emitter.ended:
+        if self.context.watermark == MAX_WATERMARK and not self.emitter.ended:
             # No watermark comes behind the end of time, so what is set now would never fire.
             self._fire()
 
@@ -244,19 +189,20 @@ class ChainedOperator:
         while self._timers:
             first = None
             for name, timers in self._timers:
-                batch = timers.due(self.watermark)
+                batch = timers.due(self.context.watermark)
                 if batch is not None:
                     time = batch.column("_timestamp")[0].as_py()
                     first = time if first is None else min(first, time)
                     self._deliver("on_timer", self._call("on_timer", batch, name))
             if first is None:
                 return
-            rounds = 1 if first > earliest and self.watermark != MAX_WATERMARK else rounds + 1
+            rounds = 1 if first > earliest and self.context.watermark != MAX_WATERMARK else rounds + 1
             earliest = max(first, earliest)
             if rounds > TIMER_ROUNDS_MAX:
                 raise InvalidState(
-                    f"timers of operator {self.uid!r} have set timers that were due for {TIMER_ROUNDS_MAX} rounds, at watermark "
-                    f"{self.watermark}; a timer that is set again and again never lets time end: stop at context.watermark",
+                    f"timers of operator {self.uid!r} have set timers that were due for {TIMER_ROUNDS_MAX} rounds, at "
+                    f"watermark {self.context.watermark}. A timer that is set again and again never lets time end: "
+                    "stop at context.watermark.",
                     kind=ErrorKind.LIMIT_EXCEEDED,
                     operator=self.uid,
                 )
@@ -274,8 +220,8 @@ class ChainedOperator:
             return
         if not isinstance(output, Iterable) or isinstance(output, pa.Table | str | bytes):
             raise InvalidState(
-                f"{hook} of operator {self.uid!r} returned {type(output).__name__}; hooks return None, a record batch, or an "
-                "iterable of record batches (table.to_batches() makes some)"
+                f"{hook} of operator {self.uid!r} returned {type(output).__name__}; hooks return None, a record batch, "
+                "or an iterable of record batches (table.to_batches() makes some)"
             )
         with self._guard(hook):
             batches = iter(output)
@@ -286,12 +232,12 @@ class ChainedOperator:
                 return
             self.emitter.emit(batch)
 
-    # Snapshots -----------------------------------------------------------------------------------------------------------
+    # Snapshots ------------------------------------------------------------------------------------
 
     def snapshot(
         self, writer: SnapshotWriter, number: int, prepared: Prepared, progress: tuple[InputProgress, ...] | None
     ) -> None:
-        """Write its states; with ``progress`` None, when its logic has ended, committables only."""
+        """Write its states; if its logic has ended (``progress`` None), committables only."""
         if progress is not None:
             self._call("snapshot")
         if self._committables is not None:
@@ -303,10 +249,10 @@ class ChainedOperator:
                 writer.write(COMMITTABLES, rows)
         if progress is not None:
             self.states.snapshot(writer)
-            self._report(writer, progress)
+            self._write_progress(writer, progress)
 
-    def _report(self, writer: SnapshotWriter, progress: tuple[InputProgress, ...]) -> None:
-        """Write how far its inputs have come; nothing where that is what was written last, of many subtasks in most checkpoints."""
+    def _write_progress(self, writer: SnapshotWriter, progress: tuple[InputProgress, ...]) -> None:
+        """Write the progress of its inputs, or name what was written last if it is the same."""
         if self.reported is not None and self.reported.progress == progress:
             writer.repeat(self.reported.handle)
             return
@@ -315,7 +261,7 @@ class ChainedOperator:
         self.reported = ReportedProgress(progress, writer.write(PROGRESS, pa.table(rows, schema=_COLUMNS)))
 
     def complete(self, number: int, *, newest: bool) -> None:
-        """The snapshot of a barrier is published and committed; ``newest``: it is the last that was taken."""
+        """The snapshot of a barrier, perhaps the ``newest``, is published and committed."""
         if self._committables is not None:
             self._committables.complete(number)
         if newest:
@@ -326,21 +272,10 @@ class ChainedOperator:
         self._call("checkpoint_aborted", checkpoint_id)
 
     def hand_over(self) -> None:
-        """What its sink has prepared is somebody else's from here on, who makes it part of the next checkpoint."""
+        """The caller makes what its sink has prepared part of the next checkpoint."""
         if self._committables is not None:
             self._committables.clear()
 
     def close(self) -> None:
         """Let it release what it holds."""
         self._call("close")
-
-
-__all__ = [
-    "TIMER_ROUNDS_MAX",
-    "ChainedOperator",
-    "Emitter",
-    "InputProgress",
-    "ReportedProgress",
-    "Target",
-    "checked_message",
-]

@@ -1,7 +1,7 @@
-"""What a two-phase-commit sink has prepared and nobody has said to be committed, in one subtask.
+"""What a two-phase-commit sink has prepared in one subtask and is not known to be committed.
 
-Every snapshot holds all of it, each row under the checkpoint and attempt that it was prepared under: whichever checkpoint is
-published, it carries whatever no earlier one did. Completion of a snapshot lets go of what that snapshot held.
+Every snapshot holds all of it, each row under the checkpoint and attempt that it was prepared
+under. So a published checkpoint carries what no earlier one did.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ class Committables:
         self._outstanding: list[tuple[int, pa.Table]] = []
 
     def add(self, number: int, prepared: Prepared, rows: pa.Table | pa.RecordBatch | None) -> None:
-        """Keep what ``prepare_commit`` returned in the snapshot of a barrier. ``InvalidState`` for columns not declared."""
+        """Keep what ``prepare_commit`` returned in the snapshot of a barrier.
+
+        Raises ``InvalidState`` for columns that are not declared.
+        """
         if rows is None:
             return
         table = cast_to_schema(f"prepare_commit of {self._uid!r}", rows, self._schema, declared="committable_columns")
@@ -34,7 +37,7 @@ class Committables:
             self._outstanding.append((number, table))
 
     def rows(self) -> pa.Table | None:
-        """All of it, with ``_checkpoint_id`` and ``_attempt_id`` behind the declared columns; None where there is nothing."""
+        """The declared columns, ``_checkpoint_id`` and ``_attempt_id``; None if empty."""
         tables = [table for _, table in self._outstanding]
         return pa.concat_tables(tables) if tables else None
 
@@ -45,6 +48,3 @@ class Committables:
     def complete(self, number: int) -> None:
         """The snapshot of a barrier has been published and committed: forget what it held."""
         self._outstanding = [(when, table) for when, table in self._outstanding if when > number]
-
-
-__all__ = ["Committables"]

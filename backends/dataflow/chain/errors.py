@@ -1,4 +1,4 @@
-"""What user code raises inside of a subtask, with the place where it did."""
+"""What user code raises, with the place where it did."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from stateformat.errors import CheckpointError, ErrorKind, StorageError
 
 
 class OperatorError(CheckpointError):
-    """A hook of an operator or source raised. ``__cause__`` is what it raised; ``details`` has ``operator``, ``subtask`` (None: in the
-    driver), ``hook``.
+    """A hook of an operator or source raised; ``__cause__`` is what it raised.
 
     The user's code is at fault, or what it met. An executor makes it a failure of the task.
+    ``details`` has ``operator``, ``subtask`` (None: in the driver) and ``hook``.
     """
 
     default_kind = ErrorKind.OPERATOR_FAILED
@@ -22,12 +22,8 @@ class OperatorError(CheckpointError):
         """The error of a hook. Raise it ``from`` what the hook raised."""
         said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         place = "" if subtask is None else f", subtask {subtask},"
-        return cls(
-            f"{hook} of {operator!r}{place} failed: {said}",
-            operator=operator,
-            subtask=subtask,
-            hook=hook,
-        )
+        message = f"{hook} of {operator!r}{place} failed: {said}"
+        return cls(message, operator=operator, subtask=subtask, hook=hook)
 
     @property
     def operator(self) -> str:
@@ -41,7 +37,7 @@ class OperatorError(CheckpointError):
 
 
 class Guard:
-    """Makes whatever user code raises within a ``with`` an :class:`OperatorError`. Used again and again; not thread-safe."""
+    """Makes what user code raises within a ``with`` an :class:`OperatorError`. Not thread-safe."""
 
     def __init__(self, operator: str, subtask: int | None) -> None:
         self._operator = operator
@@ -63,7 +59,7 @@ class Guard:
 
 
 class FailsAgain(CheckpointError):
-    """Something failed in a way in which it would fail again: another try cannot help."""
+    """Something failed that would fail again: another try cannot help."""
 
     default_kind = ErrorKind.OPERATOR_FAILED
 
@@ -73,7 +69,7 @@ _OF_FILES: Final = (FileNotFoundError, FileExistsError, IsADirectoryError, NotAD
 _OF_DATABASES: Final = frozenset({"OperationalError", "InterfaceError"})
 """What drivers of databases raise for a lost connection (PEP 249)."""
 _OUTSIDE: Final = frozenset({"commit", "clean"})
-"""Hooks that speak with another system: what they raise may be that system's, whatever its type."""
+"""Hooks that talk to another system, whose errors may be of any type."""
 _CHAIN_MAX: Final = 16
 
 
@@ -93,9 +89,7 @@ def is_for_good(error: BaseException) -> bool:
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether an error may be bad luck, so that the same may go well another time: the storage, the network, memory, or another
-    system that a sink commits to.
-    """
+    """Whether another try may help: it was the storage, the network, memory, or a sink's system."""
     return any(
         isinstance(one, StorageError | MemoryError)
         or (isinstance(one, OSError) and not isinstance(one, _OF_FILES))
@@ -110,11 +104,8 @@ def _is_named(error: BaseException, names: frozenset[str]) -> bool:
 
 
 def signature(error: BaseException) -> tuple[str, ...]:
-    """What two failures have in common that are the same: the operator, the type and the message of what it raised."""
+    """The operator, and the type and message of what it raised: equal for equal failures."""
     operator = next((one.operator for one in chain_of(error) if isinstance(one, OperatorError)), "")
     raised = [one for one in chain_of(error) if not isinstance(one, OperatorError)]
     one = raised[0] if raised else error
     return (operator, f"{type(one).__module__}.{type(one).__qualname__}", str(one))
-
-
-__all__ = ["FailsAgain", "Guard", "OperatorError", "chain_of", "is_for_good", "may_pass", "signature"]

@@ -1,29 +1,64 @@
-"""Records on their way: logged into a snapshot, and brought back from one.
+"""In-flight records: logged into a snapshot, and brought back from one.
 
-A snapshot has one in-flight state per edge whose records may become part of it. What is logged of a channel is numbered in its
-order (``_seq``), so that it can be brought back in that order, whoever gets it at another parallelism (SPEC.md section 5.1).
+A snapshot has one in-flight state per edge whose records may become part of it. What is logged of a
+channel is numbered in order (``_seq``), so that it can be brought back in that order at any
+parallelism (SPEC.md section 5.1).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 
 from stateformat.errors import ErrorKind, InvalidState
+from stateformat.graph import Edge
+from stateformat.snapshot import Snapshot, SnapshotWriter
 from stateformat.tables import BATCH_BYTES, cut, take_table
 
 from ..events import Channel
+from ..graph import in_flight_name
 
 if TYPE_CHECKING:
     from stateformat.reading import ReadTask
-
 BATCH_ROWS: Final = 65_536
 _ORDER: Final = ("_sender", "_receiver", "_seq")
+
+
+class OpenSnapshot:
+    """The snapshot of one task: states are written, in-flight records may still come.
+
+    ``writers`` are those of the chain's operators, in order; ``logged`` the edges that have an
+    in-flight state, none where the task is finishing. It may be dropped without :meth:`close`.
+    """
+
+    def __init__(self, writers: Sequence[SnapshotWriter], logged: Sequence[Edge]) -> None:
+        self._writers = writers
+        self._logs = {edge.id: InFlightLog() for edge in logged}
+
+    def log(self, channel: Channel, batch: pa.RecordBatch) -> None:
+        """Log a batch of a channel. ``InvalidState`` for an edge without in-flight state."""
+        log = self._logs.get(channel.edge)
+        if log is None:
+            raise InvalidState(
+                f"records of edge {channel.edge!r} cannot become part of this snapshot; those of "
+                f"{sorted(self._logs) or 'no edge'} may",
+                kind=ErrorKind.STATE_NOT_ALLOWED,
+            )
+        log.add(channel, batch)
+
+    def close(self) -> list[Snapshot]:
+        """Write what was logged. Returns one snapshot per operator of the chain. Call it once."""
+        for edge_id, log in self._logs.items():
+            rows = log.rows()
+            if rows is None:
+                self._writers[0].empty(in_flight_name(edge_id))
+            else:
+                self._writers[0].write(in_flight_name(edge_id), rows)
+        return [writer.snapshot() for writer in self._writers]
 
 
 class InFlightLog:
@@ -48,28 +83,23 @@ class InFlightLog:
         self._batches.append(pa.RecordBatch.from_arrays([*own, *batch.columns], names=[*_ORDER, *batch.schema.names]))
 
     def rows(self) -> pa.Table | None:
-        """All of it: ``_sender``, ``_receiver``, ``_seq``, then the edge's columns; None where nothing was logged."""
+        """``_sender``, ``_receiver``, ``_seq``, then the edge's columns; None if empty."""
         return pa.Table.from_batches(self._batches) if self._batches else None
 
 
-def in_flight_batches(task: ReadTask, edge_schema: pa.Schema) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The records that a new subtask gets of an edge, with their senders, in the schema of the edge.
+def in_flight_batches(task: ReadTask, edge_schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The records that a new subtask gets of an edge, each channel in the order it was sent.
 
-    In order of sender, then of ``_seq``: each channel in the order in which it was sent. Columns that the edge did not have when
-    they were logged are null; ``InvalidState`` where its columns are of other types now. Raises what reading raises. All of it is
-    in memory, as it was when it was logged.
+    Columns that the edge did not have when they were logged are null. ``InvalidState`` where its
+    columns are of other types now. All of it is in memory, as it was when it was logged.
     """
     table = task.table()
     order = [table[name].to_numpy() for name in _ORDER]
     if not _ascends(order):
         table = take_table(table, np.lexsort(order[::-1]))
-    senders = table["_sender"].to_numpy()
-    records = _conformed(table, edge_schema, str(task.state.edge))
-    bounds = [0, *(np.flatnonzero(np.diff(senders)) + 1).tolist(), len(senders)]
-    for start, stop in pairwise(bounds):
-        for batch in records.slice(start, stop - start).to_batches():
-            if batch.num_rows:
-                yield from ((int(senders[start]), piece) for piece in cut(batch, BATCH_ROWS, BATCH_BYTES))
+    for batch in _cast_to_edge(table, edge_schema, str(task.state.edge)).to_batches():
+        if batch.num_rows:
+            yield from cut(batch, BATCH_ROWS, BATCH_BYTES)
 
 
 def _ascends(columns: list[np.ndarray]) -> bool:
@@ -81,7 +111,7 @@ def _ascends(columns: list[np.ndarray]) -> bool:
     return True
 
 
-def _conformed(table: pa.Table, schema: pa.Schema, edge: str) -> pa.Table:
+def _cast_to_edge(table: pa.Table, schema: pa.Schema, edge: str) -> pa.Table:
     columns = [
         table[field.name] if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
         for field in schema
@@ -90,10 +120,7 @@ def _conformed(table: pa.Table, schema: pa.Schema, edge: str) -> pa.Table:
         return pa.table(columns, names=schema.names).cast(schema)
     except (pa.ArrowException, ValueError) as error:
         raise InvalidState(
-            f"records in flight on edge {edge!r} cannot become what the edge has now: {error}; let them arrive before its columns "
-            "change, with an aligned checkpoint",
+            f"records in flight on edge {edge!r} cannot become what the edge has now: {error}. Take an aligned "
+            "checkpoint before its columns change, so that they arrive.",
             kind=ErrorKind.SCHEMA_MISMATCH,
         ) from error
-
-
-__all__ = ["BATCH_ROWS", "InFlightLog", "in_flight_batches"]

@@ -1,11 +1,13 @@
-"""The reader of a source in one subtask: the splits that it holds, read in turn, and how far event time has come.
+"""The reader of a source in one subtask: it reads its splits in turn and tracks event time.
 
-The watermark of a split is the greatest event time read of it, less by how much records may be out of order; that of the reader
-is the least of those it holds, once every one has some, and never goes back. A split that ends no longer counts. A reader that
-holds as many splits as it is given waits until it has been given all there are now: the next one may begin in the past. Where the
-rows of a split come in any order, its watermark says nothing before its end: the reader's moves when it holds none.
+The watermark of a split is the greatest event time read of it, less by how much records may be out
+of order. The watermark of the reader is the least of its splits', once each has one, and never goes
+back. A split that ends no longer counts. A reader with room for more splits waits until it was
+assigned all there are now: the next one may begin in the past. Of an unordered source only splits
+that have ended count.
 
-A reader may be given more splits than it holds at a time: they wait, unread, as if nobody had dealt them yet, and are kept all the same.
+A reader may be assigned more splits than it has room for. They wait unread, and are kept all the
+same.
 """
 
 from __future__ import annotations
@@ -19,32 +21,31 @@ import pyarrow.compute as pc
 
 from stateformat.errors import InvalidState
 
-from ..api import Chunk, NoSplit, Source, Split
-from ..api.source import EventTime
+from ..api import Chunk, EventTime, NoSplit, Source, Split
 from ..events import MIN_WATERMARK
 from ..graph import SPLITS_SCHEMA
 from .errors import Guard
 
 
 class ReadResult(NamedTuple):
-    """What came of one look at a source."""
+    """What one look at a source gave."""
 
     rows: int
     """How many were read and processed."""
     wants_split: bool
     """There is room for another split, and there may be one."""
     idle: bool
-    """Nothing is there now: no split, or none of those held has anything."""
+    """Nothing is there now: no split, or none that has anything."""
     ended: bool
     """Every split is read and there will be no other."""
     watermark: int | None
-    """How far event time has come, µs; None where that is not known, or the source has no event time."""
+    """The event time reached, µs; None if unknown, or the source has none."""
     holds_none: bool = False
-    """No split is held and more may come: without another one there is nothing to read."""
+    """There is no split, and more may come: until then there is nothing to read."""
 
 
-class _Held:
-    """A split under way."""
+class _OpenSplit:
+    """A split that is being read, or waits to be."""
 
     def __init__(self, split: Split, watermark: int | None) -> None:
         self.split = split
@@ -54,15 +55,11 @@ class _Held:
 
 
 class _ReaderContext:
-    """What reading may ask (``api.ReaderContext``)."""
+    """Implements ``ReaderContext``."""
 
     def __init__(self, subtask: int, clock: Callable[[], int]) -> None:
-        self._subtask = subtask
+        self.subtask = subtask
         self._clock = clock
-
-    @property
-    def subtask(self) -> int:
-        return self._subtask
 
     @property
     def now_us(self) -> int:
@@ -70,7 +67,7 @@ class _ReaderContext:
 
 
 class SourceReader:
-    """Reads the splits of one subtask, one chunk at a time. ``emit`` takes each batch to the chain."""
+    """Reads the splits of one subtask, chunk by chunk. ``emit`` takes batches to the chain."""
 
     def __init__(
         self,
@@ -87,140 +84,133 @@ class SourceReader:
         self._event_time = event_time
         self._context = _ReaderContext(subtask, clock)
         self._emit = emit
-        self._held: deque[_Held] = deque()
-        self._waiting: deque[_Held] = deque()
-        """Given ahead: nothing of them is read while enough others are held."""
+        self._open: deque[_OpenSplit] = deque()
+        """The next one to read first."""
+        self._waiting: deque[_OpenSplit] = deque()
+        """Not begun: nothing of them is read while there is no room."""
         self._no_more = False
-        self._given_all = source.splits_per_reader is not None
-        self._nothing_in_a_row = 0
+        self._has_all = source.splits_per_reader is not None
+        """It was assigned all the splits there are now."""
+        self._empty_reads = 0
+        """How many reads in a row gave nothing."""
         self._watermark: int | None = None
-        self._over: int | None = None
-        """The greatest watermark of the splits that have ended."""
+        self._watermark_of_ended: int | None = None
+        """The greatest of the splits that have ended."""
 
-    def give(self, split: Split | NoSplit) -> None:
-        """Take the enumerator's answer. ``InvalidState`` for a split that is held already."""
+    def assign(self, split: Split | NoSplit) -> None:
+        """Take the enumerator's answer. ``InvalidState`` for a split that the reader has."""
         if isinstance(split, NoSplit):
             self._no_more = self._no_more or split is NoSplit.NEVER
-            self._given_all = True
+            self._has_all = True
             return
-        self._hold(split, None)
+        self._add(split, None)
 
-    def _hold(self, split: Split, watermark: int | None) -> None:
-        if any(held.split.id == split.id for held in (*self._held, *self._waiting)):
+    def _add(self, split: Split, watermark: int | None) -> None:
+        if any(other.split.id == split.id for other in (*self._open, *self._waiting)):
             raise InvalidState(
-                f"the enumerator of source {self._uid!r} gave split {split.id!r} to a reader that holds one of that id; ids of "
-                "splits are unique"
+                f"the enumerator of source {self._uid!r} gave split {split.id!r} to a reader that holds one of that "
+                "id; ids of splits are unique"
             )
         begun = watermark is not None or split.position != 0
-        if begun or self._has_room:
-            self._held.append(_Held(split, watermark))
-        else:
-            self._waiting.append(_Held(split, None))
-        self._nothing_in_a_row = 0
+        splits = self._open if begun or self._has_room else self._waiting
+        splits.append(_OpenSplit(split, watermark))
+        self._empty_reads = 0
 
     @property
     def _has_room(self) -> bool:
         room = self._source.splits_per_reader
-        return room is None or len(self._held) < room
+        return room is None or len(self._open) < room
 
     def read(self) -> ReadResult:
-        """Read one chunk of the split whose turn it is. ``OperatorError`` for what the source raises."""
+        """Read one chunk of the split whose turn it is. ``OperatorError`` if the source raises."""
         rows = 0
-        if self._held:
-            held = self._held[0]
-            chunk = self._next(held)
-            self._held.popleft()
+        if self._open:
+            split = self._open[0]
+            chunk = self._next(split)
+            self._open.popleft()
             if chunk is not None:
-                self._held.append(held)
-                rows = self._take(held, chunk)
-                self._nothing_in_a_row = 0 if rows else self._nothing_in_a_row + 1
-            elif held.watermark is not None:
-                self._over = held.watermark if self._over is None else max(held.watermark, self._over)
+                self._open.append(split)
+                rows = self._take(split, chunk)
+                self._empty_reads = 0 if rows else self._empty_reads + 1
+            elif split.watermark is not None:
+                self._watermark_of_ended = _greatest(split.watermark, self._watermark_of_ended)
         while self._waiting and self._has_room:
-            self._held.append(self._waiting.popleft())
-            self._nothing_in_a_row = 0
+            self._open.append(self._waiting.popleft())
+            self._empty_reads = 0
+        ended = self._no_more and not self._open
         return ReadResult(
             rows=rows,
             wants_split=not self._no_more and self._has_room,
-            idle=bool(not rows and self._nothing_in_a_row >= len(self._held) and not self._ended),
-            ended=self._ended,
-            watermark=self._advanced(),
-            holds_none=not (self._held or self._waiting or self._no_more),
+            idle=not rows and self._empty_reads >= len(self._open) and not ended,
+            ended=ended,
+            watermark=self._advance(),
+            holds_none=not (self._open or self._waiting or self._no_more),
         )
 
-    @property
-    def _ended(self) -> bool:
-        return self._no_more and not self._held
-
-    def _next(self, held: _Held) -> Chunk | None:
+    def _next(self, split: _OpenSplit) -> Chunk | None:
         """The next chunk; None where the split has ended."""
         with self._guard("read"):
-            if held.chunks is None:
-                held.chunks = iter(self._source.read(held.split._replace(position=held.position), self._context))
-            return next(held.chunks, None)
+            if split.chunks is None:
+                split.chunks = iter(self._source.read(split.split._replace(position=split.position), self._context))
+            return next(split.chunks, None)
 
-    def _take(self, held: _Held, chunk: Chunk) -> int:
+    def _take(self, split: _OpenSplit, chunk: Chunk) -> int:
         if not isinstance(chunk, Chunk):
             raise InvalidState(f"read of source {self._uid!r} gave {type(chunk).__name__}; it gives a Chunk")
         batch = chunk.batch
         rows = 0 if batch is None else batch.num_rows
         if rows:
             self._emit(batch)
-            self._observe(held, batch)
-        if chunk.newest_us is not None and self._event_time is not None:
-            self._come_to(held, chunk.newest_us, self._event_time)
+        if self._event_time is not None:
+            times = [chunk.newest_us]
+            if batch is not None and rows:
+                times.append(pc.max(batch.column(self._event_time.column)).cast(pa.int64()).as_py())
+            for newest_us in times:
+                if newest_us is not None:
+                    time = max(newest_us - self._event_time.out_of_order_us, MIN_WATERMARK)
+                    split.watermark = _greatest(time, split.watermark)
         # Behind the rows: what is snapshotted is what has been emitted.
-        held.position = chunk.position
+        split.position = chunk.position
         return rows
 
-    def _observe(self, held: _Held, batch: pa.RecordBatch) -> None:
-        if self._event_time is None:
-            return
-        newest = pc.max(batch.column(self._event_time.column)).cast(pa.int64()).as_py()
-        if newest is not None:
-            self._come_to(held, newest, self._event_time)
-
-    def _come_to(self, held: _Held, newest_us: int, event_time: EventTime) -> None:
-        time = max(newest_us - event_time.out_of_order_us, MIN_WATERMARK)
-        held.watermark = time if held.watermark is None else max(held.watermark, time)
-
-    def _advanced(self) -> int | None:
+    def _advance(self) -> int | None:
         if self._source.unordered:
-            if not self._held and self._over is not None:
-                self._watermark = max(self._over, self._watermark if self._watermark is not None else self._over)
+            if not self._open and self._watermark_of_ended is not None:
+                self._watermark = _greatest(self._watermark_of_ended, self._watermark)
             return self._watermark
-        known = [held.watermark for held in self._held if held.watermark is not None]
-        if known and self._given_all and len(known) == len(self._held):
-            self._watermark = max(min(known), self._watermark if self._watermark is not None else min(known))
+        known = [split.watermark for split in self._open if split.watermark is not None]
+        if known and self._has_all and len(known) == len(self._open):
+            self._watermark = _greatest(min(known), self._watermark)
         return self._watermark
 
     def rows(self) -> pa.Table:
-        """The splits held, in the columns of ``SPLITS_SCHEMA``."""
+        """Its splits, in the columns of ``SPLITS_SCHEMA``."""
         return pa.Table.from_pylist(
             [
                 {
-                    "split_id": held.split.id,
-                    "payload": held.split.payload,
-                    "position": held.position,
-                    "watermark": held.watermark,
+                    "split_id": split.split.id,
+                    "payload": split.split.payload,
+                    "position": split.position,
+                    "watermark": split.watermark,
                 }
-                for held in (*self._held, *self._waiting)
+                for split in (*self._open, *self._waiting)
             ],
             schema=SPLITS_SCHEMA,
         )
 
     def restore(self, rows: pa.Table) -> None:
-        """Hold what :meth:`rows` gave, of this reader or of others."""
+        """Take the splits that :meth:`rows` gave, of this reader or of others."""
         for row in rows.to_pylist():
-            self._hold(Split(row["split_id"], row["payload"], row["position"]), row["watermark"])
+            self._add(Split(row["split_id"], row["payload"], row["position"]), row["watermark"])
 
     def close(self) -> None:
-        """Let go of what is being read: the generators of ``read`` are closed."""
-        while self._held:
-            end = getattr(self._held.popleft().chunks, "close", None)
+        """Close the generators of ``read``."""
+        while self._open:
+            end = getattr(self._open.popleft().chunks, "close", None)
             if end is not None:
                 with self._guard("read"):
                     end()
 
 
-__all__ = ["ReadResult", "SourceReader"]
+def _greatest(time: int, other: int | None) -> int:
+    return time if other is None else max(time, other)

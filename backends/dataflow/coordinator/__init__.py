@@ -1,4 +1,8 @@
-"""The checkpoint coordinator: ``coordinator``, with its ``barrier``, its ``task_tracker`` and its ``stop``."""
+"""The checkpoint coordinator, as a pure state machine.
+
+Read ``coordinator`` for the rules, then what it keeps: ``barrier``, ``stop``, ``task_tracker``;
+``planning`` says which tasks a checkpoint triggers.
+"""
 
 from __future__ import annotations
 

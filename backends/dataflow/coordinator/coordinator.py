@@ -1,10 +1,10 @@
 """The coordinator of a run: when checkpoints begin, when they are complete, how the job ends.
 
 Pure: :meth:`Coordinator.handle` takes an event and returns commands. It keeps what is known of
-tasks in a :class:`~stateformat.backends.dataflow.coordinator.task_tracker.TaskTracker`, the one barrier in flight in a
-:class:`~stateformat.backends.dataflow.coordinator.barrier.BarrierInFlight`, a stop in a
-:class:`~stateformat.backends.dataflow.coordinator.stop.StopProgress`. The last two modules open with the tables of
-their phases. The rules:
+tasks in a :class:`~stateformat.backends.dataflow.coordinator.task_tracker.TaskTracker`, the one
+barrier in flight in a :class:`~stateformat.backends.dataflow.coordinator.barrier.BarrierInFlight`,
+a stop in a :class:`~stateformat.backends.dataflow.coordinator.stop.StopProgress`. The last two
+modules open with the tables of their phases. The rules:
 
 1. *One at a time.* Nothing begins while a barrier is in flight; then
    :meth:`Coordinator._next_action` says what begins.

@@ -15,8 +15,9 @@ import numpy as np
 
 from stateformat.model import Mode
 
-from ..events import CheckpointPlan, Mask, TaskId, make_plan
+from ..events import CheckpointPlan, Mask, TaskId
 from ..graph import Job, loops_of
+from .planning import make_plan
 
 
 class TaskMask:

@@ -1,13 +1,11 @@
-"""The events and commands of the runtime core, as values: ``from stateformat.backends.dataflow import events as
-ev``.
+"""The events and commands of the runtime core, as values: use it as ``events as ev``.
 
-:class:`~stateformat.backends.dataflow.task.task.Task` and :class:`~stateformat.backends.dataflow.coordinator.coordinator.Coordinator` take
-**events** and return **commands**. They decide, an executor acts: it carries the commands out, in
-the order given, before it delivers the next event. Here are
+``Task`` and ``Coordinator`` take **events** and return **commands**. They decide, an executor acts:
+it carries the commands out, in the order given, before it delivers the next event. Read
 
-1. what travels in channels (``elements.py``);
-2. the events and commands of a task (``task.py``);
-3. the events and commands of the coordinator (``coordinator.py``).
+1. ``elements``: what travels in channels;
+2. ``task``: the events and commands of a task;
+3. ``plan`` and ``coordinator``: the events and commands of the coordinator.
 
 Barrier numbers ascend within a run, one for each trigger; they are never ids of checkpoints.
 Timestamps are int64 microseconds of event time.

@@ -1,4 +1,8 @@
-"""From a dataflow to tasks: ``job_graph`` and ``runtime_states`` first, then ``compile``, ``partitioning`` and ``loops``."""
+"""From a dataflow to tasks.
+
+Read ``job_graph`` and ``runtime_states``, which give the graph and its states, then ``compile``,
+which makes a job of them. ``partitioning`` sends records along edges; ``loops`` finds the loops.
+"""
 
 from __future__ import annotations
 

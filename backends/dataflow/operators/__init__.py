@@ -1,4 +1,7 @@
-"""Ready-made operators without input and output of their own; sources and sinks are in ``stateformat.backends.connectors``."""
+"""Ready-made operators. Sources and sinks are in ``stateformat.backends.connectors``.
+
+Read ``row_steps`` first; ``accumulators`` is what ``aggregate`` and ``window`` share.
+"""
 
 from __future__ import annotations
 

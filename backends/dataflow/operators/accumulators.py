@@ -1,10 +1,12 @@
-"""Aggregates that can be added to: what is kept of each, how a batch becomes it, how two become one.
+"""Mergeable aggregates: what is kept of each, how a batch becomes it, how two become one.
 
-Theory of operation. An aggregate keeps *accumulators*, columns of state with one row per group: a sum, a count, a minimum and
-a maximum keep themselves, a mean keeps a sum and a count. A batch is first aggregated on its own, by Arrow's hash
-aggregation, so what meets the state has each group once; then two columns of accumulators are merged, row by row.
-Null is passed over: of a group without any value the count is 0 and all else null. Sums of integers are int64 and wrap around
-as Arrow's do; of floats double; of decimals decimal(38). A mean is double.
+An aggregate keeps *accumulators*, columns of state with one row per group: a mean keeps a sum and a
+count, the others keep themselves. A batch is first aggregated on its own, so the state sees each
+group once. Then two sets of accumulators are merged, row by row.
+
+Nulls are skipped: of a group without any value the count is 0 and all else null. Sums of integers
+are int64 and wrap around as Arrow's do; of floats double; of decimals decimal(38). A mean is
+double.
 """
 
 from __future__ import annotations
@@ -24,15 +26,16 @@ from stateformat.segments import one_array, row_key_codes
 from .row_steps import check_columns
 
 ROWS: Final = "*"
-"""The column of an aggregate that counts rows."""
+"""Stands for a column in an aggregate that counts rows."""
 
 EMIT_ROWS: Final = 65_536
-"""How many rows a batch has that is made of state."""
+"""How many rows a batch made of state has."""
 
 
 def _add(old: pa.Array, new: pa.Array) -> pa.Array:
     if pa.types.is_decimal(old.type):
-        # A sum of two decimals(38) would need 39 digits, which Arrow refuses before it has looked at them.
+        # A sum of two decimals(38) would need 39 digits, which Arrow refuses before it has looked
+        # at them.
         wide = pa.decimal256(39, old.type.scale)
         added = pc.add(old.cast(wide), new.cast(wide)).cast(old.type)
     else:
@@ -57,21 +60,21 @@ class _Accumulator:
 
 
 class Aggregation:
-    """Named aggregates of columns: ``{"flights": ("*", "count"), "delay": ("dep_delay", "mean")}``.
+    """Named aggregates of columns: ``{"delay": ("dep_delay", "mean")}``.
 
-    Raises ``InvalidInput`` for an aggregate that is none.
+    Raises ``InvalidInput`` for an unknown aggregate.
     """
 
     def __init__(self, aggregates: Mapping[str, tuple[str, str]]) -> None:
         if not aggregates:
-            raise InvalidInput("no aggregate is given; give at least one, like {'rows': ('*', 'count')}")
+            raise InvalidInput("no aggregate is given. Give at least one, like {'rows': ('*', 'count')}.")
         self._parts: dict[str, list[int]] = {}
         self._accumulators: list[_Accumulator] = []
         for name, (column, kind) in _pairs(aggregates):
             if kind not in _KINDS or (column == ROWS and kind != "count"):
                 raise InvalidInput(
-                    f"aggregate {name!r} is {kind!r} of {column!r}; there are {', '.join(_KINDS)} of a column, and 'count' of "
-                    "'*', the rows"
+                    f"aggregate {name!r} is {kind!r} of {column!r}. There are {', '.join(_KINDS)} of a column, and "
+                    "'count' of '*', the rows."
                 )
             parts = (("sum_of_", "sum"), ("count_of_", "count")) if kind == "mean" else (("", kind),)
             self._parts[name] = [len(self._accumulators) + number for number in range(len(parts))]
@@ -83,7 +86,7 @@ class Aggregation:
         return list(dict.fromkeys(item.column for item in self._accumulators if item.column != ROWS))
 
     def accumulators(self, schema: pa.Schema) -> pa.Schema:
-        """What is kept for each group of an input. ``InvalidInput`` for a column that is missing, or of a type without it."""
+        """The columns kept per group. ``InvalidInput`` for a missing column, or of another type."""
         check_columns(schema, self.columns, "an aggregate")
         fields = []
         for item in self._accumulators:
@@ -95,7 +98,7 @@ class Aggregation:
                 _MERGES[item.kind](pa.array([], found), pa.array([], found))
             except pa.ArrowException as error:
                 raise InvalidInput(
-                    f"there is no {item.kind!r} of column {item.column!r}, which is {kind}: {error}; cast it before"
+                    f"there is no {item.kind!r} of column {item.column!r}, which is {kind}: {error}. Cast it before."
                 ) from error
             fields.append(pa.field(item.name, found))
         return pa.schema(fields)
@@ -110,7 +113,7 @@ class Aggregation:
     def group(
         self, keys: Sequence[pa.Array], batch: pa.RecordBatch, accumulators: pa.Schema
     ) -> tuple[list[pa.Array], pa.RecordBatch]:
-        """The groups of a batch by its key columns, each once: their keys, and their accumulators."""
+        """The groups of a batch, each once: their keys, and their accumulators."""
         keys = [normalize_key_column(key) for key in keys]
         named = {f"k{number}": key for number, key in enumerate(keys)}
         # Arrow groups by no struct; the number of a row's key is as good.
@@ -141,7 +144,7 @@ class Aggregation:
         return found, pa.RecordBatch.from_arrays(values, schema=accumulators)
 
     def merge(self, old: pa.RecordBatch, new: pa.RecordBatch) -> pa.RecordBatch:
-        """Two batches of accumulators as one, row by row; all null in ``old`` is nothing so far."""
+        """Merge accumulators row by row; all null in ``old`` means nothing so far."""
         columns = [
             _MERGES[item.kind](before, more)
             for item, before, more in zip(self._accumulators, old.columns, new.columns, strict=True)
@@ -149,7 +152,7 @@ class Aggregation:
         return pa.RecordBatch.from_arrays(columns, schema=new.schema)
 
     def finish(self, accumulated: Sequence[pa.Array]) -> list[pa.Array]:
-        """What the user sees of columns of accumulators."""
+        """The columns that users see, from columns of accumulators."""
         return [
             accumulated[parts[0]] if len(parts) == 1 else _mean(accumulated[parts[0]], accumulated[parts[1]])
             for parts in self._parts.values()
@@ -161,7 +164,8 @@ def _pairs(aggregates: object) -> list[tuple[str, tuple[str, str]]]:
     wrong = [pair for pair in pairs if not isinstance(pair[1], tuple | list) or len(pair[1]) != 2]
     if wrong:
         raise InvalidInput(
-            f"aggregates are {aggregates!r}; they are a mapping like {{'rows': ('*', 'count'), 'delay': ('dep_delay', 'mean')}}"
+            f"aggregates are {aggregates!r}. Give a mapping like {{'rows': ('*', 'count'), "
+            "'delay': ('dep_delay', 'mean')}."
         )
     return pairs
 
@@ -175,6 +179,3 @@ def in_batches(table: pa.Table, rows: int = EMIT_ROWS) -> Iterator[pa.RecordBatc
     """The rows of a table in batches of bounded size; none for none."""
     for first in range(0, table.num_rows, rows):
         yield from table.slice(first, rows).combine_chunks().to_batches()
-
-
-__all__ = ["EMIT_ROWS", "ROWS", "Aggregation", "in_batches"]

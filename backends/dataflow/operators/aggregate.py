@@ -23,17 +23,18 @@ class Aggregate(Operator):
     Example::
 
         delays = flights.key_by("tailnum").apply(
-            Aggregate("tailnum", {"flights": ("*", "count"), "delay": ("dep_delay", "mean")}, emit="end"), uid="delays"
+            Aggregate("tailnum", {"delay": ("dep_delay", "mean")}), uid="delays"
         )
 
-    ``keys`` are the columns that its input is keyed by, in that order. ``aggregates``: a new column → (column, ``"sum"``,
-    ``"count"``, ``"min"``, ``"max"`` or ``"mean"``); ``("*", "count")`` counts rows. What each is of null and of types:
-    ``operators.aggregation``. Emits the key columns, then the new columns:
+    - ``keys``: the columns that its input is keyed by, in that order.
+    - ``aggregates``: a new column → (column, ``"sum"``, ``"count"``, ``"min"``, ``"max"`` or
+      ``"mean"``); ``("*", "count")`` counts rows. For nulls and types see
+      ``operators.accumulators``.
+    - ``emit="updates"``: after every batch, of each key in it, the totals up to now.
+      ``emit="end"``: of every key, once, when the input has ended.
 
-    - ``emit="updates"``: after every batch, of each key that is in it, the totals up to now; the last row of a key holds;
-    - ``emit="end"``: once the input has ended, of every key, once. A stream that does not end emits nothing.
-
-    Keeps the state ``totals``. Raises ``InvalidInput`` for what cannot be aggregated, when the dataflow is built.
+    Emits the key columns, then the new columns. Keeps the state ``totals``. Raises ``InvalidInput``
+    for what cannot be aggregated, when the dataflow is built.
     """
 
     def __init__(
@@ -42,16 +43,15 @@ class Aggregate(Operator):
         self._keys = key_names(keys)
         self._aggregation = Aggregation(aggregates)
         if emit not in ("updates", "end"):
-            raise InvalidInput(f"emit is {emit!r}; it is 'updates' or 'end'")
+            raise InvalidInput(f"emit is {emit!r}. Give 'updates' or 'end'.")
         taken = sorted(set(self._keys) & set(aggregates))
         if taken:
-            raise InvalidInput(f"{taken} are key columns and new columns; give the new ones other names")
+            raise InvalidInput(f"{taken} are key columns and new columns. Give the new ones other names.")
         self._updates = emit == "updates"
         self._used = list(dict.fromkeys([*self._keys, *self._aggregation.columns]))
         self._accumulators = pa.schema([])
         self._output = pa.schema([])
-        self._gathered: list[pa.RecordBatch] = []
-        self._gathered_rows = 0
+        self._reset()
 
     def states(self, *inputs: pa.Schema) -> list[ValueState]:
         """``totals``: the accumulators of each key."""
@@ -70,12 +70,16 @@ class Aggregate(Operator):
         self._output = pa.schema([*keys, *self._aggregation.results(self._accumulators)])
 
     def open(self, context: OperatorContext) -> None:
-        """Begin with nothing beside the totals."""
+        """Reset the buffer; the totals are in the keyed state."""
         super().open(context)
-        self._gathered, self._gathered_rows, self._gathered_bytes = [], 0, 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._gathered: list[pa.RecordBatch] = []
+        self._gathered_rows = self._gathered_bytes = 0
 
     def process(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch | None:  # noqa: ARG002 - there is one
-        """Merge a batch into the totals; where nobody waits for them, together with others."""
+        """Merge a batch into the totals; several at once if totals are emitted at the end."""
         if not batch.num_rows:
             return None
         if self._updates:
@@ -90,10 +94,10 @@ class Aggregate(Operator):
     def _merge_gathered(self) -> None:
         if self._gathered:
             self._merge(pa.concat_batches(self._gathered))
-        self._gathered, self._gathered_rows, self._gathered_bytes = [], 0, 0
+        self._reset()
 
     def _merge(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Merge a batch into the totals; those of its keys."""
+        """Merge a batch into the totals. Returns those of its keys."""
         aggregation = self._aggregation
         columns, new = aggregation.group([batch.column(name) for name in self._keys], batch, self._accumulators)
         totals = new
@@ -107,11 +111,11 @@ class Aggregate(Operator):
         return pa.RecordBatch.from_arrays([*columns, *aggregation.finish(totals.columns)], schema=self._output)
 
     def snapshot(self) -> None:
-        """Have everything in the totals."""
+        """Merge what is gathered."""
         self._merge_gathered()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """All totals, where they are emitted at the end."""
+        """All totals, unless they were emitted as updates."""
         if self._updates:
             return
         self._merge_gathered()
@@ -122,16 +126,13 @@ class Aggregate(Operator):
 
 
 def key_names(keys: str | Sequence[str]) -> list[str]:
-    """The names of key columns. ``InvalidInput`` for none."""
+    """The names of key columns. ``InvalidInput`` if there is none."""
     names = [keys] if isinstance(keys, str) else list(keys)
     if not names:
-        raise InvalidInput("no key column is given; name those that the input is keyed by")
+        raise InvalidInput("no key column is given. Name those that the input is keyed by.")
     return names
 
 
 def plain(field: pa.Field) -> pa.Field:
     """A column as an operator emits it: nullable, without metadata."""
     return pa.field(field.name, field.type)
-
-
-__all__ = ["Aggregate", "key_names", "plain"]

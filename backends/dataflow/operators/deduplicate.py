@@ -21,8 +21,8 @@ class Deduplicate(Operator):
 
         once = orders.key_by("order_id").apply(Deduplicate("order_id"), uid="once")
 
-    ``keys`` are the columns that its input is keyed by, in that order. Rows pass unchanged and in their order. Keeps the
-    state ``seen``, a row for each key that ever came; it never shrinks.
+    ``keys`` are the columns that its input is keyed by, in that order. The state ``seen`` has a row
+    for each key that ever came and never shrinks.
     """
 
     def __init__(self, keys: str | Sequence[str]) -> None:
@@ -50,6 +50,3 @@ class Deduplicate(Operator):
             keys, batch = keys.filter(new), batch.filter(new)
         seen.put(keys, pa.record_batch({"seen": pa.repeat(True, keys.num_rows)}))
         return batch
-
-
-__all__ = ["Deduplicate"]

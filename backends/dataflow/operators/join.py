@@ -1,10 +1,10 @@
 """Joining a stream with a small table that every subtask has.
 
-Theory of operation. The table arrives on input 1, by broadcast, so every subtask holds all of it, in broadcast state, with
-an index over its keys beside it. Where the operator waits, stream rows that come before the table has ended are held back in
-a list that is dealt out at another parallelism. That the table has ended is broadcast state too: ``end_input`` is called
-once in a history, and after a restore this is how a subtask knows. All subtasks take their snapshots at the same place of
-the broadcast channels, so they agree.
+The table arrives on input 1, by broadcast. Every subtask keeps it in broadcast state, with an index
+over its keys beside it. Where the operator waits, stream rows that come before the table has ended
+are kept in an even-split list. Broadcast state also says that the table has ended: ``end_input`` is
+called once in a history, so a restored subtask must know. All subtasks agree, for they take their
+snapshots at the same place of the broadcast channels.
 """
 
 from __future__ import annotations
@@ -38,18 +38,21 @@ class BroadcastJoin(Operator):
 
     Example::
 
-        named = flights.apply(BroadcastJoin("carrier", columns=["name"]), airlines.broadcast(), uid="airlines")
+        join = BroadcastJoin("carrier", columns=["name"])
+        named = flights.apply(join, airlines.broadcast(), uid="airlines")
 
-    ``on``: the key columns, one name or several, or a mapping stream column → table column. ``columns``: the columns of the
-    table to add; all but its key columns, unless given. ``how``: ``"inner"`` drops stream rows without a partner, ``"left"``
-    keeps them with nulls. A null key has no partner. Of table rows with equal keys the last one counts; where they come
-    over several channels nobody knows which is the last, so let the keys be unique then.
+    - ``on``: the key columns, one name or several, or a mapping stream column → table column.
+    - ``columns``: the columns of the table to add; by default all but its keys.
+    - ``how``: ``"inner"`` drops stream rows without a partner, ``"left"`` keeps them with nulls. A
+      null key has no partner. Of table rows with equal keys the last one counts; let keys be unique
+      if they come over several channels.
+    - ``wait`` True: a stream row is joined once the table has ended, and is kept in the state
+      ``held`` until then, so the answer does not depend on speed. False: it is joined with what has
+      come so far.
 
-    ``wait`` True: a stream row is joined once the table has ended, so the answer depends on nobody's speed; until then it is
-    held back, in the state ``held``. False: it is joined with what is known of the table when it comes.
-
-    Further states: ``table``, and ``table_ended``, which has a row once it has. Raises ``InvalidInput`` when the dataflow is
-    built for columns that are missing, of different types, or there twice, and when the job starts for a table that is not broadcast.
+    Further states: ``table``, and ``table_ended``, which has a row once it has. Raises
+    ``InvalidInput`` for columns that are missing, of different types, or there twice (when the
+    dataflow is built), and for a table that is not broadcast (when the job starts).
     """
 
     broadcast_inputs = (1,)
@@ -65,7 +68,7 @@ class BroadcastJoin(Operator):
         names = [on] if isinstance(on, str) else on
         self._on = dict(names) if isinstance(names, Mapping) else {name: name for name in names}
         if not self._on or how not in ("inner", "left"):
-            raise InvalidInput(f"a join on {on!r}, {how!r}; it needs a key column, and is 'inner' or 'left'")
+            raise InvalidInput(f"a join on {on!r}, {how!r}. Give a key column, and 'inner' or 'left'.")
         self._columns = None if columns is None else list(columns)
         self._inner = how == "inner"
         self._wait = wait
@@ -100,7 +103,7 @@ class BroadcastJoin(Operator):
             if stream.field(left).type != table.field(right).type:
                 raise InvalidInput(
                     f"a join of {left!r}, which is {stream.field(left).type}, with {right!r}, which is "
-                    f"{table.field(right).type}; cast one before",
+                    f"{table.field(right).type}. Cast one before.",
                     kind=ErrorKind.SCHEMA_MISMATCH,
                 )
         keys = set(self._on.values())
@@ -109,13 +112,13 @@ class BroadcastJoin(Operator):
         repeated = [name for name, count in used.items() if count > 1]
         if repeated:
             raise InvalidInput(
-                f"a join on the table's {', '.join(self._on.values())} that adds {', '.join(self._added)} uses {repeated} more "
-                "than once; name each column of the table once (a key's value is in the stream)"
+                f"a join on the table's {', '.join(self._on.values())} that adds {', '.join(self._added)} uses "
+                f"{repeated} more than once. Name each column of the table once (a key's value is in the stream)."
             )
         twice = sorted(set(self._added) & set(stream.names))
         if twice:
             raise InvalidInput(
-                f"stream and table both have {twice}; rename one with Select, or name the columns to add"
+                f"stream and table both have {twice}. Rename one with Select, or name the columns to add."
             )
         self._kept = [plain(table.field(name)) for name in dict.fromkeys([*self._on.values(), *self._added])]
         self._output = pa.schema(
@@ -136,7 +139,7 @@ class BroadcastJoin(Operator):
         self._ended = self._wait and len(context.entries("table_ended")) > 0
 
     def _take(self, batch: pa.RecordBatch) -> None:
-        """Put rows of the table into the index, but for those with a null key, which no row of a stream can find."""
+        """Put rows of the table into the index, but those with a null key, which nothing finds."""
         keys = batch.select(list(self._on.values()))
         if any(column.null_count for column in keys.columns):
             known = reduce(pc.and_, (column.is_valid() for column in keys.columns))
@@ -158,7 +161,7 @@ class BroadcastJoin(Operator):
         return self._parts(batch)
 
     def _parts(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The joined rows, few enough at a time for the columns that are added."""
+        """The joined rows, cut so that the columns that are added stay small."""
         added_bytes = self._table_bytes // max(1, len(self._index))
         for part in cut(batch, max(1, BATCH_BYTES // max(1, added_bytes)), BATCH_BYTES):
             yield self._joined(part)
@@ -174,7 +177,7 @@ class BroadcastJoin(Operator):
         return pa.RecordBatch.from_arrays([*batch.columns, *columns], schema=self._output)
 
     def _joined_with_few(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The same, where Arrow builds an index for each batch quicker than the other is searched."""
+        """The same for few keys, where Arrow's index per batch is faster than ours."""
         if self._small is None:
             rows = self._index.rows()
             self._small = {name: one_array(rows[name]) for name in rows.column_names}
@@ -202,6 +205,3 @@ class BroadcastJoin(Operator):
         entries = self.context.entries("table")
         if len(entries) > len(self._index):
             entries.replace(self._index.rows())
-
-
-__all__ = ["BroadcastJoin"]

@@ -1,9 +1,9 @@
-"""Steps that look at one batch at a time and keep nothing."""
+"""Operators that process one batch at a time and keep nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,6 +14,7 @@ from stateformat.states import Columns, as_schema
 from ..api import Operator
 from ..casting import columns_text
 
+_NO_BATCH: Final = "the function of a map returned {}; it returns a RecordBatch"
 Predicate: TypeAlias = "pc.Expression | Callable[[pa.RecordBatch], pa.Array]"
 
 
@@ -24,10 +25,10 @@ class Map(Operator):
 
         flights.apply(Map(lambda batch: batch.select(["carrier", "dep_delay"])), uid="short")
 
-    ``fn`` may give fewer rows or more; what it returns has the columns of ``schema`` in that order. Without ``schema`` the
-    function is called once, when the dataflow is built, on a batch without rows, and the columns of the answer are it.
-    A pure function: it may be called again on the same rows after a restart. Raises ``InvalidInput`` where the function fails
-    on a batch without rows, ``InvalidState`` where what it returns has other columns; the function's fault both.
+    ``fn`` may return fewer rows or more, in the columns of ``schema`` in that order. It must be
+    pure: after a restart it may be called again on the same rows. Without ``schema`` it is called
+    once, when the dataflow is built, on a batch without rows, to learn the columns. Raises
+    ``InvalidInput`` where that fails, and ``InvalidState`` where ``fn`` returns other columns.
     """
 
     def __init__(self, fn: Callable[[pa.RecordBatch], pa.RecordBatch], schema: Columns | None = None) -> None:
@@ -36,18 +37,18 @@ class Map(Operator):
         self._known: pa.Schema | None = self._schema
 
     def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
-        """What was given, or what the function makes of nothing."""
+        """``schema``, or the columns that the function makes of no rows."""
         if self._schema is None:
             empty = empty_batch(inputs[0])
             try:
                 answer = self._fn(empty)
             except Exception as error:
                 raise InvalidInput(
-                    f"the function of a map was called on a batch without rows, to learn its columns, and failed: {error}; "
-                    "give Map the schema of what it returns"
+                    "the function of a map was called on a batch without rows, to learn its columns, and failed: "
+                    f"{error}. Give Map the schema of what it returns."
                 ) from error
             if not isinstance(answer, pa.RecordBatch):
-                raise InvalidInput(f"the function of a map returned {type(answer).__name__}; it returns a RecordBatch")
+                raise InvalidInput(_NO_BATCH.format(type(answer).__name__))
             self._known = answer.schema.remove_metadata()
         return self._known
 
@@ -56,25 +57,26 @@ class Map(Operator):
         answer = self._fn(batch)
         schema = self._known
         if not isinstance(answer, pa.RecordBatch):
-            raise InvalidState(f"the function of a map returned {type(answer).__name__}; it returns a RecordBatch")
+            raise InvalidState(_NO_BATCH.format(type(answer).__name__))
         if answer.schema != schema:
             raise InvalidState(
                 f"the function of a map returned the columns {columns_text(answer.schema)} and should return "
-                f"{columns_text(schema)}; cast them, or give Map the schema",
+                f"{columns_text(schema)}. Cast them, or give Map the schema.",
                 kind=ErrorKind.SCHEMA_MISMATCH,
             )
         return answer
 
 
 class Filter(Operator):
-    """The rows for which a predicate is true, in their order; those for which it is null are dropped.
+    """The rows for which a predicate is true, in their order. Null counts as false.
 
     Example::
 
         flights.apply(Filter(pc.field("dep_delay") > 15), uid="late")
         flights.apply(Filter(lambda batch: pc.is_valid(batch["tailnum"])), uid="named")
 
-    ``predicate`` is an Arrow expression over the columns, or a function from a batch to a boolean array of its length.
+    ``predicate`` is an Arrow expression over the columns, or a function from a batch to a boolean
+    array.
     """
 
     def __init__(self, predicate: Predicate) -> None:
@@ -113,11 +115,11 @@ class Select(Operator):
         for column in columns:
             if not isinstance(column, str | Mapping):
                 raise InvalidInput(
-                    f"{column!r} is no column; give names, or mappings from new names to those that are there"
+                    f"{column!r} is no column. Give names, or mappings from new names to those that are there."
                 )
             self._columns |= {column: column} if isinstance(column, str) else dict(column)
         if not self._columns:
-            raise InvalidInput("no column is selected; name at least one")
+            raise InvalidInput("no column is selected. Name at least one.")
 
     def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
         """The columns selected."""
@@ -139,8 +141,5 @@ def check_columns(schema: pa.Schema, wanted: Any, who: str) -> None:
     missing = [name for name in wanted if name not in schema.names]
     if missing:
         raise InvalidInput(
-            f"{who} needs the columns {missing}, which its input does not have; that has {', '.join(schema.names)}"
+            f"{who} needs the columns {missing}, which its input does not have. It has {', '.join(schema.names)}."
         )
-
-
-__all__ = ["Filter", "Map", "Predicate", "Select", "check_columns", "empty_batch"]

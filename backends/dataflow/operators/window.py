@@ -20,23 +20,27 @@ _START, _END = "window_start", "window_end"
 
 
 class TumblingWindow(Operator):
-    """Aggregates by key and window of event time; windows lie side by side, and begin at multiples of their size.
+    """Aggregates by key and window of event time; windows begin at multiples of their size.
 
     Example::
 
-        hourly = flights.key_by("origin").apply(
-            TumblingWindow("origin", 3_600_000_000, "departed_at", {"flights": ("*", "count")}), uid="hourly"
-        )
+        hour_us = 3_600_000_000
+        counts = TumblingWindow("origin", hour_us, "departed_at", {"flights": ("*", "count")})
+        hourly = flights.key_by("origin").apply(counts, uid="hourly")
 
-    ``keys`` are the columns that its input is keyed by, in that order; ``time`` the column with the event time
-    (timestamp[us] or int64 µs); ``aggregates`` as for ``Aggregate``. Emits the key columns, ``window_start`` and
-    ``window_end`` (of the type of ``time``; the end is not part of the window), then the new columns: once for every key
-    and window with records, when the watermark has come to the end of the window plus ``lateness_us``; a watermark says
-    that no record below it follows. What comes for a window that was emitted is late, and dropped.
+    - ``keys``: the columns that its input is keyed by, in that order.
+    - ``time``: the column with the event time (timestamp[us] or int64 µs).
+    - ``aggregates``: as for ``Aggregate``.
+    - ``lateness_us``: how long a window waits behind its end. What comes for a window that was
+      emitted is late, and dropped.
 
-    States: ``windows``; ``ends``, its timers; ``dropped``, a row for each subtask with ``late_records`` and
-    ``untimed_records`` (whose event time is null): how many records were dropped since the job began, in
-    all subtasks that have not finished together. Raises ``InvalidInput`` for what cannot be aggregated.
+    Emits the key columns, ``window_start`` and ``window_end`` (of the type of ``time``; the end is
+    not part of the window), then the new columns: once for every key and window with records, when
+    the watermark reaches the end of the window plus ``lateness_us``.
+
+    States: ``windows``; ``ends``, its timers; ``dropped``, a row per subtask that counts
+    ``late_records`` and ``untimed_records`` (event time null) since the job began. Raises
+    ``InvalidInput`` for what cannot be aggregated.
     """
 
     def __init__(
@@ -52,13 +56,13 @@ class TumblingWindow(Operator):
         whole = all(isinstance(number, int) and not isinstance(number, bool) for number in (size_us, lateness_us))
         if not whole or size_us < 1 or lateness_us < 0 or size_us + lateness_us >= 1 << 63:
             raise InvalidInput(
-                f"a window of {size_us!r} µs that waits {lateness_us!r} µs; these are whole numbers, the size at least 1, the "
-                "lateness at least 0, and both together below 2**63"
+                f"a window of {size_us!r} µs that waits {lateness_us!r} µs. Give whole numbers, the size at least 1, "
+                "the lateness at least 0, and both together below 2**63."
             )
         self._aggregation = Aggregation(aggregates)
         taken = sorted({*self._keys, _START, _END} & set(aggregates))
         if taken:
-            raise InvalidInput(f"{taken} are columns of every window; give the new ones other names")
+            raise InvalidInput(f"{taken} are columns of every window. Give the new ones other names.")
         self._size_us = size_us
         self._lateness_us = lateness_us
         self._time = time
@@ -88,7 +92,7 @@ class TumblingWindow(Operator):
         kind = schema.field(self._time).type
         if kind != pa.int64() and not (pa.types.is_timestamp(kind) and kind.unit == "us"):
             raise InvalidInput(
-                f"the event time {self._time!r} is {kind}; it is timestamp[us] or int64 (µs). Cast it before",
+                f"the event time {self._time!r} is {kind}. Cast it to timestamp[us] or int64 (µs) before.",
                 kind=ErrorKind.UNSUPPORTED_TYPE,
             )
         self._accumulators = self._aggregation.accumulators(schema)
@@ -97,14 +101,14 @@ class TumblingWindow(Operator):
         self._output = pa.schema([*keys, *window, *self._aggregation.results(self._accumulators)])
 
     def open(self, context: OperatorContext) -> None:
-        """Take back what was counted; after a change of parallelism a subtask may get the counts of several, or none."""
+        """Take back the counts: after a change of parallelism of several subtasks, or none."""
         super().open(context)
         counted = context.entries("dropped").rows()
         self.late_records = pc.sum(counted["late_records"]).as_py() or 0
         self.untimed_records = pc.sum(counted["untimed_records"]).as_py() or 0
 
     def process(self, batch: pa.RecordBatch, input: int) -> None:  # noqa: ARG002 - there is one
-        """Merge a batch into its windows, without the records that are late."""
+        """Merge a batch into its windows, but for late records."""
         batch, starts = self._in_time(batch)
         if not batch.num_rows:
             return
@@ -129,7 +133,7 @@ class TumblingWindow(Operator):
             )
 
     def _in_time(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
-        """The records that are not late, and where their windows begin. Counts the others."""
+        """The records that are in time, and where their windows begin. Counts the others."""
         times = batch.column(self._time).view(pa.int64())
         if times.null_count:
             batch = batch.filter(times.is_valid())
@@ -144,7 +148,7 @@ class TumblingWindow(Operator):
         return batch.filter(pa.array(in_time)), starts[in_time]
 
     def on_timer(self, timers: pa.RecordBatch, name: str) -> pa.RecordBatch:  # noqa: ARG002 - there is one set
-        """Emit windows that have ended, by their end, and forget them."""
+        """Emit windows that have ended, and forget them."""
         start = self._moved(timers.column("_timestamp"), -self._size_us - self._lateness_us)
         keys = [timers.column(name) for name in self._keys]
         rows = pa.RecordBatch.from_arrays([*keys, start], [*self._keys, "_map_key"])
@@ -164,6 +168,3 @@ class TumblingWindow(Operator):
         """Put the counts where they are kept."""
         counts = {"late_records": [self.late_records], "untimed_records": [self.untimed_records]}
         self.context.entries("dropped").replace(pa.record_batch(counts))
-
-
-__all__ = ["TumblingWindow"]

@@ -1,6 +1,7 @@
-"""One task as a state machine: ``states`` is the table, ``guards`` the conditions, ``task`` the machine.
+"""One task, as a pure state machine.
 
-``inputs``, ``alignment`` and ``loop_buffer`` are its parts.
+Read ``states``, the table of what may happen, then ``task``, which says what follows. ``guards``
+refuses what may not happen; ``inputs``, ``alignment`` and ``loop_buffer`` are parts of the task.
 """
 
 from __future__ import annotations

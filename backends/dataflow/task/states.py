@@ -9,7 +9,8 @@ A task runs until its inputs have ended. Then its coordinator answers, its logic
 for a checkpoint with what its sinks have still to commit, and for its consumers to process
 everything. Then it ends. A stop without drain stops it at the barrier, and lets it end or run on.
 
-``docs/task-life.md`` is generated from this file (``python -m stateformat.backends.dataflow.task.states``).
+``docs/task-life.md`` is generated from this file (``python -m
+stateformat.backends.dataflow.task.states``).
 """
 
 from __future__ import annotations

@@ -22,8 +22,9 @@ commands.
    its consumers and leaves. Aborted: what came in the meantime becomes due, and it goes on.
 
 The executor delivers nothing of a blocked channel, and control events before elements of channels.
-It delivers :class:`~stateformat.backends.dataflow.events.DataProcessed` once for every output channel: when the
-receiver confirms it or has ended, whichever is first, also before the logic of this task has ended.
+It delivers :class:`~stateformat.backends.dataflow.events.DataProcessed` once for every output
+channel: when the receiver confirms it or has ended, whichever is first, also before the logic of
+this task has ended.
 """
 
 from __future__ import annotations

@@ -1,15 +1,18 @@
-"""A harness for the code of operators: one operator, run by hand, with the same machinery as in a job.
+"""A harness for the code of operators: one operator, run by hand, with the machinery of a job.
 
 ::
 
-    harness = OperatorHarness(Totals(), {"city": pa.string(), "n": pa.int64()}, key_by="city", parallelism=2)
+    columns = {"city": pa.string(), "n": pa.int64()}
+    harness = OperatorHarness(Totals(), columns, key_by="city", parallelism=2)
     harness.push([{"city": "Oslo", "n": 3}]).advance(1_000_000)
     assert harness.take_output().to_pylist() == [...]
     again = OperatorHarness.restore(harness.snapshot(), parallelism=3)
 
-Every subtask of the operator lives, in an :class:`~stateformat.backends.dataflow.chain.chain.OperatorChain` as in both executors. Records
-reach the subtasks by the routing of a real edge. Snapshots are checkpoints of the format, published to a store in memory,
-and a restore is planned, redistributed, and read as that of a job. Nothing runs between two calls.
+Every subtask of the operator lives in an
+:class:`~stateformat.backends.dataflow.chain.chain.OperatorChain`, as in both executors. Records
+reach the subtasks by the routing of a real edge. Snapshots are checkpoints of the format, published
+to a store in memory, and a restore is planned and read as that of a job. Nothing runs between two
+calls.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from ..api import Operator, OperatorContext, OperatorCoordinator
 from ..casting import cast_to_schema
 from ..chain import Guard, OperatorChain, checked_message
 from ..graph import COMMITTABLES, Router
-from .stand_ins import JOB, OUTPUT, KeyBy, Place, Rows, batches_of, flow_of, new_store
+from .stand_ins import JOB, OUTPUT, KeyBy, OperatorSetup, Rows, batches_of, flow_of, new_store
 
 
 @dataclass(frozen=True)
@@ -31,28 +31,29 @@ class HarnessSnapshot:
 
     checkpoint_id: int
     _store: CheckpointStore = field(repr=False)
-    _place: Place = field(repr=False)
+    _setup: OperatorSetup = field(repr=False)
 
     def state(self, name: str) -> pa.Table:
-        """The rows of a state in the checkpoint, of all subtasks, with the columns of the format (SPEC.md section 5.1)."""
-        return self._store.open(self.checkpoint_id).read(self._place.uid, name).table()
+        """The rows of a state, of all subtasks, as the format has them (SPEC.md section 5.1)."""
+        return self._store.open(self.checkpoint_id).read(self._setup.uid, name).table()
 
     @property
     def committables(self) -> pa.Table:
-        """What the sink has to commit by this checkpoint, with ``_checkpoint_id`` and ``_attempt_id``."""
+        """What the sink has to commit, with ``_checkpoint_id`` and ``_attempt_id``."""
         return self.state(COMMITTABLES)
 
 
 class OperatorHarness:
-    """All subtasks of one operator, driven by hand. Methods that drive return the harness, so calls can be chained.
+    """All subtasks of one operator, driven by hand. Methods that drive return the harness.
 
-    ``inputs``: the columns of each input, by position. ``key_by``: the key columns of every input that is not a broadcast
-    input, or by the number of the input. ``subtask``: the only one that :meth:`push` gives rows to, and that
-    :meth:`state` shows; None: all of them, by the routing of the edges. What the operator raises comes out as
-    ``OperatorError`` with its cause, as in a run; the harness is of no more use then.
+    - ``inputs``: the columns of each input, by position.
+    - ``key_by``: the key columns of every input that is not broadcast, or by the number of the
+      input.
+    - ``subtask``: the only one that :meth:`push` gives rows to and :meth:`state` shows; None: all
+      of them, by the routing of the edges.
 
-    ``coordinator`` is the operator's coordinator, or None; ``messages`` has what subtasks have sent to it: subtask and
-    message, in order.
+    What the operator raises comes out as ``OperatorError`` with its cause; the harness is of no
+    more use then. ``coordinator`` is the operator's coordinator, or None.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class OperatorHarness:
         uid: str = "operator",
     ) -> None:
         schemas = tuple(as_schema(columns) for columns in inputs)
-        self._begin(Place(operator, schemas, key_by, parallelism, max_parallelism, uid), subtask, None, ())
+        self._begin(OperatorSetup(operator, schemas, key_by, parallelism, max_parallelism, uid), subtask, None, ())
 
     @classmethod
     def restore(
@@ -78,38 +79,39 @@ class OperatorHarness:
         subtask: int | None = None,
         drop: Collection[str] = (),
     ) -> OperatorHarness:
-        """A harness that goes on from a snapshot, at another ``parallelism`` where one is given.
+        """A harness that goes on from a snapshot, which may be restored again.
 
-        ``operator`` and ``inputs``: those of the new version of the program; by default those of the snapshot. ``drop``:
-        state that is given up, as a runtime takes it. A sink commits what the snapshot holds before it opens, once more if
-        it has done so already. The snapshot stays as it is and may be restored again.
-
-        Raises ``RestoreRefused`` where the state does not fit the operator.
+        ``operator`` and ``inputs`` are those of the new version of the program, by default the
+        snapshot's. ``drop``: state that is given up, as a runtime takes it. A sink commits what the
+        snapshot holds before it opens, perhaps once more. Raises ``RestoreRefused`` where the state
+        does not fit the operator.
         """
-        place = snapshot._place
+        setup = snapshot._setup
         if operator is not None:
-            place = replace(place, prototype=operator)
+            setup = replace(setup, prototype=operator)
         if inputs:
-            place = replace(place, inputs=tuple(as_schema(columns) for columns in inputs))
-        place = replace(place, parallelism=parallelism or place.parallelism)
+            setup = replace(setup, inputs=tuple(as_schema(columns) for columns in inputs))
+        setup = replace(setup, parallelism=parallelism or setup.parallelism)
         harness = cls.__new__(cls)
-        harness._begin(place, subtask, snapshot._store, drop)
+        harness._begin(setup, subtask, snapshot._store, drop)
         return harness
 
-    def _begin(self, place: Place, subtask: int | None, saved: CheckpointStore | None, drop: Collection[str]) -> None:
-        if subtask is not None and not 0 <= subtask < place.parallelism:
-            raise InvalidInput(f"there is no subtask {subtask} at parallelism {place.parallelism}")
-        self._place, self._subtask = place, subtask
+    def _begin(
+        self, setup: OperatorSetup, subtask: int | None, saved: CheckpointStore | None, drop: Collection[str]
+    ) -> None:
+        if subtask is not None and not 0 <= subtask < setup.parallelism:
+            raise InvalidInput(f"there is no subtask {subtask} at parallelism {setup.parallelism}")
+        self._setup, self._subtask = setup, subtask
         self._store = new_store(saved)
         self._permit = None if saved is None else self._store.start(JOB)
-        flow = flow_of(place)
-        restored = restore(flow, self._permit, per_operator={place.uid: place.parallelism}, drop=drop)
-        if place.uid in restored.finished:
+        flow = flow_of(setup)
+        restored = restore(flow, self._permit, per_operator={setup.uid: setup.parallelism}, drop=drop)
+        if setup.uid in restored.finished:
             raise InvalidInput(
-                f"operator {place.uid!r} had finished when the snapshot was taken; nothing of it is left to run"
+                f"operator {setup.uid!r} had finished when the snapshot was taken; nothing is left to run"
             )
         self._job, self._sinks = restored.job, sinks_of(flow)
-        self._vertex = self._job.vertex(place.uid)
+        self._vertex = self._job.vertex(setup.uid)
         self._edges = {edge.input: edge for edge in self._vertex.inputs}
         self._routers = {number: Router(self._job, edge, 0) for number, edge in self._edges.items()}
         self._watermarks = dict.fromkeys(self._edges, ev.MIN_WATERMARK)
@@ -125,32 +127,31 @@ class OperatorHarness:
         if self._permit is not None:
             self._put_off = commit(self._permit, self._sinks, carried)
         clean(self._store, self._permit, self._job, self._sinks, carried)
-        self._open_coordinator(restored.coordinators.get(place.uid))
-        self._activations = [
-            OperatorChain(self._job, self._vertex, number, _Outside(self, number))
-            for number in range(place.parallelism)
+        self._open_coordinator(restored.coordinators.get(setup.uid))
+        self._chains = [
+            OperatorChain(self._job, self._vertex, number, _Output(self, number)) for number in range(setup.parallelism)
         ]
-        for number, activation in enumerate(self._activations):
+        for number, chain in enumerate(self._chains):
             watermarks, ended = restored.progress(self._vertex, number)
             for of_input, edge in self._edges.items():
                 self._watermarks[of_input] = max(self._watermarks[of_input], watermarks.get(edge.id, ev.MIN_WATERMARK))
                 if edge.id in ended:
                     self._ended.add(of_input)
-            activation.open(restored.states(self._vertex, number))
+            chain.open(restored.states(self._vertex, number))
         self._deliver()
 
-    # What is given ---------------------------------------------------------------------------------------------------------
+    # What is given --------------------------------------------------------------------------------
 
     def push(self, rows: Rows, input: int = 0, *, subtask: int | None = None) -> OperatorHarness:
-        """Give rows to an input: a record batch, a table, or rows as dictionaries.
+        """Give rows to an input: a record batch, a table, or dictionaries.
 
-        With ``subtask`` they go to that one; else to each subtask goes what its edge would bring it.
+        They go to ``subtask``, or to each what its edge would bring it.
         """
         if input in self._ended:
-            raise InvalidInput(f"input {input} of operator {self._place.uid!r} has ended; nothing follows")
+            raise InvalidInput(f"input {input} of operator {self._setup.uid!r} has ended; nothing follows")
         chosen = self._subtask if subtask is None else subtask
         edge = self._edge(input)
-        for batch in batches_of(rows, self._place.inputs[input]):
+        for batch in batches_of(rows, self._setup.inputs[input]):
             parts = self._routers[input].route(batch) if chosen is None else [(chosen, batch)]
             for number, part in parts:
                 self._of(number).process(edge.id, part)
@@ -158,9 +159,10 @@ class OperatorHarness:
         return self
 
     def advance(self, timestamp: int, input: int | None = None) -> OperatorHarness:
-        """Let event time come to ``timestamp`` (µs), on one input or on all; timers that are due fire.
+        """Advance event time to ``timestamp`` (µs), on one input or on all; timers that are due
+        fire.
 
-        The watermark of the operator is the least of its inputs that have not ended. Time never goes back.
+        The watermark of the operator is the least of its inputs that have not ended.
         """
         for number in self._edges if input is None else [self._edge(input).input]:
             self._watermarks[number] = max(self._watermarks[number], timestamp)
@@ -171,48 +173,48 @@ class OperatorHarness:
         open_inputs = [number for number in self._edges if number not in self._ended]
         if open_inputs:
             timestamp = min(self._watermarks[number] for number in open_inputs)
-            for activation in self._activations:
-                activation.advance_watermark(timestamp)
+            for chain in self._chains:
+                chain.advance_watermark(timestamp)
                 self._deliver()
 
     def end_input(self, input: int = 0) -> OperatorHarness:
-        """End an input in every subtask. The last one takes event time to its end before."""
+        """End an input in every subtask. With the last one event time ends, before it."""
         self._edge(input)
         if input in self._ended:
-            raise InvalidInput(f"input {input} of operator {self._place.uid!r} has ended already")
+            raise InvalidInput(f"input {input} of operator {self._setup.uid!r} has ended already")
         self._ended.add(input)
         last = self._ended.issuperset(self._edges)
-        for activation in self._activations:
+        for chain in self._chains:
             if last:
-                activation.advance_watermark(ev.MAX_WATERMARK, ending=True)
+                chain.advance_watermark(ev.MAX_WATERMARK, ending=True)
                 self._deliver()
-            activation.end_input(input)
+            chain.end_input(input)
             self._deliver()
         self._advance()
         return self
 
     def finish(self) -> OperatorHarness:
-        """End the inputs that have not ended, and finish every subtask."""
+        """End the inputs that are open, and finish every subtask."""
         for number in self._edges:
             if number not in self._ended:
                 self.end_input(number)
-        for activation in self._activations:
-            activation.finish()
+        for chain in self._chains:
+            chain.finish()
         self._finished = True
         return self
 
     def receive(self, message: bytes, subtask: int = 0) -> OperatorHarness:
         """Give a subtask a message, as its coordinator would."""
-        self._of(subtask).receive(self._place.uid, message)
+        self._of(subtask).receive(self._setup.uid, message)
         self._deliver()
         return self
 
-    # What is shown -----------------------------------------------------------------------------------------------------------
+    # What is shown --------------------------------------------------------------------------------
 
     @property
     def output(self) -> pa.Table:
-        """What all subtasks have emitted and nobody has taken, in order."""
-        return pa.Table.from_batches(self._emitted, self._job.step(self._place.uid).schema)
+        """What all subtasks have emitted since :meth:`take_output`, in order."""
+        return pa.Table.from_batches(self._emitted, self._job.step(self._setup.uid).schema)
 
     def take_output(self) -> pa.Table:
         """:attr:`output`, which is empty afterwards."""
@@ -221,30 +223,30 @@ class OperatorHarness:
         return taken
 
     def state(self, name: str, subtask: int | None = None) -> pa.Table:
-        """The rows that a state has now, of one subtask or of all, in order of subtask. ``InvalidInput`` for an unknown name."""
+        """The rows of a state now, of one subtask or of all. ``InvalidInput`` if unknown."""
         chosen = self._subtask if subtask is None else subtask
         found = []
-        for number in range(self._place.parallelism) if chosen is None else [chosen]:
-            states = self._of(number).states[self._place.uid].all
+        for number in range(self._setup.parallelism) if chosen is None else [chosen]:
+            states = self._of(number).states[self._setup.uid].all
             if name not in states:
                 raise InvalidInput(
-                    f"operator {self._place.uid!r} has no state {name!r}; it has {', '.join(states) or 'none'}"
+                    f"operator {self._setup.uid!r} has no state {name!r}; it has {', '.join(states) or 'none'}"
                 )
             found.append(states[name].rows())
         return pa.concat_tables(found)
 
     def context(self, subtask: int = 0) -> OperatorContext:
-        """What the operator may ask in a subtask."""
-        return self._of(subtask).operators[self._place.uid].context
+        """The context of the operator in a subtask."""
+        return self._of(subtask).operators[self._setup.uid].context
 
     def operator(self, subtask: int = 0) -> Operator:
         """The copy of the operator that runs in a subtask."""
-        return self._of(subtask).operators[self._place.uid].logic
+        return self._of(subtask).operators[self._setup.uid].logic
 
-    # Checkpoints -------------------------------------------------------------------------------------------------------------
+    # Checkpoints ----------------------------------------------------------------------------------
 
     def snapshot(self) -> HarnessSnapshot:
-        """Take a checkpoint, publish it, commit what sinks have prepared, and tell the operator that it is complete."""
+        """Take and publish a checkpoint, commit what sinks prepared, and notify the operator."""
         self._number += 1
         pending = self._store.begin(job_id=JOB, graph=self._job.graph, states=self._job.states, parent=self._permit)
         kept = None if self.coordinator is None else self._coordinator_rows(self.coordinator)
@@ -253,41 +255,40 @@ class OperatorHarness:
         self._add_driver_states(pending, kept)
         self._permit = pending.publish()
         self._put_off = commit(self._permit, self._sinks, pending_committables(self._permit, self._job, self._sinks))
-        for activation in self._activations:
-            activation.notify_complete(self._number)
+        for chain in self._chains:
+            chain.notify_complete(self._number)
         if self.coordinator is not None:
             self.coordinator.checkpoint_complete()
         self._deliver()
-        return HarnessSnapshot(int(self._permit.ref.checkpoint_id), new_store(self._store), self._place)
+        return HarnessSnapshot(int(self._permit.ref.checkpoint_id), new_store(self._store), self._setup)
 
     def abort_snapshot(self) -> OperatorHarness:
-        """Take a checkpoint that is not published: operators hear ``checkpoint_aborted``, and what sinks have prepared waits."""
+        """Take a checkpoint that is not published; operators hear ``checkpoint_aborted``."""
         self._number += 1
         pending = self._store.begin(job_id=JOB, graph=self._job.graph, states=self._job.states, parent=self._permit)
         if self.coordinator is not None:
             self._coordinator_rows(self.coordinator)
         self._subtasks(pending.context)
-        for activation in self._activations:
-            activation.notify_aborted(self._number)
+        for chain in self._chains:
+            chain.notify_aborted(self._number)
         if self.coordinator is not None:
             self.coordinator.checkpoint_aborted(pending.context.checkpoint_id)
         self._deliver()
         return self
 
     def _subtasks(self, context: Any) -> list[Any]:
-        """The snapshots of every subtask of the operator, and those of its neighbours, which keep nothing."""
+        """The snapshots of the operator, and of its neighbors, which keep nothing."""
         found = []
-        # As in a task: the time of an input that has ended is the end of time.
         watermarks = {
             edge.id: ev.MAX_WATERMARK if number in self._ended else self._watermarks[number]
             for number, edge in self._edges.items()
         }
         ended = {edge.id: number in self._ended for number, edge in self._edges.items()}
         command = ev.Snapshot(ev.Barrier(self._number), self._finished, watermarks, ended)
-        for activation in self._activations:
-            found += activation.snapshot(command, context).close()
+        for chain in self._chains:
+            found += chain.snapshot(command, context).close()
         for operator in self._job.graph.operators:
-            if operator.uid == self._place.uid:
+            if operator.uid == self._setup.uid:
                 continue
             finishing = self._finished and operator.uid != OUTPUT
             for subtask in range(operator.parallelism):
@@ -299,7 +300,7 @@ class OperatorHarness:
         return found
 
     def _add_driver_states(self, pending: Any, kept: pa.Table | None) -> None:
-        uid = self._place.uid
+        uid = self._setup.uid
         for operator in self._job.graph.operators:
             done = self._finished and operator.uid != OUTPUT
             retries = self._put_off.get(operator.uid)
@@ -321,28 +322,28 @@ class OperatorHarness:
                 writer.write(COMMITTABLES, retries)
             pending.add(writer)
 
-    # Coordinators ------------------------------------------------------------------------------------------------------------
+    # Coordinators ---------------------------------------------------------------------------------
 
     def _open_coordinator(self, rows: pa.Table | None) -> None:
-        self.coordinator: OperatorCoordinator | None = self._place.prototype.coordinator()
+        self.coordinator: OperatorCoordinator | None = self._setup.prototype.coordinator()
         """The coordinator of the operator, where it has one."""
         if self.coordinator is not None:
-            with Guard(self._place.uid, None)("the coordinator"):
+            with Guard(self._setup.uid, None)("the coordinator"):
                 self.coordinator.open(self._send)
                 if rows is not None:
                     self.coordinator.restore(rows.drop_columns(["message_from", "message"]))
 
     def _coordinator_rows(self, coordinator: OperatorCoordinator) -> pa.Table:
-        what = f"snapshot of the coordinator of {self._place.uid!r}"
-        with Guard(self._place.uid, None)("snapshot of the coordinator"):
+        what = f"snapshot of the coordinator of {self._setup.uid!r}"
+        with Guard(self._setup.uid, None)("snapshot of the coordinator"):
             return cast_to_schema(what, coordinator.snapshot(), as_schema(coordinator.columns))
 
     def _send(self, subtask: int, message: bytes) -> None:
-        checked_message(f"the coordinator of operator {self._place.uid!r}", message)
-        if not 0 <= subtask < self._place.parallelism:
+        checked_message(f"the coordinator of operator {self._setup.uid!r}", message)
+        if not 0 <= subtask < self._setup.parallelism:
             raise InvalidState(
-                f"the coordinator of operator {self._place.uid!r} sent to subtask {subtask}. The operator has subtasks 0 to "
-                f"{self._place.parallelism - 1}."
+                f"the coordinator of operator {self._setup.uid!r} sent to subtask {subtask}. The operator has "
+                f"subtasks 0 to {self._setup.parallelism - 1}."
             )
         self._mail.append((subtask, subtask, message))
 
@@ -355,28 +356,28 @@ class OperatorHarness:
         while self._mail:
             receiver, sender, message = self._mail.popleft()
             if receiver is not None:
-                self._activations[receiver].receive(self._place.uid, message)
+                self._chains[receiver].receive(self._setup.uid, message)
             elif self.coordinator is not None:
-                with Guard(self._place.uid, None)("the coordinator"):
+                with Guard(self._setup.uid, None)("the coordinator"):
                     self.coordinator.receive(sender, message)
 
     def _edge(self, input: int) -> Any:
         if input not in self._edges:
             raise InvalidInput(
-                f"operator {self._place.uid!r} has no input {input}; it has {len(self._edges)}, from 0 on"
+                f"operator {self._setup.uid!r} has no input {input}; it has {len(self._edges)}, from 0 on"
             )
         return self._edges[input]
 
     def _of(self, subtask: int) -> OperatorChain:
-        if not 0 <= subtask < self._place.parallelism:
-            last = self._place.parallelism - 1
-            raise InvalidInput(f"operator {self._place.uid!r} has subtasks 0 to {last}; there is no subtask {subtask}")
-        return self._activations[subtask]
+        if not 0 <= subtask < self._setup.parallelism:
+            last = self._setup.parallelism - 1
+            raise InvalidInput(f"operator {self._setup.uid!r} has subtasks 0 to {last}; there is no subtask {subtask}")
+        return self._chains[subtask]
 
     def close(self) -> None:
         """Close the operator in every subtask."""
-        for activation in self._activations:
-            activation.close()
+        for chain in self._chains:
+            chain.close()
 
     def __enter__(self) -> OperatorHarness:
         return self
@@ -387,8 +388,8 @@ class OperatorHarness:
             self.close()
 
 
-class _Outside:
-    """What an activation reaches: the harness."""
+class _Output:
+    """Collects what a chain emits and sends."""
 
     def __init__(self, harness: OperatorHarness, subtask: int) -> None:
         self._harness, self._subtask = harness, subtask
@@ -401,6 +402,3 @@ class _Outside:
 
     def now_us(self) -> int:
         return 0
-
-
-__all__ = ["HarnessSnapshot", "OperatorHarness"]

@@ -1,4 +1,4 @@
-"""What stands around the operator of a harness: its dataflow, with sources and an output that do nothing, and its stores."""
+"""The surroundings of a harness: a dataflow whose sources do nothing, and stores."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True)
-class Place:
-    """How an operator stands in its dataflow."""
+class OperatorSetup:
+    """An operator and how it is used in its dataflow."""
 
     prototype: Operator
     inputs: tuple[pa.Schema, ...]
@@ -75,34 +75,34 @@ class _Collect(Operator):
         pass
 
 
-def flow_of(place: Place) -> Dataflow:
+def flow_of(setup: OperatorSetup) -> Dataflow:
     """The dataflow of an operator alone."""
     flow = Dataflow(JOB)
     streams = []
-    for number, schema in enumerate(place.inputs):
+    for number, schema in enumerate(setup.inputs):
         stream = flow.source(_Hand(schema), uid=f"harness-input-{number}")
-        key_by = place.key_by.get(number, ()) if isinstance(place.key_by, Mapping) else place.key_by
+        key_by = setup.key_by.get(number, ()) if isinstance(setup.key_by, Mapping) else setup.key_by
         columns = (key_by,) if isinstance(key_by, str) else tuple(key_by)
-        if number in place.prototype.broadcast_inputs:
+        if number in setup.prototype.broadcast_inputs:
             stream = stream.broadcast()
         else:
             stream = stream.key_by(*columns) if columns else stream.rebalance()
         streams.append(stream)
     stream = flow.apply(
-        place.prototype,
+        setup.prototype,
         *streams,
-        uid=place.uid,
-        parallelism=place.parallelism,
-        max_parallelism=place.max_parallelism,
+        uid=setup.uid,
+        parallelism=setup.parallelism,
+        max_parallelism=setup.max_parallelism,
         chain=False,
     )
-    if not isinstance(place.prototype, TwoPhaseCommitSink) and stream.schema.names:
+    if not isinstance(setup.prototype, TwoPhaseCommitSink) and stream.schema.names:
         stream.rebalance().apply(_Collect(), uid=OUTPUT, chain=False)
     return flow
 
 
 def batches_of(rows: Rows, schema: pa.Schema) -> list[pa.RecordBatch]:
-    """Rows as record batches of an input's schema. ``InvalidInput`` for other columns, and for values of other types."""
+    """Rows as batches of an input's schema. ``InvalidInput`` for other columns or types."""
     if isinstance(rows, pa.RecordBatch):
         rows = pa.Table.from_batches([rows])
     if not isinstance(rows, pa.Table):
@@ -122,7 +122,7 @@ def batches_of(rows: Rows, schema: pa.Schema) -> list[pa.RecordBatch]:
 
 
 def new_store(like: CheckpointStore | None) -> CheckpointStore:
-    """A store in memory, which goes with its last user; a copy of another one where that is given."""
+    """A store in memory, gone with its last user; a copy of another one if that is given."""
     name = f"operator-harness-{next(_numbers)}"
     storage = MemoryStorage(name)
     if like is not None:

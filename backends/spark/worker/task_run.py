@@ -290,7 +290,7 @@ class TaskRun:
         for task in point.read_tasks(self._context, self._vertex.id).values():
             edge = task.state.edge
             if task.state.mode is Mode.IN_FLIGHT and edge is not None and task.slices.num_rows:
-                for _, batch in in_flight_batches(task, self._setup.job.schemas[edge]):
+                for batch in in_flight_batches(task, self._setup.job.schemas[edge]):
                     self._worker.operators.process(edge, batch)
 
     def _write(self) -> tuple[OpenSnapshot | None, bool]:
