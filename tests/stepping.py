@@ -23,19 +23,16 @@ from typing import Any
 import pyarrow as pa
 import xxhash
 
+import stateformat as sf
 from stateformat import paths as layout
 from stateformat.backends.storage.memory import MemoryStorage
-from stateformat.errors import CheckpointExpired, DamagedCheckpoint, ErrorKind, NotFound, StorageError
-from stateformat.graph import JobGraph, Operator, OperatorId
+from stateformat.graph import OperatorId
 from stateformat.history import manifests_under
 from stateformat.manifest import decode_manifest, manifest_ref
-from stateformat.model import ON_TOP, CheckpointId, Handle, Mode, ParentRef, Record, new_write_id
-from stateformat.publication import CommitPermit
-from stateformat.reading import Checkpoint, load_manifest, load_record
-from stateformat.snapshot import Snapshot
+from stateformat.model import ON_TOP, CheckpointId, Handle, ParentRef, Record, new_write_id
+from stateformat.reading import load_manifest, load_record
 from stateformat.states import committables_state, even_split_state, value_state
 from stateformat.storage import CreateOutcome, ObjectInfo
-from stateformat.store import CheckpointStore
 
 PATIENCE_S = 20.0
 """A driver that neither asks nor ends for so long is stuck: a fault of the test, reported instead of hanging."""
@@ -139,11 +136,11 @@ class Driver:
             if do is Do.REFUSE:
                 return CreateOutcome.CONFLICT
             if do is Do.FORBID:
-                raise StorageError(f"not permitted to {request}", kind=ErrorKind.STORAGE_REFUSED)
+                raise sf.StorageError(f"not permitted to {request}", kind=sf.ErrorKind.STORAGE_REFUSED)
             if do is not Do.IT:
                 if request.verb == "create":
                     return CreateOutcome.UNKNOWN
-                raise StorageError(f"no answer to {request}")
+                raise sf.StorageError(f"no answer to {request}")
             return [item for item in answer if item.path not in hide] if hide else answer
 
     def step(self, do: Do = Do.IT, *, hide: Collection[str] = ()) -> Driver:
@@ -256,7 +253,7 @@ class SteppedOutput:
 # --- a job -----------------------------------------------------------------------------------------------------------
 
 JOB = "job"
-GRAPH = JobGraph((Operator(OperatorId("count"), 1, 128),))
+GRAPH = sf.JobGraph((sf.Operator(OperatorId("count"), 1, 128),))
 TOTAL = value_state("count", "total", keys={"key": pa.int64()}, values={"count": pa.int64()})
 POSITION = even_split_state("count", "position", columns={"interval": pa.int64()})
 PREPARED = committables_state("count", "prepared", columns={"interval": pa.int64()})
@@ -285,7 +282,7 @@ def fake_segment(storage: Any, ref: ParentRef, content: Any, *, inline: bool) ->
     }
 
 
-def contents(checkpoint: Checkpoint) -> dict[str, list[Any]]:
+def contents(checkpoint: sf.Checkpoint) -> dict[str, list[Any]]:
     """What the segments of each state hold, in manifest order, every object read and its digest verified."""
     return held(checkpoint.storage, checkpoint.manifest.full())
 
@@ -311,9 +308,9 @@ def carried_attempts(storage: Any, newest: Record) -> set[str] | None:
         try:
             record = load_record(storage, CheckpointId(int(item.path[12:32])))
             tables.append(load_manifest(storage, record).full())
-        except NotFound:
+        except sf.NotFound:
             continue
-        except DamagedCheckpoint:
+        except sf.DamagedCheckpoint:
             return None
     for path in manifests_under(storage, CheckpointId(newest.checkpoint_id + 1)):
         data = storage.read(path)
@@ -322,7 +319,7 @@ def carried_attempts(storage: Any, newest: Record) -> set[str] | None:
     return {item["attempt"] for items in prepared for item in items}
 
 
-def whole(checkpoint: Checkpoint) -> dict[str, list[Any]]:
+def whole(checkpoint: sf.Checkpoint) -> dict[str, list[Any]]:
     """The same, and the base that the layers lie on is there."""
     held = contents(checkpoint)
     assert held["total"][0].keys() == {"full"}, "the base of the layers is not there"
@@ -338,8 +335,8 @@ class Sink:
     known: set[str] = field(default_factory=set)
     outputs: list[int] = field(default_factory=list)
 
-    def commit(self, permit: CommitPermit, committables: list[dict[str, Any]]) -> None:
-        assert isinstance(permit, CommitPermit)
+    def commit(self, permit: sf.CommitPermit, committables: list[dict[str, Any]]) -> None:
+        assert isinstance(permit, sf.CommitPermit)
         for item in committables:
             key = self.key(permit, item)
             if key not in self.known:
@@ -347,7 +344,7 @@ class Sink:
                 if item["attempt"] in self.prepared:
                     self.outputs.append(item["interval"])
 
-    def key(self, permit: CommitPermit, item: dict[str, Any]) -> str:
+    def key(self, permit: sf.CommitPermit, item: dict[str, Any]) -> str:
         return item["attempt"]
 
     def clean_up(self, newest: Record, carried: Iterable[str]) -> None:
@@ -364,9 +361,9 @@ class Sink:
 class Run:
     """One run of the job, from ``restart`` to its end."""
 
-    def __init__(self, storage: Any, sink: Sink, permit: CommitPermit | None = None, *, sink_is_down: bool = False):
+    def __init__(self, storage: Any, sink: Sink, permit: sf.CommitPermit | None = None, *, sink_is_down: bool = False):
         self.storage, self.sink, self.permit = storage, sink, permit
-        self.store = CheckpointStore(storage, sleep=lambda seconds: None)
+        self.store = sf.CheckpointStore(storage, sleep=lambda seconds: None)
         self.interval = 0
         self.sink_is_down = sink_is_down
         self.uncommitted: list[dict[str, Any]] = []
@@ -380,7 +377,7 @@ class Run:
             held = contents(checkpoint)
             self.interval = held["position"][0]["interval"]
             self.uncommitted = [item for found in held["prepared"] for item in found]
-        except CheckpointExpired:
+        except sf.CheckpointExpired:
             # Whoever holds a checkpoint as the newest and misses an object is told so, if there is a newer one.
             return self.restart(clean_up=clean_up)
         self.commit()
@@ -407,7 +404,7 @@ class Run:
         self.sink.prepared[pending.attempt_id] = (pending.checkpoint_id, interval)
         prepared = [*self.uncommitted, {"attempt": pending.attempt_id, "interval": interval}]
 
-        def handle(state: str, mode: Mode, held: Any, *, layer: int = 0, inline: bool = True, **more: Any) -> Handle:
+        def handle(state: str, mode: sf.Mode, held: Any, *, layer: int = 0, inline: bool = True, **more: Any) -> Handle:
             columns = fake_segment(self.storage, pending.ref, held, inline=inline)
             return Handle("count", state, mode, 0, layer, None, 1, **columns, **more)
 
@@ -415,11 +412,11 @@ class Run:
         groups = {"first_group": 0, "last_group": 0, "rows_per_group": [1]}
         total = {"full" if whole else "plus": interval}
         handles = (
-            handle("total", Mode.KEYED, total, layer=0 if whole else ON_TOP, inline=False, **groups),
-            handle("position", Mode.EVEN_SPLIT, {"interval": interval}),
-            handle("prepared", Mode.COMMITTABLES, prepared),
+            handle("total", sf.Mode.KEYED, total, layer=0 if whole else ON_TOP, inline=False, **groups),
+            handle("position", sf.Mode.EVEN_SPLIT, {"interval": interval}),
+            handle("prepared", sf.Mode.COMMITTABLES, prepared),
         )
-        assert pending.add(Snapshot("count", 0, handles, () if whole else ("total",)))
+        assert pending.add(sf.Snapshot("count", 0, handles, () if whole else ("total",)))
         self.permit = pending.publish()
         self.interval, self.uncommitted = interval, prepared
         self.commit()
@@ -437,7 +434,7 @@ class World:
     def __init__(self, *, stops: Callable[[Request], bool] = every_request) -> None:
         self.name = f"stepping-{next(self.numbers)}"
         self.storage = MemoryStorage(self.name)
-        self.store = CheckpointStore(self.storage, sleep=lambda seconds: None)
+        self.store = sf.CheckpointStore(self.storage, sleep=lambda seconds: None)
         self.sink = Sink()
         self.drivers: list[Driver] = []
         self._stops = stops
@@ -454,7 +451,7 @@ class World:
         self.drivers.append(Driver(name, self.storage, body, stops=self._stops))
         return self.drivers[-1]
 
-    def publisher(self, name: str, permit: CommitPermit | None = None, *, interval: int = 0, **how: Any) -> Driver:
+    def publisher(self, name: str, permit: sf.CommitPermit | None = None, *, interval: int = 0, **how: Any) -> Driver:
         """A driver that publishes one checkpoint on a permit that it holds (None: the first of the job)."""
 
         def body(storage: Any) -> Run:
@@ -474,6 +471,15 @@ class World:
             return run
 
         return self.driver(name, body)
+
+    def gc(self) -> Driver:
+        return self.driver("gc", lambda storage: sf.CheckpointStore(storage).collect_garbage(delete=True))
+
+    def expiring(self) -> Driver:
+        return self.driver("expire", lambda storage: sf.CheckpointStore(storage).expire(1))
+
+    def rolling_back(self, checkpoint_id: int) -> Driver:
+        return self.driver("rollback", lambda storage: sf.CheckpointStore(storage).rollback(checkpoint_id))
 
     def run(self) -> Run:
         """A run that nobody steps: from the newest, at once."""
@@ -505,7 +511,7 @@ class World:
             (record.checkpoint_id for record in chain), reverse=True
         )
         for record in chain:
-            whole(Checkpoint(self.storage, record))
+            whole(sf.Checkpoint(self.storage, record))
         run = self.run()
         if not rolled_back:
             assert sorted(self.sink.outputs) == list(range(1, run.interval + 1)), self.sink.outputs

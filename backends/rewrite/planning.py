@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateformat.errors import ErrorKind, InvalidInput
-from stateformat.graph import JobGraph, Operator, OperatorId, Status
+from stateformat.graph import JobGraph, Operator, OperatorId, Status, shortened
 from stateformat.model import Mode, RescaledFrom, State
 from stateformat.reading import Checkpoint, ReadTask
 from stateformat.redistribution import States, assemble, cut_keyed, plan_restore, read_handles, rescale
@@ -59,6 +59,9 @@ class Move:
     exact: bool
     """Whether as many rows are written. Merging layers and gathering progress makes them fewer."""
 
+    def __repr__(self) -> str:
+        return f"Move({shortened(self.place.operator)}, {shortened(self.place.state)}, {self.rows} rows)"
+
 
 @dataclass(frozen=True)
 class RehashSource:
@@ -71,6 +74,9 @@ class RehashSource:
     rows: int
     bytes: int
     exact: bool
+
+    def __repr__(self) -> str:
+        return f"RehashSource({self.read.state!r}, {self.rows} rows)"
 
 
 @dataclass(frozen=True)

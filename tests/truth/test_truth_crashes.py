@@ -21,10 +21,10 @@ from stateformat.backends.storage.local import LocalStorage
 from stateformat.errors import CheckpointError
 from stateformat.history import record_ids
 from stateformat.store import CheckpointStore
-from tests.crash_calls import traced
-from tests.crash_disk import Call
-from tests.crash_recording import Recording, second_run
-from tests.crash_scenarios import SCENARIOS, STORE, needed, publish, restart, temporary_files, whole
+from tests.crashes.crash_calls import traced
+from tests.crashes.crash_disk import Call
+from tests.crashes.crash_recording import Recording, second_run
+from tests.crashes.crash_scenarios import SCENARIOS, STORE, needed, publish, restart, temporary_files, whole
 from tests.tally import Tally
 
 pytestmark = [pytest.mark.truth, pytest.mark.timeout(900)]

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.crash_calls import traced
-from tests.crash_disk import Call
-from tests.crash_sinks import SinkRecording
+from tests.crashes.crash_calls import traced
+from tests.crashes.crash_disk import Call
+from tests.crashes.crash_sinks import SinkRecording
 from tests.tally import Tally
 
 pytestmark = [pytest.mark.truth, pytest.mark.timeout(900)]

@@ -15,7 +15,7 @@ from stateformat.backends.runtime import Options, RuntimeOptions, Schedule
 from stateformat.backends.runtime.options import ScheduleOptions
 from stateformat.backends.spark.options import SparkOptions, SparkRuntimeOptions
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 JOB = '''
 """A job as docs/dataflow.md writes one."""

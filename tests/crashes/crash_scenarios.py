@@ -31,8 +31,8 @@ from stateformat.publication import CommitPermit, copying
 from stateformat.reading import load_manifest, load_record
 from stateformat.segments import file_writer as segment_writer
 from stateformat.store import CheckpointStore
-from tests.crash_calls import STORE
-from tests.crash_disk import Call, Disk, Tree, put
+from tests.crashes.crash_calls import STORE
+from tests.crashes.crash_disk import Call, Disk, Tree, put
 from tests.stores import Job, counts_job
 
 Mark = Callable[[str], None]

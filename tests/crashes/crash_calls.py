@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from stateformat.backends.storage import local
-from tests.crash_disk import Call
+from tests.crashes.crash_disk import Call
 
 STRACED = (
     "openat,open,creat,write,pwrite64,writev,pwritev,pwritev2,fsync,fdatasync,sync_file_range,link,linkat,symlink,symlinkat,"
@@ -28,7 +28,7 @@ STRACED = (
 )
 STORE = "run/a/store"
 """The store below the base directory of a recording."""
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class SystemCalls:

@@ -24,9 +24,9 @@ from stateformat.backends.dataflow import Dataflow
 from stateformat.backends.local import LocalRuntime
 from stateformat.errors import CheckpointError
 from stateformat.store import CheckpointStore
-from tests.crash_calls import STORE, traced
-from tests.crash_disk import Call, Disk, Tree, put
-from tests.crash_scenarios import storage_at
+from tests.crashes.crash_calls import STORE, traced
+from tests.crashes.crash_disk import Call, Disk, Tree, put
+from tests.crashes.crash_scenarios import storage_at
 
 ROWS = range(6)
 UNFINISHED = re.compile(r"\.(open|part)$|/\.tmp-[^/]*$")

@@ -7,9 +7,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-from tests.crash_calls import SystemCalls
-from tests.crash_disk import Call, Disk, put
-from tests.crash_scenarios import SCENARIOS, STORE, Judge, Replay, in_small_steps, promised, storage_at
+from tests.crashes.crash_calls import SystemCalls
+from tests.crashes.crash_disk import Call, Disk, put
+from tests.crashes.crash_scenarios import SCENARIOS, STORE, Judge, Replay, in_small_steps, promised, storage_at
 
 SEED = 20_261
 

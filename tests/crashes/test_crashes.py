@@ -21,10 +21,10 @@ from stateformat.errors import CheckpointError, OutcomeUnknown, PublishConflict,
 from stateformat.history import record_ids
 from stateformat.storage import CreateOutcome
 from stateformat.store import CheckpointStore
-from tests.crash_calls import SystemCalls
-from tests.crash_disk import Call, Disk
-from tests.crash_recording import Recording, second_run
-from tests.crash_scenarios import (
+from tests.crashes.crash_calls import SystemCalls
+from tests.crashes.crash_disk import Call, Disk
+from tests.crashes.crash_recording import Recording, second_run
+from tests.crashes.crash_scenarios import (
     SCENARIOS,
     STORE,
     go_on,
@@ -269,7 +269,7 @@ def test_a_worker_whose_temporary_segment_was_collected_is_told_to_restart(tmp_p
     assert [item.path for item in found.leftovers] == ["segments/00000000000000000002/slow-1.parquet"]
     assert [item.path for item in found.unfinished] == ["segments/00000000000000000003/next-1.parquet"]
     before = descriptors()
-    with pytest.raises(StorageError, match=r"slow-1\.parquet does not stand .* gc does so .*Restart"):
+    with pytest.raises(StorageError, match=r"slow-1\.parquet was not written .* gc does so .*Restart"):
         slow.close()
     assert len(descriptors()) == len(before) - 2
     living.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,6 @@ from stateformat.reading import Checkpoint, load_manifest, load_record
 from stateformat.storage import ObjectInfo, TellsLeftovers
 from stateformat.store import CheckpointStore
 from tests.stepping import JOB, Run, Sink, World, contents, whole
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    with World() as found:
-        yield found
 
 
 def needed_by_hand(storage: Any) -> set[str]:
