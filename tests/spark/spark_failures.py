@@ -39,7 +39,7 @@ from stateformat.graph import Status
 from stateformat.model import Record
 from stateformat.publication import CommitPermit
 from stateformat.segments import WriteOptions
-from stateformat.storage import CreateOutcome, Storage, names, names_after, open_storage
+from stateformat.storage import CreateOutcome, Storage, open_storage
 from stateformat.store import CheckpointStore
 from tests.local_jobs import Boom
 
@@ -101,6 +101,13 @@ class Orders:
         return len(list(self.directory.iterdir()))
 
 
+VERBS = {
+    **dict.fromkeys(("read", "read_range", "open_input"), "read"),
+    **dict.fromkeys(("list", "names", "names_after"), "list"),
+    "open_output": "write",
+}
+
+
 class Storm:
     """A storage that fails by order, in the ``driver`` or, once it was pickled, in a ``worker``.
 
@@ -123,35 +130,13 @@ class Storm:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self._inner, name)
+        found = getattr(self._inner, name)
 
-    def read(self, path: str) -> Any:
-        self._ask("read", path)
-        return self._inner.read(path)
+        def asked(path: str, *more: Any) -> Any:
+            self._ask(VERBS[name], path)
+            return found(path, *more)
 
-    def read_range(self, path: str, offset: int, length: int) -> Any:
-        self._ask("read", path)
-        return self._inner.read_range(path, offset, length)
-
-    def open_input(self, path: str) -> Any:
-        self._ask("read", path)
-        return self._inner.open_input(path)
-
-    def open_output(self, path: str) -> Any:
-        self._ask("write", path)
-        return self._inner.open_output(path)
-
-    def list(self, prefix: str) -> Any:
-        self._ask("list", prefix)
-        return self._inner.list(prefix)
-
-    def names(self, folder: str) -> Any:
-        self._ask("list", folder)
-        return names(self._inner, folder)
-
-    def names_after(self, path: str) -> Any:
-        self._ask("list", path)
-        return names_after(self._inner, path)
+        return asked if name in VERBS else found
 
     def create(self, path: str, data: bytes) -> CreateOutcome:
         what = self._orders.take("driver.publish") if path.startswith("checkpoints/") else None
@@ -302,13 +287,10 @@ def judge(place: Place) -> Judged:
     store = CheckpointStore(open_storage(place.url))
     table = {"events": place.events, "records": place.committed("records")}
     _same(table["records"].select(EVENTS.names), table["events"], "records")
+    window = f'"at" // {WINDOW_US}'
     for name, columns, by in (
         ("totals", "key", "key"),
-        (
-            "windows",
-            f'key, "at" // {WINDOW_US} * {WINDOW_US}, ("at" // {WINDOW_US} + 1) * {WINDOW_US}',
-            'key, "at" // 1000',
-        ),
+        ("windows", f"key, {window} * {WINDOW_US}, ({window} + 1) * {WINDOW_US}", f"key, {window}"),
     ):
         wanted = f"select {columns}, count(*), sum(value)::bigint from events group by {by}"
         _same(place.committed(name), _sql(wanted, table), name)
@@ -355,15 +337,18 @@ def _judge_garbage(store: CheckpointStore) -> int:
         named |= set(store.open(record.checkpoint_id).handles["path"].to_pylist()) | {record.manifest.path}
         named.add(f"checkpoints/{record.checkpoint_id:020d}.json")
     newest = store.open().id
-    there = {item.path for top in ("checkpoints/", "manifests/", "segments/") for item in store.storage.list(top)}
-    below = {path for path in there if int(path.split("/")[1][:20]) <= newest}
+    there = _objects(store)
+    garbage = {path for path in there if int(path.split("/")[1][:20]) <= newest} - named
     found = store.collect_garbage(delete=True)
     assert found.stopped is None
-    assert {item.path for item in found.objects} == below - named
-    after = {item.path for top in ("checkpoints/", "manifests/", "segments/") for item in store.storage.list(top)}
-    assert after == there - (below - named)
-    assert named - {None, ""} <= after, sorted(named - after)
+    assert {item.path for item in found.objects} == garbage
+    assert _objects(store) == there - garbage
+    assert named - {None, ""} <= there - garbage, sorted(named - there)
     return len(found.objects)
+
+
+def _objects(store: CheckpointStore) -> set[str]:
+    return {item.path for top in ("checkpoints/", "manifests/", "segments/") for item in store.storage.list(top)}
 
 
 def _sql(query: str, tables: dict[str, Any]) -> pa.Table:
