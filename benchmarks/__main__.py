@@ -1,12 +1,11 @@
-"""`make bench`: every budget as a ratio measured side by side in this run, and the tables of docs/benchmarks.md.
+"""`make bench`: every budget as a ratio measured side by side, and the tables for the README.
 
-Each module ``bench_*`` of this folder has a function ``measure()`` that returns or yields rows. One
-that draws has ``save() -> str`` too, which a whole run calls at its end.
-
-A whole run replaces the table of each module in docs/benchmarks.md as soon as the module is done, and the short
-table in README.md. ``python -m benchmarks NAME …`` (or ``make bench ONLY="NAME …"``) runs some modules,
-``segments`` or ``bench_segments``, and prints; with ``--update`` it replaces their tables too. With ``--full``
-those whose ``measure`` takes ``full`` leave nothing out, however long it takes.
+Each module ``bench_*`` has a function ``measure()`` that gives rows, as a list or one by one; one
+that draws has ``save() -> str`` too, which a whole run calls at its end. A whole run replaces the
+table of each module in README.md as soon as the module is done. ``python -m benchmarks NAME …`` (or
+``make bench ONLY="NAME …"``) runs some of them, ``segments`` or ``bench_segments``, and prints; with
+``--update-readme`` it replaces their tables, too. With ``--full`` those whose ``measure`` takes
+``full`` leave nothing out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The checkpoint plan of one million subtasks against that of 100,000: what is linear takes ten times as long.
+"""The checkpoint plan of one million subtasks against that of 100,000.
 
-Five vertices joined by ALL_TO_ALL edges, and the same with POINTWISE edges between different parallelisms. The source has
-finished, every second task of the others runs; walking the tasks to trigger, as an executor does, is counted in.
+Five vertices joined by ALL_TO_ALL edges, and the same with POINTWISE edges between different
+parallelisms. The source has finished, every second task of the others runs. Walking the tasks to
+trigger, as an executor does, is counted in.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`ckpt inspect` of a local checkpoint as a cold process, against a process that imports pyarrow.parquet and nothing else.
-
-Both with bytecode cached, as any second call of an installed program has it.
-"""
+"""`ckpt inspect` of a local checkpoint as a cold process, against one that imports pyarrow.parquet only."""
 
 from __future__ import annotations
 
@@ -21,7 +18,6 @@ def _run(*command: str | Path) -> None:
 
 
 def measure() -> list[Row]:
-    """One row."""
     ckpt = Path(sys.executable).with_name("ckpt")
     return [
         compare(

@@ -1,10 +1,11 @@
-"""The in-process executor against the Arrow kernels that it calls: a bounded job over Parquet, and the same in a loop.
+"""The in-process executor against the Arrow kernels that it calls: a bounded job over Parquet.
 
-Both sides read the same files in the same batches, derive a column, filter, sum and count by key, and write the result as
-Parquet. The job does it as a dataflow: a source with splits, a map and a filter chained to it, a hash edge, a keyed aggregate
-with state, a two-phase-commit file sink, and checkpoints while it runs.
+Both sides read the same files in the same batches, derive a column, filter, sum and count by key,
+and write Parquet. The job has a source with splits, a map and a filter chained to it, a hash edge, a
+keyed aggregate, a two-phase-commit file sink, and checkpoints while it runs.
 
-Two more: 1,000 rows at parallelism 256 against 8, and a checkpoint a second where 1,000 of a million keys change, against none.
+Two more: 1,000 rows at parallelism 256 against 8, and a checkpoint a second where 1,000 of a million
+keys change, against none.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def _batches(paths: list[str]) -> Iterator[pa.RecordBatch]:
 
 
 def _loop(paths: list[str], out: Path) -> None:
-    """The kernels alone: every batch is grouped, and the groups are merged when they have become as many as there are rows in 16."""
+    """The kernels alone: every batch is grouped, and sixteen groups are merged."""
     groups: list[pa.Table] = []
     sums = [("amount", "sum"), ("amount", "count")]
     for batch in _batches(paths):
@@ -89,8 +90,6 @@ def _merged(groups: list[pa.Table]) -> pa.Table:
     return merged.rename_columns(["key", "amount_sum", "amount_count"])
 
 
-# Wide jobs, and checkpoints of much state -----------------------------------------------------------------------------------
-
 WIDE_ROWS = 1000
 STATE_KEYS, HOT_KEYS, HOT_BATCHES, CHANGED_BYTES = 1_000_000, 1000, 6000, 16
 """Of the checkpoints: the keys of the state, those that change, and the bytes of a key and its total."""
@@ -98,7 +97,7 @@ DELTAS = 40
 
 
 class _Batches(Source):
-    """Batches that lie in memory, read one after the other."""
+    """Batches that lie in memory."""
 
     def __init__(self, batches: Sequence[pa.RecordBatch]) -> None:
         self._batches = batches
@@ -137,14 +136,8 @@ def _wide(folder: Path, times: Iterator[int]) -> Row:
         store = sf.open(str(folder / f"wide-{next(times)}"), durable=False)
         LocalRuntime(store, checkpoint_interval_us=None).run(_totals(batches, parallelism))
 
-    return compare(
-        f"in process, {WIDE_ROWS:,} rows, parallelism 256",
-        lambda: job(256),
-        lambda: job(8),
-        label="itself at parallelism 8",
-        budget="≤ 30 ×",
-        rounds=3,
-    )
+    what, label = f"in process, {WIDE_ROWS:,} rows, parallelism 256", "itself at parallelism 8"
+    return compare(what, lambda: job(256), lambda: job(8), label=label, budget="≤ 30 ×", rounds=3)
 
 
 def _checkpoints(folder: Path, times: Iterator[int]) -> list[Row]:
@@ -158,13 +151,9 @@ def _checkpoints(folder: Path, times: Iterator[int]) -> list[Row]:
         LocalRuntime(store, checkpoint_interval_us=interval_us).run(_totals(batches, 1))
 
     what = f"in process, {HOT_KEYS:,} of {STATE_KEYS:,} keys changed"
-    cost = compare(
-        f"{what}, a checkpoint a second",
-        lambda: job(1_000_000),
-        lambda: job(None),
-        label="without checkpoints but the last",
-        budget="≤ 1.1 ×",
-    )
+    label = "without checkpoints but the last"
+    with_them, without = (lambda: job(1_000_000)), (lambda: job(None))
+    cost = compare(f"{what}, a checkpoint a second", with_them, without, label=label, budget="≤ 1.1 ×")
     written = _bytes_of_a_delta(folder / f"state-{next(times)}", random) / HOT_KEYS
     ratio = written / CHANGED_BYTES
     against = f"a key and its total: {CHANGED_BYTES} B"
@@ -172,7 +161,7 @@ def _checkpoints(folder: Path, times: Iterator[int]) -> list[Row]:
 
 
 def _bytes_of_a_delta(store: Path, random: np.random.Generator) -> float:
-    """What a checkpoint writes behind the first, on average: its segments and its manifest."""
+    """What a checkpoint behind the first writes on average: segments and manifest."""
     few = [_values(random.choice(STATE_KEYS, HOT_KEYS, replace=False)) for _ in range(DELTAS)]
     options = {"checkpoint_interval_us": None, "checkpoint_rows": HOT_KEYS, "keep": None}
     LocalRuntime(sf.open(str(store), durable=False), **options).run(_totals([*_all_keys(), *few], 1))

@@ -1,11 +1,11 @@
-"""Opening a checkpoint of a million handles and planning a restore, against reading its manifest's planning columns.
+"""Opening a checkpoint of a million handles and planning a restore, against reading its manifest.
 
-Opening is all that it is in use but for the request: digest, footer, pages, every rule on every row. Publishing is all of it:
+Opening is all of it but the request: digest, footer, pages, every rule on every row. Publishing is
 the rules once more, references, encoding, manifest and record written to a local store.
 
-1,000 operators of 1,000 subtasks with one state each, planned for 1,200 subtasks: all keyed (33 key groups a handle, max
-parallelism 32,768, so that nearly every handle is cut), and mixed: 6 in 11 keyed, the others one of each other mode. Each
-handle has a segment of its own, with digests and a path that do not compress.
+1,000 operators of 1,000 subtasks with one state each, planned for 1,200 subtasks: all keyed (33 key
+groups a handle, so that nearly every handle is cut), and mixed: 6 in 11 keyed, the others one of
+each other mode. Each handle has a segment of its own, with digests and a path that do not compress.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Restoring from S3 against the fewest requests that could do it: obstore's plain reads of the same objects.
+"""Restoring from S3 against the fewest requests that could do it: obstore's reads of the same objects.
 
-On Ceph RGW, a real server on this machine, so a request costs the processor and next to no waiting; rows that say so have a
-proxy in between that keeps every request for 10 ms. Where the server is not installed, one line says it and there are no
-rows. Times of the processor are those of this process, threads included. Rows without a budget are for orientation.
+On Ceph RGW, a real server on this machine, so a request costs the processor and next to no waiting;
+rows that say so have a proxy in between that keeps every request for 10 ms. Processor times are
+those of this process. Without the server there are no rows.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ import pyarrow as pa
 
 import stateformat as sf
 from benchmarks.measuring import Row, side_by_side
+from benchmarks.scale_stores import publish_keyed
 from stateformat.storage import open_storage
 
 BUCKET = "bench"
 DELAY_SECONDS = 0.01
 THREADS = 16
-GRAPH_UID, STATE_NAME = "sums", "sum"
-OPTIONS = sf.WriteOptions(inline_bytes_max=0, check_unique=False)
 MANY = (500, 500 * 2_500)
 LARGE = (4, 4 * 2_000_000)
 
@@ -66,20 +65,9 @@ class Stored(NamedTuple):
 
 def write(options: dict[str, Any], url: str, parallelism: int, rows: int) -> Stored:
     """One keyed state, a segment for each subtask."""
-    graph = sf.JobGraph((sf.Operator(GRAPH_UID, parallelism, 1024),))
-    state = sf.value_state(GRAPH_UID, STATE_NAME, keys={"key": pa.int64()}, values={"sum": pa.int64()})
-    pending = sf.open(url, **options).begin(job_id="bench", graph=graph, states=[state], parent=None, options=OPTIONS)
     rng = np.random.default_rng(0)
     table = pa.table({"key": rng.permutation(rows), "sum": rng.integers(0, 1 << 40, rows)})
-    owners = pending.context.owners(GRAPH_UID, STATE_NAME, table)
-    order = np.argsort(owners, kind="stable")
-    bounds = np.searchsorted(owners[order], np.arange(parallelism + 1))
-    table = table.take(pa.array(order))
-    for subtask in range(parallelism):
-        with pending.context.subtask(GRAPH_UID, subtask) as writer:
-            writer.write(STATE_NAME, table.slice(bounds[subtask], bounds[subtask + 1] - bounds[subtask]))
-        pending.add(writer)
-    pending.publish()
+    publish_keyed(sf.open(url, **options), table, parallelism, 1024)
     return Stored(url, rows)
 
 
@@ -88,10 +76,10 @@ def restoring(options: dict[str, Any], stored: Stored, parallelism: int | None =
     checkpoint = sf.open(stored.url, **options).open()
     storage = open_storage(stored.url, **options)
     if parallelism is None:
-        tasks = [checkpoint.read(GRAPH_UID, STATE_NAME)]
+        tasks = [checkpoint.read("sums", "sum")]
     else:
         plan = checkpoint.plan_restore(checkpoint.graph.at(parallelism))
-        tasks = [checkpoint.restore(plan, GRAPH_UID, subtask)[STATE_NAME] for subtask in range(parallelism)]
+        tasks = [checkpoint.restore(plan, "sums", subtask)["sum"] for subtask in range(parallelism)]
 
     def restore() -> None:
         count = sum(len(batch) for task in tasks for batch in replace(task, storage=storage).batches())
@@ -101,7 +89,7 @@ def restoring(options: dict[str, Any], stored: Stored, parallelism: int | None =
 
 
 def fetching(options: dict[str, Any], stored: Stored) -> Callable[[], None]:
-    """Reads the bytes of the same segments with obstore alone, by as many threads as the storage would use, and drops them."""
+    """Reads the bytes of the same segments with obstore alone, in as many threads as the storage."""
     import obstore.store
 
     store = obstore.store.S3Store(
@@ -126,7 +114,7 @@ def fetching(options: dict[str, Any], stored: Stored) -> Callable[[], None]:
 
 
 def processor_seconds(action: Callable[[], None], rounds: int = 5) -> float:
-    """What one call costs this process, all its threads together: the median."""
+    """What one call costs this process: the median."""
     found = []
     for _ in range(rounds):
         start = time.process_time()
@@ -173,40 +161,23 @@ def measure() -> list[Row]:
     with running_rgw() as server:
         server.client.create_bucket(Bucket=BUCKET)
         options = server.options()
-        by_s3fs = {**options, "client": "s3fs"}
         many, large = write(options, f"s3://{BUCKET}/many", *MANY), write(options, f"s3://{BUCKET}/large", *LARGE)
         # Before anybody else imports obstore: the storage reads with it only where it has imported it itself.
         restoring(options, many)()
-        raw = fetching(options, many)
+        raw, plain = fetching(options, many), "obstore, bytes alone"
+        other, whole = restoring({**options, "client": "s3fs"}, many), restoring(options, large)
         found = [
-            *rows_of("restore 500 segments of 20 KB from S3", restoring(options, many), raw, "obstore, bytes alone"),
-            *rows_of(
-                "the same with obstore and with s3fs",
-                restoring(options, many),
-                restoring(by_s3fs, many),
-                "s3fs",
-                "≤ 0.5 ×",
-            ),
-            *rows_of(
-                "restore 4 segments of 16 MB from S3",
-                restoring(options, large),
-                fetching(options, large),
-                "obstore, bytes alone",
-            ),
-            *rows_of("restore them at 4 → 6", restoring(options, large, 6), restoring(options, large), "4 → 4"),
+            *rows_of("restore 500 segments of 20 KB from S3", restoring(options, many), raw, plain),
+            *rows_of("the same with obstore and with s3fs", restoring(options, many), other, "s3fs", "≤ 0.5 ×"),
+            *rows_of("restore 4 segments of 16 MB from S3", whole, fetching(options, large), plain),
+            *rows_of("restore them at 4 → 6", restoring(options, large, 6), whole, "4 → 4"),
         ]
         with delayed(server.endpoint) as endpoint:
             slow = {**options, "endpoint_url": endpoint}
             waits = MANY[0] * DELAY_SECONDS
             restore = restoring(slow, many)
             mine, theirs = (side.seconds for side in side_by_side(restore, fetching(slow, many), rounds=3))
-            found += [
-                Row(
-                    "restore 500 segments from S3, 10 ms more for each request",
-                    f"{mine * 1e3:.0f} ms",
-                    f"obstore, bytes alone, {THREADS} threads: {theirs * 1e3:.0f} ms; 500 waits: {waits * 1e3:.0f} ms",
-                    f"{mine / theirs:.2f} ×",
-                    "–",
-                )
-            ]
+            what = "restore 500 segments from S3, 10 ms more for each request"
+            label = f"{plain}, {THREADS} threads: {theirs * 1e3:.0f} ms; 500 waits: {waits * 1e3:.0f} ms"
+            found.append(Row(what, f"{mine * 1e3:.0f} ms", label, f"{mine / theirs:.2f} ×", "–"))
     return found

@@ -1,14 +1,13 @@
-"""What grows with the number of handles, what with the bytes of the state, and how: linear or better (docs/scale.md).
+"""What grows with the number of handles, what with the bytes of the state, and how (docs/scale.md).
 
-Handles: 1,000 to a million, a thousand subtasks to an operator, on a local store (``scale_stores.many_handles``). Bytes: 1 MB to
-1 GB of one keyed state in four segments. Everything is measured in processes of its own, at the largest size one for each action, so that the peak of the
-memory is that of one; ``python -m benchmarks.bench_scale URL ACTION …`` is what they run.
+Handles: 1,000 to a million, a thousand subtasks to an operator, on a local store. Bytes: 1 MB to
+1 GB of one keyed state in four segments. Everything is measured in processes of its own, at the
+largest size one for each action; ``python -m benchmarks.bench_scale URL ACTION …`` is such a one.
 
-Whatever goes through a million of anything takes more time for each than what fits the processor's cache, and memory that the
-system has to hand out first costs more than all that is done with it; reading the manifest's planning columns by pyarrow alone
-grows so too. So next to every action, in the same process and in turn with it, that is measured as well, and the ratio for
-handles is how many times reading an action takes at the largest size, against how many times at a tenth of it. For bytes it
-is the cost per byte at those sizes, and for what reads metadata alone the plain ratio of the times.
+A million of anything costs more for each than what fits the processor's cache; reading the
+manifest's planning columns by pyarrow alone grows so too. So it is measured in turn with every
+action. The ratio for handles is how many times reading an action takes at the largest size, against
+a tenth of it. For bytes it is the cost per byte; for what reads metadata alone, the plain ratio.
 """
 
 from __future__ import annotations
@@ -20,14 +19,15 @@ import tempfile
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 import stateformat as sf
 from benchmarks import plots
-from benchmarks.measuring import Row, seconds
+from benchmarks.measuring import Row, peak_bytes, seconds
+from benchmarks.plots import Point
 from benchmarks.scale_stores import many_bytes, many_handles, publish_rescaled, sharing_segments
 from stateformat.schema import PLANNING_COLUMNS
 from stateformat.tools.ckpt.documents import Holdings, record_document
@@ -41,18 +41,6 @@ METADATA: Final = ("inspect", "plan", "rescale")
 BY_BYTES: Final = ("restore", "validate full")
 ROUNDS_MIN, ROUNDS_MAX, SECONDS = 3, 15, 0.5
 PICTURE: Final = Path(__file__).parent.parent / "docs" / "scale.png"
-
-
-class Point(NamedTuple):
-    """One action at one size: the best time of some rounds, that of reading the manifest's planning columns between them,
-    and the peak of the memory of the process.
-    """
-
-    action: str
-    size: int
-    seconds: float
-    reading: float
-    peak_bytes: int
 
 
 measured: dict[str, list[Point]] = {}
@@ -99,13 +87,12 @@ def actions(store: sf.CheckpointStore, scratch: Path) -> dict[str, Callable[[], 
 
 
 def _others(checkpoint: sf.Checkpoint) -> int:
-    """Another parallelism, by a fifth greater or so."""
     parallelism = checkpoint.graph.operators[0].parallelism
     return parallelism + max(1, parallelism // 5)
 
 
 def observe(url: str, names: list[str]) -> list[tuple[float, float, int]]:
-    """Of each action the best time of some rounds, that of reading in turn with them, and the peak of this process's memory in bytes."""
+    """Of each action: its best time, that of reading, and the peak of this process's memory."""
     store = sf.open(url, durable=False)
 
     def reading() -> None:
@@ -120,15 +107,12 @@ def observe(url: str, names: list[str]) -> list[tuple[float, float, int]]:
             times: list[tuple[float, float]] = []
             while len(times) < ROUNDS_MIN or (len(times) < ROUNDS_MAX and sum(map(sum, times)) < SECONDS):
                 times.append((seconds(known[name]), seconds(reading)))
-            # Of this process alone: what getrusage says begins with the memory of the process that started it.
-            status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
             best = (min(column) for column in zip(*times, strict=True))
-            found.append((*best, int(status["VmHWM"].split()[0]) * 1024))
+            found.append((*best, peak_bytes()))
     return found
 
 
 def _points(store: sf.CheckpointStore, names: Sequence[str], size: int, *, apart: bool) -> list[Point]:
-    """The actions at one size, in one process or each in its own."""
     points = []
     for group in [[name] for name in names] if apart else [names]:
         command = [sys.executable, "-m", "benchmarks.bench_scale", store.url, *group]
@@ -138,7 +122,6 @@ def _points(store: sf.CheckpointStore, names: Sequence[str], size: int, *, apart
 
 
 def by_handles(folder: Path) -> list[Point]:
-    """Every action at every number of handles."""
     points = []
     for operators in OPERATORS:
         store = many_handles(folder / f"handles-{operators}", operators, SUBTASKS)
@@ -148,7 +131,6 @@ def by_handles(folder: Path) -> list[Point]:
 
 
 def by_bytes(folder: Path) -> list[Point]:
-    """Every action at every size of the state, as it is stored."""
     points = []
     for state_bytes in STATE_BYTES:
         store = many_bytes(folder / f"bytes-{state_bytes}", state_bytes)

@@ -1,9 +1,9 @@
-"""Writing and restoring keyed state against plain Parquet of the same rows, and how much is read and held meanwhile.
+"""Writing and restoring keyed state against plain Parquet of the same rows, bytes read, and memory.
 
-5M (int64, int64) rows in one local store. Our side has its default options; the other is ``pq.write_table(table, path,
-compression="lz4")`` of the same rows and the same three columns (the key group is one), and reading the file which that wrote.
-Nothing is synced on either side unless the line says so. Lines with other options say which. ``python -m benchmarks.bench_segments PATH`` is what the memory figure
-runs: it reads a manifest's whole state as a stream and prints the peak of its memory.
+5M (int64, int64) rows in one local store, by default options. The other side is
+``pq.write_table(table, path, compression="lz4")`` of the same rows and columns (the key group is
+one), and reading that file. Nothing is synced unless the line says so.
+``python -m benchmarks.bench_segments PATH`` reads a state as a stream and prints its peak of memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.measuring import Row, compare
+from benchmarks.measuring import Row, compare, peak_bytes
+from benchmarks.scale_stores import Metered
 from stateformat.backends.storage.local import LocalStorage
 from stateformat.graph import JobGraph, Operator, OperatorId
 from stateformat.keys import DEFAULT_KEY_HASH, range_bounds
@@ -62,26 +63,7 @@ DEFAULT, FAST = WriteOptions(), WriteOptions(check_unique=False, trust_key_group
 UNCHECKED = "key groups and unique keys not verified"
 
 
-class CountingStorage(LocalStorage):
-    """Counts the bytes that are read."""
-
-    bytes_read = 0
-
-    def read(self, path: str) -> pa.Buffer:
-        """The whole object."""
-        data = super().read(path)
-        self.bytes_read += data.size
-        return data
-
-    def read_range(self, path: str, offset: int, length: int) -> pa.Buffer:
-        """A range of it."""
-        data = super().read_range(path, offset, length)
-        self.bytes_read += data.size
-        return data
-
-
 def place(layer: int = 0) -> SegmentPlace:
-    """Where the rows belong."""
     return SegmentPlace(RECORD.job_id, RECORD.checkpoint_id, RECORD.attempt_id, OPERATOR, STATE, 0, layer, 1)
 
 
@@ -106,12 +88,10 @@ def slices_of(handles: list[Handle], groups: tuple[int, int] = (0, MAX_PARALLELI
 
 
 def restore(storage: LocalStorage, handles: list[Handle], slices: pa.Table) -> Iterator[pa.RecordBatch]:
-    """The rows of slices."""
     return SliceReader(storage, RECORD, Manifest(handles_table(handles)), slices).batches()
 
 
 def write_rows(storage: LocalStorage, table: pa.Table) -> list[Row]:
-    """Writing by default, of rows as a keyed state keeps them and in no order; then synced, and without what can be left out."""
     clustered = rekey(table, STATE, MAX_PARALLELISM, DEFAULT_KEY_HASH)
     synced = LocalStorage(_root(storage))
 
@@ -148,7 +128,6 @@ def _root(storage: LocalStorage) -> str:
 
 
 def _reference(storage: LocalStorage, table: pa.Table) -> Path:
-    """The file that a user would write himself."""
     path = Path(_root(storage)) / "reference.parquet"
     pq.write_table(table, path, compression="lz4")
     return path
@@ -179,19 +158,20 @@ def restore_bytes(storage: LocalStorage, table: pa.Table) -> list[Row]:
     for first, end in pairwise(range_bounds(4, MAX_PARALLELISM)):
         start, stop = np.searchsorted(groups, [first, end])
         handles.append(write_segment(storage, place(), clustered.slice(start, stop - start), FAST))
-    counting = CountingStorage(_root(storage), durable=False)
+    counting = Metered(_root(storage), f"{_root(storage)}/reads")
     restored = 0
     for first, end in pairwise(range_bounds(6, MAX_PARALLELISM).tolist()):
         restored += sum(map(len, restore(counting, handles, slices_of(handles, (first, end - 1)))))
     assert restored == len(table)
+    bytes_read = counting.bytes_read()
     data_bytes = sum(handle.size_bytes - handle.footer_bytes for handle in handles)
     storage.delete([handle.path or "" for handle in handles])
     return [
         Row(
             "bytes read to restore 5M rows at 4 → 6",
-            f"{counting.bytes_read / 1e6:.1f} MB",
+            f"{bytes_read / 1e6:.1f} MB",
             f"their data: {data_bytes / 1e6:.1f} MB",
-            f"{counting.bytes_read / data_bytes:.3f} ×",
+            f"{bytes_read / data_bytes:.3f} ×",
             "≤ 1.05 ×",
         )
     ]
@@ -223,13 +203,10 @@ def read_as_stream(root: str) -> int:
     handles = [Handle(**row) for row in fields]
     total = sum(map(len, restore(LocalStorage(root), handles, slices_of(handles))))
     assert total == sum(handle.rows for handle in handles)
-    # Of this process alone: what getrusage says begins with the memory of the process that started it.
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(status["VmHWM"].split()[0]) * 1024
+    return peak_bytes()
 
 
 def measure() -> list[Row]:
-    """All of them."""
     with tempfile.TemporaryDirectory(prefix="bench-segments-") as folder:
         storage = LocalStorage(folder, durable=False)
         table = rows()

@@ -1,11 +1,11 @@
-"""The Spark runtime against Structured Streaming, on the same files in the same run, and against Spark's own floor.
+"""The Spark runtime against Structured Streaming, on the same files in the same run.
 
-Each side has a process and a Spark session of its own, which stay while both are called in turn; the other one is idle then. Epochs of a side that is
-still warming up are left out: as many on both sides, which have the same rows in each. Totals are compared, so that no figure is of a
-job that computes something else. Processor time is that of a side's process, its JVM and its workers.
+Each side has a process and a Spark session of its own; both are called in turn, and the other one
+is idle then. Epochs of a side that is still warming up are left out, as many on both sides. Totals
+are compared. Processor time is that of a side's process, its JVM and its workers.
 
-``applyInPandasWithState`` makes some thousand rows a second, so it is left out from 200,000 rows an epoch on; ``python -m benchmarks bench_spark --full``
-leaves nothing out.
+``applyInPandasWithState`` makes some thousand rows a second, so it is left out from 200,000 rows an
+epoch on; ``python -m benchmarks bench_spark --full`` leaves nothing out.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TEN_MILLION = 10_000_000
 
 
 class Side(ProcessPoolExecutor):
-    """A process with a Spark session of its own. Its output goes to a file, for PySpark's workers talk."""
+    """A process with a Spark session of its own. Its output goes to a file."""
 
     def __init__(self, log: Path) -> None:
         super().__init__(
@@ -55,11 +55,10 @@ class Side(ProcessPoolExecutor):
         )
 
     def call(self, function: Callable[..., Result], *given: Any) -> Result:
-        """Call a function there."""
         return self.submit(function, *given).result()
 
     def measured(self, function: Callable[..., Result], *given: Any) -> tuple[Result, float]:
-        """Call a function there; with the processor seconds that it took in that process and all below it."""
+        """Call a function there; its result, and processor seconds there and in all below."""
         pid = self.call(os.getpid)
         before = processor_seconds(*family(pid))
         result = self.call(function, *given)
@@ -73,7 +72,7 @@ def _redirect(log: str) -> None:
 
 
 def rate(epochs: Iterable[Epoch]) -> float:
-    """Rows a second: the median of epochs."""
+    """Rows a second: the median."""
     return statistics.median(epoch.rows / epoch.seconds for epoch in epochs)
 
 
@@ -95,9 +94,6 @@ def _faster(
 
 def _per_epoch(written: Written, epochs: int) -> str:
     return f"{written.size_bytes / epochs / 1e6:.2f} MB in {written.files / epochs:.0f} files"
-
-
-# The lines of the table ------------------------------------------------------------------------------------------------------------
 
 
 def per_key(mine: Side, other: Side, scratch: Path, *, full: bool) -> Iterator[Row]:
@@ -145,7 +141,7 @@ def aggregates(mine: Side, other: Side, scratch: Path) -> Iterator[Row]:
         for number in range(rounds):
             for epoch in range(number * each, (number + 1) * each):
                 write_epoch(folder, epoch, random_keys(epoch, rows=rows, keys=keys))
-            # The first round warms up. The first batch of a query that begins again reads the state, so the first of each round is left out.
+            # The first round warms up. The first batch of a query that begins again reads the state: it is left out.
             own, own_cpu = mine.measured(ours.epochs, store, each)
             others, other_cpu = other.measured(theirs.run, theirs.native, folder, checkpoint)
             if number:
@@ -203,11 +199,12 @@ def five_million(mine: Side, other: Side, scratch: Path) -> list[Row]:
     def small(number: int) -> None:
         write_epoch(folder, number, random_keys(number, rows=SMALL_ROWS, keys=KEYS))
 
-    resumed = []
+    pairs = []
     for number in range(count + 1, count + 1 + RESUMES):
         small(number)
-        pair = _resume(mine, folder, store, FILES), other.call(theirs.restart, theirs.native, folder, checkpoint)
-        resumed.append(pair)
+        own = _resume(mine, folder, store, FILES)
+        pairs.append((own, other.call(theirs.restart, theirs.native, folder, checkpoint)))
+    resumed = [statistics.median(column) for column in zip(*pairs, strict=True)]
     small(count + 1 + RESUMES)
     publishing = seconds(lambda: _rescale(store))
     rescaled = publishing + _resume(mine, folder, store, RESCALED)
@@ -218,24 +215,15 @@ def five_million(mine: Side, other: Side, scratch: Path) -> list[Row]:
     lines = [
         _faster(f"{what}, {EPOCH_ROWS:,} rows an epoch", a[2:], label, b[2:], "≥ 2 ×", (a_cpu / count, b_cpu / count)),
         _sizes(f"{what}, {EPOCH_ROWS:,} rows an epoch", written[0], label, written[1], count),
-        _times(
-            f"{what}: resume, to the end of the first epoch",
-            statistics.median(pair[0] for pair in resumed),
-            f"{label}, restart",
-            statistics.median(pair[1] for pair in resumed),
-        ),
+        _times(f"{what}: resume, to the end of the first epoch", resumed[0], f"{label}, restart", resumed[1]),
     ]
     if repartition is None:
         return lines
+    offline, again = "Spark's offline repartition", f"{what}: 4 → 6, to the end of the first epoch"
     return [
         *lines,
-        _times(f"{what}: 4 → 6, published", publishing, "Spark's offline repartition", repartition),
-        _times(
-            f"{what}: 4 → 6, to the end of the first epoch",
-            rescaled,
-            "Spark's offline repartition and restart",
-            repartition + restarted,
-        ),
+        _times(f"{what}: 4 → 6, published", publishing, offline, repartition),
+        _times(again, rescaled, f"{offline} and restart", repartition + restarted),
     ]
 
 
@@ -283,22 +271,14 @@ def ten_million(side: Side, scratch: Path) -> list[Row]:
     # A key and its two accumulators.
     touched = SMALL_ROWS * 24
     what = f"Spark runtime, {TEN_MILLION:,} keys, an epoch that touches {SMALL_ROWS:,}"
+    read_by, label = f"{read / 1e6:.2f} MB", f"bytes touched: {touched / 1e6:.2f} MB"
+    peak, of = f"{memory / 2**30:.1f} GiB", "driver, Spark and its workers, each at its peak"
     return [
         Row(what, f"{a * 1000:.0f} ms", f"an empty epoch: {b * 1000:.0f} ms", f"{a / b:.2f} ×", "≤ 2 ×"),
         Row(
-            f"{what}: bytes read, in the empty epoch before it too",
-            f"{read / 1e6:.2f} MB",
-            f"bytes touched: {touched / 1e6:.2f} MB",
-            f"{read / touched:.1f} ×",
-            "≤ 10 ×",
+            f"{what}: bytes read, in the empty epoch before it too", read_by, label, f"{read / touched:.1f} ×", "≤ 10 ×"
         ),
-        Row(
-            f"{what}: peak memory",
-            f"{memory / 2**30:.1f} GiB",
-            "driver, Spark and its workers, each at its peak",
-            "–",
-            "≤ 24 GiB",
-        ),
+        Row(f"{what}: peak memory", peak, of, "–", "≤ 24 GiB"),
     ]
 
 

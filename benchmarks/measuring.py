@@ -1,4 +1,4 @@
-"""How the benchmarks measure: two functions in turn, medians of five, the ratio; by the clock, and by the processor's time beside it."""
+"""How the benchmarks measure: two functions in turn, medians, the ratio by the clock and by processor time."""
 
 from __future__ import annotations
 
@@ -17,17 +17,14 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Cost(NamedTuple):
-    """Seconds by the clock, and seconds of the processor: of this process and of all below it."""
+    """Seconds by the clock, and processor seconds of this process and all below it."""
 
     seconds: float
     cpu: float
 
 
 class Row(NamedTuple):
-    """A line of the table. Texts, ready to print, and the processor seconds of both sides where they were measured.
-
-    ``faster``: the ratio is how many times as fast our side is; otherwise it is how many times as long it takes.
-    """
+    """A line of the table, as texts; and the processor seconds of both sides, if they were measured."""
 
     what: str
     ours: str
@@ -36,17 +33,17 @@ class Row(NamedTuple):
     budget: str
     cpu: tuple[float, float] | None = None
     faster: bool = False
+    """Whether the ratio says how many times as fast our side is; else, how many times as long it takes."""
 
     @property
     def cpu_text(self) -> str:
-        """Both sides' processor time and its ratio, in the direction of the other ratio."""
         if self.cpu is None:
             return "–"
         return f"{duration(self.cpu[0])} : {duration(self.cpu[1])} = {self._cpu_ratio():.2f} ×"
 
     @property
     def mark(self) -> str:
-        """What stands beside a budget that is missed: by the clock; or by more than half by processor time alone."""
+        """Says if a budget is missed: by the clock, or by more than half by processor time alone."""
         limit = _LIMIT.match(self.budget)
         if limit is None:
             return ""
@@ -65,19 +62,16 @@ def _misses(value: float, limit: re.Match[str], slack: float) -> bool:
 
 
 def duration(seconds: float) -> str:
-    """Milliseconds, or seconds from ten on."""
     return f"{seconds * 1000:.0f} ms" if seconds < 10 else f"{seconds:.1f} s"
 
 
 def seconds(action: Callable[[], object]) -> float:
-    """How long one call takes."""
     start = time.perf_counter()
     action()
     return time.perf_counter() - start
 
 
 def family(pid: int) -> list[int]:
-    """A process and all that run below it."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -91,7 +85,7 @@ def family(pid: int) -> list[int]:
 
 
 def processor_seconds(*pids: int) -> float:
-    """What processes have used of the processor until now, with what those below them used that have ended."""
+    """What processes have used until now, and those below them that have ended."""
     ticks = 0
     for pid in pids:
         try:
@@ -102,8 +96,13 @@ def processor_seconds(*pids: int) -> float:
     return ticks / _TICKS
 
 
+def peak_bytes(pid: int | str = "self") -> int:
+    """The most memory that a process has had by itself: ``getrusage`` would begin with its parent's."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return int(status.get("VmHWM", "0 kB").split()[0]) * 1024
+
+
 def cost(action: Callable[[], object]) -> Cost:
-    """What one call takes."""
     others, ended, own = _running_below(), _ended_below(), time.process_time()
     taken = seconds(action)
     own, ended, others = time.process_time() - own, _ended_below() - ended, _running_below() - others

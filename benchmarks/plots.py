@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import matplotlib
 
@@ -13,7 +13,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-_COLOURS: Final = {
+_COLORS: Final = {
     "open": "#0072B2",
     "inspect": "#56B4E9",
     "plan": "#009E73",
@@ -23,31 +23,21 @@ _COLOURS: Final = {
     "validate full": "#5B3A00",
     "reading": "#000000",
 }
-_MARKS: Final = dict(zip(_COLOURS, "osD^vPX.", strict=True))
+_MARKS: Final = dict(zip(_COLORS, "osD^vPX.", strict=True))
 
 
-class Measured(Protocol):
-    """A point: an action at a size."""
+class Point(NamedTuple):
+    """One action at one size."""
 
-    @property
-    def action(self) -> str:
-        """What was done."""
-
-    @property
-    def size(self) -> int:
-        """Handles or bytes."""
-
-    @property
-    def seconds(self) -> float:
-        """How long it took."""
-
-
-class Beside(Measured, Protocol):
-    """A point with what was measured beside it."""
-
-    @property
-    def reading(self) -> float:
-        """How long it took to read the manifest's planning columns, without any check."""
+    action: str
+    size: int
+    """Handles or bytes."""
+    seconds: float
+    """The best of some rounds."""
+    reading: float
+    """The best time of reading the manifest's planning columns, without any check, in between."""
+    peak_bytes: int
+    """Of the process."""
 
 
 def magnitude(number: float) -> str:
@@ -62,31 +52,19 @@ def _time(value: float, _: object = None) -> str:
     return f"{value:g} s" if value >= 1 else f"{value * 1000:g} ms"
 
 
-def _panel(axes: Any, points: Sequence[Measured], title: str, unit: str) -> None:
+def _panel(axes: Any, points: Sequence[Point], title: str, unit: str) -> None:
     for action in dict.fromkeys(point.action for point in points):
         own = [point for point in points if point.action == action]
-        axes.plot(
-            [point.size for point in own],
-            [point.seconds for point in own],
-            marker=_MARKS[action],
-            color=_COLOURS[action],
-            label=action,
-            linewidth=1.8,
-            markersize=6,
-        )
-    # A line of slope one, below all that grows: whatever is parallel to it or flatter is linear or better.
+        columns = [point.size for point in own], [point.seconds for point in own]
+        look: dict[str, Any] = {"marker": _MARKS[action], "color": _COLORS[action], "linewidth": 1.8, "markersize": 6}
+        axes.plot(*columns, label=action, **look)
+    # A line of slope one: what is parallel to it or flatter is linear or better.
     smallest, largest = min(point.size for point in points), max(point.size for point in points)
     first = {point.action: point.seconds for point in reversed(points)}
     grown = [point.seconds for point in points if point.size == largest and point.seconds > 5 * first[point.action]]
     base = min(grown, default=1.0) / largest / 2
-    axes.plot(
-        [smallest, largest],
-        [base * smallest, base * largest],
-        color="#888888",
-        linestyle=":",
-        label="linear",
-        linewidth=1.5,
-    )
+    ends = [smallest, largest], [base * smallest, base * largest]
+    axes.plot(*ends, color="#888888", linestyle=":", label="linear", linewidth=1.5)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_title(title)
@@ -103,25 +81,17 @@ def _panel(axes: Any, points: Sequence[Measured], title: str, unit: str) -> None
     axes.legend(frameon=False, fontsize=9, loc="upper left")
 
 
-class _Reading(NamedTuple):
-    action: str
-    size: int
-    seconds: float
-
-
-def _reading(points: Sequence[Beside]) -> list[_Reading]:
-    """What all else is compared with, at each size the least of what was measured beside it."""
+def _reading(points: Sequence[Point]) -> list[Point]:
+    """At each size, the least time of reading."""
     sizes = dict.fromkeys(point.size for point in points)
-    return [_Reading("reading", size, min(p.reading for p in points if p.size == size)) for size in sizes]
+    least = {size: min(point.reading for point in points if point.size == size) for size in sizes}
+    return [Point("reading", size, seconds, seconds, 0) for size, seconds in least.items()]
 
 
-def draw(by_handles: Sequence[Beside], by_bytes: Sequence[Measured], path: Path) -> None:
-    """Write the picture: at the left the cost by the number of handles, at the right by the bytes of the state."""
+def draw(by_handles: Sequence[Point], by_bytes: Sequence[Point], path: Path) -> None:
+    """Write the picture: time by handles at the left, by bytes at the right."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.8), dpi=120, layout="constrained")
     _panel(left, [*by_handles, *_reading(by_handles)], "By handles", "handles in the checkpoint")
     _panel(right, by_bytes, "By bytes", "bytes of state, as stored")
     figure.savefig(path, metadata={"Software": None})
     plt.close(figure)
-
-
-__all__ = ["draw", "magnitude"]

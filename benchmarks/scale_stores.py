@@ -1,9 +1,8 @@
-"""Stores with as many handles, or as many bytes, as one likes: what the measurements and tests of scale are made on.
+"""Stores with as many handles, or as many bytes, as one likes.
 
-A store of many handles is made as a job would come to it: every operator of a chain of any length reports one snapshot, and the
-checkpoint is rescaled, by metadata alone, to a thousand subtasks, say. Its handles are cut from segments that are real objects,
-one for each operator; the modes are those of :data:`MODES`, in turn. ``own_segments`` gives every handle a segment of its
-own instead, as a job has that writes its whole state.
+A store of many handles: every operator of a chain reports one snapshot, and the checkpoint is
+rescaled, by metadata alone, to many subtasks. So its handles are cut from segments that are real
+objects, one for each operator. The modes are those of :data:`MODES`, in turn.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ COLUMNS: Final = {"value": pa.int64()}
 
 
 def graph(operators: int, subtasks: int, max_parallelism: int = MAX_PARALLELISM) -> sf.JobGraph:
-    """A chain of operators joined by hash edges; those that hold records in flight have a loop to themselves."""
+    """A chain of operators with hash edges; those with records in flight have a loop to themselves."""
     uids = [uid_of(number) for number in range(operators)]
     edges = [
         Edge(f"{before}-{after}", before, after, Partitioner.HASH, key_columns=("key",))
@@ -48,17 +47,14 @@ def graph(operators: int, subtasks: int, max_parallelism: int = MAX_PARALLELISM)
 
 
 def uid_of(number: int) -> OperatorId:
-    """The uid of an operator by its place in the chain."""
     return OperatorId(f"operator-{number:04}")
 
 
 def mode_of(number: int) -> Mode:
-    """The mode of its state."""
     return MODES[number % len(MODES)]
 
 
 def declare(number: int) -> sf.State:
-    """The state of an operator."""
     uid = uid_of(number)
     match mode_of(number):
         case Mode.KEYED:
@@ -76,7 +72,6 @@ def declare(number: int) -> sf.State:
 
 
 def rows_of(mode: Mode, rows: int = ROWS) -> pa.Table:
-    """What one subtask writes."""
     numbers = np.arange(rows)
     match mode:
         case Mode.KEYED:
@@ -91,7 +86,7 @@ def rows_of(mode: Mode, rows: int = ROWS) -> pa.Table:
 
 
 def many_handles(folder: Path, operators: int, subtasks: int) -> sf.CheckpointStore:
-    """A store of two checkpoints: a snapshot for each operator, and the same dealt out to ``subtasks`` subtasks each."""
+    """A store of two checkpoints: a snapshot for each operator, and the same at ``subtasks`` subtasks."""
     store = sf.open(str(folder), durable=False)
     states = [declare(number) for number in range(operators)]
     pending = store.begin(job_id="scale", graph=graph(operators, 1), states=states, parent=None, options=OPTIONS)
@@ -105,29 +100,25 @@ def many_handles(folder: Path, operators: int, subtasks: int) -> sf.CheckpointSt
 
 
 class SharedSegments(LocalStorage):
-    """Local storage of a store in which the segments of another are listed, too."""
+    """Local storage in which the segments of another store are listed, too."""
 
     def __init__(self, folder: Path, other: sf.CheckpointStore) -> None:
         super().__init__(str(folder), durable=False)
         self._other = other.storage
 
     def list(self, prefix: str) -> list[ObjectInfo]:
-        """What is there, or the segments of the other store."""
         return self._other.list(prefix) if prefix == SEGMENTS else super().list(prefix)
 
 
 def sharing_segments(store: sf.CheckpointStore, folder: Path) -> sf.CheckpointStore:
-    """An empty store for rescaled checkpoints of another: publishing looks for their segments, and needs no copy of them."""
+    """An empty store for rescaled checkpoints of another, which find their segments there."""
     return sf.CheckpointStore(SharedSegments(folder, store))
 
 
 def publish_rescaled(
     store: sf.CheckpointStore, source: sf.Checkpoint, subtasks: int, target: sf.CheckpointStore | None = None
 ) -> None:
-    """Publish a checkpoint at another parallelism, by metadata alone: the newest, or the first of another store.
-
-    ``target`` gets a manifest and a record; it has the segments already (:func:`sharing_segments`).
-    """
+    """Publish a checkpoint at another parallelism: as the newest, or as the first of ``target``."""
     plan = source.plan_restore(source.graph.at(subtasks))
     plan.check()
     dealt = rescale(source, plan)
@@ -144,48 +135,65 @@ def publish_rescaled(
     pending.publish()
 
 
-def own_segments(folder: Path, operators: int, subtasks: int, rows: int = 10) -> sf.CheckpointStore:
-    """A store of one checkpoint in which each subtask of each operator has written a keyed segment of its own."""
-    store = sf.open(str(folder), durable=False)
-    states = [
-        sf.value_state(uid_of(number), "state", keys={"key": pa.int64()}, values=COLUMNS) for number in range(operators)
-    ]
-    job = graph(operators, subtasks)
-    pending = store.begin(job_id="scale", graph=job, states=states, parent=None, options=OPTIONS)
-    table = rows_of(Mode.KEYED, rows * subtasks)
-    owners = pending.context.owners(uid_of(0), "state", table)
-    parts: list[Any] = [table.filter(pa.array(owners == subtask)) for subtask in range(subtasks)]
-    for state in states:
-        for subtask in range(subtasks):
-            with pending.context.subtask(state.operator, subtask) as writer:
-                writer.write("state", parts[subtask])
-            pending.add(writer)
-    pending.publish()
-    return store
+def publish_keyed(
+    store: sf.CheckpointStore,
+    table: pa.Table,
+    subtasks: int,
+    max_parallelism: int = 128,
+    parent: sf.CommitPermit | None = None,
+    options: sf.WriteOptions | None = OPTIONS,
+) -> sf.CommitPermit:
+    """Publish a checkpoint of one keyed state ``sums/sum`` with the columns ``key`` and one other."""
+    graph = sf.JobGraph((sf.Operator("sums", subtasks, max_parallelism),))
+    values = {name: table.schema.field(name).type for name in table.column_names[1:]}
+    state = sf.value_state("sums", "sum", keys={"key": pa.int64()}, values=values)
+    own = {} if options is None else {"options": options}
+    pending = store.begin(job_id="bench", graph=graph, states=[state], parent=parent, **own)
+    owners = pending.context.owners("sums", "sum", table)
+    for subtask in range(subtasks):
+        with pending.context.subtask("sums", subtask) as writer:
+            writer.write("sum", table.filter(pa.array(owners == subtask)))
+        pending.add(writer)
+    return pending.publish()
 
 
 def many_bytes(folder: Path, state_bytes: int, subtasks: int = 4) -> sf.CheckpointStore:
-    """A store of one checkpoint of one keyed state of about this many bytes that do not compress, in ``subtasks`` segments."""
+    """A store with a keyed state of about so many bytes that do not compress, in ``subtasks`` segments."""
     store = sf.open(str(folder), durable=False)
-    uid = uid_of(0)
-    job = sf.JobGraph((sf.Operator(uid, subtasks, MAX_PARALLELISM),))
-    state = sf.value_state(uid, "state", keys={"key": pa.int64()}, values={"payload": pa.binary()})
-    pending = store.begin(job_id="scale", graph=job, states=[state], parent=None, options=OPTIONS)
     rows = state_bytes // (PAYLOAD_BYTES + 8)
     payload = np.random.default_rng(0).bytes(rows * PAYLOAD_BYTES)
     table = pa.table({"key": np.arange(rows), "payload": _binary(payload, rows)})
-    owners = pending.context.owners(uid, "state", table)
-    for subtask in range(subtasks):
-        with pending.context.subtask(uid, subtask) as writer:
-            writer.write("state", table.filter(pa.array(owners == subtask)))
-        pending.add(writer)
-    pending.publish()
+    publish_keyed(store, table, subtasks, MAX_PARALLELISM)
     return store
+
+
+class Metered(LocalStorage):
+    """Local storage that notes in a file how many bytes each process reads."""
+
+    def __init__(self, root: str, log: str) -> None:
+        super().__init__(root, durable=False)
+        self._given = root, log
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Metered, self._given
+
+    def _count(self, data: pa.Buffer) -> pa.Buffer:
+        with open(self._given[1], "a") as log:  # noqa: PTH123
+            log.write(f"{len(data)}\n")
+        return data
+
+    def read(self, path: str) -> pa.Buffer:
+        return self._count(super().read(path))
+
+    def read_range(self, path: str, offset: int, length: int) -> pa.Buffer:
+        return self._count(super().read_range(path, offset, length))
+
+    def bytes_read(self) -> int:
+        """By all processes until now."""
+        log = Path(self._given[1])
+        return sum(int(line) for line in log.read_text().split()) if log.exists() else 0
 
 
 def _binary(data: bytes, rows: int) -> pa.Array:
     offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(PAYLOAD_BYTES)
     return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
-
-
-__all__ = ["many_bytes", "many_handles", "own_segments", "publish_rescaled"]

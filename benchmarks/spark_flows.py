@@ -1,40 +1,31 @@
 """Our side of the Spark benchmarks: dataflows over the same files, run epoch by epoch.
 
-A run is stepped by hand, and an epoch is what lies between two publications. The sink takes its rows and throws them away, as ``noop``
-does on the other side; nothing is synced.
+A run is stepped by hand, and an epoch is what lies between two publications. The sink throws its
+rows away, as ``noop`` does on the other side; nothing is synced.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 import stateformat as sf
-from benchmarks.measuring import family
+from benchmarks.measuring import family, peak_bytes
+from benchmarks.scale_stores import Metered
 from benchmarks.spark_input import FILES, Epoch, fold
+from stateformat.backends import dataflow as df
 from stateformat.backends.connectors import ParquetSource
-from stateformat.backends.dataflow import (
-    Dataflow,
-    NoSplit,
-    Operator,
-    Prepared,
-    Split,
-    SplitEnumerator,
-    Stream,
-    TwoPhaseCommitSink,
-    ValueState,
-)
 from stateformat.backends.runtime import Run
 from stateformat.backends.spark.sessions import job_session, local_session
-from stateformat.backends.storage.local import LocalStorage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,11 +41,11 @@ OPTIONS = {"checkpoint_interval_us": 3_600_000_000, "idle_us": 0}
 
 READS = ".reads"
 
-Flow = Callable[[str, int], Dataflow]
+Flow = Callable[[str, int], df.Dataflow]
 
 
 class Epochs(ParquetSource):
-    """The files of a folder, one to each reader in an epoch; nothing where there are no more, for ever."""
+    """The files of a folder for ever, one to each reader in an epoch."""
 
     def __init__(self, folder: str) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -62,13 +53,12 @@ class Epochs(ParquetSource):
         super().__init__(folder, schema=schema, batch_rows=BATCH_ROWS, grows=True)
         self._folder = folder
 
-    def enumerator(self) -> SplitEnumerator:
-        """Deals an epoch at a time."""
+    def enumerator(self) -> df.SplitEnumerator:
         return EpochEnumerator(self._folder)
 
 
-class EpochEnumerator(SplitEnumerator):
-    """Deals the files of epoch 0, then, behind a checkpoint in which all of them were dealt, those of epoch 1."""
+class EpochEnumerator(df.SplitEnumerator):
+    """Gives the files of epoch 0; behind the checkpoint in which all were given, those of epoch 1, and so on."""
 
     columns = pa.schema(
         [pa.field("epoch", pa.int64(), nullable=False), pa.field("dealt", pa.list_(pa.int64()), nullable=False)]
@@ -79,36 +69,31 @@ class EpochEnumerator(SplitEnumerator):
         self._epoch = 0
         self._dealt: set[int] = set()
 
-    def next_split(self, subtask: int, parallelism: int) -> Split | NoSplit:
-        """The file of this reader, where it is there."""
+    def next_split(self, subtask: int, parallelism: int) -> df.Split | df.NoSplit:
         for part in range(subtask, FILES, parallelism):
             path = self._folder / f"epoch-{self._epoch:05d}-{part}.parquet"
             if part not in self._dealt and path.exists():
                 self._dealt.add(part)
-                return Split(path.name, json.dumps({"path": str(path), "size_bytes": path.stat().st_size}).encode())
-        return NoSplit.LATER
+                return df.Split(path.name, json.dumps({"path": str(path), "size_bytes": path.stat().st_size}).encode())
+        return df.NoSplit.LATER
 
     def snapshot(self) -> pa.Table:
-        """The epoch, and what of it was dealt."""
         if len(self._dealt) == FILES:
             self._epoch, self._dealt = self._epoch + 1, set()
         return pa.table({"epoch": [self._epoch], "dealt": [sorted(self._dealt)]}, schema=self.columns)
 
     def restore(self, rows: pa.Table) -> None:
-        """Go on there."""
         row = rows.to_pylist()[0]
         self._epoch, self._dealt = row["epoch"], set(row["dealt"])
 
 
-class PerKey(Operator):
+class PerKey(df.Operator):
     """Sum and count by key with :func:`~benchmarks.spark_input.fold`, called once for each key of a batch."""
 
-    def states(self, *inputs: pa.Schema) -> list[ValueState]:  # noqa: ARG002
-        """``totals``."""
-        return [ValueState("totals", KEY, TOTALS)]
+    def states(self, *inputs: pa.Schema) -> list[df.ValueState]:  # noqa: ARG002
+        return [df.ValueState("totals", KEY, TOTALS)]
 
     def output_schema(self, *inputs: pa.Schema) -> pa.Schema:  # noqa: ARG002
-        """Key and totals."""
         return pa.schema([*KEY, *TOTALS])
 
     def process(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch | None:  # noqa: ARG002
@@ -130,7 +115,7 @@ class PerKey(Operator):
 
 
 class PlainPerKey(PerKey):
-    """The same as one writes it who thinks of one key: its rows are put together, and its state is read and written alone."""
+    """The same by one key at a time, in state too."""
 
     def process(self, batch: pa.RecordBatch, input: int) -> pa.RecordBatch | None:  # noqa: ARG002
         """``get_one``, :func:`~benchmarks.spark_input.fold` and ``put_one`` for each key."""
@@ -149,39 +134,36 @@ class PlainPerKey(PerKey):
         return pa.RecordBatch.from_pylist(rows, schema=self.output_schema())
 
 
-class Discard(TwoPhaseCommitSink):
+class Discard(df.TwoPhaseCommitSink):
     """Takes rows and has nothing to commit."""
 
     committable_columns = pa.schema([("rows", pa.int64())])
 
     def process(self, batch: pa.RecordBatch, input: int) -> None:
-        """Nothing."""
+        pass
 
-    def prepare_commit(self, prepared: Prepared) -> None:
-        """Nothing."""
+    def prepare_commit(self, prepared: df.Prepared) -> None:
+        pass
 
     def commit(self, permit: CommitPermit, committables: pa.Table) -> None:
-        """Nothing."""
+        pass
 
 
-# The flows -----------------------------------------------------------------------------------------------------------------------
+def _rows(name: str, folder: str, parallelism: int) -> df.Stream:
+    return df.Dataflow(name, parallelism=parallelism).source(Epochs(folder), uid="rows").key_by("k")
 
 
-def _rows(name: str, folder: str, parallelism: int) -> Stream:
-    return Dataflow(name, parallelism=parallelism).source(Epochs(folder), uid="rows").key_by("k")
-
-
-def per_key(folder: str, parallelism: int = FILES) -> Dataflow:
+def per_key(folder: str, parallelism: int = FILES) -> df.Dataflow:
     """The per-key function. Two levels: the sink is chained to the operator."""
     return _rows("per-key", folder, parallelism).apply(PerKey(), uid="totals").apply(Discard(), uid="out").flow
 
 
-def plain_per_key(folder: str, parallelism: int = FILES) -> Dataflow:
+def plain_per_key(folder: str, parallelism: int = FILES) -> df.Dataflow:
     """The same function, called as its author writes it who does not vectorise."""
     return _rows("plain", folder, parallelism).apply(PlainPerKey(), uid="totals").apply(Discard(), uid="out").flow
 
 
-def vectorised(folder: str, parallelism: int = FILES) -> Dataflow:
+def vectorised(folder: str, parallelism: int = FILES) -> df.Dataflow:
     """The same by :class:`~stateformat.backends.dataflow.operators.aggregate.Aggregate`."""
     totals = _rows("vectorised", folder, parallelism).aggregate(
         {"total": ("v", "sum"), "n": ("*", "count")}, uid="totals"
@@ -189,7 +171,7 @@ def vectorised(folder: str, parallelism: int = FILES) -> Dataflow:
     return totals.apply(Discard(), uid="out").flow
 
 
-def three_levels(folder: str, parallelism: int = FILES) -> Dataflow:
+def three_levels(folder: str, parallelism: int = FILES) -> df.Dataflow:
     """Source, keyed operator and sink with an exchange between each two."""
     totals = _rows("three-levels", folder, parallelism).aggregate(
         {"total": ("v", "sum"), "n": ("*", "count")}, uid="totals"
@@ -197,14 +179,11 @@ def three_levels(folder: str, parallelism: int = FILES) -> Dataflow:
     return totals.rebalance().apply(Discard(), uid="out").flow
 
 
-# Running, in a process of its own -------------------------------------------------------------------------------------------------
-
 _RUNS: dict[str, Run] = {}
 """The runs of this process, by the address of their store."""
 
 
 def session() -> SparkSession:
-    """A session for these flows, on all cores."""
     return local_session("bench spark runtime", **CONF)
 
 
@@ -222,7 +201,7 @@ def begin(flow: Flow, folder: str, store: str, parallelism: int = FILES) -> floa
 
 
 def epochs(store: str, count: int) -> list[Epoch]:
-    """Go on for so many publications that have rows; what is published before the first row comes counts with the next."""
+    """Go on for so many publications with rows; one without rows counts with the next."""
     return [_epoch(_RUNS[store], least=1) for _ in range(count)]
 
 
@@ -242,38 +221,12 @@ def _epoch(run: Run, least: int) -> Epoch:
 
 
 def end(store: str) -> None:
-    """Give a run up."""
     _RUNS.pop(store).close()
 
 
-class Metered(LocalStorage):
-    """Local storage that writes down, for whichever process reads, how many bytes it has read."""
-
-    def __init__(self, root: str, log: str) -> None:
-        super().__init__(root, durable=False)
-        self._given = root, log
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Metered, self._given
-
-    def _count(self, data: pa.Buffer) -> pa.Buffer:
-        with open(self._given[1], "a") as log:  # noqa: PTH123
-            log.write(f"{len(data)}\n")
-        return data
-
-    def read(self, path: str) -> pa.Buffer:
-        """Counted."""
-        return self._count(super().read(path))
-
-    def read_range(self, path: str, offset: int, length: int) -> pa.Buffer:
-        """Counted. Segments and manifests are read by this alone."""
-        return self._count(super().read_range(path, offset, length))
-
-
 def bytes_read(store: str) -> int:
-    """What has been read from a store until now, by the driver and by all workers."""
-    log = Path(store + READS)
-    return sum(int(line) for line in log.read_text().split()) if log.exists() else 0
+    """What the driver and all workers have read from a store until now."""
+    return Metered(store, store + READS).bytes_read()
 
 
 def totals(store: str) -> tuple[int, int, int]:
@@ -288,11 +241,7 @@ def totals(store: str) -> tuple[int, int, int]:
     return keys, total, count
 
 
-# The job to which an empty epoch is compared -----------------------------------------------------------------------------------------
-
-
 def identity(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """What comes."""
     yield from batches
 
 
@@ -321,13 +270,9 @@ def in_turn(store: str, pairs: int) -> list[tuple[float, float]]:
 
 
 def peak_memory() -> int:
-    """Bytes: the sum of what this process and all below it (Spark, its workers) had at most, each at its own time."""
+    """The sum of what this process and all below it (Spark, its workers) had at most, in bytes."""
     sum_bytes = 0
     for pid in family(os.getpid()):
-        try:
-            status = Path(f"/proc/{pid}/status").read_text()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
-        sum_bytes += int(fields.get("VmHWM", "0 kB").split()[0]) * 1024
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            sum_bytes += peak_bytes(pid)
     return sum_bytes

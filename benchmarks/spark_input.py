@@ -1,8 +1,8 @@
-"""What both sides of the Spark benchmarks have in common: the rows, in files, and the function that is called for each key.
+"""What both sides of the Spark benchmarks share: the rows, in files, and the function of a key.
 
-An epoch is ``FILES`` files of equal size. Structured Streaming takes them by ``maxFilesPerTrigger``, our source deals one to each
-reader and nothing more before the next checkpoint, so both process the same rows between the same two commits. Rows of an epoch are
-a function of the seed and its number; a short input has the first rows of the long one.
+An epoch is ``FILES`` files of equal size. Structured Streaming takes them by ``maxFilesPerTrigger``,
+our source gives one to each reader and nothing more before the next checkpoint, so both process the
+same rows between two commits. Rows are a function of the seed and the epoch's number.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def fold(total: int, count: int, values: Any) -> tuple[int, int]:
 
 
 def write_epoch(folder: str | Path, number: int, keys: Any) -> None:
-    """The files of one epoch: ``k`` as given and a random ``v``. They are older than those of the next one."""
+    """The files of one epoch: ``k`` as given and a random ``v``."""
     values = np.random.default_rng(number).integers(0, 1000, len(keys))
     table = pa.table({"k": keys, "v": values})
     rows = -(-len(keys) // FILES)
@@ -57,20 +57,18 @@ def write_epoch(folder: str | Path, number: int, keys: Any) -> None:
         hidden.rename(path)
 
 
-def random_keys(number: int, *, rows: int, keys: int, first: int | None = None) -> Any:
-    """The keys of one epoch, uniform over ``keys`` of them; only the ``first`` so many rows where given."""
-    return np.random.default_rng([7, number]).integers(0, keys, rows)[:first]
+def random_keys(number: int, *, rows: int, keys: int) -> Any:
+    """The keys of one epoch, uniform over ``keys`` of them."""
+    return np.random.default_rng([7, number]).integers(0, keys, rows)
 
 
-def write_input(folder: str | Path, epochs: int, *, rows: int, keys: int, first: int | None = None) -> str:
-    """Epochs 0, 1, … of random keys. The folder."""
+def write_input(folder: str | Path, epochs: int, *, rows: int, keys: int) -> str:
     for number in range(epochs):
-        write_epoch(folder, number, random_keys(number, rows=rows, keys=keys, first=first))
+        write_epoch(folder, number, random_keys(number, rows=rows, keys=keys))
     return str(folder)
 
 
 def lying_in(folder: str | Path) -> dict[str, int]:
-    """Every file below a directory with its size."""
     found = {}
     for directory, _, names in os.walk(folder):
         for name in names:
@@ -83,6 +81,5 @@ def lying_in(folder: str | Path) -> dict[str, int]:
 
 
 def new_since(folder: str | Path, before: dict[str, int]) -> Written:
-    """What has come to a directory."""
     new = [size for path, size in lying_in(folder).items() if path not in before]
     return Written(len(new), sum(new))

@@ -1,9 +1,9 @@
 """The other side of the Spark benchmarks: the same queries in Structured Streaming.
 
-State lies in RocksDB with changelog checkpointing, which is what Spark's documentation advises for large state, and without counting
-rows, which it says costs. Nothing is synced. Output goes to the ``noop`` sink: its batches are computed and thrown away. A query runs
-with the trigger ``availableNow``, a batch of it has the files of one epoch, and its times are those of its own progress
-(``triggerExecution``: planning, the job, state commits, both logs).
+State lies in RocksDB with changelog checkpointing, as Spark's documentation advises for large state,
+without counting rows. Nothing is synced, and output goes to the ``noop`` sink. A query runs with the
+trigger ``availableNow``, a batch has the files of one epoch, and its time is ``triggerExecution`` of
+its own progress: planning, the job, state commits, both logs.
 """
 
 from __future__ import annotations
@@ -45,9 +45,6 @@ def start() -> None:
     session()
 
 
-# The queries ---------------------------------------------------------------------------------------------------------------------
-
-
 def native(rows: DataFrame) -> DataFrame:
     """Sum and count by key, as Spark does it itself."""
     from pyspark.sql import functions
@@ -71,7 +68,7 @@ def _with_state(key: tuple[int], frames: Iterator[pd.DataFrame], state: Any) -> 
 
 
 def transform_rows(rows: DataFrame) -> DataFrame:
-    """The same with ``transformWithState``, which gives Python rows; with frames (``transformWithStateInPandas``) it is slower."""
+    """The same with ``transformWithState``, which gives Python rows; with frames it is slower."""
     return rows.groupBy("k").transformWithState(_processor(), OUTPUT, "Update", "None")
 
 
@@ -96,11 +93,8 @@ def _processor() -> Any:
     return Totals()
 
 
-# Running -------------------------------------------------------------------------------------------------------------------------
-
-
 def run(query: Query, folder: str, checkpoint: str) -> list[Epoch]:
-    """Run a query on every epoch that it has not seen yet, one batch each. What the batches took, in order."""
+    """Run a query on every epoch that it has not seen yet, one batch each; what they took."""
     spark = session()
     rows = spark.readStream.schema(_ROWS).option("maxFilesPerTrigger", FILES).parquet(folder)
     writer = query(rows).writeStream.format("noop").outputMode("update").option("checkpointLocation", checkpoint)
@@ -119,10 +113,7 @@ def restart(query: Query, folder: str, checkpoint: str) -> float:
 
 
 def repartition(checkpoint: str, partitions: int) -> float | None:
-    """Seconds that Spark's offline repartition of a checkpoint takes; None where this version has none.
-
-    It is there since 4.2, behind a private attribute and called experimental.
-    """
+    """Seconds that Spark's offline repartition of a checkpoint takes; None before Spark 4.2."""
     manager = getattr(session(), "_streamingCheckpointManager", None)
     if manager is None:
         return None
