@@ -279,9 +279,9 @@ import sys
 from benchmarks import bench_memory as bench
 import stateformat.reading, stateformat.segments
 
-bench.WIDE_ROWS = 3000
+bench.ROWS["wide"] = 3000
 begin = bench.peak_bytes()
-bench.write(sys.argv[1], "wide")
+bench.publish(sys.argv[1], "wide")
 bench.read(sys.argv[1], "wide")
 print((bench.peak_bytes() - begin) // 10**6)
 """
