@@ -26,6 +26,7 @@ from stateformat.tables import prefetch
 from tests.segments import OBJECTS, CountingStorage, read, record, slices, whole_slices, write
 
 VALUE = declare.value_state("op", "counts", keys={"k": pa.int64()}, values={"v": pa.int64()})
+OTHER = declare.value_state("op", "other", keys={"k": pa.int64()}, values={"v": pa.int64()})
 MAP = declare.map_state("op", "map", keys={"k": pa.string()}, map_key=pa.float64(), values={"v": pa.string()})
 LIST = declare.list_state("op", "list", keys={"k": pa.string()}, values={"v": pa.int32()})
 TIMERS = declare.timers("op", "timers", keys={"k": pa.string()})
@@ -57,7 +58,21 @@ def rows_of_groups(handle: Handle, first: int, last: int) -> tuple[int, int]:
     return sum(counts[:low]), sum(counts[low:high])
 
 
-# ---- what was written ------------------------------------------------------------------------------------------------
+def reader(storage: CountingStorage, state: State, *handles: Handle) -> SliceReader:
+    return SliceReader(storage, record(state), Manifest(handles_table(handles)), whole_slices(handles))
+
+
+def part(handle: Handle, first: int, last: int) -> pa.Table:
+    """The slice of a range of key groups."""
+    return slices([(0, handle, *rows_of_groups(handle, first, last))])
+
+
+def is_sorted(rows: pa.Table) -> bool:
+    groups = rows["_key_group"].to_pylist()
+    return groups == sorted(groups)
+
+
+# ---- what was written ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", [WriteOptions(), OBJECTS, WriteOptions(codec="zstd", encoding="plain")])
@@ -66,7 +81,10 @@ def test_rows_come_back_from_an_object_and_from_the_manifest(storage: CountingSt
     found = read(storage, VALUE, [write(storage, VALUE, rows, options)])
     assert found.schema.equals(segment_schema(VALUE))
     assert sorted(found.select(["k", "v"]).to_pylist(), key=lambda row: row["k"]) == rows
-    assert found["_key_group"].to_pylist() == sorted(found["_key_group"].to_pylist())
+    assert is_sorted(found)
+
+
+TIMES = [("", 5), ("x", 5), ("y", -(2**63))]
 
 
 @pytest.mark.parametrize(
@@ -74,21 +92,14 @@ def test_rows_come_back_from_an_object_and_from_the_manifest(storage: CountingSt
     [
         (MAP, [{"_map_key": 0.0, "v": "zero"}, {"_map_key": None, "v": ""}, {"_map_key": 1.5, "v": None}]),
         (LIST, [{"_index": 0, "v": 1}, {"_index": 2**40, "v": None}]),
-        (
-            TIMERS,
-            [{"_timestamp": 5, "_tag": ""}, {"_timestamp": 5, "_tag": "x"}, {"_timestamp": -(2**63), "_tag": "y"}],
-        ),
+        (TIMERS, [{"_timestamp": at, "_tag": tag} for tag, at in TIMES]),
     ],
-    ids=["map", "list", "timers"],
 )
-def test_every_kind_of_keyed_state_comes_back(
-    storage: CountingStorage, state: State, own: list[dict[str, Any]]
-) -> None:
-    rows = [{"k": key} | part for key in ("a", "", None, "ä") for part in own]
+def test_every_kind_of_keyed_state_comes_back(storage: CountingStorage, state: State, own: list[Any]) -> None:
+    rows = [{"k": key} | values for key in ("a", "", None, "ä") for values in own]
     found = read(storage, state, [write(storage, state, rows)]).drop_columns(["_key_group"])
-    assert sorted(map(repr, found.to_pylist())) == sorted(
-        repr({n: row.get(n) for n in found.column_names}) for row in rows
-    )
+    wanted = [repr({name: row.get(name) for name in found.column_names}) for row in rows]
+    assert sorted(map(repr, found.to_pylist())) == sorted(wanted)
 
 
 def test_entries_come_back_in_the_order_of_the_slices(storage: CountingStorage) -> None:
@@ -127,13 +138,12 @@ def test_progress_is_merged_per_edge_over_all_handles(storage: CountingStorage) 
 def test_slices_without_rows_give_no_batches(storage: CountingStorage) -> None:
     handle = write(storage, VALUE, [])
     assert read(storage, VALUE, [handle]).num_rows == 0
-    batches = SliceReader(storage, record(VALUE), Manifest(handles_table([handle])), whole_slices([handle])).batches()
-    assert list(batches) == []
+    assert list(reader(storage, VALUE, handle).batches()) == []
     assert storage.reads == 0
 
 
 def test_keyed_rows_of_several_old_subtasks_are_one_stream_in_the_order_of_groups(storage: CountingStorage) -> None:
-    whole = table_of_groups(storage, 2000)
+    whole = read(storage, VALUE, [write(storage, VALUE, numbered(2000))])
     handles = [
         write(storage, VALUE, whole.filter(pc.field("_key_group").isin(range(32 * n, 32 * n + 32))), subtask=n)
         for n in range(4)
@@ -141,22 +151,16 @@ def test_keyed_rows_of_several_old_subtasks_are_one_stream_in_the_order_of_group
     chosen = slices([(n, handles[n]._replace(subtask=9), 0, handles[n].rows) for n in (2, 0, 3, 1)])
     found = read(storage, VALUE, handles, chosen)
     assert pairs(found) == [(k, k) for k in range(2000)]
-    assert found["_key_group"].to_pylist() == sorted(found["_key_group"].to_pylist())
-
-
-def table_of_groups(storage: CountingStorage, count: int) -> pa.Table:
-    return read(storage, VALUE, [write(storage, VALUE, numbered(count))])
+    assert is_sorted(found)
 
 
 @pytest.mark.parametrize("batch_rows", [1, 100, 1000, 131_072])
 def test_batches_are_at_most_as_long_as_asked(storage: CountingStorage, batch_rows: int) -> None:
     handles = [write(storage, SPLIT, [{"entry": 40 * n + i} for i in range(40)], subtask=n) for n in range(10)]
-    batches = list(
-        SliceReader(storage, record(SPLIT), Manifest(handles_table(handles)), whole_slices(handles)).batches(batch_rows)
-    )
+    batches = list(reader(storage, SPLIT, *handles).batches(batch_rows))
     assert [entry for batch in batches for entry in batch["entry"].to_pylist()] == list(range(400))
     assert max(map(len, batches)) <= batch_rows
-    # Those far below are put together, so that a thousand small segments are no thousand batches.
+    # Small pieces are joined.
     assert len(batches) == {1: 400, 100: 10, 1000: 1, 131_072: 1}[batch_rows]
 
 
@@ -189,20 +193,18 @@ def random_layers(seed: int) -> list[list[dict[str, Any]]]:
     return layers
 
 
+PIECEWISE = {"reading.scan.MERGED_BYTES_MAX": 0, "reading.overlay.HELD_BYTES": 0}
+
+
 @pytest.mark.parametrize(
     "bounds",
     [
-        {"reading.PIECE_ROWS_MAX": 1},
-        {"reading.PIECE_ROWS_MAX": 50},
+        {"reading.scan.PIECE_ROWS_MAX": 1},
+        {"reading.scan.PIECE_ROWS_MAX": 50},
         {},
-        {"reading.MERGED_BYTES_MAX": 0, "segment_reader.PIECE_ROWS_MAX": 3},
-        {"reading.MERGED_BYTES_MAX": 0, "overlay.HELD_BYTES": 0},
-        {
-            "reading.MERGED_BYTES_MAX": 0,
-            "overlay.HELD_BYTES": 0,
-            "overlay._BUCKET_BYTES": 500,
-            "overlay._LARGE_BUCKET": 1,
-        },
+        {"reading.scan.MERGED_BYTES_MAX": 0, "segments.reader.PIECE_ROWS_MAX": 3},
+        PIECEWISE,
+        {**PIECEWISE, "reading.overlay._BUCKET_BYTES": 500, "reading.overlay._LARGE_BUCKET": 1},
     ],
 )
 @pytest.mark.parametrize("options", [WriteOptions(), WriteOptions(row_group_rows=20, inline_bytes_max=0)])
@@ -217,7 +219,7 @@ def test_layers_are_merged_whatever_is_read_at_a_time(
     assert found.schema.equals(segment_schema(MAP))
     assert {(row["k"], row["_map_key"]): row["v"] for row in found.to_pylist()} == model_of(layers)
     assert found.num_rows == len(model_of(layers))
-    assert found["_key_group"].to_pylist() == sorted(found["_key_group"].to_pylist())
+    assert is_sorted(found)
 
 
 def test_a_part_of_the_key_groups_of_every_layer_is_the_part_of_the_state(storage: CountingStorage) -> None:
@@ -253,30 +255,14 @@ def test_deltas_without_a_base_give_what_they_write(storage: CountingStorage) ->
 
 
 def test_three_layers_of_three_ages_are_read_with_the_newest_schema(storage: CountingStorage) -> None:
-    keys = {"k": pa.int64()}
-    first = declare.value_state(
-        "op", "s", keys=keys, values={"n": pa.int32(), "gone": pa.string(), "f": pa.float32(), "d": pa.decimal128(5, 2)}
-    )
-    second = declare.value_state(
-        "op", "s", keys=keys, values={"d": pa.decimal128(9, 2), "n": pa.int64(), "f": pa.float64()}, previous=first
-    )
-    newest = declare.value_state(
-        "op",
-        "s",
-        keys=keys,
-        values=pa.schema(
-            [
-                pa.field("count", pa.int64()),
-                pa.field("d", pa.decimal128(20, 2)),
-                pa.field("f", pa.float64()),
-                pa.field("gone", pa.string()),
-                pa.field("unit", pa.string(), nullable=False),
-            ]
-        ),
-        renames={"n": "count"},
-        defaults={"unit": "pieces"},
-        previous=second,
-    )
+    def declared(values: Any, **changes: Any) -> State:
+        return declare.value_state("op", "s", keys={"k": pa.int64()}, values=values, **changes)
+
+    first = declared({"n": pa.int32(), "gone": pa.string(), "f": pa.float32(), "d": pa.decimal128(5, 2)})
+    second = declared({"d": pa.decimal128(9, 2), "n": pa.int64(), "f": pa.float64()}, previous=first)
+    columns = {"count": pa.int64(), "d": pa.decimal128(20, 2), "f": pa.float64(), "gone": pa.string()}
+    values = pa.schema([*columns.items(), pa.field("unit", pa.string(), nullable=False)])
+    newest = declared(values, renames={"n": "count"}, defaults={"unit": "pieces"}, previous=second)
     d = pa.scalar(None, pa.decimal128(5, 2)).as_py()
     handles = [
         write(storage, first, [{"k": k, "n": k, "gone": "g", "f": 0.5, "d": d} for k in range(6)]),
@@ -302,8 +288,7 @@ def test_three_layers_of_three_ages_are_read_with_the_newest_schema(storage: Cou
 
 def test_rows_can_be_read_with_a_schema_of_the_readers_own(storage: CountingStorage) -> None:
     handle = write(storage, VALUE, [{"k": 1, "v": 2}])
-    wanted = SchemaVersion(1, (VALUE.current.fields[0],))
-    found = read(storage, VALUE, [handle], as_schema=wanted)
+    found = read(storage, VALUE, [handle], as_schema=SchemaVersion(1, (VALUE.current.fields[0],)))
     assert found.column_names == ["_key_group", "k"]
 
 
@@ -358,7 +343,7 @@ def test_a_large_segment_is_read_in_ranges_even_as_a_whole(
 
 def test_nothing_is_read_before_it_is_asked_for(storage: CountingStorage) -> None:
     handle = write(storage, VALUE, numbered(10))
-    batches = SliceReader(storage, record(VALUE), Manifest(handles_table([handle])), whole_slices([handle])).batches()
+    batches = reader(storage, VALUE, handle).batches()
     assert storage.reads == 0
     assert len(next(batches)) == 10
 
@@ -367,9 +352,7 @@ def test_a_reader_that_stops_early_stops_reading(storage: CountingStorage, monke
     monkeypatch.setattr("stateformat.segments.reader.PIECE_ROWS_MAX", 500)
     handle = write(storage, VALUE, numbered(50_000), SMALL_ROW_GROUPS)
     monkeypatch.setattr("stateformat.reading.scan.WHOLE_BYTES_MAX", 100_000)
-    batches = SliceReader(storage, record(VALUE), Manifest(handles_table([handle])), whole_slices([handle])).batches(
-        500
-    )
+    batches = reader(storage, VALUE, handle).batches(500)
     next(batches)
     batches.close()  # type: ignore[attr-defined]
     assert storage.bytes_read < handle.size_bytes / 5
@@ -383,13 +366,16 @@ def damage(storage: CountingStorage, handle: Handle, data: bytes) -> None:
     storage.changed[handle.path] = data
 
 
+def flips(data: bytes) -> Iterator[bytes]:
+    """The bytes with one bit flipped, at each position in turn."""
+    for position in range(len(data)):
+        yield data[:position] + bytes([data[position] ^ (1 << position % 8)]) + data[position + 1 :]
+
+
 def test_no_flipped_bit_of_a_whole_segment_goes_unnoticed(storage: CountingStorage) -> None:
     handle = write(storage, VALUE, numbered(40))
-    good = storage.bytes_of(handle.path or "")
-    for position in range(len(good)):
-        bad = bytearray(good)
-        bad[position] ^= 1 << position % 8
-        damage(storage, handle, bytes(bad))
+    for bad in flips(storage.bytes_of(handle.path or "")):
+        damage(storage, handle, bad)
         with pytest.raises(DamagedCheckpoint, match=handle.path) as raised:
             read(storage, VALUE, [handle])
         assert raised.value.kind is ErrorKind.OBJECT_DIGEST_DIFFERS
@@ -407,21 +393,18 @@ def test_no_flipped_bit_makes_a_slice_wrong(storage: CountingStorage, monkeypatc
     monkeypatch.setattr("stateformat.reading.scan._SMALL_BYTES", 0)
     handle = write(storage, VALUE, numbered(90), WriteOptions(row_group_rows=30, inline_bytes_max=0))
     good = storage.bytes_of(handle.path or "")
-    start, rows = rows_of_groups(handle, 50, 70)
-    chosen = slices([(0, handle, start, rows)])
+    chosen = part(handle, 50, 70)
     expected = read(storage, VALUE, [handle], chosen)
-    assert 0 < expected.num_rows == rows < 30
+    assert 0 < expected.num_rows == rows_of_groups(handle, 50, 70)[1] < 30
     noticed = 0
-    for position in range(len(good)):
-        bad = bytearray(good)
-        bad[position] ^= 1 << position % 8
-        damage(storage, handle, bytes(bad))
+    for position, bad in enumerate(flips(good)):
+        damage(storage, handle, bad)
         try:
             assert read(storage, VALUE, [handle], chosen).equals(expected), f"byte {position}"
         except DamagedCheckpoint as error:
             noticed += 1
             assert handle.path in str(error)  # noqa: PT017
-    # The footer and one or two of the row groups; what is not read cannot be noticed, and need not be.
+    # The footer and one or two of the row groups.
     assert handle.footer_bytes + 200 < noticed < len(good)
 
 
@@ -433,9 +416,8 @@ def test_a_flipped_bit_in_a_page_is_found_by_its_checksum(storage: CountingStora
     bad = bytearray(good)
     bad[chunk.data_page_offset + chunk.total_compressed_size // 2] ^= 4
     damage(storage, handle, bytes(bad))
-    start, rows = rows_of_groups(handle, 0, 126)
     with pytest.raises(DamagedCheckpoint, match=r"(?i)crc") as raised:
-        read(storage, VALUE, [handle], slices([(0, handle, start, rows)]))
+        read(storage, VALUE, [handle], part(handle, 0, 126))
     assert raised.value.__cause__ is not None
 
 
@@ -443,7 +425,7 @@ def test_a_flipped_bit_in_a_page_is_found_by_its_checksum(storage: CountingStora
 def test_an_object_that_is_cut_short_swapped_or_gone_is_named(storage: CountingStorage, whole: bool) -> None:
     handle = write(storage, VALUE, numbered(100_000))
     other = write(storage, VALUE, numbered(100_000, first=1))
-    chosen = slices([(0, handle, *rows_of_groups(handle, 0, 127 if whole else 90))])
+    chosen = part(handle, 0, 127 if whole else 90)
     good = storage.bytes_of(handle.path or "")
     for data, kinds in (
         (good[:-1], {ErrorKind.OBJECT_SIZE_DIFFERS}),
@@ -480,10 +462,7 @@ def forged(storage: CountingStorage, handle: Handle, data: bytes) -> Handle:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (
-            {"state": declare.value_state("op", "other", keys={"k": pa.int64()}, values={"v": pa.int64()})},
-            "state 'other'",
-        ),
+        ({"state": OTHER}, "state 'other'"),
         ({"checkpoint": 8}, "checkpoint_id b'8', and checkpoint 7"),
         ({"layer": 1}, "its columns are"),
     ],
@@ -500,7 +479,7 @@ def test_a_segment_of_another_place_is_refused_though_its_digest_is_right(
 
 
 def rewritten(storage: CountingStorage, handle: Handle, **changes: Any) -> bytes:
-    """The segment written again by Arrow alone, with something else about it."""
+    """The segment, written again by Arrow alone with changes."""
     good = pq.ParquetFile(pa.BufferReader(storage.bytes_of(handle.path or "")))
     rows = changes.pop("rows", good.read())
     metadata = dict(good.metadata.metadata) | changes.pop("metadata", {})
@@ -544,18 +523,21 @@ def test_a_foreign_writers_segment_is_refused_where_it_breaks_a_rule(
         read(storage, VALUE, [forged(storage, handle, rewritten(storage, handle, **changes))])
 
 
-def test_columns_of_another_type_name_or_order_are_refused(storage: CountingStorage) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda rows: rows.set_column(2, "v", rows["v"].cast(pa.int32())),
+        lambda rows: rows.rename_columns(["_key_group", "k", "w"]),
+        lambda rows: rows.select(["_key_group", "v", "k"]),
+        lambda rows: rows.append_column("x", rows["v"]),
+        lambda rows: rows.drop_columns(["v"]),
+    ],
+)
+def test_columns_of_another_type_name_or_order_are_refused(storage: CountingStorage, change: Any) -> None:
     handle = write(storage, VALUE, numbered(500))
-    rows = pq.read_table(pa.BufferReader(storage.bytes_of(handle.path or "")))
-    for wrong in (
-        rows.set_column(2, "v", rows["v"].cast(pa.int32())),
-        rows.rename_columns(["_key_group", "k", "w"]),
-        rows.select(["_key_group", "v", "k"]),
-        rows.append_column("x", rows["v"]),
-        rows.drop_columns(["v"]),
-    ):
-        with pytest.raises(DamagedCheckpoint, match="its columns are"):
-            read(storage, VALUE, [forged(storage, handle, rewritten(storage, handle, rows=wrong))])
+    rows = change(pq.read_table(pa.BufferReader(storage.bytes_of(handle.path or ""))))
+    with pytest.raises(DamagedCheckpoint, match="its columns are"):
+        read(storage, VALUE, [forged(storage, handle, rewritten(storage, handle, rows=rows))])
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -588,10 +570,8 @@ def test_slices_that_are_none_of_the_manifest_are_the_callers_fault(storage: Cou
         ("handle", 1, "handles up to 1 of 1"),
         ("state", "other", "slices name states"),
     ):
-        position = chosen.schema.get_field_index(name)
-        wrong = chosen.set_column(
-            position, chosen.schema.field(name), pa.array([value], chosen.schema.field(name).type)
-        )
+        field = chosen.schema.field(name)
+        wrong = chosen.set_column(chosen.schema.get_field_index(name), field, pa.array([value], field.type))
         with pytest.raises(InvalidInput, match=message):
             read(storage, VALUE, [handle], wrong)
     with pytest.raises(InvalidInput, match="batch_rows"):
