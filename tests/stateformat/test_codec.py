@@ -13,80 +13,48 @@ import pytest
 import xxhash
 from hypothesis import given, settings, strategies as st
 
+from stateformat import model
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, UnsupportedFormat
 from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner, SubtaskSet
 from stateformat.manifest import handles_table
-from stateformat.model import (
-    AttemptId,
-    CheckpointId,
-    CheckpointKind,
-    Field,
-    FormerStatus,
-    Handle,
-    JobId,
-    Kind,
-    ManifestRef,
-    Mode,
-    ParentRef,
-    Record,
-    RescaledFrom,
-    SchemaVersion,
-    State,
-    Stop,
-    StopMode,
-    Totals,
-)
+from stateformat.model import Field, FormerStatus, Handle, Mode, ParentRef, Record, RescaledFrom, SchemaVersion, State
 from stateformat.record import decode_record, encode_record, required_features
 
+HASH = "spark-murmur3-seed42"
 SOURCE, COUNT = OperatorId("source"), OperatorId("count")
 
 
 def rich_record() -> Record:
     """A record with every member, optional ones and unicode too."""
-    struct = Field(
-        4, "place", ("struct", (Field(5, "x", "double"), Field(6, "tags", ("list", Field(7, "element", "utf8")))))
-    )
+    tags = Field(6, "tags", ("list", Field(7, "element", "utf8")))
+    struct = Field(4, "place", ("struct", (Field(5, "x", "double"), tags)))
     mapping = Field(8, "m", ("map", Field(9, "key", "int8", nullable=False), Field(10, "value", "decimal(38,9)")))
+    user, count = Field(1, "user", "utf8"), Field(2, "n", "int64", False, "0")
+    schemas = SchemaVersion(1, (user,)), SchemaVersion(3, (user, count, struct, mapping))
+    source = Operator(SOURCE, 3, 128, "Source", HASH, "c1", SubtaskSet(((0, 0),)), SubtaskSet(((2, 2),)))
+    former = FormerStatus(SOURCE, 2, SubtaskSet(((1, 1),)), SubtaskSet())
+    parent = ParentRef(model.CheckpointId(41), model.AttemptId("a" * 32))
     return Record(
-        checkpoint_id=CheckpointId(42),
-        attempt_id=AttemptId("0123456789abcdef" * 2),
-        kind=CheckpointKind.RESCALE,
-        job_id=JobId("job"),
+        checkpoint_id=model.CheckpointId(42),
+        attempt_id=model.AttemptId("0123456789abcdef" * 2),
+        kind=model.CheckpointKind.RESCALE,
+        job_id=model.JobId("job"),
         job_name='Umsätze "heute" \U0001f680\n',
         graph=JobGraph(
-            (
-                Operator(
-                    SOURCE, 3, 128, "Source", "spark-murmur3-seed42", "c1", SubtaskSet(((0, 0),)), SubtaskSet(((2, 2),))
-                ),
-                Operator(COUNT, 4, 128, "", "spark-murmur3-seed42", coordinator=True),
-            ),
+            (source, Operator(COUNT, 4, 128, "", HASH, coordinator=True)),
             (Edge("e1", SOURCE, COUNT, Partitioner.HASH, 1, ("user",)), Edge("e2", COUNT, COUNT, feedback=True)),
         ),
         states=(
-            State(
-                COUNT,
-                "counts",
-                Mode.KEYED,
-                (
-                    SchemaVersion(1, (Field(1, "user", "utf8"),)),
-                    SchemaVersion(3, (Field(1, "user", "utf8"), Field(2, "n", "int64", False, "0"), struct, mapping)),
-                ),
-                Kind.MAP,
-                ("user",),
-                last_field_id=10,
-            ),
+            State(COUNT, "counts", Mode.KEYED, schemas, model.Kind.MAP, ("user",), last_field_id=10),
             State(COUNT, "mail", Mode.IN_FLIGHT, (SchemaVersion(1, ()),), edge="e1", key_columns=("user",)),
         ),
-        manifest=ManifestRef("manifests/00000000000000000042-x.parquet", 1234, "f" * 32, 99),
-        totals=Totals(5, 6, 7, 8),
+        manifest=model.ManifestRef("manifests/00000000000000000042-x.parquet", 1234, "f" * 32, 99),
+        totals=model.Totals(5, 6, 7, 8),
         created_at_us=1_790_000_000_000_000,
         writer="stateformat 0.1.0",
-        parent=ParentRef(CheckpointId(41), AttemptId("a" * 32)),
-        stop=Stop(StopMode.DRAIN, "req-1"),
-        rescaled_from=RescaledFrom(
-            ParentRef(CheckpointId(41), AttemptId("a" * 32)),
-            (FormerStatus(SOURCE, 2, SubtaskSet(((1, 1),)), SubtaskSet()),),
-        ),
+        parent=parent,
+        stop=model.Stop(model.StopMode.DRAIN, "req-1"),
+        rescaled_from=RescaledFrom(parent, (former,)),
         properties={"owner": "team \\ data", "": "é"},
         required_features=("finished_operators", "in_flight", "rescaled"),
         optional_features=("future_thing",),
@@ -145,7 +113,7 @@ states = st.builds(
     name=names,
     mode=st.sampled_from(Mode),
     schemas=st.lists(schemas, min_size=1, max_size=2).map(tuple),
-    kind=st.none() | st.sampled_from(Kind),
+    kind=st.none() | st.sampled_from(model.Kind),
     key_columns=strings,
     edge=st.none() | texts,
     last_field_id=st.integers(0, 2**31 - 1),
@@ -166,9 +134,8 @@ references = st.builds(ParentRef, st.integers(1, 40), hexes)
 @st.composite
 def operators(draw: st.DrawFn) -> Operator:
     parallelism = draw(st.integers(1, 12))
-    where = draw(
-        st.lists(st.sampled_from(["running", "finished", "finishing"]), min_size=parallelism, max_size=parallelism)
-    )
+    statuses = st.sampled_from(["running", "finished", "finishing"])
+    where = draw(st.lists(statuses, min_size=parallelism, max_size=parallelism))
     return Operator(
         uid=OperatorId(draw(names)),
         parallelism=parallelism,
@@ -182,28 +149,24 @@ def operators(draw: st.DrawFn) -> Operator:
     )
 
 
-def former(operator: Operator) -> FormerStatus:
-    return FormerStatus(operator.uid, operator.parallelism, operator.finished, operator.finishing)
-
-
+formers = operators().map(lambda found: FormerStatus(found.uid, found.parallelism, found.finished, found.finishing))
 features = st.sets(st.sampled_from(["committables", "finished_operators", "in_flight", "layers", "rescaled"]))
 records = st.builds(
     Record,
     checkpoint_id=st.integers(41, 2**53 - 1),
     attempt_id=hexes,
-    kind=st.sampled_from(CheckpointKind),
+    kind=st.sampled_from(model.CheckpointKind),
     job_id=names,
     graph=st.builds(JobGraph, st.lists(operators(), max_size=3).map(tuple), st.lists(edges, max_size=2).map(tuple)),
     states=st.lists(states, max_size=2).map(tuple),
-    manifest=st.builds(ManifestRef, st.just("manifests/a/b.parquet"), st.integers(1, 2**30), hexes, counts),
-    totals=st.builds(Totals, counts, counts, counts, counts),
+    manifest=st.builds(model.ManifestRef, st.just("manifests/a/b.parquet"), st.integers(1, 2**30), hexes, counts),
+    totals=st.builds(model.Totals, counts, counts, counts, counts),
     created_at_us=st.integers(-(2**53) + 1, 2**53 - 1),
     job_name=texts,
     writer=texts,
     parent=st.none() | references,
-    stop=st.none() | st.builds(Stop, st.sampled_from(StopMode), texts),
-    rescaled_from=st.none()
-    | st.builds(RescaledFrom, references, st.lists(operators().map(former), max_size=2).map(tuple)),
+    stop=st.none() | st.builds(model.Stop, st.sampled_from(model.StopMode), texts),
+    rescaled_from=st.none() | st.builds(RescaledFrom, references, st.lists(formers, max_size=2).map(tuple)),
     properties=st.dictionaries(texts, texts, max_size=3),
     required_features=features.map(lambda found: tuple(sorted(found))),
     optional_features=st.sets(texts, max_size=3).map(lambda found: tuple(sorted(found))),
@@ -279,9 +242,8 @@ def test_whatever_stands_in_a_member_the_answer_is_a_record_or_an_error_of_ours(
             break
         place = place[key]
     scalars = st.booleans() | st.integers(-3, 5) | st.integers(2**52, 2**70) | texts | st.floats() | st.none()
-    place[key] = data.draw(
-        st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner))
-    )
+    values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner))
+    place[key] = data.draw(values)
     with suppress(DamagedCheckpoint, UnsupportedFormat):
         assert isinstance(decode_record(sealed(json.loads(json.dumps(found)))), Record)
 
@@ -325,18 +287,13 @@ def test_features_are_listed_exactly_when_used() -> None:
     mail = replace(keyed, mode=Mode.IN_FLIGHT)
     base, delta = (Handle("count", "s", "keyed", 0, layer, None, 1) for layer in (0, 2))
     pending = base._replace(mode="committables")
-    former = RescaledFrom(ParentRef(CheckpointId(1), AttemptId("a" * 32)))
+    former = RescaledFrom(ParentRef(model.CheckpointId(1), model.AttemptId("a" * 32)))
     assert required_features(plain, [keyed], handles_table([]), None) == ()
     assert required_features(plain, [keyed], handles_table([base]), None) == ()
     assert required_features(ended, [keyed], handles_table([base]), None) == ("finished_operators",)
     assert required_features(plain, [keyed], handles_table([base, delta]), None) == ("layers",)
-    assert required_features(ended, [keyed, mail], handles_table([base, delta, pending]), former) == (
-        "committables",
-        "finished_operators",
-        "in_flight",
-        "layers",
-        "rescaled",
-    )
+    every = ("committables", "finished_operators", "in_flight", "layers", "rescaled")
+    assert required_features(ended, [keyed, mail], handles_table([base, delta, pending]), former) == every
 
 
 # ---- strictness ------------------------------------------------------------------------------------------------------
@@ -356,58 +313,54 @@ def change(path: str, value: Any) -> bytes:
     return sealed(found)
 
 
-WRONG: list[tuple[str, Any, str, ErrorKind]] = [
-    ("job_id", ..., "is missing", ErrorKind.DAMAGED_RECORD),
-    ("job_id", "", "is empty", ErrorKind.DAMAGED_RECORD),
-    ("operators[1].parallelism", "4", "is a string where an integer is expected", ErrorKind.DAMAGED_RECORD),
-    ("operators[1].parallelism", True, "is true or false where an integer", ErrorKind.DAMAGED_RECORD),
-    ("operators[1].parallelism", 0, "must be from 1", ErrorKind.DAMAGED_RECORD),
-    ("operators[1].max_parallelism", 3, "must be from 4", ErrorKind.DAMAGED_RECORD),
-    ("operators[1].max_parallelism", 32769, "to 32768", ErrorKind.DAMAGED_RECORD),
-    ("operators[0].finished[0]", [2, 1], "is [2, 1]", ErrorKind.DAMAGED_RECORD),
-    ("operators[0].finished[0]", [0, 3], "within subtasks 0 to 2", ErrorKind.DAMAGED_RECORD),
-    ("operators[0].finished[0]", [0], "not a pair", ErrorKind.DAMAGED_RECORD),
+WRONG: list[tuple[Any, ...]] = [
+    ("job_id", ..., "is missing"),
+    ("job_id", "", "is empty"),
+    ("operators[1].parallelism", "4", "is a string where an integer is expected"),
+    ("operators[1].parallelism", True, "is true or false where an integer"),
+    ("operators[1].parallelism", 0, "must be from 1"),
+    ("operators[1].max_parallelism", 3, "must be from 4"),
+    ("operators[1].max_parallelism", 32769, "to 32768"),
+    ("operators[0].finished[0]", [2, 1], "is [2, 1]"),
+    ("operators[0].finished[0]", [0, 3], "within subtasks 0 to 2"),
+    ("operators[0].finished[0]", [0], "not a pair"),
     ("operators[0].status", "running", "make it partially_finished", ErrorKind.STATUS_CONTRADICTION),
-    ("operators[0].status", "tired", "not one of running", ErrorKind.DAMAGED_RECORD),
-    ("edges[0].partitioner", "random", "not one of forward", ErrorKind.DAMAGED_RECORD),
-    ("states[0].schemas", [], "is empty", ErrorKind.DAMAGED_RECORD),
-    ("states[0].schemas[1].fields[1].id", 0, "must be from 1", ErrorKind.DAMAGED_RECORD),
+    ("operators[0].status", "tired", "not one of running"),
+    ("edges[0].partitioner", "random", "not one of forward"),
+    ("states[0].schemas", [], "is empty"),
+    ("states[0].schemas[1].fields[1].id", 0, "must be from 1"),
     ("states[0].schemas[1].fields[1].type", "pickle", "unknown type", ErrorKind.UNSUPPORTED_TYPE),
-    ("states[0].schemas[1].fields[1].type", "decimal(05,2)", "not written as", ErrorKind.DAMAGED_RECORD),
-    ("states[0].schemas[1].fields[2].type", {"union": []}, "exactly one of", ErrorKind.DAMAGED_RECORD),
-    ("states[0].schemas[1].fields[2].type.struct", [], "has 0 fields", ErrorKind.DAMAGED_RECORD),
-    ("states[0].schemas[1].fields[1].nullable", 1, "is an integer where true or false", ErrorKind.DAMAGED_RECORD),
-    ("parent.checkpoint_id", 42, "not less than", ErrorKind.DAMAGED_RECORD),
-    ("parent.attempt_id", "A" * 32, "lower-case hexadecimal", ErrorKind.DAMAGED_RECORD),
+    ("states[0].schemas[1].fields[1].type", "decimal(05,2)", "not written as"),
+    ("states[0].schemas[1].fields[2].type", {"union": []}, "exactly one of"),
+    ("states[0].schemas[1].fields[2].type.struct", [], "has 0 fields"),
+    ("states[0].schemas[1].fields[1].nullable", 1, "is an integer where true or false"),
+    ("parent.checkpoint_id", 42, "not less than"),
+    ("parent.attempt_id", "A" * 32, "lower-case hexadecimal"),
     ("manifest.path", "manifests/../../etc/passwd", "leaves the store", ErrorKind.INVALID_PATH),
     ("manifest.path", "/etc/passwd", "leaves the store", ErrorKind.INVALID_PATH),
     ("manifest.path", "segments/a", "does not lie under manifests/", ErrorKind.INVALID_PATH),
-    ("manifest.digest", "f" * 31, "not 32", ErrorKind.DAMAGED_RECORD),
-    ("properties.owner", 3, "is an integer where a string", ErrorKind.DAMAGED_RECORD),
-    ("required_features", ["rescaled", "layers"], "is not sorted", ErrorKind.DAMAGED_RECORD),
-    ("format", "iceberg", "not a record of a checkpoint", ErrorKind.DAMAGED_RECORD),
-    ("checkpoint_id", 43, "the object's name says 42", ErrorKind.DAMAGED_RECORD),
+    ("manifest.digest", "f" * 31, "not 32"),
+    ("properties.owner", 3, "is an integer where a string"),
+    ("required_features", ["rescaled", "layers"], "is not sorted"),
+    ("format", "iceberg", "not a record of a checkpoint"),
+    ("checkpoint_id", 43, "the object's name says 42"),
 ]
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "message", "kind"), WRONG, ids=[f"{path}={value!r}" for path, value, *_ in WRONG]
-)
-def test_each_wrong_member_is_named_by_its_path(path: str, value: Any, message: str, kind: ErrorKind) -> None:
+@pytest.mark.parametrize("case", WRONG, ids=[f"{path}={value!r}" for path, value, *_ in WRONG])
+def test_each_wrong_member_is_named_by_its_path(case: tuple[Any, ...]) -> None:
+    path, value, message, *kind = case
     error = refused(change(path, value))
     assert message in str(error)
-    assert error.kind is kind
+    assert [error.kind] == (kind or [ErrorKind.DAMAGED_RECORD])
     assert str(error.details["member"]) == path
-
-
-def test_a_subtask_is_not_finished_and_finishing_at_once() -> None:
-    error = refused(change("operators[0].finishing", [[0, 0]]))
-    assert "subtask 0 of 'source' is both finished and finishing" in str(error)
 
 
 @pytest.mark.parametrize("ranges", [[[0, 0], [1, 1]], [[2, 2], [0, 0]], [[0, 1], [1, 2]]])
 def test_ranges_are_sorted_disjoint_and_not_adjacent(ranges: list[list[int]]) -> None:
     assert refused(change("operators[0].finished", ranges)).details["member"] == "operators[0].finished[1]"
+    both = refused(change("operators[0].finishing", [[0, 0]]))
+    assert "subtask 0 of 'source' is both finished and finishing" in str(both)
 
 
 @pytest.mark.parametrize(
@@ -453,16 +406,15 @@ def test_nesting_bombs_are_refused_before_they_are_parsed(bracket: str) -> None:
     assert time.perf_counter() - began < 5
 
 
-def test_thirty_two_levels_are_read_and_thirty_three_are_not() -> None:
+def test_thirty_two_levels_are_read_and_more_levels_bytes_or_arrays_are_not() -> None:
     body = json.dumps(members(), ensure_ascii=False, separators=(",", ":"))[:-1]
     decode_record(sealed(f'{body},"x":{"[" * 31}{"]" * 31}'))
-    error = refused(sealed(f'{body},"x":{"[" * 32}{"]" * 32}'))
-    assert error.kind is ErrorKind.LIMIT_EXCEEDED
-
-
-def test_a_record_of_8_mib_is_refused_unread() -> None:
-    error = refused(b" " * (8 << 20))
-    assert error.kind is ErrorKind.LIMIT_EXCEEDED
+    for beyond in (
+        sealed(f'{body},"x":{"[" * 32}{"]" * 32}'),
+        b" " * (8 << 20),
+        b'{"x":[' + b"[]," * (1 << 20) + b"[]]}\n",
+    ):
+        assert refused(beyond).kind is ErrorKind.LIMIT_EXCEEDED
 
 
 # ---- what cannot be written ------------------------------------------------------------------------------------------
@@ -482,8 +434,8 @@ def nested(depth: int) -> Field:
         ({"created_at_us": 2**53}, "magnitude"),
         ({"created_at_us": 1.5}, "not an integer"),
         ({"job_name": "\ud800"}, "surrogates not allowed"),
-        ({"parent": ParentRef(CheckpointId(42), AttemptId("a" * 32))}, "not less than"),
-        ({"manifest": ManifestRef("../x", 1, "f" * 32, 1)}, "leaves the store"),
+        ({"parent": ParentRef(model.CheckpointId(42), model.AttemptId("a" * 32))}, "not less than"),
+        ({"manifest": model.ManifestRef("../x", 1, "f" * 32, 1)}, "leaves the store"),
         ({"required_features": ("magic",)}, "magic"),
         ({"states": (State(COUNT, "s", Mode.UNION, (SchemaVersion(1, (nested(9),)),)),)}, "nested deeper than 32"),
         ({"properties": {"a": object()}}, "not JSON serializable"),
@@ -528,8 +480,3 @@ def test_operators_that_have_all_finished_cost_nothing_per_subtask_and_are_limit
     assert error.kind is ErrorKind.LIMIT_EXCEEDED
     assert "4,194,304 subtasks" in str(error)
     assert time.process_time() - start < 1
-
-
-def test_arrays_beyond_a_million_are_refused_before_they_are_parsed() -> None:
-    error = refused(b'{"x":[' + b"[]," * (1 << 20) + b"[]]}\n")
-    assert error.kind is ErrorKind.LIMIT_EXCEEDED

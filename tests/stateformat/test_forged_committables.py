@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -67,19 +68,15 @@ def changed(rows: pa.Table, /, **columns: Any) -> pa.Table:
 
 
 def refused(place: Path, sink: Any, rows: pa.Table, *, of_any: bool = True) -> None:
-    """The rows are refused as a whole at every door, with the operator, and nothing has changed.
-
-    ``of_any``: they are the rows of no sink of this kind at all.
-    """
+    """The rows are refused as a whole at every door, and nothing has changed; ``of_any``: they are of no such sink."""
     before = tree(place)
     doors = [lambda: sink.check_committables("out", rows)]
     if of_any:
         doors += [lambda: sink.check_committables("out", rows, renamed=True), lambda: sink.commit(PERMIT, rows)]
         doors.append(lambda: sink.clean("out", 9, rows))
+    words = r"cannot have written .* Nothing was committed or removed"
     for door in doors:
-        with pytest.raises(
-            DamagedCheckpoint, match=r"cannot have written .* Nothing was committed or removed"
-        ) as raised:
+        with pytest.raises(DamagedCheckpoint, match=words) as raised:
             door()
         assert str(raised.value).isprintable()
     assert tree(place) == before
@@ -89,7 +86,6 @@ def refused(place: Path, sink: Any, rows: pa.Table, *, of_any: bool = True) -> N
 
 
 def two_files(sink: FileSink) -> pa.Table:
-    """Two committables, the first of which is right."""
     opened = subtask_of(sink)
     tables = []
     for number in (1, 2):
@@ -145,26 +141,19 @@ def test_both_names_of_another_sink_or_attempt_are_refused_though_they_agree(out
 UPLOAD = {"upload_id": "u", "digest": "0" * 32, "tags": ["t"]}
 
 
-@pytest.mark.parametrize(
-    "upload",
-    [
-        {**UPLOAD, "upload_id": 7},
-        {**UPLOAD, "upload_id": ""},
-        {**UPLOAD, "upload_id": "a\r\nb"},
-        {**UPLOAD, "upload_id": "u" * 1025},
-        {**UPLOAD, "digest": "0" * 31},
-        {**UPLOAD, "digest": None},
-        {**UPLOAD, "tags": "t"},
-        {**UPLOAD, "tags": [1]},
-        {**UPLOAD, "tags": ["t"] * 10_001},
-        {**UPLOAD, "key": "elsewhere"},
-        {"upload_id": "u"},
-        [],
-        "[" * 100_000,
-        "1" * 5_000,
-    ],
-    ids=lambda upload: repr(upload)[:40],
-)
+WRONG_UPLOADS = [
+    *({**UPLOAD, "upload_id": wrong} for wrong in (7, "", "a\r\nb", "u" * 1025)),
+    *({**UPLOAD, "digest": wrong} for wrong in ("0" * 31, None)),
+    *({**UPLOAD, "tags": wrong} for wrong in ("t", [1], ["t"] * 10_001)),
+    {**UPLOAD, "key": "elsewhere"},
+    {"upload_id": "u"},
+    [],
+    "[" * 100_000,
+    "1" * 5_000,
+]
+
+
+@pytest.mark.parametrize("upload", WRONG_UPLOADS, ids=lambda upload: repr(upload)[:40])
 def test_what_is_no_upload_is_refused(out: Path, upload: Any) -> None:
     sink = FileSink(out, durable=False)
     text = upload if isinstance(upload, str) else json.dumps(upload)
@@ -241,20 +230,16 @@ def test_a_key_that_the_sink_has_not_made_is_refused(outside: Outside, what: str
 
 
 def sql_sink(tmp_path: Path, **options: Any) -> SqlSink:
-    sink = SqlSink(
-        f"sqlite:///{tmp_path}/data.db", "t", staging=tmp_path / "staging", durable=False, object_bytes=1, **options
-    )
+    places: dict[str, Any] = {"staging": tmp_path / "staging", "durable": False, "object_bytes": 1}
+    sink = SqlSink(f"sqlite:///{tmp_path}/data.db", "t", **places, **options)
     sink.output_schema(SCHEMA)
     sink.clean("out", 0)
     return sink
 
 
 def in_table(tmp_path: Path) -> list[int]:
-    connection = sqlite3.connect(tmp_path / "data.db")
-    try:
+    with closing(sqlite3.connect(tmp_path / "data.db")) as connection:
         return [n for (n,) in connection.execute("SELECT n FROM t ORDER BY n")]
-    finally:
-        connection.close()
 
 
 @pytest.mark.parametrize("what", EVERYWHERE)

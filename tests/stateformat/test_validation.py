@@ -13,22 +13,12 @@ import pyarrow as pa
 import pytest
 
 import stateformat
+from stateformat import model
 from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import CheckpointExpired, ErrorKind, NotFound, StorageError
 from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner, Status, SubtaskSet
 from stateformat.manifest import handles_table
-from stateformat.model import (
-    AttemptId,
-    CheckpointId,
-    Field,
-    FormerStatus,
-    Handle,
-    Kind,
-    ParentRef,
-    RescaledFrom,
-    SchemaVersion,
-    State,
-)
+from stateformat.model import Field, FormerStatus, Handle, Kind, ParentRef, RescaledFrom, SchemaVersion, State
 from stateformat.problems import Problem, Report
 from stateformat.rules import check_content
 from stateformat.segments import WriteOptions
@@ -57,27 +47,19 @@ STATES = (UNION, OUT, COORDINATOR, KEYED, MAIL)
 def full(state: State, subtask: int | None, groups: tuple[int, int] | None = None, **changes: Any) -> Handle:
     """A handle with one row per group, or four rows."""
     rows = groups[1] - groups[0] + 1 if groups else 4
-    return Handle(
-        state.operator,
-        state.name,
-        state.mode.value,
-        subtask,
-        0,
-        state.edge,
-        1,
-        f"segments/1/{state.operator}-{state.name}-{subtask}",
-        0,
-        rows,
-        rows,
-        1000,
-        2000,
-        500,
-        b"d" * 16,
-        b"f" * 16,
-        groups[0] if groups else None,
-        groups[1] if groups else None,
-        [1] * rows if groups else None,
-    )._replace(**changes)
+    found = empty(state, subtask)._replace(
+        path=f"segments/1/{state.operator}-{state.name}-{subtask}",
+        rows=rows,
+        segment_rows=rows,
+        size_bytes=1000,
+        uncompressed_bytes=2000,
+        footer_bytes=500,
+        digest=b"d" * 16,
+        footer_digest=b"f" * 16,
+    )
+    if groups:
+        found = found._replace(first_group=groups[0], last_group=groups[1], rows_per_group=[1] * rows)
+    return found._replace(**changes)
 
 
 def empty(state: State, subtask: int | None) -> Handle:
@@ -261,10 +243,10 @@ def test_finished_and_finishing_subtasks_contribute_committables_and_nothing_els
 
 def test_a_fully_finished_operator_keeps_committables_at_most() -> None:
     over = a(finished=SET(((0, 0),)), finishing=SET(((1, 1),)))
-    found = content(over)
-    assert [p.message for p in found] == [
-        "state 'union' of operator 'a' is union and has 2 handles, but its operator is fully finished"
-    ]
+    (found,) = content(over)
+    assert (
+        found.message == "state 'union' of operator 'a' is union and has 2 handles, but its operator is fully finished"
+    )
     assert content(over, handles=[h for h in HANDLES if h.state != "union"]) == []
     boss = fed_back(b(finished=SET(((0, 1),))))
     left = [h for h in HANDLES if h.operator == "a"]
@@ -282,18 +264,15 @@ def beside(one: Status, other: Status, partitioner: Partitioner, *, feedback: bo
     """Two operators without state, a before b, of these statuses."""
     ended = {Status.RUNNING: SET(), Status.PARTIALLY_FINISHED: SET(((1, 1),)), Status.FULLY_FINISHED: SET(((0, 1),))}
     keys = ("k",) if partitioner is Partitioner.HASH else ()
-    return JobGraph(
-        (
-            Operator(A, 2, 8, key_hash=HASH, finished=ended[one]),
-            Operator(B, 2, 8, key_hash=HASH, finishing=ended[other]),
-        ),
-        (Edge("ab", A, B, partitioner, 0, keys, feedback),),
+    before, after = (
+        Operator(A, 2, 8, key_hash=HASH, finished=ended[one]),
+        Operator(B, 2, 8, key_hash=HASH, finishing=ended[other]),
     )
+    return JobGraph((before, after), (Edge("ab", A, B, partitioner, 0, keys, feedback),))
 
 
 @pytest.mark.parametrize("partitioner", list(Partitioner))
 def test_finished_operators_behind_ones_that_have_not_finished_enough_are_told(partitioner: Partitioner) -> None:
-    """By hand: which pairs of statuses can come to be, since no subtask ends before all that it hears."""
     run, part, full = Status.RUNNING, Status.PARTIALLY_FINISHED, Status.FULLY_FINISHED
     right = {(one, run) for one in Status} | {(full, other) for other in Status}
     if not partitioner.all_to_all:
@@ -304,9 +283,8 @@ def test_finished_operators_behind_ones_that_have_not_finished_enough_are_told(p
         if (one, other) in right:
             assert found == []
         else:
-            assert [(p.kind, p.clause, p.operator) for p in found] == [
-                (ErrorKind.STATUS_CONTRADICTION, "SPEC 3.5", "b")
-            ]
+            wanted = (ErrorKind.STATUS_CONTRADICTION, "SPEC 3.5", "b")
+            assert [(p.kind, p.clause, p.operator) for p in found] == [wanted]
             assert "its predecessor 'a'" in found[0].message
 
 
@@ -314,7 +292,7 @@ def test_after_a_rescale_the_former_statuses_count() -> None:
     graph = beside(Status.RUNNING, Status.RUNNING, Partitioner.HASH)
     former = [FormerStatus(uid, 2, SET(((0, 0),)), SET()) for uid in (A, B)]
     for operators, told in (((), 0), (former[:1], 0), (former[1:], 1), (former, 1)):
-        rescaled = RescaledFrom(ParentRef(CheckpointId(1), AttemptId("0" * 32)), tuple(operators))
+        rescaled = RescaledFrom(ParentRef(model.CheckpointId(1), model.AttemptId("0" * 32)), tuple(operators))
         assert len(check_content(graph, (), handles_table([]), rescaled)) == told
 
 
@@ -361,11 +339,7 @@ def test_a_sound_checkpoint_of_every_mode_has_no_problem(url: str, level: Any) -
     store = flights_store(url)
     for checkpoint_id in (1, 2, None):
         steps: list[tuple[int, int]] = []
-
-        def step(done: int, of: int, steps: list[tuple[int, int]] = steps) -> None:
-            steps.append((done, of))
-
-        report = validate(store, checkpoint_id, level=level, progress=step)
+        report = validate(store, checkpoint_id, level=level, progress=lambda *step, to=steps: to.append(step))
         assert report.findings == ()
         assert report.ok
         assert report.checkpoint_id == (checkpoint_id or 2)
@@ -441,6 +415,10 @@ def test_damage_of_another_record_is_a_warning(url: str) -> None:
 # ---- records and manifests -------------------------------------------------------------------------------------------
 
 
+def flipped(data: bytes, position: int, bits: int = 1) -> bytes:
+    return data[:position] + bytes([data[position] ^ bits]) + data[position + 1 :]
+
+
 def only(report: Report) -> Problem:
     assert len(report.problems) == 1, messages(report)
     return report.problems[0]
@@ -487,18 +465,18 @@ def test_totals_and_features_are_those_of_the_manifest(url: str) -> None:
 @pytest.mark.parametrize(
     ("damage", "kind"),
     [
-        (lambda _: None, ErrorKind.OBJECT_MISSING),
+        (lambda data: b"", ErrorKind.OBJECT_MISSING),
         (lambda data: data[:-1], ErrorKind.OBJECT_SIZE_DIFFERS),
-        (lambda data: data[:50] + bytes([data[50] ^ 1]) + data[51:], ErrorKind.OBJECT_DIGEST_DIFFERS),
+        (lambda data: flipped(data, 50), ErrorKind.OBJECT_DIGEST_DIFFERS),
     ],
     ids=range(3),
 )
-def test_a_damaged_manifest_is_told(url: str, damage: Callable[[bytes], bytes | None], kind: ErrorKind) -> None:
+def test_a_damaged_manifest_is_told(url: str, damage: Callable[[bytes], bytes], kind: ErrorKind) -> None:
     store = counts_store(url)
     path = store.open().record.manifest.path
     changed = damage(get(store.storage, path))
     store.storage.delete([path])
-    if changed is not None:
+    if changed:
         put(store.storage, path, changed)
     problem = only(validate(store))
     assert (problem.kind, problem.path) == (kind, path)
@@ -573,26 +551,21 @@ def job() -> Job:
     )  # fmt: skip
 
 
-def objects(url: str) -> CheckpointStore:
-    """A checkpoint of :func:`job` whose segments are all objects."""
+def objects(url: str, inline_bytes_max: int = 0) -> CheckpointStore:
+    """A checkpoint of :func:`job`, whose segments are objects, or lie in the manifest up to a size."""
     store = stateformat.open(url)
-    job().publish(store, None, options=WriteOptions(inline_bytes_max=0))
+    job().publish(store, None, options=WriteOptions(inline_bytes_max=inline_bytes_max))
     return store
 
 
-def inlined(url: str) -> CheckpointStore:
-    """The same with all segments in the manifest."""
-    store = stateformat.open(url)
-    job().publish(store, None)
-    return store
+INLINE = WriteOptions().inline_bytes_max
 
 
 def test_missing_and_torn_segments_are_named_and_only_they(url: str) -> None:
     store = objects(url)
     forger = Forger(store.storage, 1)
-    gone, torn, grown = (
-        forger.handles[forger.find("work", name, i)] for name, i in (("sums", 1), ("list", 0), ("out", 1))
-    )
+    places = (forger.find("work", *at) for at in (("sums", 1), ("list", 0), ("out", 1)))
+    gone, torn, grown = (forger.handles[at] for at in places)
     data = get(store.storage, str(torn.path))
     store.storage.delete([str(gone.path)])
     put(store.storage, str(torn.path), data[:-1])
@@ -612,7 +585,7 @@ def test_a_flipped_byte_anywhere_in_a_segment_is_found_in_full_and_in_its_footer
     handle = forger.handles[forger.find("work", "sums", 0)]
     path, good = str(handle.path), get(store.storage, str(handle.path))
     for position in random.Random(3).sample(range(len(good)), 60):
-        put(store.storage, path, good[:position] + bytes([good[position] ^ 4]) + good[position + 1 :])
+        put(store.storage, path, flipped(good, position, 4))
         in_footer = position >= len(good) - handle.footer_bytes
         assert [p.path for p in validate(store).problems] == ([path] if in_footer else [])
         problem = only(validate(store, level="full"))
@@ -627,12 +600,7 @@ def test_any_flip_in_any_object_is_a_problem_of_the_report_and_never_raises(url:
     for _ in range(120):
         path = rng.choice(paths)
         good = get(store.storage, path)
-        position = rng.randrange(len(good))
-        put(
-            store.storage,
-            path,
-            good[:position] + bytes([good[position] ^ (1 << rng.randrange(8))]) + good[position + 1 :],
-        )
+        put(store.storage, path, flipped(good, rng.randrange(len(good)), 1 << rng.randrange(8)))
         report = validate(store, level="full")
         assert {problem.path for problem in report.problems} == {path}
         put(store.storage, path, good)
@@ -641,7 +609,7 @@ def test_any_flip_in_any_object_is_a_problem_of_the_report_and_never_raises(url:
 
 @pytest.mark.parametrize("level", ["quick", "full"])
 def test_inline_bytes_are_verified_whole_even_in_quick(url: str, level: Any) -> None:
-    store = inlined(url)
+    store = objects(url, INLINE)
     forger = Forger(store.storage, 1)
     at = forger.find("work", "sums", 0)
     data = bytearray(forger.bytes_of(at))
@@ -657,7 +625,7 @@ def test_inline_bytes_are_verified_whole_even_in_quick(url: str, level: Any) -> 
 
 
 def test_inline_bytes_without_a_path_or_differing_for_one_or_too_many_are_told(url: str) -> None:
-    store = inlined(url)
+    store = objects(url, INLINE)
     forger = Forger(store.storage, 1)
     at = forger.find("work", "names", 1)
     big = forger.find("work", "names", 0)
@@ -667,10 +635,8 @@ def test_inline_bytes_without_a_path_or_differing_for_one_or_too_many_are_told(u
     forger.change(big, inline=bytes(4 << 20))
     forger.seal()
     found = [(p.clause, p.message) for p in validate(store).problems]
-    assert (
-        "SPEC 4.4",
-        f"{(4 << 20) + sum(len(h.inline) for i, h in enumerate(forger.handles) if h.inline and i != big):,} bytes are inline in the manifest; at most 4,194,304 may be",
-    ) in found
+    size = (4 << 20) + sum(len(h.inline) for i, h in enumerate(forger.handles) if h.inline and i != big)
+    assert ("SPEC 4.4", f"{size:,} bytes are inline in the manifest; at most 4,194,304 may be") in found
     assert any(clause == "SPEC 4.1" and "inline is null where path is" in text for clause, text in found)
     assert any(clause == "SPEC 4.4" and "handles of one segment agree in inline" in text for clause, text in found)
 
@@ -786,15 +752,13 @@ ROWS: list[tuple[str, Change, str, str]] = [
 def test_each_rule_of_segments_is_kept(
     url: str, where: str, name: str, change: Change, clause: str, message: str
 ) -> None:
-    store = objects(url) if where == "objects" else inlined(url)
+    store = objects(url, 0 if where == "objects" else INLINE)
     forger = Forger(store.storage, 1)
     at = forger.find("work", name, 0)
     change(forger, at)
     forger.seal()
     found = validate(store, level="full").problems
-    assert [p.clause for p in found if message in p.message] == [f"SPEC {clause}"], messages(
-        validate(store, level="full")
-    )
+    assert [p.clause for p in found if message in p.message] == [f"SPEC {clause}"], [p.message for p in found]
     assert {(p.operator, p.state, p.subtask) for p in found} == {("work", name, 0)}
 
 
@@ -819,7 +783,7 @@ def test_forged_footers_are_problems_or_harmless_and_never_end_the_process(url: 
     good, footer = forger.bytes_of(at), forger.handles[at].footer_bytes
     told = 0
     for position in range(len(good) - footer, len(good) - 8, 3):
-        forger.set_bytes(at, good[:position] + bytes([good[position] ^ 1]) + good[position + 1 :])
+        forger.set_bytes(at, flipped(good, position))
         forger.seal()
         report = validate(store, level="full")
         assert {problem.state for problem in report.problems} <= {"sums"}
@@ -943,16 +907,16 @@ def test_a_large_segment_is_checked_in_bounded_pieces(url: str, monkeypatch: pyt
     from stateformat.validation import segments as validation_segments
 
     store = objects(url)
-    monkeypatch.setattr(validation_segments, "WHOLE_BYTES_MAX", 0)
-    monkeypatch.setattr(validation_segments, "CHUNK_BYTES", 100)
-    monkeypatch.setattr(validation_segments, "BATCH_ROWS", 3)
+    for name, value in (("WHOLE_BYTES_MAX", 0), ("CHUNK_BYTES", 100), ("BATCH_ROWS", 3)):
+        monkeypatch.setattr(validation_segments, name, value)
     sizes: list[int] = []
     real = MemoryStorage.read_range
-    monkeypatch.setattr(
-        MemoryStorage,
-        "read_range",
-        lambda self, path, offset, length: (sizes.append(length), real(self, path, offset, length))[1],
-    )
+
+    def spied(self: MemoryStorage, path: str, offset: int, length: int) -> pa.Buffer:
+        sizes.append(length)
+        return real(self, path, offset, length)
+
+    monkeypatch.setattr(MemoryStorage, "read_range", spied)
     report = validate(store, level="full")
     assert report.findings == ()
     assert report.counts.rows == store.open().record.totals.rows
