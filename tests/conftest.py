@@ -16,6 +16,10 @@ from tests.tally import Tally
 TALLY = pytest.StashKey[Tally]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update", action="store_true", help="write the golden pages of ckpt anew")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[TALLY] = Tally()
 

@@ -32,7 +32,7 @@ SUITES = {
     "fast": Suite(
         "not truth",
         (
-            "tests/test_ckpt_writing.py",
+            "tests/ckpt/test_ckpt_writing.py",
             "tests/conformance/test_conformance.py",
             "tests/conformance/test_conformance_answers.py",
             "tests/conformance/test_conformance_evolving.py",
@@ -42,8 +42,8 @@ SUITES = {
             "tests/test_local_checkpoints.py",
             "tests/stateformat/test_publish_protocol.py",
             "tests/stateformat/test_retention.py",
-            "tests/test_rewrite.py",
-            "tests/test_rewrite_spark.py",
+            "tests/rewrite/test_rewrite.py",
+            "tests/rewrite/test_rewrite_spark.py",
             "tests/test_simulation.py",
             "tests/spark/test_spark_failures.py",
             "tests/spark/test_spark_own_folders.py",

@@ -21,7 +21,7 @@ from stateformat.states import declare
 from stateformat.store import CheckpointStore, open as open_store
 from stateformat.tables import merge_sorted
 from stateformat.validation import validate
-from tests.ckpt_runs import run as ckpt
+from tests.ckpt.ckpt_runs import run as ckpt
 
 Record = tuple[int, int, int, int]
 """Sender, receiver, number, key."""

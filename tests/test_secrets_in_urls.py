@@ -15,7 +15,7 @@ from stateformat.errors import CheckpointError, InvalidInput, StorageError
 from stateformat.model import StopMode
 from stateformat.paths import request_path
 from stateformat.stop_requests import StopOutcome, StopRequest, encode_request
-from tests.ckpt_runs import failure
+from tests.ckpt.ckpt_runs import failure
 from tests.local_jobs import Bench, settle
 from tests.local_stops import SUSPEND, Job, saved_once
 

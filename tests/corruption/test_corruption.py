@@ -25,7 +25,7 @@ from stateformat.store import CheckpointStore
 from stateformat.tools.ckpt.main import main as ckpt
 from stateformat.validation import validate
 from stateformat.validation.segments import segments_of
-from tests.ckpt_runs import run
+from tests.ckpt.ckpt_runs import run
 from tests.corruption import corruption, corruption_runs, corruption_stores
 from tests.corruption.corruption import Case, Objects, Stores
 from tests.forgery import Forger, get, put

@@ -34,7 +34,7 @@ from stateformat.redistribution import plan_restore, rescale
 from stateformat.store import CheckpointStore, open as sf_open
 from stateformat.tools.ckpt.json_text import LONG, JsonColumn, JsonRows, pieces
 from stateformat.validation import validate
-from tests.ckpt_runs import document, page
+from tests.ckpt.ckpt_runs import document, page
 
 OPERATORS, SUBTASKS = 45, 20
 KEYED_PER_ELEVEN = 6

@@ -13,7 +13,7 @@ import pytest
 from stateformat.errors import StorageError
 from stateformat.storage import open_storage
 from stateformat.store import CheckpointStore
-from tests.ckpt_runs import run
+from tests.ckpt.ckpt_runs import run
 from tests.servers.fake_s3 import KEY, SECRET, Fake, options_for
 
 pytestmark = pytest.mark.s3

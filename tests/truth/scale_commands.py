@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.ckpt_runs import CKPT
+from tests.ckpt.ckpt_runs import CKPT
 
 
 @dataclass(frozen=True)

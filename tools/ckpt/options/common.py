@@ -46,9 +46,9 @@ class Session:
         from stateformat.storage import open_storage
         from stateformat.store import CheckpointStore
 
-        return CheckpointStore(self._observed(open_storage(url, **options_for(url, self._options, others))))
+        return CheckpointStore(self._instrumented(open_storage(url, **options_for(url, self._options, others))))
 
-    def _observed(self, storage: Storage) -> Storage:
+    def _instrumented(self, storage: Storage) -> Storage:
         if self._watch.stats is None:
             return storage
         from stateformat.storage import instrumented
@@ -73,7 +73,7 @@ class Session:
             from stateformat.storage import open_storage
 
             storage = open_storage(address.url, **options)
-        storage = self._observed(storage)
+        storage = self._instrumented(storage)
         return Checkpoint(storage, record_of(storage, id_of(address)))
 
     def checkpoint(self, address: Address, *others: str) -> tuple[CheckpointStore, Checkpoint]:

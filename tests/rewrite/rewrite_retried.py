@@ -99,6 +99,6 @@ def main(url: str) -> None:
 
 if __name__ == "__main__":
     # Spark's workers must find FailingOnce under its module's name.
-    from tests.rewrite_retried import main as run
+    from tests.rewrite.rewrite_retried import main as run
 
     run(sys.argv[1])

@@ -88,7 +88,11 @@ def test_tasks_that_fail_after_writing_are_retried_and_leave_garbage_and_one_his
     # Spark retries only where its master says so, and a process has one session: this one is another's.
     url = str(tmp_path / "store")
     done = subprocess.run(
-        [sys.executable, "-m", "tests.rewrite_retried", url], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tests.rewrite.rewrite_retried", url],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     failed = int(done.stdout.split()[-1])

@@ -11,7 +11,7 @@ import pytest
 
 from stateformat.backends.storage.memory import MemoryStorage
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 ONE_PROGRAM = ROOT / "docs" / "operators.md"
 """Its snippets go on from each other, and run in this process."""

@@ -1,4 +1,4 @@
-"""``ckpt stop``: asking a job to stop, and what is told of each way in which that ends. Runs here are fakes, and time is stepped."""
+"""``ckpt stop``: asking a job to stop, and every way in which that ends. Runs here are fakes, and time is stepped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import pytest
 
-from stateformat.backends.storage.memory import MemoryStorage
+from stateformat.backends.storage import MemoryStorage
 from stateformat.errors import StorageError
 from stateformat.model import Stop, StopMode
 from stateformat.publication import CommitPermit
@@ -23,14 +23,16 @@ from stateformat.store import CheckpointStore, open as open_store
 from stateformat.tools.ckpt.commands import stop as command
 from stateformat.tools.ckpt.text import Look
 from tests import stores
-from tests.ckpt_runs import document, failure, page
+from tests.ckpt.ckpt_runs import document, failure, page
 
 JOB = stores.counts_job()
 EVERYTHING = {operator.uid: range(operator.parallelism) for operator in JOB.graph.operators}
+OTHER = "f" * 32
+"""The id of another request."""
 
 
 class FakeRun:
-    """A run of the counts job, as far as requests are concerned: it looks at them when it is told to."""
+    """A run of the counts job, as far as requests are concerned: it reads them when a test says so."""
 
     def __init__(self, store: CheckpointStore) -> None:
         self.store = store
@@ -42,36 +44,34 @@ class FakeRun:
         return self.permit
 
     def asked(self) -> StopRequest | None:
-        """The first request that counts; those made for earlier runs are answered so."""
+        """The first request that counts; those made for earlier runs are answered as missed."""
         for request in self.store.stop_requests():
             if counts_for(request, self.restored_from):
                 return request
             self.store.answer_stop(StopAnswer(request.id, StopOutcome.MISSED, "the job runs again from a newer one"))
         return None
 
-    def stop(self, *, copy: bool = True, answer: bool = True) -> None:
-        """Stop by the first request that counts, or do nothing; with what a crash in between leaves out."""
+    def answer(self, outcome: StopOutcome, message: str = "", *place: Any) -> None:
+        request = self.asked()
+        assert request is not None
+        self.store.answer_stop(StopAnswer(request.id, outcome, message, *place))
+
+    def stop(self, *, copy: bool = True, answer: bool = True, **more: Any) -> None:
+        """Stop by the first request that counts, if any; ``copy`` and ``answer`` are left out by a crash."""
         request = self.asked()
         if request is None:
             return
-        record = self.publish(stop=Stop(request.mode, request.id)).record
+        record = self.publish(stop=Stop(request.mode, request.id), **more).record
         url = request.savepoint_at(self.store.url, record.checkpoint_id)
         if copy:
             self.store.copy(self.store.open(), open_store(url))
         if answer:
-            told = "" if copy else "the savepoint could not be written: no room."
-            self.store.answer_stop(
-                StopAnswer(request.id, StopOutcome.STOPPED, told, record.checkpoint_id, url if copy else None)
-            )
-
-    def tell(self, outcome: StopOutcome, message: str) -> None:
-        request = self.asked()
-        assert request is not None
-        self.store.answer_stop(StopAnswer(request.id, outcome, message))
+            message = "" if copy else "the savepoint could not be written: no room."
+            self.answer(StopOutcome.STOPPED, message, record.checkpoint_id, url if copy else None)
 
 
 class Steps:
-    """A clock that goes on only while somebody waits; what happens at a step is scripted by the number of the wait."""
+    """A clock that advances only in waits; ``at3=event`` makes something happen in the third."""
 
     def __init__(self, **script: Callable[[], object]) -> None:
         self.now = 100.0
@@ -97,6 +97,11 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Checkpoint
     MemoryStorage.reset(name)
 
 
+@pytest.fixture
+def at_work(store: CheckpointStore) -> FakeRun:
+    return FakeRun(store)
+
+
 def attempt(store: CheckpointStore, steps: Steps, mode: str, to: str | None = None, **how: Any) -> command.StopAttempt:
     return command.StopAttempt(
         store, StopMode(mode), to, open_store=open_store, wait=steps.wait, clock=steps.clock, **how
@@ -105,7 +110,7 @@ def attempt(store: CheckpointStore, steps: Steps, mode: str, to: str | None = No
 
 def ask(
     store: CheckpointStore,
-    steps: Steps,
+    steps: Steps | None = None,
     *,
     mode: str = "no_drain",
     to: str | None = None,
@@ -113,31 +118,29 @@ def ask(
     if_stopped: bool = False,
     note: Callable[[str], None] = lambda _: None,
 ) -> Any:
-    """The document of a command that has asked and waited; no request is left behind."""
+    """The document of a command that asked and waited, its page and exit status. No request is left behind."""
+    steps = steps or Steps()
     shown: list[tuple[int, int]] = []
     asking = attempt(store, steps, mode, to, step=lambda done, total: shown.append((done, total)), note=note)
-    told = asking.run(seconds, if_stopped=if_stopped)
+    result = asking.run(seconds, if_stopped=if_stopped)
     assert store.storage.list("requests/") == []
     assert len(shown) == len(steps.pauses)
     assert shown == sorted(shown)
-    document = asking.document(told)
+    document = asking.document(result)
     lines = list(command.draw(document, Look()))
     assert max(map(len, lines)) <= 80
-    document["page"] = " ".join(" ".join(lines).split())
-    return document
+    return {**document, "page": " ".join(" ".join(lines).split()), "status": command.status_of(document)}
 
 
-def test_a_job_that_stops_is_told_with_its_savepoint(store: CheckpointStore) -> None:
-    run = FakeRun(store)
-    found = ask(store, Steps(at3=run.stop))
-    assert (found["outcome"], found["checkpoint_id"], found["answered"], found["mode"]) == (
-        "stopped",
-        2,
-        True,
-        "no_drain",
-    )
+def ended(found: Any) -> tuple[object, ...]:
+    return found["outcome"], found["checkpoint_id"], found["answered"], found["status"]
+
+
+def test_a_job_that_stops_is_reported_with_its_savepoint(store: CheckpointStore, at_work: FakeRun) -> None:
+    found = ask(store, Steps(at3=at_work.stop))
+    assert ended(found) == ("stopped", 2, True, 0)
+    assert found["mode"] == "no_drain"
     assert found["savepoint"] == f"{store.url}/savepoints/2-{found['request'][:8]}"
-    assert command.status_of(found) == 0
     record = store.open().record
     assert record.stop == Stop(StopMode.NO_DRAIN, found["request"])
     assert open_store(found["savepoint"]).open().record.ref == record.ref
@@ -146,121 +149,102 @@ def test_a_job_that_stops_is_told_with_its_savepoint(store: CheckpointStore) -> 
     assert "Started again to resume" in found["page"]
 
 
-def test_a_job_can_be_drained_and_its_savepoint_put_elsewhere(store: CheckpointStore) -> None:
+def test_a_job_can_be_drained_and_its_savepoint_put_elsewhere(store: CheckpointStore, at_work: FakeRun) -> None:
     there = f"memory://there-{uuid4().hex}"
-    found = ask(store, Steps(at1=FakeRun(store).stop), mode="drain", to=there)
+    found = ask(store, Steps(at1=at_work.stop), mode="drain", to=there)
     assert (found["savepoint"], found["mode"]) == (there, "drain")
     assert open_store(there).open().record.stop == Stop(StopMode.DRAIN, found["request"])
     assert "The job has ended for good." in found["page"]
 
 
 @pytest.mark.parametrize("outcome", ["failed", "refused", "finished", "missed"])
-def test_a_stop_that_does_not_come_about_is_told_with_the_reason(store: CheckpointStore, outcome: str) -> None:
-    run = FakeRun(store)
-    found = ask(store, Steps(at2=lambda: run.tell(StopOutcome(outcome), "operator 'x' threw \x1b[2J")))
-    assert (found["outcome"], found["checkpoint_id"], found["savepoint"]) == (outcome, None, None)
-    assert command.status_of(found) == (0 if outcome == "finished" else 1)
+def test_a_stop_that_does_not_come_about_is_reported_with_the_reason(
+    store: CheckpointStore, at_work: FakeRun, outcome: str
+) -> None:
+    found = ask(store, Steps(at2=lambda: at_work.answer(StopOutcome(outcome), "operator 'x' threw \x1b[2J")))
+    assert ended(found) == (outcome, None, True, 0 if outcome == "finished" else 1)
+    assert found["savepoint"] is None
     assert found["page"].startswith(command.TITLES[outcome])
     assert "operator 'x' threw \\x1b[2J" in found["page"]
 
 
-def test_a_run_that_restored_from_a_newer_checkpoint_is_not_stopped(store: CheckpointStore) -> None:
-    first = FakeRun(store)
-    found = ask(store, Steps(at1=first.publish, at2=lambda: FakeRun(store).stop()))
+def test_a_run_that_restored_from_a_newer_checkpoint_is_not_stopped(store: CheckpointStore, at_work: FakeRun) -> None:
+    found = ask(store, Steps(at1=at_work.publish, at2=lambda: FakeRun(store).stop()))
     assert found["outcome"] == "missed"
     assert store.open().record.stop is None
 
 
-def test_a_stop_whose_copy_failed_stands_and_says_how_to_copy(store: CheckpointStore) -> None:
-    run = FakeRun(store)
-    found = ask(store, Steps(at1=lambda: run.stop(copy=False)))
-    assert (found["outcome"], found["checkpoint_id"], found["savepoint"]) == ("stopped", 2, None)
+def test_a_stop_whose_copy_failed_stands_and_says_how_to_copy(store: CheckpointStore, at_work: FakeRun) -> None:
+    found = ask(store, Steps(at1=lambda: at_work.stop(copy=False)))
+    assert ended(found) == ("stopped", 2, True, 3)
+    assert found["savepoint"] is None
     assert "no room. The stop stands;" in found["message"]
     assert f"ckpt copy {store.url}@2 URL" in found["message"]
-    assert command.status_of(found) == 3
 
 
 @pytest.mark.parametrize("copy", [True, False])
-def test_a_run_that_died_before_it_answered_is_told_from_the_record(store: CheckpointStore, copy: bool) -> None:
-    run = FakeRun(store)
-    steps = Steps(at4=lambda: run.stop(copy=copy, answer=False))
+def test_a_run_that_died_before_it_answered_is_reported_from_the_record(
+    store: CheckpointStore, at_work: FakeRun, copy: bool
+) -> None:
+    steps = Steps(at4=lambda: at_work.stop(copy=copy, answer=False))
     found = ask(store, steps)
-    assert (found["outcome"], found["checkpoint_id"], found["answered"]) == ("stopped", 2, False)
+    assert ended(found) == ("stopped", 2, False, 0 if copy else 3)
     assert sum(steps.pauses) == pytest.approx(60), "the run may be copying still, so it is waited for"
     assert "The stop stands" in found["message"]
     assert (found["savepoint"] is not None) is copy
     assert ("The savepoint is complete." in found["message"]) is copy
     assert ("ckpt copy" in found["message"]) is not copy
-    assert command.status_of(found) == (0 if copy else 3)
 
 
-def test_a_job_that_ends_by_itself_is_told_at_once(store: CheckpointStore) -> None:
-    run = FakeRun(store)
-    steps = Steps(at2=lambda: run.publish(finished=EVERYTHING))
+def test_a_job_that_ends_by_itself_is_reported_at_once(store: CheckpointStore, at_work: FakeRun) -> None:
+    steps = Steps(at2=lambda: at_work.publish(finished=EVERYTHING))
     found = ask(store, steps)
-    assert (found["outcome"], found["checkpoint_id"], found["answered"]) == ("finished", 2, False)
+    assert ended(found) == ("finished", 2, False, 0)
     assert len(steps.pauses) == 2
-    assert command.status_of(found) == 0
     assert "without having been asked" in found["message"]
 
 
-def test_a_job_that_has_ended_is_not_asked(store: CheckpointStore) -> None:
-    FakeRun(store).publish(finished=EVERYTHING, stop=Stop(StopMode.DRAIN, "f" * 32))
+def test_a_job_that_has_ended_is_not_asked(store: CheckpointStore, at_work: FakeRun) -> None:
+    at_work.publish(finished=EVERYTHING, stop=Stop(StopMode.DRAIN, OTHER))
     steps, before = Steps(), store.stats.copy()
     found = ask(store, steps)
-    assert (found["outcome"], found["request"], steps.pauses) == ("finished", None, [])
-    assert f"by request {'f' * 32}" in found["message"]
-    assert command.status_of(found) == 0
+    assert (ended(found), found["request"], steps.pauses) == (("finished", 2, False, 0), None, [])
+    assert f"by request {OTHER}" in found["message"]
     assert store.stats.since(before)["create"].calls == 0
 
 
-def test_a_job_that_is_drained_by_another_request_has_ended_too(store: CheckpointStore) -> None:
-    run = FakeRun(store)
-    found = ask(store, Steps(at1=lambda: run.publish(finished=EVERYTHING, stop=Stop(StopMode.DRAIN, "f" * 32))))
-    assert found["outcome"] == "finished"
+def test_a_job_that_is_drained_by_another_request_has_ended_too(store: CheckpointStore, at_work: FakeRun) -> None:
+    drained = Steps(at1=lambda: at_work.publish(finished=EVERYTHING, stop=Stop(StopMode.DRAIN, OTHER)))
+    assert ask(store, drained)["outcome"] == "finished"
 
 
-def test_a_drain_that_finishes_everything_is_a_stop_and_no_end_of_its_own(store: CheckpointStore) -> None:
-    run = FakeRun(store)
-
-    def drain() -> None:
-        request = run.asked()
-        assert request is not None
-        run.publish(finished=EVERYTHING, stop=Stop(request.mode, request.id))
-
-    def answer() -> None:
-        request = run.asked()
-        assert request is not None
-        store.answer_stop(StopAnswer(request.id, StopOutcome.STOPPED, "", 2, "memory://there"))
-
-    found = ask(store, Steps(at2=drain, at5=answer), mode="drain")
+def test_a_drain_that_finishes_everything_is_a_stop_and_no_end_of_its_own(
+    store: CheckpointStore, at_work: FakeRun
+) -> None:
+    steps = Steps(
+        at2=lambda: at_work.stop(copy=False, answer=False, finished=EVERYTHING),
+        at5=lambda: at_work.answer(StopOutcome.STOPPED, "", 2, "memory://there"),
+    )
+    found = ask(store, steps, mode="drain")
     assert (found["outcome"], found["savepoint"], found["answered"]) == ("stopped", "memory://there", True)
 
 
-@pytest.mark.parametrize(
-    ("event", "told"),
-    [
-        (lambda run: None, "perhaps none is running"),
-        (lambda run: run.publish(), "so a run is alive"),
-    ],
-)
-def test_when_the_time_is_up_the_request_is_withdrawn(store: CheckpointStore, event: Any, told: str) -> None:
-    run = FakeRun(store)
-    steps = Steps(at3=lambda: event(run))
-    found = ask(store, steps, seconds=7.5)
-    assert (found["outcome"], found["checkpoint_id"], found["answered"]) == ("timed_out", None, False)
+@pytest.mark.parametrize(("publishes", "told"), [(False, "perhaps none is running"), (True, "so a run is alive")])
+def test_on_timeout_the_request_is_withdrawn(
+    store: CheckpointStore, at_work: FakeRun, publishes: bool, told: str
+) -> None:
+    found = ask(store, Steps(at3=at_work.publish) if publishes else Steps(), seconds=7.5)
+    assert ended(found) == ("timed_out", None, False, 3)
     assert told in found["message"]
     assert "within 7.5 s, and the request was withdrawn" in found["message"]
     assert found["waited_seconds"] == 7.5
-    assert command.status_of(found) == 3
-    assert run.asked() is None
+    assert at_work.asked() is None
 
 
-def test_a_stop_by_another_request_is_told_when_nobody_answers(store: CheckpointStore) -> None:
-    run = FakeRun(store)
-    found = ask(store, Steps(at3=lambda: run.publish(stop=Stop(StopMode.NO_DRAIN, "f" * 32))), seconds=7.5)
-    assert (found["outcome"], found["checkpoint_id"], found["answered"]) == ("stopped", 2, False)
-    assert f"by request {'f' * 32}" in found["message"]
+def test_a_stop_by_another_request_is_reported_if_nobody_answers(store: CheckpointStore, at_work: FakeRun) -> None:
+    found = ask(store, Steps(at3=lambda: at_work.publish(stop=Stop(StopMode.NO_DRAIN, OTHER))), seconds=7.5)
+    assert ended(found)[:3] == ("stopped", 2, False)
+    assert f"by request {OTHER}" in found["message"]
 
 
 @pytest.mark.parametrize(
@@ -269,65 +253,55 @@ def test_a_stop_by_another_request_is_told_when_nobody_answers(store: Checkpoint
         ("no_drain", "no_drain", "stopped", 0, "has published nothing since"),
         ("drain", "no_drain", "stopped", 0, "stopped (drain) at checkpoint 2"),
         ("drain", "drain", "stopped", 0, "stopped (drain) at checkpoint 2"),
-        (
-            "no_drain",
-            "drain",
-            "not_drained",
-            1,
-            "start the job again so that it goes on (resume=True, --resume), then ask",
-        ),
+        ("no_drain", "drain", "not_drained", 1, "so that it goes on (resume=True, --resume), then ask"),
     ],
 )
 @pytest.mark.parametrize("copied", [False, True])
-def test_a_job_that_has_stopped_before_is_told_at_once_and_not_asked(
-    store: CheckpointStore, was: str, mode: str, outcome: str, status: int, words: str, copied: bool
+def test_a_job_that_has_stopped_before_is_not_asked(
+    store: CheckpointStore, at_work: FakeRun, was: str, mode: str, outcome: str, status: int, words: str, copied: bool
 ) -> None:
-    FakeRun(store).publish(stop=Stop(StopMode(was), "f" * 32))
+    at_work.publish(stop=Stop(StopMode(was), OTHER))
     url = f"{store.url}/savepoints/2-ffffffff"
     if copied:
         store.copy(store.open(), open_store(url))
     steps, before = Steps(), store.stats.copy()
     found = ask(store, steps, mode=mode)
-    assert (found["outcome"], found["checkpoint_id"], found["request"], steps.pauses) == (outcome, 2, None, [])
+    assert (ended(found), found["request"], steps.pauses) == ((outcome, 2, False, status), None, [])
     assert words in found["message"]
     assert found["savepoint"] == (url if copied else None)
-    assert command.status_of(found) == status
     assert store.stats.since(before)["create"].calls == 0
 
 
-@pytest.mark.parametrize("finished", [False, True])
-def test_a_savepoint_that_is_wanted_of_a_job_that_has_ended_is_told_how_to_make(
-    store: CheckpointStore, finished: bool
+@pytest.mark.parametrize("how", [{"finished": EVERYTHING}, {"stop": Stop(StopMode.NO_DRAIN, OTHER)}])
+def test_a_savepoint_that_is_wanted_of_a_job_that_has_ended_is_advised(
+    store: CheckpointStore, at_work: FakeRun, how: dict[str, Any]
 ) -> None:
     there = f"memory://there-{uuid4().hex}"
-    how: dict[str, Any] = {"finished": EVERYTHING} if finished else {"stop": Stop(StopMode.NO_DRAIN, "f" * 32)}
-    FakeRun(store).publish(**how)
-    found = ask(store, Steps(), to=there)
-    assert (found["outcome"], found["savepoint"], command.status_of(found)) == ("not_saved", None, 1)
+    at_work.publish(**how)
+    found = ask(store, to=there)
+    assert (found["outcome"], found["savepoint"], found["status"]) == ("not_saved", None, 1)
     assert f"`ckpt copy {store.url}@2 {there}` makes the savepoint." in found["message"]
     store.copy(store.open(), open_store(there))
-    again = ask(store, Steps(), to=there)
-    assert (again["savepoint"], command.status_of(again)) == (there, 0)
+    again = ask(store, to=there)
+    assert (again["savepoint"], again["status"]) == (there, 0)
 
 
-def test_a_job_that_was_resumed_and_has_not_published_yet_can_be_asked_all_the_same(store: CheckpointStore) -> None:
-    FakeRun(store).publish(stop=Stop(StopMode.NO_DRAIN, "f" * 32))
-    found = ask(store, Steps(at2=FakeRun(store).stop), if_stopped=True)
-    assert (found["outcome"], found["checkpoint_id"], found["answered"]) == ("stopped", 3, True)
-    assert command.status_of(found) == 0
+def test_a_job_that_was_resumed_and_has_not_published_yet_can_be_asked_all_the_same(
+    store: CheckpointStore, at_work: FakeRun
+) -> None:
+    at_work.publish(stop=Stop(StopMode.NO_DRAIN, OTHER))
+    assert ended(ask(store, Steps(at2=FakeRun(store).stop), if_stopped=True)) == ("stopped", 3, True, 0)
 
 
-def test_a_drain_that_another_request_to_stop_comes_before_is_no_drain(store: CheckpointStore) -> None:
-    run = FakeRun(store)
-
+def test_a_drain_that_another_request_to_stop_comes_before_is_no_drain(
+    store: CheckpointStore, at_work: FakeRun
+) -> None:
     def stop() -> None:
-        drain = run.asked()
-        assert drain is not None
-        run.publish(stop=Stop(StopMode.NO_DRAIN, "f" * 32))
-        store.answer_stop(StopAnswer(drain.id, StopOutcome.STOPPED, "the job has stopped (no drain)", 2, "memory://x"))
+        at_work.publish(stop=Stop(StopMode.NO_DRAIN, OTHER))
+        at_work.answer(StopOutcome.STOPPED, "the job has stopped (no drain)", 2, "memory://x")
 
     found = ask(store, Steps(at1=stop), mode="drain")
-    assert (found["outcome"], found["checkpoint_id"], command.status_of(found)) == ("not_drained", 2, 1)
+    assert ended(found) == ("not_drained", 2, True, 1)
     assert "The job has ended for good" not in found["page"]
 
 
@@ -340,18 +314,18 @@ def test_after_ten_seconds_of_silence_the_command_asks_whether_the_job_runs(stor
     assert text.startswith("No run has answered for 10 s.")
 
 
-def test_a_stop_that_is_published_while_the_request_is_withdrawn_is_told(
-    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+def test_a_stop_that_is_published_while_the_request_is_withdrawn_is_reported(
+    store: CheckpointStore, at_work: FakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, withdraw = FakeRun(store), store.withdraw_stop
+    withdraw = store.withdraw_stop
 
     def late(request_id: str) -> None:
-        run.stop()
+        at_work.stop()
         withdraw(request_id)
 
     monkeypatch.setattr(store, "withdraw_stop", late)
-    found = ask(store, Steps(), seconds=1)
-    assert (found["outcome"], found["checkpoint_id"]) == ("stopped", 2)
+    found = ask(store, seconds=1)
+    assert ended(found)[:2] == ("stopped", 2)
     assert found["savepoint"] is not None
 
 
@@ -368,8 +342,7 @@ def test_the_pauses_grow_up_to_two_seconds_and_end_with_the_time(store: Checkpoi
 
 
 def test_waiting_reads_no_record_again_that_has_not_changed(store: CheckpointStore) -> None:
-    before = store.stats.copy()
-    steps = Steps()
+    steps, before = Steps(), store.stats.copy()
     ask(store, steps, seconds=10)
     reads = store.stats.since(before)
     assert len(steps.pauses) > 8
@@ -382,24 +355,23 @@ def test_the_request_is_withdrawn_whatever_happens(store: CheckpointStore, error
     def fail() -> None:
         raise error
 
-    steps = Steps(at2=fail)
-    asking = attempt(store, steps, "drain")
+    asking = attempt(store, Steps(at2=fail), "drain")
     with pytest.raises(type(error)):
         asking.run(60)
     assert asking.request is not None
     assert store.storage.list("requests/") == []
 
 
-def test_a_request_that_cannot_be_removed_is_named(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_cannot_be_removed_is_named(
+    store: CheckpointStore, at_work: FakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(request_id: str) -> None:
         raise StorageError("no right to delete")
 
     monkeypatch.setattr(store, "withdraw_stop", refuse)
-    run, steps = FakeRun(store), Steps()
-    steps.script[1] = run.stop
-    told = attempt(store, steps, "drain").run(60)
-    assert told.outcome == "stopped"
-    assert told.message.startswith("The request could not be removed (no right to delete): delete requests/")
+    result = attempt(store, Steps(at1=at_work.stop), "drain").run(60)
+    assert result.outcome == "stopped"
+    assert result.message.startswith("The request could not be removed (no right to delete): delete requests/")
 
 
 # ---- the command itself ----------------------------------------------------------------------------------------------
@@ -428,24 +400,22 @@ def test_the_command_stops_a_job_in_another_process(tmp_path: Path) -> None:
     assert store.storage.list("requests/") == []
 
 
-def test_the_command_says_that_nobody_answers(tmp_path: Path) -> None:
-    stores.counts_store(str(tmp_path / "store"))
-    text = page("stop", tmp_path / "store", "--timeout", 0, status=3)
+def test_the_command_says_that_nobody_answers(counts: Path) -> None:
+    text = page("stop", counts, "--timeout", 0, status=3)
     assert text.startswith("No run has answered\n")
     assert "savepoint  none" in text
-    assert list((tmp_path / "store/requests").iterdir()) == []
+    assert list((counts / "requests").iterdir()) == []
 
 
-def test_interrupting_the_command_withdraws_the_request(tmp_path: Path) -> None:
-    stores.counts_store(str(tmp_path / "store"))
-    folder = tmp_path / "store/requests"
-    # Whoever runs the tests in the background may have had interrupts ignored, which children inherit.
+def test_interrupting_the_command_withdraws_the_request(counts: Path) -> None:
+    folder = counts / "requests"
+    # Tests that run in the background may ignore interrupts, which children inherit.
     code = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from stateformat.tools.ckpt.main import main; sys.exit(main())"
     )
     running = subprocess.Popen(
-        [sys.executable, "-c", code, "stop", tmp_path / "store", "--format", "json"],
+        [sys.executable, "-c", code, "stop", counts, "--format", "json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
@@ -463,14 +433,8 @@ def test_interrupting_the_command_withdraws_the_request(tmp_path: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-def test_what_cannot_be_asked_is_refused_before_anybody_is(tmp_path: Path) -> None:
-    store, full = tmp_path / "store", tmp_path / "full"
-    stores.counts_store(str(store))
-    stores.counts_store(str(full))
-    assert failure("stop", store, "--to", full, status=2)["kind"] == "store_not_empty"
-    assert "its own savepoint" in failure("stop", store, "--to", store, status=2)["message"]
-    assert failure("stop", tmp_path / "nowhere", status=3)["kind"] == "store_not_found"
-    assert not (tmp_path / "nowhere").exists()
-    assert failure("stop", f"{store}@1", status=2)["kind"] == "usage"
-    assert failure("stop", store, "--timeout", -1, status=2)["kind"] == "usage"
-    assert not (store / "requests").exists()
+def test_what_cannot_be_asked_is_refused_before_anybody_is(counts: Path, flights: Path) -> None:
+    assert failure("stop", counts, "--to", flights, status=2)["kind"] == "store_not_empty"
+    assert "its own savepoint" in failure("stop", counts, "--to", counts, status=2)["message"]
+    assert failure("stop", f"{counts}@1", status=2)["kind"] == "usage"
+    assert not (counts / "requests").exists()

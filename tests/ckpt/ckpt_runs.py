@@ -1,4 +1,4 @@
-"""Running the installed ``ckpt`` as a person does, in a process of its own, and holding it to what it promises always."""
+"""Calling ``ckpt`` and holding each call to what every call promises."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 from stateformat.tools.ckpt.main import main
 
 CKPT = Path(sys.executable).with_name("ckpt")
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 FREE = {"properties", "sample", "details"}
 """Members whose own members are the user's, or depend on what happened."""
 
@@ -38,49 +38,31 @@ class Run:
 
 
 @contextmanager
-def _standard(name: str) -> Iterator[io.TextIOWrapper]:
-    """A stream in place of a standard one, with bytes below it as files have them."""
-    before, stream = getattr(sys, name), io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
-    setattr(sys, name, stream)
+def _standard(name: str, encoding: str) -> Iterator[io.BytesIO]:
+    """The bytes that are written to a standard stream meanwhile."""
+    before, data = getattr(sys, name), io.BytesIO()
+    setattr(sys, name, io.TextIOWrapper(data, encoding=encoding, write_through=True))
     try:
-        yield stream
+        yield data
     finally:
         setattr(sys, name, before)
 
 
-def run(*arguments: object, **environment: str) -> Run:
-    """Call ``ckpt`` in this process. It shows no stack trace, and no page is wider than 80 columns."""
+def run(*arguments: object, encoding: str = "utf-8", traces: bool = False, **environment: str) -> Run:
+    """Call ``ckpt`` in this process, on 80 columns. No page is wider; a stack trace is shown with ``traces`` only."""
     before = {name: os.environ.get(name) for name in ("COLUMNS", "NO_COLOR", *environment)}
     os.environ.update({"COLUMNS": "80", **environment})
     try:
-        with _standard("stdout") as out, _standard("stderr") as err:
+        with _standard("stdout", encoding) as out, _standard("stderr", encoding) as err:
             status = main([str(argument) for argument in arguments])
-            found = Run(status, *(stream.buffer.getvalue().decode() for stream in (out, err)))  # type: ignore[attr-defined]
+            found = Run(status, out.getvalue().decode(), err.getvalue().decode())
     finally:
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-    return _checked(found, arguments, environment)
-
-
-def run_program(*arguments: object, **environment: str) -> Run:
-    """The same with the installed program, in a process of its own."""
-    plain = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "NO_COLOR", "PYTHONIOENCODING")}
-    done = subprocess.run(
-        [CKPT, *map(str, arguments)],
-        capture_output=True,
-        encoding="utf-8",
-        env={**plain, **environment},
-        check=False,
-        timeout=120,
-    )
-    return _checked(Run(done.returncode, done.stdout, done.stderr), arguments, environment)
-
-
-def _checked(found: Run, arguments: tuple[object, ...], environment: dict[str, str]) -> Run:
-    assert "Traceback" not in found.out + found.err, found.err
+    assert ("Traceback" in found.out + found.err) is traces, found.err
     assert "this is a bug" not in found.err, found.err
     if "--format" not in arguments and "COLUMNS" not in environment and "-" not in arguments:
         wide = [line for line in found.out.splitlines() if len(line) > 80]
@@ -88,25 +70,37 @@ def _checked(found: Run, arguments: tuple[object, ...], environment: dict[str, s
     return found
 
 
+def program(*arguments: object, **how: Any) -> subprocess.CompletedProcess[str]:
+    """The installed program, in a process of its own."""
+    command = [str(CKPT), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, **how)
+
+
 def page(*arguments: object, status: int = 0, **environment: str) -> str:
-    """The page that a command prints; it ends with the status that is expected, and says nothing on standard error."""
+    """The page of a command with the expected status and a silent standard error."""
     found = run(*arguments, **environment)
     assert (found.status, found.err) == (status, ""), found
     return found.out
 
 
+def words(*arguments: object, status: int = 0) -> str:
+    """All that a command prints, without line ends and alignment."""
+    found = run(*arguments)
+    assert found.status == status, found
+    return " ".join((found.out + found.err).split())
+
+
 def document(*arguments: object, status: int = 0) -> Any:
-    """The JSON that a command prints; every member of it stands in the command's section of docs/json.md."""
+    """The JSON of a command; docs/json.md describes every member in the command's section."""
     found = run(*arguments, "--format", "json")
     assert found.status == status, found
-    told = json_members(str(arguments[0]))
-    untold = sorted(set(members(found.document)) - told)
-    assert not untold, f"docs/json.md does not tell {untold} of {arguments[0]}"
+    undocumented = sorted(set(members(found.document)) - json_members(str(arguments[0])))
+    assert not undocumented, f"docs/json.md does not describe {undocumented} of {arguments[0]}"
     return found.document
 
 
 def failure(*arguments: object, status: int) -> dict[str, Any]:
-    """The error of a command that fails: a sentence on standard error, and the same in JSON on standard output."""
+    """The error of a command: a sentence on standard error, and the same in JSON on standard output."""
     found = run(*arguments, "--format", "json")
     assert found.status == status, found
     assert set(found.document) == {"error"}
@@ -117,8 +111,14 @@ def failure(*arguments: object, status: int) -> dict[str, Any]:
     return error
 
 
+def state_of(store: object, operator: str, name: str) -> Any:
+    """A state as ``inspect`` has it."""
+    (found,) = document("inspect", store, "--operator", operator, "--state", name)["states"]
+    return found
+
+
 def topology_without(uid: str, store: Path, file: Path) -> Path:
-    """A topology file: the operators of a store's checkpoint at parallelism 3, but for one, from which edges lead and to which none do."""
+    """A topology file: the operators of a store at parallelism 3, without one that has no inputs."""
     whole = document("inspect", store)
     graph = {
         "operators": [{"uid": op["uid"], "parallelism": 3} for op in whole["operators"] if op["uid"] != uid],
@@ -141,7 +141,7 @@ def members(value: Any) -> Iterator[str]:
 
 
 def json_members(command: str) -> set[str]:
-    """Every name that docs/json.md sets in code in the section of a command, in those it refers to, or in the shared ones."""
+    """Every name in code in a command's section of docs/json.md, and in the sections that it refers to."""
     parts = re.split(r"(?m)^## ", (DOCS / "json.md").read_text())
     sections = {part.split("\n", 1)[0]: part for part in parts}
     text = sections["Shared objects"] + sections[command]

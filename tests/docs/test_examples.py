@@ -12,7 +12,7 @@ import pytest
 import stateformat
 from stateformat.backends.local import LocalRun, LocalRuntime, VirtualClock
 
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DAYS = 20
 INTERVAL_US = 1
 

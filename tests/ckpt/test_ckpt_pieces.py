@@ -1,4 +1,4 @@
-"""The pieces that pages are made of, without a store: graphs, bars, tables, addresses, rows as text, errors as statuses."""
+"""The pieces of ``ckpt``, without a store: graphs, bars, tables, values of options, rows as text, exit statuses."""
 
 from __future__ import annotations
 
@@ -24,20 +24,12 @@ from stateformat.tools.ckpt.text import Column, Look, graph, render
 
 
 def operator(uid: str, status: str = "running", **more: Any) -> dict[str, Any]:
-    plain = {
-        "name": "",
-        "parallelism": 4,
-        "max_parallelism": 128,
-        "finished": [],
-        "finishing": [],
-        "coordinator": False,
-    }
-    return {"uid": uid, "status": status, **plain, **more}
+    plain = {"name": "", "parallelism": 4, "max_parallelism": 128, "coordinator": False}
+    return {"uid": uid, "status": status, **plain, "finished": [], "finishing": [], **more}
 
 
-def edge(
-    source: str, target: str, partitioner: str = "rebalance", *keys: str, feedback: bool = False
-) -> dict[str, Any]:
+def edge(ends: str, partitioner: str = "rebalance", *keys: str, feedback: bool = False) -> dict[str, Any]:
+    source, target = ends.split(">")
     return {"from": source, "to": target, "partitioner": partitioner, "key_columns": list(keys), "feedback": feedback}
 
 
@@ -47,7 +39,7 @@ def drawing(operators: list[dict[str, Any]], edges: list[dict[str, Any]], look: 
 
 def test_a_chain_is_a_straight_line_with_its_edges_in_words() -> None:
     operators = [operator("a", "fully_finished", finished=[[0, 3]]), operator("b")]
-    assert drawing(operators, [edge("a", "b", "hash", "x", "y")]) == [
+    assert drawing(operators, [edge("a>b", "hash", "x", "y")]) == [
         "    operator  subtasks  max  status",
         "  ● a                4  128  finished",
         "  ○ b                4  128  running",
@@ -56,8 +48,8 @@ def test_a_chain_is_a_straight_line_with_its_edges_in_words() -> None:
 
 
 def test_lanes_meet_above_a_fan_in_and_part_below_a_fan_out() -> None:
-    operators = [operator("a"), operator("b"), operator("c"), operator("d"), operator("e")]
-    edges = [edge("a", "c"), edge("b", "c"), edge("c", "d"), edge("c", "e")]
+    operators = list(map(operator, "abcde"))
+    edges = [edge("a>c"), edge("b>c"), edge("c>d"), edge("c>e")]
     assert drawing(operators, edges) == [
         "      operator  subtasks  max  status",
         "  ○   a                4  128  running",
@@ -78,7 +70,7 @@ def test_a_graph_has_an_ascii_twin() -> None:
         operator("b"),
         operator("c"),
     ]
-    lines = drawing(operators, [edge("a", "c"), edge("b", "c"), edge("c", "c", feedback=True)], Look(unicode=False))
+    lines = drawing(operators, [edge("a>c"), edge("b>c"), edge("c>c", feedback=True)], Look(unicode=False))
     assert lines == [
         "      operator  subtasks  max  status",
         "  +   a                4  128  2 of 4 finished: 0-1",
@@ -92,18 +84,18 @@ def test_a_graph_has_an_ascii_twin() -> None:
 
 
 def test_operators_stand_after_their_sources_even_where_they_were_defined_before() -> None:
-    ordered = graph.in_order([operator("sink"), operator("b"), operator("a")], [edge("a", "b"), edge("b", "sink")])
+    ordered = graph.in_order([operator("sink"), operator("b"), operator("a")], [edge("a>b"), edge("b>sink")])
     assert [entry["uid"] for entry in ordered] == ["a", "b", "sink"]
 
 
 def test_a_graph_with_a_cycle_is_shown_all_the_same() -> None:
-    lines = drawing([operator("a"), operator("b")], [edge("a", "b"), edge("b", "a")])
+    lines = drawing([operator("a"), operator("b")], [edge("a>b"), edge("b>a")])
     assert sum(line.split()[1] in ("a", "b") for line in lines[1:] if "○" in line) == 2
 
 
 def test_a_graph_of_very_many_lanes_keeps_only_its_marks() -> None:
     sources = [operator(f"s{i}") for i in range(30)]
-    lines = drawing([*sources, operator("t")], [edge(f"s{i}", "t") for i in range(30)])
+    lines = drawing([*sources, operator("t")], [edge(f"s{i}>t") for i in range(30)])
     assert lines[1].startswith("  ○ s0 ")
     assert not any("│" in line for line in lines)
     assert all(len(line) <= 80 for line in lines)
@@ -112,57 +104,66 @@ def test_a_graph_of_very_many_lanes_keeps_only_its_marks() -> None:
 # ---- figures ---------------------------------------------------------------------------------------------------------
 
 
-def test_bars_are_in_proportion_and_tell_none_from_nothing() -> None:
-    assert render.spark([0, 1, 4, 8, None], Look(), width=10) == "·▁▄█-"
-    assert render.spark([0, 1, 4, 8, None], Look(unicode=False), width=10) == ".148-"
-    assert render.spark([0, 0], Look(), width=10) == "··"
-    assert render.spark([], Look(), width=10) == ""
+@pytest.mark.parametrize(
+    ("values", "look", "text"),
+    [
+        ([0, 1, 4, 8, None], Look(), "·▁▄█-"),
+        ([0, 1, 4, 8, None], Look(unicode=False), ".148-"),
+        ([0, 0], Look(), "··"),
+        ([], Look(), ""),
+        ([1] * 125 + [8] + [1] * 124, Look(), "▁▁▁▁▁█▁▁▁▁"),
+    ],
+)
+def test_bars_are_in_proportion_and_a_shared_one_shows_the_greatest(
+    values: list[int | None], look: Look, text: str
+) -> None:
+    assert render.spark(values, look, width=10) == text
 
 
-def test_bars_that_share_a_column_show_the_greatest() -> None:
-    assert render.spark([1] * 50 + [8] + [1] * 49, Look(), width=4) == "▁▁█▁"
-
-
-def test_every_colour_can_be_left_out() -> None:
+def test_every_color_can_be_left_out() -> None:
     assert render.spark([1], Look(color=True), width=1) != render.spark([1], Look(), width=1)
     assert click.unstyle(render.spark([1], Look(color=True), width=1)) == render.spark([1], Look(), width=1)
 
 
+DAY_US = 86_400 * 10**6
+
+
 @pytest.mark.parametrize(
-    ("number", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1024**2 - 1, "1.0 MiB"), (5 * 1024**3, "5.0 GiB")],
+    ("found", "text"),
+    [
+        *((render.size(number), text) for number, text in ((0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"))),
+        *((render.size(number), text) for number, text in ((1024**2 - 1, "1.0 MiB"), (5 * 1024**3, "5.0 GiB"))),
+        *((render.age(0, at_us), text) for at_us, text in ((5 * 10**6, "5 s"), (61 * 10**6, "1 min"))),
+        *((render.age(0, at_us), text) for at_us, text in ((DAY_US // 2, "12 h"), (3 * DAY_US, "3 d"))),
+        (render.age(10, -(10**6)), ""),
+        (render.moment(2**53 - 1)[:5], "2255-"),
+        (render.moment(2**60), "9999-12-31T00:00:00Z"),
+        (render.label("a\nb\x1b[31mc\u202e"), "a\\nb\\x1b[31mc\\u202e"),
+        (render.label("größe 日本"), "größe 日本"),
+        (render.text_width("日本"), 4),
+        (render.text_width(click.style("ab", fg="red")), 2),
+        (render.pad("日", 4), "日  "),
+        (render.wrap("日本 語", 20), ["日本 語"]),
+        (render.wrap("日" * 10 + " " + "本" * 10, 20), ["日" * 10, "本" * 10]),
+        (render.wrap("a " + "日" * 12, 21), ["a " + "日" * 9, "日" * 3]),
+    ],
 )
-def test_sizes_are_for_people(number: int, text: str) -> None:
-    assert render.size(number) == text
+def test_figures_and_texts_are_for_people(found: object, text: object) -> None:
+    assert found == text
 
 
-def test_ages_show_their_greatest_unit_and_a_clock_that_is_ahead_shows_none() -> None:
-    day = 86_400 * 10**6
-    assert [render.age(0, t) for t in (5 * 10**6, 61 * 10**6, day // 2, 3 * day)] == ["5 s", "1 min", "12 h", "3 d"]
-    assert render.age(10, -(10**6)) == ""
+def test_lines_are_wrapped_by_the_columns_that_their_characters_take() -> None:
+    text = "operator '日本語' is asked for parallelism 99999, which is not within 1 to 32768 日本語" + "語" * 50
+    lines = render.wrap(text, 40)
+    assert max(map(render.text_width, lines)) == 40
+    assert "".join(lines).replace(" ", "") == text.replace(" ", "")
 
 
-def test_a_time_beyond_the_calendar_is_no_error() -> None:
-    assert render.moment(2**53 - 1).startswith("2255-")
-    assert render.moment(2**60) == "9999-12-31T00:00:00Z"
-
-
-def test_a_table_leaves_out_optional_columns_and_cuts_flexible_ones_where_it_is_too_wide() -> None:
+def test_a_table_that_is_too_wide_leaves_out_optional_columns_and_cuts_flexible_ones() -> None:
     columns = [Column("name", flexible=True), Column("n", right=True), Column("extra", optional=1)]
     rows = [["x" * 30, "1", "y" * 60]]
     assert render.table(columns, rows, Look(width=80)) == ["  name" + " " * 28 + "n", "  " + "x" * 30 + "  1"]
     assert render.table(columns[:2], rows, Look(width=20))[1] == "  " + "x" * 14 + "…  1"
-
-
-def test_a_strangers_text_cannot_break_a_line_or_steer_a_terminal() -> None:
-    assert render.label("a\nb\x1b[31mc\u202e") == "a\\nb\\x1b[31mc\\u202e"
-    assert render.label("größe 日本") == "größe 日本"
-
-
-def test_wide_characters_count_twice_and_colours_not_at_all() -> None:
-    assert render.text_width("日本") == 4
-    assert render.text_width(click.style("ab", fg="red")) == 2
-    assert render.pad("日", 4) == "日  "
 
 
 # ---- addresses -------------------------------------------------------------------------------------------------------
@@ -186,14 +187,7 @@ def test_only_trailing_digits_are_an_id(text: str, url: str, checkpoint: int | N
 
 @pytest.mark.parametrize(
     ("checkpoint", "text"),
-    [
-        ("optional", ""),
-        ("optional", "@3"),
-        ("optional", "s@0"),
-        ("optional", f"s@{2**53}"),
-        ("always", "store"),
-        ("never", "s@3"),
-    ],
+    [*(("optional", text) for text in ("", "@3", "s@0", f"s@{2**53}")), ("always", "store"), ("never", "s@3")],
 )
 def test_other_addresses_are_misuse(checkpoint: str, text: str) -> None:
     with pytest.raises(click.UsageError):
@@ -267,53 +261,39 @@ def test_an_interruption_has_the_status_that_shells_give_it() -> None:
 
 # ---- rows as text ----------------------------------------------------------------------------------------------------
 
+# Each column with three values: a usual one, null in the second row, and an extreme one.
+COLUMNS: dict[str, tuple[pa.DataType, Any, Any]] = {
+    "flag": (pa.bool_(), True, False),
+    "n": (pa.int64(), 2**62, -1),
+    "x": (pa.float64(), 1.5, math.nan),
+    "text": (pa.string(), 'q"\\\n\x00\x1fé☃', ""),
+    "raw": (pa.binary(), b"\x00\xff", b""),
+    "day": (pa.date32(), datetime.date(2020, 1, 2), datetime.date(1969, 12, 31)),
+    "at": (
+        pa.timestamp("us"),
+        datetime.datetime(2020, 1, 2, 3, 4, 5, 6),  # noqa: DTZ001 - the type has no zone
+        datetime.datetime(1969, 12, 31, 23, 59, 59, 999999),  # noqa: DTZ001
+    ),
+    "utc": (
+        pa.timestamp("us", "UTC"),
+        datetime.datetime(2020, 1, 2, 3, 4, 5, 6, tzinfo=datetime.UTC),
+        datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC),
+    ),
+    "price": (pa.decimal128(38, 2), decimal.Decimal("-1.20"), decimal.Decimal("0.00")),
+    "list": (pa.list_(pa.int64()), [1, None], []),
+    "struct": (
+        pa.struct([("a", pa.int32()), ("b", pa.list_(pa.string()))]),
+        {"a": 1, "b": ["x", None]},
+        {"a": None, "b": None},
+    ),
+    "map": (pa.map_(pa.string(), pa.int64()), [("k", 1), ("l", None)], []),
+}
+SCHEMA = pa.schema([(name, kind) for name, (kind, *_) in COLUMNS.items()])
 ROWS: list[dict[str, Any]] = [
-    {
-        "flag": True,
-        "n": 2**62,
-        "x": 1.5,
-        "text": 'q"\\\n\x00\x1fé☃',
-        "raw": b"\x00\xff",
-        "day": datetime.date(2020, 1, 2),
-        "at": datetime.datetime(2020, 1, 2, 3, 4, 5, 6),  # noqa: DTZ001 - the type has no zone
-        "utc": datetime.datetime(2020, 1, 2, 3, 4, 5, 6, tzinfo=datetime.UTC),
-        "price": decimal.Decimal("-1.20"),
-        "list": [1, None],
-        "struct": {"a": 1, "b": ["x", None]},
-        "map": [("k", 1), ("l", None)],
-    },
-    dict.fromkeys(("flag", "n", "x", "text", "raw", "day", "at", "utc", "price", "list", "struct", "map")),
-    {
-        "flag": False,
-        "n": -1,
-        "x": math.nan,
-        "text": "",
-        "raw": b"",
-        "day": datetime.date(1969, 12, 31),
-        "at": datetime.datetime(1969, 12, 31, 23, 59, 59, 999999),  # noqa: DTZ001
-        "utc": datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC),
-        "price": decimal.Decimal("0.00"),
-        "list": [],
-        "struct": {"a": None, "b": None},
-        "map": [],
-    },
+    {name: first for name, (_, first, _) in COLUMNS.items()},
+    dict.fromkeys(COLUMNS),
+    {name: last for name, (_, _, last) in COLUMNS.items()},
 ]
-SCHEMA = pa.schema(
-    [
-        pa.field("flag", pa.bool_()),
-        pa.field("n", pa.int64()),
-        pa.field("x", pa.float64()),
-        pa.field("text", pa.string()),
-        pa.field("raw", pa.binary()),
-        pa.field("day", pa.date32()),
-        pa.field("at", pa.timestamp("us")),
-        pa.field("utc", pa.timestamp("us", "UTC")),
-        pa.field("price", pa.decimal128(38, 2)),
-        pa.field("list", pa.list_(pa.int64())),
-        pa.field("struct", pa.struct([("a", pa.int32()), ("b", pa.list_(pa.string()))])),
-        pa.field("map", pa.map_(pa.string(), pa.int64())),
-    ]
-)
 
 
 def expected(value: Any, name: str = "") -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import stores
-from tests.ckpt_runs import document, failure, page
+from tests.ckpt.ckpt_runs import document, failure, page
 from tests.servers.server import BUCKET, S3Server
 
 pytestmark = pytest.mark.s3

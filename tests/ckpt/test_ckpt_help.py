@@ -1,0 +1,57 @@
+"""Help and documentation: neither drifts from the other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+from stateformat.tools.ckpt import docs
+from stateformat.tools.ckpt.main import COMMANDS, ckpt, main
+from tests.ckpt.ckpt_runs import DOCS, program
+
+
+def test_every_help_stands_in_the_docs_word_for_word() -> None:
+    page = docs.CLI_PAGE.read_text(encoding="utf-8")
+    assert docs.missing(page) == []
+    assert docs.refreshed(page) == page, "run `make docs` (python -m stateformat.tools.ckpt.docs)"
+
+
+@pytest.mark.parametrize("command", ["ckpt", "rewrite"])
+def test_the_help_in_the_docs_is_what_the_program_prints(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    found = program(*([] if command == "ckpt" else [command]), "--help")
+    assert (found.returncode, found.stdout) == (0, docs.help_of(command) + "\n")
+    assert f"```text\n{found.stdout}```\n" in docs.CLI_PAGE.read_text(encoding="utf-8")
+
+
+def test_the_docs_are_refreshed_block_by_block() -> None:
+    page = "before\n<!-- help: gc -->\nold\n<!-- end -->\nafter\n"
+    fresh = docs.refreshed(page)
+    assert fresh.startswith("before\n<!-- help: gc -->\n```text\nUsage: ckpt gc ")
+    assert fresh.endswith("\n```\n<!-- end -->\nafter\n")
+    assert docs.missing(page) == ["ckpt", *(name for name in COMMANDS if name != "gc")]
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_command_has_the_line_of_help_that_the_list_shows(name: str) -> None:
+    command = ckpt.get_command(click.Context(ckpt), name)
+    assert command is not None
+    assert command.name == name
+    assert (command.help or "").split("\n")[0] == COMMANDS[name]
+    options = [option for option in command.params if isinstance(option, click.Option)]
+    assert all(option.help for option in options), "every option is explained"
+    assert {"--format", "--verbose", "--endpoint-url", "--option"} <= {text for one in options for text in one.opts}
+
+
+@pytest.mark.parametrize("page", ["cli.md", "json.md"])
+def test_every_command_has_a_section_in_the_docs(page: str) -> None:
+    assert set(COMMANDS) <= set(re.findall(r"(?m)^## (\S+)$", (DOCS / page).read_text()))
+
+
+def test_ckpt_as_a_library_call_returns_its_status(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["history", str(tmp_path / "nowhere")]) == 3
+    assert main(["--help"]) == 0
+    assert "Usage: ckpt" in capsys.readouterr().out

@@ -1,0 +1,213 @@
+"""What a user mistypes: the answer names it, says what was probably meant, and changes nothing."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+import stateformat as sf
+from stateformat.tools.ckpt.exit_status import in_options
+from tests import stores
+from tests.ckpt.ckpt_runs import document, failure, fingerprint, run, words
+
+SUMS = "--operator delays --state sums"
+MISUSE = [
+    ("rescale", "--parallelism"),
+    ("rescale --parallelism 0", "x>=1"),
+    ("rescale --operator-parallelism delays=0", "delays=0"),
+    ("explain-restore --parallelism -3", "x>=1"),
+    ("rewrite --max-parallelism 40000", "32768"),
+    ("rewrite --rename nope=x", "nope"),
+    ("rewrite --rename sink=alerts", "alerts"),
+    ("explain-restore --operator-parallelism nope=2", "nope"),
+    ("explain-restore --drop nope", "nope"),
+    ("explain-restore --drop delays/nope", "operator 'delays' has no state 'nope'; it has 'sums'"),
+    ("explain-restore --drop delays/sums.zz", "never had a column 'zz'"),
+    ("explain-restore --drop delays/zz.n", "has no state 'zz.n'"),
+    ("inspect --operator delay", "did you mean 'delays'? It has "),
+    ("inspect --operator Delays_per_plan", "did you mean 'delays'? It has "),
+    ("inspect --operator zzz", "by uid or by name; it has "),
+    ("inspect --state nope", "it has 'splits'"),
+    ("inspect --state smus", "did you mean 'sums'?"),
+    ("inspect --rows many", "not a valid integer"),
+    ("inspect --unknown", "--unknown"),
+    ("validate --level deep", "quick"),
+    ("gc --keep 0", "x>=1"),
+    ("rollback", "@7"),
+    ("history --option anon=true", "anon"),
+    ("history --option nonsense", "KEY=VALUE"),
+    *((f"stop --timeout {seconds}", "--timeout") for seconds in ("inf", "nan", "-1", "soon")),
+    (f"export {SUMS} --to x.txt", "--as"),
+    (f"export {SUMS} --to -", "add --as csv or --as jsonl"),
+    (f"export {SUMS} --to - --as parquet", "standard output"),
+    (f"export {SUMS} --subtask 4 --to x.csv", "subtasks 0 to 3"),
+    ("export --operator delays --state nope --to x.csv", "it has 'sums', 'by_month'"),
+    ("export --operator delays --state smus --to x.csv", "did you mean 'sums'?"),
+    ("export --operator nope --state sums --to x.csv", "delays (Delays per plane)"),
+]
+
+
+@pytest.mark.parametrize(("command", "told"), MISUSE)
+def test_misuse_is_named_and_changes_nothing(flights: Path, command: str, told: str) -> None:
+    name, *options = command.split()
+    before = fingerprint(flights)
+    error = failure(name, flights, *(option.replace("_", " ") for option in options), status=2)
+    assert told in error["message"]
+    assert fingerprint(flights) == before
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        (f"{{}}@{'9' * 5000}", "2^53"),
+        ("gopher://host/store", "file"),
+    ],
+)
+def test_an_address_that_is_none_is_misuse(flights: Path, address: str, told: str) -> None:
+    assert told in failure("inspect", address.format(flights), status=2)["message"]
+
+
+@pytest.mark.parametrize("command", ["rescale --parallelism 3", "rewrite"])
+def test_to_is_another_store(flights: Path, command: str) -> None:
+    before, (name, *options) = fingerprint(flights), command.split()
+    message = failure(name, flights, *options, "--to", flights, status=2)["message"]
+    assert message == f"--to names file://{flights} itself; leave it out to publish there"
+    assert fingerprint(flights) == before
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("{", "cannot be read"),
+        ("[]", "no JSON object"),
+        ('{"operators": [], "states": [{"columns": [], "schema": []}]}', "states[0].schema is unknown"),
+        ('{"operators": [], "states": [{"columns": [], "renames": {"a": 1}}]}', "states[0].renames has 1 for 'a'"),
+        ('{"operators": [{"uid": "a"}]}', "operators[0].parallelism is missing"),
+        ('{"operators": [{"uid": "a", "paralelism": 1}]}', "operators[0].paralelism is unknown"),
+        (
+            '{"operators": [], "edges": [{"id": "e", "from": "a", "to": "b", "partitioner": "x"}]}',
+            "edges[0].partitioner",
+        ),
+    ],
+)
+def test_a_topology_file_that_is_none_is_misuse(flights: Path, tmp_path: Path, content: str, told: str) -> None:
+    topology = tmp_path / "topology.json"
+    topology.write_text(content)
+    error = failure("explain-restore", flights, "--topology", topology, status=2)
+    assert told in error["message"]
+    assert str(topology) in error["message"]
+
+
+@pytest.mark.parametrize("number", [9_999_999, 10**8, 10**20])
+@pytest.mark.parametrize("way", ["option", "operator", "topology"])
+def test_a_parallelism_beyond_all_bounds_is_refused_before_anything_is_planned(
+    counts: Path, tmp_path: Path, number: int, way: str
+) -> None:
+    topology = document("inspect", counts)
+    for operator in topology["operators"]:
+        operator["parallelism"] = number
+    (tmp_path / "topology.json").write_text(json.dumps(topology))
+    options = {
+        "option": ("--parallelism", number),
+        "operator": ("--operator-parallelism", f"counter={number}"),
+        "topology": ("--topology", tmp_path / "topology.json"),
+    }[way]
+    begun = time.process_time()
+    plan = sf.open(str(counts)).open().plan_restore(sf.JobGraph((sf.Operator("counter", number),), ()))
+    assert plan.refused
+    assert time.process_time() - begun < 1
+    refused = words("explain-restore", counts, *options, status=1)
+    assert f"is asked for parallelism {number}, which is not within 1 to 32768" in refused
+
+
+def test_of_very_many_operators_a_sentence_names_some(tmp_path: Path) -> None:
+    graph = sf.JobGraph(tuple(sf.Operator(f"step {number}", 1) for number in range(1000)), ())
+    sf.open(str(tmp_path / "store")).begin(job_id="wide", graph=graph, states=[], parent=None).publish()
+    message = failure("inspect", tmp_path / "store", "--operator", "stepp 7", status=2)["message"]
+    assert "did you mean 'step 7'? It has step 0, step 1, " in message
+    assert message.endswith(" and 980 more")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        *((typed, None) for typed in ("zzz", "top", "rolback", "coppy", "gcc")),
+        *(("inspekt", "inspect"), ("inspct", "inspect"), ("exprt", "export")),
+    ],
+)
+def test_a_mistyped_command_is_told_what_was_meant_but_for_one_that_changes_something(
+    typed: str, meant: str | None
+) -> None:
+    found = run(typed, "store")
+    assert found.status == 2
+    assert f"No such command {typed!r}." in found.err
+    assert ("Did you mean" in found.err) == (meant is not None)
+    assert meant is None or f"Did you mean '{meant}'?" in found.err
+
+
+def test_without_arguments_there_is_help_and_the_status_of_misuse() -> None:
+    found = run()
+    assert (found.status, found.err.startswith("Usage: ckpt ")) == (2, True)
+
+
+def test_a_storage_option_that_a_directory_knows_is_taken(flights: Path) -> None:
+    assert run("history", flights, "--option", "durable=false").status == 0
+
+
+def test_advice_names_options_for_the_arguments_of_the_library() -> None:
+    assert in_options("give it up with drop='a/b', or resume=True") == "give it up with --drop 'a/b', or --resume"
+    assert in_options('with drop="it\'s"') == 'with --drop "it\'s"'
+    assert in_options("backdrop='x'") == "backdrop='x'"
+
+
+# ---- stores that are not there ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("history", "inspect", "validate", "explain-restore", "rescale --parallelism 2", "rewrite", "gc --delete"),
+        *("export --operator a --state b --to {}/x.csv", "rollback", "copy {}/target", "stop"),
+    ],
+)
+def test_a_store_that_is_not_there_is_not_found_and_not_made(tmp_path: Path, command: str) -> None:
+    name, *options = command.format(tmp_path).split()
+    nowhere = tmp_path / "nowhere"
+    error = failure(name, f"{nowhere}@1" if name == "rollback" else nowhere, *options, status=3)
+    assert error["kind"] == "store_not_found"
+    assert str(nowhere) in error["message"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["history", "inspect", "validate", "gc"])
+def test_an_empty_store_is_not_found_either(tmp_path: Path, command: str) -> None:
+    assert failure(command, tmp_path, status=3)["kind"] in ("store_empty", "store_not_found")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_that_is_not_there_or_has_expired_is_called_so(tmp_path: Path) -> None:
+    stores.counts_store(str(tmp_path), checkpoints=3)
+    error = failure("inspect", f"{tmp_path}@9", status=3)
+    assert (error["kind"], "9" in error["message"]) == ("checkpoint_not_found", True)
+    assert run("gc", tmp_path, "--keep", 1, "--delete").status == 0
+    assert failure("inspect", f"{tmp_path}@1", status=3)["kind"] == "checkpoint_expired"
+
+
+def test_a_folder_of_something_else_is_no_store(tmp_path: Path) -> None:
+    (tmp_path / "passwd").write_text("root")
+    refused = words("inspect", tmp_path, status=3)
+    assert "is no store of checkpoints" in refused
+    assert "Check the address" in refused
+
+
+@pytest.mark.parametrize("command", ["history", "inspect", "gc --delete", "rescale --parallelism 3"])
+def test_a_file_in_place_of_a_store_is_not_to_be_removed(tmp_path: Path, command: str) -> None:
+    precious, (name, *options) = tmp_path / "precious.csv", command.split()
+    precious.write_text("a,b\n")
+    message = failure(name, precious, *options, status=3)["message"]
+    assert "it is a file, and a store is a directory" in message
+    assert "heck the address" in message
+    assert precious.read_text() == "a,b\n"
