@@ -25,7 +25,7 @@ from stateformat.store import CheckpointStore
 from stateformat.tools.ckpt.main import main as ckpt
 from stateformat.validation import validate
 from stateformat.validation.segments import segments_of
-from tests.ckpt.ckpt_runs import run
+from tests.ckpt.ckpt_runs import program
 from tests.corruption import corruption, corruption_runs, corruption_stores
 from tests.corruption.corruption import Case, Objects, Stores
 from tests.forgery import Forger, get, put
@@ -255,8 +255,8 @@ def test_the_command_notices_damage_in_text_and_in_json(
         if status not in allowed or again != status or not said:
             wrong.append(f"{case}: {status}, {again}: {told} {page}")
         if number < processes:
-            apart = run(*arguments)
-            if apart.status != status or apart.out.splitlines()[1:] != page.out.splitlines()[1:]:
+            apart = program(*arguments)
+            if apart.returncode != status or apart.stdout.splitlines()[1:] != page.out.splitlines()[1:]:
                 wrong.append(f"{case}: a process says {apart}, not {page}")
         shutil.rmtree(root)
     note = f"{processes} of them also in a process of its own"

@@ -19,7 +19,7 @@ from stateformat.backends.spark.sessions import local_session
 from stateformat.segments import WriteOptions
 from stateformat.storage import CreateOutcome, ObjectInfo, Storage, open_storage
 from stateformat.store import CheckpointStore
-from tests import rewrite_jobs as jobs
+from tests.rewrite import rewrite_jobs as jobs
 
 
 class ClosesWithAnError:

@@ -22,7 +22,7 @@ from stateformat.states import declare
 from stateformat.storage import open_storage
 from stateformat.store import CheckpointStore
 from stateformat.validation import validate
-from tests import rewrite_jobs as jobs
+from tests.rewrite import rewrite_jobs as jobs
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from stateformat.storage import open_storage
 from stateformat.store import CheckpointStore
 from stateformat.tables import cut
 from stateformat.validation import validate
-from tests import rewrite_jobs as jobs
+from tests.rewrite import rewrite_jobs as jobs
 from tests.test_in_flight_order import check_order, publish, records_for
 
 pytestmark = pytest.mark.spark
@@ -59,7 +59,7 @@ def test_both_engines_write_the_same_rows_to_the_same_places(spark: Any, tmp_pat
         store = new_store(tmp_path / name)
         jobs.publish(store)
         told: list[tuple[int, int]] = []
-        engine = SparkEngine(spark) if name == "spark" else "local"
+        engine = SparkEngine(spark) if name == "spark" else None
         done = rewrite(store, store.open(), spec, engine=engine, progress=lambda *now, told=told: told.append(now))
         assert not validate(store, level="full").problems
         assert told[-1][0] == told[-1][1] >= done.rows > 0

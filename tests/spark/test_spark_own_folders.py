@@ -13,7 +13,7 @@ import pytest
 
 from stateformat.storage import open_storage
 from stateformat.store import CheckpointStore
-from tests import rewrite_jobs as jobs
+from tests.rewrite import rewrite_jobs as jobs
 
 ROOT = Path(__file__).resolve().parents[2]
 CKPT = Path(sys.executable).with_name("ckpt")
