@@ -1,4 +1,4 @@
-"""What is refused when a checkpoint begins, before anything is written; and how values show themselves."""
+"""What is refused when a checkpoint begins, and what workers write into it; how values show themselves."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import stateformat as sf
@@ -25,7 +26,7 @@ from stateformat.snapshot import Snapshot
 from stateformat.states import declare
 from stateformat.store import CheckpointStore
 from stateformat.validation import validate
-from tests.stores import flights_store
+from tests.stores import counts_job, edge, flights_store, operator
 
 A, B = Operator("a", 1), Operator("b", 2)
 HASH, FORWARD, REBALANCE = Partitioner.HASH, Partitioner.FORWARD, Partitioner.REBALANCE
@@ -230,3 +231,53 @@ def test_every_value_shows_itself_in_one_short_line(url: str) -> None:
         assert "\n" not in repr(value)
         assert len(repr(value)) <= 110, repr(value)
         assert type(value).__name__ in repr(value)
+
+
+# ---- what a worker writes -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+def test_owners_are_those_of_the_rows_as_they_will_be_written(words: pa.DataType) -> None:
+    state = sf.value_state("o", "s", keys={"k": pa.int32(), "w": pa.string()}, values={"v": pa.int64()})
+    graph = sf.JobGraph((operator("o", 3),), ())
+    pending = sf.open(f"memory://owners-{words}").begin(job_id="j", graph=graph, states=[state], parent=None)
+    numbers = pa.array(range(50), pa.int64())
+    rows = pa.table({"k": numbers, "w": pa.array([f"w{i}" for i in range(50)]).cast(words), "v": numbers})
+    owners = pending.context.owners("o", "s", rows)
+    for subtask in range(3):
+        with pending.context.subtask("o", subtask) as writer:
+            writer.write("s", rows.filter(pa.array(owners == subtask)))
+        pending.add(writer)
+    assert pending.publish().ref.checkpoint_id == 1
+
+
+def test_bytes_that_are_no_snapshot_are_refused_in_a_sentence() -> None:
+    job = counts_job()
+    pending = sf.open("memory://bytes").begin(job_id="j", graph=job.graph, states=job.states, parent=None)
+    with pytest.raises(sf.InvalidInput, match="7 bytes that should be a snapshot are none"):
+        pending.add(b"garbage")
+
+
+@pytest.mark.parametrize("partitioner", [sf.Partitioner.FORWARD, sf.Partitioner.RESCALE, sf.Partitioner.BROADCAST])
+def test_records_in_flight_that_no_restore_could_give_back_are_not_published(partitioner: sf.Partitioner) -> None:
+    graph = sf.JobGraph((operator("a", 1), operator("b", 1)), (edge("a", "b", partitioner),))
+    state = sf.in_flight_state("b", "flying", edge="a-b", columns={"v": pa.int64()})
+    pending = sf.open(f"memory://flying-{partitioner}").begin(job_id="j", graph=graph, states=[state], parent=None)
+    pending.add(pending.context.subtask("a", 0))
+    zero = pa.array([0], pa.int32())
+    with pending.context.subtask("b", 0) as writer:
+        writer.write("flying", pa.table({"_sender": zero, "_receiver": zero, "_seq": [0], "v": [1]}))
+    pending.add(writer)
+    with pytest.raises(sf.InvalidState, match=f"1 records in flight on {partitioner} edge"):
+        pending.publish()
+
+
+def test_a_column_called_like_the_arrow_schema_is_a_column() -> None:
+    state = sf.value_state("o", "s", keys={"k": "int64"}, values={"ARROW:schema": "int64"})
+    store = sf.open("memory://called-so")
+    pending = store.begin(job_id="j", graph=sf.JobGraph((operator("o", 1),)), states=[state], parent=None)
+    with pending.context.subtask("o", 0) as writer:
+        writer.write("s", pa.table({"k": [1], "ARROW:schema": [7]}))
+    pending.add(writer)
+    assert pending.publish().checkpoint().read("o", "s").table()["ARROW:schema"].to_pylist() == [7]
+    assert sf.validate(store, level="full").problems == ()

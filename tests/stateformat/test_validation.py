@@ -24,7 +24,7 @@ from stateformat.rules import check_content
 from stateformat.segments import WriteOptions
 from stateformat.states import declare
 from stateformat.store import CheckpointStore
-from stateformat.validation import validate
+from stateformat.validation import validate, validator
 from tests.forgery import Forger, get, put
 from tests.stores import Job, counts_store, edge, flights_store, operator, owned
 
@@ -929,3 +929,17 @@ def test_a_large_segment_is_checked_in_bounded_pieces(url: str, monkeypatch: pyt
     forger.regroup(at)
     forger.seal()
     assert {p.clause for p in validate(store, level="full").problems} == {"SPEC 5.2", "SPEC 5.3"}
+
+
+def test_a_store_whose_first_checkpoint_appears_meanwhile_is_validated(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CheckpointStore(MemoryStorage("meanwhile"))
+    listed = validator.record_ids
+
+    def late(storage: Any) -> Any:
+        ids = listed(storage)
+        if not ids:
+            counts_store(store.url)
+        return ids
+
+    monkeypatch.setattr(validator, "record_ids", late)
+    assert validate(store).checkpoint_id == 1
