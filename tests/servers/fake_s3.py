@@ -9,6 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 KEY, SECRET = "AKIDFORTESTS", "not-a-real-secret/+x"
+OBSTORE, S3FS = "object_store", "botocore"
+"""How the names begin by which the clients call themselves."""
+RANGE_FAULTS = ("ranges ignored", "another range", "short range", "cut body", "short body")
 # One attempt, so that the tests of failures do not wait for retries.
 IMPATIENT = {"retries": {"total_max_attempts": 1}, "connect_timeout": 2, "read_timeout": 2}
 
@@ -19,10 +22,10 @@ def options_for(endpoint: str, **more: Any) -> dict[str, Any]:
 
 
 class Fake:
-    """An S3 server of a few lines that honours If-None-Match, keeps a log, and fails as told.
+    """An S3 server of a few lines that honors If-None-Match, keeps a log, and fails as told.
 
-    ``script`` maps the last part of a key to what to do with the first request of a method; what is done is one of
-    an HTTP status, "drop" (close without an answer), "drop applied", "hang", or an (HTTP status, S3 code) pair.
+    ``script`` maps a method and the last part of a key to what to do with the first such request: an
+    HTTP status, (status, S3 code), "drop" (close without an answer), "drop applied" or "hang".
     """
 
     def __init__(self) -> None:
@@ -57,17 +60,21 @@ class Fake:
         self.log: list[tuple[str, str, Mapping[str, str]]] = []
         self.script: dict[tuple[str, str], Any] = {}
         self.everything: Any = None
-        self.ignore_ranges = False
-        self.shift = 0
-        """By how much an answer to a range says to begin too late."""
-        self.shorten = 0
-        """How many bytes lack at the end of an answer whose length says so."""
+        self.of = ""
+        """Whose requests fail, :data:`OBSTORE` or :data:`S3FS`; of both by default."""
+        self.fault = ""
+        """What is wrong with the answer to a range: one of :data:`RANGE_FAULTS`."""
 
     def stop(self) -> None:
         self.released.set()
         self.server.shutdown()
         self.server.server_close()
         self.thread.join()
+
+    @property
+    def agents(self) -> list[str]:
+        """Who has sent each request."""
+        return [_agent(headers) for _, _, headers in self.log]
 
     def sent(self, method: str, name: str) -> int:
         """How many requests of a method came for keys that end so."""
@@ -79,7 +86,8 @@ class Fake:
         method = request.command
         with self.lock:
             self.log.append((method, path, dict(request.headers)))
-            action = self.script.pop((method, path.rpartition("/")[2]), self.everything)
+            spoilt = self.of in ("", _agent(request.headers))
+            action = self.script.pop((method, path.rpartition("/")[2]), self.everything) if spoilt else None
             taken = path in self.objects and request.headers.get("If-None-Match") == "*" and self.honours_condition
             if method == "PUT" and not taken and action in (None, "drop applied"):
                 self.objects[path] = body
@@ -98,26 +106,46 @@ class Fake:
                 request, 412 if taken else 200, b"<Error><Code>PreconditionFailed</Code></Error>" if taken else b""
             )
         elif method == "GET" and path in self.objects:
-            body = self.objects[path]
-            if self.ignore_ranges:
-                self.reply(request, 200, body)
-                return
-            first, last = (int(number) for number in request.headers["Range"].removeprefix("bytes=").split("-"))
-            piece = body[first : last + 1]
-            span = f"bytes {first + self.shift}-{first + self.shift + len(piece) - 1}/{len(body)}"
-            self.reply(request, 206, piece[: len(piece) - self.shorten], {"Content-Range": span})
+            self.answer_range(request, self.objects[path], self.fault if spoilt else "")
         else:
             self.reply(request, 204 if method == "DELETE" else 404, b"")
 
+    def answer_range(self, request: BaseHTTPRequestHandler, body: bytes, fault: str) -> None:
+        if fault == "ranges ignored":
+            self.reply(request, 200, body)
+            return
+        first, last = (int(number) for number in request.headers["Range"].removeprefix("bytes=").split("-"))
+        piece = body[first : last + 1]
+        if fault == "short range":
+            piece = piece[:-1]
+        if fault == "another range":
+            first += 1
+        span = {"Content-Range": f"bytes {first}-{first + len(piece) - 1}/{len(body)}"}
+        if fault == "short body":
+            piece = piece[:-2]
+        self.reply(request, 206, piece, span, cut=fault == "cut body")
+
     def reply(
-        self, request: BaseHTTPRequestHandler, status: int, body: bytes, headers: Mapping[str, str] | None = None
+        self,
+        request: BaseHTTPRequestHandler,
+        status: int,
+        body: bytes,
+        headers: Mapping[str, str] | None = None,
+        *,
+        cut: bool = False,
     ) -> None:
         request.send_response(status)
-        for name, value in (headers or {}).items():
+        length = {} if status == 204 else {"Content-Length": str(len(body))}
+        date = "Thu, 01 Jan 2026 00:00:00 GMT"
+        for name, value in {**(headers or {}), "ETag": '"0"', "Last-Modified": date, **length}.items():
             request.send_header(name, value)
-        request.send_header("ETag", '"0"')
-        if status != 204:
-            request.send_header("Content-Length", str(len(body)))
         request.end_headers()
+        if cut:
+            body, request.close_connection = body[: len(body) // 2], True
         if request.command != "HEAD" and status != 204:
             request.wfile.write(body)
+
+
+def _agent(headers: Mapping[str, str]) -> str:
+    (agent,) = (value for name, value in headers.items() if name.lower() == "user-agent")
+    return S3FS if S3FS in agent.lower() else OBSTORE

@@ -1,4 +1,4 @@
-"""Reading S3 with obstore: the suite of every storage, what is told when obstore fails, and what it is told of settings."""
+"""Reading S3 with obstore: what is told when obstore fails, and what it is told of settings."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ import multiprocessing
 import os
 import pickle
 import re
-import threading
-import uuid
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +20,13 @@ from stateformat.backends.storage.s3.obstore import FAILURES_MAX, Unsuitable, op
 from stateformat.backends.storage.testing.objects import MISSING, SEGMENT, put
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 from stateformat.storage import Storage, open_storage
+from tests.servers.fake_s3 import OBSTORE, RANGE_FAULTS, S3FS, Fake
 from tests.servers.server import BUCKET, S3Server
-from tests.servers.suite import MockConformance, S3Conformance
+from tests.servers.suite import S3Conformance
 
 pytestmark = pytest.mark.s3
 
 DATA = bytes(range(256)) * 40
-OBSTORE, S3FS = "object_store", "botocore"
-"""With what the names of the clients begin that they send."""
 
 
 @pytest.fixture(autouse=True)
@@ -39,82 +35,15 @@ def _imported_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3_obstore, "_imported_by", os.getpid())
 
 
-class ReadWithObstore:
-    @pytest.fixture
-    def options(self, server: S3Server) -> dict[str, Any]:
-        return server.options(client="obstore")
-
-
-class TestReadWithObstore(ReadWithObstore, MockConformance):
-    listing_rounds = 10
-
-
 @pytest.mark.truth
-class TestReadWithObstoreOnARealServer(ReadWithObstore, S3Conformance):
+class TestReadWithObstoreOnARealServer(S3Conformance):
     @pytest.fixture
     def server(self, rgw: S3Server) -> S3Server:
         return rgw
 
-
-# A server that fails as it is told to
-
-
-class Fake:
-    """One object, ``DATA``, under every key; and who asked for it. ``fault``: what is done to whose requests."""
-
-    def __init__(self) -> None:
-        self.agents: list[str] = []
-        self.headers: list[dict[str, str]] = []
-        self.fault = ""
-        self.of = ""
-        fake = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                agent = S3FS if S3FS in self.headers["User-Agent"].lower() else OBSTORE
-                fake.agents.append(agent)
-                fake.headers.append({name.lower(): value for name, value in self.headers.items()})
-                fake.answer(self, fake.fault if fake.of in ("", agent) else "")
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.endpoint = f"http://127.0.0.1:{self.server.server_port}"
-        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True)
-        self.thread.start()
-
-    def answer(self, request: BaseHTTPRequestHandler, fault: str) -> None:
-        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers["Range"])
-        assert asked is not None
-        start, stop = int(asked[1]), min(int(asked[2]) + 1, len(DATA))
-        if fault in ERRORS:
-            status, code = ERRORS[fault]
-            body, span = f"<Error><Code>{code}</Code><Message>m</Message></Error>".encode(), ""
-        elif fault == "ranges ignored":
-            status, body, span = 200, DATA, ""
-        else:
-            start += fault == "another range"
-            stop -= fault == "short range"
-            status, body, span = 206, DATA[start:stop], f"bytes {start}-{stop - 1}/{len(DATA)}"
-        request.send_response(status)
-        request.send_header("Content-Length", str(len(body)))
-        request.send_header("ETag", '"etag"')
-        request.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
-        if span:
-            request.send_header("Content-Range", span)
-        request.end_headers()
-        if fault == "cut body":
-            body, request.close_connection = body[: len(body) // 2], True
-        request.wfile.write(body)
-
-    def stop(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join()
+    @pytest.fixture
+    def options(self, server: S3Server) -> dict[str, Any]:
+        return server.options(client="obstore")
 
 
 ERRORS = {
@@ -125,14 +54,20 @@ ERRORS = {
     "broken": (500, "InternalError"),
     "no range": (416, "InvalidRange"),
 }
-FAULTS = (*ERRORS, "ranges ignored", "another range", "short range", "cut body")
+FAULTS = (*ERRORS, *RANGE_FAULTS[:4])
 
 
 @pytest.fixture
 def fake() -> Iterator[Fake]:
+    """A new server, and with it new clients, for each test."""
     server = Fake()
+    server.objects[f"/bucket/store/{SEGMENT}"] = DATA
     yield server
     server.stop()
+
+
+def fail(fake: Fake, fault: str, of: str = "") -> None:
+    fake.of, fake.everything, fake.fault = of, ERRORS.get(fault), fault
 
 
 @pytest.fixture(autouse=True)
@@ -176,7 +111,7 @@ def test_a_client_that_there_is_not_is_refused(fake: Fake) -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_obstore_alone_does_not_get_is_read_all_the_same(fake: Fake, fault: str) -> None:
     storage = opened(fake)
-    fake.fault, fake.of = fault, OBSTORE
+    fail(fake, fault, OBSTORE)
     assert storage.read_range(SEGMENT, 10, 500).to_pybytes() == DATA[10:510]
     assert fake.agents == [OBSTORE, S3FS]
 
@@ -191,7 +126,7 @@ def told(storage: Storage, path: str) -> tuple[type[Exception], str] | bytes:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_told_as_it_is_without_obstore(fake: Fake, fault: str) -> None:
-    fake.fault = fault
+    fail(fake, fault)
     with_obstore, without = opened(fake), opened(fake, client="s3fs")
     answer = told(with_obstore, SEGMENT)
     assert fake.agents[0] == OBSTORE
@@ -202,7 +137,7 @@ def test_a_fault_is_told_as_it_is_without_obstore(fake: Fake, fault: str) -> Non
 
 def test_obstore_is_given_up_when_only_s3fs_can_read(fake: Fake, caplog: pytest.LogCaptureFixture) -> None:
     storage = opened(fake)
-    fake.fault, fake.of = "ranges ignored", OBSTORE
+    fail(fake, "ranges ignored", OBSTORE)
     with caplog.at_level(logging.WARNING, logger="stateformat.backends.storage.s3.obstore"):
         for _ in range(FAILURES_MAX + 2):
             assert storage.read(SEGMENT).to_pybytes() == DATA
@@ -212,9 +147,8 @@ def test_obstore_is_given_up_when_only_s3fs_can_read(fake: Fake, caplog: pytest.
 
 def test_failures_that_pass_do_not_end_it(fake: Fake) -> None:
     storage = opened(fake)
-    fake.of = OBSTORE
     for number in range(3 * FAILURES_MAX):
-        fake.fault = "busy" if number % FAILURES_MAX else ""
+        fail(fake, "busy" if number % FAILURES_MAX else "", OBSTORE)
         assert storage.read(SEGMENT).to_pybytes() == DATA
     assert fake.agents.count(OBSTORE) == 3 * FAILURES_MAX
 
@@ -224,9 +158,10 @@ def test_failures_that_pass_do_not_end_it(fake: Fake) -> None:
 
 def sent(fake: Fake, client: str, **options: Any) -> tuple[str, str, str | None]:
     """Who signed a read, for which region, and the token."""
-    fake.headers.clear()
+    fake.log.clear()
     opened(fake, client=client, **options).read(SEGMENT)
-    (headers,) = fake.headers
+    ((_, _, sent),) = fake.log
+    headers = {name.lower(): value for name, value in sent.items()}
     signed = re.search(r"Credential=([^/]+)/\d+/([^/]+)/s3", headers.get("authorization", "Credential=-/0/-/s3"))
     assert signed is not None
     return signed[1], signed[2], headers.get("x-amz-security-token")
@@ -237,7 +172,8 @@ def test_credentials_come_from_where_botocore_finds_them(
 ) -> None:
     config = tmp_path / "config"
     config.write_text(
-        "[profile mine]\naws_access_key_id=AKIDPROFILE\naws_secret_access_key=s\naws_session_token=t3\nregion=us-west-2\n"
+        "[profile "
+        "mine]\naws_access_key_id=AKIDPROFILE\naws_secret_access_key=s\naws_session_token=t3\nregion=us-west-2\n"
     )
     monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
@@ -256,7 +192,7 @@ def test_credentials_come_from_where_botocore_finds_them(
         ({"anon": True, **none}, ("-", "-", None)),
     ):
         assert sent(fake, "obstore", **options) == due
-        assert fake.agents.pop() == OBSTORE
+        assert fake.agents == [OBSTORE]
         if options.get("profile") is None:
             assert sent(fake, "s3fs", **options) == due
 
@@ -342,7 +278,7 @@ def test_a_setting_that_obstore_does_not_know_is_refused_if_obstore_was_asked_fo
     assert opened(fake, client_kwargs=of_client).read(SEGMENT).to_pybytes() == DATA
     assert fake.agents == [S3FS]
     with pytest.raises(
-        InvalidInput, match=r"client is .obstore., and what .* client_kwargs verify is not known. Leave"
+        InvalidInput, match=r"client is .obstore., and what .* client_kwargs verify is not known\. Leave"
     ):
         opened(fake, client_kwargs=of_client, client="obstore").read(SEGMENT)
     assert fake.agents == [S3FS]
@@ -381,7 +317,7 @@ def test_where_obstore_was_imported_before_us_s3fs_reads(fake: Fake, monkeypatch
 
 
 def test_a_missing_object_and_large_reads_are_as_without_obstore(moto: S3Server) -> None:
-    storage = open_storage(f"s3://{BUCKET}/{uuid.uuid4().hex}", **moto.options(client="obstore"))
+    storage = open_storage(f"s3://{BUCKET}/large", **moto.options(client="obstore"))
     large = os.urandom(9 * 2**20)
     put(storage, SEGMENT, large)
     assert storage.read(SEGMENT).to_pybytes() == large
