@@ -26,7 +26,7 @@ from stateformat.backends.storage.testing.objects import RECORD, SEGMENT, paths,
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 from stateformat.storage import REFUSALS, CreateOutcome, Storage, instrumented, open_storage
 from stateformat.store import CheckpointStore
-from tests.ckpt_runs import run
+from tests.ckpt.ckpt_runs import run
 from tests.servers.fake_s3 import IMPATIENT, KEY, SECRET, Fake, options_for
 from tests.servers.server import BUCKET, S3Server
 from tests.servers.suite import MockConformance
