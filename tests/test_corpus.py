@@ -15,7 +15,8 @@ from tests.corpus import make_corpus
 from tests.corpus.bases import BASES
 from tests.corpus.cases import CASES, OPEN, READ
 from tests.golden.make_golden import rows_of
-from tests.stateformat.test_independent_readers import JsonAndParquet, Sql, compare
+from tests.stateformat.independent_readers import JsonAndParquet, Sql
+from tests.stateformat.test_independent_readers import compare
 
 CORPUS = Path(make_corpus.__file__).parent
 TOLD: dict[str, Any] = json.loads((CORPUS / "cases.json").read_text())
