@@ -1,4 +1,4 @@
-"""Gigabytes in bounded memory, and more text than 32-bit offsets reach: every action in a process of its own."""
+"""Gigabytes in bounded memory, and more text than 32-bit offsets reach; a process for each action."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_every_command_takes_little_memory(tmp_path: Path, shape: str) -> None:
     for number in range(3 if shape == "hot" else 1):
         bench_memory.publish(store, shape, delta=0.01 + number / 1e6)
     above |= {action: bench_memory.measured(action, store, shape)[0] for action in ACTIONS}
-    # The budget is 400 MB, and peaks are at most 350 MB. A busy machine returns memory later, for which a tenth is allowed.
+    # Peaks are at most 350 MB of 400; a busy machine returns memory later, and gets a tenth more.
     assert max(above.values()) <= 1.1 * bench_memory.BUDGET_MB, above
 
 
@@ -37,34 +37,32 @@ ROWS, WIDTH = 11_000, 200_000
 state = sf.value_state("op", "s", keys={"k": pa.int64()}, values={"v": pa.string()})
 graph = JobGraph((Operator(OperatorId("op"), 1, 128),))
 store = sf.open(sys.argv[1], durable=False)
-pending = store.begin(job_id="j", graph=graph, states=[state], parent=None)
-
 
 def batches():
     for start in range(0, ROWS, 100):
         keys = range(start, start + 100)
         yield pa.record_batch({"k": keys, "v": [f"{key:0{WIDTH}d}" for key in keys]})
 
+def publish(parent, write):
+    pending = store.begin(job_id="j", graph=graph, states=[state], parent=parent)
+    with pending.context.subtask("op", 0) as writer:
+        write(writer)
+    pending.add(writer)
+    return pending.publish().checkpoint()
 
-with pending.context.subtask("op", 0) as writer:
-    writer.write("s", batches())
-pending.add(writer)
-checkpoint = pending.publish().checkpoint()
-rows = sum(len(batch) for batch in checkpoint.read("op", "s").batches())
+def count(checkpoint):
+    return sum(len(batch) for batch in checkpoint.read("op", "s").batches())
+
+checkpoint = publish(None, lambda writer: writer.write("s", batches()))
 table = checkpoint.read("op", "s").table()
-assert rows == len(table) == ROWS
+assert count(checkpoint) == len(table) == ROWS
 assert table.nbytes > 2**31
 assert all(int(table["v"][row].as_py()[-9:]) == table["k"][row].as_py() for row in range(0, ROWS, 500))
 del table
 states = SubtaskStates(checkpoint.graph.operator("op"), 0, [state])
 states.restore(checkpoint.restore(checkpoint.plan_restore(graph), "op", 0))
 assert len(states.value("s")) == ROWS
-pending = store.begin(job_id="j", graph=graph, states=[state], parent=store.start("j"))
-with pending.context.subtask("op", 0) as writer:
-    states.snapshot(writer)
-pending.add(writer)
-again = pending.publish().checkpoint()
-assert sum(len(batch) for batch in again.read("op", "s").batches()) == ROWS
+assert count(publish(store.start("j"), states.snapshot)) == ROWS
 """
 
 
