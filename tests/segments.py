@@ -7,27 +7,16 @@ from typing import Any
 
 import pyarrow as pa
 
+from stateformat import model as m
 from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.graph import JobGraph, Operator, OperatorId
 from stateformat.manifest import Manifest, handles_table
-from stateformat.model import (
-    AttemptId,
-    CheckpointId,
-    CheckpointKind,
-    Handle,
-    JobId,
-    ManifestRef,
-    Record,
-    SchemaVersion,
-    State,
-    Totals,
-)
 from stateformat.reading.scan import SliceReader
 from stateformat.schema import SLICE_SCHEMA, segment_schema
 from stateformat.segments import SegmentPlace, WriteOptions, write_segment
 from stateformat.storage import Storage
 
-ATTEMPT = AttemptId("0123456789abcdef" * 2)
+ATTEMPT = m.AttemptId("0123456789abcdef" * 2)
 OBJECTS = WriteOptions(inline_bytes_max=0)
 """Nothing inline, so that every segment is an object that a test can damage."""
 
@@ -36,10 +25,10 @@ def operator(parallelism: int = 1, max_parallelism: int = 128) -> Operator:
     return Operator(OperatorId("op"), parallelism, max_parallelism, key_hash="spark-murmur3-seed42")
 
 
-def place(state: State, *, subtask: int | None = 0, layer: int = 0, checkpoint: int = 7, **of: Any) -> SegmentPlace:
+def place(state: m.State, *, subtask: int | None = 0, layer: int = 0, checkpoint: int = 7, **of: Any) -> SegmentPlace:
     return SegmentPlace(
-        job_id=JobId("job"),
-        checkpoint_id=CheckpointId(checkpoint),
+        job_id=m.JobId("job"),
+        checkpoint_id=m.CheckpointId(checkpoint),
         attempt_id=ATTEMPT,
         operator=of.get("operator") or operator(),
         state=state,
@@ -49,21 +38,21 @@ def place(state: State, *, subtask: int | None = 0, layer: int = 0, checkpoint: 
     )
 
 
-def record(state: State, checkpoint: int = 7) -> Record:
-    return Record(
-        checkpoint_id=CheckpointId(checkpoint),
+def record(state: m.State, checkpoint: int = 7) -> m.Record:
+    return m.Record(
+        checkpoint_id=m.CheckpointId(checkpoint),
         attempt_id=ATTEMPT,
-        kind=CheckpointKind.CHECKPOINT,
-        job_id=JobId("job"),
+        kind=m.CheckpointKind.CHECKPOINT,
+        job_id=m.JobId("job"),
         graph=JobGraph((operator(),)),
         states=(state,),
-        manifest=ManifestRef("manifests/m.parquet", 0, "", 0),
-        totals=Totals(),
+        manifest=m.ManifestRef("manifests/m.parquet", 0, "", 0),
+        totals=m.Totals(),
         created_at_us=0,
     )
 
 
-def table(state: State, rows: Sequence[dict[str, Any]], *, delta: bool = False) -> pa.Table:
+def table(state: m.State, rows: Sequence[dict[str, Any]], *, delta: bool = False) -> pa.Table:
     """Rows as a table with the types of the state's segment; columns that no row has are left out."""
     schema = segment_schema(state, delta=delta)
     return pa.table(
@@ -77,21 +66,21 @@ def table(state: State, rows: Sequence[dict[str, Any]], *, delta: bool = False) 
 
 def write(
     storage: Storage,
-    state: State,
+    state: m.State,
     data: pa.Table | Iterable[pa.RecordBatch] | Sequence[dict[str, Any]],
     options: WriteOptions = OBJECTS,
     **of: Any,
-) -> Handle:
+) -> m.Handle:
     if isinstance(data, list):
         data = table(state, data, delta=of.get("layer", 0) > 0)
     return write_segment(storage, place(state, **of), data, options)
 
 
-def whole_slices(handles: Sequence[Handle]) -> pa.Table:
+def whole_slices(handles: Sequence[m.Handle]) -> pa.Table:
     return slices([(number, handle, handle.row_start, handle.rows) for number, handle in enumerate(handles)])
 
 
-def slices(chosen: Iterable[tuple[int, Handle, int, int]]) -> pa.Table:
+def slices(chosen: Iterable[tuple[int, m.Handle, int, int]]) -> pa.Table:
     """Slices as (handle number, handle, first row, rows), with the groups that these rows have."""
     found = []
     for number, handle, start, rows in chosen:
@@ -120,11 +109,11 @@ def slices(chosen: Iterable[tuple[int, Handle, int, int]]) -> pa.Table:
 
 def read(
     storage: Storage,
-    state: State,
-    handles: Sequence[Handle],
+    state: m.State,
+    handles: Sequence[m.Handle],
     chosen: pa.Table | None = None,
     *,
-    as_schema: SchemaVersion | None = None,
+    as_schema: m.SchemaVersion | None = None,
     **options: Any,
 ) -> pa.Table:
     slices = whole_slices(handles) if chosen is None else chosen

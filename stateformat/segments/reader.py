@@ -255,7 +255,7 @@ class SegmentReader:
             )
 
     def _verified_whole(self) -> tuple[parquet.ByteRange, ...]:
-        """All bytes, kept for the next row groups: only their digest can prove these parquet."""
+        """All bytes, kept for the next row groups: only their digest can prove these pages."""
         data = self._fetch(None)
         self._check_bytes(data, self._handle.size_bytes, self._handle.digest, "it")
         self._file = self._parquet(pa.BufferReader(data))

@@ -13,21 +13,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from benchmarks.scale_stores import many_handles
+from stateformat import manifest as mf
 from stateformat.backends.storage.local import LocalStorage
-from stateformat.manifest import (
-    codes_of,
-    cut_handles,
-    first_uses,
-    group_faults,
-    handle_faults,
-    handle_rows,
-    handles_table,
-    row_group_faults,
-    runs,
-    sharing_faults,
-    state_runs,
-    take_rows,
-)
 from stateformat.model import CheckpointId, Handle
 from stateformat.reading import Checkpoint, load_record
 from stateformat.redistribution import plan_restore, rescale
@@ -220,10 +207,10 @@ def test_handles_are_judged_by_their_groups_as_row_by_row(case: tuple[list[int],
         cut = any(held[group] != counts[group] for group in held)
         if dict(held) != said or cut:
             wrong.add(number)
-    table = handles_table(handle._replace(subtask=number) for number, handle in enumerate(handles))
+    table = mf.handles_table(handle._replace(subtask=number) for number, handle in enumerate(handles))
     whole = np.zeros(32_768, np.int64)
     whole[: len(counts)] = counts
-    assert {subtask for subtask, _ in group_faults(whole, handle_rows(table), whole=True)} == wrong
+    assert {subtask for subtask, _ in mf.group_faults(whole, mf.handle_rows(table), whole=True)} == wrong
 
 
 @given(segments())
@@ -243,7 +230,7 @@ def test_row_groups_are_judged_as_row_by_row(case: tuple[list[int], list[int], l
             ends = high == handle.row_start + handle.rows or rows[high - 1] != rows[high]
             expected |= not (begins and ends) and rows[low] != rows[high - 1]
         start += size
-    found = list(row_group_faults(row_groups, handle_rows(handles_table(handles))))
+    found = list(mf.row_group_faults(row_groups, mf.handle_rows(mf.handles_table(handles))))
     assert bool(found) is expected
 
 
@@ -257,20 +244,20 @@ def _is_right(handle: Handle, counts: list[int]) -> bool:
 
 
 def test_rows_that_are_taken_are_those_of_the_table_in_one_chunk_or_many() -> None:
-    table = handles_table(Handle(f"o{i % 3}", "s", "keyed", i, 0, None, 1, digest=bytes([i]) * 16) for i in range(9))
+    table = mf.handles_table(Handle(f"o{i % 3}", "s", "keyed", i, 0, None, 1, digest=bytes([i]) * 16) for i in range(9))
     order = pa.array([8, 0, None, 3, 3])
-    plain = take_rows(table.select(["subtask", "digest"]), order)
+    plain = mf.take_rows(table.select(["subtask", "digest"]), order)
     digests = [None if i is None else bytes([i]) * 16 for i in order.to_pylist()]
     assert plain.to_pydict() == {"subtask": order.to_pylist(), "digest": digests}
     many = pa.concat_tables([table.slice(i, 1) for i in range(9)])
-    assert take_rows(many.select(["subtask", "digest"]), order).equals(plain)
+    assert mf.take_rows(many.select(["subtask", "digest"]), order).equals(plain)
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(0, 4))))
 def test_first_uses_are_where_each_code_stands_first(values: list[int | None]) -> None:
     codes: dict[int, int] = {}
     column = [-1 if value is None else codes.setdefault(value, len(codes)) for value in values]
-    found = first_uses(np.array(column, np.int64)).tolist()
+    found = mf.first_uses(np.array(column, np.int64)).tolist()
     assert found == [column.index(code) for code in range(len(codes))]
 
 
@@ -278,10 +265,10 @@ def test_runs_and_codes_are_the_same_in_one_chunk_or_many() -> None:
     values = ["a", "a", None, None, "b", "a", "a", "a", None]
     for size in range(1, 10):
         column = pa.chunked_array([pa.array(values[i : i + size], pa.string()) for i in range(0, 9, size)])
-        found, starts = runs(column)
+        found, starts = mf.runs(column)
         assert found.to_pylist() == ["a", None, "b", "a", None]
         assert starts.tolist() == [0, 2, 4, 5, 8, 9]
-        codes, count = codes_of(column)
+        codes, count = mf.codes_of(column)
         assert codes.tolist() == [0, 0, -1, -1, 1, 0, 0, 0, -1]
         assert count == 2
 
@@ -296,8 +283,8 @@ def test_plans_cuts_and_rules_are_the_same_in_blocks_of_any_size(
     def derived() -> tuple[pa.Table, pa.Table]:
         plan = plan_restore(checkpoint, topology)
         slices = rescale(checkpoint, plan).slices
-        cut = cut_handles(checkpoint.manifest.full(), slices)
-        assert handle_faults(cut) == sharing_faults(cut) == []
+        cut = mf.cut_handles(checkpoint.manifest.full(), slices)
+        assert mf.handle_faults(cut) == mf.sharing_faults(cut) == []
         return plan.assigned, cut
 
     whole = derived()
@@ -311,17 +298,17 @@ def test_plans_cuts_and_rules_are_the_same_in_blocks_of_any_size(
 def test_handles_of_one_segment_that_disagree_are_found_far_apart() -> None:
     handle = Handle("o", "s", "even_split", 0, 0, None, 1, path="segments/p", segment_rows=5)
     others = [handle._replace(path="segments/q"), handle._replace(path=None), handle._replace(segment_rows=6)]
-    (fault,) = sharing_faults(handles_table([handle, *others, handle]))
+    (fault,) = mf.sharing_faults(mf.handles_table([handle, *others, handle]))
     assert (fault.row, fault.row_count) == (3, 1)
     assert "segment_rows" in fault.message
 
 
 def test_runs_of_states_break_where_operator_or_state_changes() -> None:
     names = [("a", "x"), ("a", "x"), ("a", "y"), ("b", "y"), ("b", "y"), ("a", "y")]
-    table = handles_table(Handle(operator, state, "keyed", 0, 0, None, 1) for operator, state in names)
+    table = mf.handles_table(Handle(operator, state, "keyed", 0, 0, None, 1) for operator, state in names)
     runs = [(("a", "x"), 0, 2), (("a", "y"), 2, 3), (("b", "y"), 3, 5), (("a", "y"), 5, 6)]
-    assert list(state_runs(table)) == runs
-    assert list(state_runs(table.slice(0, 0))) == []
+    assert list(mf.state_runs(table)) == runs
+    assert list(mf.state_runs(table.slice(0, 0))) == []
 
 
 # ---- JSON in pieces --------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pickle
 import re
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -67,22 +67,6 @@ class Witness:
         self.seen[at] = (operation, *measure(answer))
         return answer
 
-    def exists(self) -> Any:
-        return self.note("exists", self.inner.exists, lambda _: (0, 0))
-
-    def read(self, path: str) -> Any:
-        return self.note("read", lambda: self.inner.read(path), lambda data: (1, data.size))
-
-    def read_range(self, path: str, offset: int, length: int) -> Any:
-        return self.note("read_range", lambda: self.inner.read_range(path, offset, length), lambda data: (1, data.size))
-
-    def open_input(self, path: str) -> Any:
-        # Whoever opens a file here reads all of it, once.
-        return self.note("open_input", lambda: self.inner.open_input(path), lambda _: (1, len(self.inner.read(path))))
-
-    def size(self, path: str) -> Any:
-        return self.note("size", lambda: self.inner.size(path), lambda _: (1, 0))
-
     def open_output(self, path: str) -> Any:
         output, sizes = self.inner.open_output(path), []
         write, close = output.write, output.close
@@ -90,25 +74,37 @@ class Witness:
         output.close = lambda: self.note("open_output", close, lambda _: (1, sum(sizes)))  # type: ignore[method-assign]
         return output
 
-    def create(self, path: str, data: bytes) -> Any:
-        created = CreateOutcome.CREATED
-        return self.note(
-            "create", lambda: self.inner.create(path, data), lambda outcome: (int(outcome is created), len(data))
-        )
-
-    def list(self, prefix: str) -> Any:
-        return self.note("list", lambda: self.inner.list(prefix), lambda found: (len(found), 0))
-
-    def delete(self, paths: Iterable[str]) -> None:
-        paths = [*paths]
-        self.note("delete", lambda: self.inner.delete(paths), lambda _: (len(paths), 0))
-
     def sums(self) -> dict[str, tuple[int, int, int]]:
         """Calls, objects and bytes of each operation that was asked."""
         by_name: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for operation, *counts in self.seen:
             by_name[operation].append((counts[0], counts[1]))
         return {name: (len(all_), *map(sum, zip(*all_, strict=True))) for name, all_ in by_name.items()}  # type: ignore[misc]
+
+
+def _noted(operation: str, measure: Callable[..., tuple[int, int]]) -> Callable[..., Any]:
+    def call(self: Witness, *given: Any) -> Any:
+        given = tuple([*item] if operation == "delete" else item for item in given)
+        return self.note(
+            operation, lambda: getattr(self.inner, operation)(*given), lambda answer: measure(answer, *given)
+        )
+
+    return call
+
+
+MEASURES: dict[str, Callable[..., tuple[int, int]]] = {
+    "exists": lambda _: (0, 0),
+    "read": lambda data, _: (1, data.size),
+    "read_range": lambda data, *_: (1, data.size),
+    # Whoever opens a file here reads all of it, once.
+    "open_input": lambda file, _: (1, file.size()),
+    "size": lambda *_: (1, 0),
+    "create": lambda outcome, _, data: (int(outcome is CreateOutcome.CREATED), len(data)),
+    "list": lambda found, _: (len(found), 0),
+    "delete": lambda _, paths: (len(paths), 0),
+}
+for _name, _measure in MEASURES.items():
+    setattr(Witness, _name, _noted(_name, _measure))
 
 
 def told(stats: Stats) -> dict[str, tuple[int, int, int]]:

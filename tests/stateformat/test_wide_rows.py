@@ -14,24 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stateformat.backends.state import Entries, KeyedValue, columns as parts
+from stateformat import tables
+from stateformat.backends.state import Entries, KeyedValue, columns as state_columns
 from stateformat.keys import DEFAULT_KEY_HASH
 from stateformat.reading import rekey
 from stateformat.segments import external_sort as sorting, write as segment
 from stateformat.states import declare
-from stateformat.tables import (
-    SizedCall,
-    Spill,
-    buckets_of,
-    cut,
-    pieces,
-    prefetch,
-    rebatch,
-    row_sizes,
-    spill,
-    split_by_bucket,
-    take_rows,
-)
+from stateformat.tables import pieces, spill
 from stateformat.tools.ckpt.commands import export
 from tests.segments import CountingStorage, operator, place, read, write
 
@@ -57,16 +46,16 @@ def rows_of(found: pa.Table | Iterable[pa.RecordBatch]) -> list[dict[str, Any]]:
 
 def test_batches_are_bounded_in_bytes_unless_one_row_is_larger() -> None:
     table = pa.table({"v": pa.array(["x" * size for size in (9, 9000, 9, 25_000, *[100] * 500)])})
-    found = list(cut(table, 1000, LIMIT))
+    found = list(tables.cut(table, 1000, LIMIT))
     assert pa.concat_tables(found).equals(table)
     assert all(piece.nbytes <= LIMIT or len(piece) == 1 for piece in found)
-    assert [len(piece) for piece in cut(table, 200, 1 << 30)] == [200, 200, 104]
+    assert [len(piece) for piece in tables.cut(table, 200, 1 << 30)] == [200, 200, 104]
 
 
 def test_small_batches_are_joined_up_to_the_bound_and_no_further() -> None:
-    tables = [pa.table({"v": pa.array(["x" * 400] * 2)}) for _ in range(100)]
-    found = list(rebatch(tables, tables[0].schema, 1000, LIMIT))
-    assert pa.Table.from_batches(found).equals(pa.concat_tables(tables))
+    parts = [pa.table({"v": pa.array(["x" * 400] * 2)}) for _ in range(100)]
+    found = list(tables.rebatch(parts, parts[0].schema, 1000, LIMIT))
+    assert pa.Table.from_batches(found).equals(pa.concat_tables(parts))
     assert len(found) < 12
     assert max(batch.nbytes for batch in found) <= LIMIT
 
@@ -79,8 +68,8 @@ def test_every_thread_gives_back_what_it_freed_itself(monkeypatch: pytest.Monkey
             released.append(threading.get_ident())
 
     monkeypatch.setattr(pieces.pa, "default_memory_pool", Pool)
-    calls = (SizedCall(threading.get_ident, 40 << 20) for _ in range(3))
-    makers = set(prefetch((call for call in calls), workers=1))
+    calls = (tables.SizedCall(threading.get_ident, 40 << 20) for _ in range(3))
+    makers = set(tables.prefetch((call for call in calls), workers=1))
     assert len(makers) == 1
     assert released.count(makers.pop()) == 3
     assert released.count(threading.get_ident()) == 3
@@ -122,16 +111,16 @@ def test_rows_are_taken_across_chunks_as_from_one_array(name: str) -> None:
     array = NESTED[name]
     column = pa.chunked_array([array, array.slice(0, 0), array.slice(1), array.slice(0, 2)])
     numbers = np.array([6, 0, 3, 3, 1, 5, 2, 4])
-    assert take_rows(column, numbers).equals(column.combine_chunks().take(pa.array(numbers)))
-    assert len(take_rows(column, numbers[:0])) == 0
-    assert take_rows(pa.chunked_array([], array.type), numbers[:0]).type == array.type
+    assert tables.take_rows(column, numbers).equals(column.combine_chunks().take(pa.array(numbers)))
+    assert len(tables.take_rows(column, numbers[:0])) == 0
+    assert tables.take_rows(pa.chunked_array([], array.type), numbers[:0]).type == array.type
 
 
 @pytest.mark.parametrize("name", NESTED)
 @pytest.mark.parametrize("part", [slice(None), slice(1, None), slice(2, 3)])
 def test_sizes_of_rows_are_those_of_the_rows_alone(name: str, part: slice) -> None:
     array = pa.concat_arrays([NESTED[name]] * 2)[part]
-    fixed, varying = row_sizes([pa.chunked_array([array])])
+    fixed, varying = tables.row_sizes([pa.chunked_array([array])])
     for number in range(len(array)):
         # Buffers of one row: an offset more than it has values, and bits in whole bytes.
         alone = pa.concat_arrays([array.slice(number, 1)]).nbytes
@@ -141,13 +130,13 @@ def test_sizes_of_rows_are_those_of_the_rows_alone(name: str, part: slice) -> No
 
 def test_rows_come_back_from_their_heap_in_order_and_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spill, "_BUFFERED_BYTES", 5000)
-    tables = [blobs(7, first=100 * number) for number in range(6)]
-    with Spill(piece_bytes=3000) as buckets:
-        for number, table in enumerate(tables):
+    parts = [blobs(7, first=100 * number) for number in range(6)]
+    with tables.Spill(piece_bytes=3000) as buckets:
+        for number, table in enumerate(parts):
             buckets.add(number % 2, table)
         for bucket in (0, 1):
             found = list(buckets.read(bucket))
-            assert pa.Table.from_batches(found).equals(pa.concat_tables(tables[bucket::2]))
+            assert pa.Table.from_batches(found).equals(pa.concat_tables(parts[bucket::2]))
             assert max(batch.nbytes for batch in found) <= 3000
         assert list(buckets.read(2)) == []
 
@@ -155,13 +144,13 @@ def test_rows_come_back_from_their_heap_in_order_and_in_small_batches(monkeypatc
 def test_equal_rows_are_dealt_to_one_heap_and_the_others_evenly_on_every_level() -> None:
     rows = blobs(4000, width=1)
     keys = [rows["k"]]
-    first, second = buckets_of(keys, 8, 0), buckets_of(keys, 8, 1)
-    assert np.array_equal(first, buckets_of(keys, 8, 0))
+    first, second = tables.buckets_of(keys, 8, 0), tables.buckets_of(keys, 8, 1)
+    assert np.array_equal(first, tables.buckets_of(keys, 8, 0))
     for bucket in range(8):
         assert 350 < (first == bucket).sum() < 650
         assert 20 < (second[first == bucket] == 3).sum() < 120
-    with Spill() as buckets:
-        for bucket, chosen in split_by_bucket(rows, first):
+    with tables.Spill() as buckets:
+        for bucket, chosen in tables.split_by_bucket(rows, first):
             buckets.add(bucket, chosen)
         found = pa.concat_tables(pa.Table.from_batches(buckets.read(bucket)) for bucket in range(8))
     assert rows.sort_by("k").equals(found.sort_by("k"))
@@ -240,7 +229,7 @@ def test_a_table_in_small_chunks_of_large_rows_is_not_copied_together(
 def test_running_state_of_wide_values_is_squeezed_and_gathered_in_several_arrays(
     monkeypatch: pytest.MonkeyPatch, kind: pa.DataType
 ) -> None:
-    monkeypatch.setattr(parts, "TAKEN_BYTES", LIMIT)
+    monkeypatch.setattr(state_columns, "TAKEN_BYTES", LIMIT)
     monkeypatch.setattr(pieces.take_table, "__defaults__", (LIMIT,))
 
     def value(number: int) -> Any:
