@@ -23,7 +23,6 @@ from stateformat.storage import Storage
 
 
 def put(storage: Storage, path: str, data: bytes) -> None:
-    """Write an object, whatever lay there."""
     storage.delete([path])
     with storage.open_output(path) as output:
         output.write(data)
@@ -51,23 +50,19 @@ class Forger:
         self.handles = [Handle(**row) for row in pq.read_table(pa.BufferReader(data)).to_pylist()]
 
     def find(self, operator: str, state: str, subtask: int | None = 0, layer: int = 0) -> int:
-        """The position of a handle with rows."""
         wanted = (operator, state, subtask, layer)
         return next(
             i for i, h in enumerate(self.handles) if (h.operator, h.state, h.subtask, h.layer) == wanted and h.rows
         )
 
     def change(self, at: int, **columns: Any) -> None:
-        """Other values in a handle."""
         self.handles[at] = self.handles[at]._replace(**columns)
 
     def bytes_of(self, at: int) -> bytes:
-        """The segment of a handle."""
         handle = self.handles[at]
         return handle.inline if handle.inline is not None else get(self.storage, str(handle.path))
 
     def table_of(self, at: int) -> pa.Table:
-        """The rows of the segment of a handle."""
         return pq.read_table(pa.BufferReader(self.bytes_of(at)))
 
     def set_bytes(self, at: int, data: bytes, *, vouched: bool = True) -> None:
@@ -131,10 +126,9 @@ class Forger:
         data = sink.getvalue()
         ref = manifest_ref(self.record.manifest.path, data)
         put(self.storage, ref.path, data.to_pybytes())
-        record = replace(self.record, manifest=ref, totals=totals(table))
-        features = required_features(record.graph, record.states, table, record.rescaled_from)
-        record = replace(record, required_features=features)
-        record = replace(record, **changes)
+        features = required_features(self.record.graph, self.record.states, table, self.record.rescaled_from)
+        changes = {"manifest": ref, "totals": totals(table), "required_features": features, **changes}
+        record = replace(self.record, **changes)
         found = {"format": "stateformat", "version": 1, **members_of(record)}
         if members:
             members(found)

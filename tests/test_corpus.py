@@ -24,7 +24,6 @@ BROKEN = {case["store"].partition("/")[2]: case for case in TOLD["broken"]}
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """What the script has written, by path."""
     written = [*folder.rglob("sound/**/*"), *folder.rglob("broken/**/*"), folder / "cases.json", folder / "README.md"]
     return {str(path.relative_to(folder)): path.read_bytes() for path in written if path.is_file()}
 

@@ -74,7 +74,6 @@ KEYS = {"word": pa.string()}
 
 
 def wide_states() -> tuple[State, ...]:
-    """Every mode and every kind."""
     return (
         declare.even_split_state("read", "splits", columns={"path": pa.string()}),
         declare.union_state("read", "limits", columns={"rate": pa.float64()}),
@@ -106,7 +105,6 @@ def _mail(i: int) -> pa.Table:
 
 
 def wide_rows() -> dict[tuple[str, str], Rows]:
-    """What each subtask writes of each state."""
     return {
         ("read", "splits"): lambda i: pa.table({"path": [f"{i}-{n}.csv" for n in range(i + 1)]}),
         ("read", "limits"): lambda i: pa.table({"rate": [i + 0.5]}),
@@ -133,7 +131,6 @@ def wide_rows() -> dict[tuple[str, str], Rows]:
 
 
 def wide_job() -> Job:
-    """Every mode and kind, all subtasks running."""
     return Job("corpus", wide_graph(), wide_states(), wide_rows())
 
 
@@ -199,7 +196,6 @@ def _published(job: Callable[[], Job], **more: Any) -> Callable[[CheckpointStore
 
 
 def history(store: CheckpointStore, count: int = 4) -> None:
-    """A chain of checkpoints."""
     permit = None
     for _ in range(count):
         permit = small_job().publish(store, permit)
@@ -250,13 +246,11 @@ BASES: dict[str, tuple[str, Callable[[CheckpointStore], Any]]] = {
 
 
 def objects_of(storage: MemoryStorage) -> dict[str, bytes]:
-    """Every object of a store, by path."""
     folders = ("checkpoints/", "manifests/", "segments/")
     return {item.path: bytes(storage.read(item.path)) for folder in folders for item in storage.list(folder)}
 
 
 def base(name: str) -> dict[str, bytes]:
-    """The objects of a base."""
     place = f"corpus-{name}"
     with same_bytes():
         BASES[name][1](sf.open(f"memory://{place}"))

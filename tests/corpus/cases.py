@@ -18,8 +18,6 @@ OPEN, READ, REPORT = "refuse the checkpoint", "refuse the state", "report"
 
 
 class Case(NamedTuple):
-    """A store that breaks one clause."""
-
     name: str
     """The section that is broken, and how."""
     base: str
@@ -38,7 +36,6 @@ class Case(NamedTuple):
 
     @property
     def section(self) -> str:
-        """The section of SPEC.md that is broken."""
         return self.name.partition("-")[0]
 
 
@@ -53,24 +50,19 @@ class Store:
 
     @property
     def record(self) -> str:
-        """Its bytes as text."""
         return get(self.storage, self.parts.path).decode()
 
     def write_record(self, data: bytes | str) -> None:
-        """Other bytes under the record's name."""
         put(self.storage, self.parts.path, data.encode() if isinstance(data, str) else data)
 
     def sealed(self, text: str) -> None:
-        """A record of this text, which ends in ``}``, with a right digest."""
         body = text.rstrip("\n")[:-1]
         self.write_record(f'{body},"digest":"{xxhash.xxh3_128_hexdigest(body.encode())}"}}\n')
 
     def undigested(self) -> str:
-        """The record without its digest."""
         return self.record[:-46] + "}"
 
     def members(self, change: Callable[[dict[str, Any]], Any]) -> None:
-        """Other members of the record, sealed."""
         found = json.loads(self.record)
         del found["digest"]
         change(found)
@@ -79,16 +71,13 @@ class Store:
     # The manifest ------------------------------------------------------------------------------------------------------
 
     def seal(self) -> None:
-        """Write the manifest and the record anew."""
         self.parts.seal()
 
     def handle(self, at: int, **columns: Any) -> None:
-        """Other values in a handle."""
         self.parts.change(at, **columns)
         self.seal()
 
     def manifest(self, change: Callable[[pa.Table], pa.Table], **options: Any) -> None:
-        """Another manifest table, vouched for by the record."""
         path = self.parts.record.manifest.path
         table = change(pq.read_table(pa.BufferReader(get(self.storage, path))))
         sink = pa.BufferOutputStream()
@@ -107,14 +96,12 @@ class Store:
     # Segments ----------------------------------------------------------------------------------------------------------
 
     def find(self, name: str, subtask: int | None = 0, layer: int = 0) -> int:
-        """The handle of ``operator/state`` of a subtask."""
         operator, state = name.split("/")
         return self.parts.find(operator, state, subtask, layer)
 
     def rows(
         self, name: str, change: Callable[[pa.Table], pa.Table], *, regroup: str = "", layer: int = 0, **how: Any
     ) -> None:
-        """Other rows in the segment of a state's first subtask."""
         at = self.find(name, None if name == "read/todo" else 0, layer)
         self.parts.set_rows(at, change(self.parts.table_of(at)), **how)
         if regroup:
@@ -122,7 +109,6 @@ class Store:
         self.seal()
 
     def segment(self, change: Callable[[bytes], bytes | None]) -> None:
-        """Other bytes in the first object, or none; nothing vouches for them."""
         path = min(item.path for item in self.storage.list("segments/"))
         data = change(get(self.storage, path))
         self.storage.delete([path])
@@ -131,7 +117,6 @@ class Store:
 
 
 def value(name: str, at: int, new: Any) -> Callable[[pa.Table], pa.Table]:
-    """Another value in one row of a column."""
 
     def change(table: pa.Table) -> pa.Table:
         field = table.schema.field(name)
@@ -143,37 +128,30 @@ def value(name: str, at: int, new: Any) -> Callable[[pa.Table], pa.Table]:
 
 
 def again(table: pa.Table) -> pa.Table:
-    """The first row twice."""
     return pa.concat_tables([table.slice(0, 1), table])
 
 
 def turned(table: pa.Table) -> pa.Table:
-    """The rows the other way round."""
     return table.take(pa.array(range(len(table))[::-1]))
 
 
 def flipped(data: bytes, at: int) -> bytes:
-    """One bit turned."""
     return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
 def operator(uid: str, **members: Any) -> Callable[[dict[str, Any]], None]:
-    """Other members of an operator."""
     return lambda record: next(op for op in record["operators"] if op["uid"] == uid).update(members)
 
 
 def edge(**members: Any) -> Callable[[dict[str, Any]], None]:
-    """Other members of the first edge."""
     return lambda record: record["edges"][0].update(members)
 
 
 def state(name: str, **members: Any) -> Callable[[dict[str, Any]], None]:
-    """Other members of a state."""
     return lambda record: next(s for s in record["states"] if s["name"] == name).update(members)
 
 
 def field(**members: Any) -> Callable[[dict[str, Any]], None]:
-    """Other members of the field ``n`` of the only state."""
     return lambda record: record["states"][0]["schemas"][-1]["fields"][1].update(members)
 
 

@@ -60,26 +60,20 @@ and against two readers that share no code with it.
 
 
 def sound() -> Iterator[tuple[str, Objects, dict[str, Any]]]:
-    """Name, objects and rows of each sound store."""
     for name in BASES:
         objects = base(name)
         store = _store(objects)
-        yield (
-            name,
-            objects,
-            {str(record.checkpoint_id): rows_of(store.open(record.checkpoint_id)) for record in store.history()},
-        )
+        rows = {str(record.checkpoint_id): rows_of(store.open(record.checkpoint_id)) for record in store.history()}
+        yield name, objects, rows
 
 
 def broken() -> Iterator[tuple[Case, Objects, list[dict[str, str]]]]:
-    """Each case with the objects of its store and what validation finds."""
     bases = {name: base(name) for name in BASES}
     for case in CASES:
         store = _store(bases[case.base])
         storage = MemoryStorage(PLACE)
-        case.change(
-            Store(storage, max(int(path[-25:-5]) for path in bases[case.base] if path.startswith("checkpoints/")))
-        )
+        newest = max(int(path[-25:-5]) for path in bases[case.base] if path.startswith("checkpoints/"))
+        case.change(Store(storage, newest))
         found = sf.validate(store.storage, level="full").findings
         findings = [{"kind": str(one.kind), "clause": one.clause, "severity": one.severity} for one in found]
         yield case, objects_of(storage), [finding for i, finding in enumerate(findings) if finding not in findings[:i]]
@@ -93,7 +87,6 @@ def _store(objects: Objects) -> sf.CheckpointStore:
 
 
 def cases_json(found: list[tuple[Case, list[dict[str, str]]]]) -> dict[str, Any]:
-    """What ``cases.json`` holds."""
     return {
         "pyarrow": pa.__version__,
         "sound": [{"store": f"sound/{name}", "what": what} for name, (what, _) in BASES.items()],
@@ -112,7 +105,6 @@ def cases_json(found: list[tuple[Case, list[dict[str, str]]]]) -> dict[str, Any]
 
 
 def page(cases: dict[str, Any]) -> str:
-    """The index page."""
     lines = [INTRODUCTION, "## Sound", "", "| store | what it is |", "|---|---|"]
     lines += [f"| [`{_name(case)}`]({case['store']}) | {case['what']} |" for case in cases["sound"]]
     lines += [
@@ -130,7 +122,6 @@ def page(cases: dict[str, Any]) -> str:
 
 
 def case_page(case: dict[str, Any]) -> str:
-    """The page beside a broken store."""
     lines = [f"# {_name(case)}", "", f"Breaks section {case['section']}: {case['what']}.", ""]
     lines += [f"A reader must at least: {_must(case)}.", "", "`ckpt validate --level full` finds:", ""]
     lines += [f"- {_told(one)}" for one in case["findings"]]
@@ -156,7 +147,6 @@ def _write(folder: Path, objects: Objects) -> None:
 
 
 def main(folder: Path = HERE) -> None:
-    """Write the whole corpus anew."""
     for part in ("sound", "broken"):
         shutil.rmtree(folder / part, ignore_errors=True)
     for name, objects, rows in sound():

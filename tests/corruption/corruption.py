@@ -47,7 +47,6 @@ class Case(NamedTuple):
 
     @property
     def line(self) -> str:
-        """The line of the table that counts it."""
         sort = {"c": "record", "m": "manifest", "s": "segment"}[self.path[0]]
         return f"{self.kind}: {sort}" if self.kind in (FLIP, CUT, OLDER) else self.kind
 
@@ -129,7 +128,6 @@ def _owner(path: str) -> int:
 
 
 def damaged(objects: Mapping[str, bytes], case: Case) -> dict[str, bytes]:
-    """The objects of a store after the damage."""
     found = dict(objects)
     data = found[case.path]
     if case.kind == FLIP:
@@ -245,7 +243,6 @@ class Bench:
         assert set(self.fed) == set(objects), "every object feeds a checkpoint"
 
     def judge(self, case: Case) -> Outcome:
-        """Try one case."""
         found, line = Outcome(), case.line
         if case.kind == REMOVE and case.path == layout.record_path(self.ids[-1]) and len(self.ids) > 1:
             line = NEWEST

@@ -68,7 +68,6 @@ def _decoded(data: bytes, ref: ManifestRef) -> Any:
 
 
 def try_here(stores: Stores, *, stride: int) -> Outcome:
-    """All cases, in this process."""
     found = Outcome()
     with prepared():
         for name, objects in stores.items():

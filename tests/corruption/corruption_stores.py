@@ -75,7 +75,6 @@ def _graph(uids: str) -> JobGraph:
 
 
 def _states() -> dict[tuple[str, str], State]:
-    """Every mode, and every kind of keyed state."""
     states = (
         declare.even_split_state("a", "s", columns={"p": pa.string(), "n": pa.int64()}),
         declare.coordinator_state("a", "c", columns={"p": pa.string()}),
@@ -248,13 +247,11 @@ def _repeatable(seed: str) -> Iterator[None]:
 
 
 def stores() -> Mapping[str, Mapping[str, bytes]]:
-    """Every store, by name."""
     return {name: objects(name) for name in _BUILD}
 
 
 @cache
 def objects(name: str) -> Mapping[str, bytes]:
-    """Every object of a store, by path."""
     with _repeatable(name):
         store = sf.open(f"memory://corruption-{name}")
         _BUILD[name](store)

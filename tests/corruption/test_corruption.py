@@ -109,12 +109,10 @@ class Segment:
         self.rows = self.read(self.data)
 
     def read(self, data: bytes) -> pa.Table:
-        """All rows, if the segment's bytes were these."""
         storage = cast("Storage", Objects({**self._objects, str(self._handle.path): data}))
         return corruption.read_in_ranges(storage, record=self._checkpoint.record, handle=self._handle)
 
     def header(self, row_group: int, column: str) -> int:
-        """Where the header of the only page of a column chunk begins."""
         metadata = pq.read_metadata(pa.BufferReader(self.data))
         chunks = [metadata.row_group(row_group).column(i) for i in range(metadata.num_columns)]
         return int(next(chunk.data_page_offset for chunk in chunks if chunk.path_in_schema == column))
@@ -216,7 +214,6 @@ def test_no_two_flipped_bits_of_a_page_header_make_other_rows(
 
 
 def _sample(stores: Stores, count: int) -> list[Case]:
-    """Cases of all kinds in turn."""
     rng = random.Random(7)
     by_line: dict[str, list[Case]] = {}
     for name, objects in stores.items():

@@ -16,30 +16,9 @@ from tests.fuzz import thrift_tree as thrift
 from tests.fuzz.parquet_parts import Parts
 
 NUMBERS = (0, 1, -1, 2, 127, 128, 32_767, 32_768, 2**31 - 1, -(2**31), 2**32, 2**53 - 1, 2**53, 2**63 - 1, -(2**63))
-VALUES: tuple[Any, ...] = (
-    None,
-    True,
-    False,
-    "",
-    "x",
-    "\ud800",
-    "\0",
-    "../x",
-    "segments/1/a.parquet",
-    "keyed",
-    "int64",
-    "decimal(38,38)",
-    "x" * 1000,
-    [],
-    {},
-    [[0, 0]],
-    [[0, 2**53]],
-    [None],
-    {"struct": []},
-    {"list": {}},
-    1.5,
-    *NUMBERS,
-)
+TEXTS = ("", "x", "\ud800", "\0", "../x", "segments/1/a.parquet", "keyed", "int64", "decimal(38,38)", "x" * 1000)
+LISTS: tuple[Any, ...] = ([], {}, [[0, 0]], [[0, 2**53]], [None], {"struct": []}, {"list": {}})
+VALUES: tuple[Any, ...] = (None, True, False, 1.5, *TEXTS, *LISTS, *NUMBERS)
 
 
 class Choices:
@@ -66,7 +45,6 @@ class Choices:
 
 
 def _nodes(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every (container, key) in a JSON value."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in list(items):
         yield value, key
@@ -110,7 +88,6 @@ def sealed_bytes(body: bytes) -> bytes:
 
 
 def changed_bytes(data: bytes, choices: Choices) -> bytes:
-    """Flip, overwrite, insert, delete, repeat."""
     out = bytearray(data)
     for _ in range(1 + choices.below(4)):
         at = choices.below(max(1, len(out)))
@@ -134,7 +111,6 @@ def changed_bytes(data: bytes, choices: Choices) -> bytes:
 
 
 def _fields(tree: thrift.Struct) -> Iterator[tuple[Any, list[Any]]]:
-    """Every (structure, field) in a structure, deep ones too."""
     for item in tree:
         yield tree, item
         if item[1] == thrift.STRUCT:
@@ -170,7 +146,6 @@ def _change_structure(tree: thrift.Struct, choices: Choices) -> None:
 
 
 def _together(parts: Parts, otherwise: bytes) -> bytes:
-    """The file of these parts, or another where a header of a page can no longer be written."""
     try:
         whole = parts.data()
         thrift.split_footer(whole)

@@ -72,6 +72,5 @@ class Parts:
         return bytes(out)
 
     def data(self) -> bytes:
-        """The file."""
         body = self.body()
         return thrift.join_footer(body, self.footer)

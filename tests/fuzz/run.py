@@ -1,12 +1,9 @@
-"""Fuzz one target in this process, guided by coverage: ``python -m tests.fuzz.run TARGET SECONDS SEED [PLACE]``; findings are
-written to files whose names begin with PLACE.
+"""Fuzz one target in this process: ``python -m tests.fuzz.run TARGET SECONDS SEED [PLACE]``.
 
-With atheris, whose libFuzzer prints ``Done N runs`` at the end and leaves with another status than 0 for a finding, a crash, a
-hang or more than 2.5 GB of memory. Without it (other platforms) with bytes from a seeded generator.
-
-A hang is told by processor time, which a loaded machine does not stretch: one run that takes more than ``HANG_CPU_SECONDS`` ends
-the process, with the stack in its output and the bytes in ``PLACE`` + ``current``. What waits without working for
-``HANG_SECONDS`` libFuzzer ends.
+With atheris, guided by coverage; libFuzzer prints ``Done N runs`` at the end and leaves with another status than 0 for a finding, a
+crash, a hang or more than 2.5 GB of memory. Without it with bytes from a seeded generator. Findings are written to files whose names
+begin with PLACE. A run of more than ``HANG_CPU_SECONDS`` of processor time, which a loaded machine does not stretch, ends the
+process, with the stack in its output and the bytes in ``PLACE`` + ``current``.
 """
 
 from __future__ import annotations
@@ -66,12 +63,8 @@ def main() -> None:
         from tests.fuzz.targets import make
     test = guarded(make(name), current)
     limits = [f"-max_total_time={seconds}", f"-seed={seed}", f"-timeout={HANG_SECONDS}", "-rss_limit_mb=2500"]
-    limits += [
-        f"-report_slow_units={HANG_SECONDS}",
-        f"-max_len={LENGTH_MAX}",
-        "-len_control=0",
-        f"-artifact_prefix={place}",
-    ]
+    limits += [f"-report_slow_units={HANG_SECONDS}", f"-max_len={LENGTH_MAX}"]
+    limits += ["-len_control=0", f"-artifact_prefix={place}"]
     atheris.Setup([sys.argv[0], *limits], test)
     atheris.Fuzz()
 

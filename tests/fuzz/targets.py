@@ -1,13 +1,8 @@
 """What is fuzzed: the readers of record, manifest and segment, and a whole store with one object changed.
 
-:func:`make` gives a function of bytes. It changes a good object as the bytes say, seals it (digests and sizes are right, so what
-is tried lies behind them), reads it, and raises :class:`Finding` for everything but a result or an error of the product's own
-tree: another exception, an import, code made, a file or process opened, memory or processor time beyond any sense. What ends the
-process is found by whoever runs it.
-
-A target is in two steps: its preparation makes the changed object and gives the reading of it. Only what is read can find
-anything; changes that come to nothing (a footer that says a list where a number is due cannot be put together again) are counted
-as :attr:`Target.unmade`, and tests/fuzz/test_fuzz.py holds them few.
+:func:`make` gives a function of bytes. It changes a good object as the bytes say, seals it (digests and sizes are right), reads it,
+and raises :class:`Finding` for everything but a result or an error of the product's own tree: another exception, an import, code
+made, a file or process opened, too much memory or processor time. Changes that cannot be made count as :attr:`Target.unmade`.
 """
 
 from __future__ import annotations
@@ -33,29 +28,20 @@ from stateformat.model import Handle, ManifestRef, Record
 from stateformat.reading.scan import SliceReader
 from stateformat.record import decode_record
 from stateformat.redistribution import plan_restore
-from stateformat.schema import SLICE_SCHEMA
 from stateformat.store import CheckpointStore
 from stateformat.validation import validate
 from tests.forgery import Forger, get, put
 from tests.fuzz import thrift_tree as thrift
 from tests.fuzz.mutations import Choices, changed_bytes, changed_parquet, changed_record
+from tests.segments import slices
 from tests.stores import flights_store
 
 SECONDS_MAX = 5.0
 GROWTH_BYTES_MAX = 1 << 30
-_FORBIDDEN = (
-    "import",
-    "exec",
-    "compile",
-    "open",
-    "os.system",
-    "os.exec",
-    "subprocess.Popen",
-    "socket.connect",
-    "pickle.find_class",
-)
+_FORBIDDEN = {"import", "exec", "compile", "open", "os.system", "os.exec"}
+_FORBIDDEN |= {"subprocess.Popen", "socket.connect", "pickle.find_class"}
 _SAID_MAX = 2**53 - 1
-"""The largest number that a handle or a record can say: whoever vouches for an object says no more."""
+"""The largest number that a handle or a record can say."""
 
 Reading = Callable[[], None]
 Preparation = Callable[[Choices], Reading]
@@ -125,14 +111,14 @@ class Target:
         try:
             read = self._prepare(Choices(data))
         except Exception:
-            # Nothing of the product has been given anything that was changed: whatever this is, it is no finding.
+            # The product has been given nothing that was changed, so this is no finding.
             self.unmade += 1
             return
         try:
             with watched():
                 read()
         except Slow:
-            # A machine that is taken away from us for a while counts that as our time; it does not do so twice.
+            # A busy machine may have been slow once.
             with watched():
                 read()
 
@@ -164,11 +150,6 @@ def _said(data: bytes, field: int, otherwise: int) -> int:
     return found if 0 <= found <= _SAID_MAX else otherwise
 
 
-def _uncompressed(data: bytes, before: int) -> int:
-    """What a footer says of it, if it can be read by the tree of the tests."""
-    return _said(data, 2, before)
-
-
 def _plain(data: bytes, codec: str) -> bytes:
     """The file with another codec: without one, changes of pages reach the decoders undisturbed."""
     sink = pa.BufferOutputStream()
@@ -191,7 +172,7 @@ def _manifest_target() -> Preparation:
         original = choices.of(files)
         changed = changed_parquet(original, choices)
         digest = xxhash.xxh3_128_hexdigest(changed)
-        uncompressed = _uncompressed(changed, record.manifest.uncompressed_bytes)
+        uncompressed = _said(changed, 2, record.manifest.uncompressed_bytes)
         ref = ManifestRef(record.manifest.path, len(changed), digest, uncompressed)
 
         def read() -> None:
@@ -212,7 +193,7 @@ def _vouched(handle: Handle, data: bytes) -> Handle:
         digest=xxhash.xxh3_128_digest(data),
         footer_bytes=max(9, footer),
         footer_digest=xxhash.xxh3_128_digest(data[-footer:]),
-        uncompressed_bytes=_uncompressed(data, handle.uncompressed_bytes),
+        uncompressed_bytes=_said(data, 2, handle.uncompressed_bytes),
         segment_rows=max(rows, handle.row_start + handle.rows),
     )
 
@@ -245,29 +226,17 @@ def _segment_target() -> Preparation:
         start = handle.row_start + choices.below(handle.rows)
         rows = 1 + choices.below(handle.row_start + handle.rows - start)
         manifest = Manifest(handles_table([handle]))
-        wanted = [_slices(handle, first, count) for first, count in ((handle.row_start, handle.rows), (start, rows))]
+        places = ((handle.row_start, handle.rows), (start, rows))
+        wanted = [slices([(0, handle, first, count)]) for first, count in places]
 
         def read() -> None:
-            for slices in wanted:
-                for _ in SliceReader(storage, alone, manifest, slices).batches():
+            for chosen in wanted:
+                for _ in SliceReader(storage, alone, manifest, chosen).batches():
                     pass
 
         return read
 
     return prepare
-
-
-def _slices(handle: Handle, start: int, rows: int) -> pa.Table:
-    row = {
-        **{name: getattr(handle, name) for name in ("operator", "state", "mode", "subtask", "layer")},
-        "handle": 0,
-        "row_start": start,
-        "rows": rows,
-        "first_group": None,
-        "last_group": None,
-        "bytes": 0,
-    }
-    return pa.Table.from_pylist([row], schema=SLICE_SCHEMA)
 
 
 def _store_target() -> Preparation:

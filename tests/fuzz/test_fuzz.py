@@ -8,12 +8,10 @@ import time
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import xxhash
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from stateformat.errors import DamagedCheckpoint
-from stateformat.manifest import decode_manifest
-from stateformat.model import ManifestRef
+from stateformat.manifest import decode_manifest, manifest_ref
 from stateformat.validation import validate
 from tests.forgery import Forger, get
 from tests.fuzz import targets, thrift_tree as thrift
@@ -117,11 +115,9 @@ def test_positions_beyond_the_dictionary_of_inline_segments_are_damage() -> None
     for at in range(len(original)):
         inline[-1][1] = original[:at] + b"\x7f" + original[at + 1 :]
         data = parts.data()
-        groups = thrift.get(parts.footer, 4)[1]
-        uncompressed_bytes = sum(thrift.unzigzag(thrift.get(group, 2)) for group in groups)
-        ref = ManifestRef(record.manifest.path, len(data), xxhash.xxh3_128_hexdigest(data), uncompressed_bytes)
+        buffer = pa.py_buffer(data)
         try:
-            manifest = decode_manifest(pa.py_buffer(data), ref)
+            manifest = decode_manifest(buffer, manifest_ref(record.manifest.path, buffer))
             manifest.inline("")
             manifest.full()
         except DamagedCheckpoint:

@@ -36,7 +36,6 @@ def parse(data: bytes) -> tuple[Struct, int]:
 
 
 def _taken(source: io.BytesIO, count: int, end: int) -> bytes:
-    """Exactly so many bytes."""
     if count > end - source.tell():
         raise Unreadable(f"{count} bytes at {source.tell()} of {end}")
     return source.read(count)
@@ -86,7 +85,6 @@ def _value(source: io.BytesIO, kind: int, end: int, depth: int, *, element: bool
 
 
 def unparse(tree: Struct) -> bytes:
-    """The bytes of a structure."""
     out = bytearray()
     before = 0
     for field, kind, value in tree:
@@ -143,7 +141,6 @@ def put(tree: Struct, value: Any, *path: int) -> None:
 
 
 def split_footer(data: bytes) -> tuple[bytes, Struct]:
-    """What lies before the footer of a Parquet file, and the footer."""
     length = int.from_bytes(data[-8:-4], "little")
     if length + 8 > len(data):
         raise Unreadable(f"a footer of {length} bytes in a file of {len(data)}")
@@ -151,6 +148,5 @@ def split_footer(data: bytes) -> tuple[bytes, Struct]:
 
 
 def join_footer(body: bytes, footer: Struct | bytes) -> bytes:
-    """A Parquet file of both."""
     stored = footer if isinstance(footer, bytes) else unparse(footer)
     return body + stored + len(stored).to_bytes(4, "little") + b"PAR1"

@@ -82,7 +82,6 @@ def everything(parts: list[Part], new: int) -> Deal:
 
 
 def owner_of(group: int, new: int, max_parallelism: int) -> int:
-    """The subtask in whose range a key group lies, by trying all ranges."""
     owners = [
         subtask
         for subtask in range(new)

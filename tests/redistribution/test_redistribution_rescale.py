@@ -39,7 +39,6 @@ def rescaled(source: FakeCheckpoint, topology: int | dict[str, int]) -> FakeChec
 
 
 def rows_of(source: FakeCheckpoint, operator: str, name: str) -> list[object]:
-    """The rows of all parts of a state, in order."""
     return [row for item in source.parts if (item.operator, item.state) == (operator, name) for row in item.rows]
 
 

@@ -63,7 +63,6 @@ def reader(storage: CountingStorage, state: State, *handles: Handle) -> SliceRea
 
 
 def part(handle: Handle, first: int, last: int) -> pa.Table:
-    """The slice of a range of key groups."""
     return slices([(0, handle, *rows_of_groups(handle, first, last))])
 
 
@@ -367,7 +366,6 @@ def damage(storage: CountingStorage, handle: Handle, data: bytes) -> None:
 
 
 def flips(data: bytes) -> Iterator[bytes]:
-    """The bytes with one bit flipped, at each position in turn."""
     for position in range(len(data)):
         yield data[:position] + bytes([data[position] ^ (1 << position % 8)]) + data[position + 1 :]
 

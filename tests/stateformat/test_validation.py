@@ -642,7 +642,6 @@ def test_inline_bytes_without_a_path_or_differing_for_one_or_too_many_are_told(u
 
 
 def retyped(rows: pa.Table, name: str, values: Any, **field: Any) -> pa.Table:
-    """The rows with other values in a column."""
     at = rows.schema.get_field_index(name)
     array = pa.array(values, field.pop("type", rows.schema.field(at).type))
     return rows.set_column(at, rows.schema.field(at).with_type(array.type), array)
