@@ -10,9 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from stateformat.backends.dataflow import Dataflow, Operator, Split, SplitList, Stream, Timers, ValueState
+from stateformat.backends.dataflow import Dataflow, Operator, Split, SplitList, Stream, Timers, ValueState, events as ev
 from stateformat.backends.dataflow.chain import OperatorChain, in_flight_batches
-from stateformat.backends.dataflow.events import MAX_WATERMARK, Barrier, Channel, Snapshot
 from stateformat.backends.dataflow.graph import Job, Router, compile_job, graph_of, in_flight_name
 from stateformat.backends.dataflow.graph.runtime_states import states_of
 from stateformat.backends.storage.memory import MemoryStorage
@@ -45,8 +44,8 @@ def started(job: Job, restored: Callable[[str, int], Any] = lambda uid, subtask:
     }
 
 
-def command(number: int, *, finishing: bool = False, watermarks: Any = None, ended: Any = None) -> Snapshot:
-    return Snapshot(Barrier(number), finishing=finishing, watermarks=watermarks or {}, ended=ended or {})
+def command(number: int, *, finishing: bool = False, watermarks: Any = None, ended: Any = None) -> ev.Snapshot:
+    return ev.Snapshot(ev.Barrier(number), finishing=finishing, watermarks=watermarks or {}, ended=ended or {})
 
 
 def publish(
@@ -56,7 +55,7 @@ def publish(
     parent: CommitPermit | None = None,
     *,
     number: int = 1,
-    logged: Iterable[tuple[Channel, pa.RecordBatch]] = (),
+    logged: Iterable[tuple[ev.Channel, pa.RecordBatch]] = (),
     finishing: Sequence[str] = (),
     **facts: Any,
 ) -> CommitPermit:
@@ -171,7 +170,7 @@ def test_keyed_state_timers_and_entries_go_on_at_any_parallelism(store: Checkpoi
         [*range(100, 140), 200, 300, 400]
     )
     for subtask in range(parallelism):
-        tasks["sums", subtask][0].advance_watermark(MAX_WATERMARK)
+        tasks["sums", subtask][0].advance_watermark(ev.MAX_WATERMARK)
     assert emitted(tasks, "behind->far.0") == sorted(
         [*((key, key + 100) for key in range(21, 40)), (5, 200), (5, 300), (39, 400)]
     )
@@ -196,13 +195,13 @@ def test_progress_tells_of_each_input_and_for_inner_operators_of_the_chain(store
             tasks,
             permit,
             number=number,
-            watermarks={"source->head.0": 7, "source->head.1": MAX_WATERMARK},
+            watermarks={"source->head.0": 7, "source->head.1": ev.MAX_WATERMARK},
             ended={"source->head.0": ended[0], "source->head.1": ended[1]},
         )
         read = permit.checkpoint().read
         assert read("head", "progress", 1).table().to_pylist() == [
             {"_edge": "source->head.0", "_watermark": 7, "_ended": ended[0]},
-            {"_edge": "source->head.1", "_watermark": MAX_WATERMARK, "_ended": ended[1]},
+            {"_edge": "source->head.1", "_watermark": ev.MAX_WATERMARK, "_ended": ended[1]},
         ]
         assert read("inner", "progress", 0).table().to_pylist() == [
             {"_edge": "head->inner.0", "_watermark": 7, "_ended": inner}
@@ -255,11 +254,15 @@ def test_a_head_to_which_the_end_of_time_had_come_knows_it_when_it_comes_back(st
     )
     job = compile_job(flow, graph_of(flow), unaligned=False)
     permit = publish(
-        store, job, started(job), watermarks={"s->head.0": MAX_WATERMARK, "head->tail.0": 3}, ended={"s->head.0": True}
+        store,
+        job,
+        started(job),
+        watermarks={"s->head.0": ev.MAX_WATERMARK, "head->tail.0": 3},
+        ended={"s->head.0": True},
     )
     _, tasks, _ = restarted(flow, permit, 1)
     found = {uid: tasks[uid, 0][0].operators[uid].logic.context.watermark for uid in ("head", "tail")}
-    assert found == {"head": MAX_WATERMARK, "tail": 3}
+    assert found == {"head": ev.MAX_WATERMARK, "tail": 3}
 
 
 def test_an_operator_that_the_checkpoint_does_not_know_begins_anew(store: CheckpointStore) -> None:
@@ -480,7 +483,7 @@ def test_records_in_flight_come_back_in_the_order_of_their_channels(
     job = compile_job(flow, graph_of(flow, unaligned=True), unaligned=True)
     edge = job.graph.edges[0]
     schema = job.schemas[edge.id]
-    logged: list[tuple[Channel, pa.RecordBatch]] = []
+    logged: list[tuple[ev.Channel, pa.RecordBatch]] = []
     sent: dict[int, list[int]] = defaultdict(list)
     for turn in range(6):
         for sender in range(2):
@@ -490,7 +493,7 @@ def test_records_in_flight_come_back_in_the_order_of_their_channels(
                 if edge.key_columns
                 else [(turn % 2, records(schema, values))]
             ):
-                logged.append((Channel(edge.id, sender, receiver), part))
+                logged.append((ev.Channel(edge.id, sender, receiver), part))
             sent[sender] += values
     permit = publish(store, job, started(job), logged=logged)
     job, _, restored = restarted(flow, permit, parallelism, unaligned=True)
@@ -518,7 +521,7 @@ def test_records_of_a_sender_are_taken_by_their_channel_and_number(store: Checkp
     job = compile_job(flow, graph_of(flow, unaligned=True), unaligned=True)
     edge, schema = job.graph.edges[0], job.schemas["s->t.0"]
     logged = [
-        (Channel(edge.id, sender, receiver), records(schema, [100 * sender + 10 * receiver + n]))
+        (ev.Channel(edge.id, sender, receiver), records(schema, [100 * sender + 10 * receiver + n]))
         for n in range(3)
         for sender in (1, 0)
         for receiver in (1, 0)
@@ -534,7 +537,7 @@ def test_columns_that_an_edge_got_since_are_null_in_what_was_in_flight(store: Ch
     flow = unaligned(Stream.rebalance)
     job = compile_job(flow, graph_of(flow, unaligned=True), unaligned=True)
     schema = job.schemas["s->t.0"]
-    permit = publish(store, job, started(job), logged=[(Channel("s->t.0", 0, 0), records(schema, [4]))])
+    permit = publish(store, job, started(job), logged=[(ev.Channel("s->t.0", 0, 0), records(schema, [4]))])
     task = permit.checkpoint().read("t", in_flight_name("s->t.0"))
     now = pa.schema([("new", pa.bool_()), ("value", pa.int64())])
     assert [batch.to_pylist() for batch in in_flight_batches(task, now)] == [[{"new": None, "value": 4}]]
@@ -552,7 +555,7 @@ def test_feedback_is_logged_aligned_or_not_and_nothing_else_is(store: Checkpoint
     edge = job.graph.by_edge["body->head.1"]
     routed = Router(job, edge, 1).route(rows([4, 4, 8], [1, 2, 3]))
     permit = publish(
-        store, job, started(job), logged=[(Channel(edge.id, 1, receiver), part) for receiver, part in routed]
+        store, job, started(job), logged=[(ev.Channel(edge.id, 1, receiver), part) for receiver, part in routed]
     )
     _, _, restored = restarted(flow, permit, 3)
     found = [
@@ -564,7 +567,7 @@ def test_feedback_is_logged_aligned_or_not_and_nothing_else_is(store: Checkpoint
     activation, _ = activate(job, "head")
     context = store.begin(job_id="job", graph=job.graph, states=job.states, parent=None).context
     with pytest.raises(InvalidState, match=r"records of edge 's->head.0' cannot become part of this snapshot"):
-        activation.snapshot(command(1), context).log(Channel("s->head.0", 0, 0), rows([1]))
+        activation.snapshot(command(1), context).log(ev.Channel("s->head.0", 0, 0), rows([1]))
     activation.finish()
     with pytest.raises(InvalidState, match=r"records of edge 'body->head.1' cannot become part"):
-        activation.snapshot(command(2, finishing=True), context).log(Channel("body->head.1", 0, 0), rows([1]))
+        activation.snapshot(command(2, finishing=True), context).log(ev.Channel("body->head.1", 0, 0), rows([1]))

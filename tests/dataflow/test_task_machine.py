@@ -7,26 +7,21 @@ import random
 from hypothesis import given, settings, strategies as st
 
 from stateformat.backends.dataflow.task import TaskState
-from tests.task_cases import edge
-from tests.task_world import World
+from tests.dataflow.task_world import World
 
 SHAPES = {
-    "one channel": lambda: [edge("a", 1)],
-    "two inputs": lambda: [edge("a", 2), edge("f", 1, input=1)],
-    "hashed": lambda: [edge("h", 3, overtakable=True)],
-    "mixed": lambda: [edge("a", 1), edge("h", 2, input=1, overtakable=True)],
-    "head of a loop": lambda: [edge("a", 1), edge("loop", 2, input=1, feedback=True)],
-    "head with two inputs": lambda: [
-        edge("h", 2, overtakable=True),
-        edge("a", 1, input=2),
-        edge("loop", 1, input=1, feedback=True),
-    ],
+    "one channel": "a:1",
+    "two inputs": "a:2 f:1/1",
+    "hashed": "h:3~",
+    "mixed": "a:1 h:2/1~",
+    "head of a loop": "a:1 loop:2/1*",
+    "head with two inputs": "h:2~ a:1/2 loop:1/1*",
 }
 
 
 def live(shape: str, steps: int, *, unaligned: bool, seed: int) -> World:
     choose = random.Random(seed)
-    world = World(SHAPES[shape](), unaligned=unaligned, first=seed)
+    world = World(SHAPES[shape], unaligned=unaligned, first=seed)
     for _ in range(steps):
         possible = world.steps()
         if not possible:

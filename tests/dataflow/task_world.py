@@ -1,4 +1,4 @@
-"""A legal world around one task: its senders, its consumers and a coordinator, of which a caller picks the next step.
+"""A task in a legal world, in which a caller picks the next step: its senders, its consumers and a coordinator.
 
 The oracle is written the other way round than the task: it knows where in each channel the barrier of a checkpoint was *put*, and
 what the task has processed and logged when it acknowledges; the two together must be exactly what was put before the barrier.
@@ -10,33 +10,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from stateformat.backends.dataflow import events
-from stateformat.backends.dataflow.events import (
-    MAX_WATERMARK,
-    MIN_WATERMARK,
-    Barrier,
-    BarrierKind,
-    Channel,
-    EndOfData,
-    LoopStep,
-    TaskId,
-    Watermark,
-)
-from stateformat.backends.dataflow.task import InputEdge, Task, TaskState
-from tests.task_cases import DRAIN, END, OUT, STOP, Told, on
+from stateformat.backends.dataflow import events as ev
+from stateformat.backends.dataflow.task import Task, TaskState
+from tests.dataflow.task_scripts import edges_of
+
+OUT = ev.Channel("out", 0, 0)
+DRAIN, STOP, END = ev.EndOfData(drain=True), ev.EndOfData(drain=False), ev.EndOfPartition()
+BarrierKind = ev.BarrierKind
 
 
 @dataclass
 class Sender:
     """One end of a channel. ``ended``: what it said of its data; ``final``: the first barrier that it put behind it."""
 
-    channel: Channel
+    channel: ev.Channel
     feedback: bool
     overtakable: bool
     queue: list[Any] = field(default_factory=list)
     put: int = 0
-    time: int = MIN_WATERMARK
-    heard: int = MIN_WATERMARK
+    time: int = ev.MIN_WATERMARK
+    heard: int = ev.MIN_WATERMARK
     drained: bool = False
     ended: Any = None
     final: int | None = None
@@ -48,32 +41,33 @@ class Sender:
 class World:
     """``steps`` tells what may happen next. Everything that a task must never do is asserted as it happens."""
 
-    def __init__(self, edges: list[InputEdge], *, unaligned: bool, first: int = 0) -> None:
-        self.task = Task(TaskId("task", 0), edges, (OUT,))
+    def __init__(self, shape: str, *, unaligned: bool, first: int = 0) -> None:
+        edges = edges_of(shape)
+        self.task = Task(ev.TaskId("task", 0), edges, (OUT,))
         self.senders = {
             channel: Sender(channel, edge.feedback, edge.overtakable) for edge in edges for channel in edge.channels
         }
         self.unaligned = unaligned
         self.inputs = {edge.input for edge in edges}
         self.first = first
-        self.pending: Barrier | None = None
-        self.acknowledged: events.Acknowledge | None = None
+        self.pending: ev.Barrier | None = None
+        self.acknowledged: ev.Acknowledge | None = None
         self.number = 0
         self.completed = 0
         self.stopped = False
-        self.processed: dict[Channel, list[str]] = {channel: [] for channel in self.senders}
-        self.at_snapshot: dict[Channel, list[str]] = {}
-        self.logged: dict[Channel, list[str]] = {}
-        self.arriving: set[Channel] = set()
-        self.told = Told()
+        self.processed: dict[ev.Channel, list[str]] = {channel: [] for channel in self.senders}
+        self.at_snapshot: dict[ev.Channel, list[str]] = {}
+        self.logged: dict[ev.Channel, list[str]] = {}
+        self.arriving: set[ev.Channel] = set()
+        self.told: list[Any] = []
         self.kinds: set[type] = set()
         self.times: list[int] = []
         self.taken: list[int] = []
-        self.emitted: list[Barrier] = []
+        self.emitted: list[ev.Barrier] = []
         self.ended: set[int] = set()
-        self.said_end: EndOfData | None = None
-        self.watermark = MIN_WATERMARK
-        self.steps_told: set[LoopStep] = set()
+        self.said_end: ev.EndOfData | None = None
+        self.watermark = ev.MIN_WATERMARK
+        self.steps_told: set[ev.LoopStep] = set()
         self.data_processed = False
         self.carry_out(self.task.start())
 
@@ -138,27 +132,24 @@ class World:
 
     # Steps --------------------------------------------------------------------------------------------------------------
 
-    def put(self, sender: Sender, element: Any) -> None:
-        sender.queue.append(element)
-
     def put_record(self, sender: Sender) -> None:
         record = f"{sender.put}"
         sender.put += 1
-        self.put(sender, record)
+        sender.queue.append(record)
         if sender.channel in self.arriving:
             self.logged[sender.channel].append(record)
 
     def put_watermark(self, sender: Sender) -> None:
         sender.time = max(sender.time, 0) + 3
-        self.put(sender, Watermark(sender.time))
+        sender.queue.append(ev.Watermark(sender.time))
 
     def end_data(self, sender: Sender) -> None:
         sender.ended = STOP if self.stopped else DRAIN
-        self.put(sender, sender.ended)
+        sender.queue.append(sender.ended)
 
     def leave(self, sender: Sender) -> None:
         sender.left = True
-        self.put(sender, END)
+        sender.queue.append(END)
 
     def put_barrier(self, sender: Sender) -> None:
         barrier = self.pending
@@ -166,29 +157,23 @@ class World:
         sender.barriers[barrier.number] = sender.put
         if sender.ended is not None and sender.final is None and barrier.purpose is not BarrierKind.ROUND:
             sender.final = barrier.number
-        self.put(sender, barrier)
+        sender.queue.append(barrier)
         if barrier.unaligned and sender.overtakable:
-            self.tell(events.Announced(sender.channel, barrier))
+            self.tell(ev.Announced(sender.channel, barrier))
 
     def begin(self) -> None:
         self.number += 1
-        purposes = [
-            BarrierKind.CHECKPOINT,
-            BarrierKind.CHECKPOINT,
-            BarrierKind.ROUND,
-            BarrierKind.CHECKPOINT,
-            BarrierKind.STOP_NO_DRAIN,
-        ]
+        purposes = [*[BarrierKind.CHECKPOINT] * 2, BarrierKind.ROUND, BarrierKind.CHECKPOINT, BarrierKind.STOP_NO_DRAIN]
         purpose = purposes[(self.number + self.first) % len(purposes)]
-        self.pending = Barrier(self.number, purpose, self.unaligned and purpose is BarrierKind.CHECKPOINT)
+        self.pending = ev.Barrier(self.number, purpose, self.unaligned and purpose is BarrierKind.CHECKPOINT)
         self.acknowledged, self.at_snapshot, self.logged, self.arriving = None, {}, {}, set()
         if all(sender.left for sender in self.normal):
-            self.tell(events.Triggered(self.pending))
+            self.tell(ev.Triggered(self.pending))
 
     def abort(self) -> None:
         assert self.pending is not None
         number, self.pending = self.pending.number, None
-        self.tell(events.Aborted(number))
+        self.tell(ev.Aborted(number))
         assert not self.arriving
 
     def complete(self) -> None:
@@ -202,22 +187,22 @@ class World:
         step = None
         if self.task.is_loop_head and self.task.state is TaskState.DRAINING and said.inputs_ended and said.quiet:
             lies = any(isinstance(element, str) for sender in self.senders.values() for element in sender.queue)
-            step = None if lies else LoopStep.END if said.max_watermark_sent else LoopStep.MAX_WATERMARK
+            step = None if lies else ev.LoopStep.END if said.max_watermark_sent else ev.LoopStep.MAX_WATERMARK
         if step is not None:
             self.steps_told.add(step)
-        self.tell(events.Completed(barrier.number, step))
+        self.tell(ev.Completed(barrier.number, step))
 
     def process_data(self) -> None:
         self.data_processed = True
-        self.tell(events.DataProcessed(OUT))
+        self.tell(ev.DataProcessed(OUT))
 
     def deliver(self, sender: Sender) -> None:
         element = sender.queue.pop(0)
-        if isinstance(element, Watermark):
+        if isinstance(element, ev.Watermark):
             sender.heard = element.timestamp
-        elif isinstance(element, events.EndOfData) and element.drain and not sender.feedback:
+        elif isinstance(element, ev.EndOfData) and element.drain and not sender.feedback:
             sender.drained = True
-        self.tell(on(sender.channel, element))
+        self.tell(ev.Received(sender.channel, ev.Records(element) if isinstance(element, str) else element))
 
     # What the task does -------------------------------------------------------------------------------------------------
 
@@ -232,10 +217,12 @@ class World:
     def check_time(self) -> None:
         if all(sender.drained for sender in self.normal):
             self.release()
-        time = min((sender.heard for sender in self.normal), default=MIN_WATERMARK)
+        time = min((sender.heard for sender in self.normal), default=ev.MIN_WATERMARK)
         if self.task.state in (TaskState.STOPPED_AT_BARRIER, TaskState.STOPPING):
             return
-        if not (self.task.is_loop_head and time == MAX_WATERMARK and LoopStep.MAX_WATERMARK not in self.steps_told):
+        if not (
+            self.task.is_loop_head and time == ev.MAX_WATERMARK and ev.LoopStep.MAX_WATERMARK not in self.steps_told
+        ):
             self.watermark = max(self.watermark, time)
         assert self.task.watermark == self.watermark
 
@@ -244,27 +231,27 @@ class World:
             self.check_order(command)
             self.told.append(command)
             match command:
-                case events.Process(channel, batch):
+                case ev.Process(channel, batch):
                     assert batch == str(len(self.processed[channel])), "every record, once, in order"
                     self.processed[channel].append(batch)  # type: ignore[arg-type]
-                case events.Snapshot():
+                case ev.Snapshot():
                     self.snapshot()
-                case events.Emit(Barrier(_, BarrierKind.ROUND)):
+                case ev.Emit(ev.Barrier(_, BarrierKind.ROUND)):
                     self.snapshot()
-                case events.LogQueued(channel, arriving):
+                case ev.LogQueued(channel, arriving):
                     self.log_queued(channel, arriving=arriving)
-                case events.StopLog(channel):
+                case ev.StopLog(channel):
                     self.arriving.remove(channel)
-                case events.LogRecords(channel, batch):
+                case ev.LogRecords(channel, batch):
                     self.logged[channel].append(batch)  # type: ignore[arg-type]
-                case events.Acknowledge():
+                case ev.Acknowledge():
                     self.acknowledge(command)
 
     def release(self) -> None:
         """An end holds time up until the next barrier."""
         for sender in self.normal:
             if sender.drained:
-                sender.heard = MAX_WATERMARK
+                sender.heard = ev.MAX_WATERMARK
 
     def snapshot(self) -> None:
         assert self.pending is not None
@@ -273,7 +260,7 @@ class World:
         self.at_snapshot = {channel: list(records) for channel, records in self.processed.items()}
         self.logged = {channel: [] for channel in self.senders}
 
-    def log_queued(self, channel: Channel, *, arriving: bool) -> None:
+    def log_queued(self, channel: ev.Channel, *, arriving: bool) -> None:
         queue = self.senders[channel].queue
         end = queue.index(self.pending) if self.pending in queue else len(queue)
         self.logged[channel] += [element for element in queue[:end] if isinstance(element, str)]
@@ -281,7 +268,7 @@ class World:
             assert self.pending not in queue
             self.arriving.add(channel)
 
-    def acknowledge(self, command: events.Acknowledge) -> None:
+    def acknowledge(self, command: ev.Acknowledge) -> None:
         assert self.pending is not None
         assert command.number == self.pending.number
         assert not self.arriving
@@ -299,33 +286,33 @@ class World:
             assert found == [str(number) for number in range(before)], channel
 
     def check_order(self, command: Any) -> None:
-        assert events.Ended not in self.kinds
+        assert ev.Ended not in self.kinds
         match command:
-            case events.Process() | events.AdvanceWatermark() | events.EndInput() | events.Finish():
-                assert events.Finish not in self.kinds, "nothing happens behind finish"
+            case ev.Process() | ev.AdvanceWatermark() | ev.EndInput() | ev.Finish():
+                assert ev.Finish not in self.kinds, "nothing happens behind finish"
                 assert self.said_end is None
                 assert self.task.state is not TaskState.STOPPED_AT_BARRIER
         match command:
-            case events.EndInput(number):
+            case ev.EndInput(number):
                 assert number not in self.ended, "an input ends once"
                 self.ended.add(number)
-            case events.Finish():
+            case ev.Finish():
                 assert self.ended == self.inputs
-            case events.AdvanceWatermark(timestamp):
-                assert timestamp > max(self.times, default=MIN_WATERMARK)
+            case ev.AdvanceWatermark(timestamp):
+                assert timestamp > max(self.times, default=ev.MIN_WATERMARK)
                 self.times.append(timestamp)
-            case events.Snapshot(barrier):
+            case ev.Snapshot(barrier):
                 assert barrier.number > max(self.taken, default=0)
                 self.taken.append(barrier.number)
-            case events.Acknowledge():
+            case ev.Acknowledge():
                 assert self.pending in self.emitted, "its barrier is on its way"
-            case events.Emit(Barrier() as barrier):
+            case ev.Emit(ev.Barrier() as barrier):
                 assert barrier not in self.emitted
                 self.emitted.append(barrier)
-            case events.Emit(EndOfData() as element):
+            case ev.Emit(ev.EndOfData() as element):
                 assert self.said_end is None, "the end of data is told once"
                 self.said_end = element
-            case events.Ended():
+            case ev.Ended():
                 assert self.completed > 0
                 assert self.data_processed
                 assert self.acknowledged is not None or not self.has_begun

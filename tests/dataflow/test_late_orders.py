@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 
 from stateformat.backends.connectors import CollectSink, MemorySource
-from stateformat.backends.dataflow import Dataflow, EventTime, Operator, Output, Stream
-from stateformat.backends.dataflow.events import MAX_WATERMARK
+from stateformat.backends.dataflow import Dataflow, EventTime, Operator, Output, Stream, events as ev
 from stateformat.backends.dataflow.operators import BroadcastJoin
 from stateformat.backends.runtime import Progress
 from tests.conformance import Gated, Stage, plain, to_end, until
@@ -199,4 +198,4 @@ def test_time_of_the_job_is_not_known_while_that_of_a_source_is_not(tmp_path: Pa
     assert (told.watermark, told.watermarks["shut"], told.late_rows) == (None, None, 0)
     shut.let(0)
     to_end(run)
-    assert run.progress().watermark == MAX_WATERMARK
+    assert run.progress().watermark == ev.MAX_WATERMARK

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from stateformat.backends.dataflow import events as ev
 from stateformat.backends.dataflow.chain import OperatorError
-from stateformat.backends.dataflow.events import MAX_WATERMARK
 from stateformat.backends.dataflow.operators import (
     Aggregate,
     BroadcastJoin,
@@ -25,7 +25,7 @@ from stateformat.backends.dataflow.operators import (
 )
 from stateformat.backends.dataflow.testing import OperatorHarness
 from stateformat.errors import InvalidInput
-from tests.operator_harness import again, driven_by, rows_of
+from tests.dataflow.operator_harness import again, driven_by, rows_of
 
 AGGREGATES = {
     "rows": ("*", "count"),
@@ -315,7 +315,7 @@ def test_counts_of_late_records_survive_another_parallelism() -> None:
 
 
 def test_after_the_end_of_time_everything_is_late() -> None:
-    driven = driven_by(TumblingWindow("k", 10, "t", {"rows": ("*", "count")}), at().schema).advance(MAX_WATERMARK)
+    driven = driven_by(TumblingWindow("k", 10, "t", {"rows": ("*", "count")}), at().schema).advance(ev.MAX_WATERMARK)
     driven.push(at(2**62))
     assert driven.operator().late_records == 1
     assert driven.finish().take_output().num_rows == 0

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from stateformat.backends.dataflow import events as ev
 from stateformat.backends.dataflow.coordinator.planning import make_plan
-from stateformat.backends.dataflow.events import CheckpointPlan, Mask, TaskId, TaskSet
 from stateformat.backends.dataflow.graph import loops_of
 from stateformat.errors import InvalidInput
 from stateformat.graph import Partitioner
@@ -19,12 +19,12 @@ from tests.tiny_jobs import TinyJob, tiny_job
 EVERY = {"forward", "rescale", "rebalance", "hash", "broadcast"}
 
 
-def tasks(*names: str) -> set[TaskId]:
+def tasks(*names: str) -> set[ev.TaskId]:
     """``"a0"`` is subtask 0 of a."""
-    return {TaskId(name[0], int(name[1:])) for name in names}
+    return {ev.TaskId(name[0], int(name[1:])) for name in names}
 
 
-def plan_of(job: TinyJob, *ended: str) -> CheckpointPlan:
+def plan_of(job: TinyJob, *ended: str) -> ev.CheckpointPlan:
     running = {vertex.id: np.ones(vertex.parallelism, np.bool_) for vertex in job.vertices}
     for task in tasks(*ended):
         running[task.vertex][task.subtask] = False
@@ -40,11 +40,11 @@ def connected(partitioner: Partitioner, producer: int, upstream: int, consumer: 
     return -(-producer * downstream // upstream) <= consumer < -(-(producer + 1) * downstream // upstream)
 
 
-def literal_plan(job: TinyJob, running: set[TaskId]) -> tuple[set[TaskId], set[TaskId], set[str]]:
+def literal_plan(job: TinyJob, running: set[ev.TaskId]) -> tuple[set[ev.TaskId], set[ev.TaskId], set[str]]:
     """Trigger, finished and fully finished."""
     parallelism = {vertex.id: vertex.parallelism for vertex in job.vertices}
     fed = {
-        TaskId(vertex.id, consumer)
+        ev.TaskId(vertex.id, consumer)
         for vertex in job.vertices
         for edge in vertex.inputs
         for consumer in range(vertex.parallelism)
@@ -161,7 +161,7 @@ def test_pointwise_producers_are_those_of_both_written_rules() -> None:
 
 
 @st.composite
-def jobs_and_running(draw: st.DrawFn) -> tuple[TinyJob, set[TaskId]]:
+def jobs_and_running(draw: st.DrawFn) -> tuple[TinyJob, set[ev.TaskId]]:
     names = "abcde"[: draw(st.integers(1, 5))]
     parallelism = {name: draw(st.integers(1, 5)) for name in names}
     pairs = [(source, target) for source in names for target in names if source < target]
@@ -173,7 +173,7 @@ def jobs_and_running(draw: st.DrawFn) -> tuple[TinyJob, set[TaskId]]:
 
 @settings(max_examples=200, deadline=None)
 @given(jobs_and_running())
-def test_the_plan_is_the_rule_taken_literally(case: tuple[TinyJob, set[TaskId]]) -> None:
+def test_the_plan_is_the_rule_taken_literally(case: tuple[TinyJob, set[ev.TaskId]]) -> None:
     job, running = case
     plan = plan_of(job, *(f"{task.vertex}{task.subtask}" for task in set(job.tasks) - running))
     trigger, finished, fully_finished = literal_plan(job, running)
@@ -185,7 +185,7 @@ def test_the_plan_is_the_rule_taken_literally(case: tuple[TinyJob, set[TaskId]])
 
 def test_a_plan_does_not_change_when_tasks_end_later() -> None:
     job = tiny_job({"a": 2})
-    running: dict[str, Mask] = {"a": np.ones(2, np.bool_)}
+    running: dict[str, ev.Mask] = {"a": np.ones(2, np.bool_)}
     plan = make_plan(job, running)
     running["a"][0] = False
     assert plan.trigger == tasks("a0", "a1")
@@ -195,14 +195,14 @@ def test_a_plan_does_not_change_when_tasks_end_later() -> None:
 
 
 def test_a_task_set_is_a_set() -> None:
-    some = TaskSet({"a": np.array([True, False]), "b": np.array([False, True, True])})
-    assert list(some) == [TaskId("a", 0), TaskId("b", 1), TaskId("b", 2)]
+    some = ev.TaskSet({"a": np.array([True, False]), "b": np.array([False, True, True])})
+    assert list(some) == [ev.TaskId("a", 0), ev.TaskId("b", 1), ev.TaskId("b", 2)]
     assert len(some) == 3
-    assert TaskId("a", 0) in some
-    assert TaskId("a", 1) not in some
-    assert TaskId("b", -1) not in some
-    assert TaskId("a", 2) not in some
-    assert TaskId("z", 0) not in some
+    assert ev.TaskId("a", 0) in some
+    assert ev.TaskId("a", 1) not in some
+    assert ev.TaskId("b", -1) not in some
+    assert ev.TaskId("a", 2) not in some
+    assert ev.TaskId("z", 0) not in some
     assert "a" not in some
     assert some == tasks("a0", "b1", "b2")
     assert some != tasks("a0", "b1")

@@ -8,9 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stateformat.backends.dataflow import Dataflow, Operator, Stream, Timers
+from stateformat.backends.dataflow import Dataflow, Operator, Stream, Timers, events as ev
 from stateformat.backends.dataflow.chain import OperatorChain, OperatorError
-from stateformat.backends.dataflow.events import MAX_WATERMARK, MIN_WATERMARK
 from stateformat.backends.dataflow.graph import Job, compile_job, graph_of
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState
 from tests.dataflow_fakes import ROWS, Chunks, Collected, Coordinated, Pass, activate, rows
@@ -329,8 +328,8 @@ def test_timers_fire_up_to_the_watermark_in_their_order() -> None:
     activation.process("source->op0.0", rows([5], [25]))
     activation.advance_watermark(20)
     assert log[1:] == [("", "alarms", [25], 30)]
-    activation.advance_watermark(MAX_WATERMARK)
-    assert log[2:] == [("", "alarms", [40], MAX_WATERMARK)]
+    activation.advance_watermark(ev.MAX_WATERMARK)
+    assert log[2:] == [("", "alarms", [40], ev.MAX_WATERMARK)]
     assert outside.values(edge) == [10, 20, 30, 25, 40]
 
 
@@ -352,7 +351,7 @@ def test_time_goes_down_the_chain_behind_what_timers_emit() -> None:
     activation.process("source->op0.0", rows([1, 2], [10, 20]))
     activation.advance_watermark(10)
     activation.advance_watermark(25)
-    assert log == [("next", MIN_WATERMARK, [10]), ("next", 10, [20])]
+    assert log == [("next", ev.MIN_WATERMARK, [10]), ("next", 10, [20])]
 
 
 def test_timers_that_set_timers_that_are_due_fire_on_until_none_is() -> None:
@@ -361,7 +360,7 @@ def test_timers_that_set_timers_that_are_due_fire_on_until_none_is() -> None:
     activation.process("source->op0.0", rows([1]))
     activation.advance_watermark(25)
     assert outside.values(edge) == [1, 11, 21]
-    activation.advance_watermark(MAX_WATERMARK)
+    activation.advance_watermark(ev.MAX_WATERMARK)
     assert outside.values(edge) == [1, 11, 21, 31, 41]
 
 
@@ -369,7 +368,7 @@ def test_a_timer_that_is_set_for_ever_ends_with_its_operators_name() -> None:
     activation, outside, edge = alarming(Alarms([], again=lambda time: time + 1))
     activation.process("source->op0.0", rows([0]))
     with pytest.raises(InvalidState, match=r"timers of operator 'op0' .* 1000 rounds") as caught:
-        activation.advance_watermark(MAX_WATERMARK)
+        activation.advance_watermark(ev.MAX_WATERMARK)
     assert caught.value.kind is ErrorKind.LIMIT_EXCEEDED
     assert outside.values(edge) == [*range(1001)]
 
@@ -391,7 +390,7 @@ def test_a_watermark_may_pass_any_number_of_rounds_that_let_time_go_on() -> None
 def test_behind_the_end_of_time_a_timer_fires_when_it_is_set() -> None:
     log: list[Any] = []
     activation, outside, edge = alarming(Alarms(log))
-    activation.advance_watermark(MAX_WATERMARK)
+    activation.advance_watermark(ev.MAX_WATERMARK)
     activation.process("source->op0.0", rows([1, 2], [20, 10]))
     assert outside.values(edge) == [10, 20]
     activation.end_input(0)
@@ -413,7 +412,7 @@ def test_every_subtask_works_on_a_copy_and_knows_which_it_is() -> None:
     assert [(c.uid, c.subtask, c.parallelism, c.max_parallelism) for c in contexts] == [
         ("op0", n, 3, 128) for n in range(3)
     ]
-    assert [(c.restored, c.watermark) for c in contexts] == [(False, MIN_WATERMARK)] * 3
+    assert [(c.restored, c.watermark) for c in contexts] == [(False, ev.MIN_WATERMARK)] * 3
 
 
 def test_messages_go_to_coordinators_and_come_from_them() -> None:

@@ -24,9 +24,9 @@ from stateformat.backends.dataflow import (
     TwoPhaseCommitSink,
     UnionList,
     ValueState,
+    events as ev,
 )
 from stateformat.backends.dataflow.chain import OperatorError
-from stateformat.backends.dataflow.events import MAX_WATERMARK
 from stateformat.backends.dataflow.testing import OperatorHarness
 from stateformat.backends.storage import memory
 from stateformat.errors import InvalidInput, InvalidState, RestoreRefused
@@ -174,7 +174,7 @@ def test_time_is_the_least_of_the_inputs_that_have_not_ended() -> None:
         again.push([{"rule": "b"}], input=1)
     assert again.context().watermark == 10
     again.finish()
-    assert join.log == [(1, 5)] * 2 + [(0, MAX_WATERMARK)] * 3
+    assert join.log == [(1, 5)] * 2 + [(0, ev.MAX_WATERMARK)] * 3
 
 
 class Counting(OperatorCoordinator):

@@ -4,32 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stateformat.backends.dataflow.events import (
-    Abort,
-    Barrier,
-    BarrierKind,
-    Begin,
-    Commit,
-    CommitFailed,
-    Committed,
-    CoordinatorEvent,
-    Declined,
-    EndSources,
-    JobEnded,
-    Publish,
-    Published,
-    PublishFailed,
-    PublishRefused,
-    Restart,
-    SnapshotFailed,
-    StopFailed,
-    StopOf,
-    TaskFailed,
-    TaskId,
-    TimedOut,
-)
+from stateformat.backends.dataflow import events as ev
 from stateformat.model import StopMode
-from tests.coordinating import Run, begun, kinds, notified, task, tasks
+from tests.dataflow.coordinating import Run, begun, kinds, notified, task, tasks
 from tests.tiny_jobs import TinyJob, tiny_job
 
 DRAIN, NO_DRAIN = StopMode.DRAIN, StopMode.NO_DRAIN
@@ -46,31 +23,31 @@ def small() -> TinyJob:
 
 def test_a_drain_ends_the_sources_then_saves_when_every_logic_has_ended() -> None:
     run = Run(small())
-    assert run.ask(DRAIN) == [EndSources(tasks("a0", "a1"))]
+    assert run.ask(DRAIN) == [ev.EndSources(tasks("a0", "a1"))]
     assert run.due() == []
     assert run.logic_ends("a0", "a1") == []
     begin = begun(run.logic_ends("b0"))
-    assert begin.barrier == Barrier(1, BarrierKind.STOP_DRAIN)
-    assert begin.stop == StopOf(DRAIN, "r1")
-    assert run.acknowledge_all(begin, finishing=ALL) == [Publish(1, tasks(*ALL))]
-    assert run(Published(1)) == [Commit(1)]
-    assert run(Committed(1)) == [notified(1, *ALL)]
+    assert begin.barrier == ev.Barrier(1, ev.BarrierKind.STOP_DRAIN)
+    assert begin.stop == ev.StopOf(DRAIN, "r1")
+    assert run.acknowledge_all(begin, finishing=ALL) == [ev.Publish(1, tasks(*ALL))]
+    assert run(ev.Published(1)) == [ev.Commit(1)]
+    assert run(ev.Committed(1)) == [notified(1, *ALL)]
     assert run.due() == []
     assert run.end("a0", "b0") == []
-    assert run.end("a1") == [JobEnded(StopOf(DRAIN, "r1"))]
+    assert run.end("a1") == [ev.JobEnded(ev.StopOf(DRAIN, "r1"))]
 
 
 def test_without_drain_the_savepoint_begins_at_once_and_tasks_end_after_it() -> None:
     run = Run(small())
     (begin,) = run.ask(NO_DRAIN)
-    assert isinstance(begin, Begin)
-    assert begin.barrier == Barrier(1, BarrierKind.STOP_NO_DRAIN)
-    assert begin.stop == StopOf(NO_DRAIN, "r1")
+    assert isinstance(begin, ev.Begin)
+    assert begin.barrier == ev.Barrier(1, ev.BarrierKind.STOP_NO_DRAIN)
+    assert begin.stop == ev.StopOf(NO_DRAIN, "r1")
     assert begin.plan.trigger == tasks("a0", "a1")
     assert run.complete(begin) == [notified(1, *ALL)]
     assert run.logic_ends(*ALL) == []  # nothing is triggered any more
     assert run.due() == []
-    assert run.end(*ALL) == [JobEnded(StopOf(NO_DRAIN, "r1"))]
+    assert run.end(*ALL) == [ev.JobEnded(ev.StopOf(NO_DRAIN, "r1"))]
 
 
 @pytest.mark.parametrize("mode", StopMode)
@@ -96,18 +73,18 @@ def test_a_stop_waits_for_the_end_of_the_checkpoint_in_flight(mode: StopMode, en
 def test_only_source_tasks_that_still_read_are_told_to_end() -> None:
     run = Run(small())
     run.logic_ends("a0")
-    assert run.ask(DRAIN) == [EndSources(tasks("a1"))]
-    assert begun(run.logic_ends("a1", "b0")).barrier.purpose is BarrierKind.STOP_DRAIN
+    assert run.ask(DRAIN) == [ev.EndSources(tasks("a1"))]
+    assert begun(run.logic_ends("a1", "b0")).barrier.purpose is ev.BarrierKind.STOP_DRAIN
 
 
 def test_a_drain_of_a_job_whose_sources_have_ended_has_none_to_tell() -> None:
     run = Run(small())
     run.logic_ends("a0", "a1")
     assert run.ask(DRAIN) == []
-    assert begun(run.logic_ends("b0")).barrier.purpose is BarrierKind.STOP_DRAIN
+    assert begun(run.logic_ends("b0")).barrier.purpose is ev.BarrierKind.STOP_DRAIN
     restored = Run(small(), finished=["a"])
     assert restored.ask(DRAIN) == []
-    assert begun(restored.logic_ends("b0")).barrier.purpose is BarrierKind.STOP_DRAIN
+    assert begun(restored.logic_ends("b0")).barrier.purpose is ev.BarrierKind.STOP_DRAIN
 
 
 @pytest.mark.parametrize("mode", StopMode)
@@ -120,14 +97,14 @@ def test_tasks_that_wait_for_their_final_checkpoint_take_part_in_the_savepoint(m
     begin = begun(commands)
     assert begin.plan.wait == tasks(*ALL)
     finishing = ALL if mode is DRAIN else ["a0"]
-    assert run.acknowledge_all(begin, finishing) == [Publish(1, tasks(*finishing))]
+    assert run.acknowledge_all(begin, finishing) == [ev.Publish(1, tasks(*finishing))]
 
 
 def test_a_drain_waits_for_tasks_that_are_about_to_end() -> None:
     run = Run(small())
     run.logic_ends("a0")
     run.complete(begun(run.due()), finishing=["a0"])
-    assert run.ask(DRAIN) == [EndSources(tasks("a1"))]
+    assert run.ask(DRAIN) == [ev.EndSources(tasks("a1"))]
     assert run.logic_ends("a1", "b0") == []
     begin = begun(run.end("a0"))
     assert begin.plan.wait == tasks("a1", "b0")
@@ -140,12 +117,12 @@ def test_without_drain_a_task_that_ends_before_it_acknowledged_brings_another_tr
     assert begun(run.ask(NO_DRAIN)).barrier.number == 2
     run.acknowledge(2, "b0")
     abort, begin = run.end("a0")
-    assert abort == Abort(2, tasks("a1", "b0"), "a[0] ended before it had acknowledged", counted=False)
-    assert isinstance(begin, Begin)
-    assert begin.barrier == Barrier(3, BarrierKind.STOP_NO_DRAIN)
+    assert abort == ev.Abort(2, tasks("a1", "b0"), "a[0] ended before it had acknowledged", counted=False)
+    assert isinstance(begin, ev.Begin)
+    assert begin.barrier == ev.Barrier(3, ev.BarrierKind.STOP_NO_DRAIN)
     assert begin.plan.wait == tasks("a1", "b0")
     run.complete(begin)
-    assert run.end("a1", "b0") == [JobEnded(StopOf(NO_DRAIN, "r1"))]
+    assert run.end("a1", "b0") == [ev.JobEnded(ev.StopOf(NO_DRAIN, "r1"))]
 
 
 @pytest.mark.parametrize("mode", StopMode)
@@ -155,10 +132,12 @@ def test_a_second_stop_is_refused_and_the_same_one_is_not_counted_twice(mode: St
     for _ in range(2):
         run.ask(mode)
         assert run.ask(mode, "r1") == []
-        assert run.ask(DRAIN, "r2") == [StopFailed("r2", "the job stops already, as request 'r1' asks", goes_on=True)]
+        assert run.ask(DRAIN, "r2") == [
+            ev.StopFailed("r2", "the job stops already, as request 'r1' asks", goes_on=True)
+        ]
     run.complete(begun(run.decline(1, "b0") + run.logic_ends(*ALL)), finishing=ALL)
     assert kinds(run.ask(NO_DRAIN, "r3")) == ["StopFailed"]
-    assert run.end(*ALL) == [JobEnded(StopOf(mode, "r1"))]
+    assert run.end(*ALL) == [ev.JobEnded(ev.StopOf(mode, "r1"))]
 
 
 @pytest.mark.parametrize("mode", StopMode)
@@ -166,7 +145,10 @@ def test_a_job_that_ends_by_itself_before_the_savepoint_could_begin_says_so(mode
     run = Run(small())
     run.complete(begun(run.logic_ends(*ALL)), finishing=ALL)
     assert run.ask(mode) == []
-    assert run.end(*ALL) == [StopFailed("r1", "the job had ended by itself before", goes_on=False), JobEnded(None)]
+    assert run.end(*ALL) == [
+        ev.StopFailed("r1", "the job had ended by itself before", goes_on=False),
+        ev.JobEnded(None),
+    ]
 
 
 @pytest.mark.parametrize("mode", StopMode)
@@ -184,9 +166,9 @@ def test_asked_during_a_final_checkpoint_that_fails_the_savepoint_takes_its_plac
     run.logic_ends(*ALL)
     run.ask(mode)
     begin = begun(run.decline(1, "b0"))
-    assert begin.stop == StopOf(mode, "r1")
+    assert begin.stop == ev.StopOf(mode, "r1")
     run.complete(begin, finishing=ALL)
-    assert run.end(*ALL) == [JobEnded(StopOf(mode, "r1"))]
+    assert run.end(*ALL) == [ev.JobEnded(ev.StopOf(mode, "r1"))]
 
 
 # Failures at every step --------------------------------------------------------------------------------------------------
@@ -213,9 +195,9 @@ def stopped_at(step: str, mode: StopMode) -> tuple[Run, int]:
     if step != "collecting":
         run.acknowledge_all(begin, ALL if mode is DRAIN else [])
     if step in ("committing", "ending"):
-        run(Published(1))
+        run(ev.Published(1))
     if step == "ending":
-        run(Committed(1))
+        run(ev.Committed(1))
         run.end("a0")
     return run, 1
 
@@ -223,9 +205,9 @@ def stopped_at(step: str, mode: StopMode) -> tuple[Run, int]:
 def answered(commands: list[object]) -> list[tuple[object, ...]]:
     """Of a stop's failure: whether the job goes on; of a restart: whether it counts."""
     return [
-        ("StopFailed", command.goes_on) if isinstance(command, StopFailed) else ("Restart", command.counted)
+        ("StopFailed", command.goes_on) if isinstance(command, ev.StopFailed) else ("Restart", command.counted)
         for command in commands
-        if isinstance(command, StopFailed | Restart)
+        if isinstance(command, ev.StopFailed | ev.Restart)
     ]
 
 
@@ -251,20 +233,20 @@ def answered(commands: list[object]) -> list[tuple[object, ...]]:
 )
 def test_a_task_that_fails_at_each_step_of_a_stop(mode: StopMode, step: str, expected: list[tuple[str, bool]]) -> None:
     run, _ = stopped_at(step, mode)
-    commands = run(TaskFailed(task("b0"), "x"))
+    commands = run(ev.TaskFailed(task("b0"), "x"))
     assert answered(list(commands)) == expected
     assert len(commands) == len(expected)
     assert run.due() == []
 
 
-FAILURES: dict[str, tuple[str, CoordinatorEvent]] = {
-    "decline": ("collecting", Declined(TaskId("b", 0), 1, "no")),
-    "snapshot": ("collecting", SnapshotFailed(TaskId("b", 0), 1, "disk full")),
-    "coordinator's snapshot": ("collecting", SnapshotFailed(None, 1, "disk full")),
-    "time": ("collecting", TimedOut(1)),
-    "refused": ("publishing", PublishRefused(1, "content", counted=True)),
-    "refused, uncounted": ("publishing", PublishRefused(1, "union", counted=False)),
-    "publishing": ("publishing", PublishFailed(1, "503", unknown=False)),
+FAILURES: dict[str, tuple[str, ev.CoordinatorEvent]] = {
+    "decline": ("collecting", ev.Declined(ev.TaskId("b", 0), 1, "no")),
+    "snapshot": ("collecting", ev.SnapshotFailed(ev.TaskId("b", 0), 1, "disk full")),
+    "coordinator's snapshot": ("collecting", ev.SnapshotFailed(None, 1, "disk full")),
+    "time": ("collecting", ev.TimedOut(1)),
+    "refused": ("publishing", ev.PublishRefused(1, "content", counted=True)),
+    "refused, uncounted": ("publishing", ev.PublishRefused(1, "union", counted=False)),
+    "publishing": ("publishing", ev.PublishFailed(1, "503", unknown=False)),
 }
 
 
@@ -283,24 +265,24 @@ def test_without_drain_a_savepoint_that_fails_leaves_the_job_as_if_nothing_had_b
     step, event = FAILURES[name]
     run, _ = stopped_at(step, NO_DRAIN)
     abort, failed = run(event)
-    assert isinstance(abort, Abort)
+    assert isinstance(abort, ev.Abort)
     assert abort.tasks == tasks(*ALL)
     assert not abort.counted
-    assert isinstance(failed, StopFailed)
+    assert isinstance(failed, ev.StopFailed)
     assert failed.request == "r1"
     assert failed.goes_on
     # Periodic checkpoints again, and another stop may be asked for.
-    assert begun(run.due()).barrier == Barrier(2)
+    assert begun(run.due()).barrier == ev.Barrier(2)
     run.decline(2, "b0")
-    assert begun(run.ask(NO_DRAIN, "r2")).stop == StopOf(NO_DRAIN, "r2")
+    assert begun(run.ask(NO_DRAIN, "r2")).stop == ev.StopOf(NO_DRAIN, "r2")
 
 
 def test_failed_savepoints_without_drain_do_not_use_up_what_is_tolerated() -> None:
     run = Run(small(), tolerable_failures=0)
     begun(run.ask(NO_DRAIN))
-    assert kinds(run(TimedOut(1))) == ["Abort", "StopFailed"]
+    assert kinds(run(ev.TimedOut(1))) == ["Abort", "StopFailed"]
     run.due()
-    assert kinds(run(TimedOut(2))) == ["Restart"]
+    assert kinds(run(ev.TimedOut(2))) == ["Restart"]
 
 
 @pytest.mark.parametrize(("mode", "counted"), [(DRAIN, False), (NO_DRAIN, True)])
@@ -308,13 +290,13 @@ def test_a_savepoint_of_which_nobody_knows_is_neither_said_to_have_failed_nor_to
     mode: StopMode, counted: bool
 ) -> None:
     run, _ = stopped_at("publishing", mode)
-    assert run(PublishFailed(1, "no answer", unknown=True)) == [Restart("no answer", counted)]
+    assert run(ev.PublishFailed(1, "no answer", unknown=True)) == [ev.Restart("no answer", counted)]
 
 
 @pytest.mark.parametrize("mode", StopMode)
 def test_once_published_the_stop_stands_when_a_commit_fails(mode: StopMode) -> None:
     run, _ = stopped_at("committing", mode)
-    assert run(CommitFailed(1, "no space")) == [Restart("no space", counted=False)]
+    assert run(ev.CommitFailed(1, "no space")) == [ev.Restart("no space", counted=False)]
 
 
 @pytest.mark.parametrize("mode", StopMode)
@@ -322,9 +304,9 @@ def test_what_is_asked_while_a_checkpoint_fails_the_run_has_failed_too(mode: Sto
     run = Run(small())
     run.due()
     run.ask(mode)
-    assert run(TimedOut(1)) == [
-        StopFailed("r1", "barrier 1 took longer than allowed", goes_on=False),
-        Restart("barrier 1 took longer than allowed", counted=True),
+    assert run(ev.TimedOut(1)) == [
+        ev.StopFailed("r1", "barrier 1 took longer than allowed", goes_on=False),
+        ev.Restart("barrier 1 took longer than allowed", counted=True),
     ]
 
 
@@ -333,7 +315,7 @@ def test_an_ordinary_checkpoint_of_which_nobody_knows_holds_no_stop(mode: StopMo
     run = Run(small())
     run.acknowledge_all(begun(run.due()))
     run.ask(mode)
-    assert answered(list(run(PublishFailed(1, "no answer", unknown=True)))) == [
+    assert answered(list(run(ev.PublishFailed(1, "no answer", unknown=True)))) == [
         ("StopFailed", False),
         ("Restart", True),
     ]
@@ -349,15 +331,15 @@ def test_a_task_that_ends_too_early_in_a_drain_discards_the_run() -> None:
 def test_events_that_are_late_or_of_others_mean_nothing_while_a_job_stops(mode: StopMode, step: str) -> None:
     run, number = stopped_at(step, mode)
     other = [
-        Declined(task("b0"), number + 1, "no"),
-        SnapshotFailed(None, number + 1, "no"),
-        TimedOut(number + 1),
-        Published(number + 1),
-        Committed(number + 1),
-        CommitFailed(number + 1, "no"),
-        PublishFailed(number + 1, "no", unknown=True),
+        ev.Declined(task("b0"), number + 1, "no"),
+        ev.SnapshotFailed(None, number + 1, "no"),
+        ev.TimedOut(number + 1),
+        ev.Published(number + 1),
+        ev.Committed(number + 1),
+        ev.CommitFailed(number + 1, "no"),
+        ev.PublishFailed(number + 1, "no", unknown=True),
     ]
-    late = {"collecting": [Committed(number)], "publishing": [TimedOut(number)]}.get(step, [Published(number)])
+    late = {"collecting": [ev.Committed(number)], "publishing": [ev.TimedOut(number)]}.get(step, [ev.Published(number)])
     assert run(*other, *late) == []
     assert run.due() == []
     assert run.ask(mode, "r1") == []
@@ -370,11 +352,11 @@ def test_union_state_in_a_partially_ended_operator_refuses_a_savepoint_without_d
     run = Run(tiny_job({"a": 2, "b": 1}, "a hash b", union=("a",)))
     run.logic_ends("a0")
     (failed,) = run.ask(NO_DRAIN)
-    assert isinstance(failed, StopFailed)
+    assert isinstance(failed, ev.StopFailed)
     assert failed.goes_on
     assert "'a'" in failed.reason
     run.logic_ends("a1")
-    assert begun(run.due()).barrier.purpose is BarrierKind.CHECKPOINT
+    assert begun(run.due()).barrier.purpose is ev.BarrierKind.CHECKPOINT
 
 
 def test_union_state_that_ends_in_part_during_a_savepoint_without_drain_refuses_it() -> None:
@@ -388,6 +370,6 @@ def test_union_state_that_ends_in_part_during_a_savepoint_without_drain_refuses_
 def test_a_drain_is_no_partial_end_of_union_state() -> None:
     run = Run(tiny_job({"a": 2, "b": 1}, "a hash b", union=("a",)))
     run.logic_ends("a0")
-    assert run.ask(DRAIN) == [EndSources(tasks("a1"))]
+    assert run.ask(DRAIN) == [ev.EndSources(tasks("a1"))]
     begin = begun(run.logic_ends("a1", "b0"))
     assert kinds(run.acknowledge_all(begin, finishing=ALL)) == ["Publish"]

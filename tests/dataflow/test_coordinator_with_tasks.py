@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 
-from stateformat.backends.dataflow import events
+from stateformat.backends.dataflow import events as ev
 from stateformat.backends.dataflow.coordinator import Coordinator
-from stateformat.backends.dataflow.events import MAX_WATERMARK, Channel, CoordinatorEvent, Records, TaskEvent, TaskId
 from stateformat.backends.dataflow.graph import loops_of
 from stateformat.backends.dataflow.task import InputEdge, Task, TaskState
 from stateformat.graph import Edge, Partitioner
@@ -61,8 +60,8 @@ class World:
         self.vertices = {vertex.id: vertex for vertex in job.vertices}
         self.coordinator = Coordinator(job)
         self.edges = {edge.id: edge for vertex in job.vertices for edge in (*vertex.inputs, *vertex.feedback)}
-        self.channels: dict[Channel, deque[events.Element]] = {
-            Channel(edge.id, sender, receiver): deque()
+        self.channels: dict[ev.Channel, deque[ev.Element]] = {
+            ev.Channel(edge.id, sender, receiver): deque()
             for edge in self.edges.values()
             for sender, receiver in self.pairs(edge)
         }
@@ -76,12 +75,12 @@ class World:
             )
             for task in job.tasks
         }
-        self.mail: dict[TaskId, deque[TaskEvent | int]] = {task: deque() for task in job.tasks}
-        self.to_coordinator: deque[CoordinatorEvent | tuple[TaskId, int | None]] = deque()
+        self.mail: dict[ev.TaskId, deque[ev.TaskEvent | int]] = {task: deque() for task in job.tasks}
+        self.to_coordinator: deque[ev.CoordinatorEvent | tuple[ev.TaskId, int | None]] = deque()
         self.left_to_read = {task: rng.randrange(4) for task in job.tasks if not self.vertices[task.vertex].inputs}
         self.unconfirmed = set(self.channels)
-        self.told: list[events.CoordinatorCommand] = []
-        self.held: list[tuple[TaskId, Any]] = []
+        self.told: list[ev.CoordinatorCommand] = []
+        self.held: list[tuple[ev.TaskId, Any]] = []
         """What coordinators sent to tasks that a stop without drain holds."""
         self.sent: Counter[str] = Counter()
         self.processed: Counter[str] = Counter()
@@ -96,7 +95,7 @@ class World:
                 if edge.partitioner.all_to_all or receiver * senders // receivers == sender:
                     yield sender, receiver
 
-    def inputs(self, task: TaskId, loops: dict[str, frozenset[str]]) -> Iterator[InputEdge]:
+    def inputs(self, task: ev.TaskId, loops: dict[str, frozenset[str]]) -> Iterator[InputEdge]:
         vertex: TinyVertex = self.vertices[task.vertex]
         for number, edge in enumerate((*vertex.inputs, *vertex.feedback)):
             channels = tuple(c for c in self.channels if c.edge == edge.id and c.receiver == task.subtask)
@@ -105,13 +104,13 @@ class World:
             inside = bool(vertex.feedback) and not edge.feedback and edge.source in loops[vertex.id]
             yield InputEdge(edge.id, number, channels, edge.feedback, overtakable, inside)
 
-    def sender(self, channel: Channel) -> TaskId:
-        return TaskId(self.edges[channel.edge].source, channel.sender)
+    def sender(self, channel: ev.Channel) -> ev.TaskId:
+        return ev.TaskId(self.edges[channel.edge].source, channel.sender)
 
-    def receiver(self, channel: Channel) -> TaskId:
-        return TaskId(self.edges[channel.edge].target, channel.receiver)
+    def receiver(self, channel: ev.Channel) -> ev.TaskId:
+        return ev.TaskId(self.edges[channel.edge].target, channel.receiver)
 
-    def is_gone(self, task: TaskId) -> bool:
+    def is_gone(self, task: ev.TaskId) -> bool:
         return self.tasks[task].state.value == "ended"
 
     # One step -----------------------------------------------------------------------------------------------------------
@@ -139,18 +138,18 @@ class World:
             mail = self.mail[which].popleft()
             if isinstance(mail, int):
                 self.answer(which, mail)
-            elif isinstance(mail, events.Answered) and self.tasks[which].state is TaskState.STOPPED_AT_BARRIER:
+            elif isinstance(mail, ev.Answered) and self.tasks[which].state is TaskState.STOPPED_AT_BARRIER:
                 self.held.append((which, mail))
             else:
                 self.deliver(which, mail)
-            if isinstance(mail, events.Aborted):
+            if isinstance(mail, ev.Aborted):
                 for task, late in self.held:
                     self.mail[task].append(late)
                 self.held.clear()
         elif what == "channel":
             element = self.channels[which].popleft()
             if not self.is_gone(self.receiver(which)):
-                self.deliver(self.receiver(which), events.Received(which, element))
+                self.deliver(self.receiver(which), ev.Received(which, element))
         elif what == "source":
             if which.vertex != "s" or self.rng.random() < 0.02:  # s is the slow one.
                 self.read(which)
@@ -158,18 +157,18 @@ class World:
             self.coordinate(self.to_coordinator.popleft())
         return True
 
-    def coordinate(self, item: CoordinatorEvent | tuple[TaskId, int | None]) -> None:
+    def coordinate(self, item: ev.CoordinatorEvent | tuple[ev.TaskId, int | None]) -> None:
         if type(item) is not tuple:
             self.obey(self.coordinator.handle(item))  # type: ignore[arg-type]
             return
         task, value = item
         if value is None:
-            self.mail[task].append(events.Answered())
+            self.mail[task].append(ev.Answered())
         else:
-            self.obey(self.coordinator.handle(events.MessageSent(task.vertex)))
+            self.obey(self.coordinator.handle(ev.MessageSent(task.vertex)))
             self.mail[task].append(value)
 
-    def answer(self, task: TaskId, value: int) -> None:
+    def answer(self, task: ev.TaskId, value: int) -> None:
         """A task receives what its coordinator has answered."""
         if self.tasks[task].state is TaskState.STOPPED_AT_BARRIER:
             self.held.append((task, value))
@@ -179,94 +178,94 @@ class World:
             )
             self.send(task, value)
 
-    def read(self, task: TaskId) -> None:
+    def read(self, task: ev.TaskId) -> None:
         if self.left_to_read[task] == 0:
-            self.deliver(task, events.SourceEnded())
+            self.deliver(task, ev.SourceEnded())
             return
         self.left_to_read[task] -= 1
         self.send(task, self.rng.randrange(6))
 
-    def deliver(self, task: TaskId, event: TaskEvent) -> None:
+    def deliver(self, task: ev.TaskId, event: ev.TaskEvent) -> None:
         if not self.is_gone(task):
             self.carry_out(task, self.tasks[task].handle(event))
 
-    def send(self, task: TaskId, value: Any) -> None:
+    def send(self, task: ev.TaskId, value: Any) -> None:
         """A record over every edge, to one receiver, or to all where it is broadcast."""
         for edge in self.edges.values():
             own = [c for c in self.channels if c.edge == edge.id and self.sender(c) == task]
             for channel in own if edge.partitioner is Partitioner.BROADCAST else own and [self.rng.choice(own)]:
                 self.sent[edge.id] += 1
-                self.channels[channel].append(Records(value))
+                self.channels[channel].append(ev.Records(value))
 
     # What tasks and coordinator want ------------------------------------------------------------------------------------
 
-    def carry_out(self, task: TaskId, commands: list[events.TaskCommand]) -> None:
+    def carry_out(self, task: ev.TaskId, commands: list[ev.TaskCommand]) -> None:
         for command in commands:
             match command:
-                case events.Process(channel, value):
+                case ev.Process(channel, value):
                     self.processed[channel.edge] += 1
                     if value > 0 and task.vertex in self.asking:  # type: ignore[operator]
                         self.tasks[task].message_sent()
                         self.to_coordinator.append((task, value - 1))
                     elif value > 0:  # type: ignore[operator]
                         self.send(task, value - 1)
-                case events.AskCoordinator():
+                case ev.AskCoordinator():
                     self.to_coordinator.append((task, None))
-                case events.AdvanceWatermark(timestamp):
-                    if timestamp == MAX_WATERMARK:  # A timer fires.
+                case ev.AdvanceWatermark(timestamp):
+                    if timestamp == ev.MAX_WATERMARK:  # A timer fires.
                         self.send(task, 1)
-                case events.Emit(element):
+                case ev.Emit(element):
                     self.emit(task, element)
-                case events.ConfirmProcessed(channel):
+                case ev.ConfirmProcessed(channel):
                     self.confirm(channel)
-                case events.Acknowledge():
-                    self.to_coordinator.append(events.Acknowledged(task, command))
-                case events.Decline(number, reason):
-                    self.to_coordinator.append(events.Declined(task, number, reason))
-                case events.ReportLogicEnded():
-                    self.to_coordinator.append(events.LogicEnded(task))
-                case events.ReportInputsEnded():
-                    self.to_coordinator.append(events.InputsEnded(task))
-                case events.Ended():
-                    self.to_coordinator.append(events.TaskEnded(task))
+                case ev.Acknowledge():
+                    self.to_coordinator.append(ev.Acknowledged(task, command))
+                case ev.Decline(number, reason):
+                    self.to_coordinator.append(ev.Declined(task, number, reason))
+                case ev.ReportLogicEnded():
+                    self.to_coordinator.append(ev.LogicEnded(task))
+                case ev.ReportInputsEnded():
+                    self.to_coordinator.append(ev.InputsEnded(task))
+                case ev.Ended():
+                    self.to_coordinator.append(ev.TaskEnded(task))
                     for channel in [c for c in self.unconfirmed if self.receiver(c) == task]:
                         self.confirm(channel)
 
-    def emit(self, task: TaskId, element: events.Element) -> None:
+    def emit(self, task: ev.TaskId, element: ev.Element) -> None:
         for channel, queue in self.channels.items():
             if self.sender(channel) == task and not self.is_gone(self.receiver(channel)):
                 queue.append(element)
                 edge = self.edges[channel.edge]
                 may = not edge.feedback and edge.partitioner in (Partitioner.HASH, Partitioner.REBALANCE)
-                if isinstance(element, events.Barrier) and element.unaligned and may:
-                    self.mail[self.receiver(channel)].append(events.Announced(channel, element))
+                if isinstance(element, ev.Barrier) and element.unaligned and may:
+                    self.mail[self.receiver(channel)].append(ev.Announced(channel, element))
 
-    def confirm(self, channel: Channel) -> None:
+    def confirm(self, channel: ev.Channel) -> None:
         if channel in self.unconfirmed:
             self.unconfirmed.discard(channel)
-            self.mail[self.sender(channel)].append(events.DataProcessed(channel))
+            self.mail[self.sender(channel)].append(ev.DataProcessed(channel))
 
-    def obey(self, commands: list[events.CoordinatorCommand]) -> None:
+    def obey(self, commands: list[ev.CoordinatorCommand]) -> None:
         for command in commands:
             self.told.append(command)
             match command:
-                case events.Begin(barrier, plan, _):
+                case ev.Begin(barrier, plan, _):
                     for task in plan.trigger:
-                        self.mail[task].append(events.Triggered(barrier))
-                case events.Publish(number, _):
-                    self.to_coordinator.append(events.Published(number))
-                case events.Commit(number):
-                    self.to_coordinator.append(events.Committed(number))
-                case events.Notify(number, tasks):
+                        self.mail[task].append(ev.Triggered(barrier))
+                case ev.Publish(number, _):
+                    self.to_coordinator.append(ev.Published(number))
+                case ev.Commit(number):
+                    self.to_coordinator.append(ev.Committed(number))
+                case ev.Notify(number, tasks):
                     for task, loop in tasks.items():
-                        self.mail[task].append(events.Completed(number, loop))
-                case events.Abort(number, tasks, _, _):
+                        self.mail[task].append(ev.Completed(number, loop))
+                case ev.Abort(number, tasks, _, _):
                     for task in tasks:
-                        self.mail[task].append(events.Aborted(number))
-                case events.EndSources(tasks):
+                        self.mail[task].append(ev.Aborted(number))
+                case ev.EndSources(tasks):
                     for task in tasks:
-                        self.mail[task].append(events.EndSource())
-                case events.Restart(reason, _):
+                        self.mail[task].append(ev.EndSource())
+                case ev.Restart(reason, _):
                     pytest.fail(reason)
 
 
@@ -281,13 +280,13 @@ def test_coordinator_and_tasks_bring_every_job_to_its_end(shape: str, mode: Stop
         asked_at, due = rng.randrange(150), rng.choice([0.0, 0.05])
         for number in range(20_000):
             if number == asked_at and mode is not None:
-                world.obey(world.coordinator.handle(events.StopRequested(mode, "r")))
+                world.obey(world.coordinator.handle(ev.StopRequested(mode, "r")))
             if rng.random() < due:
-                world.obey(world.coordinator.handle(events.CheckpointDue()))
+                world.obey(world.coordinator.handle(ev.CheckpointDue()))
             if not world.step():
                 break
         last = world.told[-1]
-        assert isinstance(last, events.JobEnded), (
+        assert isinstance(last, ev.JobEnded), (
             seed,
             {str(t): world.tasks[t].state.value for t in world.tasks},
             last,

@@ -1,0 +1,115 @@
+"""Tasks: their lives as scripts, and what a script cannot say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateformat.backends.dataflow import events as ev
+from stateformat.backends.dataflow.task import Task, TaskState
+from stateformat.backends.dataflow.task.inputs import Inputs
+from stateformat.backends.dataflow.task.task import ANSWER_ROUNDS_MAX
+from stateformat.errors import ErrorKind, InvalidState
+from tests.dataflow.task_scripts import Script, channel, edges_of, event, make_task, play, scripts, started, tell
+
+LIVES = scripts(Path(__file__).with_name("lives_of_tasks.txt"))
+
+
+def test_names_of_scripts_are_unique() -> None:
+    assert len({script.name for script in LIVES}) == len(LIVES) > 140
+
+
+@pytest.mark.parametrize("script", LIVES, ids=lambda script: script.name)
+def test_a_life(script: Script) -> None:
+    assert play(script) == script.lines
+
+
+@pytest.mark.parametrize(
+    ("text", "events", "watermark", "restored", "may_read"),
+    [
+        ("", "@3", 3, ev.MIN_WATERMARK, True),
+        ("", "|1s", ev.MIN_WATERMARK, ev.MIN_WATERMARK, False),
+        ("", "|1s aborted1", ev.MIN_WATERMARK, ev.MIN_WATERMARK, True),
+        ("", "source-ended", ev.MAX_WATERMARK, ev.MIN_WATERMARK, False),
+        ("a:1", "a0@6", 6, ev.MIN_WATERMARK, False),
+        ("a:0@3 f:1/1@4", "", 4, 3, False),
+    ],
+)
+def test_what_an_executor_asks(text: str, events: str, watermark: int, restored: int, may_read: bool) -> None:
+    task = started(text)
+    tell(task, events)
+    assert (task.watermark, task.restored_watermark, task.may_read) == (watermark, restored, may_read)
+
+
+def test_a_channel_is_blocked_by_its_barrier_or_by_one_that_comes_round_early() -> None:
+    task = started("a:2 loop:2/1*")
+    tell(task, "a0|1 loop0|1")
+    assert task.blocked == {channel("a0"), channel("loop0")}
+    assert {name for name in ("a0", "a1", "loop0", "loop1") if task.is_blocked(channel(name))} == {"a0", "loop0"}
+    releases = task.releases
+    tell(task, "a1|1")
+    assert task.blocked == set()
+    assert task.releases > releases
+
+
+def test_a_channel_that_stopped_stays_where_it_was_and_ends_no_input() -> None:
+    inputs = Inputs(edges_of("a:2"))
+    inputs.advance(channel("a0"), 4)
+    inputs.end_data(channel("a0"), ev.EndOfData(drain=False))
+    inputs.end_data(channel("a1"), ev.EndOfData(drain=True))
+    inputs.release_time()
+    assert (inputs.watermark, inputs.drained_inputs, inputs.all_data_ended) == (4, [], True)
+
+
+def test_answers_without_end_are_refused_with_the_name_of_the_operator() -> None:
+    task = started("a:1 asks")
+    tell(task, "a0#drain")
+    for _ in range(ANSWER_ROUNDS_MAX - 1):
+        assert tell(task, "sent answered") == "ask-coordinator"
+    with pytest.raises(InvalidState, match=f"operator 'task' .* for {ANSWER_ROUNDS_MAX} rounds") as caught:
+        tell(task, "sent answered")
+    assert caught.value.kind is ErrorKind.LIMIT_EXCEEDED
+
+
+def test_a_chain_of_tasks_needs_one_checkpoint_however_long_it_is() -> None:
+    tasks = [make_task(f"e{number}:1" if number else "") for number in range(5)]
+    inbox: dict[int, list[Any]] = {number: [] for number in range(6)}
+    acknowledged: list[int] = []
+
+    def carry(number: int, commands: list[ev.TaskCommand]) -> None:
+        for command in commands:
+            match command:
+                case ev.Emit(element):
+                    inbox[number + 1].append(ev.Received(ev.Channel(f"e{number + 1}", 0, 0), element))
+                case ev.ConfirmProcessed():
+                    carry(number - 1, tasks[number - 1].handle(event("out0.processed")))
+                case ev.Acknowledge():
+                    acknowledged.append(number)
+
+    def flow() -> None:
+        for number in range(1, 5):
+            while inbox[number]:
+                carry(number, tasks[number].handle(inbox[number].pop(0)))
+
+    for task in tasks:
+        task.start()
+    carry(0, tasks[0].handle(ev.SourceEnded()))
+    flow()
+    assert {task.state for task in tasks} == {TaskState.WAITING}
+    tell(tasks[4], "out0.processed")
+    carry(0, tasks[0].handle(event("|1")))
+    flow()
+    assert acknowledged == [0, 1, 2, 3, 4]
+    for number in reversed(range(5)):
+        carry(number, tasks[number].handle(ev.Completed(1)))
+    flow()
+    assert {task.state for task in tasks} == {TaskState.ENDED}
+
+
+def test_nothing_is_delivered_before_the_start() -> None:
+    task = Task(ev.TaskId("task", 0), edges_of("a:1"), ())
+    with pytest.raises(ValueError, match="opening"):
+        tell(task, "a0:r")
+    assert tell(task, "start") == ""
