@@ -127,7 +127,7 @@ _EDGE = r"(?!out:)\b(\w+):(\d)(?:/(\d))?([~*+]*)(?:@(\w+))?(!?)"
 
 class Script(NamedTuple):
     name: str
-    task: str
+    subject: str
     lines: list[str]
 
 
@@ -136,7 +136,7 @@ def scripts(path: Path) -> list[Script]:
     found = []
     for part in re.split(r"(?m)^# ", path.read_text(encoding="utf-8"))[1:]:
         head, *lines = part.strip().split("\n")
-        name, task = head.rsplit(" | ", 1) if " | " in head else (head.removesuffix(" |"), "")
+        name, task = (part.strip() for part in (head + " |").split("|", 1))
         found.append(Script(name, task, [line for line in lines if line and not line.startswith("##")]))
     return found
 
@@ -180,7 +180,7 @@ def tell(task: Task, words: str) -> str:
 
 def play(script: Script) -> list[str]:
     """The lines of a script as they are when its events are told to a new task."""
-    task, blocked, played = make_task(script.task), "", []
+    task, blocked, played = make_task(script.subject), "", []
     if not (script.lines[0] + " ").startswith("start "):
         assert tell(task, "start") == ""
     state = task.state.name if task.state.name == "RUNNING" else ""

@@ -23,8 +23,8 @@ from stateformat.storage import open_storage
 from stateformat.store import CheckpointStore
 from stateformat.tables import cut
 from stateformat.validation import validate
+from tests.dataflow.test_in_flight_order import check_order, publish, records_for
 from tests.rewrite import rewrite_jobs as jobs
-from tests.test_in_flight_order import check_order, publish, records_for
 
 pytestmark = pytest.mark.spark
 ROOT = Path(__file__).resolve().parent.parent
