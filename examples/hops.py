@@ -54,7 +54,7 @@ class Hops(Operator):
     that came nearer. Routes may come before or after the first record of their place.
     """
 
-    def states(self, *inputs: pa.Schema) -> list[Descriptor]:  # noqa: ARG002 - they are known
+    def states(self, *inputs: pa.Schema) -> list[Descriptor]:
         """Keyed by place both: ``hops``, and ``routes``, a map with the neighbours as keys."""
         return [ValueState("hops", PLACE, {"hops": pa.int64()}), MapState("routes", PLACE, pa.string(), {})]
 
