@@ -1,23 +1,37 @@
 # Two commands for a newcomer: `make demo` and `make test`. Each does all of its own set-up in .venv.
 # `make help` lists the rest.
 
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEMO := $(VENV)/.demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java demo test test-truth simulate lint site format docs bench golden corpus clean
+.PHONY: help setup java python demo demo-all test test-truth simulate lint site format docs bench golden corpus clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
 
-$(READY): pyproject.toml
+python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	  { echo "stateformat needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Say make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Installing stateformat and its extras into $(VENV) (once; a few minutes) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --config-settings editable_mode=compat --editable '.[dev]'
+
+# One line for each package: pip alone says nothing for minutes, or too much.
+INSTALL = $(BIN)/python -u -m pip install --disable-pip-version-check --no-color --progress-bar off \
+  --config-settings editable_mode=compat --editable
+
+$(READY): pyproject.toml | python
+	@echo "Installing stateformat and what its tests need into $(VENV) (once; a few minutes) ..."
+	@$(INSTALL) '.[dev]' | sed -nu 's/^Collecting \([^ ;(<>=]*\).*/  \1/p; s/^Successfully installed.*/Installed./p'
+	@touch $@ $(DEMO)
+
+$(DEMO): pyproject.toml | python
+	@echo "Installing stateformat with Spark and the demo's data into $(VENV) (once; about a minute) ..."
+	@$(INSTALL) '.[demo]' | sed -nu 's/^Collecting \([^ ;(<>=]*\).*/  \1/p; s/^Successfully installed.*/Installed./p'
 	@touch $@
 
 setup: $(READY) ## the virtual environment with everything in it
@@ -27,9 +41,14 @@ java:
 	if [ -z "$$version" ]; then echo "Spark needs Java 17 or newer and no java was found; install one (Debian: apt install openjdk-17-jre-headless) or set JAVA_HOME." >&2; exit 1; \
 	elif [ "$$version" -lt 17 ]; then echo "Spark needs Java 17 or newer; the java found is version $$version. Install one or set JAVA_HOME." >&2; exit 1; fi
 
-demo: java $(READY) ## real data: state on Spark; dataflows that are killed and resumed, one in a loop; a stream on Spark
-	@$(BIN)/python examples/flights_demo.py
+demo: java $(DEMO) ## real data on Spark: state written, rescaled, rewritten; a job killed and resumed; two minutes
+	@rm -rf demo-store
 	@$(BIN)/python examples/flights_local.py --kills 2
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python examples/flights_demo.py --store demo-store
+	@echo "ckpt is $(BIN)/ckpt; 'make demo-all' shows a loop and a stream on Spark, too."
+
+demo-all: java $(DEMO) ## the demo, a loop, and a stream on Spark whose driver dies
+	@$(MAKE) --no-print-directory demo
 	@$(BIN)/python examples/hops.py
 	@$(BIN)/python examples/flights_stream.py
 

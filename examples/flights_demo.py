@@ -27,6 +27,12 @@ import stateformat
 from stateformat.backends.spark import local_session
 
 RESTORED_AT = (1, 4, 6, 7)
+TRY = """  ckpt inspect {store}@1                                  # what is in it
+  ckpt inspect {store} --operator delays --rows 3         # rows of a state
+  ckpt explain-restore {store} --parallelism 12           # who would get what
+  ckpt validate {store} --level full                      # every byte, every row
+  ckpt export {store} --operator delays --state stats --to delays.parquet
+"""
 
 
 def session_with_views(scratch: Path) -> SparkSession:
@@ -108,7 +114,7 @@ def main() -> int:
     if different:
         print(f"{different:,} rows DIFFER from the CSV files", file=sys.stderr)
         return 1
-    print("Not one row differs.")
+    print(f"Not one row differs.\n\nThe store stays. Try, for example:\n\n{TRY.format(store=location)}")
     return 0
 
 
