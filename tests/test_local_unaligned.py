@@ -68,7 +68,7 @@ def overtake(bench: Bench, run: LocalRun) -> None:
     """Take a checkpoint while ``op`` processes nothing of what lies before it."""
     before = bench.newest_id
     bench.clock.wait_until(bench.clock.now_us() + INTERVAL_US)
-    run._look_at_clock()
+    run._begin_what_is_due()
     for _ in range(200):
         if bench.newest_id > before and run.in_flight is None:
             return
@@ -148,7 +148,7 @@ def test_what_comes_in_between_the_snapshot_and_the_barrier_of_its_channel_is_sa
         step_all(bench, run, readers)
     quick, slow, op = (run.tasks[TaskId(uid, subtask)] for uid, subtask in (("mid", 0), ("mid", 1), ("op", 0)))
     bench.clock.wait_until(bench.clock.now_us() + INTERVAL_US)
-    run._look_at_clock()
+    run._begin_what_is_due()
     while not bench.log.of("op/0", "snapshot"):
         step_all(bench, run, [quick])
     assert bench.log.of("mid/1", "process") == []

@@ -39,7 +39,7 @@ def wait(bench: Bench, run: LocalRun, *idle: Worker) -> None:
     for _ in range(300):
         if bench.newest_id > before and run.in_flight is None:
             return
-        run._look_at_clock()
+        run._begin_what_is_due()
         step_all(bench, run, [task for task in run.tasks.values() if task not in idle])
     raise AssertionError(run.describe())
 
