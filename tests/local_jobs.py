@@ -256,6 +256,52 @@ class Out(TwoPhaseCommitSink, Told):
         return sorted(value for values in self.committed.values() for value in values)
 
 
+class Line:
+    """A bench, and a job of three tasks on it: ``in`` → ``op`` → ``out``. Change its attributes between two runs."""
+
+    def __init__(
+        self,
+        *splits: Sequence[pa.RecordBatch],
+        op: Callable[[Log], Operator] | None = None,
+        how: str = "forward",
+        timed: bool = False,
+        parallelism: int = 1,
+        shut: bool = False,
+        endless: bool = False,
+        **options: Any,
+    ) -> None:
+        self.bench = Bench(**options)
+        self.log = self.bench.log
+        self.tap = Tap(*(splits or ([rows(1)],)), shut=shut, endless=endless)
+        self.op = (op or Told)(self.log)
+        self.out = Out(self.log)
+        self.how, self.timed, self.parallelism = how, timed, parallelism
+
+    def flow(self, parallelism: int | None = None, *, job: str = "job") -> Dataflow:
+        flow = Dataflow(job, parallelism=parallelism or self.parallelism)
+        stream = flow.source(self.tap, uid="in", event_time="at" if self.timed else None)
+        sent = stream.key_by("key") if self.how == "key_by" else getattr(stream, self.how)()
+        sent.apply(self.op, uid="op", chain=False).apply(self.out, uid="out", chain=False)
+        return flow
+
+    def begin(self, parallelism: int | None = None, **options: Any) -> LocalRun:
+        """Begin a run that does not end at once."""
+        return self.bench.begin(self.flow(parallelism), **options)
+
+    def run(self, parallelism: int | None = None, **options: Any) -> JobOutcome:
+        """Run to the end, with restarts."""
+        return self.bench.run(self.flow(parallelism), **options)
+
+    def let(self, run: LocalRun, chunks: int, split: int = 0) -> None:
+        """Let so many chunks of a split be read, and the sink have the last of them."""
+        self.tap.let(split, chunks)
+        last = words(self.tap._chunks[split][chunks - 1])
+        until(
+            run,
+            lambda: any(call.startswith("out/") and call.endswith(f" process 0: {last}") for call in self.log.calls),
+        )
+
+
 class Bench:
     """A store, a virtual clock, a log; begins runs and steps them. ``storage``: what the store is written through."""
 
@@ -417,27 +463,3 @@ class Faulty:
 
     def delete(self, paths: Iterable[str]) -> None:
         self.inner.delete(paths)
-
-
-__all__ = [
-    "INTERVAL_US",
-    "KEY",
-    "ROWS",
-    "Bench",
-    "Boom",
-    "Count",
-    "Faulty",
-    "Log",
-    "Out",
-    "Tap",
-    "Told",
-    "rows",
-    "settle",
-    "state_of",
-    "time_word",
-    "to_end",
-    "until",
-    "until_read",
-    "until_told",
-    "words",
-]
