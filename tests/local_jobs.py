@@ -404,6 +404,12 @@ def state_of(run: LocalRun, uid: str, subtask: int = 0) -> str:
     return run.tasks[TaskId(uid, subtask)].task.state.value
 
 
+def in_flight(bench: Bench, edge: str | None = None) -> list[dict[str, Any]]:
+    """The in-flight rows of the newest checkpoint, or those of an edge."""
+    states = [state for state in bench.newest.states if state.mode == "in_flight" and edge in (None, state.edge)]
+    return [row for state in states for row in bench.state(str(state.operator), state.name)]
+
+
 class Faulty:
     """A storage that does what the test has ordered, for the next request of its kind: ``order("create", "checkpoints/", "lose")``.
 

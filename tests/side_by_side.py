@@ -39,7 +39,7 @@ SUITES = {
             "tests/conformance/test_conformance_failures.py",
             "tests/test_failures_told.py",
             "tests/stateformat/test_hashing_spark.py",
-            "tests/test_local_checkpoints.py",
+            "tests/local/test_local_checkpoints.py",
             "tests/stateformat/test_publish_protocol.py",
             "tests/stateformat/test_retention.py",
             "tests/rewrite/test_rewrite.py",

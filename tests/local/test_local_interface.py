@@ -1,0 +1,432 @@
+"""What a user of the in-process executor meets: edges, chains, time, options, order, progress, sentences."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+from collections import Counter
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import stateformat as sf
+from stateformat.backends.connectors import CollectSink, MemorySource, RateSource
+from stateformat.backends.dataflow import (
+    Dataflow,
+    Descriptor,
+    NoSplit,
+    OperatorContext,
+    Output,
+    Split,
+    SplitEnumerator,
+    Timers,
+    ValueState,
+    events as ev,
+)
+from stateformat.backends.dataflow.operators import Deduplicate, TumblingWindow
+from stateformat.backends.local import (
+    JobFailed,
+    LocalRuntime,
+    Options,
+    Progress,
+    ProgressLine,
+    RunDiscarded,
+    VirtualClock,
+)
+from stateformat.errors import CheckpointError, InvalidInput, JobMismatch
+from stateformat.model import StopMode
+from tests.local_jobs import KEY, Bench, Count, Line, Out, Tap, Told, rows, settle, to_end, until
+
+
+def passed(line: Line) -> list[list[int]]:
+    """The values that each subtask of the operator was given, in order."""
+    calls = [line.log.of(f"op/{subtask}", "process") for subtask in range(line.parallelism)]
+    return [[int(value) for call in own for value in call.split(": ")[1].split()] for own in calls]
+
+
+def routed(how: str, *, readers: int = 2, parallelism: int = 3) -> list[list[int]]:
+    splits = [[rows(n) for n in range(start, 24, readers)] for start in range(readers)]
+    line = Line(*splits, how=how, parallelism=parallelism)
+    line.run(per_operator={"in": readers})
+    return passed(line)
+
+
+@pytest.mark.parametrize("how", ["key_by", "rebalance", "rescale", "forward", "broadcast"])
+def test_every_value_comes_once_and_to_everybody_by_broadcast(how: str) -> None:
+    given = routed(how, readers=3)
+    assert sorted(value for own in given for value in own) == sorted([*range(24)] * (3 if how == "broadcast" else 1))
+    if how in ("broadcast", "forward"):
+        want = [[*range(24)]] * 3 if how == "broadcast" else [[*range(start, 24, 3)] for start in range(3)]
+        assert [sorted(own) for own in given] == want
+
+
+def test_a_key_is_always_given_to_the_same_subtask() -> None:
+    keys = [{value % 4 for value in own} for own in routed("key_by")]
+    assert sum(len(own) for own in keys) == len(set().union(*keys)) == 4
+
+
+def test_rebalance_gives_batches_to_all_in_turn_and_rescale_to_those_that_are_near() -> None:
+    assert [len(own) for own in routed("rebalance")] == [8, 8, 8]
+    # Two receivers for each reader; even and odd values are the two readers'.
+    near = routed("rescale", parallelism=4)
+    assert [{value % 2 for value in own} for own in near] == [{0}, {0}, {1}, {1}]
+
+
+@pytest.mark.parametrize("how", ["rebalance", "broadcast", "key_by"])
+def test_each_channel_keeps_its_order(how: str) -> None:
+    for own, reader in itertools.product(routed(how), (0, 1)):
+        mine = [value for value in own if value % 2 == reader]
+        assert mine == sorted(mine)
+
+
+@pytest.mark.parametrize("chain", [True, False])
+def test_what_comes_out_does_not_depend_on_chains(chain: bool) -> None:
+    bench = Bench()
+    flow, out = Dataflow("job", parallelism=2), Out(bench.log)
+    stream = flow.source(Tap([rows(1, 2)], [rows(3)]), uid="in")
+    for uid in ("a", "b"):
+        stream = stream.apply(Told(bench.log), uid=uid, chain=chain)
+    stream.apply(out, uid="out", chain=chain)
+    run = bench.begin(flow)
+    assert len(run.tasks) == (2 if chain else 8)
+    to_end(run)
+    assert out.seen == [1, 2, 3]
+    for uid in ("a", "b"):
+        assert bench.log.of(f"{uid}/0") == ["open", "process 0: 1 2", "end_input 0", "finish", "complete", "close"]
+
+
+def test_an_operator_with_several_consumers_gives_each_of_them_everything() -> None:
+    bench = Bench()
+    flow, outs = Dataflow("job"), [Out(bench.log) for _ in range(3)]
+    stream = flow.source(Tap([rows(1, 2), rows(3)]), uid="in").apply(Told(bench.log), uid="op")
+    for number, out in enumerate(outs):
+        stream.apply(out, uid=f"out{number}", chain=number != 1)
+    bench.run(flow)
+    assert [out.seen for out in outs] == [[1, 2, 3]] * 3
+
+
+def test_an_operator_reads_inputs_of_different_schemas() -> None:
+    seen: list[tuple[int, list[str]]] = []
+
+    class Two(Told):
+        def process(self, batch: pa.RecordBatch, input: int) -> Output:
+            seen.append((input, batch.schema.names))
+            return None
+
+    bench, flow = Bench(), Dataflow("job")
+    other = flow.source(MemorySource(pa.table({"name": ["a"]})), uid="names")
+    flow.source(Tap([rows(1)]), uid="in").apply(Two(bench.log), other, uid="op")
+    bench.run(flow)
+    assert sorted(seen) == [(0, ["key", "value", "at"]), (1, ["name"])]
+
+
+def test_timers_fire_in_order_of_time_when_event_time_has_passed_them() -> None:
+    class Wakes(Told):
+        def states(self, *inputs: pa.Schema) -> list[Descriptor]:
+            return [Timers("wake", KEY)]
+
+        def process(self, batch: pa.RecordBatch, input: int) -> Output:
+            for value in batch["value"].to_pylist():
+                self.context.timers("wake").set_one((value % 4,), value + 10)
+            return super().process(batch, input)
+
+    line = Line([rows(5, 1, 3, at=3), rows(30), rows(31)], op=Wakes, how="key_by", timed=True, shut=True)
+    run = line.begin()
+    line.tap.let(0, 1)
+    settle(run)
+    assert line.log.of("op/0", "timers") == []
+    line.tap.let(0, 2)
+    until(run, lambda: line.log.of("op/0", "timers"))
+    assert line.log.of("op/0", "timers") == ["timers: 11, 13, 15"]
+    line.tap.let(0)
+    to_end(run)
+    assert line.log.of("op/0", "timers") == ["timers: 11, 13, 15", "timers: 40, 41"]
+
+
+def test_the_time_of_a_task_is_the_least_of_its_inputs() -> None:
+    seen: list[int] = []
+
+    class Watch(Told):
+        def process(self, batch: pa.RecordBatch, input: int) -> Output:
+            seen.append(self.context.watermark)
+            return super().process(batch, input)
+
+    bench, flow = Bench(), Dataflow("job")
+    slow, fast = Tap([rows(10), rows(20), rows(21)], shut=True), Tap([rows(1000), rows(2000)], shut=True)
+    one = flow.source(slow, uid="one", event_time="at").rebalance()
+    one.apply(Watch(bench.log), flow.source(fast, uid="two", event_time="at").rebalance(), uid="op")
+    run = bench.begin(flow)
+    for tap, chunks in ((slow, 1), (fast, 1), (slow, 2), (fast, 2), (slow, 3)):
+        tap.let(0, chunks)
+        settle(run, 60)
+    assert seen[2:] == [10, 20, 20]
+    assert max(seen) == 20
+    assert seen == sorted(seen)
+
+
+def test_an_unbounded_rate_source_is_windowed_until_the_job_is_stopped() -> None:
+    bench, out, flow = Bench(checkpoint_interval_us=500_000), CollectSink(), Dataflow("job", parallelism=2)
+    ticks = flow.source(RateSource(rows_per_second=100, shards=2, step_us=10_000), uid="ticks", event_time="at")
+    window = TumblingWindow("shard", 100_000, "at", {"n": ("*", "count")})
+    ticks.key_by("shard").apply(window, uid="window").apply(out, uid="out")
+    run = bench.begin(flow)
+    until(run, lambda: out.table().num_rows >= 6)
+    assert set(out.table()["n"].to_pylist()) == {10}
+    run.request_stop(StopMode.DRAIN)
+    to_end(run)
+    assert sum(out.table()["n"].to_pylist()) == run.rows_read
+
+
+def test_time_goes_on_for_a_reader_that_may_get_further_splits_some_day() -> None:
+    class Waiting(SplitEnumerator):
+        columns = pa.schema([("n", pa.int64())])
+        dealt = False
+
+        def next_split(self, subtask: int, parallelism: int) -> Split | NoSplit:
+            dealt, self.dealt = self.dealt, True
+            return NoSplit.LATER if dealt else Split("split-0", b"0")
+
+        def snapshot(self) -> pa.Table:
+            return self.columns.empty_table()
+
+        def restore(self, rows: pa.Table) -> None:
+            raise AssertionError(rows)
+
+    line = Line([rows(1, at=5), rows(2, at=7)], endless=True, timed=True)
+    line.tap.enumerator = Waiting  # type: ignore[method-assign]
+    run = line.begin()
+    settle(run, 60)
+    assert run.tasks[ev.TaskId("op", 0)].watermark == 7
+
+
+def test_every_subtask_works_on_a_copy_of_its_own() -> None:
+    class Own(Told):
+        def open(self, context: OperatorContext) -> None:
+            super().open(context)
+            self.mine: list[int] = []
+
+        def process(self, batch: pa.RecordBatch, input: int) -> Output:
+            self.mine += batch["value"].to_pylist()
+            self.tell(f"process {input}: " + " ".join(map(str, self.mine)))
+            return None
+
+    line = Line([rows(1), rows(3)], [rows(2)], op=Own, parallelism=2)
+    line.run()
+    assert passed(line) == [[1, 1, 3], [2]]
+    assert not hasattr(line.op, "mine")
+
+
+def test_an_undeclared_state_is_refused_with_a_sentence() -> None:
+    class Wrong(Count):
+        def states(self, *inputs: pa.Schema) -> list[Descriptor]:
+            return [ValueState("sum", KEY, {"n": pa.int64()})]
+
+    with pytest.raises(JobFailed, match=r"'op'.*'count'"):
+        Line(op=Wrong, how="key_by", max_restarts=0).run()
+
+
+def test_keyed_state_of_a_batch_of_keys_is_read_and_written_at_once() -> None:
+    bench, out, flow = Bench(), CollectSink(), Dataflow("job", parallelism=2)
+    twice = [rows(1, 2, 3, 1, 2), rows(3, 4, 1)]
+    flow.source(Tap(twice), uid="in").key_by("value").apply(Deduplicate("value"), uid="once").apply(out, uid="out")
+    bench.run(flow)
+    assert sorted(out.table()["value"].to_pylist()) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        *(
+            ({option: value}, f"^{option} is {value!r}; it is a ")
+            for option, value in {
+                "checkpoint_interval_us": 0,
+                "checkpoint_rows": 0,
+                "timeout_us": -1,
+                "requests_every_us": 0,
+                "tolerable_failures": -1,
+                "keep": "x",
+                "loop_rounds_max": 0,
+                "max_restarts": -1,
+                "restart_delay_us": -1,
+                "seed": "x",
+                "schedule": 3,
+            }.items()
+        ),
+        ({"interval": 5}, "there is no option 'interval'; there are checkpoint_interval_us, checkpoint_rows"),
+        ({"resume": "no"}, "resume is 'no'; it is True or False"),
+        ({"unaligned": 1}, "unaligned is 1; it is True or False"),
+        ({"claim": None}, "claim is None; it is True or False"),
+        ({"drop": 5}, "drop is 5; it is a list of names"),
+        ({"drop": ["op", 5]}, r"drop is \['op', 5\]; it is a list of names, each 'operator', 'operator/state' or"),
+        ({"unaligned_after_us": 5}, "unaligned_after_us is 5, but the job is aligned"),
+        ({"unaligned": True, "unaligned_after_us": -1}, "unaligned_after_us is -1; it is a whole number, at least 0"),
+    ],
+)
+def test_an_option_that_means_nothing_is_refused_before_anything_runs(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidInput, match=sentence):
+        LocalRuntime(sf.open("memory://options"), **options)
+
+
+def test_a_url_in_the_place_of_a_store_is_refused_with_a_sentence() -> None:
+    url: Any = "memory://options"
+    with pytest.raises(InvalidInput, match=r"the store is 'memory://options'; open it first: stateformat.open\(url\)"):
+        LocalRuntime(url)
+
+
+def test_options_can_be_given_as_one_value() -> None:
+    runtime = LocalRuntime(sf.open("memory://options"), parallelism=3, seed=7)
+    assert runtime.options == Options(parallelism=3, seed=7)
+
+
+@pytest.mark.parametrize("call", ["open", "process 0: 1", "end_input 0", "finish"])
+def test_what_an_operator_raises_is_reported_with_its_name_subtask_and_hook(call: str) -> None:
+    line = Line(max_restarts=0)
+    line.log.failing.append(f"op/0 {call}")
+    with pytest.raises(JobFailed, match=rf"{call.split()[0]} of 'op', subtask 0, failed: Boom: op/0 {call}"):
+        line.run()
+
+
+def test_another_jobs_store_is_refused() -> None:
+    line = Line()
+    line.run()
+    with pytest.raises(JobMismatch, match="belongs to job 'job'"):
+        line.bench.run(line.flow(job="other"))
+
+
+def test_a_job_in_which_no_task_can_do_anything_says_what_each_of_them_is_doing() -> None:
+    line = Line(checkpoint_interval_us=None, timeout_us=None, requests_every_us=None)
+    run = line.begin()
+    until(run, lambda: run.in_flight is not None)
+    for worker in run.tasks.values():
+        worker.mailbox.clear()
+        for queue in worker.inputs.values():
+            queue.elements.clear()
+    with pytest.raises(CheckpointError, match=r"job 'job' cannot go on: no task can do anything. .*op\[0\]: waiting"):
+        settle(run)
+
+
+def test_a_task_that_is_killed_takes_its_run_with_it() -> None:
+    run = Line(endless=True).begin()
+    settle(run, 20)
+    run.tasks[ev.TaskId("op", 0)].fail(RuntimeError("the machine is gone"))
+    with pytest.raises(RunDiscarded, match=r"op\[0\]: the machine is gone") as raised:
+        settle(run)
+    assert raised.value.counted
+
+
+def happened(seed: int) -> tuple[list[str], list[Any], list[int]]:
+    splits = [[rows(n) for n in range(start, 20, 2)] for start in (0, 1)]
+    line = Line(*splits, op=Count, how="key_by", parallelism=2, seed=seed, checkpoint_interval_us=15_000)
+    line.run()
+    history = [
+        (record.checkpoint_id, record.totals.rows, [operator.status for operator in record.graph.operators])
+        for record in line.bench.store.history()
+    ]
+    return line.log.calls, history, line.out.seen
+
+
+def test_the_same_seed_gives_the_same_run_and_another_one_another() -> None:
+    first, again, other = happened(5), happened(5), happened(6)
+    assert first == again
+    assert first[0] != other[0]
+    assert first[2] == other[2]
+
+
+def test_so_many_checkpoints_are_kept() -> None:
+    line = Line([rows(n) for n in range(30)], checkpoint_interval_us=10_000, keep=2)
+    line.run()
+    newest = line.bench.newest_id
+    assert newest > 4
+    assert [record.checkpoint_id for record in line.bench.store.history()] == [newest, newest - 1]
+
+
+def test_progress_is_shown_while_the_job_runs_and_at_its_end() -> None:
+    splits = [[rows(n, n + 1) for n in range(start, 200, 4)] for start in (0, 2)]
+    line = Line(*splits, op=Count, how="key_by", timed=True, parallelism=2, checkpoint_interval_us=200_000)
+    line.bench.clock = VirtualClock(5_000)
+    line.run()
+    shown: list[Progress] = line.bench.progress
+    assert len(shown) >= 3
+    assert [progress.rows_read for progress in shown] == sorted(progress.rows_read for progress in shown)
+    assert all(after.elapsed_us - before.elapsed_us >= 500_000 for before, after in itertools.pairwise(shown[:-1]))
+    last = shown[-1]
+    assert (last.rows_read, last.running, last.finished) == (200, 0, 6)
+    assert last.checkpoint_id == line.bench.newest_id
+    assert shown[0].job_id == "job"
+
+
+progress = partial(
+    Progress,
+    job_id="job",
+    elapsed_us=12_340_000,
+    rows_read=1_234_567,
+    state_rows=1000,
+    state_bytes=2_500_000,
+    running=4,
+    watermark=5,
+)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_one_line_that_changes_on_a_terminal_with_warnings_above_it() -> None:
+    terminal = Terminal()
+    line = ProgressLine(terminal)
+    line(progress(checkpoint_id=3, finished=0))
+    line(progress(checkpoint_id=3, finished=0, warnings=("look out",)))
+    line.end()
+    written = terminal.getvalue()
+    assert written.startswith("\r\x1b[Kjob: 12.3 s, 1,234,567 rows read, checkpoint 3 (1,000 rows, 2.5 MB), 4 tasks")
+    assert written.count("\n") == 1
+    assert "\r\x1b[Kwarning: look out\n" in written
+    assert written.endswith("\r\x1b[K")
+    assert all(len(part) <= 81 for part in written.replace("\r\x1b[K", "\n").split("\n"))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_leaves_the_line_before_anybody_else_writes_to_the_terminal(fails: bool) -> None:
+    def look(batch: pa.RecordBatch) -> pa.RecordBatch:
+        if fails and len(batch):
+            raise ValueError("no")
+        return batch
+
+    flow, terminal = Dataflow("job"), Terminal()
+    flow.source(MemorySource(pa.table({"n": [1]})), uid="in").map(look, uid="look")
+    store = sf.open(f"memory://leaves-the-line-{fails}")
+    with pytest.raises(JobFailed) if fails else contextlib.nullcontext():
+        LocalRuntime(store, progress=ProgressLine(terminal), max_restarts=0).run(flow)
+    assert terminal.getvalue().endswith("\r\x1b[K")
+
+
+def test_progress_is_a_line_for_each_checkpoint_elsewhere() -> None:
+    file = io.StringIO()
+    line = ProgressLine(file)
+    for number in (None, None, 1, 1, 2):
+        line(progress(checkpoint_id=number, finished=2, warnings=("look out",) if number == 2 else ()))
+    line.end()
+    one, two = (
+        f"job: 12.3 s, 1,234,567 rows read, checkpoint {number} (1,000 rows, 2.5 MB), 4 tasks run, 2 finished"
+        for number in (1, 2)
+    )
+    assert file.getvalue().splitlines() == [one, "warning: look out", two]
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_a_job_whose_sources_end_while_others_go_on_reads_everything_once(bounded: bool) -> None:
+    bench = Bench(checkpoint_interval_us=20_000)
+    flow, out = Dataflow("job", parallelism=2), Out(bench.log)
+    short = flow.source(Tap([rows(1)], [rows(2)]), uid="short").rebalance()
+    long = flow.source(Tap([rows(n) for n in range(10, 40)], endless=not bounded), uid="long").rebalance()
+    short.apply(Told(bench.log), long, uid="op").apply(out, uid="out")
+    run = bench.begin(flow)
+    if not bounded:
+        until(run, lambda: run.rows_read == 32 and len(out.seen) == 32)
+        run.request_stop(StopMode.DRAIN)
+    to_end(run)
+    assert Counter(out.seen) == Counter([1, 2, *range(10, 40)])
