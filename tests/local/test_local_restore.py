@@ -1,0 +1,529 @@
+"""What a run takes from its checkpoint: what has finished, what is committed first, states, time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from stateformat.backends.connectors import CollectSink
+from stateformat.backends.dataflow import (
+    BroadcastState,
+    Dataflow,
+    Descriptor,
+    ListState,
+    MapState,
+    OperatorContext,
+    Output,
+    SplitList,
+    Stream,
+    Timers,
+    UnionList,
+    ValueState,
+    events as ev,
+)
+from stateformat.backends.dataflow.operators import BroadcastJoin, TumblingWindow
+from stateformat.backends.local import JobOutcome, LocalRun, RunDiscarded
+from stateformat.errors import RestoreRefused
+from stateformat.model import Mode
+from stateformat.reading import ReadTask
+from tests.local_jobs import (
+    KEY,
+    ROWS,
+    Bench,
+    Count,
+    Line,
+    Out,
+    Tap,
+    Told,
+    rows,
+    settle,
+    state_of,
+    to_end,
+    until,
+    until_read,
+    until_told,
+)
+
+VALUE = {"value": pa.int64()}
+
+
+class Bounded(Line):
+    """A bounded table that is broadcast to a stream that goes on: the table's part finishes, the rest does not."""
+
+    def __init__(self, **options: Any) -> None:
+        splits = [[rows(n) for n in range(start, 40, 2)] for start in (0, 1)]
+        super().__init__(*splits, op=Join, shut=True, parallelism=2, **options)
+        self.table = Tap([rows(0, 1, 2, 3)])
+
+    def flow(self, parallelism: int | None = None, *, job: str = "job") -> Dataflow:
+        flow = Dataflow(job, parallelism=parallelism or self.parallelism)
+        table = flow.source(self.table, uid="table", event_time="at")
+        names = table.apply(Told(self.log), uid="names", chain=False).broadcast()
+        stream = flow.source(self.tap, uid="stream", event_time="at").key_by("key")
+        stream.apply(self.op, names, uid="join").apply(self.out, uid="out", chain=False)
+        return flow
+
+    def let_both(self, chunks: int | None = None) -> None:
+        self.tap.let(0, chunks)
+        self.tap.let(1, chunks)
+
+
+class Join(Told):
+    """Sets a timer for every row of the stream, one further on, and emits the row with the time it fires."""
+
+    opened_at = ev.MIN_WATERMARK
+
+    def states(self, *inputs: pa.Schema) -> list[Descriptor]:
+        return [Timers("wake", KEY), BroadcastState("table", {"value": pa.int64()})]
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self.tell(f"opens at {'min' if context.watermark == ev.MIN_WATERMARK else context.watermark}")
+
+    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+        if input == 1:
+            self.tell("process 1: table")
+            self.context.entries("table").append(batch.select(["value"]))
+            return None
+        self.tell(f"process 0: {batch['value'][0]}")
+        for row in batch.to_pylist():
+            self.context.timers("wake").set_one((row["key"],), row["at"] + 1)
+        return None
+
+    def on_timer(self, timers: pa.RecordBatch, name: str) -> Output:
+        known = self.context.entries("table").rows().num_rows
+        times = [time - 1 for time in timers["_timestamp"].to_pylist()]
+        assert known == 4, known
+        return rows(*times)
+
+
+def finished_part() -> Bounded:
+    """A job whose table has finished before its newest checkpoint; the first rows of the stream have been processed."""
+    job = Bounded()
+    bench, run = job.bench, job.begin()
+    until(run, lambda: state_of(run, "names", 1) == "waiting")
+    until(run, lambda: all(bench.log.of(f"join/{subtask}", "end_input") for subtask in range(2)))
+    bench.checkpoint(run)
+    until_told(run, bench.log, "names/1 close")
+    job.let_both(5)
+    until_read(run, 4 + 10)
+    settle(run, 100)
+    bench.checkpoint(run)
+    bench.log.clear()
+    return job
+
+
+@pytest.mark.parametrize("parallelism", [2, 3, 1])
+def test_a_part_that_is_fully_finished_is_not_started_again_and_holds_back_nothing(parallelism: int) -> None:
+    job = finished_part()
+    for uid in ("table", "names"):
+        assert job.bench.status(uid) == ([0, 1], []), uid
+        assert job.bench.newest.graph.operator(uid).status == "fully_finished"
+    assert job.bench.newest.graph.operator("stream").status == "running"
+    assert "finished_operators" in job.bench.newest.required_features
+    run = job.begin(parallelism)
+    assert {task.vertex for task in run.tasks} == {"stream", "join", "out"}
+    job.let_both()
+    to_end(run)
+    assert not [call for call in job.log.calls if call.startswith(("table", "names"))]
+    # Time has gone on: every timer but the last ones fired before the end of time, with the whole table there.
+    assert job.out.seen == list(range(40))
+    for subtask in range(parallelism):
+        assert job.log.of(f"join/{subtask}", "end_input", "finish") == ["end_input 0", "finish"]
+    assert not [call for call in job.log.calls if "process 1" in call]
+
+
+def test_the_end_of_a_finished_input_does_not_hold_time_back_after_a_restore() -> None:
+    job = finished_part()
+    committed, run = len(job.out.seen), job.begin()
+    job.let_both(10)
+    settle(run, 400)
+    job.bench.checkpoint(run)
+    assert len(job.out.seen) > committed, "the timers wait for a table that has ended long ago"
+    assert state_of(run, "join") == "running"
+
+
+def test_time_does_not_fall_back_at_a_restore() -> None:
+    job = finished_part()
+    saved = {row["_edge"]: row["_watermark"] for row in job.bench.state("join", "progress")}
+    assert saved["names->join.1"] == ev.MAX_WATERMARK
+    stream = saved["stream->join.0"]
+    assert 0 < stream < 40
+    run = job.begin()
+    for subtask in range(2):
+        assert job.log.of(f"join/{subtask}", "opens") == [f"opens at {stream}"]
+        assert run.tasks[ev.TaskId("join", subtask)].watermark == stream
+
+
+class Times(Told):
+    """Keeps something, and tells what time it was when it was opened."""
+
+    def states(self, *inputs: pa.Schema) -> list[Descriptor]:
+        return [SplitList("some", {"value": pa.int64()})]
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self.tell(f"opens at {context.watermark}")
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_the_time_of_subtasks_that_are_merged_is_the_least_of_theirs(parallelism: int, ahead: int) -> None:
+    taps = [[rows(5), rows(300)], [rows(5), rows(300)]]
+    taps[ahead] = [rows(100), rows(300)]
+    line = Line(*taps, op=Times, timed=True, shut=True, parallelism=2)
+
+    def flow(parallelism: int) -> Dataflow:
+        made = line.flow(parallelism)
+        Stream(made, made.steps["out"].inputs[0]).apply(Times(line.log), uid="behind")
+        return made
+
+    run = line.bench.begin(flow(2))
+    line.tap.let(0, 1)
+    line.tap.let(1, 1)
+    until_read(run, 2)
+    settle(run, 100)
+    line.bench.checkpoint(run)
+    assert [run.tasks[ev.TaskId("op", subtask)].watermark for subtask in (ahead, 1 - ahead)] == [100, 5]
+    line.log.clear()
+    run = line.bench.begin(flow(parallelism))
+    for subtask in range(parallelism):
+        assert line.log.of(f"op/{subtask}", "opens") == ["opens at 5"]
+        assert line.log.of(f"behind/{subtask}", "opens") == ["opens at 5"]
+        assert run.tasks[ev.TaskId("op", subtask)].watermark == 5
+
+
+def test_late_rows_are_late_again_after_a_restore() -> None:
+    bench, out, flow = Bench(), CollectSink(), Dataflow("job")
+    tap = Tap([rows(100), rows(3, at=3), rows(200)], shut=True)
+    stream = flow.source(tap, uid="in", event_time="at").key_by("key")
+    stream.apply(TumblingWindow("key", 10, "at", {"n": ("*", "count")}), uid="window").apply(out, uid="out")
+    run = bench.begin(flow)
+    tap.let(0, 1)
+    until_read(run, 1)
+    settle(run)
+    bench.checkpoint(run)
+    tap.let(0)
+    bench.run(flow)
+    assert sorted(out.table()["window_start"].to_pylist()) == [100, 200]
+
+
+@pytest.mark.parametrize("parallelism", [3, 2, 1, 4])
+def test_a_source_that_has_finished_in_part_is_read_on_at_any_parallelism_and_nothing_twice(parallelism: int) -> None:
+    splits = [rows(0), rows(2)], [rows(n) for n in (1, 3, 5, 7)]
+    line = Line(*splits, op=Count, how="key_by", parallelism=2, shut=True)
+    bench, run = line.bench, line.begin()
+    line.tap.let(0)
+    line.tap.let(1, 2)
+    until(run, lambda: state_of(run, "in", 0) == "waiting" and run.rows_read == 4)
+    settle(run, 100)
+    bench.checkpoint(run)
+    assert bench.status("in") == ([], [0])
+    settle(run)
+    bench.checkpoint(run)
+    assert bench.status("in") == ([0], [])
+    assert bench.newest.graph.operator("in").status == "partially_finished"
+    bench.log.clear()
+    line.tap.let(1)
+    run = line.begin(parallelism)
+    assert sum(task.vertex == "in" for task in run.tasks) == parallelism
+    to_end(run)
+    processed = [call for call in bench.log.calls if call.startswith("op") and " process " in call]
+    assert sorted(call.split(": ")[1] for call in processed) == ["5", "7"]
+    # Two rows of the keys 0 and 2 (one each), four of 1 and 3 (two each).
+    assert line.out.seen == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("parallelism", [2, 3, 1])
+@pytest.mark.parametrize("done", [False, True])
+def test_what_a_checkpoint_prepared_is_committed_before_anything_opens(done: bool, parallelism: int) -> None:
+    line = Line([rows(0), rows(2)], [rows(1), rows(3)], shut=True, parallelism=2)
+    run = line.begin()
+    line.let(run, 1)
+    line.let(run, 1, split=1)
+    line.log.failing.append("out committed 1" if done else "out commit 1")
+    line.bench.due(run)
+    with pytest.raises(RunDiscarded, match="commit of 'out' failed: Boom: out commit"):
+        settle(run)
+    assert line.out.seen == ([0, 1] if done else [])
+    assert line.bench.newest_id == 1
+    line.log.clear()
+    line.tap.let(0)
+    line.tap.let(1)
+    run = line.begin(parallelism)
+    assert line.log.calls[:3] == ["out commit 1", "out committed 1", "out clean 1"]
+    assert "op/0 open" in line.log.calls
+    assert line.out.seen == [0, 1]
+    to_end(run)
+    assert line.out.seen == [0, 1, 2, 3]
+
+
+def test_a_run_that_fails_to_commit_what_it_found_opens_nothing() -> None:
+    line = Line([rows(0)], shut=True)
+    run = line.begin()
+    line.let(run, 1)
+    line.bench.checkpoint(run)
+    line.log.clear()
+    line.log.failing.append("out commit 1")
+    line.tap.let(0)
+    assert line.run().restarts == 1
+    assert line.log.calls[:2] == ["out commit 1", "out commit 1"]
+    assert line.out.seen == [0]
+
+
+def test_a_job_of_which_everything_has_finished_returns_at_once_and_starts_nothing() -> None:
+    line = Line([rows(0), rows(2)], [rows(1)], parallelism=2)
+    first = line.run()
+    sentence = "the job had finished: in checkpoint 1 every operator has ended, and nothing was started"
+    for parallelism in (2, 3):
+        line.log.clear()
+        outcome = line.bench.runtime().begin(line.flow(parallelism))
+        assert outcome == JobOutcome(first.checkpoint_id, sentence)
+        assert not [call for call in line.log.calls if "/" in call]
+        assert line.out.seen == [0, 1, 2]
+
+
+def test_a_job_that_died_between_its_last_publication_and_the_commit_is_committed_and_has_finished() -> None:
+    line = Line([rows(0), rows(2)], [rows(1)], parallelism=2)
+    line.log.failing.append("out commit 1")
+    with pytest.raises(RunDiscarded):
+        to_end(line.begin())
+    line.log.clear()
+    assert line.run().restarts == 0
+    assert line.log.calls == ["out commit 1", "out committed 1", "out clean 1"]
+    assert line.out.seen == [0, 1, 2]
+
+
+class Everything(Told):
+    """Has a state of every kind, each filled by the rows in a way that tells them all."""
+
+    def states(self, *inputs: pa.Schema) -> list[Descriptor]:
+        keyed = [ValueState("sum", KEY, VALUE), MapState("map", KEY, pa.int64(), VALUE), ListState("list", KEY, VALUE)]
+        lists = [SplitList("split", VALUE), UnionList("union", VALUE), BroadcastState("broadcast", VALUE)]
+        return [*keyed, Timers("timers", KEY), *lists]
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        found = {name: context.entries(name).rows()["value"].to_pylist() for name in ("split", "union", "broadcast")}
+        for name, values in found.items():
+            self.tell(f"{name}: {sorted(values)}")
+        self.own: list[int] = found["split"]
+        self.union: list[int] = [] if context.subtask else found["union"]
+
+    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+        context = self.context
+        if input == 1:
+            context.entries("broadcast").append(batch.select(["value"]))
+            return None
+        for row in batch.to_pylist():
+            key, value = row["key"], row["value"]
+            old = context.value_state("sum").get_one(key)
+            context.value_state("sum").put_one(key, value=value + (old["value"] if old else 0))
+            context.map_state("map").put_one(key, value, value=value * value)
+            context.list_state("list").append_one(key, value=value)
+            context.timers("timers").set_one(key, value + 1000)
+            self.own.append(value)
+            self.union.append(value)
+        return None
+
+    def on_timer(self, timers: pa.RecordBatch, name: str) -> Output:
+        return rows(*(time - 1000 for time in timers["_timestamp"].to_pylist()))
+
+    def snapshot(self) -> None:
+        for name, values in (("split", self.own), ("union", self.union)):
+            self.context.entries(name).replace(pa.table({"value": pa.array(values, pa.int64())}))
+
+
+def saved(bench: Bench) -> dict[str, Any]:
+    """What the newest checkpoint has of each state of ``op``, whichever subtask holds it."""
+    state = {name: bench.state("op", name) for name in ("sum", "map", "timers", "list", "split", "union")}
+    indexed = sorted(state["list"], key=lambda row: (row["key"], row["_index"]))
+    return {
+        "sum": {row["key"]: row["value"] for row in state["sum"]},
+        "map": {(row["key"], row["_map_key"], row["value"]) for row in state["map"]},
+        "timers": sorted((row["key"], row["_timestamp"]) for row in state["timers"]),
+        "list": [(row["key"], row["value"]) for row in indexed],
+        **{name: sorted(row["value"] for row in state[name]) for name in ("split", "union")},
+    }
+
+
+def expected(values: Iterable[int]) -> dict[str, Any]:
+    """The same after these values, worked out without states."""
+    values = list(values)
+    return {
+        "sum": {key: sum(value for value in values if value % 4 == key) for key in {value % 4 for value in values}},
+        "map": {(value % 4, value, value * value) for value in values},
+        "timers": sorted((value % 4, value + 1000) for value in values),
+        "list": sorted((value % 4, value) for value in values),
+        "split": values,
+        "union": values,
+    }
+
+
+def test_every_kind_of_state_goes_along_to_another_parallelism() -> None:
+    bench = Bench()
+    stream, table = Tap([rows(n) for n in range(60)], shut=True), Tap([rows(100, 200)], shut=True)
+    out = Out(bench.log)
+
+    def flow(parallelism: int) -> Dataflow:
+        made = Dataflow("job", parallelism=parallelism)
+        one = made.source(stream, uid="in", parallelism=1).key_by("key")
+        two = made.source(table, uid="table", parallelism=1).broadcast()
+        one.apply(Everything(bench.log), two, uid="op").apply(out, uid="out", chain=False)
+        return made
+
+    table.let(0, 1)
+    for turn, parallelism in enumerate((2, 3, 1, 4)):
+        bench.log.clear()
+        run = bench.begin(flow(parallelism))
+        done, dealt = list(range(turn * 10)), []
+        for subtask in range(parallelism):
+            opened = dict(call.split(": ") for call in bench.log.of(f"op/{subtask}", "split", "union", "broadcast"))
+            assert opened["union"] == str(done)
+            assert opened["broadcast"] == str([100, 200] if turn else [])
+            dealt.append(len(json.loads(opened["split"])))
+        assert sum(dealt) == len(done)
+        assert max(dealt) - min(dealt) <= 1
+        stream.let(0, (turn + 1) * 10)
+        until_read(run, 10 + (0 if turn else 2))
+        settle(run, 100)
+        bench.checkpoint(run)
+        assert saved(bench) == expected(range((turn + 1) * 10))
+    stream.let(0)
+    table.let(0)
+    assert bench.run(flow(2)).checkpoint_id == bench.newest_id
+    assert out.seen == list(range(60))
+
+
+@pytest.mark.parametrize("kill_every", [37, 61, 103])
+def test_nothing_is_lost_or_repeated_wherever_the_run_is_killed(kill_every: int) -> None:
+    job = Bounded(checkpoint_interval_us=25_000)
+    job.let_both()
+    kills, steps = 0, kill_every
+    begun = job.bench.runtime(seed=kill_every).begin(job.flow())
+    while isinstance(begun, LocalRun) and begun.outcome is None:
+        for _ in range(steps):
+            if not begun.step():
+                break
+        else:
+            kills += 1
+            # Later kills come later, or the job would never come to its first checkpoint.
+            steps += 20
+            begun = job.bench.runtime(seed=kills).begin(job.flow(1 + kills % 3))
+    assert kills >= 3
+    assert job.out.seen == list(range(40))
+
+
+def keyed(bench: Bench, tap: Tap, uid: str = "count", **more: Any) -> Dataflow:
+    flow = Dataflow("job")
+    flow.source(tap, uid="in").key_by("key").apply(Count(bench.log), uid=uid, **more)
+    return flow
+
+
+def test_a_job_that_cannot_go_on_from_its_checkpoint_is_refused_before_anything_opens() -> None:
+    bench, tap = Bench(), Tap([rows(1)], endless=True)
+    run = bench.begin(keyed(bench, tap))
+    until_told(run, bench.log, "count/0 process 0: 1")
+    bench.checkpoint(run)
+    bench.log.clear()
+    for flow, why in (
+        (keyed(bench, tap, "renamed"), "count"),
+        (keyed(bench, tap, max_parallelism=64), "max"),
+        (keyed(bench, tap, parallelism=200), "200"),
+    ):
+        with pytest.raises(RestoreRefused, match=why):
+            bench.run(flow)
+    assert bench.log.calls == []
+    run = bench.begin(keyed(bench, tap, "renamed"), drop=["count"])
+    settle(run)
+    assert bench.log.of("renamed/0") == ["open"]
+
+
+def test_a_new_step_behind_a_finished_input_learns_that_it_has_ended() -> None:
+    job = finished_part()
+    flow = job.flow()
+    Stream(flow, flow.steps["join"].inputs[0]).rebalance().apply(Told(job.log), uid="new")
+    run = job.bench.begin(flow)
+    job.let_both()
+    to_end(run)
+    assert len([call for call in job.log.calls if call.startswith("new") and " process " in call]) == 30
+    assert job.out.seen == list(range(40))
+
+
+def test_a_table_that_ended_in_the_checkpoint_joins_at_once_after_a_restore() -> None:
+    bench, out = Bench(), CollectSink()
+    table, stream = Tap([rows(0, 1, 2, 3)]), Tap([rows(*range(20))], shut=True)
+
+    def flow(parallelism: int) -> Dataflow:
+        made = Dataflow("job", parallelism=parallelism)
+        names, join = made.source(table, uid="table").broadcast(), BroadcastJoin("key", columns=[])
+        made.source(stream, uid="in").apply(join, names, uid="join").apply(out, uid="out")
+        return made
+
+    run = bench.begin(flow(2))
+    for _ in range(2):
+        settle(run)
+        bench.checkpoint(run)
+    assert bench.newest.graph.operator("table").status == "fully_finished"
+    run = bench.begin(flow(3))
+    stream.let(0, 1)
+    until_read(run, 20)
+    settle(run, 100)
+    bench.checkpoint(run)
+    assert sorted(out.table()["value"].to_pylist()) == list(range(20))
+    assert out.table().schema.names == ROWS.names
+
+
+def counted(*, failing: str = "") -> Line:
+    """A job that counts 20 rows by key, whose run was lost after two checkpoints."""
+    splits = [rows(n) for n in range(20)]
+    line = Line(
+        splits, op=Count, how="key_by", timed=True, endless=True, checkpoint_rows=2, checkpoint_interval_us=None
+    )
+    run = line.begin()
+    until(run, lambda: run.published >= 2)
+    line.log.failing += [failing] if failing else []
+    line.tap.bounded = True
+    return line
+
+
+def test_state_that_is_dropped_at_the_start_is_not_dropped_again_by_a_restart() -> None:
+    line = counted(failing="op/0 process 0: 17")
+    dropped = sum(row["n"] for row in line.bench.state("op", "count"))
+    assert line.run(drop=("op/count",)).restarts == 1
+    assert sum(line.out.seen) == 20 - dropped
+
+
+@pytest.mark.parametrize(("drop", "failing"), [(("op",), "other/0 process 0: 17"), ("op", "")])
+def test_an_operator_that_was_dropped_may_be_named_without_a_list_and_does_not_prevent_a_restart(
+    drop: Any, failing: str
+) -> None:
+    line = counted(failing=failing)
+    flow = Dataflow("job")
+    flow.source(line.tap, uid="in", event_time="at").apply(Told(line.log), uid="other", chain=False).apply(
+        line.out, uid="out", chain=False
+    )
+    assert line.bench.run(flow, drop=drop).restarts == bool(failing)
+
+
+def test_what_all_subtasks_read_alike_is_read_once_at_another_parallelism(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = Line(*[[rows(n)] for n in range(6)], op=Count, how="key_by", timed=True, parallelism=6, endless=True)
+    line.bench.checkpoint(line.begin())
+    read: list[str] = []
+    batches = ReadTask.batches
+
+    def counting(task: ReadTask, **options: Any) -> Any:
+        if task.state.mode is Mode.PROGRESS:
+            read.append(str(task.state.operator))
+        return batches(task, **options)
+
+    monkeypatch.setattr(ReadTask, "batches", counting)
+    line.tap.bounded = True
+    run = line.begin(4)
+    assert sorted(read) == ["op", "out"]
+    to_end(run)
+    assert sum(line.out.seen) == 6
