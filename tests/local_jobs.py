@@ -6,6 +6,7 @@ subtask 0 of ``op`` was given the values 1 and 2 on its input 0. A test can make
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -26,9 +27,10 @@ from stateformat.backends.dataflow import (
     SplitEnumerator,
     TwoPhaseCommitSink,
     ValueState,
+    events as ev,
 )
-from stateformat.backends.dataflow.events import MAX_WATERMARK, TaskId
 from stateformat.backends.local import JobOutcome, LocalRun, LocalRuntime, VirtualClock
+from stateformat.backends.runtime import Worker
 from stateformat.backends.storage.memory import _STORES, MemoryStorage
 from stateformat.errors import StorageError
 from stateformat.model import Record
@@ -62,7 +64,7 @@ def words(batch: pa.RecordBatch | pa.Table) -> str:
 
 def time_word(timestamp: int) -> str:
     """An event time, as the log has it."""
-    return "end" if timestamp == MAX_WATERMARK else str(timestamp)
+    return "end" if timestamp == ev.MAX_WATERMARK else str(timestamp)
 
 
 class Boom(Exception):
@@ -401,7 +403,25 @@ def to_end(run: LocalRun, steps: int = STEPS_MAX) -> JobOutcome:
 
 def state_of(run: LocalRun, uid: str, subtask: int = 0) -> str:
     """Where a task is in its life."""
-    return run.tasks[TaskId(uid, subtask)].task.state.value
+    return run.tasks[ev.TaskId(uid, subtask)].task.state.value
+
+
+def step_driver(run: LocalRun, *events: ev.CoordinatorEvent) -> None:
+    """Let the driver handle these events and all that is in its inbox, and the tasks do nothing."""
+    run._driver.inbox.extend(events)
+    while run._driver.inbox:
+        run._driver.step()
+
+
+def begin_barrier(run: LocalRun) -> None:
+    """Let a checkpoint begin, and the tasks do nothing."""
+    step_driver(run, ev.CheckpointDue())
+
+
+def open_mail(worker: Worker) -> None:
+    """Let a task open all its mail, and do nothing else."""
+    for _ in range(len(worker.mailbox)):
+        worker.step(random.Random(0))
 
 
 def in_flight(bench: Bench, edge: str | None = None) -> list[dict[str, Any]]:

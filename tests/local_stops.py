@@ -13,10 +13,12 @@ from stateformat.backends.dataflow.events import MAX_WATERMARK
 from stateformat.backends.local import LocalRun
 from stateformat.model import StopMode
 from stateformat.stop_requests import StopOutcome
-from tests.local_jobs import KEY, Bench, Count, Out, Tap, rows, settle, until
+from tests.local_jobs import KEY, Count, Line, rows, settle, until_told
 
 DRAIN, SUSPEND = StopMode.DRAIN, StopMode.NO_DRAIN
 MODES = pytest.mark.parametrize("mode", [DRAIN, SUSPEND])
+UNDISTURBED = sorted([*range(8), 2, 1002, 2002, 3002])
+"""The output of :class:`Job` at its own end: its rows, and the count of each key."""
 
 
 class Flushing(Count):
@@ -35,55 +37,48 @@ class Flushing(Count):
         return [rows(1000 * row["key"] + row["value"]) for batch in flushed or () for row in batch.to_pylist()]
 
 
-class Job:
-    """A source of two splits, a counter by key, a sink; each in tasks of its own."""
+class Job(Line):
+    """A source, a counter by key, a sink; the source may have several subtasks."""
 
-    def __init__(self, bench: Bench, *splits: Sequence[pa.RecordBatch], parallelism: int = 1, **how: Any) -> None:
-        self.bench = bench
-        self.tap = Tap(*(splits or ([rows(n) for n in range(8)],)), **how)
-        self.out = Out(bench.log)
-        self.parallelism = parallelism
+    def __init__(self, *splits: Sequence[pa.RecordBatch], **how: Any) -> None:
+        super().__init__(*(splits or ([rows(n) for n in range(8)],)), op=Flushing, **how)
 
-    def flow(self) -> Dataflow:
-        flow = Dataflow("job", parallelism=self.parallelism)
+    def flow(self, parallelism: int | None = None, *, job: str = "job") -> Dataflow:
+        flow = Dataflow(job, parallelism=parallelism or self.parallelism)
         stream = flow.source(self.tap, uid="in", event_time="at").key_by("key")
-        stream.apply(Flushing(self.bench.log), uid="op", parallelism=1, chain=False).apply(
-            self.out, uid="out", parallelism=1, chain=False
-        )
+        op = stream.apply(self.op, uid="op", parallelism=1, chain=False)
+        op.apply(self.out, uid="out", parallelism=1, chain=False)
         return flow
 
-    def begin(self, chunks: int = 3, **options: Any) -> LocalRun:
-        """Run until so many chunks of the first split are processed and all is still."""
+    def processed(self, chunks: int = 3, **options: Any) -> LocalRun:
+        """A run that has processed so many chunks of the first split, and is still."""
         self.tap.let(0, chunks)
-        run = self.bench.begin(self.flow(), **options)
-        until(run, lambda: f"out/0 process 0: {chunks - 1}" in self.bench.log.calls)
+        run = self.begin(**options)
+        until_told(run, self.log, f"out/0 process 0: {chunks - 1}")
         settle(run, 60)
-        self.bench.log.clear()
+        self.log.clear()
         return run
 
+    def saved_once(self) -> LocalRun:
+        """A run with a checkpoint, and rows behind it."""
+        run = self.processed(2)
+        self.bench.checkpoint(run)
+        self.let(run, 3)
+        self.log.clear()
+        return run
 
-def answer(bench: Bench, request: str) -> tuple[StopOutcome, str]:
-    found = bench.store.stop_answer(request)
-    assert found is not None
-    return found.outcome, found.message
+    def asked(self, run: LocalRun, mode: StopMode) -> str:
+        """Ask in the store, so that there is an answer."""
+        request = self.bench.store.request_stop(mode)
+        run._stop_service.request_stop(request.id, mode, request.savepoint)
+        return request.id
 
-
-def asked(bench: Bench, run: LocalRun, mode: StopMode) -> str:
-    """Ask in the store, so that there is an answer."""
-    request = bench.store.request_stop(mode)
-    run._stop_service.request_stop(request.id, mode, request.savepoint)
-    return request.id
-
-
-def saved_once(bench: Bench, job: Job) -> LocalRun:
-    """A run with a checkpoint, and rows behind it."""
-    run = job.begin(2)
-    bench.checkpoint(run)
-    job.tap.let(0, 3)
-    until(run, lambda: "out/0 process 0: 2" in bench.log.calls)
-    bench.log.clear()
-    return run
+    def answer(self, request: str) -> tuple[StopOutcome, str]:
+        found = self.bench.store.stop_answer(request)
+        assert found is not None
+        return found.outcome, found.message
 
 
 def flushed(mode: StopMode) -> list[int]:
+    """The output of a run that was stopped after three chunks."""
     return [0, 1, 1, 2, 1001, 2001] if mode is DRAIN else [0, 1, 2]

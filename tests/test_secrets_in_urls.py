@@ -17,7 +17,7 @@ from stateformat.paths import request_path
 from stateformat.stop_requests import StopOutcome, StopRequest, encode_request
 from tests.ckpt.ckpt_runs import failure
 from tests.local_jobs import Bench, settle
-from tests.local_stops import SUSPEND, Job, saved_once
+from tests.local_stops import SUSPEND, Job
 
 SECRET = "hunter2"
 URLS = [
@@ -28,16 +28,10 @@ URLS = [
 ]
 
 
-def secret_run() -> tuple[Bench, Callable[[str], object]]:
-    bench = Bench()
-    run = saved_once(bench, Job(bench))
-    return bench, lambda url: run.request_stop(SUSPEND, url)
-
-
 DOORS: dict[str, Callable[[str], object]] = {
     "open": sf.open,
     "request": lambda url: Bench().store.request_stop(StopMode.DRAIN, url),
-    "run": lambda url: secret_run()[1](url),
+    "run": lambda url: Job().saved_once().request_stop(SUSPEND, url),
     "start_from": lambda url: LocalRuntime(sf.open("memory://x"), start_from=url),
     "sink": FileSink,
 }
@@ -58,9 +52,8 @@ def test_no_command_repeats_it(command: list[str], url: str) -> None:
 
 
 def test_a_request_with_one_is_refused_by_the_run_and_its_url_goes_no_further(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench()
-    job = Job(bench)
-    run = saved_once(bench, job)
+    job = Job()
+    bench, run = job.bench, job.saved_once()
     asked = StopRequest("a" * 32, SUSPEND, 1, URLS[1])
     bench.storage.create(request_path(1, asked.id), encode_request(asked))
     bench.clock.wait_until(bench.clock.now_us() + 2_000_000)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import stateformat as sf
+from stateformat.backends.dataflow import Dataflow
 from stateformat.backends.local import JobOutcome, LocalRun, LocalRuntime
 from stateformat.backends.rewrite.rescale import publish_rescaled
 from stateformat.backends.storage.memory import MemoryStorage
@@ -17,7 +18,7 @@ from stateformat.model import CheckpointKind
 from stateformat.storage import Storage
 from stateformat.store import CheckpointStore
 from tests.local_jobs import Bench, Faulty, to_end, until
-from tests.local_stops import DRAIN, SUSPEND, Job, saved_once
+from tests.local_stops import DRAIN, SUSPEND, UNDISTURBED, Job
 from tests.servers.server import BUCKET, S3Server
 from tests.stores import counts_job
 
@@ -30,16 +31,13 @@ class Stopped:
     """A job that was stopped with a savepoint, and a bench with an empty store for what starts from it."""
 
     def __init__(self, mode: Any = SUSPEND, **how: Any) -> None:
-        first = Bench()
-        self.job = Job(first, **how)
-        run = saved_once(first, self.job)
+        self.job = Job(**how)
+        self.first = self.job.bench
+        run = self.job.saved_once()
         run.request_stop(mode)
-        outcome = to_end(run)
-        assert outcome.savepoint is not None
-        self.url = outcome.savepoint
+        self.url = to_end(run).savepoint or ""
         self.savepoint = sf.open(self.url)
         self.before = bytes_of(self.savepoint.storage)
-        self.first = first
         self.bench = Bench("memory://again")
         self.job.tap.let(0)
 
@@ -51,11 +49,12 @@ class Stopped:
     def runtime(self, **options: Any) -> LocalRuntime:
         return self.bench.runtime(**{"start_from": self.url, **options})
 
+    def inside(self, **options: Any) -> LocalRuntime:
+        """A runtime on the savepoint's own store."""
+        return LocalRuntime(self.savepoint, clock=self.bench.clock, **options)
+
     def untouched(self) -> bool:
         return bytes_of(self.savepoint.storage) == self.before
-
-
-UNDISTURBED = sorted([*range(8), 2, 1002, 2002, 3002])
 
 
 @pytest.mark.parametrize("parallelism", [1, 2])
@@ -112,22 +111,18 @@ def test_a_savepoint_of_a_drain_has_finished_and_the_job_ends_at_once_with_a_sen
     assert not [call for call in was.first.log.calls if call.split()[1] == "open"][3:]
 
 
-# Refused -------------------------------------------------------------------------------------------------------------------
-
-
 def test_the_store_of_a_savepoint_is_no_place_to_run_in_unless_it_is_claimed() -> None:
     was = Stopped()
-    own = LocalRuntime(was.savepoint, clock=was.bench.clock)
     for _ in range(2):
         with pytest.raises(InvalidInput, match=rf"is a savepoint .*start_from='{was.url}'.*claim=True"):
-            own.run(was.job.flow())
+            was.inside().run(was.job.flow())
     assert was.untouched()
 
 
 def test_a_savepoint_that_is_claimed_expires_like_any_other_checkpoint() -> None:
     was = Stopped()
     options: dict[str, Any] = {**was.bench.options, "checkpoint_rows": 1, "checkpoint_interval_us": None}
-    LocalRuntime(was.savepoint, clock=was.bench.clock, claim=True, keep=2, **options).run(was.job.flow())
+    was.inside(claim=True, keep=2, **options).run(was.job.flow())
     ids = [record.checkpoint_id for record in was.savepoint.history()]
     assert len(ids) == 2
     assert ids[-1] > 2
@@ -138,12 +133,10 @@ def test_a_store_that_began_as_a_savepoint_and_has_gone_on_goes_on_and_keeps_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     was = Stopped()
-    run = LocalRuntime(was.savepoint, clock=was.bench.clock, claim=True, keep=None, checkpoint_interval_us=1).begin(
-        was.job.flow()
-    )
+    run = was.inside(claim=True, keep=None, checkpoint_interval_us=1).begin(was.job.flow())
     assert isinstance(run, LocalRun)
     until(run, lambda: run.published == 1)
-    outcome = LocalRuntime(was.savepoint, clock=was.bench.clock, checkpoint_rows=1).run(was.job.flow())
+    outcome = was.inside(checkpoint_rows=1).run(was.job.flow())
     assert was.job.out.seen == UNDISTURBED
     assert [record.checkpoint_id for record in was.savepoint.history()] == [*range(outcome.checkpoint_id or 0, 1, -1)]
     assert "began as a savepoint, checkpoint 2, which is yours" in caplog.text
@@ -156,19 +149,14 @@ def test_claim_without_the_savepoints_own_store_is_refused() -> None:
 
 
 def test_a_savepoint_of_another_job_is_refused_since_segments_carry_the_job() -> None:
-    from stateformat.backends.dataflow import Dataflow
-
     was = Stopped()
-    flow = Dataflow("other")
-    flow.source(was.job.tap, uid="in").apply(was.job.out, uid="out")
+    flow = was.job.flow(job="other")
     with pytest.raises(JobMismatch, match=r"is of job 'job', and the dataflow is job 'other'. Segments carry"):
         was.runtime().run(flow)
     assert bytes_of(was.bench.storage.inner) == {}
 
 
 def test_a_savepoint_that_does_not_fit_is_refused_before_anything_is_copied_and_drop_gives_state_up() -> None:
-    from stateformat.backends.dataflow import Dataflow
-
     was = Stopped()
     flow = Dataflow("job", parallelism=1)
     flow.source(was.job.tap, uid="in", event_time="at").apply(was.job.out, uid="out", parallelism=1, chain=False)
@@ -193,9 +181,6 @@ def test_an_address_that_can_be_none_or_holds_a_secret_is_refused_and_not_repeat
         LocalRuntime(sf.open("memory://x"), start_from=address)
     assert "hunter2" not in str(caught.value)
     assert "hunter2" not in repr(LocalRuntime(sf.open("memory://x"), start_from_options={"secret": "hunter2"}).options)
-
-
-# Interrupted, and at once --------------------------------------------------------------------------------------------------
 
 
 class Breaking(Faulty):
@@ -268,9 +253,6 @@ def test_of_two_runs_that_start_from_one_savepoint_into_one_store_one_wins() -> 
         assert was.untouched()
 
 
-# Other storages ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.s3
 def test_a_savepoint_may_lie_on_another_storage_than_the_store(moto: S3Server, tmp_path: Path) -> None:
     was = Stopped(parallelism=1)
@@ -288,16 +270,13 @@ def test_a_savepoint_may_lie_on_another_storage_than_the_store(moto: S3Server, t
     assert sf.open(urls[-1], **moto.options()).open().record.checkpoint_id == 5
 
 
-# How many are kept ---------------------------------------------------------------------------------------------------------
-
-
 def ids(bench: Bench) -> list[int]:
     return [record.checkpoint_id for record in bench.store.history()]
 
 
-def published(bench: Bench, job: Job, number: int, **options: Any) -> None:
+def published(job: Job, number: int, **options: Any) -> None:
     """Let a run publish until there are so many checkpoints, and die before it has expired any."""
-    run = bench.begin(job.flow(), **options)
+    bench, run = job.bench, job.begin(**options)
     while bench.newest_id < number:
         bench.due(run)
         before = bench.newest_id
@@ -309,13 +288,13 @@ def published(bench: Bench, job: Job, number: int, **options: Any) -> None:
 def test_a_store_that_a_job_begins_keeps_ten_checkpoints_whatever_crashes_leave(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    bench = Bench()
-    job = Job(bench, shut=True)
+    job = Job(shut=True)
+    bench = job.bench
     for number in range(9, 15):
-        published(bench, job, number)
+        published(job, number)
     assert ids(bench) == [*range(14, 0, -1)]
     job.tap.let(0)
-    bench.run(job.flow())
+    job.run()
     assert ids(bench) == [*range(bench.newest_id, bench.newest_id - 10, -1)]
     assert caplog.text == ""
 
@@ -326,13 +305,13 @@ def test_a_store_that_a_job_begins_keeps_ten_checkpoints_whatever_crashes_leave(
 def test_a_store_with_more_that_was_begun_without_a_limit_is_warned_of_once_a_start_until_keep_is_set(
     keep: dict[str, Any], left: int | None, warnings: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench = Bench()
-    job = Job(bench, shut=True)
-    published(bench, job, 12, keep=None)
+    job = Job(shut=True)
+    bench = job.bench
+    published(job, 12, keep=None)
     assert ids(bench) == [*range(12, 0, -1)]
     job.tap.let(0)
     bench.log.failing.append("op/0 process 0: 3")
-    outcome = bench.run(job.flow(), **keep)
+    outcome = job.run(**keep)
     assert outcome.restarts == 1
     assert len(ids(bench)) == (left or bench.newest_id)
     told = [record.getMessage() for record in caplog.records if "was begun without a limit" in record.getMessage()]
@@ -342,25 +321,25 @@ def test_a_store_with_more_that_was_begun_without_a_limit_is_warned_of_once_a_st
 
 
 def test_a_store_of_few_that_was_begun_without_a_limit_is_kept_like_one_with_the_default() -> None:
-    bench = Bench()
-    job = Job(bench, shut=True)
-    published(bench, job, 10, keep=None)
+    job = Job(shut=True)
+    bench = job.bench
+    published(job, 10, keep=None)
     job.tap.let(0)
-    bench.run(job.flow())
+    job.run()
     assert len(ids(bench)) == 10
 
 
 def test_the_limit_outlives_commands_that_publish() -> None:
-    bench = Bench()
-    job = Job(bench, shut=True)
-    published(bench, job, 11)
+    job = Job(shut=True)
+    bench = job.bench
+    published(job, 11)
     for _ in range(3):
         checkpoint = bench.store.open()
         publish_rescaled(checkpoint, checkpoint.graph.at(1), store=bench.store)
         bench.store.rollback(checkpoint.id)
     assert len(ids(bench)) > 11
     job.tap.let(0)
-    bench.run(job.flow())
+    job.run()
     assert len(ids(bench)) == 10
 
 

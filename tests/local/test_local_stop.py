@@ -12,27 +12,20 @@ from stateformat.model import StopMode
 from stateformat.paths import request_path
 from stateformat.stop_requests import StopOutcome, StopRequest, encode_request
 from tests.local_jobs import Bench, Out, Tap, rows, settle, state_of, to_end, until
-from tests.local_stops import DRAIN, MODES, SUSPEND, Flushing, Job, answer, saved_once
-
-# The order of calls ------------------------------------------------------------------------------------------------------
+from tests.local_stops import DRAIN, MODES, SUSPEND, UNDISTURBED, Flushing, Job, flushed
 
 
 def test_a_job_that_is_drained_flushes_everything_before_its_savepoint_and_ends_finished() -> None:
-    bench = Bench()
-    job = Job(bench)
-    run = job.begin()
+    job = Job()
+    bench, run = job.bench, job.processed()
     request = run.request_stop(DRAIN)
     outcome = to_end(run)
     assert bench.log.of("op/0") == ["timers: end", "end_input 0", "finish", "complete", "close"]
     assert bench.log.of("out/0") == [
         *(f"process 0: {1000 * key + 1}" for key in (0, 1, 2)),
-        "end_input 0",
-        "finish",
-        "prepare 1",
-        "complete",
-        "close",
+        *("end_input 0", "finish", "prepare 1", "complete", "close"),
     ]
-    assert job.out.seen == [0, 1, 1, 2, 1001, 2001]
+    assert job.out.seen == flushed(DRAIN)
     assert outcome.stop is not None
     assert (outcome.stop.mode, outcome.stop.request) == (DRAIN, request)
     assert outcome.checkpoint_id == bench.newest_id == 1
@@ -40,9 +33,8 @@ def test_a_job_that_is_drained_flushes_everything_before_its_savepoint_and_ends_
 
 
 def test_a_job_that_is_not_drained_takes_its_savepoint_commits_and_ends_finished_with_nothing_flushed() -> None:
-    bench = Bench()
-    job = Job(bench)
-    run = job.begin()
+    job = Job()
+    bench, run = job.bench, job.processed()
     request = run.request_stop(SUSPEND)
     outcome = to_end(run)
     assert bench.log.of("op/0") == ["snapshot", "complete", "close"]
@@ -56,10 +48,9 @@ def test_a_job_that_is_not_drained_takes_its_savepoint_commits_and_ends_finished
 
 
 def test_the_savepoint_is_a_store_of_its_own_that_holds_the_checkpoint() -> None:
-    bench = Bench()
     MemoryStorage.reset("elsewhere/of-mine")
-    job = Job(bench)
-    run = job.begin()
+    job = Job()
+    bench, run = job.bench, job.processed()
     run.request_stop(SUSPEND, "memory://elsewhere/of-mine")
     outcome = to_end(run)
     assert outcome.savepoint == "memory://elsewhere/of-mine"
@@ -69,9 +60,8 @@ def test_the_savepoint_is_a_store_of_its_own_that_holds_the_checkpoint() -> None
 
 
 def test_after_a_drain_a_restart_opens_nothing() -> None:
-    bench = Bench()
-    job = Job(bench)
-    run = job.begin()
+    job = Job()
+    bench, run = job.bench, job.processed()
     run.request_stop(DRAIN)
     first = to_end(run)
     for resume in (False, True):
@@ -79,18 +69,14 @@ def test_after_a_drain_a_restart_opens_nothing() -> None:
         job.parallelism = 2
         outcome = bench.runtime(resume=resume).begin(job.flow())
         assert isinstance(outcome, JobOutcome)
-        assert (outcome.stop, outcome.checkpoint_id, outcome.savepoint) == (
-            first.stop,
-            first.checkpoint_id,
-            first.savepoint,
-        )
+        assert (outcome.stop, outcome.savepoint) == (first.stop, first.savepoint)
+        assert outcome.checkpoint_id == first.checkpoint_id
         assert not [call for call in bench.log.calls if "/" in call]
 
 
 def test_after_a_stop_without_drain_a_job_goes_on_only_if_it_is_said_to() -> None:
-    bench = Bench()
-    job = Job(bench)
-    run = job.begin()
+    job = Job()
+    bench, run = job.bench, job.processed()
     run.request_stop(SUSPEND)
     to_end(run)
     bench.log.clear()
@@ -99,10 +85,10 @@ def test_after_a_stop_without_drain_a_job_goes_on_only_if_it_is_said_to() -> Non
     assert isinstance(again, JobOutcome)
     assert again.sentence.endswith("Run it with resume=True to go on")
     assert not [call for call in bench.log.calls if "/" in call]
-    outcome = bench.run(job.flow(), resume=True)
+    outcome = job.run(resume=True)
     assert outcome.stop is None
     assert bench.log.of("op/0", "timers", "end_input", "finish") == ["timers: end", "end_input 0", "finish"]
-    assert job.out.seen == sorted([*range(8), 2, 1002, 2002, 3002])
+    assert job.out.seen == UNDISTURBED
 
 
 @pytest.mark.parametrize("unaligned", [False, True])
@@ -110,10 +96,9 @@ def test_after_a_stop_without_drain_a_job_goes_on_only_if_it_is_said_to() -> Non
 def test_nothing_happens_behind_the_barrier_of_a_stop_without_drain_and_the_job_goes_on_as_if_undisturbed(
     seed: int, unaligned: bool
 ) -> None:
-    bench = Bench(seed=seed, unaligned=unaligned)
     splits = [[rows(n) for n in range(0, 40, 2)], [rows(n) for n in range(1, 40, 2)]]
-    job = Job(bench, *splits, parallelism=2)
-    run = bench.begin(job.flow())
+    job = Job(*splits, parallelism=2, seed=seed, unaligned=unaligned)
+    bench, run = job.bench, job.begin()
     settle(run, 30 + 20 * seed)
     run.request_stop(SUSPEND)
     outcome = to_end(run)
@@ -126,19 +111,14 @@ def test_nothing_happens_behind_the_barrier_of_a_stop_without_drain_and_the_job_
     assert 0 < read < 40
     assert len(job.out.seen) == read
     job.parallelism = 3
-    bench.run(job.flow(), resume=True, seed=seed)
-    flushed = [1000 * key + 10 for key in range(4)]
-    assert job.out.seen == sorted([*range(40), *flushed])
-
-
-# Whenever it is asked ----------------------------------------------------------------------------------------------------
+    job.run(resume=True, seed=seed)
+    assert job.out.seen == sorted([*range(40), *(1000 * key + 10 for key in range(4))])
 
 
 @MODES
 def test_a_stop_that_is_asked_while_a_checkpoint_is_pending_comes_behind_it(mode: StopMode) -> None:
-    bench = Bench()
-    job = Job(bench)
-    run = job.begin()
+    job = Job()
+    bench, run = job.bench, job.processed()
     bench.due(run)
     run.request_stop(mode)
     assert run.in_flight is not None
@@ -147,7 +127,7 @@ def test_a_stop_that_is_asked_while_a_checkpoint_is_pending_comes_behind_it(mode
     records = bench.store.history()
     assert [record.stop is not None for record in records] == [True, False]
     assert bench.log.of("out/0", "prepare") == ["prepare 1", "prepare 2"]
-    assert job.out.seen == ([0, 1, 1, 2, 1001, 2001] if mode is DRAIN else [0, 1, 2])
+    assert job.out.seen == flushed(mode)
 
 
 @MODES
@@ -176,17 +156,17 @@ def test_a_stop_that_is_asked_while_some_tasks_wait_for_their_last_checkpoint_en
 
 
 def test_a_stop_that_is_asked_when_the_final_checkpoint_is_under_way_finds_the_job_at_its_own_end() -> None:
-    bench = Bench()
-    job = Job(bench)
+    job = Job()
+    bench = job.bench
     job.tap.let(0)
-    run = bench.begin(job.flow())
+    run = job.begin()
     until(run, lambda: run.in_flight is not None)
     run.request_stop(DRAIN)
     outcome = to_end(run)
     # The final checkpoint was under way: it ends the job, and the stop has nothing left to stop.
     assert outcome.checkpoint_id == bench.newest_id == 1
     assert outcome.stop is None
-    assert job.out.seen == sorted([*range(8), 2, 1002, 2002, 3002])
+    assert job.out.seen == UNDISTURBED
 
 
 def two_inputs(bench: Bench, first: Tap, second: Tap) -> tuple[Dataflow, Out]:
@@ -242,31 +222,29 @@ def test_a_stop_that_comes_over_all_inputs_ends_nobody_as_if_it_were_drained(see
 
 @MODES
 def test_a_second_request_is_told_that_the_job_stops_already(mode: StopMode) -> None:
-    bench = Bench()
-    job = Job(bench)
-    run = saved_once(bench, job)
+    job = Job()
+    bench, run = job.bench, job.saved_once()
     first = run.request_stop(mode)
     second = bench.store.request_stop(SUSPEND).id
     bench.clock.wait_until(bench.clock.now_us() + 2_000_000)
     outcome = to_end(run)
     assert outcome.stop is not None
     assert outcome.stop.request == first
-    told, message = answer(bench, second)
+    told, message = job.answer(second)
     # Asked while the job was stopping, or seen only when it had stopped: either way it is told what has happened.
     assert told in (StopOutcome.FAILED, StopOutcome.STOPPED)
     assert "the job stops already" in message or "the job has stopped" in message
 
 
 def test_the_same_request_twice_is_one() -> None:
-    bench = Bench()
-    job = Job(bench)
-    run = job.begin()
+    job = Job()
+    bench, run = job.bench, job.processed()
     bench.checkpoint(run)
     request = bench.store.request_stop(SUSPEND)
     run._stop_service.request_stop(request.id, request.mode, None)
     run._stop_service.request_stop(request.id, request.mode, None)
     to_end(run)
-    assert answer(bench, request.id)[0] is StopOutcome.STOPPED
+    assert job.answer(request.id)[0] is StopOutcome.STOPPED
 
 
 @pytest.mark.parametrize(
@@ -282,9 +260,8 @@ def test_the_same_request_twice_is_one() -> None:
 def test_of_requests_seen_at_once_no_drain_goes_first_then_the_earlier_then_the_lesser_name(
     asked: dict[str, tuple[StopMode, int]], obeyed: str
 ) -> None:
-    bench = Bench()
-    job = Job(bench)
-    run = job.begin()
+    job = Job()
+    bench, run = job.bench, job.processed()
     for digit, (mode, at_us) in asked.items():
         request = StopRequest(digit * 32, mode, 0, created_at_us=at_us)
         bench.storage.create(request_path(0, request.id), encode_request(request))
@@ -293,14 +270,10 @@ def test_of_requests_seen_at_once_no_drain_goes_first_then_the_earlier_then_the_
     assert (outcome.stop.request, outcome.stop.mode) == (obeyed * 32, asked[obeyed][0])
 
 
-# Requests in the store ---------------------------------------------------------------------------------------------------
-
-
 @MODES
 def test_a_request_in_the_store_is_seen_carried_out_and_answered(mode: StopMode) -> None:
-    bench = Bench()
-    job = Job(bench)
-    run = job.begin()
+    job = Job()
+    bench, run = job.bench, job.processed()
     bench.checkpoint(run)
     request = bench.store.request_stop(mode)
     outcome = to_end(run)
@@ -314,48 +287,44 @@ def test_a_request_in_the_store_is_seen_carried_out_and_answered(mode: StopMode)
 
 
 def test_a_request_counts_for_the_run_that_restarts_from_what_was_the_newest_when_it_was_made() -> None:
-    bench = Bench()
-    job = Job(bench)
-    run = job.begin()
+    job = Job()
+    bench, run = job.bench, job.processed()
     bench.checkpoint(run)
     request = bench.store.request_stop(SUSPEND)
-    outcome = bench.run(job.flow())
+    outcome = job.run()
     assert outcome.stop is not None
     assert outcome.stop.request == request.id
 
 
 def test_a_request_does_not_count_for_a_run_that_went_on_from_a_later_checkpoint() -> None:
-    bench = Bench(requests_every_us=None)
-    job = Job(bench)
-    run = job.begin()
+    job = Job(requests_every_us=None)
+    bench, run = job.bench, job.processed()
     bench.checkpoint(run)
     request = bench.store.request_stop(SUSPEND)
     bench.checkpoint(run)
     job.tap.let(0)
-    outcome = bench.run(job.flow(), requests_every_us=1_000)
+    outcome = job.run(requests_every_us=1_000)
     assert outcome.stop is None
-    assert answer(bench, request.id) == (
+    assert job.answer(request.id) == (
         StopOutcome.MISSED,
         "the run that was asked when checkpoint 1 was the newest has ended; this one went on from checkpoint 2. Ask again",
     )
 
 
 def test_who_asks_a_job_to_stop_that_ends_by_itself_is_told_so() -> None:
-    bench = Bench(requests_every_us=None)
-    job = Job(bench)
-    run = job.begin()
+    job = Job(requests_every_us=None)
+    bench, run = job.bench, job.processed()
     bench.checkpoint(run)
     request = bench.store.request_stop(SUSPEND)
     job.tap.let(0)
     outcome = to_end(run)
     assert outcome.stop is None
-    assert answer(bench, request.id) == (StopOutcome.FINISHED, outcome.sentence)
+    assert job.answer(request.id) == (StopOutcome.FINISHED, outcome.sentence)
 
 
 def test_requests_that_cannot_be_read_are_looked_for_again() -> None:
-    bench = Bench()
-    job = Job(bench)
-    run = job.begin()
+    job = Job()
+    bench, run = job.bench, job.processed()
     bench.checkpoint(run)
     request = bench.store.request_stop(SUSPEND)
     for _ in range(3):
@@ -363,3 +332,13 @@ def test_requests_that_cannot_be_read_are_looked_for_again() -> None:
     outcome = to_end(run)
     assert outcome.stop is not None
     assert outcome.stop.request == request.id
+
+
+def test_who_asks_for_a_stop_when_all_that_is_left_is_to_leave_learns_that_the_job_has_finished() -> None:
+    job = Job([rows(1)], requests_every_us=None)
+    run = job.begin()
+    until(run, lambda: job.bench.newest_id > 0 and run.in_flight is None)
+    request = job.asked(run, DRAIN)
+    outcome = to_end(run)
+    assert outcome.stop is None
+    assert job.answer(request) == (StopOutcome.FINISHED, outcome.sentence)
