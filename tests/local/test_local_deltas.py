@@ -70,9 +70,15 @@ class Job:
     def _process(self) -> None:
         until(self.run, lambda: not any(queue.elements for queue in self.run._channels.values()))
 
+    def saved(self) -> Any:
+        """A checkpoint of one round more."""
+        self.round()
+        return self.bench.checkpoint(self.run)
+
     def round(self) -> None:
         """One batch more."""
-        for key, value in zip(*(self.batches[self.let][name].to_pylist() for name in ("key", "value")), strict=True):
+        batch = self.batches[self.let]
+        for key, value in zip(batch["key"].to_pylist(), batch["value"].to_pylist(), strict=True):
             self.expected.pop(key, None)
             if value % 7:
                 self.expected[key] = value
@@ -112,8 +118,7 @@ class Job:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_checkpoint_holds_what_has_changed_whatever_became_of_those_before(seed: int, unaligned: bool) -> None:
     job = Job(seed, unaligned=unaligned)
-    job.round()
-    job.bench.checkpoint(job.run)
+    job.saved()
     deepest = 0
     for _ in range(ROUNDS):
         job.round()
@@ -135,10 +140,7 @@ def test_a_checkpoint_holds_what_has_changed_whatever_became_of_those_before(see
 
 def test_a_delta_costs_what_has_changed_and_not_what_there_is() -> None:
     job = Job(1)
-    job.round()
-    whole = job.bench.checkpoint(job.run).totals
-    job.round()
-    delta = job.bench.checkpoint(job.run)
+    whole, delta = job.saved().totals, job.saved()
     newest = job.bench.store.open().handles
     written = newest.filter(pc.equal(newest["layer"], 1))
     assert pc.sum(written["rows"]).as_py() == CHANGED
@@ -148,12 +150,10 @@ def test_a_delta_costs_what_has_changed_and_not_what_there_is() -> None:
 
 def test_what_a_checkpoint_that_was_given_up_had_written_is_in_the_next_delta() -> None:
     job = Job(2)
-    job.round()
-    job.bench.checkpoint(job.run)
+    job.saved()
     job.round()
     job.fail()
-    job.round()
-    job.bench.checkpoint(job.run)
+    job.saved()
     job.check()
     handles = job.bench.store.open().handles
     assert CHANGED < pc.sum(handles.filter(pc.equal(handles["layer"], 1))["rows"]).as_py() <= 2 * CHANGED
@@ -161,10 +161,8 @@ def test_what_a_checkpoint_that_was_given_up_had_written_is_in_the_next_delta() 
 
 def test_a_crash_that_loses_a_run_goes_on_from_layers_at_another_parallelism() -> None:
     job = Job(3)
-    job.round()
-    job.bench.checkpoint(job.run)
-    job.round()
-    job.bench.checkpoint(job.run)
+    job.saved()
+    job.saved()
     job.round()  # Lost with the run, and read again.
     job.begin(3)
     job.bench.checkpoint(job.run)
@@ -174,8 +172,7 @@ def test_a_crash_that_loses_a_run_goes_on_from_layers_at_another_parallelism() -
 
 def test_the_savepoint_of_a_stop_holds_all_layers_itself(tmp_path: Any) -> None:
     job = Job(4)
-    job.round()
-    job.bench.checkpoint(job.run)
+    job.saved()
     job.round()
     url = str(tmp_path / "savepoint")
     job.run.request_stop(StopMode.NO_DRAIN, url)

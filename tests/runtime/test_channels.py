@@ -1,24 +1,20 @@
-"""Wide jobs in process: what one step costs does not grow with the number of channels."""
+"""Channels, inputs and ready tasks: what one step costs does not grow with their number."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
-import stateformat as sf
-from stateformat.backends.connectors import MemorySource
-from stateformat.backends.dataflow import Dataflow, events as ev
-from stateformat.backends.dataflow.operators import Aggregate
+from stateformat.backends.dataflow import events as ev
 from stateformat.backends.dataflow.task import InputEdge, Task
 from stateformat.backends.dataflow.task.inputs import Inputs
-from stateformat.backends.local import LocalRun, LocalRuntime, VirtualClock
-from stateformat.backends.runtime import Queue
+from stateformat.backends.runtime import Queue, Worker
 from stateformat.backends.runtime.waiting import ReadyInputs
-from stateformat.backends.storage.memory import MemoryStorage
+from tests.local_jobs import Count, Line, rows, settle, to_end
 
 LOOKS: Counter[str] = Counter()
 
@@ -48,16 +44,9 @@ class _Channel(ev.Channel):
         return super().__hash__()
 
 
-def _looks_per_step(parallelism: int) -> float:
-    MemoryStorage.reset("wide")
-    flow = Dataflow("wide", parallelism=parallelism)
-    table = pa.table({"key": [number % 100 for number in range(1000)]})
-    flow.source(MemorySource(table), uid="rows").key_by("key").apply(
-        Aggregate("key", {"n": ("*", "count")}, emit="end"), uid="counts"
-    )
-    runtime = LocalRuntime(sf.open("memory://wide"), clock=VirtualClock(), checkpoint_interval_us=100_000)
-    run = runtime.begin(flow)
-    assert isinstance(run, LocalRun)
+def looks_per_step(parallelism: int) -> float:
+    line = Line([rows(*range(1000))], op=Count, how="key_by", parallelism=parallelism, checkpoint_interval_us=100_000)
+    run = line.begin()
     LOOKS.clear()
     steps = 1
     while run.step():
@@ -66,9 +55,9 @@ def _looks_per_step(parallelism: int) -> float:
 
 
 def test_what_a_step_looks_at_does_not_grow_with_the_number_of_channels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stateformat.backends.runtime.channels.Queue", _Queue)
+    monkeypatch.setattr("stateformat.backends.local.run.Queue", _Queue)
     monkeypatch.setattr(ev, "Channel", _Channel)
-    narrow, wide = _looks_per_step(16), _looks_per_step(40)
+    narrow, wide = looks_per_step(16), looks_per_step(40)
     assert wide < 1.25 * narrow
 
 
@@ -131,3 +120,28 @@ def test_channels_are_drawn_evenly_and_a_blocked_one_waits_for_the_snapshot() ->
         while queue.elements:
             queue.get()
     assert not waiting.any_open()
+
+
+def test_a_step_asks_few_tasks_whether_they_are_ready_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = itertools.count()
+    ready = Worker.ready
+    monkeypatch.setattr(Worker, "ready", lambda self, now: (next(asked), ready(self, now))[1])
+    line = Line(*[[rows(n)] for n in range(40)], op=Count, how="key_by", parallelism=40)
+    run = line.begin()
+    steps = 0
+    while run.step():
+        steps += 1
+    assert sum(line.out.seen) == 40
+    assert len(run.tasks) == 120
+    assert next(asked) < 5 * steps
+
+
+def test_readers_that_wait_for_the_clock_are_asked_again_when_their_time_has_come() -> None:
+    line = Line([rows(1)], [rows(2)], [rows(3)], parallelism=3, shut=True)
+    run = line.begin()
+    settle(run, 500)
+    assert run.rows_read == 0
+    for split in range(3):
+        line.tap.let(split)
+    to_end(run)
+    assert line.out.seen == [1, 2, 3]
