@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -14,15 +12,11 @@ from stateformat.backends.dataflow import (
     BroadcastState,
     Dataflow,
     Descriptor,
-    ListState,
-    MapState,
     OperatorContext,
     Output,
     SplitList,
     Stream,
     Timers,
-    UnionList,
-    ValueState,
     events as ev,
 )
 from stateformat.backends.dataflow.operators import BroadcastJoin, TumblingWindow
@@ -36,7 +30,6 @@ from tests.local_jobs import (
     Bench,
     Count,
     Line,
-    Out,
     Tap,
     Told,
     rows,
@@ -296,107 +289,6 @@ def test_a_job_that_died_between_its_last_publication_and_the_commit_is_committe
     assert line.run().restarts == 0
     assert line.log.calls == ["out commit 1", "out committed 1", "out clean 1"]
     assert line.out.seen == [0, 1, 2]
-
-
-class Everything(Told):
-    """Has a state of every kind, each filled by the rows in a way that tells them all."""
-
-    def states(self, *inputs: pa.Schema) -> list[Descriptor]:
-        keyed = [ValueState("sum", KEY, VALUE), MapState("map", KEY, pa.int64(), VALUE), ListState("list", KEY, VALUE)]
-        lists = [SplitList("split", VALUE), UnionList("union", VALUE), BroadcastState("broadcast", VALUE)]
-        return [*keyed, Timers("timers", KEY), *lists]
-
-    def open(self, context: OperatorContext) -> None:
-        super().open(context)
-        found = {name: context.entries(name).rows()["value"].to_pylist() for name in ("split", "union", "broadcast")}
-        for name, values in found.items():
-            self.tell(f"{name}: {sorted(values)}")
-        self.own: list[int] = found["split"]
-        self.union: list[int] = [] if context.subtask else found["union"]
-
-    def process(self, batch: pa.RecordBatch, input: int) -> Output:
-        context = self.context
-        if input == 1:
-            context.entries("broadcast").append(batch.select(["value"]))
-            return None
-        for row in batch.to_pylist():
-            key, value = row["key"], row["value"]
-            old = context.value_state("sum").get_one(key)
-            context.value_state("sum").put_one(key, value=value + (old["value"] if old else 0))
-            context.map_state("map").put_one(key, value, value=value * value)
-            context.list_state("list").append_one(key, value=value)
-            context.timers("timers").set_one(key, value + 1000)
-            self.own.append(value)
-            self.union.append(value)
-        return None
-
-    def on_timer(self, timers: pa.RecordBatch, name: str) -> Output:
-        return rows(*(time - 1000 for time in timers["_timestamp"].to_pylist()))
-
-    def snapshot(self) -> None:
-        for name, values in (("split", self.own), ("union", self.union)):
-            self.context.entries(name).replace(pa.table({"value": pa.array(values, pa.int64())}))
-
-
-def saved(bench: Bench) -> dict[str, Any]:
-    """What the newest checkpoint has of each state of ``op``, whichever subtask holds it."""
-    state = {name: bench.state("op", name) for name in ("sum", "map", "timers", "list", "split", "union")}
-    indexed = sorted(state["list"], key=lambda row: (row["key"], row["_index"]))
-    return {
-        "sum": {row["key"]: row["value"] for row in state["sum"]},
-        "map": {(row["key"], row["_map_key"], row["value"]) for row in state["map"]},
-        "timers": sorted((row["key"], row["_timestamp"]) for row in state["timers"]),
-        "list": [(row["key"], row["value"]) for row in indexed],
-        **{name: sorted(row["value"] for row in state[name]) for name in ("split", "union")},
-    }
-
-
-def expected(values: Iterable[int]) -> dict[str, Any]:
-    """The same after these values, worked out without states."""
-    values = list(values)
-    return {
-        "sum": {key: sum(value for value in values if value % 4 == key) for key in {value % 4 for value in values}},
-        "map": {(value % 4, value, value * value) for value in values},
-        "timers": sorted((value % 4, value + 1000) for value in values),
-        "list": sorted((value % 4, value) for value in values),
-        "split": values,
-        "union": values,
-    }
-
-
-def test_every_kind_of_state_goes_along_to_another_parallelism() -> None:
-    bench = Bench()
-    stream, table = Tap([rows(n) for n in range(60)], shut=True), Tap([rows(100, 200)], shut=True)
-    out = Out(bench.log)
-
-    def flow(parallelism: int) -> Dataflow:
-        made = Dataflow("job", parallelism=parallelism)
-        one = made.source(stream, uid="in", parallelism=1).key_by("key")
-        two = made.source(table, uid="table", parallelism=1).broadcast()
-        one.apply(Everything(bench.log), two, uid="op").apply(out, uid="out", chain=False)
-        return made
-
-    table.let(0, 1)
-    for turn, parallelism in enumerate((2, 3, 1, 4)):
-        bench.log.clear()
-        run = bench.begin(flow(parallelism))
-        done, dealt = list(range(turn * 10)), []
-        for subtask in range(parallelism):
-            opened = dict(call.split(": ") for call in bench.log.of(f"op/{subtask}", "split", "union", "broadcast"))
-            assert opened["union"] == str(done)
-            assert opened["broadcast"] == str([100, 200] if turn else [])
-            dealt.append(len(json.loads(opened["split"])))
-        assert sum(dealt) == len(done)
-        assert max(dealt) - min(dealt) <= 1
-        stream.let(0, (turn + 1) * 10)
-        until_read(run, 10 + (0 if turn else 2))
-        settle(run, 100)
-        bench.checkpoint(run)
-        assert saved(bench) == expected(range((turn + 1) * 10))
-    stream.let(0)
-    table.let(0)
-    assert bench.run(flow(2)).checkpoint_id == bench.newest_id
-    assert out.seen == list(range(60))
 
 
 @pytest.mark.parametrize("kill_every", [37, 61, 103])

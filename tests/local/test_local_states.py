@@ -1,0 +1,401 @@
+"""States of jobs: of every kind and type, at another parallelism, declared anew, and what may not be put into them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
+from decimal import Decimal
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from stateformat.backends.connectors import CollectSink, MemorySource
+from stateformat.backends.dataflow import (
+    BroadcastState,
+    Dataflow,
+    Descriptor,
+    ListState,
+    MapState,
+    Operator,
+    OperatorContext,
+    Output,
+    SplitList,
+    Stream,
+    Timers,
+    UnionList,
+    ValueState,
+)
+from stateformat.backends.local import JobFailed
+from stateformat.errors import RestoreRefused
+from stateformat.model import StopMode
+from tests.local_jobs import KEY, Bench, Line, Log, Out, Tap, Told, rows, settle, to_end, until, until_read
+
+VALUE = {"value": pa.int64()}
+PAIR = pa.struct([("a", pa.int64()), ("b", pa.string())])
+
+
+class Everything(Told):
+    """Has a state of every kind, each filled by the rows in a way that tells them all."""
+
+    def states(self, *inputs: pa.Schema) -> list[Descriptor]:
+        keyed = [ValueState("sum", KEY, VALUE), MapState("map", KEY, pa.int64(), VALUE), ListState("list", KEY, VALUE)]
+        lists = [SplitList("split", VALUE), UnionList("union", VALUE), BroadcastState("broadcast", VALUE)]
+        return [*keyed, Timers("timers", KEY), *lists]
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        found = {name: context.entries(name).rows()["value"].to_pylist() for name in ("split", "union", "broadcast")}
+        for name, values in found.items():
+            self.tell(f"{name}: {sorted(values)}")
+        self.own: list[int] = found["split"]
+        self.union: list[int] = [] if context.subtask else found["union"]
+
+    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+        context = self.context
+        if input == 1:
+            context.entries("broadcast").append(batch.select(["value"]))
+            return None
+        for row in batch.to_pylist():
+            key, value = row["key"], row["value"]
+            old = context.value_state("sum").get_one(key)
+            context.value_state("sum").put_one(key, value=value + (old["value"] if old else 0))
+            context.map_state("map").put_one(key, value, value=value * value)
+            context.list_state("list").append_one(key, value=value)
+            context.timers("timers").set_one(key, value + 1000)
+            self.own.append(value)
+            self.union.append(value)
+        return None
+
+    def on_timer(self, timers: pa.RecordBatch, name: str) -> Output:
+        return rows(*(time - 1000 for time in timers["_timestamp"].to_pylist()))
+
+    def snapshot(self) -> None:
+        for name, values in (("split", self.own), ("union", self.union)):
+            self.context.entries(name).replace(pa.table({"value": pa.array(values, pa.int64())}))
+
+
+def saved(bench: Bench) -> dict[str, Any]:
+    """What the newest checkpoint has of each state of ``op``, whichever subtask holds it."""
+    state = {name: bench.state("op", name) for name in ("sum", "map", "timers", "list", "split", "union")}
+    indexed = sorted(state["list"], key=lambda row: (row["key"], row["_index"]))
+    return {
+        "sum": {row["key"]: row["value"] for row in state["sum"]},
+        "map": {(row["key"], row["_map_key"], row["value"]) for row in state["map"]},
+        "timers": sorted((row["key"], row["_timestamp"]) for row in state["timers"]),
+        "list": [(row["key"], row["value"]) for row in indexed],
+        **{name: sorted(row["value"] for row in state[name]) for name in ("split", "union")},
+    }
+
+
+def expected(values: Iterable[int]) -> dict[str, Any]:
+    """The same after these values, worked out without states."""
+    values = list(values)
+    return {
+        "sum": {key: sum(value for value in values if value % 4 == key) for key in {value % 4 for value in values}},
+        "map": {(value % 4, value, value * value) for value in values},
+        "timers": sorted((value % 4, value + 1000) for value in values),
+        "list": sorted((value % 4, value) for value in values),
+        "split": values,
+        "union": values,
+    }
+
+
+def test_every_kind_of_state_goes_along_to_another_parallelism() -> None:
+    bench = Bench()
+    stream, table = Tap([rows(n) for n in range(60)], shut=True), Tap([rows(100, 200)], shut=True)
+    out = Out(bench.log)
+
+    def flow(parallelism: int) -> Dataflow:
+        made = Dataflow("job", parallelism=parallelism)
+        one = made.source(stream, uid="in", parallelism=1).key_by("key")
+        two = made.source(table, uid="table", parallelism=1).broadcast()
+        one.apply(Everything(bench.log), two, uid="op").apply(out, uid="out", chain=False)
+        return made
+
+    table.let(0, 1)
+    for turn, parallelism in enumerate((2, 3, 1, 4)):
+        bench.log.clear()
+        run = bench.begin(flow(parallelism))
+        done, dealt = list(range(turn * 10)), []
+        for subtask in range(parallelism):
+            opened = dict(call.split(": ") for call in bench.log.of(f"op/{subtask}", "split", "union", "broadcast"))
+            assert opened["union"] == str(done)
+            assert opened["broadcast"] == str([100, 200] if turn else [])
+            dealt.append(len(json.loads(opened["split"])))
+        assert sum(dealt) == len(done)
+        assert max(dealt) - min(dealt) <= 1
+        stream.let(0, (turn + 1) * 10)
+        until_read(run, 10 + (0 if turn else 2))
+        settle(run, 100)
+        bench.checkpoint(run)
+        assert saved(bench) == expected(range((turn + 1) * 10))
+    stream.let(0)
+    table.let(0)
+    assert bench.run(flow(2)).checkpoint_id == bench.newest_id
+    assert out.seen == list(range(60))
+
+
+def interrupted(table: pa.Table, steps: Callable[[Stream], Stream]) -> CollectSink:
+    """The output of a job on a table that was lost after two checkpoints and goes on at another parallelism."""
+    bench, out = Bench(checkpoint_rows=2, checkpoint_interval_us=None), CollectSink()
+
+    def flow(parallelism: int) -> Dataflow:
+        made = Dataflow("job", parallelism=parallelism)
+        steps(made.source(MemorySource(table, batch_rows=1), uid="in", parallelism=1)).apply(out, uid="out")
+        return made
+
+    run = bench.begin(flow(2))
+    until(run, lambda: run.published >= 2)
+    bench.run(flow(3))
+    return out
+
+
+class Pairs(Operator):
+    """Counts the rows of each key, a struct of two, and keeps the newest of them as a value; emits both at the end."""
+
+    def states(self, *inputs: pa.Schema) -> list[Descriptor]:
+        return [
+            ValueState("newest", {"pair": PAIR}, {"value": PAIR, "n": pa.int64()}),
+            MapState("each", {"pair": PAIR}, PAIR, {"list": pa.list_(PAIR), "map": pa.map_(pa.string(), PAIR)}),
+        ]
+
+    def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
+        return pa.schema([("pair", PAIR), ("value", PAIR), ("n", pa.int64())])
+
+    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+        newest, each = self.context.value_state("newest"), self.context.map_state("each")
+        for row in batch.to_pylist():
+            pair = row["pair"]
+            old = newest.get_one(pair)
+            newest.put_one((pair,), value=pair, n=old["n"] + 1 if old else 1)
+            each.put_one((pair,), pair, list=[pair], map=[("x", pair)])
+        return None
+
+    def finish(self) -> Output:
+        assert len(self.context.map_state("each")) == len(self.context.value_state("newest"))
+        return self.context.value_state("newest").rows().combine_chunks().to_batches()
+
+
+def test_states_with_structs_of_two_fields_are_restored() -> None:
+    pairs: list[dict[str, Any] | None] = [{"a": n % 3, "b": None if n % 2 else "x"} for n in range(12)]
+    table = pa.table({"pair": pa.array([*pairs, None], PAIR)})
+    out = interrupted(table, lambda source: source.key_by("pair").apply(Pairs(), uid="pairs"))
+    counts = Counter(str(pair) for pair in [*pairs, None])
+    assert {str(row["pair"]): row["n"] for row in out.table().to_pylist()} == counts
+    assert out.table()["pair"].to_pylist() == out.table()["value"].to_pylist()
+
+
+def test_a_key_may_be_null_though_its_fields_may_not_be() -> None:
+    inner = pa.field("in", pa.struct([("b", pa.string())]), nullable=False)
+    kind = pa.struct([pa.field("a", pa.int64(), nullable=False), inner])
+    keys: list[dict[str, Any] | None] = [{"a": 1, "in": {"b": "x"}}, None, {"a": 1, "in": {"b": None}}] * 4
+    table = pa.table({"k": pa.array(keys, kind)})
+    out = interrupted(
+        table, lambda source: source.key_by("k").aggregate({"n": ("*", "count")}, uid="count", emit="end")
+    )
+    assert {str(row["k"]): row["n"] for row in out.table().to_pylist()} == {str(key): 4 for key in keys[:3]}
+
+
+class Keeps(Told):
+    """Passes on what it is given, and keeps the values of each key in a state of this type."""
+
+    def __init__(self, log: Log, kind: pa.DataType, *, as_list: bool = False) -> None:
+        super().__init__(log)
+        self.kind = kind
+        self.as_list = as_list
+
+    def states(self, *inputs: pa.Schema) -> list[Descriptor]:
+        return [(ListState if self.as_list else ValueState)("kept", KEY, {"v": self.kind})]
+
+    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+        values = pa.RecordBatch.from_arrays([batch["value"].cast(self.kind)], ["v"])
+        if self.as_list:
+            self.context.list_state("kept").append(batch.select(["key"]), values)
+        else:
+            self.context.value_state("kept").put(batch.select(["key"]), values)
+        return batch
+
+
+def half() -> Line:
+    """A line that keeps integers, lost behind the checkpoint of half of its rows."""
+    line = Line([rows(n) for n in range(8)], op=partial(Keeps, kind=pa.int64()), how="key_by", shut=True)
+    line.tap.let(0, 4)
+    run = line.begin()
+    settle(run)
+    line.bench.checkpoint(run)
+    line.tap.let(0)
+    return line
+
+
+def test_a_state_of_a_type_that_the_saved_one_cannot_become_is_refused_by_the_plan() -> None:
+    line = half()
+    line.op = Keeps(line.log, pa.string())
+    with pytest.raises(RestoreRefused, match=r"was int64 and would be utf8.*drop='op/kept'.*schema_cannot_evolve"):
+        line.run()
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_a_state_that_is_dropped_may_be_declared_anew_with_another_type(as_list: bool) -> None:
+    line = half()
+    line.tap.let(0, 6)
+    line.op = Keeps(line.log, pa.string(), as_list=as_list)
+    run = line.begin(drop=["op/kept"])
+    settle(run)
+    line.bench.checkpoint(run)
+    assert sorted(row["v"] for row in line.bench.state("op", "kept")) == ["4", "5"]
+    line.tap.let(0)
+    line.run()
+    assert line.out.seen == [*range(8)]
+
+
+def test_a_finished_operator_may_declare_what_its_state_could_not_become() -> None:
+    line = Line([rows(n) for n in range(4)], how="key_by")
+    other = Tap([rows(n) for n in range(4, 8)], shut=True)
+
+    def flow(kind: pa.DataType) -> Dataflow:
+        line.op = Keeps(line.log, kind)
+        made = line.flow()
+        made.source(other, uid="other").apply(Told(line.log), uid="told").apply(line.out, uid="out 2", chain=False)
+        return made
+
+    run = line.bench.begin(flow(pa.int64()))
+    for _ in range(2):
+        settle(run)
+        line.bench.checkpoint(run)
+    assert line.bench.newest.graph.operator("op").status == "fully_finished"
+    other.let(0)
+    line.bench.run(flow(pa.string()))
+    assert line.out.seen == [*range(8)]
+
+
+@pytest.mark.parametrize(("before", "after"), [("rebalance", "key_by"), ("key_by", "rebalance")])
+def test_the_way_of_records_may_change_where_none_are_in_flight(before: str, after: str) -> None:
+    line = Line([rows(n) for n in range(8)], how=before, parallelism=2, endless=True, unaligned=True)
+    run = line.begin()
+    settle(run)
+    run.request_stop(StopMode.NO_DRAIN)
+    to_end(run)
+    line.how = after
+    run = line.begin(resume=True)
+    run.request_stop(StopMode.DRAIN)
+    to_end(run)
+    assert line.out.seen == [*range(8)]
+
+
+def test_the_columns_of_records_may_become_others_where_none_are_in_flight() -> None:
+    bench, out = Bench(unaligned=True), CollectSink()
+    tap = Tap([rows(n) for n in range(8)], endless=True)
+
+    def flow(kind: pa.DataType) -> Dataflow:
+        made = Dataflow("job", parallelism=2)
+        cast = made.source(tap, uid="in").map(
+            lambda batch: batch.set_column(1, "value", batch["value"].cast(kind)), uid="as"
+        )
+        cast.key_by("key").apply(Told(bench.log), uid="op", chain=False).apply(out, uid="out")
+        return made
+
+    run = bench.begin(flow(pa.int64()))
+    settle(run)
+    run.request_stop(StopMode.NO_DRAIN)
+    to_end(run)
+    run = bench.begin(flow(pa.string()), resume=True)
+    bench.checkpoint(run)
+    assert bench.newest.by_state["op", "in-flight as->op.0"].current.fields[1].type == "utf8"
+
+
+def test_what_a_sink_has_not_committed_is_not_lost_when_something_else_takes_its_uid() -> None:
+    bench = Bench(max_restarts=0)
+    bench.log.failing.append("out commit 1")
+    out = Out(bench.log)
+
+    def flow(sink: Operator) -> Dataflow:
+        made = Dataflow("job")
+        made.source(Tap([rows(1, 2)]), uid="in").apply(sink, uid="out", chain=False)
+        return made
+
+    with pytest.raises(JobFailed, match="commit of 'out' failed"):
+        bench.run(flow(out))
+    sentence = r"'out' with 1 row, but the operator now is not a sink .*drop='out/committables'"
+    with pytest.raises(RestoreRefused, match=sentence):
+        bench.run(flow(Told(bench.log)))
+    assert out.seen == []
+    bench.run(flow(out))
+    assert out.seen == [1, 2]
+
+
+class Puts(Told):
+    """Puts something into its states, or gets something from them."""
+
+    def __init__(self, log: Log, put: Callable[[Any, Any, Any], object]) -> None:
+        super().__init__(log)
+        self.put = put
+
+    def states(self, *inputs: pa.Schema) -> list[Descriptor]:
+        nested = pa.struct([("a", pa.int64()), ("b", pa.list_(pa.int32()))])
+        value = ValueState("v", KEY, {"n": pa.int64(), "s": nested})
+        return [value, MapState("m", KEY, pa.int32(), {"n": pa.int64()}), Timers("t", KEY)]
+
+    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+        self.put(self.context.value_state("v"), self.context.map_state("m"), self.context.timers("t"))
+        return batch
+
+
+def puts(put: Callable[[Any, Any, Any], object], **options: Any) -> Line:
+    return Line(op=partial(Puts, put=put), how="key_by", **options)
+
+
+@pytest.mark.parametrize(
+    ("put", "sentence"),
+    [
+        *(
+            (put, r"InvalidInput: .*(is|are) no (value of key column|values of)")
+            for put in (
+                lambda v, m, t: v.put_one((1,), n=1.5),
+                lambda v, m, t: v.put_one((1,), n=Decimal("1.5")),
+                lambda v, m, t: v.put_one((1,), n=2**63),
+                lambda v, m, t: v.put_one((1.5,), n=1),
+                lambda v, m, t: v.get_one(1.5),
+                lambda v, m, t: v.put_one((1,), s={"a": 1.5}),
+                lambda v, m, t: v.put_one((1,), s={"a": 1, "b": [1, 2.5]}),
+                lambda v, m, t: v.put_one((1,), s={"c": 1}),
+                lambda v, m, t: m.put_one((1,), 1.5, n=1),
+                lambda v, m, t: t.set_one((1,), 1.5),
+            )
+        ),
+        (lambda v, m, t: v.put_one((1, 2), n=1), "has 2 values and the key 1"),
+        (lambda v, m, t: v.put_one("Oslo", n=1), "'Oslo' is no value of key column"),
+        (lambda v, m, t: v.put([1], [2]), "state 'v' of 'op': rows are given as list"),
+        (lambda v, m, t: v.get({"key": [1]}), "rows are given as dict"),
+    ],
+)
+def test_a_value_of_one_key_is_kept_as_it_is_or_refused(put: Callable[[Any, Any, Any], object], sentence: str) -> None:
+    with pytest.raises(JobFailed, match=rf"process of 'op', subtask 0, failed: .*{sentence}"):
+        puts(put, max_restarts=0).run()
+
+
+@pytest.mark.parametrize(
+    ("state", "put"),
+    [
+        ("v", lambda v, m, t: [v.put_one(key, n=1) for key in range(20)]),
+        ("m", lambda v, m, t: [m.put_one(key, 1, n=1) for key in range(20)]),
+        ("t", lambda v, m, t: [t.set_one(key, 1) for key in range(20)]),
+    ],
+)
+def test_a_key_that_is_not_that_of_a_record_is_refused_with_operator_key_and_key_by(
+    state: str, put: Callable[[Any, Any, Any], object]
+) -> None:
+    sentence = rf"process of 'op', .*operator 'op' puts key \d+ \(key\) into state '{state}' .*comes by key_by\('key'\)"
+    with pytest.raises(JobFailed, match=sentence):
+        puts(put, parallelism=2, max_restarts=0).run()
+
+
+def test_a_whole_number_may_come_as_a_float() -> None:
+    line = puts(lambda v, m, t: v.put_one((1.0,), n=2.0, s={"a": 3.0, "b": [4.0, None]}), endless=True)
+    run = line.begin()
+    settle(run)
+    line.bench.checkpoint(run)
+    (kept,) = line.bench.state("op", "v")
+    assert (kept["n"], kept["s"]) == (2, {"a": 3, "b": [4, None]})
