@@ -357,7 +357,7 @@ def test_the_snapshot_of_a_coordinator_that_fails_is_a_failed_checkpoint() -> No
 @pytest.mark.parametrize(
     ("found", "sentence"),
     [
-        (None, "of the coordinator of 'op' returned NoneType; it returns a table"),
+        (None, "of the coordinator of 'op' returned NoneType. Return a table"),
         (pa.table({"m": [1]}), r"of the coordinator of 'op' returned columns \['m'\]; its columns are \['subtask', 'w"),
         (pa.table({"subtask": ["x"], "what": ["x"]}), "of the coordinator of 'op' returned other types than declared"),
     ],
