@@ -103,11 +103,9 @@ class NewObject(ABC):
 
     @property
     def closed(self) -> bool:
-        """Whether the object was published or aborted. pyarrow asks."""
         return bool(self._end)
 
     def write(self, data: bytes | memoryview) -> int:
-        """Append bytes (anything with the buffer protocol); returns how many."""
         self._check_open("write to")
         view = memoryview(data).cast("B")
         try:
@@ -136,7 +134,6 @@ class NewObject(ABC):
         self._end = "published"
 
     def abort(self) -> None:
-        """Forget the object. Does nothing once it is published."""
         if not self._end:
             self._end = "aborted"
             self._discard()

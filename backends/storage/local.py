@@ -94,11 +94,9 @@ class LocalStorage:
 
     @property
     def url(self) -> str:
-        """``file:///absolute/path``, percent-encoded."""
         return "file://" + quote(self._tree.root, errors="surrogateescape")
 
     def exists(self) -> bool:
-        """Whether the directory is there. A file in its place is a ``StorageError``."""
         with self._tree.translated("look for", ""):
             try:
                 with self._tree.opened(()):
@@ -127,7 +125,6 @@ class LocalStorage:
             return size_bytes
 
     def open_output(self, path: str) -> NewObject:
-        """Begin a new object. Closing raises ``StorageError`` if the name is taken."""
         check_path(path)
         with self._tree.translated("write", path):
             return _LocalOutput(self._tree, path)
@@ -149,13 +146,11 @@ class LocalStorage:
                 output.abort()
 
     def leftovers(self) -> list[Leftover]:
-        """Temporary files, sorted, of writers that crashed and of those that write now."""
         with self._tree.translated("list", ""):
             found = self._tree.files((), "", temporary=True)
             return sorted(Leftover(_object_of(name), size_bytes, name) for name, size_bytes in found)
 
     def discard(self, leftovers: Iterable[Leftover]) -> None:
-        """Remove temporary files; one that is gone is fine. Its writer then fails to close it."""
         names = [_split_temporary(leftover.name) for leftover in leftovers]
         for parents, group in groupby(names, key=lambda name: name[0]):
             with self._tree.translated("delete from", "/".join(parents)):
@@ -208,7 +203,6 @@ class LocalStorage:
 
     @contextlib.contextmanager
     def _reading(self, operation: str, path: str) -> Iterator[tuple[int, int]]:
-        """The descriptor and the size of an object. ``FileNotFoundError`` where there is none."""
         parents, name = _split(path)
         absent = False
         with self._tree.translated(operation, path):

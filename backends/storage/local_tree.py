@@ -82,12 +82,10 @@ class DirectoryTree:
         return descriptor
 
     def opened(self, parts: Parts, *, make: bool = False) -> AbstractContextManager[int]:
-        """The same for the length of a block."""
         return _closing(self.open(parts, make=make))
 
     @contextlib.contextmanager
     def open_object(self, parts: Parts, name: str) -> Iterator[tuple[int, int]]:
-        """The descriptor and the size in bytes of a plain file, for the length of a block."""
         with self.opened(parts) as directory:
             opened = _closing(os.open(name, _OBJECT, dir_fd=directory))
         with opened as descriptor:
@@ -118,7 +116,6 @@ class DirectoryTree:
             self._pass_over("/".join(parts), f"cannot be listed ({error.strerror})")
 
     def _pass_over(self, path: str, what: str) -> None:
-        """Warn once of something in ``requests/``."""
         if path not in self._warned and len(self._warned) < _WARNINGS_MAX:
             self._warned.add(path)
             logger.warning("%s in the store %s %s; it is left alone", json.dumps(path), self.root, what)
@@ -173,7 +170,6 @@ class DirectoryTree:
 
     @contextlib.contextmanager
     def translated(self, operation: str, path: str) -> Iterator[None]:
-        """Turn an error of the system into a ``StorageError`` with a sentence."""
         try:
             yield
         except StorageError:
@@ -298,7 +294,6 @@ class DirectoryTree:
         raise StorageError(message, kind=kind, path=path) from error
 
     def _link_on(self, path: str) -> str | None:
-        """The first symbolic link on the way from the root to ``path``, if there is one."""
         way = Path()
         for part in path.split("/"):
             way /= part

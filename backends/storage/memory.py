@@ -49,7 +49,6 @@ class MemoryStorage:
 
     @property
     def url(self) -> str:
-        """``memory://name``."""
         return f"memory://{self._name}"
 
     def exists(self) -> bool:
@@ -71,7 +70,6 @@ class MemoryStorage:
         return len(self._get(path))
 
     def open_output(self, path: str) -> shared.NewObject:
-        """Begin a new object. Closing it raises ``StorageError`` if the name is taken."""
         return _MemoryOutput(self, check_path(path))
 
     def create(self, path: str, data: bytes) -> CreateOutcome:

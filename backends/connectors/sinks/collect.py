@@ -96,7 +96,6 @@ class CollectSink(TwoPhaseCommitSink):
 
 
 def _payloads(table: pa.Table) -> Iterator[bytes]:
-    """The rows as Arrow streams of bounded size."""
     rows_max = max(1, table.num_rows * _PAYLOAD_BYTES_MAX // max(_PAYLOAD_BYTES_MAX, table.nbytes))
     for first in range(0, table.num_rows, rows_max):
         out = pa.BufferOutputStream()

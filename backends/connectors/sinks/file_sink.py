@@ -163,7 +163,6 @@ class FileSink(TwoPhaseCommitSink):
 
 
 def _open_directory(address: str | os.PathLike[str], durable: bool, options: Mapping[str, Any]) -> OutputDirectory:
-    """The place at a path, or at ``s3://bucket/prefix``, with the options of such a storage."""
     scheme, separator, rest = str(address).partition("://")
     if scheme == "s3" and separator:
         from .s3_directory import S3Directory
@@ -250,7 +249,6 @@ class _ParquetFile:
         return _Closed(self._file, self.rows, self._file.close())
 
     def abandon(self) -> NewFile:
-        """Stop writing; the file, which is to be discarded."""
         self._gathered = []
         # The end of a file that goes away does not matter, even on a full disk.
         with contextlib.suppress(OSError, pa.ArrowException):

@@ -65,7 +65,6 @@ class LocalFiles:
                     _DURABLE_NAMES.add(each)
 
     def create(self, name: str) -> pa.NativeFile:
-        """A new file, to be written and closed. The name must be new."""
         with self.translated("create", name):
             os.close(os.open(self._at(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
             return pa.OSFile(str(self._root / name), "wb")
@@ -77,12 +76,10 @@ class LocalFiles:
             return self._at(name).stat().st_size
 
     def sync(self, folder: str) -> None:
-        """Make the names in a folder durable."""
         with self.translated("sync", folder):
             self._sync(self._at(folder))
 
     def rename(self, old: str, new: str) -> None:
-        """Rename a file within a folder. ``new`` must be a new name."""
         with self.translated("rename", old):
             self._at(old).rename(self._at(new))
 
@@ -108,13 +105,11 @@ class LocalFiles:
         return None
 
     def size(self, name: str) -> int | None:
-        """The size of a file in bytes; None where there is none."""
         with self.translated("look at", name), contextlib.suppress(FileNotFoundError):
             return self._at(name).stat().st_size
         return None
 
     def names(self, folder: str) -> list[str]:
-        """The names in a folder, sorted; none where there is no folder."""
         with self.translated("list", folder), contextlib.suppress(FileNotFoundError):
             return sorted(each.name for each in self._folder(folder).iterdir())
         return []
@@ -130,7 +125,6 @@ class LocalFiles:
 
     @contextlib.contextmanager
     def translated(self, what: str, name: str) -> Iterator[None]:
-        """Turn errors of the file system into sentences."""
         try:
             yield
         except StorageError:

@@ -55,7 +55,6 @@ class S3Directory(S3Place):
 
     @classmethod
     def at(cls, url: str, options: Mapping[str, Any]) -> Self:
-        """``s3://bucket/prefix``, with the options of such a storage. Raises ``InvalidInput``."""
         return cls(*address_of(url, options), dict(options))
 
     def __str__(self) -> str:
@@ -108,7 +107,6 @@ class S3Directory(S3Place):
         return forgotten
 
     def _begun(self, uid: str) -> list[tuple[PartName, str]]:
-        """The unfinished uploads of a sink, by path."""
         skipped_length, owner = len(self._key("")), file_name_of(uid)
         with self._translated("list the uploads of", ""):
             found = uploads_under(self._client, self._bucket, self._key(PATH_PREFIX))
@@ -156,7 +154,6 @@ class S3Directory(S3Place):
         return False
 
     def _complete(self, file: PreparedFile, upload: Upload) -> StorageError | None:
-        """Complete the upload; the error where that fails."""
         key = self._key(file.path)
         try:
             with self._translated("write", file.path):
@@ -237,7 +234,6 @@ class _SpooledFile:
 
     @property
     def digest(self) -> str:
-        """The digest of what was written, in hexadecimal."""
         return self._spool.digest.hexdigest()
 
     def close(self) -> int:

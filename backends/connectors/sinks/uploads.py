@@ -20,7 +20,6 @@ class Upload(NamedTuple):
     tags: list[str]
 
     def text(self) -> str:
-        """The text for ``PreparedFile.pending``."""
         return json.dumps(self._asdict())
 
     @classmethod

@@ -40,7 +40,6 @@ class ListEnumerator(SplitEnumerator):
 
     @property
     def left(self) -> dict[int, Split]:
-        """The splits that were not dealt, by their place in the list."""
         if self._left is None:
             self._left = dict(enumerate(self._make()))
             seen: set[str] = set()

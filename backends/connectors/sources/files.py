@@ -78,7 +78,6 @@ class FileSource(Source):
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns that are read."""
         return self._schema
 
     def enumerator(self) -> SplitEnumerator:

@@ -49,7 +49,6 @@ class MemorySource(Source):
 
     @property
     def schema(self) -> pa.Schema:
-        """The table's."""
         return self._table.schema
 
     def enumerator(self) -> ListEnumerator:
@@ -65,7 +64,6 @@ class MemorySource(Source):
             first += count
 
     def read(self, split: Split, context: ReaderContext) -> Iterator[Chunk]:  # noqa: ARG002 - no clock is needed
-        """The rest of a part."""
         part = json.loads(split.payload)
         first, rows = part["first_row"], part["rows"]
         check_position("that part", split, min(rows, self._table.num_rows - first))

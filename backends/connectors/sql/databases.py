@@ -109,7 +109,6 @@ class Database(ABC):
         """Return when a power failure undoes nothing that a transaction has committed or found."""
 
     def declaration(self, schema: pa.Schema) -> str:
-        """The statement that makes the table."""
         columns = [
             f"{quoted(field.name)} {self.type_of(field).declared}"
             + (" NOT NULL" if field.name in self.keys or not field.nullable else "")
@@ -130,7 +129,6 @@ class Database(ABC):
         return found
 
     def insertion(self, columns: Sequence[str], source: str) -> str:
-        """The statement that inserts the rows of ``source``, or updates by the key."""
         statement = f"INSERT INTO {self.name} ({listed(columns)}) {source}"
         if not self.keys:
             return statement
@@ -160,11 +158,9 @@ class Database(ABC):
                 )
 
     def _line(self, error: Exception) -> str:
-        """An error of the database's client, in one line."""
         return " ".join(self.url.without_secret(str(error)).split())
 
     def failed(self, error: Exception, kind: ErrorKind = ErrorKind.STORAGE_FAILED) -> StorageError:
-        """The error for a database that fails."""
         return StorageError(
             f"{self.shown}: {self._line(error)}. See that the database can be reached and written, and start the job "
             "again: it commits first what is not committed",
@@ -172,7 +168,6 @@ class Database(ABC):
         )
 
     def broken(self, error: Exception) -> InvalidState:
-        """The error for a row that a constraint of the table refuses."""
         return InvalidState(
             f"{self.shown} refuses rows that were prepared: {self._line(error)}. Drop the constraint, or remove what "
             "stands in its way, and start the job again: it commits them first",
@@ -180,7 +175,6 @@ class Database(ABC):
         )
 
     def no_key(self, error: Exception) -> InvalidInput:
-        """The error for a key without a unique constraint in the table."""
         return InvalidInput(
             f"{self.shown} has no unique constraint on the sink's key {list(self.keys)}: {self._line(error)}. Add one, "
             "or name the key that it has",
@@ -234,7 +228,6 @@ class SqliteDatabase(Database):
             raise self.failed(error) from error
 
     def connect(self) -> Any:
-        """A connection that begins no transaction by itself."""
         return sqlite3.connect(self.url.path, timeout=_BUSY_SECONDS, isolation_level=None)
 
 

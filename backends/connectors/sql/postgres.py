@@ -77,7 +77,6 @@ class PostgresDatabase(sql.Database):
             raise self.failed(error) from _cause(error)
 
     def connect(self) -> Any:
-        """A connection that begins no transaction by itself."""
         return import_module("psycopg").connect(self.url.full, autocommit=True, client_encoding="UTF8")
 
 

@@ -257,7 +257,6 @@ def _objects(committables: pa.Table, uid: str | None = None) -> dict[Mark, Stage
 
 
 def _is_made_by(sink: str, mark: Mark, subtask: int | None = None) -> bool:
-    """Whether the sink of this uid may have staged the object of a mark."""
     name = PartName.of_staged(mark.object)
     if name is None or name[:3] != (mark.checkpoint_id, mark.attempt_id, file_name_of(sink)):
         return False

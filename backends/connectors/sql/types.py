@@ -94,7 +94,6 @@ def sql_type(database: str, type_: pa.DataType) -> SqlType | None:
 
 
 def _small(type_: pa.DataType) -> pa.DataType:
-    """The type of the same values with offsets of 32 bits."""
     if pa.types.is_large_string(type_):
         return pa.string()
     return pa.binary() if pa.types.is_large_binary(type_) else type_
@@ -183,7 +182,6 @@ def _wrong_values(database: str, column: pa.ChunkedArray) -> tuple[pa.ChunkedArr
 
 
 def _number(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Dates and times as numbers."""
     return column.cast(pa.int32() if pa.types.is_date32(column.type) else pa.int64()).cast(pa.int64())
 
 

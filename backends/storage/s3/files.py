@@ -42,7 +42,6 @@ class PartsUpload:
         self._under_way.append(self._client.begin("upload_part", **self._place, **part))
 
     def tags(self) -> list[str]:
-        """The tags of all parts, when all have arrived."""
         while self._under_way:
             self._wait_for_oldest()
         return self._tags
@@ -205,7 +204,6 @@ class RangeFile(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Move. Beyond the end there is nothing to read."""
         origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size_bytes}[whence]
         if origin + offset < 0:
             raise ValueError(f"cannot seek to {origin + offset}, before the beginning")
@@ -213,7 +211,6 @@ class RangeFile(io.RawIOBase):
         return self._position
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """At most ``size`` bytes; all that are left if it is negative or none."""
         left = max(0, self._size_bytes - self._position)
         wanted = left if size is None or size < 0 else min(size, left)
         if not wanted:

@@ -79,7 +79,6 @@ class S3Place:
 
     @property
     def url(self) -> str:
-        """``s3://bucket/prefix``, without credentials and endpoint."""
         return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
 
     def __repr__(self) -> str:

@@ -108,7 +108,6 @@ class S3Storage(S3Place):
         return buffer
 
     def open_input(self, path: str) -> pa.NativeFile:
-        """A seekable file of which every read is one request."""
         size_bytes = self.size(path)
         file = RangeFile(lambda offset, length: self.read_range(path, offset, length), size_bytes)
         return pa.PythonFile(file, mode="r")
@@ -187,7 +186,6 @@ class S3Storage(S3Place):
                 self._delete(names[start : start + at_once])
 
     def leftovers(self) -> builtins.list[Leftover]:
-        """Multipart uploads, sorted, of writers that crashed and of those that write now."""
         skipped_length = len(self._key(""))
         with self._translated("list the uploads of", ""):
             found = begun_uploads(self._client, self._bucket, self._key(""))
@@ -195,7 +193,6 @@ class S3Storage(S3Place):
         return sorted(upload for upload in named if is_object_path(upload.path))
 
     def discard(self, leftovers: Iterable[Leftover]) -> None:
-        """Abort these uploads; one that has ended is fine. Its writer then fails to close it."""
         for path, _, upload_id in leftovers:
             with self._translated("abort the upload of", path):
                 abort_upload(self._client, self._bucket, self._key(check_path(path)), upload_id)
@@ -282,7 +279,6 @@ class S3Storage(S3Place):
         raise StorageError(f"{self._where} gives no clear answer to a conditional write. Try again")
 
     def _delete(self, paths: Sequence[str]) -> None:
-        """Delete by one request."""
         if len(paths) == 1:
             with self._translated("delete", paths[0]):
                 self._client.call("delete_object", Bucket=self._bucket, Key=self._key(paths[0]))

@@ -204,23 +204,18 @@ class StorageConformance(ObjectConformance):
     def test_deleting_what_is_gone_is_fine(self, storage: Storage) -> None:
         storage.delete([MISSING, RECORD])
         storage.delete([])
-        put(storage, SEGMENT, b"x")
-        storage.delete(iter([SEGMENT, SEGMENT]))
-        storage.delete([SEGMENT])
-        assert storage.list("") == []
+        for body in (b"x", b"y"):
+            put(storage, SEGMENT, body)
+            assert storage.read(SEGMENT).to_pybytes() == body
+            storage.delete(iter([SEGMENT, SEGMENT]))
+            storage.delete([SEGMENT])
+            assert storage.list("") == []
 
     def test_one_illegal_path_stops_a_delete_before_it_begins(self, storage: Storage) -> None:
         put(storage, SEGMENT, b"x")
         with pytest.raises(InvalidInput):
             storage.delete([SEGMENT, "segments/../../x"])
         assert paths(storage, "") == [SEGMENT]
-
-    def test_a_directory_emptied_by_delete_can_be_written_again(self, storage: Storage) -> None:
-        for round_number in range(3):
-            put(storage, SEGMENT, b"%d" % round_number)
-            assert storage.read(SEGMENT).to_pybytes() == b"%d" % round_number
-            storage.delete([SEGMENT])
-            assert storage.list("segments/") == []
 
     # What was begun and not ended
 

@@ -17,21 +17,10 @@ from stateformat.storage import CreateOutcome, ObjectInfo, Storage, open_storage
 RECORD: Final = "checkpoints/00000000000000000001.json"
 SEGMENT: Final = "segments/00000000000000000001/a-0001.parquet"
 MISSING: Final = "segments/00000000000000000009/none.parquet"
-ILLEGAL: Final = [
-    "",
-    "/etc/passwd",
-    "segments",
-    "segments/",
-    "segments//x",
-    "segments/../../x",
-    "segments/./x",
-    "../segments/x",
-    "segments/.hidden",
-    "other/x",
-    "segments/a\\b",
-    "segments/a\nb",
-    "segments/a\0b",
-]
+ILLEGAL: Final = (
+    *("", "/etc/passwd", "segments", "segments/", "segments//x", "segments/../../x", "segments/./x", "../segments/x"),
+    *("segments/.hidden", "other/x", "segments/a\\b", "segments/a\nb", "segments/a\0b"),
+)
 
 
 def put(storage: Storage, path: str, data: bytes) -> None:
@@ -85,18 +74,14 @@ class ObjectConformance:
         assert counts == [len(chunk) for chunk in chunks]
         assert storage.read(SEGMENT).to_pybytes() == b"".join(chunks)
 
-    def test_a_buffer_may_be_reused_after_write_returns(self, storage: Storage) -> None:
+    def test_a_buffer_may_be_reused_after_write_returns_which_counts_bytes(self, storage: Storage) -> None:
         scratch = bytearray(b"first.")
         with storage.open_output(SEGMENT) as output:
             output.write(memoryview(scratch))
             scratch[:] = b"SECOND"
             output.write(memoryview(scratch))
-        assert storage.read(SEGMENT).to_pybytes() == b"first.SECOND"
-
-    def test_write_counts_bytes_and_not_elements(self, storage: Storage) -> None:
-        with storage.open_output(SEGMENT) as output:
             assert output.write(memoryview(b"01234567").cast("I")) == 8
-        assert storage.size(SEGMENT) == 8
+        assert storage.read(SEGMENT).to_pybytes() == b"first.SECOND01234567"
 
     def test_an_object_without_bytes_can_be_written_and_read(self, storage: Storage) -> None:
         put(storage, SEGMENT, b"")
@@ -222,13 +207,11 @@ class ObjectConformance:
                 call()
             assert raised.value.kind is ErrorKind.INVALID_PATH
 
-    @pytest.mark.parametrize(
-        "prefix", ["/", "../", "other/", "segments/../", "segments//x", "checkpoint/", "segments/.t"]
-    )
-    def test_a_prefix_that_no_object_can_have_is_refused(self, storage: Storage, prefix: str) -> None:
-        with pytest.raises(InvalidInput) as raised:
-            storage.list(prefix)
-        assert raised.value.kind is ErrorKind.INVALID_PATH
+    def test_a_prefix_that_no_object_can_have_is_refused(self, storage: Storage) -> None:
+        for prefix in ("/", "../", "other/", "segments/../", "segments//x", "checkpoint/", "segments/.t"):
+            with pytest.raises(InvalidInput) as raised:
+                storage.list(prefix)
+            assert raised.value.kind is ErrorKind.INVALID_PATH, prefix
 
     def test_object_names_may_have_any_letter_and_sign(self, storage: Storage) -> None:
         names = ["segments/1/größe é", "segments/1/日本", "segments/1/a+b=c&d?e#f%20g", "segments/1/x y"]
