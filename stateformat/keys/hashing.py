@@ -88,7 +88,6 @@ def _unsupported(name: str, type_: Any) -> Iterator[tuple[str, Any]]:
 
 def hash_keys(columns: Sequence[Any], name: str = DEFAULT_KEY_HASH) -> npt.NDArray[np.int32]:
     """One int32 per row: the hash of the key columns in their order, by the function ``name``.
-
     Columns may be normalized or not. Raises ``InvalidInput`` for no column, different lengths, an
     unsupported type, an unknown name, or a registered function that returns something else.
     """
@@ -124,9 +123,8 @@ def key_hash(name: str) -> KeyHash:
 
 
 def normalize_key_column(array: Any) -> Any:
-    """Give equal keys equal bits, in structs too: −0.0 becomes 0.0, every NaN the same.
-
-    Returns the same object where nothing changes, and copies only the chunks that do.
+    """Give equal keys equal bits, in structs too: −0.0 becomes 0.0, every NaN the same. Returns the
+    same object where nothing changes, and copies only the chunks that do.
     """
     if isinstance(array, pa.ChunkedArray):
         parts = array.chunks
@@ -208,7 +206,6 @@ _registry: Final[dict[str, KeyHash]] = {DEFAULT_KEY_HASH: _spark_murmur3}
 
 def _mix_column(array: Any, parent: _Mask | None, h: _U32, scratch: _U32) -> None:
     """Take the values of ``array`` into ``h``, the running hashes, where no struct is null.
-
     ``scratch``, here and below, is two rows as long as the chunk.
     """
     valid = _validity(array, parent)

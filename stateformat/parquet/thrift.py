@@ -35,9 +35,7 @@ def short_string() -> bytes:
 
 class LazyPattern:
     """A pattern for the usual form of a structure, compiled after ``after`` calls that match
-    nothing.
-
-    Compiling takes as long as walking some hundred structures.
+    nothing. Compiling takes as long as walking some hundred structures.
     """
 
     def __init__(self, source: Callable[[], bytes], after: int = 128) -> None:

@@ -154,9 +154,8 @@ def rekey(table: pa.Table, state: State, max_parallelism: int, key_hash: str) ->
 
 
 def evolve_table(table: pa.Table, old: SchemaVersion, new: SchemaVersion) -> pa.Table:
-    """Rows of schema ``old`` as rows of schema ``new`` (SPEC.md section 5.7); fields match by id.
-
-    A new field holds its default or null; deletes and clears hold null. Raises ``InvalidState``
+    """Rows of schema ``old`` as rows of schema ``new`` (SPEC.md section 5.7); fields match by id. A
+    new field holds its default or null; deletes and clears hold null. Raises ``InvalidState``
     (SCHEMA_CANNOT_EVOLVE) for a forbidden change.
     """
     if old.fields == new.fields:

@@ -80,7 +80,6 @@ def _stand_in(keys: pa.Table, named: pa.Table) -> npt.NDArray[np.bool_]:
 
 def merged_piecewise(layers: Sequence[Sequence[_Piece]], keys: Keys) -> Generator[_Piece, None, None]:
     """The rows that stand in one key group, as calls that make a piece each, in no order.
-
     ``layers`` has the calls that read each layer, lowest first; the upper ones are made here.
     """
     lowest, *upper = layers

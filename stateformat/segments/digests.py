@@ -5,7 +5,7 @@ segment.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
 import xxhash
@@ -18,8 +18,7 @@ def digest(data: bytes | memoryview | pa.Buffer) -> bytes:
     return xxhash.xxh3_128_digest(data)
 
 
-@dataclass(frozen=True, slots=True)
-class SinkResult:
+class SinkResult(NamedTuple):
     """Size and digests of a finished segment (SPEC.md 4.1), and its bytes if it is inline."""
 
     size_bytes: int
@@ -30,9 +29,8 @@ class SinkResult:
 
 
 class SegmentSink:
-    """A write-only file for Parquet writers, ended by either :meth:`finish` or :meth:`abort`.
-
-    Opens its object once the segment reaches ``inline_bytes_max``: a smaller one costs no request.
+    """A write-only file for Parquet writers, ended by either :meth:`finish` or :meth:`abort`. Opens
+    its object once the segment reaches ``inline_bytes_max``: a smaller one costs no request.
     """
 
     def __init__(self, open_output: Callable[[], OutputObject], inline_bytes_max: int) -> None:
@@ -49,7 +47,6 @@ class SegmentSink:
 
     @property
     def closed(self) -> bool:
-        """False: pyarrow asks, and does not end the sink."""
         return False
 
     def write(self, data: bytes | memoryview) -> int:

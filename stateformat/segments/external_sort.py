@@ -48,7 +48,6 @@ class SortedRuns:
         return self._merge(self._spill, range(self.count))
 
     def close(self) -> None:
-        """Delete the temporary file."""
         self._spill.close()
 
     def _merge(self, spill: Spill[int], runs: range) -> Iterator[pa.Table]:

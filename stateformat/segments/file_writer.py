@@ -148,15 +148,8 @@ class SegmentWriter:
     def finish(self) -> Handle:
         """Close the file and make it visible; returns its handle."""
         place, state = self.place, self.place.state
-        handle = Handle(
-            operator=place.operator.uid,
-            state=state.name,
-            mode=state.mode,
-            subtask=place.subtask,
-            layer=place.layer,
-            edge=state.edge,
-            schema_id=place.schema_id,
-        )
+        owner = (place.operator.uid, state.name, state.mode)
+        handle = Handle(*owner, place.subtask, place.layer, state.edge, place.schema_id)
         if self._parquet is None:
             return handle
         self._sink.expect_footer()
@@ -166,24 +159,14 @@ class SegmentWriter:
         self._check_limits(metadata)
         uncompressed = sum(metadata.row_group(index).total_byte_size for index in range(metadata.num_row_groups))
         result = self._sink.finish()
-        handle = handle._replace(
-            path=self._path,
-            rows=self._rows,
-            segment_rows=self._rows,
-            size_bytes=result.size_bytes,
-            uncompressed_bytes=uncompressed,
-            footer_bytes=result.footer_bytes,
-            digest=result.digest,
-            footer_digest=result.footer_digest,
-            inline=result.inline,
-        )
+        handle = handle._replace(path=self._path, rows=self._rows, segment_rows=self._rows, **result._asdict())
+        handle = handle._replace(uncompressed_bytes=uncompressed)
         if self.counts is None:
             return handle
         present = np.flatnonzero(self.counts)
         first, last = int(present[0]), int(present[-1])
-        return handle._replace(
-            first_group=first, last_group=last, rows_per_group=self.counts[first : last + 1].tolist()
-        )
+        counts = self.counts[first : last + 1].tolist()
+        return handle._replace(first_group=first, last_group=last, rows_per_group=counts)
 
     def _check_limits(self, metadata: Any) -> None:
         """``InvalidState`` (LIMIT_EXCEEDED) for what readers would refuse (SPEC.md section 7.4)."""

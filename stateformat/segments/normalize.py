@@ -20,10 +20,9 @@ from .sort import Groups, groups_of_keys, one_array
 def normalize_rows(
     rows: pa.Table, state: State, *, schema_id: int, delta: bool, where: str, fill: Mapping[str, Any] | None = None
 ) -> pa.Table:
-    """The rows with the columns of a segment, in its order (SPEC.md section 5.1).
-
-    Missing nullable columns become null or their value in ``fill``. Types are cast where no value
-    changes. Raises ``InvalidState`` (SCHEMA_MISMATCH, NULL_NOT_ALLOWED) about ``where``.
+    """The rows with the columns of a segment, in its order (SPEC.md section 5.1). Missing nullable
+    columns become null or their value in ``fill``. Types are cast where no value changes. Raises
+    ``InvalidState`` (SCHEMA_MISMATCH, NULL_NOT_ALLOWED) about ``where``.
     """
     schema = segment_schema(state, schema_id, delta=delta)
     names = rows.column_names
@@ -97,7 +96,6 @@ def _check_operations(table: pa.Table, state: State, where: str) -> None:
 
 
 def _check_own_columns(table: pa.Table, state: State, where: str) -> None:
-    """Check that the format's part of a row key is null in clears only (SPEC.md section 5.3)."""
     for name in state.row_key[len(state.key_columns) :]:
         if name == "_map_key" or not table[name].null_count:
             continue
@@ -180,6 +178,8 @@ def _keeps_values(given: Any, wanted: Any) -> bool:
     is_ = pa.types
     if given == wanted or is_.is_null(given):
         return True
+    if any(is_kind(given) and is_kind(wanted) for is_kind in (is_.is_integer, is_.is_decimal, is_.is_date)):
+        return True
     if is_.is_dictionary(given):
         return _keeps_values(given.value_type, wanted)
     if is_.is_list(wanted):
@@ -194,18 +194,14 @@ def _keeps_values(given: Any, wanted: Any) -> bool:
             and [item.name for item in given] == [item.name for item in wanted]
             and all(_keeps_values(a.type, b.type) for a, b in zip(given, wanted, strict=True))
         )
-    return (
-        (is_.is_integer(given) and is_.is_integer(wanted))
-        or (is_.is_floating(given) and is_.is_floating(wanted) and given.bit_width < wanted.bit_width)
-        or (is_.is_decimal(given) and is_.is_decimal(wanted))
-        or (is_.is_date(given) and is_.is_date(wanted))
-        or (is_.is_timestamp(given) and is_.is_timestamp(wanted) and (given.tz is None) is (wanted.tz is None))
-        or (is_.is_string(wanted) and (is_.is_large_string(given) or is_.is_string_view(given)))
-        or (
-            is_.is_binary(wanted)
-            and (is_.is_large_binary(given) or is_.is_binary_view(given) or is_.is_fixed_size_binary(given))
-        )
-    )
+    if is_.is_floating(wanted):
+        return bool(is_.is_floating(given) and given.bit_width < wanted.bit_width)
+    if is_.is_timestamp(wanted):
+        return is_.is_timestamp(given) and (given.tz is None) is (wanted.tz is None)
+    if is_.is_string(wanted):
+        return bool(is_.is_large_string(given) or is_.is_string_view(given))
+    is_bytes = is_.is_large_binary(given) or is_.is_binary_view(given) or is_.is_fixed_size_binary(given)
+    return bool(is_.is_binary(wanted) and is_bytes)
 
 
 def key_groups_of(table: pa.Table, state: State, operator: Operator, *, trust: bool, where: str) -> Groups:

@@ -39,9 +39,7 @@ _STORED_BYTES_MIN: Final = 1 << 20
 
 
 class SegmentReader:
-    """The rows of one handle. One thread opens it, at the latest by the first read; then any may
-    read.
-
+    """The rows of one handle. One thread opens it, at latest by its first read; any may read then.
     ``inline`` has the segment's bytes. ``whole`` fetches and verifies the whole object at once.
     """
 
@@ -60,7 +58,7 @@ class SegmentReader:
         self._storage = storage
         self._record = record
         self._state = state
-        self._handle = handle
+        self.handle = handle
         self._path = handle.path
         self._inline = inline
         self._whole = whole or inline is not None
@@ -73,16 +71,9 @@ class SegmentReader:
             self._group_column = KEY_GROUP.name
         elif state.mode is Mode.IN_FLIGHT:
             self._group_column = "_sender"
-        counts: npt.NDArray[Any] = np.asarray(
-            handle.rows_per_group if handle.rows_per_group is not None else [], np.int64
-        )
-        self._counts = counts
-        self._group_ends = np.zeros(len(counts) + 1, np.int64)
-        counts.cumsum(out=self._group_ends[1:])
-
-    @property
-    def handle(self) -> Handle:
-        return self._handle
+        groups = [] if handle.rows_per_group is None else handle.rows_per_group
+        self._counts: npt.NDArray[np.int64] = np.asarray(groups, np.int64)
+        self._group_ends = np.concatenate([np.zeros(1, np.int64), self._counts.cumsum()])
 
     def open(self) -> SegmentReader:
         """Fetch and verify what every read needs, once."""
@@ -91,11 +82,8 @@ class SegmentReader:
         return self
 
     def calls(self, row_start: int, rows: int) -> Iterator[SizedCall[pa.Table]]:
-        """Rows row_start … row_start + rows − 1 of the segment in order, some megabytes a call.
-
-        Each call reads and verifies a table with the columns of ``segment_schema``, in any thread.
-        """
-        handle = self._handle
+        """Rows row_start … row_start + rows − 1, as calls that read some megabytes each."""
+        handle = self.handle
         if rows < 1 or row_start < handle.row_start or row_start + rows > handle.row_start + handle.rows:
             raise InvalidInput(
                 f"rows {row_start} to {row_start + rows - 1} were asked of {self._path}, of which the handle holds rows "
@@ -109,7 +97,6 @@ class SegmentReader:
             yield SizedCall(call, int((self._sizes[last + 1] - self._sizes[first]) * share))
 
     def _piece(self, first: int, last: int, start: int, stop: int) -> pa.Table:
-        """Those of rows start … stop − 1 that are in row groups first … last."""
         begin = int(self._starts[first])
         start, stop = max(start, begin), min(stop, int(self._starts[last + 1]))
         whole = self._read(first, last)
@@ -123,7 +110,7 @@ class SegmentReader:
     # ---- opening ---------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        handle = self._handle
+        handle = self.handle
         if self._whole:
             data = self._inline if self._inline is not None else self._fetch(None)
             self._check_bytes(data, handle.size_bytes, handle.digest, "it")
@@ -152,11 +139,11 @@ class SegmentReader:
     def _fetch(self, span: tuple[int, int] | None) -> pa.Buffer:
         try:
             # Of an object that is larger than its handle says no more than the proof of it is read.
-            start, length = span or (0, self._handle.size_bytes + 1)
+            start, length = span or (0, self.handle.size_bytes + 1)
             return self._storage.read_range(self._path, start, length)
         except FileNotFoundError as error:
             raise DamagedCheckpoint(
-                f"{self._path} is missing from {self._storage.url}, and a handle of state {self._handle.state!r} names it",
+                f"{self._path} is missing from {self._storage.url}, and a handle of state {self.handle.state!r} names it",
                 kind=ErrorKind.OBJECT_MISSING,
                 path=self._path,
             ) from error
@@ -174,7 +161,7 @@ class SegmentReader:
             )
 
     def _check_shape(self, footer: parquet.Footer) -> None:
-        handle, groups = self._handle, footer.row_groups
+        handle, groups = self.handle, footer.row_groups
         if len(groups) > ROW_GROUPS_MAX:
             raise self._damaged(f"it has {len(groups):,} row groups; at most {ROW_GROUPS_MAX:,} are allowed")
         declared = [group.uncompressed_bytes for group in groups]
@@ -195,7 +182,7 @@ class SegmentReader:
         self._sizes = np.array([*accumulate(map(max, declared, decoded, alone), initial=0)])
 
     def _check_footer(self, metadata: Any, schema: pa.Schema) -> None:
-        handle, record = self._handle, self._record
+        handle, record = self.handle, self._record
         said = metadata.metadata or {}
         for name, value in (
             ("version", "1"),
@@ -220,7 +207,7 @@ class SegmentReader:
     # ---- reading ---------------------------------------------------------------------------------
 
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """(first, last) row groups of the pieces that hold rows start … stop − 1."""
+        """(first, last) row groups of pieces that hold rows start … stop − 1."""
         first = int(self._starts.searchsorted(start, "right")) - 1
         end = int(self._starts.searchsorted(stop, "left"))
         while first < end:
@@ -237,7 +224,7 @@ class SegmentReader:
             # Where no digest vouches for these bytes: page checksums leave the headers out.
             if not parquet.check_pages(self._footer, first, last, held, is_verified=bool(self._held)):
                 held = self._verified_whole()
-            file = self._file or self._parquet(pa.PythonFile(parquet.PartialFile(held, self._handle.size_bytes), "r"))
+            file = self._file or self._parquet(pa.PythonFile(parquet.PartialFile(held, self.handle.size_bytes), "r"))
             table = file.read_row_groups(range(first, last + 1), use_threads=bool(large))
         rows = int(self._starts[last + 1] - self._starts[first])
         if len(table) != rows:
@@ -257,7 +244,7 @@ class SegmentReader:
     def _verified_whole(self) -> tuple[parquet.ByteRange, ...]:
         """All bytes, kept for the next row groups: only their digest can prove these pages."""
         data = self._fetch(None)
-        self._check_bytes(data, self._handle.size_bytes, self._handle.digest, "it")
+        self._check_bytes(data, self.handle.size_bytes, self.handle.digest, "it")
         self._file = self._parquet(pa.BufferReader(data))
         self._held = (parquet.ByteRange(0, data),)
         return self._held
@@ -265,7 +252,7 @@ class SegmentReader:
     def _fetched(self, first: int, last: int) -> tuple[parquet.ByteRange, ...]:
         """The bytes of these row groups, usually by one request: their columns lie side by side."""
         wanted = parquet.byte_ranges(self._footer, first, last)
-        stored, end = sum(length for _, length in wanted), self._handle.size_bytes - self._handle.footer_bytes
+        stored, end = sum(length for _, length in wanted), self.handle.size_bytes - self.handle.footer_bytes
         declared = sum(group.uncompressed_bytes for group in self._footer.row_groups[first : last + 1])
         if wanted and (wanted[-1][0] + wanted[-1][1] > end or stored > 2 * declared + _STORED_BYTES_MIN):
             raise self._damaged(
@@ -274,7 +261,7 @@ class SegmentReader:
         return tuple(parquet.ByteRange(start, self._fetch((start, length))) for start, length in wanted)
 
     def _check_groups(self, table: pa.Table, start: int) -> None:
-        handle = self._handle
+        handle = self.handle
         if self._group_column is None:
             return
         if handle.first_group is None or int(self._group_ends[-1]) != handle.rows:
@@ -298,8 +285,8 @@ class SegmentReader:
     def _damaged(self, why: str, kind: ErrorKind = ErrorKind.DAMAGED_SEGMENT) -> DamagedCheckpoint:
         place = "the manifest" if self._inline is not None else self._storage.url
         return DamagedCheckpoint(
-            f"segment {self._path} in {place} is damaged: {why}. It holds state {self._handle.state!r} of "
-            f"{self._handle.operator!r}; `ckpt validate` lists everything that is wrong",
+            f"segment {self._path} in {place} is damaged: {why}. It holds state {self.handle.state!r} of "
+            f"{self.handle.operator!r}; `ckpt validate` lists everything that is wrong",
             kind=kind,
             path=self._path,
         )

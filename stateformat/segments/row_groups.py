@@ -67,7 +67,6 @@ def grown_limit(limit: int, written: int) -> int:
 
 def split_groups(counts: npt.NDArray[Any], limit: int, *, begun: bool = False) -> list[int]:
     """Cut rows into row groups: the row numbers at which they end, the last being the row count.
-
     ``counts`` are the rows of each key group. ``begun``: earlier row groups hold a part of the
     first.
     """
@@ -115,10 +114,8 @@ def _halves(start: int, stop: int, borders: npt.NDArray[Any], ends: npt.NDArray[
         yield stop
         return
     middle = int(np.searchsorted(ends, (ends[start] + ends[stop]) // 2))
-    middle = min(max(middle, start + 1), stop - 1)
     inside = borders[np.searchsorted(borders, start, "right") : np.searchsorted(borders, stop, "left")]
-    if len(inside):
-        middle = int(inside[np.abs(inside - middle).argmin()])
+    middle = _nearest(inside, min(max(middle, start + 1), stop - 1))
     yield from _halves(start, middle, borders, ends, limit)
     yield from _halves(middle, stop, borders, ends, limit)
 
@@ -144,11 +141,14 @@ def split_large(rows: pa.Table, limit: int) -> Iterator[tuple[pa.Table, int]]:
     middle = len(rows) // 2
     if KEY_GROUP.name in rows.column_names:
         groups = rows[KEY_GROUP.name].combine_chunks().to_numpy()
-        ends = np.flatnonzero(np.diff(groups)) + 1
-        if len(ends):
-            middle = int(ends[np.abs(ends - middle).argmin()])
+        middle = _nearest(np.flatnonzero(np.diff(groups)) + 1, middle)
     yield from split_large(rows.slice(0, middle), limit)
     yield from split_large(rows.slice(middle), limit)
+
+
+def _nearest(borders: npt.NDArray[Any], row: int) -> int:
+    """The border nearest to a row; the row itself if there is none."""
+    return int(borders[np.abs(borders - row).argmin()]) if len(borders) else row
 
 
 def stop_batches(stops: Sequence[int], amount: int, at: Sequence[int] | None = None) -> Iterator[Sequence[int]]:

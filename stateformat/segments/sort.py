@@ -76,10 +76,9 @@ def is_clustered(table: pa.Table, state: State, groups: Groups) -> bool:
 
 
 def clustered(table: pa.Table, state: State, groups: Groups) -> tuple[pa.Table | Clustered, npt.NDArray[np.int64]]:
-    """The rows in segment order, and the row count of each group from 0 on.
-
-    Rows of one group keep their order; those in flight go by (group, ``_sender``, ``_seq``).
-    ``_key_group`` comes first if the state has it. A table in order is not copied.
+    """The rows in segment order, and the row count of each group from 0 on. Rows of one group keep
+    their order; those in flight go by (group, ``_sender``, ``_seq``). ``_key_group`` comes first if
+    the state has it. A table in order is not copied.
     """
     if KEY_GROUP.name in table.column_names:
         table = table.drop_columns([KEY_GROUP.name])
@@ -137,10 +136,8 @@ def _order_by_group(groups: Groups) -> pa.Array:
 
 
 class Clustered:
-    """A table sorted by group, read in slices by one thread at a time.
-
-    ``groups`` are those of the chosen ``rows`` (None: all). ``key_group`` adds the groups as a
-    first column.
+    """A table sorted by group, read in slices by one thread at a time. ``groups`` are those of the
+    chosen ``rows`` (None: all). ``key_group`` adds the groups as a first column.
     """
 
     def __init__(
@@ -177,7 +174,6 @@ class Clustered:
         return int(self._ends[-1])
 
     def slice(self, start: int, length: int) -> pa.Table:
-        """Rows ``start`` … ``start`` + ``length`` − 1 in the new order."""
         if not length:
             return self._schema.empty_table()
         if length > self._slice_rows_max:

@@ -71,10 +71,9 @@ def _column_codes(column: Any) -> tuple[npt.NDArray[np.int64], int, bool]:
 
 
 class RowKeyCheck:
-    """Raises ``InvalidState`` (DUPLICATE_ROW_KEY) for a second row with the same row key.
-
-    Holds the row keys of one key group, in memory or by hash in a temporary file. In a delta a
-    clear counts apart from upserts and deletes.
+    """Raises ``InvalidState`` (DUPLICATE_ROW_KEY) for a second row with the same row key. Holds the
+    row keys of one key group, in memory or by hash in a temporary file. In a delta a clear counts
+    apart from upserts and deletes.
     """
 
     def __init__(self, state: State, where: str) -> None:

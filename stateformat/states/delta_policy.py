@@ -41,7 +41,6 @@ def layers_kept(
     layers: Sequence[Layer], sinces: Mapping[int, int], changed_since: Callable[[int], int], live_rows: int
 ) -> int:
     """How many of the lowest ``layers`` stay below a delta; 0 where the state is written whole.
-
     ``sinces`` maps a number of layers that may stay to the version whose later changes they lack;
     ``changed_since(version)`` is the row count of such a delta.
     """

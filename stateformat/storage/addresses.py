@@ -125,7 +125,6 @@ def as_url(url: str | os.PathLike[str]) -> str:
 
 def open_storage(url: str | os.PathLike[str], **options: Any) -> Storage:
     """The storage of a URL, found by scheme through the entry-point group ``stateformat.storages``.
-
     A plain path is ``file://``. ``options`` go to the storage (``endpoint_url``, ``key``,
     ``secret`` for ``s3://``). Raises ``InvalidInput`` for an unknown scheme or a missing extra.
     """

@@ -90,12 +90,10 @@ class Stats:
 
     @property
     def operations(self) -> dict[str, Counts]:
-        """Every operation of :data:`OPERATIONS`, in that order."""
         return {operation: self[operation] for operation in OPERATIONS}
 
     @property
     def total(self) -> Counts:
-        """The sum over all operations."""
         return reduce(Counts.plus, self.operations.values())
 
     def _sum(self, event: str) -> float:
@@ -132,7 +130,6 @@ class Stats:
         return int(self._sum("history_restarts"))
 
     def copy(self) -> Stats:
-        """The numbers as they are now, for :meth:`since`."""
         return self.since(Stats())
 
     def since(self, earlier: Stats) -> Stats:

@@ -16,10 +16,9 @@ _JOINED_BYTES_MAX: Final = 32 << 20
 
 
 def merge_sorted(streams: Sequence[Iterator[pa.Table]], keys: Sequence[str]) -> Generator[pa.Table, None, None]:
-    """The rows of sorted streams, sorted by ``keys``, integer columns without nulls.
-
-    Of equal rows those of the earlier stream come first. One table of each stream is in memory. A
-    stream that is not sorted, which only damage can cause, loses no row.
+    """The rows of sorted streams, sorted by ``keys``, integer columns without nulls. Of equal rows
+    those of the earlier stream come first. One table of each stream is in memory. A stream that is
+    not sorted, which only damage can cause, loses no row.
     """
     heads = [head for head in (_Head(stream, keys) for stream in streams) if head.refill()]
     while heads:

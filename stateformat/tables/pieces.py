@@ -35,9 +35,8 @@ _PASSED: Final = _Passed()
 
 
 def release_memory_after(size_bytes: int) -> None:
-    """Note rows that this thread has processed; from time to time Arrow gives memory back.
-
-    Of a stream, Arrow keeps as much freed memory as it needs; every thread has a part of its own.
+    """Note rows that this thread has processed; from time to time Arrow gives memory back. Of a
+    stream, Arrow keeps as much freed memory as it needs; every thread has a part of its own.
     """
     _PASSED.size_bytes += size_bytes
     if _PASSED.size_bytes >= _RELEASE_BYTES:

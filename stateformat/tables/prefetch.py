@@ -29,13 +29,10 @@ class SizedCall(Generic[T]):
     size_bytes: int
 
     def __call__(self) -> T:
-        """Make the call."""
         return self.call()
 
 
 class _Held:
-    """The bytes of all results in this process that were made ahead and are not yet taken."""
-
     def __init__(self) -> None:
         self.size_bytes = 0
         self._lock = Lock()

@@ -77,7 +77,6 @@ class Spill(Generic[H]):
                 yield from piece.to_batches()
 
     def close(self) -> None:
-        """Delete the file."""
         self._waiting.clear()
         if self._file is not None:
             self._file.close()
