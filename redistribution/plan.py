@@ -156,7 +156,6 @@ class RestorePlan(PlanDocument):
 
     @cached_property
     def _blocks(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """The first row and the end of each state's slices."""
         return {names: (start, stop) for names, start, stop in state_runs(self.assigned)}
 
     @cached_property

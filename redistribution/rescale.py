@@ -111,7 +111,6 @@ def _is_kept(state: State, plan: RestorePlan) -> bool:
 
 
 def _graph(record: Record, plan: RestorePlan) -> JobGraph:
-    """Return the plan's topology, all running but the fully finished operators."""
     operators = []
     for operator in plan.topology.operators:
         skipped = plan.by_operator[operator.uid].action is Action.SKIP_FINISHED
@@ -135,7 +134,6 @@ def _former(record: Record, graph: JobGraph) -> tuple[FormerStatus, ...]:
 
 
 def _planned(assigned: pa.Table, handles: Handles) -> Slices:
-    """Return slices of a plan as arrays; ``handles`` are all of the manifest."""
     columns = {item.name: integers(assigned[item.name]) for item in fields(Slices) if item.name != "state"}
     return Slices(state=handles.state[columns["handle"]], **columns)
 

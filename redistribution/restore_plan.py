@@ -25,6 +25,7 @@ from stateformat.model import Mode, Record, State
 from stateformat.rules import saved_statuses
 from stateformat.schema import SLICE_SCHEMA
 
+from . import rules
 from .broadcast import copy_broadcast
 from .columns import ColumnAction
 from .even_split import split_evenly
@@ -33,25 +34,7 @@ from .keyed import cut_keyed
 from .operator_plan import Action, OperatorPlan, operator_plans
 from .plan import RestorePlan
 from .progress import share_progress
-from .rules import (
-    Match,
-    PlanWarning,
-    RefusalCode,
-    WarningCode,
-    check_drop,
-    check_groups,
-    check_owners,
-    checkpoint_refusals,
-    disturbed,
-    in_flight_refusals,
-    key_refusals,
-    parallelism_refusals,
-    predecessor_refusals,
-    resolve,
-    state_refusals,
-    topology_refusals,
-    unchain,
-)
+from .rules import Match, PlanWarning, RefusalCode, WarningCode
 from .tables import EVERY, Handles, Slices, States, assemble, blocks, read_handles
 from .union import share_union
 
@@ -83,9 +66,9 @@ def plan_restore(
     """
     record = checkpoint.record
     ordered = sorted(record.states, key=lambda state: (state.operator, state.name))
-    check_owners(record, ordered)
+    rules.check_owners(record, ordered)
     handles = read_handles(checkpoint.handles, ordered)
-    check_groups(record, ordered, (some for _, some in blocks(handles, ordered)))
+    rules.check_groups(record, ordered, (some for _, some in blocks(handles, ordered)))
     rows = np.zeros(len(ordered), dtype=np.int64)
     np.add.at(rows, handles.state, handles.rows)
     match = Match(
@@ -96,26 +79,28 @@ def plan_restore(
         wanted={(state.operator, state.name): state for state in states},
         drop=frozenset((drop,) if isinstance(drop, str) else drop),
     )
-    check_drop(match)
-    beyond = tuple(found for found in parallelism_refusals(match) if found.code is RefusalCode.INVALID_PARALLELISM)
+    rules.check_drop(match)
+    beyond = tuple(
+        found for found in rules.parallelism_refusals(match) if found.code is RefusalCode.INVALID_PARALLELISM
+    )
     if beyond:
         # Such numbers may not fit int64, and planning millions of subtasks takes minutes.
         return RestorePlan(record.ref, record.job_id, topology, (), SLICE_SCHEMA.empty_table(), beyond)
-    resolved, unchained, pinned, broken = unchain(_resolved(match), match.statuses)
+    resolved, unchained, pinned, broken = rules.unchain(_resolved(match), match.statuses)
     refusals = [
-        *checkpoint_refusals(record, ordered, handles),
-        *topology_refusals(topology, match.statuses),
-        *parallelism_refusals(match),
-        *key_refusals(match),
-        *state_refusals(match),
-        *in_flight_refusals(match),
-        *predecessor_refusals(topology, match.statuses),
+        *rules.checkpoint_refusals(record, ordered, handles),
+        *rules.topology_refusals(topology, match.statuses),
+        *rules.parallelism_refusals(match),
+        *rules.key_refusals(match),
+        *rules.state_refusals(match),
+        *rules.in_flight_refusals(match),
+        *rules.predecessor_refusals(topology, match.statuses),
         *pinned,
     ]
     operators = operator_plans(match, resolved)
-    rules = _Rules(match, ordered, _state_arrays(match, ordered, operators))
+    of_modes = _Rules(match, ordered, _state_arrays(match, ordered, operators))
     parts = [some for _, some in blocks(handles, ordered)]
-    tables = _in_threads(lambda some: rules.slices(some, checkpoint.handles), parts)
+    tables = _in_threads(lambda some: of_modes.slices(some, checkpoint.handles), parts)
     return RestorePlan(
         source=record.ref,
         job_id=record.job_id,
@@ -133,14 +118,13 @@ def plan_restore(
 def _resolved(match: Match) -> JobGraph:
     saved, statuses = match.record.graph.by_uid, match.statuses
     operators = tuple(
-        resolve(operator, saved.get(operator.uid), finished=statuses.get(operator.uid) is Status.FULLY_FINISHED)
+        rules.resolve(operator, saved.get(operator.uid), finished=statuses.get(operator.uid) is Status.FULLY_FINISHED)
         for operator in match.topology.operators
     )
     return JobGraph(operators, match.topology.edges)
 
 
 def _state_arrays(match: Match, ordered: Sequence[State], operators: Sequence[OperatorPlan]) -> States:
-    """Return the numbers of each state's operator."""
     saved = match.record.graph.by_uid
     settled = {
         plan.uid: plan.parallelism == plan.old_parallelism and saved[plan.uid].status is Status.RUNNING
@@ -151,7 +135,7 @@ def _state_arrays(match: Match, ordered: Sequence[State], operators: Sequence[Op
     redistributed = [
         plan.uid for plan in operators if plan.action is Action.START and (rescaled or not settled[plan.uid])
     ]
-    reached = disturbed(match.topology, redistributed)
+    reached = rules.disturbed(match.topology, redistributed)
     parallelism = {plan.uid: _planned_parallelism(match, plan) for plan in operators if plan.uid in saved}
     rank = {uid: number for number, uid in enumerate(sorted({state.operator for state in ordered}))}
     uids = [state.operator for state in ordered]
@@ -182,8 +166,6 @@ def _in_threads(rule: Callable[[Handles], pa.Table], parts: Sequence[Handles]) -
 
 
 class _Rules:
-    """The rule of each mode; ``ordered`` are the states in byte order."""
-
     def __init__(self, match: Match, ordered: Sequence[State], states: States) -> None:
         self._ordered = ordered
         self._states = states

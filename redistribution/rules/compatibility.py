@@ -259,7 +259,6 @@ def state_refusals(match: Match) -> Iterator[Refusal]:
 
 
 def _missing_refusal(match: Match, state: State, lacks: str) -> Iterator[Refusal]:
-    """Refuse a state with rows that its operator does not take."""
     rows = match.rows_of(state)
     if rows:
         message = (

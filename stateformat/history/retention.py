@@ -37,7 +37,7 @@ from ..errors import (
     NotFound,
     StorageError,
 )
-from ..manifest import codes_of, first_uses, read_unpublished, take_rows
+from ..manifest import codes_of, first_uses, manifest_ref, read_manifest, take_rows
 from ..model import AttemptId, CheckpointId, Record
 from ..reading import load_manifest
 from ..record import MANIFEST_BYTES_MAX
@@ -306,7 +306,7 @@ def _unpublished_segments(storage: Storage, path: str) -> pa.Array:
     """Return the paths of segments that a manifest without a record needs."""
     data = read_unpublished_bytes(storage, path)
     try:
-        handles = read_unpublished(data, path).select(["path", "size_bytes", "digest"])
+        handles = read_manifest(data, manifest_ref(path, data)).handles.select(["path", "size_bytes", "digest"])
     except DamagedCheckpoint as error:
         raise DamagedCheckpoint(
             f"{path} in {storage.url} cannot be read ({error}), and may be just about to be published; if no run is "

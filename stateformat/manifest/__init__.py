@@ -7,7 +7,7 @@ of handles that the planner, the readers and the validator use too.
 
 from __future__ import annotations
 
-from .codec import decode_manifest, encode_manifest, manifest_ref, read_manifest, read_unpublished, verify_manifest
+from .codec import decode_manifest, encode_manifest, manifest_ref, read_manifest, verify_manifest
 from .columns import BATCH_ROWS, Ints, Mask, before, integers, runs, spread, state_runs, take_rows, texts
 from .rules import handle_faults, unusable
 from .segment_rules import (
@@ -45,7 +45,6 @@ __all__ = [
     "manifest_ref",
     "place_on_top",
     "read_manifest",
-    "read_unpublished",
     "row_group_faults",
     "runs",
     "sharing_faults",

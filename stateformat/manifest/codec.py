@@ -111,8 +111,21 @@ def verify_manifest(data: pa.Buffer, ref: ManifestRef) -> None:
 
 def read_manifest(data: pa.Buffer, ref: ManifestRef) -> Manifest:
     """Return the manifest of verified bytes without a check of its values."""
-    handles = _read_handles(data, ref)
-    return Manifest(handles, read_inline=partial(_read_inline, data, handles.num_rows))
+    try:
+        with open_manifest(data) as file:
+            _check_file(file, ref)
+            table = file.read(columns=list(PLANNING_COLUMNS))
+            expected = file.metadata.num_rows
+    except LimitFault as error:
+        raise _damaged(ref, f"it would not fit: {error}", ErrorKind.LIMIT_EXCEEDED) from error
+    except _PARQUET_ERRORS as error:
+        raise _damaged(ref, f"it cannot be read as Parquet: {error}") from error
+    if table.num_rows != expected:
+        raise _damaged(ref, f"it has {table.num_rows} rows, its footer says {expected}")
+    # Parquet writers choose the nullability of columns, so nulls are checked with the values.
+    columns = [_typed(column, kind) for column, kind in zip(table.columns, PLANNING_SCHEMA.types, strict=True)]
+    handles = pa.table(columns, schema=PLANNING_SCHEMA)
+    return Manifest(handles, read_inline=partial(_read_inline, data, expected))
 
 
 def _read_inline(data: pa.Buffer, rows: int) -> pa.ChunkedArray:
@@ -131,29 +144,6 @@ def _read_inline(data: pa.Buffer, rows: int) -> pa.ChunkedArray:
             f"{message}; `ckpt validate` lists what else is wrong", kind=ErrorKind.DAMAGED_MANIFEST
         ) from error
     return column
-
-
-def _read_handles(data: pa.Buffer, ref: ManifestRef) -> pa.Table:
-    """Return the planning columns (``PLANNING_SCHEMA``)."""
-    try:
-        with open_manifest(data) as file:
-            _check_file(file, ref)
-            table = file.read(columns=list(PLANNING_COLUMNS))
-            expected = file.metadata.num_rows
-    except LimitFault as error:
-        raise _damaged(ref, f"it would not fit: {error}", ErrorKind.LIMIT_EXCEEDED) from error
-    except _PARQUET_ERRORS as error:
-        raise _damaged(ref, f"it cannot be read as Parquet: {error}") from error
-    if table.num_rows != expected:
-        raise _damaged(ref, f"it has {table.num_rows} rows, its footer says {expected}")
-    # Parquet writers choose the nullability of columns, so nulls are checked with the values.
-    columns = [_typed(column, kind) for column, kind in zip(table.columns, PLANNING_SCHEMA.types, strict=True)]
-    return pa.table(columns, schema=PLANNING_SCHEMA)
-
-
-def read_unpublished(data: pa.Buffer, path: str) -> pa.Table:
-    """Return the planning columns of an unpublished manifest."""
-    return _read_handles(data, manifest_ref(path, data))
 
 
 def _typed(column: pa.ChunkedArray, expected: pa.DataType) -> pa.ChunkedArray:

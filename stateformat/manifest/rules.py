@@ -130,8 +130,6 @@ def handle_faults(handles: pa.Table) -> list[HandleFault]:
 
 
 class _Batch:
-    """A record batch as numpy arrays."""
-
     def __init__(self, batch: pa.RecordBatch) -> None:
         self.batch = batch
         self.numbers = {name: integers(batch[name]) for name in (*_SIZES, "subtask", "layer", "schema_id")}

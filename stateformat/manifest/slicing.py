@@ -81,7 +81,6 @@ def _cut(handles: pa.Table, slices: pa.Table, chosen: Ints, start: int) -> pa.Ta
 
 
 def _check_rows(handles: pa.Table, chosen: Ints, row_start: Ints, rows: Ints, empty: Mask, offset: int) -> None:
-    """Check that the rows of each slice lie within its handle."""
     start = integers(handles["row_start"])[chosen]
     end = start + integers(handles["rows"])[chosen]
     wrong = ~empty & ((rows < 0) | (row_start < start) | (row_start + rows > end))

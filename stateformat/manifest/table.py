@@ -141,7 +141,6 @@ def sort_handles(table: pa.Table) -> pa.Table:
 
 
 def _ranks(column: pa.ChunkedArray) -> Ints:
-    """Return the rank of each string among the distinct ones, by bytes."""
     encoded = pc.dictionary_encode(column.combine_chunks())
     order = pc.array_sort_indices(encoded.dictionary).to_numpy()
     ranks = np.empty(len(order), np.int64)

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .. import paths as layout
-from ..errors import REPAIR_ADVICE, CheckpointExpired, DamagedCheckpoint, ErrorKind, InvalidInput, NotFound
+from ..errors import CheckpointExpired, DamagedCheckpoint, ErrorKind, InvalidInput, NotFound
 from ..graph import JobGraph, OperatorId, Status, shortened
 from ..manifest import Manifest, carried_by_plan, decode_manifest
 from ..model import CheckpointId, Mode, Record, SchemaVersion, State
@@ -42,15 +42,7 @@ def load_record(storage: Storage, checkpoint_id: CheckpointId) -> Record:
             f"no checkpoint {checkpoint_id} in {storage.url}; `ckpt history {storage.url}` lists what is there",
             checkpoint_id=checkpoint_id,
         ) from error
-    record = decode_record(data.to_pybytes(), path=path)
-    if record.checkpoint_id != checkpoint_id:
-        raise DamagedCheckpoint(
-            f"{path} in {storage.url} is the record of checkpoint {record.checkpoint_id}, not of {checkpoint_id}; "
-            f"the object lies under another's name{REPAIR_ADVICE}",
-            kind=ErrorKind.DAMAGED_RECORD,
-            path=path,
-        )
-    return record
+    return decode_record(data.to_pybytes(), path=path)
 
 
 def missing_object(storage: Storage, record: Record, path: str, *, bound_to_run: bool = False) -> Exception:

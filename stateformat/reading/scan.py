@@ -71,7 +71,6 @@ class SegmentPiece:
 
 
 def _pieces(state: State, manifest: Manifest, slices: pa.Table) -> list[SegmentPiece]:
-    """Return the slices that have rows, with their handles."""
     rows = [row for row in slices.to_pylist() if row["rows"]]
     if not rows:
         return []
@@ -224,7 +223,6 @@ class SliceReader:
             yield layer, _made(self._in_order([*chain.from_iterable(ordered)]), schema)
 
     def _in_order(self, pieces: Sequence[SegmentPiece]) -> Generator[_Call, None, None]:
-        """Read the pieces one after another."""
         with closing(self._opened(pieces)) as readers:
             for piece, reader in zip(pieces, readers, strict=True):
                 for call in reader.calls(piece.row_start, piece.rows):
@@ -280,7 +278,6 @@ class SliceReader:
                 yield from self._in_order([*chain.from_iterable(group)])
 
     def _layered(self, pieces: Sequence[SegmentPiece]) -> Generator[_Call, None, None]:
-        """Read the state of one subtask, which lies in layers."""
         # Readers stay open over all chunks: together they hold as much as one whole segment.
         whole = sum(piece.handle.size_bytes for piece in pieces) <= WHOLE_BYTES_MAX
         readers = list(self._opened(pieces, whole=whole))
@@ -373,7 +370,6 @@ def _stored_row_bytes(piece: SegmentPiece) -> int:
 
 
 def _row_width(schema: pa.Schema) -> int:
-    """Return the least bytes of a row in memory, however well it compresses."""
     return sum(item.type.bit_width // 8 if pa.types.is_primitive(item.type) else 4 for item in schema)
 
 

@@ -128,7 +128,6 @@ class _StateHandles:
             yield from self._groups()
 
     def _declared(self) -> Iterator[Problem]:
-        """Check that mode, edge and schemas are those of the state."""
         state, (start, stop) = self.state, self.bounds
         modes = self.columns.modes_of(start, stop) - {state.mode.value}
         if modes:
@@ -146,7 +145,6 @@ class _StateHandles:
                 yield self.problem(ErrorKind.SCHEMA_MISMATCH, "SPEC 4.1", what)
 
     def _owners(self) -> Iterator[Problem]:
-        """Check that handles belong to subtasks that exist and run (section 4.6)."""
         operator, mode = self.operator, self.state.mode
         if mode is Mode.COMMITTABLES:
             return
@@ -169,7 +167,6 @@ class _StateHandles:
             yield self.problem(ErrorKind.INVALID_PARALLELISM, "SPEC 4.1", message, found.ranges[0][0])
 
     def _present(self) -> Iterator[Problem]:
-        """Check that running subtasks and coordinators have their handles (section 4.6)."""
         operator, mode = self.operator, self.state.mode
         if mode is Mode.COORDINATOR and operator.status is not Status.FULLY_FINISHED and len(self.rows) != 1:
             kind = _NOT_ALLOWED if len(self.rows) else ErrorKind.STATE_MISSING

@@ -237,7 +237,6 @@ def _types(state: State, fields: Sequence[Field], key: Sequence[str]) -> Iterato
 
 
 def _nesting(state: State, item: Field, path: str, depth: int = 0) -> Iterator[Problem]:
-    """Check the fields inside a nested field."""
     inner = children(item)
     if inner and depth >= MAX_NESTING:
         yield _problem(state, _SCHEMA, "SPEC 3.7", f"has a field {path!r} nested deeper than {MAX_NESTING}")

@@ -194,7 +194,6 @@ class _SegmentCheck:
         return True
 
     def _digest(self) -> bool:
-        """Check the digest of every byte."""
         digest, size = xxhash.xxh3_128(), int(self._segment.facts["size_bytes"])
         if self._whole is not None:
             digest.update(self._whole)
@@ -269,7 +268,6 @@ class _SegmentCheck:
         return sound
 
     def _shaped(self, metadata: Any) -> bool:
-        """Check that columns, sizes and row groups of the footer are those of the manifest."""
         segment, facts = self._segment, self._segment.facts
         sound = True
         expected = segment_schema(segment.state, facts["schema_id"], delta=facts["layer"] > 0)
@@ -302,7 +300,6 @@ class _SegmentCheck:
         return sound
 
     def _rows(self, metadata: Any) -> None:
-        """Check every row, with page checksums."""
         segment, facts = self._segment, self._segment.facts
         rows = RowsCheck(
             segment.operator,
@@ -353,7 +350,6 @@ class _SegmentCheck:
                 self.report(_DAMAGED, "SPEC 5.5", f"cannot be read by slice: row group {number}: {fault}")
 
     def _bytes_of(self, number: int) -> tuple[ByteRange, ...]:
-        """Read the bytes of one row group."""
         if self._whole is not None:
             return (ByteRange(0, self._whole),)
         end = self._segment.facts["size_bytes"] - self._segment.facts["footer_bytes"]

@@ -108,8 +108,6 @@ def check_checkpoint(storage: Storage, checkpoint_id: CheckpointId, *, level: Le
 
 
 class _Validation:
-    """One validation: :meth:`run` adds to ``findings`` and ``counts``."""
-
     def __init__(self, storage: Storage, checkpoint_id: CheckpointId, level: Level, progress: Progress | None) -> None:
         self.storage = storage
         self.checkpoint_id = checkpoint_id
@@ -205,8 +203,6 @@ class _Validation:
 
 
 class _Meter:
-    """Adds up the bytes that the threads have checked."""
-
     def __init__(self, progress: Progress, total: int) -> None:
         self._progress, self._total, self._done = progress, total, 0
         self._lock = Lock()
@@ -226,7 +222,6 @@ def _in_order(check: Callable[..., SegmentResult], segments: Iterator[Any]) -> I
 
 
 def _declared(record: Record, handles: pa.Table) -> Mask:
-    """Return the mask of handles of a state and schema that the record declares."""
     schema_id = integers(handles["schema_id"])
     found = np.zeros(handles.num_rows, bool)
     for key, start, stop in state_runs(handles):
@@ -264,7 +259,6 @@ def _record_problems(record: Record, manifest: Manifest) -> Iterator[Problem]:
 
 
 def _fault(error: CheckpointError) -> str:
-    """Return what is wrong, without the advice."""
     return str(error).removesuffix(REPAIR_ADVICE)
 
 
