@@ -9,18 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from stateformat.backends.rewrite.rescale import publish_rescaled
+from stateformat.errors import CheckpointError
 from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner
 from stateformat.keys import hash_keys, key_groups, subtask_of_key_group
 from stateformat.model import Mode, State
 from stateformat.publication import CommitPermit
 from stateformat.states import declare
 from stateformat.store import CheckpointStore, open as open_store
+
+Error = TypeVar("Error", bound=CheckpointError)
 
 PARALLELISM = 4
 MAX_PARALLELISM = 128
@@ -44,6 +48,14 @@ def owned(table: pa.Table, keys: Sequence[str], at: Operator, subtask: int) -> p
     groups = key_groups(hash_keys([table[name] for name in keys]), at.max_parallelism)
     owner = subtask_of_key_group(groups, parallelism=at.parallelism, max_parallelism=at.max_parallelism)
     return table.filter(pa.array(owner == subtask))
+
+
+def refused(error: type[Error], call: Callable[[], Any], words: str | None = None, kind: Any = None) -> Error:
+    """The error of a call, with these words in its message, and of this kind."""
+    with pytest.raises(error, match=words) as caught:
+        call()
+    assert kind in (None, caught.value.kind)
+    return caught.value
 
 
 def tail(number: int) -> str:

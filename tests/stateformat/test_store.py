@@ -38,6 +38,7 @@ from stateformat.states import declare
 from stateformat.store import CheckpointStore, open as open_store
 from stateformat.validation import validate
 from tests.stepping import Driver
+from tests.stores import refused
 
 JOB = "counting"
 KEYS = pa.table({"word": [f"w{i}" for i in range(40)], "n": pa.array(range(40), pa.int64())})
@@ -96,10 +97,36 @@ def fill(pending: PendingCheckpoint, *, delta: pa.Table | None = None, carry: bo
         assert pending.add(writer)
 
 
-def publish(store: CheckpointStore, parent: CommitPermit | None, **more: Any) -> CommitPermit:
+def publish(
+    store: CheckpointStore,
+    parent: CommitPermit | None,
+    delta: pa.Table | None = None,
+    carry: bool = False,
+    finished: int = -1,
+    **more: Any,
+) -> CommitPermit:
     pending = begin(store, parent, **more)
-    fill(pending)
+    fill(pending, delta=delta, carry=carry, skip=finished)
+    if finished >= 0:
+        pending.mark_finished("count", [finished])
     return pending.publish()
+
+
+def several(store: CheckpointStore, count: int) -> CommitPermit:
+    permit = store.start(JOB)
+    for _ in range(count):
+        permit = publish(store, permit)
+    assert permit is not None
+    return permit
+
+
+def flip(storage: Any, path: str, at: int) -> None:
+    """Damage one byte of an object."""
+    data = bytearray(storage.read(path).to_pybytes())
+    data[at] ^= 1
+    storage.delete([path])
+    with storage.open_output(path) as output:
+        output.write(bytes(data))
 
 
 def counts(checkpoint: Checkpoint) -> dict[str, int]:
@@ -115,15 +142,12 @@ def ids(store: CheckpointStore) -> list[int]:
 
 
 def test_a_first_run_starts_from_nothing_and_publishes_one_two_three(store: CheckpointStore) -> None:
-    permit = store.start(JOB)
-    assert permit is None
-    for _ in range(3):
-        permit = publish(store, permit)
+    assert store.start(JOB) is None
+    permit = several(store, 3)
     assert ids(store) == [3, 2, 1]
     assert [record.checkpoint_id for record in store.history(limit=2)] == [3, 2]
     newest, middle, first = store.history()
     assert (newest.parent, middle.parent, first.parent) == (middle.ref, first.ref, None)
-    assert permit is not None
     assert permit.record == newest
     again = store.start(JOB)
     assert again is not None
@@ -173,33 +197,20 @@ def test_a_store_that_is_not_there_is_told_from_an_empty_one(tmp_path: Path) -> 
 
 
 def test_a_checkpoint_that_is_not_there_is_told_from_an_expired_one(store: CheckpointStore) -> None:
-    permit = None
-    for _ in range(3):
-        permit = publish(store, permit)
+    several(store, 3)
     store.expire(1)
-    with pytest.raises(CheckpointExpired, match="oldest that is left is 3"):
-        store.open(1)
+    refused(CheckpointExpired, lambda: store.open(1), "oldest that is left is 3")
     for wrong in (4, 0, -1):
-        with pytest.raises(NotFound) as caught:
-            store.open(wrong)
-        assert caught.value.kind is ErrorKind.CHECKPOINT_NOT_FOUND
-    with pytest.raises(InvalidInput):
-        store.history(limit=0)
+        refused(NotFound, lambda wrong=wrong: store.open(wrong), kind=ErrorKind.CHECKPOINT_NOT_FOUND)
+    refused(InvalidInput, lambda: store.history(limit=0))
 
 
 def test_the_history_does_not_pass_over_a_damaged_record(store: CheckpointStore, storage: MemoryStorage) -> None:
-    permit = None
-    for _ in range(3):
-        permit = publish(store, permit)
-    path = layout.record_path(CheckpointId(2))
-    data = bytearray(storage.read(path).to_pybytes())
-    data[100] ^= 1
-    storage.delete([path])
-    storage.create(path, bytes(data))
+    several(store, 3)
+    flip(storage, layout.record_path(CheckpointId(2)), 100)
     assert store.open().record.checkpoint_id == 3
     for ask in (store.history, lambda: store.open(2), lambda: store.rollback(1)):
-        with pytest.raises(DamagedCheckpoint, match="0002"):
-            ask()
+        refused(DamagedCheckpoint, ask, "0002")
     assert store.open(1).id == 1, "an id needs its own record only"
     assert store.strays() == []
     assert [record.checkpoint_id for record in store.history(limit=1)] == [3]
@@ -207,12 +218,9 @@ def test_the_history_does_not_pass_over_a_damaged_record(store: CheckpointStore,
 
 def test_the_stores_of_two_jobs_do_not_mix(store: CheckpointStore) -> None:
     permit = publish(store, None)
-    with pytest.raises(JobMismatch, match="counting"):
-        store.start("other")
-    with pytest.raises(JobMismatch):
-        begin(store, permit, job_id="other")
-    with pytest.raises(InvalidInput, match="job id is empty"):
-        begin(store, None, job_id="")
+    refused(JobMismatch, lambda: store.start("other"), "counting")
+    refused(JobMismatch, lambda: begin(store, permit, job_id="other"))
+    refused(InvalidInput, lambda: begin(store, None, job_id=""), "job id is empty")
 
 
 # --- what a checkpoint is made of ------------------------------------------------------------------------------------
@@ -239,8 +247,7 @@ def test_a_pending_checkpoint_publishes_once(store: CheckpointStore) -> None:
         lambda: pending.mark_finished("count", [0]),
         lambda: pending.add_handles(store.open().manifest.full()),
     ):
-        with pytest.raises(InvalidInput, match="begin another"):
-            again()
+        refused(InvalidInput, again, "begin another")
 
 
 def test_a_missing_snapshot_is_refused_and_may_be_mended(store: CheckpointStore, storage: MemoryStorage) -> None:
@@ -265,9 +272,7 @@ def test_a_union_state_in_a_partially_finished_operator_is_refused_by_its_own_ki
         writer.write("limits", pa.table({"x": [1]}))
     pending.add(writer)
     pending.mark_finished("count", [1])
-    with pytest.raises(InvalidState) as caught:
-        pending.publish()
-    assert caught.value.kind is ErrorKind.UNION_PARTIALLY_FINISHED
+    refused(InvalidState, pending.publish, kind=ErrorKind.UNION_PARTIALLY_FINISHED)
 
 
 def test_finished_and_finishing_subtasks_stand_in_the_record(store: CheckpointStore) -> None:
@@ -306,20 +311,15 @@ def test_a_status_that_contradicts_a_snapshot_is_refused(store: CheckpointStore,
     ended = replace(graph().operator("count"), **marked)
     pending = begin(store, None, graph=graph().with_operators({"count": ended}))
     fill(pending)
-    with pytest.raises(InvalidState, match="subtask 1 of 'count'") as caught:
-        pending.publish()
-    assert caught.value.kind is ErrorKind.STATUS_CONTRADICTION
+    refused(InvalidState, pending.publish, "subtask 1 of 'count'", kind=ErrorKind.STATUS_CONTRADICTION)
 
 
 def test_subtasks_and_operators_that_do_not_exist_are_refused(store: CheckpointStore) -> None:
     pending = begin(store, None)
-    with pytest.raises(InvalidState, match="subtasks 0 to 1; there is no subtask 2"):
-        pending.mark_finished("count", [2])
-    with pytest.raises(InvalidInput, match="'nobody'"):
-        pending.mark_finished("nobody", [0])
+    refused(InvalidState, lambda: pending.mark_finished("count", [2]), "subtasks 0 to 1; there is no subtask 2")
+    refused(InvalidInput, lambda: pending.mark_finished("nobody", [0]), "'nobody'")
     snapshot = pending.context.subtask("print", 0).snapshot()
-    with pytest.raises(InvalidState, match="there is no subtask 7"):
-        pending.add(replace(snapshot, subtask=7))
+    refused(InvalidState, lambda: pending.add(replace(snapshot, subtask=7)), "there is no subtask 7")
 
 
 def test_snapshots_may_come_from_many_threads_at_once(store: CheckpointStore) -> None:
@@ -352,9 +352,7 @@ def delta(word: str, n: int) -> pa.Table:
 def test_deltas_lie_on_top_of_what_the_parent_has(store: CheckpointStore, storage: MemoryStorage) -> None:
     permit = publish(store, None)
     for n in (100, 101):
-        pending = begin(store, permit)
-        fill(pending, delta=delta("w3", n))
-        permit = pending.publish()
+        permit = publish(store, permit, delta=delta("w3", n))
     handles = store.open().handles.to_pylist()
     layers = {
         (row["subtask"], row["layer"], row["rows"]) for row in handles if row["state"] == "counts" and row["layer"]
@@ -372,9 +370,7 @@ def test_a_run_that_carries_its_own_checkpoint_does_not_read_its_manifest_again(
     def body(stepped: Any) -> None:
         store = CheckpointStore(stepped)
         permit = publish(store, None)
-        pending = begin(store, permit)
-        fill(pending, carry=True)
-        pending.publish()
+        publish(store, permit, carry=True)
 
     driver = Driver("A", storage, body)
     driver.finish()
@@ -395,8 +391,7 @@ def test_state_is_not_carried_to_another_parallelism_unless_it_was_cut_for_it(st
     permit = publish(store, None, graph=graph(1))
     pending = begin(store, permit, graph=graph(2))
     fill(pending, carry=True)
-    with pytest.raises(InvalidState, match="parallelism 2 of 128, and was 1 of 128 in the parent"):
-        pending.publish()
+    refused(InvalidState, pending.publish, "parallelism 2 of 128, and was 1 of 128 in the parent")
     # What a restore plan does, by hand: the one handle is cut in two at the border of the new subtasks' key groups.
     (whole,) = [row for row in permit.checkpoint().manifest.full().to_pylist() if row["state"] == "counts"]
     first, last = whole["first_group"], whole["last_group"]
@@ -420,9 +415,7 @@ def test_state_is_not_carried_to_another_parallelism_unless_it_was_cut_for_it(st
         },
     ]
     carried = pa.Table.from_pylist(parts, permit.checkpoint().manifest.full().schema)
-    pending = begin(store, permit, graph=graph(2), carried=carried)
-    fill(pending, delta=delta("w3", 100))
-    pending.publish()
+    publish(store, permit, delta=delta("w3", 100), graph=graph(2), carried=carried)
     assert counts(store.open()) == {**counts(store.open(1)), "w3": 100}
     assert validate(store, level="full").problems == ()
 
@@ -468,23 +461,19 @@ def test_what_nothing_protects_is_not_repeated(store: CheckpointStore) -> None:
             writer.empty("counts")
             writer.empty("splits") if subtask else writer.repeat(lost)
         pending.add(writer)
-    with pytest.raises(InvalidState, match="neither it nor its parent owns"):
-        pending.publish()
+    refused(InvalidState, pending.publish, "neither it nor its parent owns")
 
 
 def test_nothing_to_carry_is_refused(store: CheckpointStore) -> None:
     pending = begin(store, None)
     fill(pending, carry=True)
-    with pytest.raises(InvalidState, match="was absent in the parent"):
-        pending.publish()
+    refused(InvalidState, pending.publish, "was absent in the parent")
     finished = begin(store, None)
     fill(finished, skip=1)
     finished.mark_finished("count", [1])
     pending = begin(store, finished.publish())
     fill(pending, carry=True)
-    with pytest.raises(InvalidState, match="no handle of it") as caught:
-        pending.publish()
-    assert caught.value.kind is ErrorKind.STATE_MISSING
+    refused(InvalidState, pending.publish, "no handle of it", kind=ErrorKind.STATE_MISSING)
 
 
 def test_a_delta_on_top_of_nothing_is_refused(store: CheckpointStore) -> None:
@@ -494,8 +483,7 @@ def test_a_delta_on_top_of_nothing_is_refused(store: CheckpointStore) -> None:
         writer.write("counts", rows_of(0, 2, KEYS.append_column("_op", pa.array([0] * 40, pa.int8()))), delta=True)
         writer.empty("splits")
     pending.add(replace(writer.snapshot(), carried=()))
-    with pytest.raises(InvalidState, match="carries nothing underneath"):
-        pending.publish()
+    refused(InvalidState, pending.publish, "carries nothing underneath")
 
 
 def test_a_segment_that_nothing_protects_is_refused(store: CheckpointStore) -> None:
@@ -503,8 +491,7 @@ def test_a_segment_that_nothing_protects_is_refused(store: CheckpointStore) -> N
     second = publish(store, first)
     pending = begin(store, second)
     pending.add_handles(first.checkpoint().manifest.full())
-    with pytest.raises(InvalidState, match="neither it nor its parent owns"):
-        pending.publish()
+    refused(InvalidState, pending.publish, "neither it nor its parent owns")
     rolled = begin(store, second, source=first.ref, kind=CheckpointKind.REWRITE)
     rolled.add_handles(first.checkpoint().manifest.full())
     assert rolled.publish().ref.checkpoint_id == 3
@@ -552,9 +539,7 @@ def test_inline_segments_beyond_four_mebibytes_become_objects_of_this_checkpoint
 
 def test_a_copy_is_self_contained_and_can_be_run_from(store: CheckpointStore, target: CheckpointStore) -> None:
     permit = publish(store, None)
-    pending = begin(store, permit, stop=Stop(StopMode.NO_DRAIN, "r1"))
-    fill(pending, delta=delta("w3", 100))
-    pending.publish()
+    publish(store, permit, delta=delta("w3", 100), stop=Stop(StopMode.NO_DRAIN, "r1"))
     steps: list[CopyProgress] = []
     record = store.copy(store.open(), target, progress=steps.append)
     assert record.kind is CheckpointKind.SAVEPOINT
@@ -609,25 +594,17 @@ def test_a_copy_keeps_what_is_right_and_says_what_is_wrong(store: CheckpointStor
     target.storage.delete([path])
     store.copy(store.open(), target)
     assert target.storage.read(path).to_pybytes() == kept
-    target.storage.delete([path])
-    with target.storage.open_output(path) as output:
-        output.write(kept[:-1] + bytes([kept[-1] ^ 1]))
-    with pytest.raises(DamagedCheckpoint, match="with other bytes") as caught:
-        store.copy(store.open(), target)
-    assert caught.value.details["path"] == path
+    flip(target.storage, path, -1)
+    found = refused(DamagedCheckpoint, lambda: store.copy(store.open(), target), "with other bytes")
+    assert found.details["path"] == path
 
 
 def test_damage_is_not_copied(store: CheckpointStore, target: CheckpointStore, storage: MemoryStorage) -> None:
     publish(store, None)
     path = storage.list("segments/")[-1].path
-    data = bytearray(storage.read(path).to_pybytes())
-    data[len(data) // 2] ^= 4
-    storage.delete([path])
-    with storage.open_output(path) as output:
-        output.write(bytes(data))
-    with pytest.raises(DamagedCheckpoint) as caught:
-        store.copy(store.open(), target)
-    assert (caught.value.kind, caught.value.details["path"]) == (ErrorKind.OBJECT_DIGEST_DIFFERS, path)
+    flip(storage, path, storage.size(path) // 2)
+    copied = lambda: store.copy(store.open(), target)  # noqa: E731
+    assert refused(DamagedCheckpoint, copied, kind=ErrorKind.OBJECT_DIGEST_DIFFERS).details["path"] == path
     assert not record_ids(target.storage)
     assert path not in [item.path for item in target.storage.list("segments/")]
 
@@ -640,8 +617,7 @@ def test_a_checkpoint_that_expires_while_it_is_copied_is_told_so(
     _ = checkpoint.manifest
     publish(store, permit)
     store.expire(1)
-    with pytest.raises(CheckpointExpired):
-        store.copy(checkpoint, target)
+    refused(CheckpointExpired, lambda: store.copy(checkpoint, target))
     assert not record_ids(target.storage)
 
 
@@ -649,17 +625,13 @@ def test_a_copy_refuses_a_target_that_holds_something_else(store: CheckpointStor
     permit = publish(store, None)
     first = store.open()
     publish(store, permit)
-    with pytest.raises(InvalidInput, match="its own store"):
-        store.copy(first, store)
+    refused(InvalidInput, lambda: store.copy(first, store), "its own store")
     store.copy(first, target)
     before = target.storage.list("")
-    with pytest.raises(InvalidInput) as caught:
-        store.copy(store.open(), target)
-    assert caught.value.kind is ErrorKind.STORE_NOT_EMPTY
+    refused(InvalidInput, lambda: store.copy(store.open(), target), kind=ErrorKind.STORE_NOT_EMPTY)
     stranger = CheckpointStore(MemoryStorage(target.url.removeprefix("memory://") + "/stranger"))
     publish(stranger, None, job_id="stranger")
-    with pytest.raises(JobMismatch, match="stranger"):
-        stranger.copy(stranger.open(), target)
+    refused(JobMismatch, lambda: stranger.copy(stranger.open(), target), "stranger")
     assert target.storage.list("") == before
     MemoryStorage.reset(stranger.url.removeprefix("memory://"))
 
@@ -694,8 +666,7 @@ def test_a_copy_into_a_stores_own_folders_is_refused(tmp_path: Path, folder: str
     for place in (*places, tmp_path / "other" / folder):
         target = open_store(str(place))
         for into in (lambda to: store.copy(permit.checkpoint(), to), lambda to: to.adopt_objects(permit.checkpoint())):
-            with pytest.raises(InvalidInput, match="garbage collection would delete it"):
-                into(target)
+            refused(InvalidInput, lambda into=into, target=target: into(target), "garbage collection would delete it")
     for place in places:
         with pytest.raises(InvalidInput, match="garbage collection would delete it"):
             store.request_stop(StopMode.DRAIN, str(place))
@@ -726,15 +697,12 @@ def test_what_is_derived_needs_an_empty_store_and_a_looker_is_no_publisher(
     store: CheckpointStore, target: CheckpointStore
 ) -> None:
     permit = publish(store, None)
-    with pytest.raises(InvalidInput, match="opened to be looked at"):
-        begin(store, store.open())
+    refused(InvalidInput, lambda: begin(store, store.open()), "opened to be looked at")
     target.adopt_objects(store.open())
     pending = begin(target, store.open())
     pending.add_handles(permit.checkpoint().manifest.full())
     publish(target, None)
-    with pytest.raises(InvalidInput) as caught:
-        pending.publish()
-    assert caught.value.kind is ErrorKind.STORE_NOT_EMPTY
+    refused(InvalidInput, pending.publish, kind=ErrorKind.STORE_NOT_EMPTY)
     assert ids(target) == [1]
 
 
@@ -744,9 +712,7 @@ def test_what_is_derived_needs_an_empty_store_and_a_looker_is_no_publisher(
 def test_a_rollback_makes_an_older_checkpoint_the_newest(store: CheckpointStore) -> None:
     permit = publish(store, None, properties={"owner": "ann"})
     for n in (100, 101, 102):
-        pending = begin(store, permit, stop=Stop(StopMode.DRAIN, "r1") if n == 100 else None)
-        fill(pending, delta=delta("w3", n))
-        permit = pending.publish()
+        permit = publish(store, permit, delta=delta("w3", n), stop=Stop(StopMode.DRAIN, "r1") if n == 100 else None)
     rolled = store.rollback(2)
     assert "left behind: 3, 4." in rolled.notes[0]
     assert "stays in the output" in rolled.notes[0]
@@ -754,8 +720,7 @@ def test_a_rollback_makes_an_older_checkpoint_the_newest(store: CheckpointStore)
     assert (record.checkpoint_id, record.kind, record.parent) == (5, CheckpointKind.ROLLBACK, permit.ref)
     assert record.stop is None, "the job is to go on"
     assert counts(store.open())["w3"] == 100
-    with pytest.raises(PublishConflict):
-        publish(store, permit)
+    refused(PublishConflict, lambda: publish(store, permit))
     store.expire(1)
     assert ids(store) == [5]
     assert counts(store.open())["w3"] == 100
@@ -764,16 +729,11 @@ def test_a_rollback_makes_an_older_checkpoint_the_newest(store: CheckpointStore)
 
 
 def test_a_rollback_to_the_newest_or_to_nothing_is_refused(store: CheckpointStore) -> None:
-    permit = None
-    for _ in range(3):
-        permit = publish(store, permit)
-    with pytest.raises(InvalidInput, match="is the newest"):
-        store.rollback(3)
-    with pytest.raises(NotFound):
-        store.rollback(4)
+    several(store, 3)
+    refused(InvalidInput, lambda: store.rollback(3), "is the newest")
+    refused(NotFound, lambda: store.rollback(4))
     store.expire(2)
-    with pytest.raises(CheckpointExpired):
-        store.rollback(1)
+    refused(CheckpointExpired, lambda: store.rollback(1))
     assert ids(store) == [3, 2]
 
 
@@ -790,8 +750,7 @@ def test_a_record_that_may_not_survive_a_power_failure_gives_no_permit(
         raise StorageError("the directory could not be synced", visible=True)
 
     storage.create = unsynced  # type: ignore[method-assign]
-    with pytest.raises(OutcomeUnknown, match="could not be synced"):
-        publish(store, None)
+    refused(OutcomeUnknown, lambda: publish(store, None), "could not be synced")
     restarted = store.start(JOB)
     assert restarted is not None
     assert restarted.ref.checkpoint_id == 1
@@ -804,8 +763,7 @@ def test_a_storage_that_ignores_the_condition_is_not_published_to(
         raise StorageError("overwrites", kind=ErrorKind.STORAGE_UNSUITABLE)
 
     storage.create = refuse  # type: ignore[method-assign]
-    with pytest.raises(StorageError, match="overwrites"):
-        publish(store, None)
+    refused(StorageError, lambda: publish(store, None), "overwrites")
 
 
 def test_pauses_between_tries_grow_and_are_bounded(storage: MemoryStorage) -> None:
@@ -816,8 +774,7 @@ def test_pauses_between_tries_grow_and_are_bounded(storage: MemoryStorage) -> No
         raise StorageError("no connection")
 
     storage.create = silent  # type: ignore[method-assign]
-    with pytest.raises(OutcomeUnknown, match="no connection"):
-        publish(store, None)
+    refused(OutcomeUnknown, lambda: publish(store, None), "no connection")
     assert len(pauses) == 8
     assert pauses == sorted(pauses)
     assert all(0 < pause <= 5 for pause in pauses)
