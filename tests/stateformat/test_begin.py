@@ -26,7 +26,7 @@ from stateformat.snapshot import Snapshot
 from stateformat.states import declare
 from stateformat.store import CheckpointStore
 from stateformat.validation import validate
-from tests.stores import counts_job, edge, flights_store, operator
+from tests.stores import counts_job, edge, flights_store, operator, refused
 
 A, B = Operator("a", 1), Operator("b", 2)
 HASH, FORWARD, REBALANCE = Partitioner.HASH, Partitioner.FORWARD, Partitioner.REBALANCE
@@ -136,12 +136,10 @@ def test_a_wrong_argument_of_begin_is_told_in_a_sentence(
 
 def test_what_is_no_snapshot_is_told_in_a_sentence(store: CheckpointStore) -> None:
     begun: Any = begin(store)
-    with pytest.raises(InvalidInput, match=r"\{\} is of type dict and no snapshot"):
-        begun.add({})
+    refused(InvalidInput, lambda: begun.add({}), r"\{\} is of type dict and no snapshot")
     with pytest.raises(InvalidInput, match="handles are an Arrow table in the manifest's columns, not list"):
         begun.add_handles([])
-    with pytest.raises(InvalidInput, match="the subtasks of 'a' are 0; give their indexes"):
-        begun.mark_finished("a", 0)
+    refused(InvalidInput, lambda: begun.mark_finished("a", 0), "the subtasks of 'a' are 0; give their indexes")
 
 
 def test_numbers_of_numpy_and_names_of_partitioners_are_taken(store: CheckpointStore) -> None:
@@ -178,8 +176,7 @@ def test_what_has_finished_behind_a_running_operator_is_not_published(store: Che
 def test_a_copy_goes_to_an_open_store(store: CheckpointStore, tmp_path: Path) -> None:
     checkpoint = begin(store).publish().checkpoint()
     target: Any = tmp_path / "copy"
-    with pytest.raises(InvalidInput, match=r"open it first, with stateformat.open\(url\)"):
-        store.copy(checkpoint, target)
+    refused(InvalidInput, lambda: store.copy(checkpoint, target), r"open it first, with stateformat.open\(url\)")
     assert store.copy(checkpoint, sf.open(target)).checkpoint_id == 1
 
 
@@ -254,8 +251,7 @@ def test_owners_are_those_of_the_rows_as_they_will_be_written(words: pa.DataType
 def test_bytes_that_are_no_snapshot_are_refused_in_a_sentence() -> None:
     job = counts_job()
     pending = sf.open("memory://bytes").begin(job_id="j", graph=job.graph, states=job.states, parent=None)
-    with pytest.raises(sf.InvalidInput, match="7 bytes that should be a snapshot are none"):
-        pending.add(b"garbage")
+    refused(sf.InvalidInput, lambda: pending.add(b"garbage"), "7 bytes that should be a snapshot are none")
 
 
 @pytest.mark.parametrize("partitioner", [sf.Partitioner.FORWARD, sf.Partitioner.RESCALE, sf.Partitioner.BROADCAST])
@@ -268,8 +264,7 @@ def test_records_in_flight_that_no_restore_could_give_back_are_not_published(par
     with pending.context.subtask("b", 0) as writer:
         writer.write("flying", pa.table({"_sender": zero, "_receiver": zero, "_seq": [0], "v": [1]}))
     pending.add(writer)
-    with pytest.raises(sf.InvalidState, match=f"1 records in flight on {partitioner} edge"):
-        pending.publish()
+    refused(sf.InvalidState, pending.publish, f"1 records in flight on {partitioner} edge")
 
 
 def test_a_column_called_like_the_arrow_schema_is_a_column() -> None:

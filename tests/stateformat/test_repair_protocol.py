@@ -33,6 +33,7 @@ from tests.stateformat.publication_world import (
     records_and_manifests,
 )
 from tests.stepping import GRAPH, JOB, STATES, Do, Driver, Run, World, contents, whole
+from tests.stores import refused
 
 rules = Rules()
 
@@ -172,9 +173,7 @@ def test_r1_a_damaged_record_is_neither_moved_nor_removed_nor_written_over(world
     assert world.storage.read(path_of(2)).to_pybytes() == b"{"
     assert permit.ref.checkpoint_id == 3
     # Who holds a permit for the damaged one collides with the repair, and gets no second permit for its id.
-    with pytest.raises(sf.PublishConflict) as caught:
-        run.publish()
-    assert caught.value.kind is sf.ErrorKind.PUBLISH_LOST
+    refused(sf.PublishConflict, run.publish, kind=sf.ErrorKind.PUBLISH_LOST)
     check(world, {2})
 
 
@@ -233,8 +232,7 @@ def test_r2_what_stands_alone_beneath_the_damage_may_be_a_stray_and_is_taken_onl
     stray = world.attempts()[1]
     damage(world, 2)
     assert world.ids() == [1, 2]
-    with pytest.raises(sf.DamagedCheckpoint, match=r"no checkpoint .* is whole and certain"):
-        world.store.repair()
+    refused(sf.DamagedCheckpoint, world.store.repair, r"no checkpoint .* is whole and certain")
     assert [(way.record.checkpoint_id, way.certain) for way in world.store.diagnose().ways] == [(1, False)]
     assert world.store.repair(1).record.content_of == (1, stray)
 
@@ -323,8 +321,7 @@ def test_no_right_no_answer_and_a_newer_version_are_no_damage(world: World) -> N
     remove(world, 2)
     world.storage.create(path_of(2), data.replace(b'"version":1', b'"version":2'))
     assert world.store.diagnose().undecided is not None
-    with pytest.raises(sf.UnsupportedFormat):
-        world.store.repair()
+    refused(sf.UnsupportedFormat, world.store.repair)
     assert world.ids() == [1, 2]
 
 
@@ -353,14 +350,12 @@ def test_a_damaged_source_is_passed_over_and_refused_by_name(world: World) -> No
     first, second = (load_record(world.storage, CheckpointId(i)) for i in (1, 2))
     world.storage.delete([second.manifest.path])
     damage(world, 3)
-    with pytest.raises(sf.DamagedCheckpoint, match=r"2 of .* is not whole"):
-        world.store.repair(2)
+    refused(sf.DamagedCheckpoint, lambda: world.store.repair(2), r"2 of .* is not whole")
     permit = world.store.repair(1)
     assert permit.record.content_of == (1, first.attempt_id)
     assert ids_of(world.store.history()) == [4, 1]
     assert [ref.checkpoint_id for ref in world.store.strays()] == [2, 3]
-    with pytest.raises(sf.NotFound, match="stray"):
-        world.store.rollback(2)
+    refused(sf.NotFound, lambda: world.store.rollback(2), "stray")
 
 
 def test_a_newest_that_was_published_meanwhile_is_not_left_behind_unasked(world: World) -> None:
@@ -427,14 +422,13 @@ def test_what_a_run_that_opened_the_damaged_one_commits_late_is_committed_once(w
 def test_nobody_takes_an_older_one_for_an_unreadable_newest(world: World) -> None:
     published(world, 3)
     damage(world, 3)
-    for refused in (
+    for ask in (
         lambda: world.store.start(JOB),
         lambda: world.store.open(),
         lambda: world.store.rollback(1),
         lambda: world.store.permit_of(world.store.open(2)),
     ):
-        with pytest.raises(sf.DamagedCheckpoint, match="ckpt repair"):
-            refused()
+        refused(sf.DamagedCheckpoint, ask, "ckpt repair")
     assert world.ids() == [1, 2, 3]
 
 
@@ -445,8 +439,7 @@ def test_an_id_needs_its_own_record_and_manifest_only(world: World) -> None:
     for checkpoint_id in (4, 2, 1):
         assert contents(world.store.open(checkpoint_id))["position"] == [{"interval": checkpoint_id}]
         assert problems_of_the_history(world, checkpoint_id) == []
-    with pytest.raises(sf.DamagedCheckpoint):
-        world.store.open(3)
+    refused(sf.DamagedCheckpoint, lambda: world.store.open(3))
     found = world.store.survey()
     assert (found.chain, ids_of(found.cut_off), found.damaged) == ((), [4, 2, 1], (5, 3))
 
@@ -617,15 +610,12 @@ def test_a_record_that_others_name_and_beneath_which_named_ones_stand_was_lost(w
     assert told(world) == [4]
     found = world.store.survey()
     assert (ids_of(found.chain), ids_of(found.cut_off), found.strays) == ([5], [3, 2, 1], ())
-    with pytest.raises(sf.DamagedCheckpoint, match=r"4 .* was lost"):
-        world.store.history()
-    with pytest.raises(sf.DamagedCheckpoint, match=r"4 .* was lost"):
-        world.store.open(4)
+    refused(sf.DamagedCheckpoint, world.store.history, r"4 .* was lost")
+    refused(sf.DamagedCheckpoint, lambda: world.store.open(4), r"4 .* was lost")
     assert ids_of(world.store.history(1)) == [5]
     # What is cut off can be looked at; the newest is not touched by it.
     assert contents(world.store.open(3))["position"] == [{"interval": 3}]
-    with pytest.raises(sf.DamagedCheckpoint, match=r"4 .* was lost"):
-        world.store.rollback(3)
+    refused(sf.DamagedCheckpoint, lambda: world.store.rollback(3), r"4 .* was lost")
     world.run().publish()
 
 

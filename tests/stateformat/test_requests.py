@@ -38,6 +38,7 @@ from stateformat.storage import CreateOutcome
 from stateformat.store import CheckpointStore
 from tests import stores
 from tests.servers.server import BUCKET, S3Server
+from tests.stores import refused
 
 ID = "0123456789abcdef" * 2
 
@@ -173,8 +174,7 @@ def test_a_removal_that_stops_half_way_leaves_nothing_to_obey(store: CheckpointS
         delete(self, paths)
 
     monkeypatch.setattr(type(inner), "delete", once)
-    with pytest.raises(StorageError):
-        store.withdraw_stop(asked.id)
+    refused(StorageError, lambda: store.withdraw_stop(asked.id))
     assert deleted == [layout.request_path(2, asked.id)]
     assert store.stop_requests() == []
 
@@ -199,8 +199,7 @@ def test_a_job_may_be_asked_before_its_first_checkpoint(tmp_path: Path) -> None:
 def test_a_savepoint_that_no_request_can_name_is_refused_before_anything_is_written(
     store: CheckpointStore, savepoint: str
 ) -> None:
-    with pytest.raises(InvalidInput):
-        store.request_stop(StopMode.DRAIN, savepoint)
+    refused(InvalidInput, lambda: store.request_stop(StopMode.DRAIN, savepoint))
     assert objects(store) == []
 
 
@@ -243,8 +242,7 @@ def test_where_savepoints_go() -> None:
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", ".hidden", "a b", "ä", "x" * 201])
 def test_a_savepoint_has_a_name_that_leads_nowhere_else(name: str) -> None:
-    with pytest.raises(InvalidInput, match="no name of a savepoint"):
-        layout.savepoint_url("memory://a", name)
+    refused(InvalidInput, lambda: layout.savepoint_url("memory://a", name), "no name of a savepoint")
 
 
 @pytest.mark.s3
@@ -255,8 +253,7 @@ def test_requests_work_on_s3_and_savepoints_below_a_store_are_no_part_of_it(moto
         return open_store(url, **moto.options())
 
     store = opened(f"s3://{BUCKET}/{uuid4().hex}")
-    with pytest.raises(NotFound):
-        store.request_stop(StopMode.DRAIN)
+    refused(NotFound, lambda: store.request_stop(StopMode.DRAIN))
     permit = stores.counts_job().publish(store, None)
     asked = store.request_stop(StopMode.DRAIN)
     assert opened(store.url).stop_requests() == [asked]
@@ -386,8 +383,7 @@ def test_a_newer_version_says_to_upgrade(store: CheckpointStore, caplog: pytest.
     put(store, layout.request_path(2, ID), DAMAGED["version 2"])
     assert store.stop_requests() == []
     assert "is of format version 2; this reader knows 1. Upgrade stateformat" in caplog.text
-    with pytest.raises(UnsupportedFormat):
-        decode_request(DAMAGED["version 2"], 2, ID)
+    refused(UnsupportedFormat, lambda: decode_request(DAMAGED["version 2"], 2, ID))
 
 
 def test_members_of_nobody_s_list_are_ignored() -> None:
@@ -548,8 +544,7 @@ def test_an_answer_that_is_lost_is_asked_for_again(
 def test_a_request_of_which_nobody_knows_is_taken_back(faulty: tuple[CheckpointStore, Faulty, list[float]]) -> None:
     store, storage, slept = faulty
     storage.script = [(number == 4, LOST) for number in range(5)]
-    with pytest.raises(OutcomeUnknown, match="no answer"):
-        store.request_stop(StopMode.DRAIN)
+    refused(OutcomeUnknown, lambda: store.request_stop(StopMode.DRAIN), "no answer")
     assert len(slept) == 4
     assert objects(store) == []
 
@@ -557,8 +552,7 @@ def test_a_request_of_which_nobody_knows_is_taken_back(faulty: tuple[CheckpointS
 def test_a_refusal_is_told_at_once(faulty: tuple[CheckpointStore, Faulty, list[float]]) -> None:
     store, storage, slept = faulty
     storage.script = [(False, StorageError("no right", kind=ErrorKind.STORAGE_REFUSED))]
-    with pytest.raises(StorageError, match="no right"):
-        store.request_stop(StopMode.DRAIN)
+    refused(StorageError, lambda: store.request_stop(StopMode.DRAIN), "no right")
     assert slept == []
 
 
