@@ -1,8 +1,7 @@
 """The graph of a job: operators, edges, and which subtasks have finished.
 
-A :class:`JobGraph` is the graph of a record, the topology to restore into, and what a dataflow
-compiles to. Here only types are checked; ``rules.graph`` checks whether the parts fit
-together, so that the graph of a damaged record can be shown.
+Only types are checked here; ``rules.graph`` checks whether the parts fit together, so that the
+graph of a damaged record can be shown.
 """
 
 from __future__ import annotations

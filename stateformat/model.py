@@ -1,8 +1,4 @@
-"""The values of a checkpoint: ids, states, handles, the record. ``graph`` has operators and edges.
-
-All are frozen and compared by value. ``codec`` turns them into bytes; ``validation`` checks stored
-ones.
-"""
+"""The values of a checkpoint: ids, states, handles, the record; frozen and compared by value."""
 
 from __future__ import annotations
 

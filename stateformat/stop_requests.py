@@ -1,8 +1,8 @@
 """What users ask of a running job, as objects in its store (SPEC.md section 2.4).
 
-Theory of operation. The program that asks and the run share only the store. The program creates a
-request under ``requests/``. The run lists that folder between two checkpoints, stops, and creates
-an answer. The program reads the answer and removes both. Which objects exist tells what to do:
+A program creates a request under ``requests/``. The run lists that folder between two checkpoints,
+stops, and creates an answer. The program reads it and removes both. Which objects exist tells what
+to do:
 
 =======================  ============================================================
 request alone            it waits; a run for which it counts obeys it
@@ -11,11 +11,8 @@ neither                  never made, or withdrawn
 answer alone             a crash interrupted the removal; it means nothing
 =======================  ============================================================
 
-A request names the newest checkpoint when it was made. It counts for runs that restored from that
-one or an older one (:func:`counts_for`), so it never stops a job a second time.
-
-No clock is asked. Objects in ``requests/`` are not trusted: their size is checked first, they are
-read strictly, and a warning is logged once for each that cannot be read.
+Objects are not trusted: their size is checked first, they are read strictly, and a warning is
+logged once for each that cannot be read.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The committables that may still be committed: of every record, and of attempts about to publish.
 
-When a run begins, its sinks clean up. They must not remove what is carried by a checkpoint from
-which a run can still start: after a rollback the newest does not carry what a later one had
-prepared, but a second rollback goes back to that one. So clean-up keeps what garbage collection
-keeps (``retention``): all records, strays too, and the manifests under newest + 1.
+Sinks clean up when a run begins, and keep what garbage collection keeps (``retention``): a second
+rollback may go back to a checkpoint whose committables the newest does not carry.
 """
 
 from __future__ import annotations

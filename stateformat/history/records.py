@@ -1,14 +1,9 @@
 """Reading the history of a store: which records are checkpoints, and which one is the newest.
 
-Theory of operation (SPEC.md section 8.1). The newest checkpoint is the greatest id listed. The
-history is the newest and what its parent links reach, as long as the record under the parent's id
-has the parent's attempt id. Any other record is a *stray*, left by an overtaken publisher.
-
-Between a listing and the reads after it, others publish, expire and withdraw. One fact makes
-reading safe without locks: the greatest id never goes down, and its record is never replaced while
-it is the greatest. So a reader lists, reads, and lists again. If the greatest id is the same, all
-that was read belongs to one instant's history; otherwise the reader starts over.
-:func:`read_until_stable` is the only implementation of that rule.
+Others publish, expire and withdraw while a reader works. Reading is safe without locks because the
+greatest id never goes down, and its record is never replaced while it is the greatest (SPEC.md
+section 8.1): :func:`read_until_stable` lists, reads, lists again, and starts over if the newest
+has changed.
 """
 
 from __future__ import annotations

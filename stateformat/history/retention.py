@@ -1,19 +1,10 @@
 """What may be deleted: retention, garbage, and the one function that says what a manifest needs.
 
-Theory of operation (SPEC.md section 9). An object is needed if a checkpoint names it, or one that
-is about to be published does. No reader sees the latter, so three rules bound what it can name. A
-publisher refers to its own objects, under an id above the newest, and to its parent's. A rollback
-refers to an older checkpoint's objects, but writes its manifest before it looks whether that
-checkpoint's record exists. And expire deletes all doomed records before the first object.
-
-So garbage is found like this: list the records; read the manifest of each, strays too; read the
-manifests under newest + 1, published or not; list again, and start over if the newest has changed.
-Objects under ids up to the newest that nothing names are garbage. No clock is asked. An unreadable
-record or manifest, or a record that is proven to be lost (``surveying``), ends the search without
-deleting; but of an unreadable record that was repaired every manifest under its id is kept.
-
-Temporary files and uploads go by the same rule: whoever still writes under an id up to the newest
-has lost, or has published without what it is writing.
+An object under an id up to the newest is garbage if no record names it, strays included, and no
+manifest under newest + 1 (SPEC.md section 9). The search starts over if the newest changes. It ends
+without deleting where a record or manifest is unreadable or a record is proven to be lost; but of
+an unreadable record that was repaired every manifest under its id is kept. Temporary files and
+uploads go by the same rule. No clock is asked.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
 """All records of a store, read downwards: the history, damaged and lost records, and strays.
 
-:func:`record_of` and :func:`chain_down_to` look for one checkpoint, and say why it is not found.
-
-Theory of operation (SPEC.md section 8.4). Retention deletes records lowest first, and no record
-names a stray. A missing record proves nothing by itself: it may have expired, and a record beneath
-it may be a stray. But if a link leads to record *i*, it is missing, and *afterwards* a record
-beneath *i* is read that another record names as its parent, then *i* did not expire: it was lost.
-The order counts: a record beneath that was read before the gap may be about to expire.
-:class:`LossDetector` is that rule.
+A record was lost if a link leads to it, it is missing, and *afterwards* a record beneath it is read
+that another record names as its parent (SPEC.md section 8.4): retention deletes the lowest first,
+and no record names a stray. :class:`LossDetector` is that rule.
 """
 
 from __future__ import annotations

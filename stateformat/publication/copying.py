@@ -1,15 +1,8 @@
 """Copies of a checkpoint in another store, and rollback to an older checkpoint.
 
-Theory of operation. A savepoint (SPEC.md section 10) is a checkpoint alone in a store of its own:
-every object under the same path with the same bytes, then the manifest, then a record of another
-kind. Digests are verified on the way. What is there already and right is kept, so an interrupted
-copy is completed by repeating it. Of two copies into one empty store the publication protocol
-lets one win.
-
-A rollback (section 8.3) copies no bytes: it publishes newest + 1 with the handles of an older
-checkpoint of the chain. Only it refers to objects which are not its parent's. That is safe because
-``pending`` writes its manifest before it looks at the older record once more, and ``retention``
-reads the manifests under newest + 1.
+A savepoint (SPEC.md section 10) has every object under the same path with the same bytes, digests
+verified, and a record of another kind. An interrupted copy is completed by repeating it. A rollback
+(section 8.3) copies no bytes: it publishes newest + 1 with the handles of an older checkpoint.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """A checkpoint in the making: snapshots come in, a record and a permit come out.
 
-Theory of operation. The driver begins from the checkpoint that it holds, so id and parent are fixed
-before anything is written. Workers write segments; their snapshots arrive in any order, from any
-thread, some of them twice. Publishing puts the handles together (written ones on top of carried
-ones), checks them, writes the manifest, and passes the record to ``protocol``.
-
-Deleting is safe because of what a checkpoint may refer to (SPEC.md sections 8.2 and 9): its own
-objects, and those that its parent, or the source of a rollback or rewrite, refers to. Every
-publication checks that once more.
+Id and parent are fixed at the beginning. Snapshots arrive in any order, from any thread, some of
+them twice. Publishing puts the handles together, checks them, writes the manifest, and passes the
+record to ``protocol``. A checkpoint may refer only to its own objects and to those of its parent
+and source (SPEC.md sections 8.2 and 9); every publication checks that, and deleting relies on it.
 """
 
 from __future__ import annotations

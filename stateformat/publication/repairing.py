@@ -1,16 +1,10 @@
-"""What is wrong with the newest checkpoint of a store, and a repair.
+"""What is wrong with the newest checkpoint of a store, and a repair (SPEC.md section 8.4).
 
-Theory of operation (SPEC.md section 8.4). No run can start while the newest record cannot be read.
-A repair moves, removes and overwrites nothing: a run that holds a permit for the damaged id, or is
-about to publish the next one, must still collide with others. Instead it publishes newest + 1 with
-the content of the highest whole checkpoint beneath, unless the caller names another. The new record
-names that checkpoint (``content_of``), where history goes on. Its parent is what the damaged record
-was, if the one manifest under its id tells. The rest is as in a rollback: the manifest, a look at
-the source's record, the record.
-
-A checkpoint alone beneath the damage may be a stray. A repair takes it only when the caller names
-it. Where the newest record is whole and its manifest or segments are not, the repair is an ordinary
-rollback.
+No run can start while the newest record cannot be read. A repair overwrites nothing: it publishes
+newest + 1 with the content of the highest whole checkpoint beneath, or of one that the caller
+names. The record names that checkpoint (``content_of``), where history goes on. A checkpoint alone
+beneath the damage may be a stray, so it is taken only by name. Where the newest record is whole and
+its manifest or segments are not, the repair is an ordinary rollback.
 """
 
 from __future__ import annotations

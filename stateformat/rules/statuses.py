@@ -1,8 +1,7 @@
 """Rules of a job graph that validation and restore planning share (SPEC.md sections 3.4 and 3.5).
 
-Each function finds what breaks one rule. Statuses are an argument of their own, because a plan
-checks a topology with the statuses of a checkpoint; an operator without one is new and runs. No
-rule counts feedback edges.
+Statuses are an argument, because a plan checks a topology with the statuses of a checkpoint; an
+operator without one is new and runs. No rule counts feedback edges.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
 """The columns of a state when the program that declares it changes (SPEC.md section 5.7).
 
-Theory of operation. A program declares its states by name at every start. It names renamed and
-dropped columns in :class:`Changes`, and keeps naming them: the same program starts from checkpoints
-made before the change, after it, and after a rollback. Whether a change was made already is read
-from the field ids in ``State.schemas``, all schemas that the state has had:
+A program names renamed and dropped columns in :class:`Changes` at every start: it may start from
+checkpoints made before the change, after it, and after a rollback. ``State.schemas`` tells what was
+made already, and then has no effect:
 
-- a rename was made if a field had the old name in one schema and the new name in a later one;
-- a drop was made if a field of that name is missing from a later schema.
+- a rename, if a field had the old name in one schema and the new name in a later one;
+- a drop, if a field of that name is missing from a later schema.
 
-A change that was made has no effect. So a column that was dropped or renamed and is declared again
-is a new field with a new id. A new state of a program with changes begins with two schemas, before
-and after them. A nested field's name is its path with points.
+So a column that was dropped or renamed and is declared again is a new field with a new id. A new
+state of a program with changes begins with two schemas, before and after them.
 """
 
 from __future__ import annotations
