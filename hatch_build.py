@@ -1,4 +1,6 @@
-"""Refuses a build in which a link of ``stateformat/`` is no folder: the wheel would lack most of the package, silently."""
+"""Refuses a build in which a link of ``stateformat/`` is no folder: the wheel would lack most of
+the package, silently.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class LinksAreFolders(BuildHookInterface):
-    """``backends``, ``redistribution`` and ``tools`` are links in a checkout, folders in an sdist, and neither in a ZIP."""
+    """``backends``, ``redistribution`` and ``tools`` are links in a checkout, folders in an sdist,
+    and neither in a ZIP.
+    """
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 - hatchling says so
         """Raises ``SystemExit`` with the link that is none and what to do."""

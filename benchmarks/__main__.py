@@ -3,9 +3,9 @@
 Each module ``bench_*`` has a function ``measure()`` that gives rows, as a list or one by one; one
 that draws has ``save() -> str`` too, which a whole run calls at its end. A whole run replaces the
 table of each module in README.md as soon as the module is done. ``python -m benchmarks NAME …`` (or
-``make bench ONLY="NAME …"``) runs some of them, ``segments`` or ``bench_segments``, and prints; with
-``--update-readme`` it replaces their tables, too. With ``--full`` those whose ``measure`` takes
-``full`` leave nothing out.
+``make bench ONLY="NAME …"``) runs some of them, ``segments`` or ``bench_segments``, and prints;
+with ``--update-readme`` it replaces their tables, too. With ``--full`` those whose ``measure``
+takes ``full`` leave nothing out.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ def replace_section(page: str, name: str, title: str, rows: list[Row], measured_
 
 
 def asked(readme: str, page: str) -> str:
-    """The README with its short table, from the rows of the page. A row that was never measured is left out."""
+    """The README with its short table, from the rows of the page. A row that was never measured is
+    left out.
+    """
     rows = [
         [cell.strip() for cell in line.strip("|\n").split("|")] for line in page.splitlines() if line.startswith("| ")
     ]

@@ -1,8 +1,10 @@
-"""Is the state in the checkpoints what the CSV files say? A check that shares nothing with the code that wrote it.
+"""Is the state in the checkpoints what the CSV files say? A check that shares nothing with the code
+that wrote it.
 
-What must be there is asked of Spark SQL, over the CSV files, without Arrow, key groups or checkpoints. What is there is read
-the way a restarted job reads it: a restore is planned at some parallelism, and each subtask reads what it is given. The two
-are compared row by row, together with the key group of each row and the subtask that got it.
+What must be there is asked of Spark SQL, over the CSV files, without Arrow, key groups or
+checkpoints. What is there is read the way a restarted job reads it: a restore is planned at some
+parallelism, and each subtask reads what it is given. The two are compared row by row, together with
+the key group of each row and the subtask that got it.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ STATES = {
 
 
 class Result(NamedTuple):
-    """One checkpoint, restored at one parallelism: rows per state, and how many differ from the CSV files."""
+    """One checkpoint, restored at one parallelism: rows per state, and how many differ from the CSV
+    files.
+    """
 
     checkpoint_id: int
     kind: str
@@ -34,7 +38,9 @@ class Result(NamedTuple):
 
 
 def expected(spark: SparkSession, state: str, parallelism: int, max_parallelism: int) -> pa.Table:
-    """What a state must be, by the CSV files: its columns, and before them ``subtask`` and ``_key_group``."""
+    """What a state must be, by the CSV files: its columns, and before them ``subtask`` and
+    ``_key_group``.
+    """
     per_map_key = "dest AS _map_key, " if state == "by_destination" else ""
     departures = "" if state == "by_destination" else ", sum(nvl(dep_delay, 0)) AS departure_delay_min"
     return spark.sql(

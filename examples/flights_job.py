@@ -1,4 +1,5 @@
-"""The flights job of the demo: its graph, its states, and how Spark computes and writes them as one checkpoint.
+"""The flights job of the demo: its graph, its states, and how Spark computes and writes them as one
+checkpoint.
 
 The job is a dataflow of six operators, four subtasks each::
 
@@ -6,13 +7,16 @@ The job is a dataflow of six operators, four subtasks each::
     flights ──forward──▶ airlines ──hash────▶
                                └──rebalance──▶ rates
 
-It has read all of 2013. ``planes`` was a bounded source and has ended. ``flights`` reads one split per month; the
-splits of its last subtask were bounded too, so that subtask has ended, and the subtask of ``airlines`` behind it. The
-others wait for more. Everything is computed by Spark SQL; what is shown is how the results become a checkpoint:
+It has read all of 2013. ``planes`` was a bounded source and has ended. ``flights`` reads one split
+per month; the splits of its last subtask were bounded too, so that subtask has ended, and the
+subtask of ``airlines`` behind it. The others wait for more. Everything is computed by Spark SQL;
+what is shown is how the results become a checkpoint:
 
 - the driver *begins* a checkpoint and sends its ``WriteContext`` to the executors;
-- each executor task plays one subtask: it writes that subtask's states and sends back a ``Snapshot``, which is small;
-- the driver adds the snapshots, says which subtasks have finished, and *publishes*. Nobody else can.
+- each executor task plays one subtask: it writes that subtask's states and sends back a
+  ``Snapshot``, which is small;
+- the driver adds the snapshots, says which subtasks have finished, and *publishes*. Nobody else
+  can.
 """
 
 from __future__ import annotations
@@ -62,7 +66,8 @@ def job_states() -> list[sf.State]:
     split = {"file": pa.string(), "month": pa.int32()}
     counts = {"flights": pa.int64(), "arrival_delay_min": pa.int64()}
     return [
-        # Where each subtask of the source stands. At another parallelism the splits are dealt out evenly ...
+        # Where each subtask of the source stands. At another parallelism the splits are dealt out
+        # evenly ...
         sf.even_split_state("flights", "positions", columns={**split, "next_row": pa.int64()}),
         # ... and the coordinator, which hands splits out, gets what it kept, whole.
         sf.coordinator_state("flights", "splits", columns={**split, "assigned_to": pa.int32(), "finished": pa.bool_()}),
@@ -70,7 +75,8 @@ def job_states() -> list[sf.State]:
         sf.broadcast_state("airlines", "names", columns={"carrier": pa.string(), "name": pa.string()}),
         # Every subtask gets the entries of all.
         sf.union_state("rates", "totals", columns={"carrier": pa.string(), "flights": pa.int64(), "late": pa.int64()}),
-        # Keyed by plane: a row per plane, and a map per plane. Some flights name no plane; null is a key like any other.
+        # Keyed by plane: a row per plane, and a map per plane. Some flights name no plane; null is
+        # a key like any other.
         sf.value_state("delays", "stats", keys=tailnum, values={**counts, "departure_delay_min": pa.int64()}),
         sf.map_state("delays", "by_destination", keys=tailnum, map_key=pa.string(), values=counts),
         sf.progress_state("delays"),
@@ -97,13 +103,14 @@ def load_views(spark: SparkSession, scratch: Path) -> None:
     spark.sql("CACHE TABLE flights_csv")
 
 
-# What runs on executors -------------------------------------------------------------------------------------------
+# What runs on executors ---------------------------------------------------------------------------
 
 
 def snapshots_of(
     spark: SparkSession, context: sf.WriteContext, operator: str, rows: DataFrame, subtasks: int, contents: Contents
 ) -> list[bytes]:
-    """Run one task per subtask: ``rows`` go to the task that their column ``subtask`` names, and it writes its states.
+    """Run one task per subtask: ``rows`` go to the task that their column ``subtask`` names, and it
+    writes its states.
 
     Returns the snapshots as bytes, one for each of the subtasks 0 … ``subtasks`` − 1.
     """
@@ -128,7 +135,9 @@ def _arrow_schema(spark: SparkSession, rows: DataFrame) -> pa.Schema:
 
 
 def delays_contents(rows: pa.Table, _subtask: int) -> Mapping[str, pa.Table]:
-    """``delays``: a map entry per plane and destination, as it came, and a value per plane, summed up."""
+    """``delays``: a map entry per plane and destination, as it came, and a value per plane, summed
+    up.
+    """
     sums = ["flights", "arrival_delay_min", "departure_delay_min"]
     stats = rows.group_by("tailnum", use_threads=False).aggregate([(name, "sum") for name in sums])
     latest = pc.max(rows["latest_us"]).as_py() or 0
@@ -153,7 +162,7 @@ def only_state(name: str) -> Contents:
     return lambda rows, _subtask: {name: rows.drop_columns(["subtask"])}
 
 
-# What Spark computes ----------------------------------------------------------------------------------------------
+# What Spark computes ------------------------------------------------------------------------------
 
 DELAYS_SQL = f"""
     SELECT CAST(FLOOR(pmod(hash(tailnum), {MAX_PARALLELISM}) * {PARALLELISM} / {MAX_PARALLELISM}) AS INT) AS subtask,
@@ -163,7 +172,9 @@ DELAYS_SQL = f"""
            unix_micros(max(time_hour)) AS latest_us
     FROM flights_csv GROUP BY tailnum, dest
 """
-"""Rows of ``delays``, each with the subtask that owns its key: the hash of the format is the ``hash`` of Spark SQL."""
+"""Rows of ``delays``, each with the subtask that owns its key: the hash of the format is the
+``hash`` of Spark SQL.
+"""
 
 POSITIONS_SQL = f"""
     SELECT CAST((month - 1) % {PARALLELISM} AS INT) AS subtask, 'flights.csv' AS file, CAST(month AS INT) AS month,

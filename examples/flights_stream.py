@@ -1,16 +1,21 @@
-"""The flights job as a stream on Spark: killed between a publish and its commit, resumed, rescaled, drained, and right.
+"""The flights job as a stream on Spark: killed between a publish and its commit, resumed, rescaled,
+drained, and right.
 
     python examples/flights_stream.py [--executor spark|local] [--store DIR]
 
-Flights come as CSV files, one for each week of 2013, into a directory that grows while the job runs. Planes and airlines are
-bounded: they end, and checkpoints go on without them. What happens, each stage shown with ``ckpt inspect``:
+Flights come as CSV files, one for each week of 2013, into a directory that grows while the job
+runs. Planes and airlines are bounded: they end, and checkpoints go on without them. What happens,
+each stage shown with ``ckpt inspect``:
 
-1. The job starts at parallelism 4, in a process of its own. A sink kills that process with SIGKILL where it should commit:
-   the checkpoint is published, and what it promises is visible to nobody.
-2. It is started again, at parallelism 6. It first commits what that checkpoint has prepared, then goes on with the flights.
-3. When the state of the newest checkpoint says that every flight has been counted, ``ckpt stop --drain`` ends the job for
-   good: windows that are still open are closed, totals are written, everything is committed.
-4. What was committed is compared with SQL over the CSV files. The exit status is 0 only if not one row differs.
+1. The job starts at parallelism 4, in a process of its own. A sink kills that process with SIGKILL
+   where it should commit: the checkpoint is published, and what it promises is visible to nobody.
+2. It is started again, at parallelism 6. It first commits what that checkpoint has prepared, then
+   goes on with the flights.
+3. When the state of the newest checkpoint says that every flight has been counted, ``ckpt stop
+   --drain`` ends the job for good: windows that are still open are closed, totals are written,
+   everything is committed.
+4. What was committed is compared with SQL over the CSV files. The exit status is 0 only if not one
+   row differs.
 """
 
 from __future__ import annotations
@@ -45,7 +50,7 @@ WEEKS_PER_S = 2.0
 TIMEOUT_S = 600
 
 
-# The job -----------------------------------------------------------------------------------------------------------------
+# The job ------------------------------------------------------------------------------------------
 
 
 class FatalSink(FileSink):
@@ -54,7 +59,9 @@ class FatalSink(FileSink):
     commits = 0
 
     def commit(self, permit: CommitPermit, committables: pa.Table) -> None:
-        """Commit, a few times; then die, when the checkpoint is published and has files to be committed."""
+        """Commit, a few times; then die, when the checkpoint is published and has files to be
+        committed.
+        """
         if committables.num_rows and bounded_have_ended(permit.record):
             if self.commits == COMMITS:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -105,7 +112,7 @@ def run_job(folder: Path, executor: str, parallelism: int, *, fatal: bool) -> No
     run(flow, folder / "store", executor, checkpoint_interval_us=CHECKPOINT_US)
 
 
-# The flights -------------------------------------------------------------------------------------------------------------
+# The flights --------------------------------------------------------------------------------------
 
 
 class Feeder(threading.Thread):
@@ -129,7 +136,7 @@ class Feeder(threading.Thread):
             hidden.rename(self._folder / f"week-of-{week:%Y-%m-%d}.csv")
 
 
-# The stages --------------------------------------------------------------------------------------------------------------
+# The stages ---------------------------------------------------------------------------------------
 
 
 def start(folder: Path, executor: str, parallelism: int, *, fatal: bool = False) -> subprocess.Popen[bytes]:

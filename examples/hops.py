@@ -1,14 +1,17 @@
-"""Hops from JFK: a dataflow with a loop, killed while records go round in it, resumed at another parallelism.
+"""Hops from JFK: a dataflow with a loop, killed while records go round in it, resumed at another
+parallelism.
 
     python examples/hops.py [--executor local|spark] [--kills N] [--store DIR]
 
-How many flights does it take from JFK to each airport, day by day, over the routes that were flown from New York on that day
-of 2013, there or back? Records (day, airport, hops) go round in the loop: where one is better than what the keyed state
-``hops`` knows of its airport, records for the neighbours, one hop further, are fed back. The sources end while the loop
-turns; checkpoints go on, and what is on its way round belongs to them. This program starts the job as a process of its
-own, waits for a checkpoint that has records of the loop in it and no source that still runs, kills the process with
-SIGKILL, starts it again at another parallelism, and in the end compares what was committed with a breadth-first search in
-plain Python over the CSV file. The exit status is 0 only if they are equal, and every kill has met records in the loop.
+How many flights does it take from JFK to each airport, day by day, over the routes that were flown
+from New York on that day of 2013, there or back? Records (day, airport, hops) go round in the loop:
+where one is better than what the keyed state ``hops`` knows of its airport, records for the
+neighbours, one hop further, are fed back. The sources end while the loop turns; checkpoints go on,
+and what is on its way round belongs to them. This program starts the job as a process of its own,
+waits for a checkpoint that has records of the loop in it and no source that still runs, kills the
+process with SIGKILL, starts it again at another parallelism, and in the end compares what was
+committed with a breadth-first search in plain Python over the CSV file. The exit status is 0 only
+if they are equal, and every kill has met records in the loop.
 """
 
 from __future__ import annotations
@@ -44,14 +47,15 @@ SOURCES = ("start", "routes")
 TIMEOUT_S = 600
 
 
-# The job -----------------------------------------------------------------------------------------------------------------
+# The job ------------------------------------------------------------------------------------------
 
 
 class Hops(Operator):
     """The head of the loop: of each place, an airport on a day, the fewest hops, and its routes.
 
-    Inputs: records to start with, routes, and the records that are fed back. Emits records for the neighbours of places
-    that came nearer. Routes may come before or after the first record of their place.
+    Inputs: records to start with, routes, and the records that are fed back. Emits records for the
+    neighbours of places that came nearer. Routes may come before or after the first record of their
+    place.
     """
 
     def states(self, *inputs: pa.Schema) -> list[Descriptor]:
@@ -96,7 +100,9 @@ def hops_job(routes: Path, out: Path, parallelism: int, *, batch_rows: int = 4_0
 
 
 def write_routes(path: Path, days: int = 365) -> None:
-    """Every pair of airports between which a flight was on a day, in both directions, for the first ``days`` of the year."""
+    """Every pair of airports between which a flight was on a day, in both directions, for the first
+    ``days`` of the year.
+    """
     flights = all_flights()
     day = pc.cast(flights["time_hour"].cast(pa.timestamp("us")), pa.date32())
     flights = flights.append_column("on", day).filter(pc.less(day, pa.scalar(date(2013, 1, 1) + timedelta(days))))
@@ -107,7 +113,7 @@ def write_routes(path: Path, days: int = 365) -> None:
     pa.csv.write_csv(pa.concat_tables(there_and_back), path)
 
 
-# What it comes to --------------------------------------------------------------------------------------------------------
+# What it comes to ---------------------------------------------------------------------------------
 
 
 def breadth_first(routes: Path) -> Counter[tuple[str, str, int]]:
@@ -141,7 +147,7 @@ def report(folder: Path) -> int:
     return different
 
 
-# Killing and resuming ----------------------------------------------------------------------------------------------------
+# Killing and resuming -----------------------------------------------------------------------------
 
 
 def goes_round(checkpoint: stateformat.Checkpoint) -> bool:
@@ -151,7 +157,9 @@ def goes_round(checkpoint: stateformat.Checkpoint) -> bool:
 
 
 def run_and_kill(folder: Path, executor: str, kills: int) -> bool:
-    """Run the job in processes of its own, of which the first ``kills`` are killed; False where one met no records."""
+    """Run the job in processes of its own, of which the first ``kills`` are killed; False where one
+    met no records.
+    """
     store, seen = folder / "store", 0
     for attempt in range(kills + 1):
         parallelism = PARALLELISMS[attempt % len(PARALLELISMS)]
@@ -190,7 +198,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.job:
         folder, parallelism = Path(chosen.job[0]), int(chosen.job[1])
         flow = hops_job(folder / "routes.csv", folder / "out", parallelism)
-        # In one process checkpoints are taken while records are read; on Spark all is read at once, and each turn is an epoch.
+        # In one process checkpoints are taken while records are read; on Spark all is read at once,
+        # and each turn is an epoch.
         interval_us = 50_000 if chosen.executor == "local" else 2_000_000
         run(flow, folder / "store", chosen.executor, checkpoint_interval_us=interval_us)
         return 0

@@ -42,7 +42,8 @@ def all_flights() -> pa.Table:
 
 
 def run(flow: Dataflow, store: Path, executor: str, **options: Any) -> None:
-    """Run a dataflow to its end in this process, with a line about each checkpoint, and print how it has ended.
+    """Run a dataflow to its end in this process, with a line about each checkpoint, and print how
+    it has ended.
 
     ``options``: those of the runtime.
     """
@@ -91,7 +92,9 @@ def in_flight_rows(checkpoint: stateformat.Checkpoint) -> int:
 def wait_until(
     holds: Callable[[stateformat.Checkpoint], bool], store: Path, process: subprocess.Popen[bytes], timeout_s: float
 ) -> bool:
-    """Look at each newest checkpoint until something holds of it; False where the process ends before, or time is up."""
+    """Look at each newest checkpoint until something holds of it; False where the process ends
+    before, or time is up.
+    """
     began, seen = time.monotonic(), None
     while process.poll() is None and time.monotonic() - began < timeout_s:
         checkpoint = newest(store)

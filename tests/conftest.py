@@ -40,7 +40,9 @@ def tally(pytestconfig: pytest.Config) -> Tally:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
-    """One local Spark for the whole run: two cores, no UI, UTC, and Python workers of this very interpreter."""
+    """One local Spark for the whole run: two cores, no UI, UTC, and Python workers of this very
+    interpreter.
+    """
     from pyspark.sql import SparkSession
 
     before = os.environ.get("PYSPARK_PYTHON")
@@ -64,7 +66,8 @@ def spark() -> Iterator[Any]:
     try:
         yield session
     finally:
-        # The gateway's process ends with the session, or it would outlive the tests; its pipe must be closed by hand.
+        # The gateway's process ends with the session, or it would outlive the tests; its pipe must
+        # be closed by hand.
         gateway = session.sparkContext._gateway
         session.stop()
         gateway.shutdown()

@@ -1,10 +1,13 @@
-"""Run the tests on the cores there are, in two processes: ``python -m tests.side_by_side fast|truth [arguments of pytest]``.
+"""Run the tests on the cores there are, in two processes: ``python -m tests.side_by_side fast|truth
+[arguments of pytest]``.
 
-Theory of operation. One process of pytest uses little more than one core: most tests wait now and then, for Spark, a server, a fault to
-pass. So some files run *beside* the others, in a process of their own: of the fast tests those that need Spark, which is started once
-then, and some that compute; of those marked ``truth`` those that do nothing but compute on a local store, at a lower priority, so that
-they get what the others leave and disturb no measured time. All other files run as ever, new ones too. What the process beside says
-comes after the first's, with a table of its own; the exit status tells of both.
+Theory of operation. One process of pytest uses little more than one core: most tests wait now and
+then, for Spark, a server, a fault to pass. So some files run *beside* the others, in a process of
+their own: of the fast tests those that need Spark, which is started once then, and some that
+compute; of those marked ``truth`` those that do nothing but compute on a local store, at a lower
+priority, so that they get what the others leave and disturb no measured time. All other files run
+as ever, new ones too. What the process beside says comes after the first's, with a table of its
+own; the exit status tells of both.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class Suite(NamedTuple):
-    """Which tests are chosen, which files of them run beside the others, and how much lower their priority is."""
+    """Which tests are chosen, which files of them run beside the others, and how much lower their
+    priority is.
+    """
 
     marked: str
     beside: Sequence[str]

@@ -1,6 +1,7 @@
 """The table that `make test-truth` prints: kind of fault, how often tried, noticed, wrong.
 
-A test that tries many faults adds a line for each kind, and then asserts as any test does; the table is for people.
+A test that tries many faults adds a line for each kind, and then asserts as any test does; the
+table is for people.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from typing import NamedTuple
 
 
 class Line(NamedTuple):
-    """One kind of fault. ``noticed`` is None where there is nothing to notice (a race has a winner, and no damage)."""
+    """One kind of fault. ``noticed`` is None where there is nothing to notice (a race has a winner,
+    and no damage).
+    """
 
     kind: str
     tried: int

@@ -1,4 +1,5 @@
-"""The runtime core under random dataflows, interleavings and faults (``tests/simulation``), and that the simulator sees.
+"""The runtime core under random dataflows, interleavings and faults (``tests/simulation``), and
+that the simulator sees.
 
 ``make simulate SEEDS=N FIRST=F`` runs more seeds; each replays exactly.
 """
@@ -27,7 +28,9 @@ SEEDS = 200
 DRAWN = 300
 BLOCK = 20
 SEARCHED = 300
-"""A mutation is found among so many seeds. Whatever changes the order of things moves the ones that find it."""
+"""A mutation is found among so many seeds. Whatever changes the order of things moves the ones that
+find it.
+"""
 FINDS = {
     "drop the ended-channel mark": (3, 15),
     "log all loop records": (17,),
@@ -47,7 +50,9 @@ FINDS = {
     "name parents by id only": (19,),
     "forget what a sink put off": (0, 1),
 }
-"""Seeds that find each, the first to be tried; ``python -m tests.simulation --mutations`` finds them anew."""
+"""Seeds that find each, the first to be tried; ``python -m tests.simulation --mutations`` finds
+them anew.
+"""
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,6 @@
-"""The house: which way imports go, what stands behind a door, how long files are, what stays unimported until it is used."""
+"""The house: which way imports go, what stands behind a door, how long files are, what stays
+unimported until it is used.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ tools.ckpt.exit_status tools.ckpt.interrupts tools.ckpt.json_text tools.ckpt.tex
 tools.ckpt.watch tools.ckpt.documents tools.ckpt.options tools.ckpt.rows tools.ckpt.topology tools.ckpt.commands
 tools.ckpt.main tools.ckpt.__main__ tools.ckpt.docs tools.jobs
 """
-"""Every room, lowest first: a room imports rooms before it. A file that stands in no room is one of its own."""
+"""Every room, lowest first: a room imports rooms before it. A file that stands in no room is one of
+its own.
+"""
 ROOMS = ORDER.split()
 HALLS = {
     f"stateformat{name}"
@@ -41,7 +45,9 @@ HALLS = {
 }
 """Folders of rooms: a file in one is a room of its own."""
 UPWARD = {("stateformat.reading.checkpoint", "stateformat.redistribution")}
-"""The one import upward: ``Checkpoint.plan_restore`` asks the planner. The door of the whole package may name everything."""
+"""The one import upward: ``Checkpoint.plan_restore`` asks the planner. The door of the whole
+package may name everything.
+"""
 LINES_MAX = 480
 """DESIGN says near 400; a test has to draw a line somewhere."""
 FUNCTION_LINES_MAX = 70
@@ -61,7 +67,9 @@ class Use(NamedTuple):
 
 
 def _modules() -> dict[str, Path]:
-    """Every module of the package by its name; the three links are followed by hand, so each file counts once."""
+    """Every module of the package by its name; the three links are followed by hand, so each file
+    counts once.
+    """
     found = {}
     for layer in LAYERS:
         for path in sorted((ROOT / layer).rglob("*.py")):
@@ -98,7 +106,9 @@ def listed(package: str) -> frozenset[str]:
 
 @cache
 def all_imports(module: str) -> tuple[Use, ...]:
-    """Every import of a file, by absolute names; ``module`` is the submodule where one is imported by its name."""
+    """Every import of a file, by absolute names; ``module`` is the submodule where one is imported
+    by its name.
+    """
     here = module.split(".") if module in PACKAGES else module.split(".")[:-1]
     found = []
     for node in ast.walk(tree(module)):
@@ -126,7 +136,9 @@ def room_of(module: str) -> str:
 
 
 def place_of(module: str) -> int | None:
-    """Where a module's room stands in the order; None for the doors of halls that hold nothing but rooms."""
+    """Where a module's room stands in the order; None for the doors of halls that hold nothing but
+    rooms.
+    """
     room = room_of(module).removeprefix("stateformat.")
     room = "redistribution" if room.startswith("redistribution") else room  # its files and its rules use each other
     return ROOMS.index(room) if room in ROOMS else None
@@ -212,7 +224,8 @@ def test_inside_a_wing_imports_are_relative_and_out_of_it_absolute() -> None:
 
 
 def test_the_checks_of_imports_would_notice(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Every import begins with `stateformat`, so a check by the first part of the name would pass whatever is imported.
+    # Every import begins with `stateformat`, so a check by the first part of the name would pass
+    # whatever is imported.
     text = "from stateformat.tools.ckpt.main import main\ndef f():\n    from .keyed import cut_keyed\n"
     monkeypatch.setitem(globals(), "tree", lambda module: ast.parse(text))
     monkeypatch.setitem(globals(), "listed", lambda package: frozenset())
@@ -240,7 +253,8 @@ def test_the_checks_of_imports_would_notice(monkeypatch: pytest.MonkeyPatch) -> 
 )
 def test_pure_parts_reach_no_file_no_executor_and_no_clock(part: str, forbidden: str) -> None:
     names = tuple(f"{name}." for name in forbidden.split())
-    # The harness is for authors of operators; it drives the core as executors do, on a store in memory.
+    # The harness is for authors of operators; it drives the core as executors do, on a store in
+    # memory.
     pure = [m for m in MODULES if f"{m}.".startswith(f"stateformat.{part}.") and ".dataflow.testing" not in m]
     assert not lines(use for module in pure for use in all_imports(module) if f"{use.module}.".startswith(names))
 

@@ -1,4 +1,6 @@
-"""Docstrings as Markdown: roles of Sphinx become code, and what follows ``::`` becomes a block of Python."""
+"""Docstrings as Markdown: roles of Sphinx become code, and what follows ``::`` becomes a block of
+Python.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Pages of the site that are not in docs/: the format, and the reference of every door, from its docstrings."""
+"""Pages of the site that are not in docs/: the format, and the reference of every door, from its
+docstrings.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
 
 
 class _Full:
-    """A match whose path is counted from the root of the repository, with an anchor that may be empty."""
+    """A match whose path is counted from the root of the repository, with an anchor that may be
+    empty.
+    """
 
     def __init__(self, match: re.Match[str], up: str) -> None:
         self._match, self._up = match, up

@@ -1,4 +1,6 @@
-"""The smallest job: rows in, a sum for each key, rows out. Run it twice: the second run has nothing to do."""
+"""The smallest job: rows in, a sum for each key, rows out. Run it twice: the second run has nothing
+to do.
+"""
 
 import pyarrow as pa
 

@@ -17,5 +17,5 @@ flow.apply(BroadcastJoin("carrier"), stream, table.broadcast(), uid="named").app
 LocalRuntime(stateformat.open("memory://join")).run(flow)
 print(out.table().sort_by("delay").to_pylist())
 
-# It prints:
-# [{'carrier': 'AA', 'delay': 2, 'name': 'American'}, {'carrier': 'UA', 'delay': 4, 'name': 'United'}, {'carrier': 'AA', 'delay': 11, 'name': 'American'}]
+# It prints: [{'carrier': 'AA', 'delay': 2, 'name': 'American'}, {'carrier': 'UA', 'delay': 4,
+# 'name': 'United'}, {'carrier': 'AA', 'delay': 11, 'name': 'American'}]

@@ -1,6 +1,8 @@
-"""A store on S3: python on_s3.py s3://bucket/prefix. Credentials come from the environment, never from the URL.
+"""A store on S3: python on_s3.py s3://bucket/prefix. Credentials come from the environment, never
+from the URL.
 
-The server must know conditional writes (`If-None-Match: *`); one that does not is refused at the first checkpoint.
+The server must know conditional writes (`If-None-Match: *`); one that does not is refused at the
+first checkpoint.
 """
 
 import sys

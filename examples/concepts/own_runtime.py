@@ -1,4 +1,6 @@
-"""A runtime of one's own on the library: a word count in a plain loop, with checkpoints, resumed at another parallelism."""
+"""A runtime of one's own on the library: a word count in a plain loop, with checkpoints, resumed at
+another parallelism.
+"""
 
 import pyarrow as pa
 

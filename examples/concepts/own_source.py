@@ -1,4 +1,6 @@
-"""A source of one's own: lines of text files. A split is a file, a position the byte where the next line begins."""
+"""A source of one's own: lines of text files. A split is a file, a position the byte where the next
+line begins.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""A sink of one's own: prepared in each snapshot, committed when the checkpoint is published, each row once."""
+"""A sink of one's own: prepared in each snapshot, committed when the checkpoint is published, each
+row once.
+"""
 
 import pyarrow as pa
 import pyarrow.compute as pc

@@ -1,4 +1,6 @@
-"""Testing: an operator alone in a harness, and a whole job in a store in memory with a virtual clock."""
+"""Testing: an operator alone in a harness, and a whole job in a store in memory with a virtual
+clock.
+"""
 
 import pyarrow as pa
 

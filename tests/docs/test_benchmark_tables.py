@@ -1,4 +1,6 @@
-"""The benchmarks' tables: which lines are marked as missed, and how a table is replaced on its page and in the README."""
+"""The benchmarks' tables: which lines are marked as missed, and how a table is replaced on its page
+and in the README.
+"""
 
 from __future__ import annotations
 

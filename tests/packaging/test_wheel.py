@@ -1,4 +1,6 @@
-"""One package in the wheel, whatever it is built from; it works beside folders of its parts' names, and on Spark's workers."""
+"""One package in the wheel, whatever it is built from; it works beside folders of its parts' names,
+and on Spark's workers.
+"""
 
 from __future__ import annotations
 

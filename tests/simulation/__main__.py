@@ -1,4 +1,6 @@
-"""``python -m tests.simulation --seeds N --first F``: run seeds, print those that fail, and what all of them did."""
+"""``python -m tests.simulation --seeds N --first F``: run seeds, print those that fail, and what
+all of them did.
+"""
 
 from __future__ import annotations
 

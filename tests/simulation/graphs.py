@@ -1,10 +1,12 @@
 """Random dataflows, as data: what a seed runs, and what the model computes with.
 
-A :class:`Graph` knows nothing of the runtime. Every operator lets each record out exactly once, at once or later, under a
-path that it has added its uid to; the pairs ``even``/``odd`` and ``again``/``leave`` let each of them take one half. So whatever happens in
-a run, a record's fate is a function of the graph: :mod:`tests.simulation.model` computes it, and nothing may differ.
+A :class:`Graph` knows nothing of the runtime. Every operator lets each record out exactly once, at
+once or later, under a path that it has added its uid to; the pairs ``even``/``odd`` and
+``again``/``leave`` let each of them take one half. So whatever happens in a run, a record's fate is
+a function of the graph: :mod:`tests.simulation.model` computes it, and nothing may differ.
 
-Operators in one *group* have one parallelism, since records are forwarded between them; the groups' change from run to run.
+Operators in one *group* have one parallelism, since records are forwarded between them; the groups'
+change from run to run.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from stateformat.graph import Partitioner
 KEYS = 7
 """How many keys there are."""
 GROUPS_MAX = 8
-"""Max parallelism of every operator: few key groups, so that several keys share one and all move."""
+"""Max parallelism of every operator: few key groups, so that several keys share one and all move.
+"""
 WINDOW_US = 50
 KEYED_KINDS = frozenset({"count", "window", "latest", "recent"})
 """Kinds of operators that keep keyed state: behind hash edges only."""
@@ -26,7 +29,9 @@ PLAIN_KINDS = ("pass", "rekey", "hold", "union", "union", "ask", "ask", "merge",
 
 
 class Row(NamedTuple):
-    """A record, as far as its fate depends on it. ``path``: the uids that have let it out, each behind a dot."""
+    """A record, as far as its fate depends on it. ``path``: the uids that have let it out, each
+    behind a dot.
+    """
 
     id: int
     key: int
@@ -37,7 +42,9 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class SourceSpec:
-    """A source; ``splits``: how many records each has. ``together``: how many splits a reader holds, None for all given."""
+    """A source; ``splits``: how many records each has. ``together``: how many splits a reader
+    holds, None for all given.
+    """
 
     uid: str
     number: int
@@ -112,7 +119,9 @@ class Graph:
 
 
 def passed_on(kind: str, uid: str, row: Row) -> Row | None:
-    """What an operator of a kind lets out for a record, whenever it does; None where it takes the other half."""
+    """What an operator of a kind lets out for a record, whenever it does; None where it takes the
+    other half.
+    """
     key, hops = row.key, row.hops
     if kind == "rekey":
         key = (key * 3 + 1) % KEYS
@@ -161,7 +170,9 @@ class _Drawing:
         return spec
 
     def edge(self, *, keyed: bool, near: bool = False) -> tuple[EdgeSpec, int | None]:
-        """An edge from a stream that is there, and its group where it is forwarded. ``near``: point to point."""
+        """An edge from a stream that is there, and its group where it is forwarded. ``near``: point
+        to point.
+        """
         unused = [stream for stream in self.open if stream[0] not in self.consumed]
         uid, group = self.rng.choice(unused if unused and self.rng.random() < 0.8 else self.open)
         self.consumed.add(uid)
@@ -199,7 +210,8 @@ class _Drawing:
             self.plain(rng.choice(PLAIN_KINDS))
 
     def plain(self, kind: str) -> None:
-        # Only point to point do some subtasks end before others at one cut, which is what union state cannot bear.
+        # Only point to point do some subtasks end before others at one cut, which is what union
+        # state cannot bear.
         edge, group = self.edge(keyed=False, near=kind == "union")
         inputs = [edge]
         if kind == "merge":

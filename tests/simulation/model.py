@@ -1,12 +1,15 @@
 """The oracle: what any checkpoint and the output up to it must say, computed from the graph alone.
 
-Theory of operation. A checkpoint is a cut. At a cut each record that a source has read is in exactly one place for each path
-that it takes: in output that was prepared (in this checkpoint or one before it), in a state that holds it, or on its way. From
-its place a record's remaining fate is known (:meth:`Model.fate`), and so the fates of all records at all places, added
-up, must be the fates of the records read: a record lost, repeated or gone astray shows at the first checkpoint after it.
+Theory of operation. A checkpoint is a cut. At a cut each record that a source has read is in
+exactly one place for each path that it takes: in output that was prepared (in this checkpoint or
+one before it), in a state that holds it, or on its way. From its place a record's remaining fate is
+known (:meth:`Model.fate`), and so the fates of all records at all places, added up, must be the
+fates of the records read: a record lost, repeated or gone astray shows at the first checkpoint
+after it.
 
-Beside this: counters and the counts written into records, windows and their timers, broadcast copies, coordinators, who
-has finished, and how far each split was read. Nothing here uses the runtime; checkpoints are read through ``stateformat``.
+Beside this: counters and the counts written into records, windows and their timers, broadcast
+copies, coordinators, who has finished, and how far each split was read. Nothing here uses the
+runtime; checkpoints are read through ``stateformat``.
 """
 
 from __future__ import annotations
@@ -46,7 +49,9 @@ class Cut:
     """How far each split was read: records of (source, split) below it."""
     facts: Facts
     disturbed: frozenset[str]
-    """Operators that partially finished at some time up to here: their subtasks share what remained."""
+    """Operators that partially finished at some time up to here: their subtasks share what
+    remained.
+    """
     in_flight: int = 0
     """Records on their way."""
 
@@ -70,8 +75,9 @@ class Model:
         self._read: dict[tuple[str, int, int], tuple[Fate, ...]] = {}
 
     def _ordered(self) -> frozenset[str]:
-        """Operators to which the records of one split and key come in their order, on one path: nobody before them holds
-        any back, and every edge keeps records of one key together."""
+        """Operators to which the records of one split and key come in their order, on one path:
+        nobody before them holds any back, and every edge keeps records of one key together.
+        """
         ordered = {source.uid for source in self.graph.sources}
         found = set()
         for op in self.graph.ops:
@@ -84,7 +90,9 @@ class Model:
         return frozenset(found)
 
     def in_order(self, uid: str, counts: dict[tuple[int, str], int]) -> bool:
-        """Whether the counts of a counter ascend along each split, key and path, where that is promised."""
+        """Whether the counts of a counter ascend along each split, key and path, where that is
+        promised.
+        """
         lanes: dict[tuple[int, int, str], list[tuple[int, int]]] = defaultdict(list)
         if uid in self._in_order:
             for (number, path), value in counts.items():
@@ -94,7 +102,7 @@ class Model:
                 lanes[number // 1_000, key, path].append((position, value))
         return all([n for _, n in sorted(lane)] == sorted(n for _, n in lane) for lane in lanes.values())
 
-    # Fates -------------------------------------------------------------------------------------------------------------
+    # Fates ----------------------------------------------------------------------------------------
 
     def fate(self, row: Row, uid: str, number: int = 0) -> tuple[Fate, ...]:
         """Where a record that has come to an operator ends up."""
@@ -148,7 +156,7 @@ class Model:
                 moved.add(op.uid)
         return replace(facts, steady=frozenset(placed) - moved - facts.fully_finished)
 
-    # Output ------------------------------------------------------------------------------------------------------------
+    # Output ---------------------------------------------------------------------------------------
 
     def check_output(
         self, output: dict[tuple[Any, ...], tuple[str, ...]], positions: dict[tuple[str, int], int]
@@ -166,10 +174,12 @@ class Model:
             furthest[place] = max(furthest.get(place, 0), position + 1)
         return furthest
 
-    # Checkpoints -------------------------------------------------------------------------------------------------------
+    # Checkpoints ----------------------------------------------------------------------------------
 
     def judge(self, storage: MemoryStorage, record: Record, parent: Cut | None, *, full: bool = True) -> Cut:
-        """Read a checkpoint, and stop with a :class:`Violation` where it says anything wrong. ``full``: validate it too."""
+        """Read a checkpoint, and stop with a :class:`Violation` where it says anything wrong.
+        ``full``: validate it too.
+        """
         if full:
             check_valid(storage, record.checkpoint_id)
         reading = _Reading(self, Checkpoint(storage, record), parent)
@@ -266,7 +276,7 @@ class _Reading:
     def fail(self, what: str) -> None:
         raise Violation(f"checkpoint {self.record.checkpoint_id}: {what}")
 
-    # The cut -----------------------------------------------------------------------------------------------------------
+    # The cut --------------------------------------------------------------------------------------
 
     def cut(self) -> Cut:
         """What later checkpoints depend on."""
@@ -290,7 +300,9 @@ class _Reading:
         return output
 
     def _positions(self) -> dict[tuple[str, int], int]:
-        """Splits that a reader holds, that are still to be dealt, and the others, which were read to their ends."""
+        """Splits that a reader holds, that are still to be dealt, and the others, which were read
+        to their ends.
+        """
         found = {}
         drained = self.record.stop is not None and self.record.stop.mode is StopMode.DRAIN
         for source in self.model.graph.sources:
@@ -344,7 +356,7 @@ class _Reading:
         fully = frozenset(str(op.uid) for op in self.graph.operators if op.status is Status.FULLY_FINISHED)
         return Facts(fully, settled, frozenset(), life, everywhere)
 
-    # What must hold ------------------------------------------------------------------------------------------------------
+    # What must hold -------------------------------------------------------------------------------
 
     def statuses(self) -> None:
         """Who has finished stays so; union state and partial finishing exclude each other."""
@@ -383,7 +395,9 @@ class _Reading:
                 yield from held_rows(self.model.kinds[uid], state.name, self.rows(uid, state.name))
 
     def counters(self, cut: Cut) -> None:
-        """Each counter says how many records have passed it, and no two records have the same count of a key."""
+        """Each counter says how many records have passed it, and no two records have the same count
+        of a key.
+        """
         counts: dict[str, dict[tuple[int, str], int]] = defaultdict(dict)
         for row in self.everywhere(cut):
             marks = [mark.split("#") for mark in row["marks"].split(";") if mark]
@@ -450,7 +464,9 @@ class _Reading:
                         self.fail(f"copy {subtask} of {op.uid} has {sorted(copy)}, and {expected} were sent")
 
     def coordinators(self, cut: Cut) -> None:
-        """A coordinator knows, or will be told again, of every record that has come to its operator; each once."""
+        """A coordinator knows, or will be told again, of every record that has come to its
+        operator; each once.
+        """
         arrived: dict[str, set[str]] = defaultdict(set)
         for row in self.everywhere(cut):
             path = ""

@@ -1,7 +1,8 @@
-"""The core broken on purpose, in seventeen ways that somebody could break it without noticing. The simulator must.
+"""The core broken on purpose, in seventeen ways that somebody could break it without noticing. The
+simulator must.
 
-Each is a context manager that puts a plausible mistake in the place of one rule. :data:`MUTATIONS` names them as issue and
-README do; ``tests/test_simulation.py`` shows that each is found.
+Each is a context manager that puts a plausible mistake in the place of one rule. :data:`MUTATIONS`
+names them as issue and README do; ``tests/test_simulation.py`` shows that each is found.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def drop_the_ended_channel_mark() -> AbstractContextManager[Any]:
 
 
 def log_all_loop_records() -> AbstractContextManager[Any]:
-    """A head logs what is fed back until every channel's barrier has come, not until that channel's."""
+    """A head logs what is fed back until every channel's barrier has come, not until that
+    channel's.
+    """
     right = LoopBuffer.receive
 
     def receive(self: LoopBuffer, channel: Any, batch: pa.RecordBatch, *, hold: bool) -> list[TaskCommand]:
@@ -113,7 +116,9 @@ def end_inputs_again_after_a_restore() -> AbstractContextManager[Any]:
 
 
 def count_feedback_edges_for_roots() -> AbstractContextManager[Any]:
-    """A loop's tail counts as a predecessor of its head: a head whose sources have finished is no root."""
+    """A loop's tail counts as a predecessor of its head: a head whose sources have finished is no
+    root.
+    """
     right = roster.make_plan
 
     def make_plan(job: Any, running: Any) -> Any:
@@ -156,7 +161,9 @@ def merge_two_broadcast_copies() -> AbstractContextManager[Any]:
 
 
 def end_on_any_checkpoint() -> AbstractContextManager[Any]:
-    """A task that waits for the savepoint of a stop leaves when any checkpoint since its end is complete."""
+    """A task that waits for the savepoint of a stop leaves when any checkpoint since its end is
+    complete.
+    """
     right = Task._leave
 
     def leave(self: Task) -> list[TaskCommand]:

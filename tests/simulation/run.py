@@ -1,9 +1,11 @@
-"""One seed: draw a dataflow and a history of runs, let it happen, and check it against the model at every checkpoint.
+"""One seed: draw a dataflow and a history of runs, let it happen, and check it against the model at
+every checkpoint.
 
-A history is several *attempts* at running the job to its end on one store: each at its own parallelism, with its own
-faults, and each ended by what its seed says or by what its faults bring about. A run can be left alone half-way and go on
-beside the next one, as a zombie. The last attempt has no faults and must come to an end. Everything follows from the
-seed: there is one thread, a virtual clock, and ids are drawn too.
+A history is several *attempts* at running the job to its end on one store: each at its own
+parallelism, with its own faults, and each ended by what its seed says or by what its faults bring
+about. A run can be left alone half-way and go on beside the next one, as a zombie. The last attempt
+has no faults and must come to an end. Everything follows from the seed: there is one thread, a
+virtual clock, and ids are drawn too.
 """
 
 from __future__ import annotations
@@ -151,7 +153,7 @@ class Simulation:
     def _some(self) -> int:
         return self.rng.choice((1, 1, 2, 2, 3, 4))
 
-    # History -----------------------------------------------------------------------------------------------------------
+    # History --------------------------------------------------------------------------------------
 
     def run(self) -> Tally:
         """Let it all happen."""
@@ -209,10 +211,12 @@ class Simulation:
         """What the chain ends with."""
         return self.cuts[self.disk.chain[-1].ref] if self.disk.chain else None
 
-    # One attempt -------------------------------------------------------------------------------------------------------
+    # One attempt ----------------------------------------------------------------------------------
 
     def _attempt(self, *, kind: bool, resume: bool, limit: int | None = None) -> JobOutcome | None:
-        """Run the job, to its end or until something ends the run. ``limit``: killed behind so many checkpoints."""
+        """Run the job, to its end or until something ends the run. ``limit``: killed behind so many
+        checkpoints.
+        """
         rng = self.rng
         zombies = len(self.zombies)
         self.runs += 1
@@ -405,7 +409,7 @@ class Simulation:
         if not goes_on:
             self.zombies.remove(zombie)
 
-    # Between runs --------------------------------------------------------------------------------------------------------
+    # Between runs ---------------------------------------------------------------------------------
 
     def plain_store(self, meanwhile: Callable[[str, str], None] | None = None) -> CheckpointStore:
         """The store without faults, for those who look after it."""
@@ -414,7 +418,9 @@ class Simulation:
         return CheckpointStore(storage, sleep=lambda seconds: None)
 
     def _between(self) -> None:
-        """Somebody looks after the store between two runs; somebody else may do so at the same time."""
+        """Somebody looks after the store between two runs; somebody else may do so at the same
+        time.
+        """
         rng = self.rng
         newest = self.newest()
         stop = newest.record.stop if newest else None
@@ -425,7 +431,8 @@ class Simulation:
         )
         if rng.random() < 0.7:
             rival = rng.choice((self._roll_back, self._expire, self._expire))
-            # Most of what can go wrong goes wrong before a manifest or a record is there, or between two deletions.
+            # Most of what can go wrong goes wrong before a manifest or a record is there, or
+            # between two deletions.
             at = rng.choice((layout.MANIFESTS, layout.RECORDS, ""))
             left = 1 if at else rng.randint(1, 16)
 
@@ -446,7 +453,9 @@ class Simulation:
         self.absorb()
 
     def _stall(self, count: int) -> Callable[[str, str], None]:
-        """A process stalls before it creates its ``count``-th record; another runs the job meanwhile."""
+        """A process stalls before it creates its ``count``-th record; another runs the job
+        meanwhile.
+        """
         left = count
 
         def meanwhile(verb: str, path: str) -> None:
@@ -462,7 +471,8 @@ class Simulation:
                 self._attempt(kind=False, resume=self._newest_is_suspended(), limit=self.rng.randint(2, 4))
                 stalled, newest = layout.record_id(path), self.disk.newest_id()
                 if stalled is not None and newest > stalled and self.rng.random() < 0.6:
-                    # All up to the id that it is about to create: what it creates is a stray, right below the chain.
+                    # All up to the id that it is about to create: what it creates is a stray, right
+                    # below the chain.
                     self._expire(keep=newest - stalled)
                 self.storage, self.witness, self.parallelism = own
                 self.say(f"goes on, and creates {path}")
@@ -476,7 +486,9 @@ class Simulation:
             (store or self.plain_store()).expire(keep)
 
     def _told_history(self) -> list[ParentRef]:
-        """The checkpoints of the store, newest first: each was the newest when it was created, so no stray is among them."""
+        """The checkpoints of the store, newest first: each was the newest when it was created, so
+        no stray is among them.
+        """
         history = [record.ref for record in self.plain_store().history()] if self.disk.chain else []
         never = [ref for ref in history if ref not in self.cuts]
         if never:
@@ -514,7 +526,7 @@ class Simulation:
             self.say(f"rescaled to {parallelism}")
         self.tally.counts["rescale"] += 1
 
-    # Checks --------------------------------------------------------------------------------------------------------------
+    # Checks ---------------------------------------------------------------------------------------
 
     def absorb(self) -> None:
         """Judge every checkpoint that has come to be."""
@@ -585,7 +597,9 @@ class Simulation:
             raise Violation(f"these did something behind the barrier of the stop: {late}")
 
     def _check_runs_nothing(self, outcome: JobOutcome) -> None:
-        """Who runs a job again that has ended, or was stopped and is not told to go on, is told so at once."""
+        """Who runs a job again that has ended, or was stopped and is not told to go on, is told so
+        at once.
+        """
         again = self._attempt(kind=True, resume=False)
         assert self.witness is not None
         if again is None or again.checkpoint_id != outcome.checkpoint_id or self.witness.active:
@@ -630,5 +644,7 @@ def drawn_ids(seed: int) -> Iterator[None]:
 
 
 def simulate(seed: int, *, thorough: bool = True) -> Tally:
-    """Run one seed. Raises :class:`Failed` with its story. ``thorough``: validate every checkpoint, not the last of each run."""
+    """Run one seed. Raises :class:`Failed` with its story. ``thorough``: validate every checkpoint,
+    not the last of each run.
+    """
     return Simulation(seed, thorough=thorough).run()

@@ -1,13 +1,15 @@
 """A storage that fails as storages do, and knows the truth about what was published.
 
-Theory of operation. A :class:`Disk` holds the objects; it never fails and is asked by the checks. Every run works through a
-:class:`FaultyStorage` of its own over the disk. Each of its requests draws a :class:`Do` from the run's random numbers: the
-request is refused, or carried out and its answer lost, or dropped, or carried out later, or the process dies there. After a
-death nothing of that process reaches the disk any more, whatever its handlers try. What was begun and not ended shows
-as a leftover and never under a final name, as with every storage of ours.
+Theory of operation. A :class:`Disk` holds the objects; it never fails and is asked by the checks.
+Every run works through a :class:`FaultyStorage` of its own over the disk. Each of its requests
+draws a :class:`Do` from the run's random numbers: the request is refused, or carried out and its
+answer lost, or dropped, or carried out later, or the process dies there. After a death nothing of
+that process reaches the disk any more, whatever its handlers try. What was begun and not ended
+shows as a leftover and never under a final name, as with every storage of ours.
 
-The disk decodes each record as it appears: a record that was created as the newest is in the chain from then on, whether
-its publisher ever hears of it or not (``publish-protocol``). That chain is the truth that the model is checked against.
+The disk decodes each record as it appears: a record that was created as the newest is in the chain
+from then on, whether its publisher ever hears of it or not (``publish-protocol``). That chain is
+the truth that the model is checked against.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ class Faults:
     def draw(self, rng: random.Random, verb: str) -> Do:
         """What becomes of one request. Only creating can be late or be answered wrongly.
 
-        A record is created once for hundreds of other requests, and it is what everything hangs on: five times as often.
+        A record is created once for hundreds of other requests, and it is what everything hangs on:
+        five times as often.
         """
         dice = rng.randrange(200 if verb == "create" else 1000)
         for share, do in (
@@ -117,7 +120,9 @@ class Disk:
         return outcome
 
     def delete(self, path: str) -> None:
-        """Delete an object. A checkpoint of the chain goes only by retention, so never before one beneath it (SPEC 9)."""
+        """Delete an object. A checkpoint of the chain goes only by retention, so never before one
+        beneath it (SPEC 9).
+        """
         checkpoint_id = layout.record_id(path)
         gone = {ref for ref in self.standing if ref.checkpoint_id == checkpoint_id}
         if gone and self.storage.exists() and any(item.path == path for item in self.storage.list(layout.RECORDS)):
@@ -141,7 +146,9 @@ class FaultyStorage:
         """The faults that were drawn, for the story of a failure."""
         self.requests = 0
         self.meanwhile: Callable[[str, str], None] | None = None
-        """Called with verb and path before a request goes out: the process stalls there, and others go on."""
+        """Called with verb and path before a request goes out: the process stalls there, and others
+        go on.
+        """
         self._rng = rng
         self._late: list[tuple[int, Callable[[], Any]]] = []
 

@@ -1,9 +1,10 @@
 """Who watches a run from inside: every hook of every operator reports here before it does anything.
 
-A :class:`Witness` belongs to one run. It knows what the checkpoint says that the run goes on from (:class:`Facts`), and stops the
-whole simulation with a :class:`Violation` when a hook is called that must not be: an operator opened that is fully
-finished, a record after ``finish``, an input ended twice in a published history, time going back. It also lets hooks
-fail, each once and at the call that the seed has drawn.
+A :class:`Witness` belongs to one run. It knows what the checkpoint says that the run goes on from
+(:class:`Facts`), and stops the whole simulation with a :class:`Violation` when a hook is called
+that must not be: an operator opened that is fully finished, a record after ``finish``, an input
+ended twice in a published history, time going back. It also lets hooks fail, each once and at the
+call that the seed has drawn.
 
 The :class:`Ledger` outlives runs: what sinks have made visible, checked against what was published.
 """
@@ -52,9 +53,10 @@ class UserError(RuntimeError):
 class Facts:
     """What is known of the checkpoint that a run goes on from.
 
-    ``settled``: operators none of whose subtasks had ended, with their parallelism; at that they keep their entries.
-    ``steady``: those of them that hear nobody point to point who is not settled; only these keep their place in time, since
-    what a producer begins anew may send what another had sent. ``life``: what has happened to each subtask, from its own state.
+    ``settled``: operators none of whose subtasks had ended, with their parallelism; at that they
+    keep their entries. ``steady``: those of them that hear nobody point to point who is not
+    settled; only these keep their place in time, since what a producer begins anew may send what
+    another had sent. ``life``: what has happened to each subtask, from its own state.
     ``ended_everywhere``: the inputs that had ended for all subtasks.
     """
 
@@ -87,7 +89,9 @@ class Ledger:
         """Every committable that stands in a checkpoint of the chain, with its content."""
         self.committed: dict[tuple[Any, ...], tuple[str, ...]] = {}
         self.prepared: set[tuple[Any, ...]] = set()
-        """What sinks have prepared and neither committed nor removed: their temporary files, as it were."""
+        """What sinks have prepared and neither committed nor removed: their temporary files, as it
+        were.
+        """
         self.permitted: set[tuple[int, str]] = set()
         """Every checkpoint that was the newest when it was created."""
         self.left_behind: set[tuple[Any, ...]] = set()

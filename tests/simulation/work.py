@@ -1,8 +1,10 @@
-"""The sources, operators and sinks of the simulator: small, and every hook reports to the :class:`Witness` first.
+"""The sources, operators and sinks of the simulator: small, and every hook reports to the
+:class:`Witness` first.
 
-Every operator adds its uid to the path of a record when it lets it out (``graphs.passed_on``), and keeps records that it does
-not let out yet in declared states, whole. Counters write their count into the record's ``marks``. So any cut through a
-run tells where each record is, and the output tells what the states were.
+Every operator adds its uid to the path of a record when it lets it out (``graphs.passed_on``), and
+keeps records that it does not let out yet in declared states, whole. Counters write their count
+into the record's ``marks``. So any cut through a run tells where each record is, and the output
+tells what the states were.
 
 Rows are handled one by one: there are some dozens of them.
 """
@@ -79,7 +81,9 @@ def let_out(spec: OpSpec, row: dict[str, Any]) -> Rows:
 
 
 class Watched(Operator):
-    """An operator whose every hook is witnessed. ``take``, ``due`` and ``rest`` are what kinds differ in."""
+    """An operator whose every hook is witnessed. ``take``, ``due`` and ``rest`` are what kinds
+    differ in.
+    """
 
     holds: tuple[Descriptor, ...] = ()
     keeps_life = True
@@ -152,7 +156,7 @@ class Watched(Operator):
         out = [passed for row in rows for passed in let_out(self.spec, row)]
         return batch_of(out) if out else None
 
-    # What kinds differ in ----------------------------------------------------------------------------------------------
+    # What kinds differ in -------------------------------------------------------------------------
 
     def begin(self) -> None:
         """After opening."""
