@@ -68,8 +68,6 @@ LOCAL: Final[Mapping[str, str]] = {
 }
 """Settings for a session on this machine only: quiet, and bound to the loopback address."""
 
-OUR_PACKAGES: Final = ("stateformat",)
-
 
 def configure(builder: Any) -> Any:
     """Set on a ``SparkSession.builder`` what every session needs, and return it.
@@ -89,12 +87,11 @@ def local_session(app_name: str = "stateformat", **conf: str) -> SparkSession:
     ``conf`` goes before our settings: ``local_session("job", **{"spark.driver.memory": "4g"})``.
     Raises ``InvalidInput`` (kind ``MISSING_DEPENDENCY``) if Java or pyspark is missing.
     """
-    session_class = _session_class()
-    active = _active(session_class)
+    active = _active()
     if active is not None:
         return check(active)
     _check_java()
-    builder = configure(session_class.builder).appName(app_name).master("local[*]")
+    builder = configure(_session_class().builder).appName(app_name).master("local[*]")
     for name, value in {**LOCAL, **conf}.items():
         builder = builder.config(name, value)
     return _start(builder)
@@ -104,18 +101,17 @@ def session(app_name: str = "stateformat") -> SparkSession:
     """The active session; else, under ``spark-submit``, one as submitted; else a local one."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return local_session(app_name)
-    session_class = _session_class()
-    active = _active(session_class)
+    active = _active()
     if active is not None:
         return check(active)
-    builder = configure(session_class.builder).appName(app_name)
+    builder = configure(_session_class().builder).appName(app_name)
     return _start(builder if _log_is_configured() else builder.config("spark.log.level", "WARN"))
 
 
 @contextmanager
 def lent_session(app_name: str = "stateformat") -> Iterator[SparkSession]:
     """:func:`session` for a block. Stops it afterwards, unless it was active before."""
-    before = _active(_session_class())
+    before = _active()
     spark = session(app_name)
     try:
         yield spark
@@ -140,7 +136,7 @@ def check(active: SparkSession) -> SparkSession:
     """
     if not isinstance(active, _session_class()):
         raise _unusable(
-            f"{active!r} is not a session of Spark Classic. Give one, as of stateformat.backends.spark.sessions.local_session()."
+            f"{active!r} is not a session of Spark Classic. Give one, as of stateformat.backends.spark.local_session()."
         )
     context = active.sparkContext
     if _is_stopped(context):
@@ -152,13 +148,15 @@ def check(active: SparkSession) -> SparkSession:
         raise _unusable(
             f"The active Spark session starts its Python workers with {worker}, and this program runs on "
             f"{sys.executable}. Set PYSPARK_PYTHON to the latter before the session is created, or make it with "
-            "stateformat.backends.spark.sessions."
+            "stateformat.backends.spark.session."
         )
-    shadows = [] if context.environment.get("PYTHONSAFEPATH") else _shadows(Path.cwd())
-    if shadows:
+    here = Path.cwd()
+    is_ours = here.resolve() == Path(stateformat.__file__).resolve().parents[1]
+    shadows = (here / "stateformat").is_dir() or (here / "stateformat.py").exists()
+    if shadows and not (is_ours or context.environment.get("PYTHONSAFEPATH")):
         raise _unusable(
-            f"The active Spark session lets its workers import from {Path.cwd()}, which has {', '.join(shadows)} of "
-            "its own. Set spark.executorEnv.PYTHONSAFEPATH=1 when the session is created, or run from another directory."
+            f"The active Spark session lets its workers import from {here}, which has a stateformat of its own. Set "
+            "spark.executorEnv.PYTHONSAFEPATH=1 when the session is created, or run from another directory."
         )
     return active
 
@@ -182,13 +180,6 @@ def _is_same_interpreter(one: str, other: str) -> bool:
     return first.parent.resolve() == second.parent.resolve() and first.resolve() == second.resolve()
 
 
-def _shadows(directory: Path) -> list[str]:
-    ours = Path(stateformat.__file__).resolve().parents[1]
-    if directory.resolve() == ours:
-        return []
-    return [name for name in OUR_PACKAGES if (directory / name).is_dir() or (directory / f"{name}.py").exists()]
-
-
 def _session_class() -> Any:
     """``SparkSession``, imported when needed. ``InvalidInput`` without pyspark, and for Spark Connect."""
     try:
@@ -204,8 +195,9 @@ def _session_class() -> Any:
     return SparkSession
 
 
-def _active(session_class: Any) -> SparkSession | None:
+def _active() -> SparkSession | None:
     """The session of this thread, or one that another thread of this process has made."""
+    session_class = _session_class()
     from pyspark.errors import PySparkRuntimeError
 
     try:

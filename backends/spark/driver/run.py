@@ -78,11 +78,6 @@ TOKENS_KEPT: Final = 64
 """How many epochs a worker may be behind and still catch up."""
 
 
-def live_runs() -> frozenset[str]:
-    """The ids of the runs for which workers keep their caches."""
-    return frozenset(_LIVE)
-
-
 class SparkRun(Run):
     """One run on Spark, of which each step is an epoch."""
 
@@ -213,7 +208,7 @@ class SparkRun(Run):
         setup, broadcast = self._setup(writing)
         return EpochJob(
             spark=self._spark,
-            live=live_runs(),
+            live=frozenset(_LIVE),
             setup=setup,
             broadcast=broadcast,
             specs=[self._spec(task, by_frames, share, gone) for task in self._running],
