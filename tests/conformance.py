@@ -19,7 +19,7 @@ from stateformat.backends.connectors.sources import ListEnumerator
 from stateformat.backends.local import JobOutcome, LocalRuntime, VirtualClock
 from stateformat.backends.runtime import Run, Runtime
 from stateformat.backends.spark.runtime import SparkRuntime
-from stateformat.model import Mode, Record
+from stateformat.model import Mode, Record, StopMode
 from stateformat.publication import CommitPermit
 from stateformat.storage import open_storage
 from stateformat.store import CheckpointStore
@@ -265,6 +265,15 @@ def to_end(run: Run, steps: int = STEPS_MAX) -> JobOutcome:
             assert run.outcome is not None
             return run.outcome
     raise AssertionError(f"no end after {steps} steps")
+
+
+def stopped(run: Run, mode: StopMode, when: Callable[[], object]) -> JobOutcome:
+    """Step a run until something has happened, and stop it there."""
+    until(run, when)
+    run.request_stop(mode)
+    outcome = to_end(run)
+    assert outcome.stop is not None
+    return outcome
 
 
 def lose(run: Run, *, published: int) -> None:

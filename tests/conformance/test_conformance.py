@@ -14,7 +14,7 @@ from stateformat.backends.dataflow import Dataflow
 from stateformat.backends.runtime import SystemClock
 from stateformat.errors import CheckpointError
 from stateformat.model import StopMode
-from tests.conformance import Gated, Out, Told, batches, lose, plain, to_end, until
+from tests.conformance import Gated, Out, Told, batches, lose, plain, stopped, to_end, until
 from tests.conformance_jobs import Counting, LapJob, StateJob, Who, every_operator, hops_job, two_heads
 from tests.forgery import Forger
 from tests.local_jobs import rows
@@ -118,9 +118,7 @@ def test_each_end_is_told_once_and_in_order_though_one_input_ends_long_before_th
     until(run, lambda: {100, 101, 1, 2, 10} <= set(out.values))
     until(run, lambda: stage.statuses()["short"][0] == "fully_finished")
     long.let(0, 10)
-    until(run, lambda: set(range(10, 20)) <= set(out.values))
-    run.request_stop(DRAIN)
-    assert to_end(run).stop is not None
+    stopped(run, DRAIN, lambda: set(range(10, 20)) <= set(out.values))
     assert out.values == [1, 2, *range(10, 20), 100, 100, 101, 101, 200, 201]
     for subtask in (0, 1):
         calls = stage.calls.of(f"op/{subtask}", "process", "end_input", "finish")
@@ -174,9 +172,7 @@ def test_every_kind_of_state_goes_from_one_executor_to_the_other_and_back_at_oth
     job.table.let(0, 2)
     job.stream.let(0, 4)
     run = stage.begin(first, job.flow(4))
-    until(run, lambda: run.rows_read == 22)
-    run.request_stop(SUSPEND)
-    assert to_end(run).stop is not None
+    stopped(run, SUSPEND, lambda: run.rows_read == 22)
 
     job.stream.let(0, 8)
     lost = stage.begin(other(first), job.flow(6), resume=True, checkpoint_rows=10)
@@ -210,9 +206,7 @@ def test_records_that_an_unaligned_barrier_has_overtaken_come_first_on_spark(sta
 def test_a_loop_is_stopped_while_it_turns_and_turns_on_elsewhere(stage: PlayedStage, executor: str, late: bool) -> None:
     job = LapJob(stage.directory, spins=True, late=late)
     run = stage.begin(executor, job.flow(2, 3), requests_every_us=None)
-    until(run, lambda: run.rows_read == 12)
-    run.request_stop(SUSPEND)
-    assert to_end(run).stop is not None
+    stopped(run, SUSPEND, lambda: run.rows_read == 12)
     assert stage.in_flight() == 12
     assert job.out.values == []
     assert not [call for call in job.calls.calls if "end_input" in call or "finish" in call]
@@ -252,15 +246,11 @@ def test_what_subtasks_and_their_coordinator_tell_one_another_arrives_once_acros
     for split in range(4):
         source.let(split, 6)
     run = stage.begin(executor, flow(2), requests_every_us=None)
-    until(run, lambda: run.rows_read == 144 and out.values == [100])
-    run.request_stop(SUSPEND)
-    to_end(run)
+    stopped(run, SUSPEND, lambda: run.rows_read == 144 and out.values == [100])
     for split in range(4):
         source.let(split, 10)
     run = stage.begin(other(executor), flow(3), requests_every_us=None, resume=True)
-    until(run, lambda: out.values == [100, 200])
-    run.request_stop(DRAIN)
-    to_end(run)
+    stopped(run, DRAIN, lambda: out.values == [100, 200])
     assert out.values == [100, 200]
     assert stage.statuses()["op"][0] == "fully_finished"
 
@@ -304,9 +294,7 @@ def test_an_endless_job_is_stopped_through_its_store_and_its_savepoint_goes_on_w
         requests_every_us=None,
     )
     assert own.open().record.parent == stage.store_at(outcome.savepoint).open().record.ref
-    until(again, lambda: again.published >= 1)
-    again.request_stop(DRAIN)
-    to_end(again)
+    stopped(again, DRAIN, lambda: again.published >= 1)
     assert sum(out.table()["n"].to_pylist()) == run.rows_read + again.rows_read
     shards = Counter(row[:2] for row in plain(out.table()).elements())
     assert set(shards.values()) == {1}, "a window was emitted twice"

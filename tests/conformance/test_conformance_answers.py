@@ -9,7 +9,7 @@ import pytest
 from stateformat.backends.local import JobFailed
 from stateformat.backends.runtime import Run
 from stateformat.model import StopMode
-from tests.conformance import EXECUTORS, to_end, until
+from tests.conformance import EXECUTORS, stopped, to_end, until
 from tests.conformance_answers import AnswerJob, AnswerLoopJob
 from tests.played_stage import PlayedStage, other
 
@@ -67,9 +67,7 @@ def test_a_drain_waits_for_the_answers(stage: PlayedStage, executor: str) -> Non
     job.source.let(0, 6)
     job.source.let(1, 6)
     run = stage.begin(executor, job.flow(), requests_every_us=None)
-    until(run, lambda: run.rows_read >= 11)
-    run.request_stop(DRAIN)
-    assert to_end(run).stop is not None
+    stopped(run, DRAIN, lambda: run.rows_read >= 11)
     out, more = job.committed
     assert len(out) == run.rows_read
     assert more == out
