@@ -40,13 +40,11 @@ class Calls(local_jobs.Log):
         self._orders.mkdir(parents=True, exist_ok=True)
 
     def tell(self, who: str, call: str) -> None:
-        """Note a call. Raises if that was ordered."""
         with self._file.open("a") as file:
             file.write(f"{who} {call}\n")
         self.obey(f"{who} {call}")
 
     def obey(self, told: str) -> None:
-        """Raise if that was ordered."""
         for order in sorted(self._orders.iterdir()):
             wanted = bytes.fromhex(order.name).decode()
             if told == wanted or told.startswith(wanted + " "):
@@ -59,11 +57,9 @@ class Calls(local_jobs.Log):
 
     @property
     def calls(self) -> list[str]:  # type: ignore[override]
-        """Every call."""
         return self._file.read_text().splitlines() if self._file.exists() else []
 
     def clear(self) -> None:
-        """Forget."""
         self._file.unlink(missing_ok=True)
 
 
@@ -89,7 +85,6 @@ class Gated(df.Source):
         written.replace(self._directory / str(split))
 
     def let_all(self) -> None:
-        """Let everything be read."""
         for number in range(len(self._splits)):
             self.let(number)
 
@@ -174,7 +169,6 @@ class Out(df.TwoPhaseCommitSink):
 
     @property
     def seen(self) -> Counter[tuple[Any, ...]]:
-        """What is visible, by row."""
         return Counter(row for some in self._committed.values() for row in some)
 
     @property
@@ -203,17 +197,14 @@ class Stage:
         return SparkRuntime(self.spark(), options.pop("store", self.store), **options)
 
     def run(self, executor: str, flow: df.Dataflow, **options: Any) -> JobOutcome:
-        """Run to the end, with restarts."""
         return self.runtime(executor, **options).run(flow)
 
     def begin(self, executor: str, flow: df.Dataflow, **options: Any) -> Run:
-        """Begin a run that does not end at once."""
         run = self.runtime(executor, **options).begin(flow)
         assert isinstance(run, Run), run
         return run
 
     def store_at(self, url: str | None) -> CheckpointStore:
-        """Another store."""
         assert url is not None
         return CheckpointStore(open_storage(url), sleep=_no_wait)
 
@@ -224,7 +215,6 @@ class Stage:
 
     @property
     def newest(self) -> Record:
-        """The newest checkpoint."""
         return self.store.open().record
 
     def statuses(self) -> dict[str, tuple[str, list[int], list[int]]]:
@@ -235,7 +225,6 @@ class Stage:
         }
 
     def state(self, uid: str, name: str) -> list[dict[str, Any]]:
-        """The rows of a state in the newest checkpoint."""
         found: list[dict[str, Any]] = self.store.open().read(uid, name).table().to_pylist()
         return found
 

@@ -23,10 +23,7 @@ class Echoes(CountingCoordinator):
 
 
 class Asks(Told):
-    """Sends every value to its coordinator, ``trips`` times in all, and emits it when it is back for the last time.
-
-    At the end of its input it emits what ``emits`` says, as ``Told`` does.
-    """
+    """Sends every value to its coordinator, ``trips`` times in all, and emits it when it is back at last."""
 
     def __init__(self, calls: Calls, trips: int = 1) -> None:
         super().__init__(calls)
@@ -67,7 +64,7 @@ class AsksLap(Told):
 
 
 class AnswerJob:
-    """in → op → out, and op → second → more: both of the operators ask, and neither asks to be alone in its tasks."""
+    """in → op → out, and op → second → more: both operators ask, in chains."""
 
     def __init__(self, directory: Path, count: int = 12, *, trips: int = 2, shut: bool = False) -> None:
         self.calls = Calls(directory)
@@ -78,7 +75,6 @@ class AnswerJob:
         self.out, self.more = Out(), Out()
 
     def flow(self, parallelism: int = 2) -> Dataflow:
-        """The job."""
         made = Dataflow("answers", parallelism=parallelism)
         op = made.source(self.source, uid="in").apply(Asks(self.calls, self.trips), uid="op")
         op.apply(self.out, uid="out")
@@ -87,12 +83,10 @@ class AnswerJob:
 
     @property
     def committed(self) -> tuple[list[int], list[int]]:
-        """What both sinks have committed."""
         return self.out.values, self.more.values
 
     @property
     def expected(self) -> tuple[list[int], list[int]]:
-        """What they have to commit."""
         return [*range(self.count)], [*range(self.count)]
 
 
@@ -105,7 +99,6 @@ class AnswerLoopJob:
         self.out = Out()
 
     def flow(self, parallelism: int = 2) -> Dataflow:
-        """The job."""
         made = Dataflow("answered laps", parallelism=parallelism)
         loop = made.loop(ROWS)
         stream = made.source(self.source, uid="in", parallelism=1).key_by("key")
@@ -119,5 +112,4 @@ class AnswerLoopJob:
 
     @property
     def expected(self) -> list[int]:
-        """The key of every row, once its laps are done."""
         return sorted([*range(4), *range(10, 14)])

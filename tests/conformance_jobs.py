@@ -415,7 +415,6 @@ class LapJob:
 
     @property
     def expected(self) -> list[int]:
-        """The key of every row."""
         return sorted([*range(6), *range(10, 16), *([100, 101] if self.late else [])])
 
 

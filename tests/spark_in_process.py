@@ -1,10 +1,9 @@
-"""Spark's part of an epoch, played in this process: histories of the Spark runtime in milliseconds, without Spark.
+"""Spark's part of an epoch, played in this process: histories of the Spark runtime in milliseconds.
 
-Theory of operation. :class:`Stand` stands for the session. What a level gives to the next one is carried by hand; every slot of every
-level is run by one of some *workers*, each with a cache of its own, drawn at random; and what is sent comes in any order that a shuffle may
-give it. An epoch can be broken after it ran, as often as a test says, and is run again by the runtime then, elsewhere.
-
-Feeds are those of :class:`Ranges`: the rows of a range are batches by Spark partition.
+:class:`Stand` stands for the session. It carries what a level sends to the next one by hand. Every
+slot of every level is run by one of some *workers*, drawn at random, each with a cache of its own;
+frames come in any order that a shuffle may give. A test can break epochs, which the runtime then
+runs again. Rows come from :class:`Ranges`, as batches by Spark partition.
 """
 
 from __future__ import annotations
@@ -40,16 +39,17 @@ class _Broadcast:
 
 
 class Stand:
-    """In place of a session. ``breaks``: so many tries of epochs are yet to be broken; ``spoil``: is called before each try."""
+    """In place of a session."""
 
     def __init__(self, monkeypatch: Any, *, workers: int = 1, seed: int = 0) -> None:
         self.choose = random.Random(seed)
         self.caches = [TaskCache() for _ in range(workers)]
         self.setups: list[dict[str, Any]] = [{} for _ in range(workers)]
         self.breaks = 0
+        """How many tries of epochs are yet to be broken."""
         self.spoil: Callable[[], object] = lambda: None
+        """Called before each try."""
         self.opened: dict[str, int] = defaultdict(int)
-        """How activations were come by."""
         self.partition = 0
         self._monkeypatch = monkeypatch
         monkeypatch.setattr(EpochJob, "_once", lambda job: self._run(job))
@@ -67,7 +67,6 @@ class Stand:
         return _Broadcast(value)
 
     def runtime(self, store: CheckpointStore, **options: Any) -> SparkRuntime:
-        """A runtime on it."""
         made = object.__new__(SparkRuntime)
         options = {"clock": VirtualClock(), "idle_us": 0, "restart_delay_us": 0, **options}
         Runtime.__init__(made, store, **options)
@@ -76,7 +75,6 @@ class Stand:
         return made
 
     def begin(self, store: CheckpointStore, flow: Any, **options: Any) -> SparkRun:
-        """Begin a run that does not end at once."""
         run = self.runtime(store, **options).begin(flow)
         assert isinstance(run, SparkRun), run
         return run
@@ -123,7 +121,7 @@ class Stand:
 
 
 class Ranges(Offsets):
-    """Ranges of rows that a test has laid ready: of each, its batches by Spark partition. ``grows``: there may be others."""
+    """Ranges of rows: of each, its batches by Spark partition."""
 
     def __init__(self, ranges: list[list[list[pa.RecordBatch]]], *, grows: bool = False) -> None:
         self.ranges = ranges

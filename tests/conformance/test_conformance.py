@@ -98,9 +98,7 @@ def sorted_lists(given: dict[int, list[int]]) -> dict[int, list[int]]:
 
 
 @EVERYWHERE
-def test_each_end_is_told_once_and_in_order_though_one_input_ends_long_before_the_other(
-    stage: PlayedStage, executor: str
-) -> None:
+def test_each_end_is_told_once_and_in_order_though_one_input_ends_early(stage: PlayedStage, executor: str) -> None:
     short = Gated(stage.directory / "short", [rows(1), rows(2)])
     long = Gated(stage.directory / "long", batches(range(10, 20), 1), shut=True, endless=True)
     out = Out()
@@ -141,9 +139,7 @@ def has_ended_in_part(stage: PlayedStage, out: Out) -> bool:
     return len(out.values) == 10 and stage.statuses()["out"][1] == [0]
 
 
-def test_a_partially_finished_operator_stands_alike_in_the_records_of_both_and_goes_on_elsewhere(
-    stage: PlayedStage,
-) -> None:
+def test_a_partially_finished_operator_is_recorded_alike_and_goes_on_elsewhere(stage: PlayedStage) -> None:
     found: dict[str, Any] = {}
     for executor in ("local", "spark"):
         here = stage.at(executor)
@@ -165,9 +161,7 @@ def test_a_partially_finished_operator_stands_alike_in_the_records_of_both_and_g
 
 
 @pytest.mark.parametrize("first", ["local", "spark", pytest.param("cluster", marks=pytest.mark.spark)])
-def test_every_kind_of_state_goes_from_one_executor_to_the_other_and_back_at_other_parallelisms(
-    stage: PlayedStage, first: str
-) -> None:
+def test_every_kind_of_state_goes_to_the_other_executor_and_back(stage: PlayedStage, first: str) -> None:
     job = StateJob(stage.directory, range(60))
     job.table.let(0, 2)
     job.stream.let(0, 4)
@@ -230,9 +224,7 @@ def test_a_loop_is_drained_with_what_its_timers_send_round(stage: PlayedStage, e
 
 
 @EVERYWHERE
-def test_what_subtasks_and_their_coordinator_tell_one_another_arrives_once_across_a_restore(
-    stage: PlayedStage, executor: str
-) -> None:
+def test_messages_arrive_once_across_a_restore(stage: PlayedStage, executor: str) -> None:
     out = Out()
     source = Gated(stage.directory / "in", *[batches(range(60), 6)] * 4, shut=True)
 
@@ -257,7 +249,7 @@ def test_what_subtasks_and_their_coordinator_tell_one_another_arrives_once_acros
 
 @EVERYWHERE
 @pytest.mark.parametrize("mode", [DRAIN, SUSPEND])
-def test_an_endless_job_is_stopped_through_its_store_and_its_savepoint_goes_on_with_the_other(
+def test_the_savepoint_of_an_endless_job_goes_on_with_the_other(
     stage: PlayedStage, executor: str, mode: StopMode
 ) -> None:
     out = CollectSink()

@@ -74,9 +74,7 @@ def test_a_drain_waits_for_the_answers(stage: PlayedStage, executor: str) -> Non
 
 
 @BOTH
-def test_a_stop_without_drain_while_answers_are_awaited_goes_on_with_them_elsewhere(
-    stage: PlayedStage, executor: str
-) -> None:
+def test_a_stop_without_drain_keeps_the_answers_that_are_awaited(stage: PlayedStage, executor: str) -> None:
     for seed in range(2 if executor == "local" else 1):
         here = stage.at(str(seed))
         job = AnswerJob(here.directory, trips=6)
@@ -99,7 +97,7 @@ def test_a_loop_that_turns_by_answers_ends_when_none_is_to_come(stage: PlayedSta
 
 
 @BOTH
-def test_answers_without_end_fail_with_the_name_of_the_operator(
+def test_answers_without_end_name_the_operator(
     stage: PlayedStage, executor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stateformat.backends.dataflow.task.task.ANSWER_ROUNDS_MAX", 5)

@@ -163,9 +163,6 @@ def test_what_was_prepared_and_not_committed_when_the_driver_was_lost_is_committ
     line.check()
 
 
-# Union state -----------------------------------------------------------------------------------------------------------
-
-
 class Union:
     """A job with union state, of three splits; sums what all subtasks have counted."""
 
@@ -189,7 +186,7 @@ COUNTED = Counter(value % 8 for value in range(60))
 
 
 @EVERYWHERE
-def test_union_state_is_shared_out_at_a_restore_and_no_checkpoint_is_taken_while_some_have_finished(
+def test_union_state_is_shared_out_and_holds_checkpoints_up_while_some_have_ended(
     stage: PlayedStage, executor: str
 ) -> None:
     job = Union(stage)
@@ -218,9 +215,7 @@ def test_union_state_is_shared_out_at_a_restore_and_no_checkpoint_is_taken_while
 
 
 @EVERYWHERE
-def test_a_stop_without_drain_is_refused_while_union_state_has_ended_in_part_and_the_job_goes_on(
-    stage: PlayedStage, executor: str
-) -> None:
+def test_a_stop_without_drain_is_refused_while_union_state_has_ended_in_part(stage: PlayedStage, executor: str) -> None:
     job = Union(stage)
     job.source.let(0)
     run = stage.begin(executor, job.flow, requests_every_us=None)
@@ -231,9 +226,6 @@ def test_a_stop_without_drain_is_refused_while_union_state_has_ended_in_part_and
     job.source.let_all()
     assert to_end(run).stop is None
     assert job.counted == COUNTED
-
-
-# What is given up ------------------------------------------------------------------------------------------------------
 
 
 @EVERYWHERE

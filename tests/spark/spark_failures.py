@@ -84,7 +84,6 @@ class Orders:
         return None
 
     def obey(self, place: str) -> None:
-        """Die, or raise, where that was ordered."""
         what = self.take(place)
         if what == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -97,7 +96,6 @@ class Orders:
 
     @property
     def left(self) -> int:
-        """How many have not been carried out."""
         return len(list(self.directory.iterdir()))
 
 
@@ -235,7 +233,6 @@ class Place:
 
     @property
     def events(self) -> pa.Table:
-        """The input."""
         return events(self.rows, self.parallelism)
 
     @property
@@ -265,11 +262,9 @@ class Place:
         return SparkRuntime(spark, options.pop("store", self.store), **options)
 
     def run(self, spark: Any, **options: Any) -> JobOutcome:
-        """Run the job to its end."""
         return self.runtime(spark, **options).run(self.flow())
 
     def committed(self, name: str) -> pa.Table | None:
-        """What a sink has committed; None: nothing."""
         files = sorted((self.directory / name).glob("*.parquet"))
         return pa.concat_tables([pa.parquet.read_table(file) for file in files]) if files else None
 
@@ -404,7 +399,6 @@ class Drivers:
         )
 
     def start(self, place: Place, **options: Any) -> BaseProcess:
-        """Start one, and wait until it begins."""
         began = place.directory / "began"
         began.unlink(missing_ok=True)
         process = self._processes.Process(target=drive, args=(place, *self._address, options), daemon=True)

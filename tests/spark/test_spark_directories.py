@@ -31,9 +31,7 @@ def folder(tmp_path: Path) -> Folder:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_every_file_of_a_directory_that_grows_is_read_once_whatever_comes_goes_and_restarts(
-    seed: int, quick: Any, folder: Folder
-) -> None:
+def test_every_file_is_read_once_whatever_comes_goes_and_restarts(seed: int, quick: Any, folder: Folder) -> None:
     draw = random.Random(seed)
     window_ms = draw.choice([50, 400, 5000])
     window = datetime.timedelta(milliseconds=window_ms)
@@ -61,9 +59,7 @@ def test_every_file_of_a_directory_that_grows_is_read_once_whatever_comes_goes_a
     assert max(times) - min(times) <= max(window_ms, 200 * 20)
 
 
-def test_what_is_there_at_the_start_is_read_in_order_of_time_and_nothing_that_comes_later(
-    quick: Any, folder: Folder
-) -> None:
+def test_what_is_there_at_the_start_is_read_in_order_of_time_and_nothing_else(quick: Any, folder: Folder) -> None:
     for name, seconds in (("b", 1), ("a", 3), ("c", 1), ("d", 2), ("_hidden", 0), (".temporary", 0)):
         folder.add(f"{name}.json", NOON_MS + seconds * 1000, [ord(name[0])])
     source = folder.source(files_per_epoch=2)
@@ -84,9 +80,7 @@ def test_an_epoch_takes_so_many_bytes_but_one_file_in_any_case(quick: Any, folde
 
 
 @pytest.mark.parametrize("until", ["_DONE", "DONE"])
-def test_an_empty_directory_has_ended_unless_it_grows_until_a_file_tells_of_the_end(
-    until: str, quick: Any, folder: Folder
-) -> None:
+def test_an_empty_directory_has_ended_unless_it_grows_until_a_file(until: str, quick: Any, folder: Folder) -> None:
     assert folder.source().enumerator().next_range(quick) is NoSplit.NEVER
     assert not folder.source(grows=True).bounded
     growing = folder.source(grows=True, until=until).enumerator()
@@ -105,13 +99,8 @@ def test_a_directory_that_is_not_there_is_told_of_when_it_is_read_and_not_before
         source.enumerator().next_range(quick)
 
 
-# What is refused -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("later_ms", "again"), [(0, [1, 2]), (1, [3]), (1, [1])], ids=["grown", "replaced", "touched"])
-def test_a_file_that_was_read_and_is_written_again_is_refused(
-    later_ms: int, again: list[int], quick: Any, folder: Folder
-) -> None:
+def test_a_file_that_is_written_again_is_refused(later_ms: int, again: list[int], quick: Any, folder: Folder) -> None:
     folder.add("1.json", NOON_MS, [1])
     enumerator = folder.source(grows=True).enumerator()
     assert names(quick, enumerator.next_range(quick)) == ["1.json"]
@@ -135,9 +124,7 @@ def test_a_file_that_changes_between_two_tries_of_an_epoch_is_refused(grows: boo
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_a_file_that_comes_later_than_the_window_allows_is_never_passed_over(
-    restart: bool, quick: Any, folder: Folder
-) -> None:
+def test_a_file_that_comes_later_than_the_window_allows_is_refused(restart: bool, quick: Any, folder: Folder) -> None:
     source = folder.source(grows=True, window=datetime.timedelta(days=1))
     enumerator = source.enumerator()
     folder.add("old.json", NOON_MS, [1])
@@ -175,7 +162,7 @@ def test_a_file_that_comes_later_than_the_window_allows_is_never_passed_over(
     ],
     ids=["again", "late", "again for another that went"],
 )
-def test_a_file_that_was_refused_is_refused_again_when_the_job_starts_again_and_read_when_it_was_mended(
+def test_a_file_is_refused_after_each_restart_until_it_is_mended(
     gone: str | None, name: str, later_ms: int, words: str, quick: Any, folder: Folder
 ) -> None:
     source = folder.source(grows=True, window=datetime.timedelta(0))
@@ -214,12 +201,10 @@ def test_a_position_that_leaves_the_directory_is_refused(path: str, tmp_path: Pa
         DirectoryFrames(tmp_path).latest(None, {"1.json": "5@1", path: "5@1"})  # type: ignore[arg-type]
 
 
-# Names and columns -----------------------------------------------------------------------------------------------------
-
 ODD = ["a b.json", "[x]{1}*?.json", "é.json", "%20.json", "back\\slash.json", "x/y z/c.json", "x/d.json"]
 
 
-def test_spark_lists_the_same_files_as_we_do_whatever_they_are_called(
+def test_spark_lists_the_same_files_whatever_their_names(
     quick: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = Folder(tmp_path / "in [1]")

@@ -49,11 +49,9 @@ class World:
         self.calls = Calls(directory)
 
     def begin(self, flow: Dataflow, **options: Any) -> SparkRun:
-        """Begin a run."""
         return self.stand.begin(self.store, flow, **options)
 
     def answer(self, request: str) -> StopOutcome:
-        """What became of a request to stop."""
         found = self.store.stop_answer(request)
         assert found is not None
         return found.outcome
@@ -73,9 +71,6 @@ def to_end(run: SparkRun) -> JobOutcome:
 def growing(flow: Dataflow, *ranges: list[list[pa.RecordBatch]]) -> Stream:
     """A source of these ranges, which goes on, by key."""
     return flow.source(RangeSource(Ranges(list(ranges), grows=True), schema=ROWS), uid="in").key_by("key")
-
-
-# Sources ---------------------------------------------------------------------------------------------------------------
 
 
 def test_a_source_of_dataframes_that_is_drained_while_a_range_is_read_ends_behind_the_range(world: World) -> None:
@@ -136,9 +131,6 @@ def test_a_split_that_comes_while_nothing_is_there_is_read_in_the_next_epoch(wor
     assert run.rows_read == 1
 
 
-# States ----------------------------------------------------------------------------------------------------------------
-
-
 def test_what_the_last_task_of_an_epoch_tells_its_coordinator_is_in_the_checkpoint(world: World) -> None:
     flow = Dataflow("job", parallelism=2)
     source = Gated(world.directory / "in", [rows(n) for n in range(10)], [rows(n) for n in range(10)], endless=True)
@@ -151,9 +143,7 @@ def test_what_the_last_task_of_an_epoch_tells_its_coordinator_is_in_the_checkpoi
     assert again._driver.coordinators["op"].count == 20  # type: ignore[attr-defined]
 
 
-def test_states_that_the_local_disk_has_lost_are_read_from_the_store(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_states_lost_on_the_local_disk_are_read_from_the_store(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     local = world.directory / "local"
     local.mkdir()
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(local))
@@ -195,9 +185,7 @@ def test_a_chain_that_was_written_twice_in_an_epoch_is_begun_anew(world: World) 
     assert sum(1 for row in out.seen.elements() if row[0] == "list") == 6
 
 
-def test_an_epoch_in_which_nothing_comes_writes_nothing_for_operators_and_reads_nothing_of_them(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_empty_epoch_writes_and_reads_nothing_of_operators(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.stand.caches.append(TaskCache())
     world.stand.setups.append({})
     read = Counter[str]()
@@ -226,9 +214,6 @@ def test_an_epoch_in_which_nothing_comes_writes_nothing_for_operators_and_reads_
     assert set(read) <= {"in"}
 
 
-# Loops -----------------------------------------------------------------------------------------------------------------
-
-
 class _Down(Told):
     """Counts values down, and lets those above 0 pass."""
 
@@ -249,9 +234,6 @@ def test_one_task_feeds_the_head_of_a_loop_from_the_front_and_from_behind(world:
     to_end(world.begin(flow))
     # What leaves "first" reaches "head" twice, and what leaves "head" comes back to "first": 4 gives two 2s, each of these ends.
     assert out.values == [2, 2]
-
-
-# Stops and ends --------------------------------------------------------------------------------------------------------
 
 
 def test_a_stop_that_is_asked_for_while_a_loop_is_turned_to_its_end_is_heard(world: World) -> None:

@@ -58,7 +58,6 @@ class OneByOne:
 
     @property
     def all_happened(self) -> bool:
-        """Whether every order was carried out."""
         return not (self._faults or self._place.orders.left)
 
 
@@ -194,9 +193,7 @@ def test_an_error_is_told_in_one_line(error: Exception, line: str) -> None:
 
 
 @pytest.mark.spark
-def test_a_job_runs_in_a_session_that_knows_what_the_users_session_knows_when_it_begins(
-    tmp_path: Path, spark: Any
-) -> None:
+def test_a_job_runs_in_a_session_that_knows_what_the_users_session_knows(tmp_path: Path, spark: Any) -> None:
     session = spark.newSession()
     # It would change the columns of our exchanges.
     session.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "true")

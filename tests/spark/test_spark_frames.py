@@ -55,9 +55,6 @@ def sent(*elements: tuple[ev.Channel, ev.Element], flush_every: int = 1000) -> t
     return outbox, frames + payloads(outbox.flush())
 
 
-# What is sent is heard -------------------------------------------------------------------------------------------------------
-
-
 def test_elements_of_several_channels_are_heard_in_the_order_in_which_they_were_sent() -> None:
     barrier, end = ev.Barrier(4), ev.EndOfData(drain=True)
     others = [(B, barrier), (A, barrier), (B, end), (B, ev.EndOfPartition())]
@@ -125,9 +122,6 @@ def test_a_slice_is_sent_without_what_it_was_cut_from() -> None:
     assert outbox.sent_bytes < 5000
 
 
-# Frames in any order ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_frames_are_heard_in_order_however_they_come(seed: int) -> None:
     _, frames = sent(*((A, ev.Watermark(n) if n % 3 else records(n)) for n in range(30)), flush_every=2)
@@ -163,9 +157,7 @@ def test_a_frame_that_waits_for_one_before_it_is_not_read_and_its_absence_is_tol
     ],
     ids=["read", "waiting", "another attempt", "another attempt before what waits"],
 )
-def test_a_repeated_frame_and_another_attempt_are_refused(
-    before: Sequence[int], number: int, token: bytes, words: str
-) -> None:
+def test_a_frame_of_another_attempt_is_refused(before: Sequence[int], number: int, token: bytes, words: str) -> None:
     inbox = mail.Inbox(RECEIVER)
     for each in before:
         take(inbox, each)
@@ -179,9 +171,6 @@ def test_senders_are_counted_apart() -> None:
     for sender, number in itertools.product(senders, (0, 1)):
         assert take(inbox, number, token=senders[sender], sender=sender) == [number]
     assert inbox.consumed == {sender: (token, 2) for sender, token in senders.items()}
-
-
-# What the driver compares ----------------------------------------------------------------------------------------------------
 
 
 def test_an_epoch_is_whole_when_everything_that_was_sent_was_consumed() -> None:

@@ -47,9 +47,6 @@ def layers(found: OperatorState, state: str) -> list[tuple[int, str | None]]:
     return [(item.layer, item.path) for item in found.snapshot.handles if item.state == state]
 
 
-# What a report and the restore point before make together ------------------------------------------------------------------
-
-
 SUM = (handle("sum", 0), handle("sum", 1))
 TOP, WHOLE, EMPTY = handle("sum", ON_TOP, path="new"), handle("sum", 0, path="whole"), handle("sum", 0, 0, path=None)
 
@@ -127,13 +124,8 @@ def test_a_layer_of_several_segments_counts_once_with_the_rows_of_all_and_their_
         ({}, 1, True),
     ],
 )
-def test_a_state_can_catch_up_unless_something_was_written_whole_since(
-    versions: Versions, version: int, can: bool
-) -> None:
+def test_a_state_can_catch_up_unless_one_was_written_whole_since(versions: Versions, version: int, can: bool) -> None:
     assert RestorePoint({"op": state_of(versions)}).can_catch_up(version) is can
-
-
-# Through a store ---------------------------------------------------------------------------------------------------------
 
 
 def graph() -> JobGraph:
@@ -212,9 +204,6 @@ def test_a_worker_that_is_behind_reads_only_the_layers_above_what_it_has(behind:
     assert old.entries("list").rows()["n"].to_pylist() == [behind - 1]
 
 
-# What a worker keeps -------------------------------------------------------------------------------------------------------
-
-
 class Chain:
     """In place of an operator chain: states, and whether it was closed."""
 
@@ -269,9 +258,7 @@ def test_a_later_attempt_takes_the_place_of_an_earlier_one() -> None:
     assert cache.take(FIRST, {b"first": 1, b"second": 2}) is second
 
 
-def test_what_was_not_used_for_longest_goes_to_disk_and_comes_back_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_used_least_recently_goes_to_disk_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/elsewhere")
     assert local_directory() == str(tmp_path)
     cache = Cache()
@@ -310,14 +297,9 @@ def test_what_other_runs_have_left_is_released() -> None:
 
 
 @pytest.mark.parametrize("value", ["", "/nowhere/at/all"])
-def test_without_a_place_that_spark_names_files_lie_where_the_system_puts_them(
-    value: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_directory_of_spark_the_system_has_one(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", value)
     assert local_directory() is None
-
-
-# Levels ------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,7 @@ from stateformat.backends.spark.runtime import SparkRuntime
 from tests.servers.server import BUCKET, S3Server
 
 
-def test_files_on_s3_and_rows_of_a_database_are_committed_from_spark(
-    moto: S3Server, spark: Any, tmp_path: Path
-) -> None:
+def test_files_on_s3_and_rows_of_a_database_are_committed(moto: S3Server, spark: Any, tmp_path: Path) -> None:
     credentials = moto.options()
     place = f"{BUCKET}/{tmp_path.name}"
     flow = Dataflow("rows", parallelism=2)

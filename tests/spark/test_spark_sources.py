@@ -28,8 +28,6 @@ pytestmark = pytest.mark.spark
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "spark-sources.md"
 
-# Ranges of any kind ----------------------------------------------------------------------------------------------------
-
 
 def test_a_source_that_goes_on_has_nothing_now_and_then_more(quick: Any) -> None:
     there = [15]
@@ -95,9 +93,7 @@ def a_source_of(kind: str, tmp_path: Path) -> tuple[Callable[[], SparkSource], R
 
 
 @pytest.mark.parametrize("kind", ["files", "growing", "forgetting", "rows", "steps", "numbers"])
-def test_whoever_goes_on_from_any_checkpoint_reads_what_is_left_and_every_range_is_the_same_again(
-    kind: str, quick: Any, tmp_path: Path
-) -> None:
+def test_any_checkpoint_leads_to_what_is_left_in_the_same_ranges(kind: str, quick: Any, tmp_path: Path) -> None:
     make, read = a_source_of(kind, tmp_path)
     enumerator = make().enumerator()
     snapshots, found = [enumerator.snapshot()], []
@@ -125,9 +121,6 @@ def test_a_position_that_cannot_be_kept_is_refused(position: Any) -> None:
 
     with pytest.raises(InvalidInput, match="a position"):
         SparkSource(Wrong([1]), schema=ROWS).enumerator().next_range(None)  # type: ignore[arg-type]
-
-
-# Transformations -------------------------------------------------------------------------------------------------------
 
 
 def test_the_columns_that_spark_has_are_taken_where_none_are_declared(quick: Any) -> None:
@@ -169,8 +162,6 @@ def test_a_source_without_columns_and_session_says_what_it_needs(monkeypatch: py
         SparkSource(Numbers([1]))
 
 
-# To the reader ---------------------------------------------------------------------------------------------------------
-
 TIMED = pa.schema([("at", pa.int64())])
 
 
@@ -197,23 +188,23 @@ def test_the_watermark_comes_behind_all_rows_of_a_range_in_every_epoch() -> None
     for epoch, (first, second) in enumerate([((30, 10), (20,)), ((60, 40), (35,))]):
         before = None if epoch == 0 else 29
         buffer = RowBuffer(f"epoch-{epoch}")
-        reader.reader.give(buffer.split)
+        reader.reader.assign(buffer.split)
         assert reader.read() == (0, before)
         buffer.add(timed(*first))
         assert [reader.read(), reader.read()] == [(2, before), (0, before)]
-        reader.reader.give(NoSplit.LATER)
+        reader.reader.assign(NoSplit.LATER)
         buffer.add(timed(*second))
         buffer.close()
         assert [reader.read(), reader.read()] == [(1, before), (0, [29, 59][epoch])]
         assert reader.reader.rows().num_rows == 0
     assert reader.emitted == [30, 10, 20, 60, 40, 35]
-    reader.reader.give(NoSplit.NEVER)
+    reader.reader.assign(NoSplit.NEVER)
     assert reader.reader.read().ended
 
 
 def test_a_reader_that_got_no_rows_is_told_how_far_the_range_has_come() -> None:
     reader, buffer = Reader(), RowBuffer("epoch")
-    reader.reader.give(buffer.split)
+    reader.reader.assign(buffer.split)
     for newest in (7, 50, 20):
         buffer.observe(newest)
     buffer.add(timed())
@@ -226,7 +217,7 @@ def test_time_stands_still_while_any_unordered_split_is_held() -> None:
     source.unordered = True
     reader = SourceReader("source", source, EventTime("value"), 0, lambda: 0, lambda batch: None)
     for split in (Split("a", b""), Split("b", b""), NoSplit.LATER):
-        reader.give(split)
+        reader.assign(split)
     assert [reader.read().watermark for _ in range(5)] == [None, None, None, None, 9]
 
 
@@ -257,9 +248,6 @@ def test_a_source_goes_to_workers_without_anything_of_spark_or_of_the_user(quick
     with pytest.raises(InvalidInput, match="Ask the one in the driver"):
         sent.enumerator().next_range(quick)
     assert numbers(quick, copy.copy(source).enumerator().next_range(quick)) == [0, 1, 2]
-
-
-# The page --------------------------------------------------------------------------------------------------------------
 
 
 class StandIn:

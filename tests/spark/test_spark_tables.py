@@ -30,8 +30,6 @@ def table_of(spark: Any, offsets: pa.Array) -> Callable[[Any], Any]:
     return lambda spark: frame
 
 
-# Offsets ---------------------------------------------------------------------------------------------------------------
-
 DAYS = [datetime.date(1969, 12, 30) + datetime.timedelta(days=n // 2) for n in range(8)]
 # In New York the clock went from two to three, and back from two to one.
 WALLS = [WALL("2024-03-10T01:59:59.999999"), WALL("2024-03-10T02:30:00")] + [
@@ -130,8 +128,6 @@ def test_a_table_refuses_what_cannot_be_read_exactly(options: dict[str, Any], wo
     with pytest.raises(InvalidInput, match=re.escape(words)):
         SparkSource(OffsetTable(read, **{"offset": "at", **options}), spark=quick).enumerator().next_range(quick)
 
-
-# Columns ---------------------------------------------------------------------------------------------------------------
 
 EVERYTHING = """
     select timestamp'2024-03-10 07:00:00.000001Z' as instant, timestamp_ntz'2024-03-10 02:30:00' as wall, date'1969-12-31' as day,

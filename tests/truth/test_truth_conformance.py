@@ -81,9 +81,7 @@ class Wandering:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_every_ready_made_operator_gives_the_same_wherever_its_job_has_wandered(
-    stage: Stage, seed: int, tally: Tally
-) -> None:
+def test_every_ready_made_operator_gives_the_same_wherever_it_was(stage: Stage, seed: int, tally: Tally) -> None:
     case = every_operator(3)
 
     def flow(parallelism: int) -> Dataflow:
