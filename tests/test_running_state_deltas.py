@@ -19,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from tests.test_activation_snapshots import command, started, summing
 
 from stateformat.backends.dataflow.graph import compile_job, graph_of
 from stateformat.backends.state import (
@@ -40,6 +39,7 @@ from stateformat.segments import WriteOptions
 from stateformat.states import declare, delta_policy as folding
 from stateformat.store import open as open_store
 from stateformat.validation import validate
+from tests.dataflow.test_activation_snapshots import command, started, summing
 
 PLACE = pa.struct([("x", pa.int32()), ("y", pa.string())])
 KEYS = {"user": pa.string(), "place": PLACE}
