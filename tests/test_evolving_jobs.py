@@ -27,6 +27,7 @@ from stateformat.backends.dataflow import (
     UnionList,
     ValueState,
 )
+from stateformat.backends.runtime import Options
 from stateformat.backends.runtime.restore import plan_of
 from stateformat.errors import InvalidInput, RestoreRefused
 from stateformat.redistribution import RestorePlan
@@ -170,9 +171,9 @@ def test_a_column_that_goes_is_refused_unless_it_is_named(kind: str) -> None:
     [
         ({"v": LONG}, {"drops": ["zz"]}, "'s' of operator 'op' never had a column 'zz'"),
         ({"v": LONG, "x": LONG}, {"renames": {"zz": "x"}}, "never had a column 'zz'"),
-        ({"v": LONG}, {"drops": "v"}, "drops is 'v'; it is a list of names"),
+        ({"v": LONG}, {"drops": "v"}, "drops is 'v'. It must be a list of names"),
         ({"v": LONG}, {"drops": ["key"]}, "'key', which is a key"),
-        ({"v": LONG}, {"renames": ["v"]}, "it is a mapping"),
+        ({"v": LONG}, {"renames": ["v"]}, "It must be a mapping"),
     ],
 )
 def test_changes_that_cannot_be_are_refused(columns: Columns, said: dict[str, Any], told: str) -> None:
@@ -244,7 +245,7 @@ def test_the_plan_says_column_by_column_what_becomes_of_a_state() -> None:
     flow.source(job.tap, uid="in").key_by("key").apply(version, uid="op").apply(Out(job.bench.log), uid="out")
     with pytest.raises(RestoreRefused):
         job.bench.begin(flow)
-    plan = plan_of(flow, job.bench.store.open(), check=False)
+    plan = plan_of(flow, job.bench.store.open(), Options(), check=False)
     assert [str(column) for column in plan.columns if column.state == "s"] == [
         "key int64 kept",
         "k int64 kept",

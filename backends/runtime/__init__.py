@@ -7,13 +7,11 @@ and ``run`` first, then ``driver``, ``worker`` and ``restore``.
 from __future__ import annotations
 
 from . import starting
-from .channels import CAPACITY, Queue
-from .channels_of_job import TaskChannels, receiver_of, sender_of, tasks_of
-from .checks import check_whole
+from .channels import CAPACITY, Queue, TaskChannels, receiver_of, sender_of, tasks_of
 from .clock import Clock, SystemClock, VirtualClock
 from .commits import clean, commit, pending_committables, sinks_of
 from .driver import Driver, MessageToCoordinator, SplitRequested
-from .options import Keep, Options, RuntimeOptions, Schedule
+from .options import Keep, Options, RuntimeOptions, Schedule, check_whole
 from .outcome import JobFailed, JobOutcome, RunDiscarded
 from .progress import EpochProgress, Progress, ProgressLine, ProgressLog
 from .restore import Restored, restore

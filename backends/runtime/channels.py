@@ -1,13 +1,20 @@
-"""Channels: queues between two tasks of one process."""
+"""Channels: queues between two tasks of one process, and the tasks of a run with their channels."""
 
 from __future__ import annotations
 
+import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import pyarrow as pa
 
+from stateformat.graph import Edge
+
 from ..dataflow import events as ev
+from ..dataflow.graph import Job, Vertex, loops_of
+from ..dataflow.task import InputEdge, Task
+from .restore import Restored
 
 CAPACITY = 8
 """Elements that a channel holds before its sender waits.
@@ -75,3 +82,137 @@ class Queue:
 
     def holds_barrier(self, number: int) -> bool:
         return any(isinstance(element, ev.Barrier) and element.number == number for element in self.elements)
+
+
+class ReadyInputs:
+    """The channels of one task that hold elements.
+
+    A blocked channel is put aside when it is found, until the task releases channels again.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._open: list[Queue] = []
+        self._place: dict[Queue, int] = {}
+        self._aside: dict[Queue, None] = {}
+        self._releases = task.releases
+
+    def add(self, queue: Queue) -> None:
+        self._place[queue] = len(self._open)
+        self._open.append(queue)
+
+    def remove(self, queue: Queue) -> None:
+        if queue in self._aside:
+            del self._aside[queue]
+            return
+        place, last = self._place.pop(queue), self._open.pop()
+        if last is not queue:
+            self._open[place] = last
+            self._place[last] = place
+
+    def any_open(self) -> bool:
+        self._check_releases()
+        while self._open:
+            if not self._task.is_blocked(self._open[-1].channel):
+                return True
+            self._put_aside(self._open[-1])
+        return False
+
+    def draw(self, choose: random.Random) -> Queue:
+        """One of the open channels, each with the same chance."""
+        self._check_releases()
+        while True:
+            queue = self._open[int(choose.random() * len(self._open))]
+            if not self._task.is_blocked(queue.channel):
+                return queue
+            self._put_aside(queue)
+
+    def _put_aside(self, queue: Queue) -> None:
+        self.remove(queue)
+        self._aside[queue] = None
+
+    def _check_releases(self) -> None:
+        if self._releases != self._task.releases:
+            self._releases = self._task.releases
+            for queue in self._aside:
+                self.add(queue)
+            self._aside.clear()
+
+
+class TaskChannels(NamedTuple):
+    """One task with its channels by edge, in the order of the vertex's edges."""
+
+    vertex: Vertex
+    core: Task
+    inputs: Mapping[str, tuple[ev.Channel, ...]]
+    """Channels from tasks that run, feedback too."""
+    outputs: Mapping[str, tuple[ev.Channel, ...]]
+    """Channels to tasks that run."""
+
+
+def tasks_of(restored: Restored, *, by_epoch: bool = False) -> Iterator[TaskChannels]:
+    """The tasks that a run starts: all but those of finished vertices.
+
+    ``by_epoch``: see :class:`Task`.
+    """
+    job = restored.job
+    loops = loops_of(job.vertices)
+    for vertex in job.vertices:
+        if vertex.id in restored.finished:
+            continue
+        for subtask in range(vertex.parallelism):
+            inputs = {
+                edge.id: tuple(ev.Channel(edge.id, sender, subtask) for sender in job.senders(edge.id, subtask))
+                if job.vertex_of(edge.source).id not in restored.finished
+                else ()
+                for edge in (*vertex.inputs, *vertex.feedback)
+            }
+            outputs = {
+                edge.id: tuple(ev.Channel(edge.id, subtask, receiver) for receiver in job.receivers(edge.id, subtask))
+                for edge in vertex.outputs
+                if job.vertex_of(edge.target).id not in restored.finished
+            }
+            edges = _input_edges(restored, vertex, subtask, inputs, loops)
+            channels = [channel for some in outputs.values() for channel in some]
+            replayed = bool(restored.in_flight(vertex, subtask))
+            asks = job.graph.operator(vertex.id).coordinator and not vertex.is_source
+            core = Task(ev.TaskId(vertex.id, subtask), edges, channels, replayed=replayed, asks=asks, by_epoch=by_epoch)
+            yield TaskChannels(vertex, core, inputs, outputs)
+
+
+def _input_edges(
+    restored: Restored,
+    vertex: Vertex,
+    subtask: int,
+    inputs: Mapping[str, tuple[ev.Channel, ...]],
+    loops: Sequence[frozenset[str]],
+) -> list[InputEdge]:
+    watermarks, ended = restored.progress(vertex, subtask)
+    return [
+        InputEdge(
+            edge.id,
+            edge.input,
+            inputs[edge.id],
+            feedback=edge.feedback,
+            overtakable=restored.job.overtakable(edge),
+            inside=not edge.feedback and _in_one_loop(restored.job, vertex, edge, loops),
+            watermark=watermarks.get(edge.id, ev.MIN_WATERMARK),
+            ended=edge.id in ended,
+        )
+        for edge in (*vertex.inputs, *vertex.feedback)
+    ]
+
+
+def _in_one_loop(job: Job, head: Vertex, edge: Edge, loops: Sequence[frozenset[str]]) -> bool:
+    source = job.vertex_of(edge.source).id
+    return bool(head.feedback) and any(head.id in loop and source in loop for loop in loops)
+
+
+def sender_of(job: Job, channel: ev.Channel) -> ev.TaskId:
+    """The task that sends on a channel."""
+    return ev.TaskId(job.vertex_of(job.graph.by_edge[channel.edge].source).id, channel.sender)
+
+
+def receiver_of(job: Job, channel: ev.Channel) -> ev.TaskId:
+    """The task that a channel leads to."""
+    return ev.TaskId(job.vertex_of(job.graph.by_edge[channel.edge].target).id, channel.receiver)

@@ -44,7 +44,7 @@ from .in_flight_checkpoint import InFlightCheckpoint
 from .options import Schedule
 from .outcome import RunDiscarded
 from .restore import Restored
-from .retention import keep_count, keep_properties
+from .starting import keep_count, keep_properties
 from .worker import Mail, MessageToSubtask, SplitAssigned
 
 logger = logging.getLogger(__name__)

@@ -11,9 +11,16 @@ from stateformat.errors import InvalidInput
 from stateformat.storage import as_url, check_no_secrets, checkpoint_address
 
 from ..dataflow.coordinator import LOOP_ROUNDS_MAX
-from .checks import check_whole
 
 KEPT_BY_DEFAULT: Final = 10
+
+
+def check_whole(options: object, **least: int) -> None:
+    """``InvalidInput`` for a field that is no whole number or below its least; None is allowed."""
+    for name, at_least in least.items():
+        value = getattr(options, name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < at_least):
+            raise InvalidInput(f"{name} is {value!r}; it is a whole number, at least {at_least}")
 
 
 class Keep(Enum):

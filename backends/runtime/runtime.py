@@ -21,14 +21,12 @@ from ..dataflow.graph import COMMITTABLES
 from .clock import Clock, SystemClock
 from .commits import clean, commit, commit_rest, pending_committables, sinks_of
 from .driver import FATAL
-from .failures import RestartPolicy
 from .options import Options, Schedule
-from .outcome import JobOutcome
+from .outcome import JobOutcome, RestartPolicy
 from .progress import Progress
 from .restore import Restored, restore
-from .retention import decide_keep
 from .run import Run
-from .starting import start
+from .starting import decide_keep, start
 from .stop_requests import end_finished, end_stopped
 
 logger = logging.getLogger(__name__)
@@ -137,15 +135,7 @@ class Runtime(ABC, Generic[RunT]):
         if self._resumes_to is None:
             self._resumes_to = permit.ref.checkpoint_id if permit else 0
         begins_here = permit is None or permit.ref.checkpoint_id == self._resumes_to
-        restored = restore(
-            flow,
-            permit,
-            parallelism=options.parallelism,
-            per_operator=options.per_operator,
-            unaligned=options.unaligned,
-            drop=options.drop,
-            again=not begins_here,
-        )
+        restored = restore(flow, permit, options, again=not begins_here)
         sinks = sinks_of(flow)
         retries = self._commit_before_start(permit, restored, sinks)
         outcome = self._ended_before(permit, restored, sinks, retries)
@@ -194,6 +184,3 @@ class Runtime(ABC, Generic[RunT]):
             commit_rest(permit, sinks, retries, self._clock)
             return end_finished(self.store, permit, before=True)
         return None
-
-
-__all__ = ["Runtime"]

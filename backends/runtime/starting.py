@@ -1,14 +1,28 @@
-"""What a job starts from: its own newest checkpoint, the copy of a savepoint, or nothing."""
+"""What a job starts from, and how many checkpoints it keeps if its user has not said so.
+
+A store that the job begins keeps :data:`KEPT_BY_DEFAULT`. Every record of such a run says so in a
+property, which restarts read. Any other store that holds more keeps all, since its user may count
+on every checkpoint. So does a store that began as a savepoint, which belongs to the user.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from dataclasses import replace
 
 import stateformat as sf
-from stateformat.errors import ErrorKind, InvalidInput, JobMismatch, NotFound, PublishConflict
-from stateformat.model import CheckpointKind
+from stateformat.errors import (
+    DamagedCheckpoint,
+    ErrorKind,
+    InvalidInput,
+    JobMismatch,
+    NotFound,
+    PublishConflict,
+    UnsupportedFormat,
+)
+from stateformat.history import find_record, record_ids
+from stateformat.model import KEEP_PROPERTY, CheckpointKind
 from stateformat.publication import CommitPermit, CopyProgress
 from stateformat.reading import Checkpoint
 from stateformat.storage import checkpoint_address
@@ -16,9 +30,8 @@ from stateformat.store import CheckpointStore
 
 from ..dataflow.flow import Dataflow
 from .commits import check_places, sinks_of
-from .options import Options
+from .options import KEPT_BY_DEFAULT, Keep, Options, Schedule
 from .restore import plan_of
-from .retention import keep_properties
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +40,7 @@ REPORT_EVERY_SECONDS = 10.0
 
 
 def start(store: CheckpointStore, flow: Dataflow, options: Options) -> CommitPermit | None:
-    """The checkpoint to go on from: the newest of the store, or one made from ``start_from``, or
-    None.
+    """The newest checkpoint of the store, or one made from ``start_from``, or None.
 
     Before anything is copied it raises ``InvalidInput`` for an unclaimed savepoint or a sink whose
     place another job writes to, ``JobMismatch`` for a savepoint of another job, ``RestoreRefused``
@@ -50,33 +62,29 @@ def start(store: CheckpointStore, flow: Dataflow, options: Options) -> CommitPer
         return None
     if options.claim:
         raise InvalidInput(
-            f"claim=True hands a savepoint over to a job that runs in it, and {store.url} is empty. Open the savepoint's own "
-            "store for the job, or leave claim out: start_from alone copies the savepoint"
+            f"claim=True hands a savepoint over to a job that runs in it, and {store.url} is empty. Open the savepoint's "
+            "own store for the job, or leave claim out: start_from alone copies the savepoint"
         )
     return _begin_from(store, flow, options, options.start_from)
 
 
 def _begin_from(store: CheckpointStore, flow: Dataflow, options: Options, address: str) -> CommitPermit:
-    checkpoint = _source(address, options.start_from_options)
+    url, checkpoint_id = checkpoint_address(address)
+    try:
+        checkpoint = sf.open(url, **options.start_from_options).open(checkpoint_id)
+    except NotFound as error:
+        raise InvalidInput(f"start_from={address!r} names no checkpoint: {error}", kind=error.kind) from error
     if checkpoint.record.job_id != flow.job_id:
         raise JobMismatch(
-            f"{checkpoint!r} is of job {checkpoint.record.job_id!r}, and the dataflow is job {flow.job_id!r}. Segments carry "
-            f"the job's id, so a job that starts from a savepoint keeps it: Dataflow({checkpoint.record.job_id!r})",
+            f"{checkpoint!r} is of job {checkpoint.record.job_id!r}, and the dataflow is job {flow.job_id!r}. Segments "
+            f"carry the job's id, so a job that starts from a savepoint keeps it: Dataflow({checkpoint.record.job_id!r})",
             job_id=checkpoint.record.job_id,
         )
-    plan_of(
-        flow,
-        checkpoint,
-        parallelism=options.parallelism,
-        per_operator=options.per_operator,
-        unaligned=options.unaligned,
-        drop=options.drop,
-    )
+    plan_of(flow, checkpoint, options)
     try:
         check_places(sinks_of(flow), checkpoint.record, checkpoint.storage.url)
     except InvalidInput:
-        # Another run of this very job may have begun the store meanwhile, and what is said below is
-        # about that.
+        # Another run of this job may have begun the store meanwhile, which is reported below.
         if store.start(flow.job_id) is None:
             raise
     try:
@@ -93,14 +101,6 @@ def _begin_from(store: CheckpointStore, flow: Dataflow, options: Options, addres
     return permit
 
 
-def _source(address: str, options: Mapping[str, object]) -> Checkpoint:
-    url, checkpoint_id = checkpoint_address(address)
-    try:
-        return sf.open(url, **options).open(checkpoint_id)
-    except NotFound as error:
-        raise InvalidInput(f"start_from={address!r} names no checkpoint: {error}", kind=error.kind) from error
-
-
 class _CopyReporter:
     """Logs the progress of a copy now and then."""
 
@@ -114,3 +114,42 @@ class _CopyReporter:
         elif time.monotonic() - self._reported >= REPORT_EVERY_SECONDS:
             self._reported = time.monotonic()
             logger.info("copied %d of %d bytes of %s", now.bytes_done, now.bytes_total, self._what)
+
+
+def decide_keep(store: CheckpointStore, permit: CommitPermit | None, schedule: Schedule, *, claim: bool) -> Schedule:
+    """The schedule for this start; ``keep`` is None, with a warning, if the default must not apply.
+
+    ``claim``: a savepoint in the store was handed over to the job.
+    """
+    if schedule.keep is not Keep.DEFAULT or permit is None or KEEP_PROPERTY in permit.record.properties:
+        return schedule
+    ids = record_ids(store.storage)
+    why = ""
+    if len(ids) > KEPT_BY_DEFAULT:
+        why = "was begun without a limit"
+    elif ids and not claim:
+        try:
+            oldest = find_record(store.storage, ids[0])
+        except (DamagedCheckpoint, UnsupportedFormat):
+            why = f"holds a record that cannot be read, {ids[0]}"
+        else:
+            if oldest is not None and oldest.kind is CheckpointKind.SAVEPOINT:
+                why = f"began as a savepoint, checkpoint {ids[0]}, which is yours"
+    if not why:
+        return schedule
+    logger.warning(
+        "%s %s, so all of its %d checkpoints are kept until you say how many (keep, None or --keep all for all); "
+        "`ckpt gc %s --keep %d --delete` removes all but the newest %d",
+        *(store.url, why, len(ids), store.url, KEPT_BY_DEFAULT, KEPT_BY_DEFAULT),
+    )
+    return replace(schedule, keep=None)
+
+
+def keep_count(schedule: Schedule) -> int | None:
+    """How many checkpoints a run keeps; None: all."""
+    return KEPT_BY_DEFAULT if schedule.keep is Keep.DEFAULT else schedule.keep
+
+
+def keep_properties(schedule: Schedule) -> dict[str, str]:
+    """The properties of every record that the run publishes."""
+    return {KEEP_PROPERTY: "default"} if schedule.keep is Keep.DEFAULT else {}

@@ -92,7 +92,7 @@ def restored_states(restored: Restored) -> Iterator[tuple[TaskId, Mapping[str, O
     for vertex in restored.job.vertices:
         for subtask in () if vertex.id in restored.finished else range(vertex.parallelism):
             states = {}
-            for uid, tasks in (restored.states(vertex, subtask) or {}).items():
+            for uid, tasks in restored.states(vertex, subtask).items():
                 handles = sorted(carried[uid, subtask], key=lambda handle: (handle.state, handle.layer))
                 snapshot = Snapshot(uid, subtask, tuple(handles))
                 names = {handle.state for handle in handles}

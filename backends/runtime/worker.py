@@ -17,8 +17,7 @@ from ..dataflow.api import NoSplit, Split
 from ..dataflow.chain import OpenSnapshot, OperatorChain, OperatorError
 from ..dataflow.graph import Router, Vertex
 from ..dataflow.task import Task, TaskState
-from .channels import Queue
-from .waiting import ReadyInputs
+from .channels import Queue, ReadyInputs
 
 logger = logging.getLogger(__name__)
 

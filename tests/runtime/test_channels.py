@@ -13,7 +13,7 @@ from stateformat.backends.dataflow import events as ev
 from stateformat.backends.dataflow.task import InputEdge, Task
 from stateformat.backends.dataflow.task.inputs import Inputs
 from stateformat.backends.runtime import Queue, Worker
-from stateformat.backends.runtime.waiting import ReadyInputs
+from stateformat.backends.runtime.channels import ReadyInputs
 from tests.local_jobs import Count, Line, rows, settle, to_end
 
 LOOKS: Counter[str] = Counter()

@@ -16,7 +16,7 @@ from stateformat.schema import segment_schema
 from stateformat.states import Columns, as_schema
 from stateformat.store import CheckpointStore
 
-from ...runtime import clean, commit, pending_committables, restore, sinks_of
+from ...runtime import Options, clean, commit, pending_committables, restore, sinks_of
 from .. import events as ev
 from ..api import Operator, OperatorContext, OperatorCoordinator
 from ..casting import cast_to_schema
@@ -105,7 +105,7 @@ class OperatorHarness:
         self._store = new_store(saved)
         self._permit = None if saved is None else self._store.start(JOB)
         flow = flow_of(setup)
-        restored = restore(flow, self._permit, per_operator={setup.uid: setup.parallelism}, drop=drop)
+        restored = restore(flow, self._permit, Options(per_operator={setup.uid: setup.parallelism}, drop=drop))
         if setup.uid in restored.finished:
             raise InvalidInput(
                 f"operator {setup.uid!r} had finished when the snapshot was taken; nothing is left to run"
@@ -137,7 +137,7 @@ class OperatorHarness:
                 self._watermarks[of_input] = max(self._watermarks[of_input], watermarks.get(edge.id, ev.MIN_WATERMARK))
                 if edge.id in ended:
                     self._ended.add(of_input)
-            chain.open(restored.states(self._vertex, number))
+            chain.open(restored.states(self._vertex, number) or None)
         self._deliver()
 
     # What is given --------------------------------------------------------------------------------
