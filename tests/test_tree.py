@@ -366,7 +366,7 @@ def test_what_is_heavy_is_imported_where_it_is_used(statement: str, absent: str,
     assert modules_after(statement, tmp_path).isdisjoint(absent.split())
 
 
-@pytest.mark.parametrize("door", [None, "backends.spark", "backends.connectors", "backends.storage"])
+@pytest.mark.parametrize("door", [None, "reading", "backends.spark", "backends.storage"])
 def test_a_lazy_door_leads_to_every_name_that_it_lists(door: str | None) -> None:
     from importlib import import_module
 
