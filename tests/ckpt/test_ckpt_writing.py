@@ -36,7 +36,7 @@ def test_rescale_publishes_the_same_rows_at_another_parallelism(own_flights: Pat
     found = document("rescale", own_flights, "--parallelism", 6)
     assert (found["checkpoint_id"], found["kind"], found["source"]["checkpoint_id"]) == (3, "rescale", 2)
     changes = {
-        change["uid"]: [change[side]["parallelism"] for side in ("before", "after")] for change in found["changes"]
+        change["uid"]: (change["before"]["parallelism"], change["after"]["parallelism"]) for change in found["changes"]
     }
     assert changes == dict.fromkeys(("flights", "airlines", "rates", "delays", "sink"), (4, 6)) | {"alerts": (2, 6)}
     assert sums(own_flights) == before

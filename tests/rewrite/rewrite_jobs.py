@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner
-from stateformat.model import Mode, Record, State
+from stateformat.model import Mode, State
 from stateformat.publication import CommitPermit
 from stateformat.reading import Checkpoint
+from stateformat.schema import segment_schema
 from stateformat.snapshot import SnapshotWriter
 from stateformat.states import declare
+from stateformat.storage import open_storage
 from stateformat.store import CheckpointStore
 
 JOB = "orders"
 MAX_PARALLELISM = 16
 KEYS = [None, "", "a", "ä", *(f"k{i}" for i in range(60))]
+
+
+def new_store(path: Path) -> CheckpointStore:
+    return CheckpointStore(open_storage(str(path)), sleep=lambda _: None)
 
 
 def graph(parallelism: int = 3) -> JobGraph:
@@ -34,9 +41,7 @@ def graph(parallelism: int = 3) -> JobGraph:
         (
             operator("lookup", name="Lookup"),
             operator("source", coordinator=True),
-            operator("names"),
-            operator("sums"),
-            operator("sink"),
+            *map(operator, ("names", "sums", "sink")),
         ),
         (
             edge("lookup-sums", "lookup", "sums", Partitioner.BROADCAST),
@@ -81,8 +86,6 @@ def keyed_rows() -> dict[str, list[dict[str, Any]]]:
 
 def table(state: State, rows: list[dict[str, Any]]) -> pa.Table:
     """Rows with the columns of a state, the key group left to the writer."""
-    from stateformat.schema import segment_schema
-
     schema = segment_schema(state)
     names = [name for name in schema.names if name not in ("_key_group", "_checkpoint_id", "_attempt_id")]
     return pa.Table.from_pylist(
@@ -102,56 +105,48 @@ def publish(store: CheckpointStore, parallelism: int = 3, *, ended: tuple[int, .
     declared = {state.name: state for state in states()}
     pending = store.begin(job_id=JOB, graph=graph(parallelism), states=declared.values(), parent=store.start(JOB))
     context = pending.context
-    pending.mark_finished("lookup", range(parallelism))
-    pending.mark_finished("source", ended)
-    pending.mark_finished("names", ended)
+    for uid, finished in (("lookup", range(parallelism)), ("source", ended), ("names", ended)):
+        pending.mark_finished(uid, finished)
 
-    def rows_of(name: str, rows: list[dict[str, Any]]) -> tuple[str, pa.Table]:
-        return name, table(declared[name], rows)
+    def write(operator: str, subtask: int, /, **rows: list[dict[str, Any]]) -> None:
+        """Rows by state; of keyed ones those that the subtask owns."""
+        with context.subtask(operator, subtask) as writer:
+            for name, values in rows.items():
+                if declared[name].key_columns:
+                    write_keyed(writer, context, declared[name], values, subtask)
+                else:
+                    writer.write(name, table(declared[name], values))
+        pending.add(writer)
 
     for i in range(parallelism):
         if i not in ended:
-            with context.subtask("source", i) as writer:
-                writer.write(*rows_of("positions", [{"split": f"s{i}-{j}", "offset": j} for j in range(i + 2)]))
-            pending.add(writer)
-            with context.subtask("names", i) as writer:
-                writer.write(*rows_of("table", [{"code": code} for code in "xyz"]))
-            pending.add(writer)
-        with context.subtask("sums", i) as writer:
-            for name, rows in keyed_rows().items():
-                write_keyed(writer, context, declared[name], rows, i)
-            writer.write(*rows_of("seen", [{"shard": i * 10 + j} for j in range(2)]))
-            writer.write(
-                *rows_of(
-                    "progress",
-                    [
-                        {"_edge": "lookup-sums", "_watermark": 2**63 - 1, "_ended": True},
-                        {"_edge": "names-sums", "_watermark": 100 + i, "_ended": False},
-                    ],
-                )
-            )
-            overtaken = [
+            write("source", i, positions=[{"split": f"s{i}-{j}", "offset": j} for j in range(i + 2)])
+            write("names", i, table=[{"code": code} for code in "xyz"])
+        write(
+            *("sums", i),
+            **keyed_rows(),
+            seen=[{"shard": i * 10 + j} for j in range(2)],
+            progress=[
+                {"_edge": "lookup-sums", "_watermark": 2**63 - 1, "_ended": True},
+                {"_edge": "names-sums", "_watermark": 100 + i, "_ended": False},
+            ],
+            overtaken=[
                 {"_sender": s, "_receiver": i, "_seq": n, "key": key, "amount": n}
                 for s in range(2)
                 for n, key in enumerate(KEYS[:20])
-            ]
-            write_keyed(writer, context, declared["overtaken"], overtaken, i)
-        pending.add(writer)
-        with context.subtask("sink", i) as writer:
-            writer.write(
-                *rows_of(
-                    "queued",
-                    [
-                        {"_sender": s, "_receiver": i, "_seq": n, "amount": 100 * i + 10 * s + n}
-                        for s in range(parallelism)
-                        for n in range(s + 1)
-                    ],
-                )
-            )
-            writer.write(*rows_of("prepared", [{"file": f"part-{i}"}] if i else []))
-        pending.add(writer)
+            ],
+        )
+        write(
+            *("sink", i),
+            queued=[
+                {"_sender": s, "_receiver": i, "_seq": n, "amount": 100 * i + 10 * s + n}
+                for s in range(parallelism)
+                for n in range(s + 1)
+            ],
+            prepared=[{"file": f"part-{i}"}] if i else [],
+        )
     with context.coordinator("source") as writer:
-        writer.write(*rows_of("splits", [{"split": "rest-1"}, {"split": "rest-2"}]))
+        writer.write("splits", table(declared["splits"], [{"split": "rest-1"}, {"split": "rest-2"}]))
     pending.add(writer)
     return pending.publish()
 
@@ -191,21 +186,3 @@ def handles_of(record_or_checkpoint: Checkpoint) -> list[Mapping[str, Any]]:
     """The planning columns of all handles as dictionaries."""
     rows: list[Mapping[str, Any]] = record_or_checkpoint.handles.to_pylist()
     return rows
-
-
-__all__ = [
-    "JOB",
-    "KEYS",
-    "MAX_PARALLELISM",
-    "Record",
-    "all_rows",
-    "graph",
-    "handles_of",
-    "keyed_rows",
-    "plain",
-    "publish",
-    "restored",
-    "states",
-    "table",
-    "write_keyed",
-]

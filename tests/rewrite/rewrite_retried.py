@@ -6,18 +6,15 @@ Prints how many failed. Run by ``test_rewrite_spark``, in a process of its own.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
 from pyspark import TaskContext
 
 from stateformat.backends.rewrite import RewriteSpec, rewrite
 from stateformat.backends.spark.rewrite import SparkEngine
 from stateformat.backends.spark.sessions import local_session
 from stateformat.segments import WriteOptions
-from stateformat.storage import CreateOutcome, ObjectInfo, Storage, open_storage
+from stateformat.storage import open_storage
 from stateformat.store import CheckpointStore
 from tests.rewrite import rewrite_jobs as jobs
 
@@ -28,15 +25,12 @@ class ClosesWithAnError:
     def __init__(self, inner: Any) -> None:
         self.inner = inner
 
-    def write(self, data: Any) -> int:
-        return int(self.inner.write(data))
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
     def close(self) -> None:
         self.inner.close()
         raise RuntimeError("this task dies after it has written")
-
-    def abort(self) -> None:
-        self.inner.abort()
 
     def __enter__(self) -> ClosesWithAnError:
         return self
@@ -45,44 +39,22 @@ class ClosesWithAnError:
         self.close()
 
 
-@dataclass(frozen=True)
 class FailingOnce:
     """A storage that lets the first attempt of every Spark task fail at its first segment."""
 
-    inner: Storage
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
 
-    @property
-    def url(self) -> str:
-        return self.inner.url
+    def __reduce__(self) -> Any:
+        return FailingOnce, (self.inner,)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
     def open_output(self, path: str) -> Any:
         task = TaskContext.get()
         made = self.inner.open_output(path)
         return ClosesWithAnError(made) if task is not None and task.attemptNumber() == 0 else made
-
-    def exists(self) -> bool:
-        return self.inner.exists()
-
-    def read(self, path: str) -> pa.Buffer:
-        return self.inner.read(path)
-
-    def read_range(self, path: str, offset: int, length: int) -> pa.Buffer:
-        return self.inner.read_range(path, offset, length)
-
-    def open_input(self, path: str) -> Any:
-        return self.inner.open_input(path)
-
-    def size(self, path: str) -> int:
-        return self.inner.size(path)
-
-    def create(self, path: str, data: bytes) -> CreateOutcome:
-        return self.inner.create(path, data)
-
-    def list(self, prefix: str) -> list[ObjectInfo]:
-        return self.inner.list(prefix)
-
-    def delete(self, paths: Iterable[str]) -> None:
-        self.inner.delete(paths)
 
 
 def main(url: str) -> None:

@@ -2,34 +2,50 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from stateformat.backends.rewrite import RewriteSpec, plan_rewrite, rewrite
+from stateformat.backends.rewrite import RewriteSpec, ThreadEngine, plan_rewrite, rewrite
 from stateformat.backends.rewrite.rewrite import check_counts
-from stateformat.backends.rewrite.threads import ThreadEngine
 from stateformat.errors import DamagedCheckpoint, InvalidInput, JobMismatch, PublishConflict, RestoreRefused
 from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner, Status
 from stateformat.keys import hash_keys
 from stateformat.model import CheckpointKind, Handle
 from stateformat.segments import WriteOptions
 from stateformat.states import declare
-from stateformat.storage import open_storage
 from stateformat.store import CheckpointStore
 from stateformat.validation import validate
 from tests.rewrite import rewrite_jobs as jobs
+from tests.rewrite.rewrite_jobs import new_store
+
+REHASHED = ("total", "per_day", "last", "timers", "overtaken")
+OBJECTS = WriteOptions(inline_bytes_max=0)
 
 
 @pytest.fixture
-def store(tmp_path: Any) -> CheckpointStore:
-    made = CheckpointStore(open_storage(str(tmp_path / "store")), sleep=lambda _: None)
+def store(tmp_path: Path) -> CheckpointStore:
+    made = new_store(tmp_path / "store")
     jobs.publish(made)
     return made
+
+
+def ids(store: CheckpointStore) -> list[int]:
+    return [record.checkpoint_id for record in store.history()]
+
+
+def assert_same_rows(store: CheckpointStore, before: Any, after: Any) -> None:
+    """The states that a new max parallelism rehashes have the rows that they had, and all is valid."""
+    for name in REHASHED:
+        assert jobs.all_rows(after, "sums", name) == jobs.all_rows(before, "sums", name)
+    assert problems(store) == []
 
 
 def problems(store: CheckpointStore) -> list[str]:
@@ -46,7 +62,7 @@ def test_a_rewritten_checkpoint_gives_every_subtask_what_the_old_one_would_have(
     assert (after.id, after.record.kind, after.record.parent) == (2, CheckpointKind.REWRITE, before.record.ref)
     assert done.record == after.record
     found, wanted = jobs.restored(after, parallelism), jobs.restored(before, parallelism)
-    # Subtasks had finished, so all that is not keyed was dealt anew, and after that everyone has the least watermark.
+    # Subtasks had finished, so all that is not keyed was distributed anew: everyone has the least watermark.
     least = [("lookup-sums", 2**63 - 1, True), ("names-sums", 100, False)]
     assert [found.pop(place) for place in list(found) if place[1] == "progress"] == [least] * (parallelism or 3)
     assert found == {place: rows for place, rows in wanted.items() if place[1] != "progress"}
@@ -54,7 +70,6 @@ def test_a_rewritten_checkpoint_gives_every_subtask_what_the_old_one_would_have(
 
 
 def test_each_state_of_each_subtask_becomes_one_segment_of_its_own(store: CheckpointStore) -> None:
-    # Rescaled by hand-cut handles, a state of a subtask would lie in several segments of checkpoint 1.
     done = rewrite(store, store.open(), RewriteSpec(parallelism=5))
     handles = jobs.handles_of(store.open())
     places = Counter((handle["operator"], handle["state"], handle["subtask"]) for handle in handles)
@@ -82,8 +97,8 @@ def test_what_had_finished_wholly_stays_so_and_what_had_in_part_runs_and_is_reme
     }
 
 
-def test_nothing_is_said_to_be_rescaled_where_everyone_keeps_its_own(tmp_path: Any) -> None:
-    store = CheckpointStore(open_storage(str(tmp_path / "whole")), sleep=lambda _: None)
+def test_nothing_is_said_to_be_rescaled_if_everyone_keeps_its_own(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
     jobs.publish(store, ended=())
     rewrite(store, store.open())
     assert store.open().record.rescaled_from is None
@@ -95,32 +110,31 @@ def test_nothing_is_said_to_be_rescaled_where_everyone_keeps_its_own(tmp_path: A
     assert store.open().record.rescaled_from == rescaled
 
 
-@pytest.mark.parametrize("maximum", [3, 8, 17, 32, 4096])
-@pytest.mark.parametrize("parallelism", [None, 2])
-def test_another_max_parallelism_deals_every_key_to_its_new_group(
+@pytest.mark.parametrize(("maximum", "parallelism"), [(3, None), (8, 2), (17, None), (32, 2), (4096, None)])
+def test_another_max_parallelism_moves_every_key_to_its_new_group(
     store: CheckpointStore, maximum: int, parallelism: int | None
 ) -> None:
     before = store.open()
     done = rewrite(store, before, RewriteSpec(parallelism=parallelism, max_parallelism=maximum))
     after = store.open()
-    assert problems(store) == []
     assert {operator.max_parallelism for operator in after.graph.operators} == {maximum}
-    assert set(done.rehashed) == {("sums", name) for name in ("total", "per_day", "last", "timers", "overtaken")}
+    assert set(done.rehashed) == {("sums", name) for name in REHASHED}
+    assert_same_rows(store, before, after)
     subtasks = after.graph.operator("sums").parallelism
-    for name in ("total", "per_day", "last", "timers", "overtaken"):
-        assert jobs.all_rows(after, "sums", name) == jobs.all_rows(before, "sums", name)
+    for name in REHASHED:
         for subtask in range(subtasks):
-            for row in after.read("sums", name, subtask).table().to_pylist():
-                hashed = int(hash_keys([pa.array([row["key"]], pa.string())], "spark-murmur3-seed42")[0])
-                assert row["_key_group"] == hashed % maximum
-                assert row["_key_group"] * subtasks // maximum == subtask
-    # The rest is dealt as a rescale deals it.
-    for name, rows in jobs.restored(after, parallelism).items():
-        if name[:2] not in done.rehashed and name[1] != "progress":
-            assert rows == jobs.restored(before, parallelism)[name], name
+            rows = after.read("sums", name, subtask).table()
+            groups = (hash_keys([rows["key"]], "spark-murmur3-seed42") % maximum).tolist()
+            assert rows["_key_group"].to_pylist() == groups
+            assert {group * subtasks // maximum for group in groups} <= {subtask}
+    # The rest is distributed as a rescale does it.
+    found, wanted = jobs.restored(after, parallelism), jobs.restored(before, parallelism)
+    assert found.keys() == wanted.keys()
+    others = [place for place in found if place[:2] not in done.rehashed and place[1] != "progress"]
+    assert {place: found[place] for place in others} == {place: wanted[place] for place in others}
 
 
-def test_records_in_flight_keep_their_order_per_channel_when_keys_are_dealt_anew(store: CheckpointStore) -> None:
+def test_records_in_flight_keep_their_order_per_channel_when_keys_are_rehashed(store: CheckpointStore) -> None:
     rewrite(store, store.open(), RewriteSpec(max_parallelism=3))
     after = store.open()
     for subtask in range(3):
@@ -141,39 +155,25 @@ def test_much_state_of_few_subtasks_is_read_in_more_parts_than_there_were_subtas
     assert len(many) > 2 * len(few)
     assert sum(source.rows for source in many) == sum(source.rows for source in few)
     rewrite(store, before, spec)
-    for name in ("total", "per_day", "last", "timers", "overtaken"):
-        assert jobs.all_rows(store.open(), "sums", name) == jobs.all_rows(before, "sums", name)
-    assert problems(store) == []
+    assert_same_rows(store, before, store.open())
 
 
 def test_max_parallelism_may_rise_and_parallelism_above_the_old_one_with_it(store: CheckpointStore) -> None:
-    with pytest.raises(RestoreRefused, match="max parallelism"):
-        rewrite(store, store.open(), RewriteSpec(parallelism=20))
     rewrite(store, store.open(), RewriteSpec(parallelism=20, max_parallelism=32))
     assert store.open().graph.operator("sums").parallelism == 20
     assert problems(store) == []
 
 
-def test_layers_of_three_schemas_become_one_segment_of_the_newest(tmp_path: Any) -> None:
-    store = CheckpointStore(open_storage(str(tmp_path / "layers")), sleep=lambda _: None)
-    key = {"key": pa.string()}
+def test_layers_of_three_schemas_become_one_segment_of_the_newest(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    key, number = {"key": pa.string()}, pa.field("n", pa.int32())
+    tag, label = (pa.field(name, pa.string(), nullable=False) for name in ("tag", "label"))
     first = declare.value_state("op", "s", keys=key, values={"n": pa.int32(), "old": pa.string()})
     second = declare.value_state(
-        "op",
-        "s",
-        keys=key,
-        values=pa.schema([pa.field("n", pa.int32()), pa.field("tag", pa.string(), nullable=False)]),
-        previous=first,
-        defaults={"tag": "none"},
+        "op", "s", keys=key, values=pa.schema([number, tag]), previous=first, defaults={"tag": "none"}
     )
-    third = declare.value_state(
-        "op",
-        "s",
-        keys=key,
-        values=pa.schema([pa.field("label", pa.string(), nullable=False), pa.field("n", pa.int64())]),
-        previous=second,
-        renames={"tag": "label"},
-    )
+    long = pa.schema([label, number.with_type(pa.int64())])
+    third = declare.value_state("op", "s", keys=key, values=long, previous=second, renames={"tag": "label"})
     graph = JobGraph((Operator(OperatorId("op"), 2, 8),))
 
     def layer(state: Any, rows: list[dict[str, Any]], *, delta: bool) -> None:
@@ -191,15 +191,8 @@ def test_layers_of_three_schemas_become_one_segment_of_the_newest(tmp_path: Any)
         pending.publish()
 
     layer(first, [{"key": f"k{i}", "n": i, "old": "x"} for i in range(10)], delta=False)
-    layer(
-        second,
-        [
-            {"key": "k1", "n": 100, "tag": "b", "_op": 0},
-            {"key": "k2", "_op": 1},
-            {"key": "k20", "n": 20, "tag": "c", "_op": 0},
-        ],
-        delta=True,
-    )
+    upserts = [{"key": "k1", "n": 100, "tag": "b", "_op": 0}, {"key": "k20", "n": 20, "tag": "c", "_op": 0}]
+    layer(second, [upserts[0], {"key": "k2", "_op": 1}, upserts[1]], delta=True)
     layer(third, [{"key": "k3", "n": 2**40, "label": "d", "_op": 0}, {"key": "k20", "_op": 1}], delta=True)
     wanted = {f"k{i}": ("none", i) for i in range(10)} | {"k1": ("b", 100), "k3": ("d", 2**40)}
     del wanted["k2"]
@@ -219,9 +212,8 @@ def test_layers_of_three_schemas_become_one_segment_of_the_newest(tmp_path: Any)
 
 def test_a_renamed_operator_takes_its_edges_and_states_along(store: CheckpointStore) -> None:
     before = store.open()
-    rewrite(
-        store, before, RewriteSpec(renames={"sums": "totals", "lookup": "codes", "source": "names", "names": "source"})
-    )
+    renames = {"sums": "totals", "lookup": "codes", "source": "names", "names": "source"}
+    rewrite(store, before, RewriteSpec(renames=renames))
     after = store.open()
     assert [operator.uid for operator in after.graph.operators] == ["codes", "names", "source", "totals", "sink"]
     assert {(edge.id, edge.source, edge.target) for edge in after.graph.edges} == {
@@ -246,8 +238,6 @@ def test_committables_keep_the_attempt_under_which_they_were_prepared(store: Che
 
 
 def test_codec_and_row_groups_are_those_asked_for(store: CheckpointStore) -> None:
-    import pyarrow.parquet as pq
-
     options = WriteOptions(codec="zstd", encoding="plain", inline_bytes_max=0)
     rewrite(store, store.open(), RewriteSpec(options=options))
     handle = next(handle for handle in jobs.handles_of(store.open()) if handle["state"] == "total" and handle["rows"])
@@ -256,20 +246,18 @@ def test_codec_and_row_groups_are_those_asked_for(store: CheckpointStore) -> Non
 
 
 def test_another_store_takes_the_rewritten_checkpoint_and_needs_nothing_of_the_first(
-    store: CheckpointStore, tmp_path: Any
+    store: CheckpointStore, tmp_path: Path
 ) -> None:
-    import shutil
-
-    target = CheckpointStore(open_storage(str(tmp_path / "target")), sleep=lambda _: None)
+    target = new_store(tmp_path / "target")
     wanted = jobs.restored(store.open(), 2)
     rewrite(store, store.open(), RewriteSpec(parallelism=2), target=target)
-    assert [record.checkpoint_id for record in store.history()] == [1]
+    assert ids(store) == [1]
     shutil.rmtree(tmp_path / "store")
     assert jobs.restored(target.open(), 2) == wanted
     assert problems(target) == []
 
 
-def test_progress_is_told_in_rows_up_to_the_last(store: CheckpointStore) -> None:
+def test_progress_is_in_rows_up_to_the_last(store: CheckpointStore) -> None:
     told: list[tuple[int, int]] = []
     spec = RewriteSpec(parallelism=4, max_parallelism=64)
     rows = store.open().record.totals.rows
@@ -282,43 +270,38 @@ def test_progress_is_told_in_rows_up_to_the_last(store: CheckpointStore) -> None
 
 
 @pytest.mark.parametrize(
-    ("spec", "sentence"),
+    ("spec", "error", "sentence"),
     [
-        (RewriteSpec(max_parallelism=0), "max parallelism 0"),
-        (RewriteSpec(max_parallelism=40_000), "32768"),
-        (RewriteSpec(per_operator={"nobody": 2}), "nobody"),
-        (RewriteSpec(renames={"nobody": "x"}), "nobody"),
-        (RewriteSpec(renames={"sums": "sink"}), "'sink'"),
-        (RewriteSpec(renames={"sums": ""}), "nothing"),
+        (RewriteSpec(max_parallelism=0), InvalidInput, "max parallelism 0"),
+        (RewriteSpec(max_parallelism=40_000), InvalidInput, "32768"),
+        (RewriteSpec(per_operator={"nobody": 2}), InvalidInput, "nobody"),
+        (RewriteSpec(renames={"nobody": "x"}), InvalidInput, "nobody"),
+        (RewriteSpec(renames={"sums": "sink"}), InvalidInput, "'sink'"),
+        (RewriteSpec(renames={"sums": ""}), InvalidInput, "nothing"),
+        (RewriteSpec(parallelism=0), RestoreRefused, "parallelism 0"),
+        (RewriteSpec(parallelism=17), RestoreRefused, "max parallelism"),
+        (RewriteSpec(max_parallelism=2), RestoreRefused, "max parallelism"),
     ],
 )
-def test_a_wish_that_cannot_be_right_is_refused_with_a_sentence(
-    store: CheckpointStore, spec: RewriteSpec, sentence: str
+def test_what_cannot_be_right_and_what_a_restore_would_refuse_is_refused(
+    store: CheckpointStore, spec: RewriteSpec, error: type[Exception], sentence: str
 ) -> None:
-    with pytest.raises(InvalidInput, match=sentence):
+    with pytest.raises(error, match=sentence):
         rewrite(store, store.open(), spec)
-    assert len(store.history()) == 1
+    assert ids(store) == [1]
 
 
-@pytest.mark.parametrize(
-    "spec", [RewriteSpec(parallelism=0), RewriteSpec(parallelism=17), RewriteSpec(max_parallelism=2)]
-)
-def test_what_a_restore_would_refuse_is_refused(store: CheckpointStore, spec: RewriteSpec) -> None:
-    with pytest.raises(RestoreRefused):
-        rewrite(store, store.open(), spec)
-    assert len(store.history()) == 1
+def test_an_engine_by_name_is_refused(store: CheckpointStore) -> None:
+    with pytest.raises(InvalidInput, match="give a ThreadEngine or a SparkEngine"):
+        rewrite(store, store.open(), engine="local")  # type: ignore[arg-type]
 
 
-def test_keyed_state_that_is_not_fed_by_key_keeps_its_key_groups(tmp_path: Any) -> None:
-    store = CheckpointStore(open_storage(str(tmp_path / "forward")), sleep=lambda _: None)
+def test_keyed_state_that_is_not_fed_by_key_keeps_its_key_groups(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
     one, two = OperatorId("one"), OperatorId("two")
     state = declare.value_state("two", "s", keys={"k": pa.int64()}, values={"v": pa.int64()})
-    pending = store.begin(
-        job_id="j",
-        graph=JobGraph((Operator(one, 1, 8), Operator(two, 1, 8)), (Edge("e", one, two, Partitioner.FORWARD),)),
-        states=[state],
-        parent=None,
-    )
+    graph = JobGraph((Operator(one, 1, 8), Operator(two, 1, 8)), (Edge("e", one, two, Partitioner.FORWARD),))
+    pending = store.begin(job_id="j", graph=graph, states=[state], parent=None)
     with pending.context.subtask("two", 0) as writer:
         writer.write("s", pa.table({"k": [1], "v": [1]}))
     pending.add(writer)
@@ -329,26 +312,29 @@ def test_keyed_state_that_is_not_fed_by_key_keeps_its_key_groups(tmp_path: Any) 
     assert store.open().id == 2
 
 
-class Breaking:
-    """An engine that runs the real one and then spoils what it reports."""
+class Wrapped(ThreadEngine):
+    """Threads, with something done to what they report."""
 
     def __init__(self, spoil: Any) -> None:
-        self.spoil = spoil
+        super().__init__(2)
+        object.__setattr__(self, "spoil", spoil)
 
     def run(self, *arguments: Any) -> list[Handle]:
-        handles: list[Handle] = self.spoil(ThreadEngine(2).run(*arguments))
-        return handles
+        found: list[Handle] = self.spoil(super().run(*arguments))  # type: ignore[attr-defined]
+        return found
 
 
-def test_a_segment_that_was_lost_on_the_way_is_noticed_and_nothing_is_published(store: CheckpointStore) -> None:
-    for lost in ("total", "prepared", "positions", "queued"):
-        engine = Breaking(lambda handles, lost=lost: [handle for handle in handles if handle.state != lost])
-        with pytest.raises(DamagedCheckpoint, match=f"'{lost}'.* wrote 0 rows"):
-            rewrite(store, store.open(), RewriteSpec(max_parallelism=8), engine=engine)
-    assert [record.checkpoint_id for record in store.history()] == [1]
+@pytest.mark.parametrize("lost", ["total", "prepared", "positions", "queued"])
+def test_a_segment_that_was_lost_on_the_way_is_noticed_and_nothing_is_published(
+    store: CheckpointStore, lost: str
+) -> None:
+    engine = Wrapped(lambda handles: [handle for handle in handles if handle.state != lost])
+    with pytest.raises(DamagedCheckpoint, match=f"'{lost}'.* wrote 0 rows"):
+        rewrite(store, store.open(), RewriteSpec(max_parallelism=8), engine=engine)
+    assert ids(store) == [1]
 
 
-def test_counts_are_exact_where_no_layers_merge_and_a_bound_where_they_do(store: CheckpointStore) -> None:
+def test_counts_are_exact_unless_layers_merge_and_else_a_bound(store: CheckpointStore) -> None:
     plan = plan_rewrite(store.open(), RewriteSpec())
     good = [Handle(*move.place[:2], "keyed", move.place.subtask, 0, None, 1, rows=move.rows) for move in plan.moves]
     check_counts(plan, good)
@@ -361,11 +347,10 @@ def test_counts_are_exact_where_no_layers_merge_and_a_bound_where_they_do(store:
         check_counts(merged, more)
 
 
-def test_a_damaged_segment_ends_the_rewrite_and_leaves_the_store_as_it_was(tmp_path: Any) -> None:
-    store = CheckpointStore(open_storage(str(tmp_path / "store")), sleep=lambda _: None)
-    jobs.publish(store)
-    # Make the state objects instead of inline bytes, then flip a byte of one.
-    rewrite(store, store.open(), RewriteSpec(options=WriteOptions(inline_bytes_max=0)))
+def test_a_damaged_segment_ends_the_rewrite_and_leaves_the_store_as_it_was(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    rewrite(store, store.open(), RewriteSpec(options=OBJECTS))
     before = store.open()
     path = next(handle["path"] for handle in jobs.handles_of(before) if handle["state"] == "last" and handle["rows"])
     file = tmp_path / "store" / path
@@ -376,45 +361,27 @@ def test_a_damaged_segment_ends_the_rewrite_and_leaves_the_store_as_it_was(tmp_p
     for spec in (RewriteSpec(), RewriteSpec(max_parallelism=8)):
         with pytest.raises(DamagedCheckpoint):
             rewrite(store, before, spec)
-    assert [record.checkpoint_id for record in store.history()] == [2, 1]
-
-
-class Overtaken(ThreadEngine):
-    """Threads, while somebody else publishes."""
-
-    def __init__(self, store: CheckpointStore) -> None:
-        super().__init__(1)
-        object.__setattr__(self, "store", store)
-
-    def run(self, *arguments: Any) -> list[Handle]:
-        jobs.publish(self.store)  # type: ignore[attr-defined]
-        return super().run(*arguments)
+    assert ids(store) == [2, 1]
 
 
 def test_a_checkpoint_published_meanwhile_is_not_overrun(store: CheckpointStore) -> None:
     with pytest.raises(PublishConflict):
-        rewrite(store, store.open(), engine=Overtaken(store))
-    assert [record.checkpoint_id for record in store.history()] == [2, 1]
+        rewrite(store, store.open(), engine=Wrapped(lambda handles: (jobs.publish(store), handles)[1]))
+    assert ids(store) == [2, 1]
     with pytest.raises(PublishConflict, match="not the newest"):
         rewrite(store, store.open(1))
 
 
-def test_another_jobs_store_is_refused_as_target(store: CheckpointStore, tmp_path: Any) -> None:
-    other = CheckpointStore(open_storage(str(tmp_path / "other")), sleep=lambda _: None)
+def test_another_jobs_store_is_refused_as_target(store: CheckpointStore, tmp_path: Path) -> None:
+    other = new_store(tmp_path / "other")
     pending = other.begin(job_id="other", graph=JobGraph((Operator(OperatorId("x"), 1, 1),)), states=[], parent=None)
     pending.publish()
     with pytest.raises(JobMismatch):
         rewrite(store, store.open(), target=other)
 
 
-def test_an_unknown_engine_is_refused(store: CheckpointStore) -> None:
-    with pytest.raises(InvalidInput, match="give a ThreadEngine or a SparkEngine"):
-        rewrite(store, store.open(), engine="local")  # type: ignore[arg-type]
-
-
 def test_the_first_failure_of_a_task_ends_the_others_that_have_not_begun(store: CheckpointStore) -> None:
-    checkpoint = store.open()
-    plan = plan_rewrite(checkpoint, RewriteSpec(parallelism=8))
+    plan = plan_rewrite(store.open(), RewriteSpec(parallelism=8))
     begun: list[str] = []
     lock = threading.Lock()
 
@@ -430,13 +397,8 @@ def test_the_first_failure_of_a_task_ends_the_others_that_have_not_begun(store: 
                 raise OSError("disk full")
             return getattr(store.storage, name)
 
-    pending = store.begin(
-        job_id=jobs.JOB,
-        graph=plan.graph,
-        states=plan.states,
-        parent=store.start(jobs.JOB),
-        options=WriteOptions(inline_bytes_max=0),
-    )
+    parent = store.start(jobs.JOB)
+    pending = store.begin(job_id=jobs.JOB, graph=plan.graph, states=plan.states, parent=parent, options=OBJECTS)
     context = replace(pending.context, storage=Failing())  # type: ignore[arg-type]
     with pytest.raises(OSError, match="disk full"):
         ThreadEngine(1).run(context, plan, lambda _: None)

@@ -25,14 +25,11 @@ from stateformat.tables import cut
 from stateformat.validation import validate
 from tests.dataflow.test_in_flight_order import check_order, publish, records_for
 from tests.rewrite import rewrite_jobs as jobs
+from tests.rewrite.rewrite_jobs import new_store
 
 pytestmark = pytest.mark.spark
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 OBJECTS = WriteOptions(inline_bytes_max=0)
-
-
-def new_store(path: Path) -> CheckpointStore:
-    return CheckpointStore(open_storage(str(path)), sleep=lambda _: None)
 
 
 def content(store: CheckpointStore) -> dict[tuple[str, str, int], Counter[Any]]:
@@ -58,11 +55,11 @@ def test_both_engines_write_the_same_rows_to_the_same_places(spark: Any, tmp_pat
     for name in ("local", "spark"):
         store = new_store(tmp_path / name)
         jobs.publish(store)
-        told: list[tuple[int, int]] = []
+        seen: list[tuple[int, int]] = []
         engine = SparkEngine(spark) if name == "spark" else None
-        done = rewrite(store, store.open(), spec, engine=engine, progress=lambda *now, told=told: told.append(now))
+        done = rewrite(store, store.open(), spec, engine=engine, progress=lambda *now, seen=seen: seen.append(now))
         assert not validate(store, level="full").problems
-        assert told[-1][0] == told[-1][1] >= done.rows > 0
+        assert seen[-1][0] == seen[-1][1] >= done.rows > 0
         contents.append(content(store))
     attempts = {"prepared", "left"}  # the attempt in these is each store's own
     kept = [{place: rows for place, rows in found.items() if place[1] not in attempts} for found in contents]
@@ -87,13 +84,8 @@ def test_records_in_flight_of_several_segments_keep_the_order_of_their_channels(
 def test_tasks_that_fail_after_writing_are_retried_and_leave_garbage_and_one_history(tmp_path: Path) -> None:
     # Spark retries only where its master says so, and a process has one session: this one is another's.
     url = str(tmp_path / "store")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.rewrite.rewrite_retried", url],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "tests.rewrite.rewrite_retried", url]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     failed = int(done.stdout.split()[-1])
     assert failed == 4  # two tasks that write moves and two that write targets, on two cores
@@ -111,9 +103,8 @@ def test_an_error_of_a_worker_arrives_as_what_it_was(spark: Any, tmp_path: Path)
     store = new_store(tmp_path / "store")
     jobs.publish(store)
     rewrite(store, store.open(), RewriteSpec(options=OBJECTS))
-    path = next(
-        handle["path"] for handle in jobs.handles_of(store.open()) if handle["state"] == "last" and handle["rows"]
-    )
+    handles = [handle for handle in jobs.handles_of(store.open()) if handle["state"] == "last" and handle["rows"]]
+    path = handles[0]["path"]
     (tmp_path / "store" / path).unlink()
     for spec in (RewriteSpec(), RewriteSpec(max_parallelism=8)):
         with pytest.raises(DamagedCheckpoint, match=path) as caught:
@@ -129,12 +120,12 @@ def test_what_spark_says_of_a_failure_that_is_not_ours_becomes_one_sentence() ->
     assert str(error).endswith("ValueError: no space")
 
 
-def test_a_store_in_memory_is_refused(spark: Any, tmp_path: Path) -> None:
+def test_a_store_in_memory_is_refused(tmp_path: Path) -> None:
     store = CheckpointStore(open_storage("memory://rewrite-on-spark"))
     jobs.publish(store)
     for target in (None, new_store(tmp_path / "target")):
-        with pytest.raises(InvalidInput, match="this process only"):
-            rewrite(store, store.open(), engine=SparkEngine(spark), target=target)
+        with pytest.raises(InvalidInput, match="exists only in this process"):
+            rewrite(store, store.open(), engine=SparkEngine(), target=target)
 
 
 def test_frames_are_of_bounded_size_and_lose_no_row() -> None:
@@ -160,11 +151,12 @@ def test_tasks_are_evened_out_and_none_is_lost(tmp_path: Path) -> None:
         assert max(sizes) - min(sizes) <= max(move.bytes for move in moves)
 
 
-def test_there_are_more_tasks_than_cores_only_where_there_is_much_to_do() -> None:
-    assert task_count(100, 0, 4) == 4
-    assert task_count(100, 10 * TASK_BYTES, 4) == 10
-    assert task_count(100, 10 * TASK_BYTES + 1, 4) == 11
-    assert task_count(3, 10 * TASK_BYTES, 4) == 3
+@pytest.mark.parametrize(
+    ("units", "size_bytes", "tasks"),
+    [(100, 0, 4), (100, 10 * TASK_BYTES, 10), (100, 10 * TASK_BYTES + 1, 11), (3, 10 * TASK_BYTES, 3)],
+)
+def test_there_are_more_tasks_than_cores_only_if_there_is_much_to_do(units: int, size_bytes: int, tasks: int) -> None:
+    assert task_count(units, size_bytes, 4) == tasks
 
 
 def test_the_demo_counts_a_row_that_is_lost_repeated_or_changed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,9 +182,9 @@ def test_an_active_session_is_used_unless_its_workers_are_others(
         check(spark)
     assert caught.value.kind is ErrorKind.MISSING_DEPENDENCY
     monkeypatch.undo()
-    (tmp_path / "tools").mkdir()
+    (tmp_path / "stateformat").mkdir()
     monkeypatch.chdir(tmp_path)
     assert check(spark) is spark
     monkeypatch.delitem(spark.sparkContext.environment, "PYTHONSAFEPATH")
-    with pytest.raises(InvalidInput, match="tools of its own"):
+    with pytest.raises(InvalidInput, match="stateformat of its own"):
         check(spark)

@@ -1,7 +1,7 @@
 """The program for spark-submit: what it prints, how it is stopped and goes on, with what status it ends.
 
-One process is started by ``spark-submit``; everything else runs here, on the session of the tests. Who stops a job is ``ckpt stop`` in a
-process of its own, started when the job has told of an epoch.
+``spark-submit`` starts one process; everything else runs here, on the session of the tests. ``ckpt stop``, in a
+thread, stops a job when it has reported its second epoch.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,15 +25,16 @@ import pytest
 import stateformat as sf
 from stateformat import validate
 from stateformat.model import CheckpointKind, StopMode
+from stateformat.tools.ckpt.commands.stop import StopAttempt
 from stateformat.tools.jobs.run import main
 from tests.servers.server import BUCKET, S3Server
 
 pytestmark = pytest.mark.spark
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 PARALLELISM = 2
-TOTAL = 60_000
+TOTAL = 20_000
 
 JOB = """
 from stateformat.backends.connectors import FileSink, RateSource
@@ -121,35 +123,47 @@ def place(tmp_path: Path, spark: Any) -> Iterator[Place]:
     assert spark.range(1).count() == 1  # A session that was there before is left alone.
 
 
-class Told(io.StringIO):
-    """Standard output, or error, of the program. ``stop``: the command that is run when the second line has come."""
+class Printed(io.StringIO):
+    """Standard output of the program. With the store of a job, ``ckpt stop`` runs once two lines have come."""
 
-    def __init__(self, *stop: str) -> None:
+    def __init__(self, stop: str = "", *, drain: bool = False, to: str | None = None, **options: str) -> None:
         super().__init__()
-        self._stop = stop
-        self.stopping: subprocess.Popen[str] | None = None
+        self._stop, self._options = stop, options
+        self._mode, self._to = StopMode.DRAIN if drain else StopMode.NO_DRAIN, to
+        self._answers: list[dict[str, Any]] = []
+        self._stopping: threading.Thread | None = None
 
     def write(self, text: str) -> int:
         count = super().write(text)
-        if self._stop and self.stopping is None and self.getvalue().count("\n") >= 2:
-            self.stopping = subprocess.Popen(self._stop, stdout=subprocess.PIPE, text=True)
+        if self._stop and self._stopping is None and self.getvalue().count("\n") >= 2:
+            self._stopping = threading.Thread(target=self._ask)
+            self._stopping.start()
         return count
+
+    def _ask(self) -> None:
+        open_store = partial(sf.open, **self._options)
+        attempt = StopAttempt(open_store(self._stop), self._mode, self._to, open_store=open_store)
+        self._answers.append(attempt.document(attempt.run(120)))
 
     @property
     def objects(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.getvalue().splitlines()]
 
     def stopped(self) -> dict[str, Any]:
-        """What the command has printed."""
-        assert self.stopping is not None
-        printed, _ = self.stopping.communicate(timeout=120)
-        assert self.stopping.returncode == 0, printed
-        answer: dict[str, Any] = json.loads(printed)
+        """What the command would print."""
+        assert self._stopping is not None
+        self._stopping.join(timeout=120)
+        (answer,) = self._answers
+        assert answer["outcome"] == "stopped"
         return answer
 
 
-def ckpt_stop(place: Place, *more: str) -> tuple[str, ...]:
-    return (str(BIN / "ckpt"), "stop", place.store, "--format", "json", *more)
+def run(monkeypatch: pytest.MonkeyPatch, printed: Printed, *arguments: str) -> Printed:
+    """Run the program to a good end, with JSON on this output."""
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", printed)
+        assert main([*arguments, "--progress", "json"]) == 0
+    return printed
 
 
 # What it prints ------------------------------------------------------------------------------------------------------------
@@ -167,28 +181,26 @@ def test_a_job_runs_to_its_end_with_a_line_for_each_checkpoint_and_says_so_when_
         lines[0],
     )
     shown = [re.search(r"epoch (\d+), (\d+) rows .* checkpoint (\d+) ", line) for line in lines]
-    told = [tuple(int(each) for each in line.groups()) for line in shown if line]
-    assert len(told) == len(lines)
-    assert sum(rows for _, rows, _ in told) == 1000
-    assert out == f"the job has finished: every input has ended; its last checkpoint is {told[-1][2]}\n"
+    epochs = [tuple(int(each) for each in line.groups()) for line in shown if line]
+    assert len(epochs) == len(lines)
+    assert sum(rows for _, rows, _ in epochs) == 1000
+    assert out == f"the job has finished: every input has ended; its last checkpoint is {epochs[-1][2]}\n"
     assert place.numbers()[:2] == (1000, 1000)
     assert sum(place.shards().values()) == 1000
     assert {operator.parallelism for operator in sf.open(place.store).open().graph.operators} == {3}
 
     assert main(arguments) == 0
     assert capsys.readouterr().out == (
-        f"the job had finished: in checkpoint {told[-1][2]} every operator has ended, and nothing was started\n"
+        f"the job had finished: in checkpoint {epochs[-1][2]} every operator has ended, and nothing was started\n"
     )
     jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)
     described = [jobs.apply(index).description() for index in range(jobs.size())]
     names = {each.get() for each in described if each.isDefined()}
-    assert {f"numbers: epoch {epoch}, checkpoint {checkpoint}" for epoch, _, checkpoint in told} <= names
+    assert {f"numbers: epoch {epoch}, checkpoint {checkpoint}" for epoch, _, checkpoint in epochs} <= names
 
 
 def test_json_is_an_object_for_each_epoch_and_one_for_the_end(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", told := Told())
-    assert main([place.job("few"), place.store, "--rows-per-epoch", "300", "--progress", "json"]) == 0
-    *epochs, end = told.objects
+    *epochs, end = run(monkeypatch, Printed(), place.job("few"), place.store, "--rows-per-epoch", "300").objects
     assert [epoch["epoch"] for epoch in epochs] == [*range(1, len(epochs) + 1)]
     assert {epoch["kind"] for epoch in epochs} == {"EpochProgress"}
     assert sum(epoch["rows_epoch"] for epoch in epochs) == epochs[-1]["rows_read"] == 1000
@@ -200,13 +212,8 @@ def test_json_is_an_object_for_each_epoch_and_one_for_the_end(place: Place, monk
     newest = sf.open(place.store).open().record
     assert (epochs[-1]["checkpoint_id"], epochs[-1]["state_rows"]) == (newest.checkpoint_id, newest.totals.rows)
     assert end.pop("sentence").startswith("the job has finished")
-    assert end == {
-        "kind": "JobOutcome",
-        "checkpoint_id": newest.checkpoint_id,
-        "stop": None,
-        "savepoint": None,
-        "restarts": 0,
-    }
+    nothing = {"stop": None, "savepoint": None, "restarts": 0}
+    assert end == {"kind": "JobOutcome", "checkpoint_id": newest.checkpoint_id, **nothing}
     documented = (ROOT / "docs" / "json.md").read_text().partition("# Progress")[2]
     assert {*epochs[0], *end} <= {*re.findall(r"`(\w+)`", documented)}
 
@@ -220,10 +227,9 @@ def test_a_job_is_stopped_by_its_store_and_goes_on_from_the_savepoint_or_where_i
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(sys, "stdout", told := Told(*ckpt_stop(place)))
-    arguments = [place.job("many"), place.store, "--progress", "json", "--keep", "2"]
-    assert main([*arguments, "--rows-per-epoch", "200"]) == 0
-    answer, end = told.stopped(), told.objects[-1]
+    arguments = [place.job("many"), place.store, "--keep", "2"]
+    printed = run(monkeypatch, Printed(place.store), *arguments, "--rows-per-epoch", "200")
+    answer, end = printed.stopped(), printed.objects[-1]
     store = sf.open(place.store)
     newest = store.open().record
     assert (end["checkpoint_id"], end["savepoint"]) == (newest.checkpoint_id, answer["savepoint"])
@@ -232,14 +238,12 @@ def test_a_job_is_stopped_by_its_store_and_goes_on_from_the_savepoint_or_where_i
     assert [each.checkpoint_id for each in store.history()] == [newest.checkpoint_id, newest.checkpoint_id - 1]
     assert not any(validate(store, each.checkpoint_id, level="full").problems for each in store.history())
     read = place.numbers()
-    assert read[0] == read[1] == told.objects[-2]["rows_read"] < TOTAL
+    assert read[0] == read[1] == printed.objects[-2]["rows_read"] < TOTAL
     assert not Path(place.output + "-shards").exists() or not place.shards()
 
-    monkeypatch.setattr(sys, "stdout", told := Told())
-    assert main(arguments) == 0
-    assert told.objects[-1]["sentence"].endswith(". Run it with --resume to go on")
+    again = run(monkeypatch, Printed(), *arguments).objects
+    assert again[-1]["sentence"].endswith(". Run it with --resume to go on")
     assert place.numbers() == read
-    monkeypatch.undo()
 
     savepoint = sf.open(end["savepoint"])
     before = {item.path: savepoint.storage.read(item.path).to_pybytes() for item in savepoint.storage.list("")}
@@ -263,29 +267,27 @@ def test_a_job_is_stopped_by_its_store_and_goes_on_from_the_savepoint_or_where_i
 def test_resume_goes_on_behind_a_stop_and_drain_ends_it_for_good(
     place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = [place.job("many"), place.store, "--progress", "json", "--rows-per-epoch", "200"]
-    monkeypatch.setattr(sys, "stdout", told := Told(*ckpt_stop(place)))
-    assert main(arguments) == 0
-    told.stopped()
+    arguments = [place.job("many"), place.store, "--rows-per-epoch", "200"]
+    run(monkeypatch, Printed(place.store), *arguments).stopped()
     first = place.numbers()[0]
     another = place.job("many").replace("job_", "other_")
     text = Path(place.job("").rpartition(":")[0]).read_text()
     Path(another.rpartition(":")[0]).write_text(text.replace('uid="shards"', 'uid="by shard"'))
     assert main([another, place.store, "--resume"]) == 1
     assert "--drop 'shards'" in capsys.readouterr().err
-    target = place.directory / "drained"
-    monkeypatch.setattr(sys, "stdout", told := Told(*ckpt_stop(place, "--drain", "--to", str(target))))
-    assert main([*arguments, "--resume", "--parallelism", "1"]) == 0
-    told.stopped()
-    end, last = told.objects[-1], told.objects[-2]
+    target = str(place.directory / "drained")
+    drained = run(
+        monkeypatch, Printed(place.store, drain=True, to=target), *arguments, "--resume", "--parallelism", "1"
+    )
+    assert drained.stopped()["savepoint"] == sf.open(target).url
+    last, end = drained.objects[-2:]
     assert end["stop"]["mode"] == "drain"
-    assert sf.open(str(target)).open().record.stop.mode is StopMode.DRAIN  # type: ignore[union-attr]
+    assert sf.open(target).open().record.stop.mode is StopMode.DRAIN  # type: ignore[union-attr]
     rows, different, _ = place.numbers()
     assert first < rows == different == first + last["rows_read"] < TOTAL
     assert sum(place.shards().values()) == rows
-    monkeypatch.setattr(sys, "stdout", told := Told())
-    assert main([*arguments, "--resume"]) == 0
-    assert [each["kind"] for each in told.objects] == ["JobOutcome"]
+    again = run(monkeypatch, Printed(), *arguments, "--resume").objects
+    assert [each["kind"] for each in again] == ["JobOutcome"]
 
 
 def test_spark_submit_runs_it_and_a_stop_with_drain_ends_it(place: Place) -> None:
@@ -303,13 +305,13 @@ def test_spark_submit_runs_it_and_a_stop_with_drain_ends_it(place: Place) -> Non
         noise: list[str] = []
         reading = threading.Thread(target=lambda: noise.extend(log))
         reading.start()
-        told = Told(*ckpt_stop(place, "--drain"))
+        printed = Printed(place.store, drain=True)
         for line in program.stdout:
-            told.write(line)
+            printed.write(line)
         reading.join()
     assert program.returncode == 0, noise
-    answer = told.stopped()
-    *epochs, end = told.objects
+    answer = printed.stopped()
+    *epochs, end = printed.objects
     assert {epoch["kind"] for epoch in epochs} == {"EpochProgress"}
     assert end["stop"] == {"mode": "drain", "request": answer["request"]}
     assert place.numbers()[:2] == (epochs[-1]["rows_read"],) * 2
@@ -325,14 +327,13 @@ def test_a_store_on_s3_has_its_options_in_workers_and_for_its_savepoint(
     url = f"s3://{BUCKET}/{place.directory.name}"
     credentials = {"endpoint_url": moto.endpoint, "key": moto.key, "secret": moto.secret}
     options = ["--endpoint-url", moto.endpoint, "--option", f"key={moto.key}", "--option", f"secret={moto.secret}"]
-    told = Told(str(BIN / "ckpt"), "stop", url, "--format", "json", *options)
-    monkeypatch.setattr(sys, "stdout", told)
-    assert main([place.job("many"), url, *options, "--progress", "json", "--rows-per-epoch", "200"]) == 0
-    savepoint = told.stopped()["savepoint"]
-    assert savepoint == told.objects[-1]["savepoint"]
+    stopping = Printed(url, **credentials)
+    printed = run(monkeypatch, stopping, place.job("many"), url, *options, "--rows-per-epoch", "200")
+    savepoint = printed.stopped()["savepoint"]
+    assert savepoint == printed.objects[-1]["savepoint"]
     assert savepoint.startswith(f"{url}/savepoints/")
     assert validate(sf.open(savepoint, **credentials), level="full").ok
-    assert place.numbers()[0] == told.objects[-2]["rows_read"]
+    assert place.numbers()[0] == printed.objects[-2]["rows_read"]
     assert main([place.job("many"), "s3://no-such-bucket/store", *options, "--max-restarts", "0"]) == 3
     assert "no-such-bucket" in capsys.readouterr().err.splitlines()[-1]
 
@@ -356,8 +357,7 @@ def test_a_function_that_makes_no_dataflow_is_misuse(
     out, err = capsys.readouterr()
     assert out == ""
     assert says in err.splitlines()[-1]
-    shown = "return 1 / 0" in err
-    assert shown == (function == "broken")
+    assert ("return 1 / 0" in err) == (function == "broken")
     assert "run.py" not in err
 
 
@@ -369,32 +369,24 @@ def test_a_function_that_makes_no_dataflow_is_misuse(
         ("nowhere/flights.py:flights", "there is no file 'nowhere/flights.py', seen from "),
         ("not_there_at_all:flights", "there is no module 'not_there_at_all' in "),
         ("not_there_at_all.jobs:flights", "there is no module 'not_there_at_all' in "),
+        ("json.py:flow", "would replace the module 'json'"),
+        ("a.b.py:flow", "has a dot"),
+        ("job_that_imports.py:flow", "'helpers_of_this_job'; install it, or give it to spark-submit: --py-files"),
     ],
 )
-def test_a_job_that_is_not_there_is_misuse(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], spark: Any, job: str, says: str
+@pytest.mark.usefixtures("spark")
+def test_a_job_that_cannot_be_imported_is_misuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], job: str, says: str
 ) -> None:
+    for name in ("json", "a.b", "job_that_imports"):
+        (tmp_path / f"{name}.py").write_text(
+            "import helpers_of_this_job\n" if "imports" in name else "def flow(): ...\n"
+        )
+    monkeypatch.chdir(tmp_path)
     assert main([job, str(tmp_path / "store")]) == 2
     assert says in capsys.readouterr().err.splitlines()[-1]
-
-
-@pytest.mark.parametrize(("name", "says"), [("json", "would replace the module 'json'"), ("a.b", "has a dot")])
-def test_a_file_that_executors_could_not_import_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], spark: Any, name: str, says: str
-) -> None:
-    (tmp_path / f"{name}.py").write_text("def flow(): ...\n")
-    assert main([f"{tmp_path / name}.py:flow", str(tmp_path / "store")]) == 2
-    assert says in capsys.readouterr().err
     assert hasattr(sys.modules["json"], "dumps")
-
-
-def test_a_module_that_a_job_imports_and_is_not_there_is_named_with_what_to_do(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], spark: Any
-) -> None:
-    file = tmp_path / "job_that_imports.py"
-    file.write_text("import helpers_of_this_job\n")
-    assert main([f"{file}:flow", str(tmp_path / "store")]) == 2
-    assert "'helpers_of_this_job'; install it, or give it to spark-submit: --py-files" in capsys.readouterr().err
+    sys.modules.pop("job_that_imports", None)
 
 
 def test_a_job_that_fails_ends_with_status_1_and_the_name_of_the_operator(
@@ -404,10 +396,10 @@ def test_a_job_that_fails_ends_with_status_1_and_the_name_of_the_operator(
     assert main(arguments) == 1
     says = "process of 'unlucky', subtask 0, failed: ValueError: no such luck. What it has published stands"
     assert says in capsys.readouterr().err
-    monkeypatch.setattr(sys, "stdout", told := Told())
+    monkeypatch.setattr(sys, "stdout", printed := Printed())
     assert main([*arguments, "--progress", "json"]) == 1
-    error = told.objects[-1]["error"]
-    assert (told.objects[-1]["kind"], error["kind"], error["exit_status"]) == ("Failure", "job_failed", 1)
+    error = printed.objects[-1]["error"]
+    assert (printed.objects[-1]["kind"], error["kind"], error["exit_status"]) == ("Failure", "job_failed", 1)
     assert says in error["message"]
 
 
