@@ -56,7 +56,6 @@ class Outcome(NamedTuple):
 
     @property
     def faults(self) -> list[str]:
-        """Actions that ended as no action may."""
         return [f"{name}: {said}" for name, said in self.actions.items() if said.startswith("FAULT")]
 
 
@@ -128,7 +127,7 @@ def numbered_members(count: int) -> str:
     return ",".join(f'"{i:x}":1' for i in range(count))
 
 
-FINISHED = {"parallelism": 32_768, "max_parallelism": 32_768, "status": "fully_finished", "finished": [[0, 32_767]]}
+FINISHED = {"parallelism": 2**15, "max_parallelism": 2**15, "status": "fully_finished", "finished": [[0, 2**15 - 1]]}
 BODIES: dict[str, Callable[[], str]] = {
     "50_mb": lambda: json.dumps(["x" * 50] * MIB, separators=(",", ":")),
     "nested_100_000_deep": lambda: "[" * 100_000 + "]" * 100_000,
@@ -192,10 +191,12 @@ def shared(value: str | bytes, count: int) -> pa.Array:
     return pa.DictionaryArray.from_arrays(zeros(count), pa.array([value]))
 
 
-def put_rows(root: Path, count: int = 1, **columns: pa.Array) -> None:
-    """A manifest of the first handle, so many times, with other columns."""
+def put_rows(root: Path, count: int = 1, **columns: str | bytes | int) -> None:
+    """A manifest of the first handle, so many times; one value in a column of all, or so long a list."""
     table = pq.read_table(manifest_path(root)).take(zeros(count))
-    for name, column in columns.items():
+    for name, value in columns.items():
+        is_list = isinstance(value, int)
+        column = pa.ListArray.from_arrays([0, value], np.zeros(value, np.int64)) if is_list else shared(value, count)
         table = table.set_column(table.column_names.index(name), name, column)
     sink = pa.BufferOutputStream()
     options = {"compression": "zstd", "write_page_checksum": True, "store_schema": False}
@@ -251,20 +252,11 @@ def manifest_of_six_gigabytes(root: Path) -> None:
     put_record(root, lambda found: found["manifest"].update(size_bytes=6 << 30))
 
 
-def many_counts(root: Path) -> None:
-    counts = pa.ListArray.from_arrays([0, 60_000_000], pa.array(np.zeros(60_000_000, np.int64)))
-    put_rows(root, rows_per_group=counts)
-
-
 MANIFESTS: dict[str, Bomb] = {
     "manifest_of_millions_of_equal_handles": lambda root: put_rows(root, 3_000_000),
-    "manifest_with_long_names_in_a_dictionary": lambda root: put_rows(
-        root, 100_000, operator=shared("x" * 4 * MIB, 100_000)
-    ),
-    "manifest_with_a_list_of_60_million_groups": many_counts,
-    "manifest_with_inline_bytes_shared_by_many": lambda root: put_rows(
-        root, 120_000, inline=shared(b"x" * 4 * MIB, 120_000)
-    ),
+    "manifest_with_long_names_in_a_dictionary": lambda root: put_rows(root, 100_000, operator="x" * 4 * MIB),
+    "manifest_with_inline_bytes_shared_by_many": lambda root: put_rows(root, 120_000, inline=b"x" * 4 * MIB),
+    "manifest_with_a_list_of_60_million_groups": lambda root: put_rows(root, rows_per_group=60_000_000),
     "manifest_of_2_40_rows_without_pages": partial(put_footer, change=claim_2_40_rows),
     "manifest_of_2_000_row_groups": partial(put_footer, change=partial(repeat_row_groups, times=2_000)),
     "manifest_of_structs_in_structs": partial(put_footer, change=deepen_schema),
@@ -377,37 +369,42 @@ def segment_of_lists_of_nothing(root: Path) -> None:
     put_columns(root, pa.array(["w"]), l=lists)
 
 
-def long_dictionary(root: Path) -> None:
+ENTRIES: list[Any] = [[[1, thrift.BINARY, b"k"]]] * 200_000
+ARROW_SCHEMA = [[1, thrift.BINARY, b"ARROW:schema"], [2, thrift.BINARY, b"/////" + b"A" * MIB]]
+
+
+def put_long_words(root: Path, count: int, change: FooterChange | None = None) -> None:
+    """Words of 256 MiB in pages of their own."""
+    put_columns(root, pa.array(["x" * (256 * MIB)] * count), change, use_dictionary=False)
+
+
+def put_shared_word(root: Path) -> None:
     put_columns(root, shared("x" * 16 * MIB, 200_000), dictionary_pagesize_limit=1 << 30)
 
 
-ARROW_SCHEMA = [[1, thrift.BINARY, b"ARROW:schema"], [2, thrift.BINARY, b"/////" + b"A" * MIB]]
+def spread_columns(footer: thrift.Struct) -> None:
+    thrift.put(footer, thrift.zigzag(2**40), 4, 0, 1, 1, 3, 7)
+
+
+FOOTERS: dict[str, FooterChange] = {
+    "segment_of_2_40_rows": claim_2_40_rows,
+    "segment_of_structs_in_structs": deepen_schema,
+    "segment_with_200_000_entries_of_metadata": partial(add_entries, entries=ENTRIES),
+    "segment_with_an_arrow_schema_of_a_megabyte": partial(add_entries, entries=[ARROW_SCHEMA]),
+    "segment_whose_columns_lie_far_apart": spread_columns,
+}
 SEGMENTS: dict[str, Bomb] = {
-    "segment_of_one_long_string_repeated": long_dictionary,
-    "segment_of_pages_of_a_gigabyte": lambda root: put_columns(
-        root, pa.array(["x" * (256 * MIB)] * 3), use_dictionary=False
-    ),
+    "segment_of_one_long_string_repeated": put_shared_word,
+    "segment_of_pages_of_a_gigabyte": lambda root: put_long_words(root, 3),
     "segment_of_a_hundred_million_nulls": lambda root: put_columns(
-        root, pa.nulls(100_000_000, pa.string()), compression="none"
+        root, pa.nulls(10**8, pa.string()), compression="none"
     ),
     "segment_of_many_row_groups_of_nulls": put_many_nulls,
-    "segment_whose_footer_hides_the_size": lambda root: put_columns(
-        root, pa.array(["x" * (256 * MIB)]), hide_the_size, use_dictionary=False
-    ),
+    "segment_whose_footer_hides_the_size": lambda root: put_long_words(root, 1, hide_the_size),
     "segment_whose_page_claims_2_gib": segment_whose_page_claims_2_gib,
-    "segment_of_2_40_rows": partial(put_segment_footer, change=claim_2_40_rows),
-    "segment_of_structs_in_structs": partial(put_segment_footer, change=deepen_schema),
-    "segment_with_200_000_entries_of_metadata": partial(
-        put_segment_footer, change=partial(add_entries, entries=[[[1, thrift.BINARY, b"k"]]] * 200_000)
-    ),
-    "segment_with_an_arrow_schema_of_a_megabyte": partial(
-        put_segment_footer, change=partial(add_entries, entries=[ARROW_SCHEMA])
-    ),
     "segment_larger_than_its_handle_says": segment_larger_than_its_handle_says,
-    "segment_whose_columns_lie_far_apart": partial(
-        put_segment_footer, change=lambda footer: thrift.put(footer, thrift.zigzag(2**40), 4, 0, 1, 1, 3, 7)
-    ),
     "segment_of_lists_of_nothing": segment_of_lists_of_nothing,
+    **{name: partial(put_segment_footer, change=change) for name, change in FOOTERS.items()},
 }
 
 

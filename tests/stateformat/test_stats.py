@@ -23,6 +23,7 @@ from stateformat.backends.storage.memory import MemoryStorage
 from stateformat.errors import NotFound, OutcomeUnknown, PublishConflict, StorageError
 from stateformat.publication.protocol import RETRIES
 from stateformat.storage import (
+    TOP_LEVEL,
     CreateOutcome,
     ObjectInfo,
     Stats,
@@ -156,25 +157,33 @@ ACTIONS: dict[str, Callable[[CheckpointStore], Any]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def written() -> dict[str, bytes]:
+    """The objects of a store of three checkpoints: part finished, in layers, inline and not."""
+    flights_store(f"memory://{NAME}")
+    storage, job = MemoryStorage(NAME), flights_job()
+    store = CheckpointStore(storage)
+    job.publish(store, store.start(job.job_id), options=OBJECTS)
+    return {item.path: storage.read(item.path).to_pybytes() for top in TOP_LEVEL for item in storage.list(f"{top}/")}
+
+
 @pytest.mark.parametrize("action", ACTIONS)
 def test_the_counts_are_those_of_a_storage_that_writes_down_what_it_is_asked(
-    action: str, monkeypatch: pytest.MonkeyPatch
+    action: str, written: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Segments of a few bytes as if they were large: read by the file, not at once.
     monkeypatch.setattr(validation_segments, "WHOLE_BYTES_MAX", 0)
-    flights_store(f"memory://{NAME}")
-    job = flights_job()
-    first = CheckpointStore(MemoryStorage(NAME))
-    job.publish(first, first.start(job.job_id), options=OBJECTS)
     witness = Witness()
+    for path, data in written.items():
+        witness.inner.create(path, data)
     store = CheckpointStore(witness)
     assert told(store.stats) == {}
     ACTIONS[action](store)
-    assert told(store.stats) == witness.sums()
-    assert store.stats.total.calls == len(witness.seen) > 0
-    assert store.stats.total.failures == 0
-    assert all(0 < store.stats[name].seconds < 60 for name in witness.sums())
-    assert store.stats.as_dict()["retries"] == store.stats.waits == store.stats.unknown_outcomes == 0
+    stats = store.stats
+    assert told(stats) == witness.sums()
+    assert stats.total.calls == len(witness.seen) > 0
+    assert stats.total.failures == stats.as_dict()["retries"] == stats.waits == stats.unknown_outcomes == 0
+    assert all(0 < stats[name].seconds < 60 for name in witness.sums())
 
 
 def test_each_action_asks_for_what_it_is_known_to_ask() -> None:
