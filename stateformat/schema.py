@@ -181,8 +181,9 @@ def _field_type(dtype: pa.DataType, path: tuple[str, ...], ids: _Ids, depth: int
         key = _nested(dtype.key_field.with_name("key"), path, ids, depth)
         return ("map", key, _nested(dtype.item_field.with_name("value"), path, ids, depth))
     raise InvalidInput(
-        f"column {'.'.join(path)!r} has type {dtype}, which the format does not hold; use one of {', '.join(PRIMITIVES)}, "
-        "decimal128, struct, list or map (SPEC.md section 3.7), or keep opaque bytes in a binary column",
+        f"column {'.'.join(path)!r} has type {dtype}, which the format does not hold; use one of "
+        f"{', '.join(PRIMITIVES)}, decimal128, struct, list or map (SPEC.md section 3.7), or keep opaque bytes in a "
+        "binary column",
         kind=ErrorKind.UNSUPPORTED_TYPE,
         column=".".join(path),
         type=str(dtype),

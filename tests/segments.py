@@ -1,4 +1,6 @@
-"""What the tests of the data path share: places to write to, handles as slices, storages that count and that lie."""
+"""What the tests of the data path share: places to write to, handles as slices, storages that count
+and that lie.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def record(state: m.State, checkpoint: int = 7) -> m.Record:
 
 
 def table(state: m.State, rows: Sequence[dict[str, Any]], *, delta: bool = False) -> pa.Table:
-    """Rows as a table with the types of the state's segment; columns that no row has are left out."""
+    """Rows as a table with the types of the state's segment; columns that no row has are left
+    out.
+    """
     schema = segment_schema(state, delta=delta)
     return pa.table(
         {

@@ -134,10 +134,8 @@ def check_columns(
         for leaf, single, chunk in zip(footer.leaves, flat, group.chunks, strict=True):
             if wrong and (chunk.codec, chunk.encodings) in wrong:
                 named = ", ".join(ENCODING_NAMES.get(zigzag(value), "an unknown one") for value in chunk.encodings)
-                raise FooterFault(
-                    f"column {leaf.path} is stored by {CODEC_NAMES.get(chunk.codec, f'codec {chunk.codec}')} and {named}, "
-                    f"which {clause} does not list"
-                )
+                codec = CODEC_NAMES.get(chunk.codec, f"codec {chunk.codec}")
+                raise FooterFault(f"column {leaf.path} is stored by {codec} and {named}, which {clause} does not list")
             if single and chunk.values != group.rows:
                 raise FooterFault(
                     f"column {leaf.path} has {chunk.values:,} values in a row group of {group.rows:,} rows"
@@ -222,10 +220,10 @@ def _stored(groups: Sequence[RowGroup]) -> int:
 
 def _check_taken(groups: Sequence[RowGroup], taken: int, limit: int) -> None:
     if taken > limit:
+        rows, encoded = sum(group.rows for group in groups), sum(group.uncompressed_bytes for group in groups)
         raise LimitFault(
-            f"{sum(group.rows for group in groups):,} of its rows would take {taken:,} bytes of memory and more; at most "
-            f"{limit:,} are taken for {sum(group.uncompressed_bytes for group in groups):,} encoded and "
-            f"{_stored(groups):,} stored bytes"
+            f"{rows:,} of its rows would take {taken:,} bytes of memory and more; at most {limit:,} are taken for "
+            f"{encoded:,} encoded and {_stored(groups):,} stored bytes"
         )
 
 
@@ -239,7 +237,8 @@ def check_size(size_bytes: int, rows: int, decoded: int) -> None:
     limit = max(SEGMENT_BYTES_MAX, SEGMENT_RATIO_MAX * size_bytes)
     if decoded > limit:
         raise LimitFault(
-            f"its {rows:,} rows would take {decoded:,} bytes; at most {limit:,} are taken for {size_bytes:,} stored ones"
+            f"its {rows:,} rows would take {decoded:,} bytes; at most {limit:,} are taken for {size_bytes:,} stored"
+            " ones"
         )
 
 

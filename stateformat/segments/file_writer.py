@@ -65,12 +65,12 @@ class WriteOptions:
         """Refuse values out of range: ``InvalidInput``."""
         if self.codec not in _CODECS or self.encoding not in ("fast", "plain"):
             raise InvalidInput(
-                f"codec {self.codec!r} with encoding {self.encoding!r}: codecs are {', '.join(_CODECS)}, encodings fast "
-                "and plain"
+                f"codec {self.codec!r} with encoding {self.encoding!r}: codecs are {', '.join(_CODECS)}, encodings "
+                "fast and plain"
             )
         if self.row_group_rows < 1 or self.inline_bytes_max < 0:
             raise InvalidInput(
-                f"row_group_rows is {self.row_group_rows} and inline_bytes_max {self.inline_bytes_max}; at least 1 and 0"
+                f"row_group_rows is {self.row_group_rows}, inline_bytes_max {self.inline_bytes_max}; at least 1 and 0"
             )
 
 
@@ -182,8 +182,8 @@ class SegmentWriter:
             codec = self._options.codec
             other = f", or choose codec 'none' rather than {codec!r}, for readers trust what is stored at length"
             raise InvalidState(
-                f"{self.place} would be stored as no reader may read it (SPEC.md section 7.4): {fault}. Split its largest "
-                f"values, raise the parallelism of the operator{'' if codec == 'none' else other}",
+                f"{self.place} would be stored as no reader may read it (SPEC.md section 7.4): {fault}. Split its "
+                f"largest values, raise the parallelism of the operator{'' if codec == 'none' else other}",
                 kind=ErrorKind.LIMIT_EXCEEDED,
             ) from fault
 

@@ -115,8 +115,8 @@ def _check_attempts(table: pa.Table, where: str) -> None:
     wrong = table.filter(pc.invert(pc.match_substring_regex(table["_attempt_id"], "^[0-9a-f]{32}$")))
     if len(wrong):
         raise InvalidState(
-            f"{where}: _attempt_id is {wrong['_attempt_id'][0].as_py()[:40]!r} ({len(wrong)} such rows); an attempt id is "
-            "32 lower-case hexadecimal digits, that of the checkpoint under which the output was prepared"
+            f"{where}: _attempt_id is {wrong['_attempt_id'][0].as_py()[:40]!r} ({len(wrong)} such rows); an attempt id "
+            "is 32 lower-case hexadecimal digits, that of the checkpoint under which the output was prepared"
         )
     low = pc.min(table["_checkpoint_id"]).as_py()
     if low is not None and low < 1:
@@ -221,8 +221,8 @@ def key_groups_of(table: pa.Table, state: State, operator: Operator, *, trust: b
         row = int(np.argmax(given != groups))
         key = table.select(list(state.key_columns)).slice(row, 1).to_pylist()[0]
         raise InvalidState(
-            f"{where}: row {row} with key {key!r} has _key_group {given[row]} and belongs to {groups[row]} of {ceiling}; "
-            "leave the column out to have it computed"
+            f"{where}: row {row} with key {key!r} has _key_group {given[row]} and belongs to {groups[row]} of "
+            f"{ceiling}; leave the column out to have it computed"
         )
     return groups
 

@@ -86,8 +86,8 @@ class SegmentReader:
         handle = self.handle
         if rows < 1 or row_start < handle.row_start or row_start + rows > handle.row_start + handle.rows:
             raise InvalidInput(
-                f"rows {row_start} to {row_start + rows - 1} were asked of {self._path}, of which the handle holds rows "
-                f"{handle.row_start} to {handle.row_start + handle.rows - 1}; plan again from this manifest"
+                f"rows {row_start} to {row_start + rows - 1} were asked of {self._path}, of which the handle holds "
+                f"rows {handle.row_start} to {handle.row_start + handle.rows - 1}; plan again from this manifest"
             )
         self.open()
         for first, last in self._pieces(row_start, row_start + rows):
@@ -143,7 +143,8 @@ class SegmentReader:
             return self._storage.read_range(self._path, start, length)
         except FileNotFoundError as error:
             raise DamagedCheckpoint(
-                f"{self._path} is missing from {self._storage.url}, and a handle of state {self.handle.state!r} names it",
+                f"{self._path}, which a handle of state {self.handle.state!r} names, is missing from "
+                f"{self._storage.url}",
                 kind=ErrorKind.OBJECT_MISSING,
                 path=self._path,
             ) from error

@@ -105,7 +105,8 @@ def as_schema(columns: Columns) -> pa.Schema:
         return pa.schema(list(columns))
     except (TypeError, ValueError) as error:
         raise InvalidInput(
-            f"{columns!r} are no columns: {error}; give a pa.Schema, a list of pa.field, or a mapping from names to types"
+            f"{columns!r} are no columns: {error}; give a pa.Schema, a list of pa.field, or a mapping from names to "
+            "types"
         ) from error
 
 

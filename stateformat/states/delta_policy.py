@@ -80,8 +80,8 @@ def warn_of_layers(handles: pa.Table) -> None:
         count = found["layer_count_distinct_max"]
         if count == LAYERS_MAX + 1 or (count > LAYERS_MAX and count & (count - 1) == 0):
             logger.warning(
-                "state %r of operator %r lies in %d layers; at most %d are advised (SPEC.md section 5.4), for each costs every "
-                "read and publish: write it whole when Checkpoint.should_fold says so, or run ckpt rewrite",
+                "state %r of operator %r lies in %d layers; at most %d are advised (SPEC.md section 5.4), for each "
+                "costs every read and publish: write it whole when Checkpoint.should_fold says so, or run ckpt rewrite",
                 found["state"],
                 found["operator"],
                 count,

@@ -99,7 +99,8 @@ def evolution_faults(saved: State, wanted: State) -> list[str]:
 def _default_faults(old: Mapping[int, Field], saved: State, wanted: State) -> list[str]:
     now = {item.id: item for item in saved.current.fields}
     return [
-        f"column {item.name!r} has the default {now[item.id].default!r} in rows from before it and would have {item.default!r}"
+        f"column {item.name!r} has the default {now[item.id].default!r} in rows from before it and would have "
+        f"{item.default!r}"
         for item in wanted.current.fields
         if item.id not in old and item.id in now and now[item.id].default != item.default
     ]

@@ -1,7 +1,7 @@
 """Arrow tables larger than memory, with no word about state.
 
-``pieces`` cuts and gathers them by bytes, ``prefetch`` reads ahead, ``spill`` sets rows aside on disk,
-``merging`` merges sorted streams.
+``pieces`` cuts and gathers them by bytes, ``prefetch`` reads ahead, ``spill`` sets rows aside on
+disk, ``merging`` merges sorted streams.
 """
 
 from __future__ import annotations

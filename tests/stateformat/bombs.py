@@ -1,4 +1,5 @@
-"""Stores that a hostile writer would make: small objects, right digests everywhere, and contents that grow.
+"""Stores that a hostile writer would make: small objects, right digests everywhere, and contents
+that grow.
 
 A bomb is a function that changes the directory of a store of one good checkpoint. :func:`attack`
 does with it all that readers do, in a process with a limit on its memory.
@@ -34,7 +35,9 @@ from tests.stores import counts_job
 
 MIB = 1 << 20
 ADDRESS_SPACE_BYTES = 3 << 30
-"""What a process may map beyond what it maps at its start: far more than it may use, and not all of this machine."""
+"""What a process may map beyond what it maps at its start: far more than it may use, and not all of
+this machine.
+"""
 SECONDS_MAX = 10.0
 RECORD = "checkpoints/00000000000000000001.json"
 Bomb = Callable[[Path], None]
@@ -65,7 +68,7 @@ def good_store(root: Path, parallelism: int = 2) -> None:
     counts_job(parallelism, keys=200).publish(store, None, options=stateformat.WriteOptions(inline_bytes_max=0))
 
 
-# ---- records ---------------------------------------------------------------------------------------------------------
+# ---- records -------------------------------------------------------------------------------------
 
 
 def members(root: Path) -> dict[str, Any]:
@@ -156,7 +159,7 @@ RECORDS: dict[str, Bomb] = {
 }
 
 
-# ---- manifests -------------------------------------------------------------------------------------------------------
+# ---- manifests -----------------------------------------------------------------------------------
 
 
 def forger(root: Path) -> Forger:
@@ -169,7 +172,9 @@ def manifest_path(root: Path) -> Path:
 
 
 def put_manifest(root: Path, data: bytes) -> None:
-    """Other bytes as the manifest; the record vouches for them as far as their footer can be read."""
+    """Other bytes as the manifest; the record vouches for them as far as their footer can be
+    read.
+    """
     path = manifest_path(root)
     path.write_bytes(data)
     try:
@@ -192,7 +197,9 @@ def shared(value: str | bytes, count: int) -> pa.Array:
 
 
 def put_rows(root: Path, count: int = 1, **columns: str | bytes | int) -> None:
-    """A manifest of the first handle, so many times; one value in a column of all, or so long a list."""
+    """A manifest of the first handle, so many times; one value in a column of all, or so long a
+    list.
+    """
     table = pq.read_table(manifest_path(root)).take(zeros(count))
     for name, value in columns.items():
         is_list = isinstance(value, int)
@@ -268,7 +275,7 @@ MANIFESTS: dict[str, Bomb] = {
 }
 
 
-# ---- segments --------------------------------------------------------------------------------------------------------
+# ---- segments ------------------------------------------------------------------------------------
 
 
 def put_segment(root: Path, data: bytes) -> None:
@@ -427,7 +434,7 @@ HARMLESS = (
 """Large or odd, and yet nothing is wrong: these are read right."""
 
 
-# ---- what readers do with a store ------------------------------------------------------------------------------------
+# ---- what readers do with a store ----------------------------------------------------------------
 
 
 def _actions(root: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -516,7 +523,8 @@ def _build(root: Path, bomb: Bomb, answer: Any) -> None:
 def attack(root: Path, bomb: Bomb, *, seconds: float = 120.0) -> Outcome:
     """Make the bomb in ``root`` and do with it all that readers do, both in forked processes.
 
-    A bomb that ends the process, or keeps it busy for ``seconds``, is a fault of the action under way.
+    A bomb that ends the process, or keeps it busy for ``seconds``, is a fault of the action under
+    way.
     """
     built = _run(_build, seconds, root, bomb)
     assert built[0] == ("built",), built
@@ -530,7 +538,9 @@ def attack(root: Path, bomb: Bomb, *, seconds: float = 120.0) -> Outcome:
 
 
 def main(names: Sequence[str]) -> None:
-    """Attack with the bombs of these names, or all; a line of JSON for each. In a process of its own, for it forks."""
+    """Attack with the bombs of these names, or all; a line of JSON for each. In a process of its
+    own, for it forks.
+    """
     for name in names or BOMBS:
         with tempfile.TemporaryDirectory() as place:
             found = attack(Path(place) / "store", BOMBS[name])

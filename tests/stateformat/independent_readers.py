@@ -1,6 +1,7 @@
 """Two readers that share no code with the library: one has JSON and Parquet, one has SQL.
 
-They were written from SPEC.md section 11, which must be enough for them, and import nothing of ours.
+They were written from SPEC.md section 11, which must be enough for them, and import nothing of
+ours.
 """
 
 from __future__ import annotations
@@ -114,7 +115,9 @@ def progress(rows: Rows) -> Rows:
 
 
 class Sql:
-    """The newest checkpoint of a directory, with DuckDB. Python puts names into statements and does nothing else."""
+    """The newest checkpoint of a directory, with DuckDB. Python puts names into statements and does
+    nothing else.
+    """
 
     def __init__(self, root: Path, scratch: Path) -> None:
         self.root, self.db = root, duckdb.connect()
@@ -129,7 +132,8 @@ class Sql:
             "CREATE TABLE handles AS SELECT *, file_row_number AS place FROM "
             "read_parquet(getvariable('manifest'), file_row_number = true) WHERE rows > 0"
         )
-        # An inline segment is the very file that it would have been: written out, it can be read as the others are.
+        # An inline segment is the very file that it would have been: written out, it can be read as
+        # the others are.
         self.db.execute(f"ALTER TABLE handles ADD COLUMN file VARCHAR; UPDATE handles SET file = '{root}/' || path")
         self.db.execute(f"UPDATE handles SET file = '{scratch}/' || replace(path, '/', '-') WHERE inline IS NOT NULL")
         for (file,) in self.db.execute("SELECT DISTINCT file FROM handles WHERE inline IS NOT NULL").fetchall():
@@ -139,7 +143,8 @@ class Sql:
 
     def read(self, operator: str, name: str, subtask: int | None) -> Rows:
         """The rows of one subtask (None: of the coordinator), in the order of the format."""
-        mine = f"operator = '{operator}' AND state = '{name}' AND subtask IS NOT DISTINCT FROM {'NULL' if subtask is None else subtask}"
+        wanted = "NULL" if subtask is None else subtask
+        mine = f"operator = '{operator}' AND state = '{name}' AND subtask IS NOT DISTINCT FROM {wanted}"
         self.db.execute(f"SET VARIABLE files = (SELECT list(DISTINCT file) FROM handles WHERE {mine})")
         if self.db.execute("SELECT getvariable('files')").fetchall() == [(None,)]:
             return []
@@ -156,7 +161,10 @@ class Sql:
         columns = [row[0] for row in self.db.execute("DESCRIBE found").fetchall()]
         internal = [c for c in ("_op", "layer_", "place_", "file_row_number") if c in columns]
         if mode == "progress":
-            query = "SELECT _edge, min(_watermark) AS _watermark, bool_and(_ended) AS _ended FROM found GROUP BY 1 ORDER BY min(place_), min(file_row_number)"
+            query = (
+                "SELECT _edge, min(_watermark) AS _watermark, bool_and(_ended) AS _ended FROM found "
+                "GROUP BY 1 ORDER BY min(place_), min(file_row_number)"
+            )
         elif mode == "keyed":
             query = self._merged(keys, keys + ROW_KEYS[kind], internal, "_op" in columns)
         else:
@@ -168,13 +176,16 @@ class Sql:
 
     @staticmethod
     def _merged(keys: list[str], row_key: list[str], internal: list[str], layered: bool) -> str:
-        """Section 5.4: the greatest layer counts, unless a greater clear hits the key, and unless it is a delete."""
+        """Section 5.4: the greatest layer counts, unless a greater clear hits the key, and unless
+        it is a delete.
+        """
         if not layered:
             return f"SELECT * EXCLUDE ({', '.join(internal)}) FROM found"
         by_key, by_row_key = (", ".join(f'"{c}"' for c in columns) for columns in (keys, row_key))
         return (
-            f"WITH marked AS (SELECT *, max(layer_) FILTER (_op = 2) OVER (PARTITION BY {by_key}) AS cleared FROM found) "
-            f"SELECT * EXCLUDE (cleared, {', '.join(internal)}) FROM (SELECT * FROM marked WHERE coalesce(_op, 0) <> 2 "
+            f"WITH marked AS (SELECT *, max(layer_) FILTER (_op = 2) OVER (PARTITION BY {by_key}) AS cleared "
+            f"FROM found) SELECT * EXCLUDE (cleared, {', '.join(internal)}) FROM "
+            "(SELECT * FROM marked WHERE coalesce(_op, 0) <> 2 "
             f"QUALIFY row_number() OVER (PARTITION BY {by_row_key} ORDER BY layer_ DESC) = 1) "
             "WHERE coalesce(_op, 0) = 0 AND layer_ >= coalesce(cleared, -1)"
         )

@@ -1,4 +1,6 @@
-"""Small stores that would grow beyond measure are refused; what is merely odd is read (SPEC.md 7.4)."""
+"""Small stores that would grow beyond measure are refused; what is merely odd is read (SPEC.md
+7.4).
+"""
 
 from __future__ import annotations
 

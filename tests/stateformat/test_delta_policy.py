@@ -1,4 +1,6 @@
-"""How a program that writes deltas by the library alone keeps its layers few, and what many cost."""
+"""How a program that writes deltas by the library alone keeps its layers few, and what many
+cost.
+"""
 
 from __future__ import annotations
 

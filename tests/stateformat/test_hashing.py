@@ -61,7 +61,9 @@ def typed(draw: Any, depth: int = 2) -> tuple[Any, st.SearchStrategy[Any]]:
 
 @st.composite
 def key_columns(draw: Any) -> tuple[list[list[Any]], list[Any], list[Any]]:
-    """Values, types, and the same as Arrow columns: sliced out of longer arrays and cut into chunks at random."""
+    """Values, types, and the same as Arrow columns: sliced out of longer arrays and cut into chunks
+    at random.
+    """
     rows = draw(st.integers(0, 40))
     before, after = draw(st.integers(0, 11)), draw(st.integers(0, 5))
     values, types, arrays = [], [], []

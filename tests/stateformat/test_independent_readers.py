@@ -67,7 +67,9 @@ TYPES = {
 
 
 def typed_rows(count: int) -> pa.Table:
-    """Rows of every type, every third of them null, with a null string key and NaN as double keys."""
+    """Rows of every type, every third of them null, with a null string key and NaN as double
+    keys.
+    """
     keys = {
         "k": pa.array([None, *(f"key-{i}" for i in range(1, count))], pa.string()),
         "d": pa.array([float("nan") if i % 5 == 0 else i / 8 for i in range(count)]),
@@ -116,7 +118,9 @@ def large_store(url: str) -> CheckpointStore:
 
 
 def layered_store(url: str) -> CheckpointStore:
-    """A base and two deltas of a list state: upserts, deletes, clears, and rows written again after a clear."""
+    """A base and two deltas of a list state: upserts, deletes, clears, and rows written again after
+    a clear.
+    """
     store = stateformat.open(url)
     state = declare.list_state("work", "items", keys={"k": pa.int64()}, values={"v": pa.string()})
 
@@ -131,7 +135,8 @@ def layered_store(url: str) -> CheckpointStore:
         [*((k, 0, f"new {k}", 0) for k in range(10)), *((k, 1, None, 1) for k in range(5, 15))]
         + [(k, None, None, 2) for k in range(20, 30)]
         + [(k, 7, f"after the clear {k}", 0) for k in range(25, 35)],
-        [(k, 7, None, 1) for k in range(25, 28)] + [(k, 0, "again", 0) for k in range(5, 8)] + [(k, None, None, 2) for k in range(3)],
+        [(k, 7, None, 1) for k in range(25, 28)] + [(k, 0, "again", 0) for k in range(5, 8)]
+        + [(k, None, None, 2) for k in range(3)],
     ]  # fmt: skip
     job = Job("layers", JobGraph((WORK,)), (state,), {("work", "items"): lambda i: base(i).drop_columns(["_op"])})
     permit = job.publish(store, None)
@@ -141,7 +146,9 @@ def layered_store(url: str) -> CheckpointStore:
 
 
 def evolved_store(url: str) -> CheckpointStore:
-    """A base in one schema, a delta in the next: renamed, dropped, new (with default or not), widened."""
+    """A base in one schema, a delta in the next: renamed, dropped, new (with default or not),
+    widened.
+    """
     store = stateformat.open(url)
     keys, graph = {"k": pa.int64()}, JobGraph((WORK,))
     old = {"old": pa.int32(), "gone": pa.string(), "f": pa.float32()}
@@ -197,13 +204,17 @@ UNMERGED = ("every mode, in objects", "every type", "large", "large at 5, then 2
 
 
 def comparable(rows: Rows, *, ordered: bool) -> list[str]:
-    """Rows as text, which holds NaN equal to NaN; sorted where the format promises no order within a key group."""
+    """Rows as text, which holds NaN equal to NaN; sorted where the format promises no order within
+    a key group.
+    """
     texts = [repr(sorted((name, plain(value)) for name, value in row.items())) for row in rows]
     return texts if ordered else sorted(texts)
 
 
 def plain(value: Any) -> Any:
-    """One spelling for what Arrow and SQL spell differently: map entries, and the time zone of instants."""
+    """One spelling for what Arrow and SQL spell differently: map entries, and the time zone of
+    instants.
+    """
     if isinstance(value, dict):
         return {name: plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -231,7 +242,8 @@ def test_json_and_parquet_are_enough(name: str, built: Callable[[str], Path]) ->
     store = stateformat.open(str(built(name)))
     checkpoint, reader = store.open(), JsonAndParquet(built(name))
     compared = compare(checkpoint, reader, reader)
-    # Layers hide rows, and progress is merged; elsewhere every row of the manifest has been compared.
+    # Layers hide rows, and progress is merged; elsewhere every row of the manifest has been
+    # compared.
     everything = checkpoint.record.totals.rows
     assert compared == everything if name in UNMERGED else 0 < compared <= everything
     assert validate(store, level="full").findings == ()

@@ -201,7 +201,7 @@ def test_a_single_layer_is_given_back_as_it_is_where_it_is_of_the_kind_that_is_a
     assert merge(tables_of([[], []], VALUE), VALUE).num_rows == 0
 
 
-# ---- row keys as numbers ---------------------------------------------------------------------------------------------
+# ---- row keys as numbers -------------------------------------------------------------------------
 
 SCALARS = st.one_of(st.none(), st.integers(-2, 2))
 STRUCTS = st.one_of(st.none(), st.fixed_dictionaries({"x": SCALARS, "y": MAP_KEYS}))
@@ -230,7 +230,7 @@ def test_many_columns_of_many_values_do_not_overflow() -> None:
     assert codes[:5000].tolist() == codes[5000:].tolist()
 
 
-# ---- evolution -------------------------------------------------------------------------------------------------------
+# ---- evolution -----------------------------------------------------------------------------------
 
 
 def version(number: int, *fields: Field) -> SchemaVersion:
@@ -352,7 +352,7 @@ def test_what_cannot_evolve_is_refused(before: Field, after: Field) -> None:
     assert raised.value.kind is ErrorKind.SCHEMA_CANNOT_EVOLVE
 
 
-# ---- new key groups --------------------------------------------------------------------------------------------------
+# ---- new key groups ------------------------------------------------------------------------------
 
 
 def test_rekeying_gives_the_groups_of_another_max_parallelism() -> None:

@@ -1,4 +1,6 @@
-"""The calls of keyed states for one key: one shape of a key everywhere, and keys of other subtasks refused."""
+"""The calls of keyed states for one key: one shape of a key everywhere, and keys of other subtasks
+refused.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +125,8 @@ def test_a_key_of_dates_and_of_structs_is_a_value_too() -> None:
         assert kept.get_one(key) == kept.get_one((key,)) == {"n": 3}
 
 
-# Keys of other subtasks --------------------------------------------------------------------------------------------------
+# Keys of other subtasks
+# --------------------------------------------------------------------------------------------------
 
 
 def owner_of(number: int) -> int:

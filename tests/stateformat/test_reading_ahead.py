@@ -1,4 +1,6 @@
-"""Segments are opened several at a time where the storage says that reads wait, in the order of the rows."""
+"""Segments are opened several at a time where the storage says that reads wait, in the order of the
+rows.
+"""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-# ---- commands --------------------------------------------------------------------------------------------------------
+# ---- commands ------------------------------------------------------------------------------------
 
 
 def test_a_page_of_many_operators_shows_the_first_and_the_largest_and_says_what_it_leaves_out(store: Path) -> None:
@@ -99,7 +99,7 @@ def test_what_is_rescaled_to_many_subtasks_validates_and_can_be_collected(store:
     assert document("validate", tmp_path / "target")["ok"]
 
 
-# ---- requests --------------------------------------------------------------------------------------------------------
+# ---- requests ------------------------------------------------------------------------------------
 
 
 class Requests(LocalStorage):
@@ -164,7 +164,7 @@ def test_a_permit_for_a_checkpoint_that_was_planned_does_not_read_its_manifest_a
     assert storage.asked["read manifests"] == 1
 
 
-# ---- what handles say of their segments ------------------------------------------------------------------------------
+# ---- what handles say of their segments ----------------------------------------------------------
 
 
 @st.composite
@@ -240,7 +240,7 @@ def _is_right(handle: Handle, counts: list[int]) -> bool:
     return handle.row_start == sum(counts[:first]) and own == counts[first : first + len(own)]
 
 
-# ---- tables of handles -----------------------------------------------------------------------------------------------
+# ---- tables of handles ---------------------------------------------------------------------------
 
 
 def test_rows_that_are_taken_are_those_of_the_table_in_one_chunk_or_many() -> None:
@@ -310,7 +310,7 @@ def test_runs_of_states_break_where_operator_or_state_changes() -> None:
     assert list(mf.state_runs(table.slice(0, 0))) == []
 
 
-# ---- JSON in pieces --------------------------------------------------------------------------------------------------
+# ---- JSON in pieces ------------------------------------------------------------------------------
 
 
 SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.text())

@@ -82,7 +82,7 @@ def refuse(storage: CountingStorage, words: str, state: State, data: Any, *more:
     return raised.value
 
 
-# ---- what is in the file ---------------------------------------------------------------------------------------------
+# ---- what is in the file -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keys", [[5, -1, None, 2**62, 0], ["", "a", "key", "longer key", None, "ä"]])
@@ -219,7 +219,7 @@ def test_a_small_segment_is_inline_below_the_limit_and_makes_no_object(storage: 
     assert objects(storage) == sorted([exact.path or "", large.path or ""])
 
 
-# ---- order -----------------------------------------------------------------------------------------------------------
+# ---- order ---------------------------------------------------------------------------------------
 
 
 def test_rows_of_one_key_group_keep_their_order(storage: CountingStorage) -> None:
@@ -277,7 +277,7 @@ def test_other_modes_keep_their_order_and_have_no_groups(storage: CountingStorag
         assert (handle.first_group, handle.rows_per_group) == (None, None)
 
 
-# ---- row groups ------------------------------------------------------------------------------------------------------
+# ---- row groups ----------------------------------------------------------------------------------
 
 
 def row_groups(storage: CountingStorage, handle: Handle) -> list[Counter[int]]:
@@ -352,7 +352,7 @@ def test_one_large_row_among_small_ones_shares_a_row_group_with_few(
         assert sorted(file.read()["k"].to_pylist()) == sorted(data["k"].to_pylist())
 
 
-# ---- streams ---------------------------------------------------------------------------------------------------------
+# ---- streams -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch_rows", [1, 700, 100_000])
@@ -397,7 +397,7 @@ def test_a_stream_is_written_while_it_comes() -> None:
     assert written_at[0] < 10
 
 
-# ---- row keys --------------------------------------------------------------------------------------------------------
+# ---- row keys ------------------------------------------------------------------------------------
 
 OWN: dict[str, Any] = {
     "map": lambda inner: {"_map_key": inner / 2, "v": "x"},
@@ -491,7 +491,7 @@ def test_a_delta_may_clear_a_key_and_write_it_again(storage: CountingStorage) ->
     assert stored(storage, handle).schema_arrow.names == ["_key_group", "_op", "k", "_map_key", "v"]
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
+# ---- what is refused -----------------------------------------------------------------------------
 
 FLOW = {"_sender": None, "_receiver": 0, "_seq": 1, "v": 1}
 
@@ -606,7 +606,7 @@ def test_options_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
         WriteOptions(**wrong)
 
 
-# ---- failures --------------------------------------------------------------------------------------------------------
+# ---- failures ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fails_at", ["open", "write", "close", "source"])

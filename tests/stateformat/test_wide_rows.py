@@ -261,7 +261,7 @@ def test_entries_put_together_stay_in_chunks_of_so_many_bytes(monkeypatch: pytes
     assert 3 < state.rows()["v"].num_chunks < 100
 
 
-# ---- measured --------------------------------------------------------------------------------------------------------
+# ---- measured ------------------------------------------------------------------------------------
 
 STREAMED = """
 import sys
@@ -277,7 +277,9 @@ print((bench.peak_bytes() - begin) // 10**6)
 
 
 def test_300_megabytes_of_wide_rows_are_written_and_read_in_less_than_that(tmp_path: Path) -> None:
-    """In no order, in a process that holds neither all it writes nor all it reads; both took 700 MB."""
+    """In no order, in a process that holds neither all it writes nor all it reads; both took 700
+    MB.
+    """
     command = [sys.executable, "-c", STREAMED, str(tmp_path / "store")]
     above = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert above < 450

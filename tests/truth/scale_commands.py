@@ -35,7 +35,8 @@ class Took:
 _LAUNCHER = """
 import json, os, sys
 out, err, answer, *command = sys.argv[1:]
-actions = [(os.POSIX_SPAWN_OPEN, number, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600) for number, path in ((1, out), (2, err))]
+flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+actions = [(os.POSIX_SPAWN_OPEN, number, path, flags, 0o600) for number, path in ((1, out), (2, err))]
 process = os.posix_spawn(command[0], command, os.environ, file_actions=actions)
 _, status, usage = os.wait4(process, 0)
 with open(answer, "w") as file:

@@ -1,4 +1,6 @@
-"""Gigabytes in bounded memory, and more text than 32-bit offsets reach; a process for each action."""
+"""Gigabytes in bounded memory, and more text than 32-bit offsets reach; a process for each
+action.
+"""
 
 from __future__ import annotations
 
