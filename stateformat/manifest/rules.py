@@ -2,7 +2,7 @@
 
 Opening a checkpoint raises at the first fault (``manifest.decode_manifest``), and validation
 collects all. The rules know no record: ``rules.content`` compares handles with operators and
-states, and ``handle_sharing`` handles of one segment. A rule is a mask of the rows that break it,
+states, and ``segment_rules`` handles of one segment. A rule is a mask of the rows that break it,
 made for a batch of rows at a time, which stays in the processor's cache.
 """
 

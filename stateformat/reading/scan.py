@@ -153,6 +153,7 @@ def _cut_counts(handle: Handle, low: int, rows: int) -> tuple[int, npt.NDArray[n
     return handle.first_group + int(present[0]), counts[present[0] : present[-1] + 1]
 
 
+@dataclass
 class SliceReader:
     """Reads slices of one state: the first of ``record``.
 
@@ -165,21 +166,17 @@ class SliceReader:
     schema that cannot evolve, and ``StorageError``.
     """
 
-    def __init__(
-        self,
-        storage: Storage,
-        record: Record,
-        manifest: Manifest,
-        slices: pa.Table,
-        as_schema: SchemaVersion | None = None,
-    ) -> None:
-        self._storage = storage
-        self._record = record
-        self._manifest = manifest
-        self._slices = slices
-        self._state = record.states[0]
-        self._target = as_schema or self._state.current
-        self.schema: pa.Schema = segment_schema(replace(self._state, schemas=(*self._state.schemas[:-1], self._target)))
+    storage: Storage
+    record: Record
+    manifest: Manifest
+    slices: pa.Table
+    as_schema: SchemaVersion | None = None
+
+    def __post_init__(self) -> None:
+        self._state = self.record.states[0]
+        self._target = self.as_schema or self._state.current
+        schemas = (*self._state.schemas[:-1], self._target)
+        self.schema: pa.Schema = segment_schema(replace(self._state, schemas=schemas))
 
     def batches(self, batch_rows: int = 131_072) -> Iterator[pa.RecordBatch]:
         """Stream the rows in batches of up to ``batch_rows`` rows and 16 MiB.
@@ -191,7 +188,7 @@ class SliceReader:
         """
         if batch_rows < 1:
             raise InvalidInput(f"batch_rows is {batch_rows}; it must be at least 1")
-        pieces = _pieces(self._state, self._manifest, self._slices)
+        pieces = _pieces(self._state, self.manifest, self.slices)
         owners = [list(group) for _, group in groupby(pieces, key=lambda piece: piece.subtask)]
         calls: Generator[_Call, None, None]
         if self._state.mode is Mode.PROGRESS and pieces:
@@ -212,7 +209,7 @@ class SliceReader:
         come, then ``_key_group``. The caller reads the batches of a layer before it asks for the
         next one.
         """
-        pieces = _pieces(self._state, self._manifest, self._slices)
+        pieces = _pieces(self._state, self.manifest, self.slices)
         if pieces and self._state.mode is not Mode.KEYED:
             raise InvalidInput(f"state {self._state.name!r} is {self._state.mode}; only keyed state has layers")
         pieces.sort(key=lambda piece: piece.handle.layer)
@@ -330,7 +327,7 @@ class SliceReader:
             for piece in pieces
             if self._inline(piece) is None
         ]
-        at_once = min(reads_at_once(self._storage), len(fetched), _OPENED_BYTES_MAX // max([1, *fetched]))
+        at_once = min(reads_at_once(self.storage), len(fetched), _OPENED_BYTES_MAX // max([1, *fetched]))
         calls = (self._reader(piece, whole).open for piece in pieces)
         if at_once < 2:
             return (call() for call in calls)
@@ -338,7 +335,7 @@ class SliceReader:
 
     def _reader(self, piece: SegmentPiece, whole: bool) -> SegmentReader:
         inline, is_whole = self._inline(piece), self._is_whole(piece, whole)
-        return SegmentReader(self._storage, self._record, self._state, piece.handle, inline=inline, whole=is_whole)
+        return SegmentReader(self.storage, self.record, self._state, piece.handle, inline=inline, whole=is_whole)
 
     def _is_whole(self, piece: SegmentPiece, allowed: bool) -> bool:
         handle = piece.handle
@@ -346,7 +343,7 @@ class SliceReader:
         return all_rows or handle.size_bytes <= _SMALL_BYTES
 
     def _inline(self, piece: SegmentPiece) -> pa.Buffer | None:
-        return self._manifest.inline(piece.handle.path) if piece.handle.path is not None else None
+        return self.manifest.inline(piece.handle.path) if piece.handle.path is not None else None
 
     def _evolved(self, call: _Call, piece: SegmentPiece) -> _Call:
         old = self._state.by_schema_id[piece.handle.schema_id]

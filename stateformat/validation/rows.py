@@ -9,6 +9,7 @@ is reported once per segment, with the first row that breaks it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,37 +31,31 @@ Report = Callable[[ErrorKind, str, str], None]
 _DAMAGED = ErrorKind.DAMAGED_SEGMENT
 
 
+@dataclass
 class RowsCheck:
     """Takes the batches of a segment by :meth:`add`, then :meth:`finish`. Never raises."""
 
-    def __init__(
-        self,
-        operator: Operator,
-        state: State,
-        schema_id: int,
-        *,
-        delta: bool,
-        checkpoint_id: CheckpointId,
-        report: Report,
-    ) -> None:
-        self._operator = operator
-        self._state = state
-        self._schema_id = schema_id
-        self._delta = delta
-        self._checkpoint_id = checkpoint_id
-        self._report = report
+    operator: Operator
+    state: State
+    schema_id: int
+    delta: bool
+    checkpoint_id: CheckpointId
+    report: Report
+
+    def __post_init__(self) -> None:
+        self.rows = 0
         self._reported: set[str] = set()
         self._counts = np.zeros(MAX_PARALLELISM_LIMIT, np.int64)
         self._last: tuple[int, ...] = ()
         self._edges: set[str] = set()
         self._open_channels = np.zeros((4, 0), np.int64)
-        self._unique = RowKeyCheck(state, "it") if state.mode is Mode.KEYED and state.key_columns else None
-        self.rows = 0
+        keyed = self.state.mode is Mode.KEYED and self.state.key_columns
+        self._unique = RowKeyCheck(self.state, "it") if keyed else None
 
     def _report_once(self, kind: ErrorKind, clause: str, rule: str, what: str) -> None:
         if rule not in self._reported:
             self._reported.add(rule)
-            self._report(kind, clause, what)
+            self.report(kind, clause, what)
 
     @property
     def _is_sorted(self) -> bool:
@@ -78,9 +73,9 @@ class RowsCheck:
             return
         table = pa.Table.from_batches([batch])
         try:
-            normalize_rows(table, self._state, schema_id=self._schema_id, delta=self._delta, where="it")
+            normalize_rows(table, self.state, schema_id=self.schema_id, delta=self.delta, where="it")
         except InvalidState as error:
-            own = error.kind is ErrorKind.NULL_NOT_ALLOWED or self._state.mode is not Mode.KEYED
+            own = error.kind is ErrorKind.NULL_NOT_ALLOWED or self.state.mode is not Mode.KEYED
             clause = "SPEC 5.1" if own else "SPEC 5.4"
             self._report_once(error.kind, clause, f"conform {error.kind}", f"breaks its declaration: {error}")
         self._keys(table)
@@ -90,11 +85,11 @@ class RowsCheck:
             self._counts += np.bincount(np.clip(groups, 0, len(self._counts) - 1), minlength=len(self._counts))
         if self._unique is not None and self._is_sorted:
             self._check_unique(lambda check: check.add(table))
-        if groups is not None and self._state.mode is Mode.IN_FLIGHT:
+        if groups is not None and self.state.mode is Mode.IN_FLIGHT:
             self._channels(table, groups)
-        if self._state.mode is Mode.COMMITTABLES:
+        if self.state.mode is Mode.COMMITTABLES:
             self._committables(table)
-        if self._state.mode is Mode.PROGRESS:
+        if self.state.mode is Mode.PROGRESS:
             self._progress(table)
 
     def finish(self, segment_rows: int, handles: HandleRows) -> None:
@@ -105,7 +100,7 @@ class RowsCheck:
             what = f"holds {self.rows:,} rows, the manifest says {segment_rows:,}"
             self._report_once(_DAMAGED, "SPEC 4.1", "count", what)
         elif self._last and self._is_sorted:
-            for subtask, what in group_faults(self._counts, handles, whole=has_key_groups(self._state)):
+            for subtask, what in group_faults(self._counts, handles, whole=has_key_groups(self.state)):
                 self._report_once(_DAMAGED, "SPEC 4.3", f"groups {subtask}", what)
 
     # ---- rules -----------------------------------------------------------------------------------
@@ -119,7 +114,7 @@ class RowsCheck:
             self._unique = None
 
     def _keys(self, table: pa.Table) -> None:
-        for name in (*self._state.key_columns, "_map_key"):
+        for name in (*self.state.key_columns, "_map_key"):
             if name in table.column_names and any(
                 normalize_key_column(leaf) is not leaf for leaf in _float_leaves(table[name].combine_chunks())
             ):
@@ -128,17 +123,17 @@ class RowsCheck:
 
     def _groups(self, table: pa.Table, start: int) -> npt.NDArray[np.int32] | None:
         """Return the verified group of each row, or None in modes without groups."""
-        if not has_key_groups(self._state):
-            if self._state.mode is not Mode.IN_FLIGHT:
+        if not has_key_groups(self.state):
+            if self.state.mode is not Mode.IN_FLIGHT:
                 return None
             return _ints(table["_sender"])
-        stored, ceiling = _ints(table[KEY_GROUP.name]), self._operator.max_parallelism or 1
+        stored, ceiling = _ints(table[KEY_GROUP.name]), self.operator.max_parallelism or 1
         if stored.min() < 0 or stored.max() >= ceiling:
             what = f"has {KEY_GROUP.name} {stored.min()} to {stored.max()}; it is from 0 to {ceiling - 1}"
             self._report_once(_DAMAGED, "SPEC 5.3", "range", what)
         try:
-            columns = [table[name] for name in self._state.key_columns]
-            computed = key_groups(hash_keys(columns, self._operator.key_hash or ""), ceiling)
+            columns = [table[name] for name in self.state.key_columns]
+            computed = key_groups(hash_keys(columns, self.operator.key_hash or ""), ceiling)
         except InvalidInput as error:
             self._report_once(error.kind, "SPEC 5.3", "hash", f"cannot have its key groups verified: {error}")
             return stored
@@ -154,19 +149,19 @@ class RowsCheck:
 
     def _order(self, table: pa.Table, groups: npt.NDArray[np.int32], start: int) -> None:
         columns = [groups]
-        if self._state.mode is Mode.IN_FLIGHT:
+        if self.state.mode is Mode.IN_FLIGHT:
             columns += [table[name].combine_chunks().to_numpy(zero_copy_only=False) for name in ("_sender", "_seq")]
         first, last = (tuple(int(column[at]) for column in columns) for at in (0, -1))
-        if (self._last and first < self._last) or not is_clustered(table, self._state, groups):
-            by = "(group, _sender, _seq)" if self._state.mode is Mode.IN_FLIGHT else KEY_GROUP.name
+        if (self._last and first < self._last) or not is_clustered(table, self.state, groups):
+            by = "(group, _sender, _seq)" if self.state.mode is Mode.IN_FLIGHT else KEY_GROUP.name
             self._report_once(_DAMAGED, "SPEC 5.2", "order", f"is not sorted by {by}, at or after row {start}")
         self._last = last
 
     def _committables(self, table: pa.Table) -> None:
         bounds = pc.min_max(table["_checkpoint_id"]).as_py()
-        if bounds["max"] is not None and bounds["max"] > self._checkpoint_id:
+        if bounds["max"] is not None and bounds["max"] > self.checkpoint_id:
             what = f"holds committables prepared under {bounds['min']} to {bounds['max']}"
-            self._report_once(_DAMAGED, "SPEC 5.1", "prepared", f"{what}; this is checkpoint {self._checkpoint_id}")
+            self._report_once(_DAMAGED, "SPEC 5.1", "prepared", f"{what}; this is checkpoint {self.checkpoint_id}")
 
     def _channels(self, table: pa.Table, groups: npt.NDArray[np.int32]) -> None:
         """Check that no record of a channel appears twice (section 5.1).

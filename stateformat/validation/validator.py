@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from threading import Lock
@@ -102,17 +103,19 @@ def validate(
 
 def check_checkpoint(storage: Storage, checkpoint_id: CheckpointId, *, level: Level = "quick") -> tuple[Problem, ...]:
     """Return everything that is wrong with one checkpoint by itself, without its history."""
-    validation = _Validation(storage, checkpoint_id, level, None)
+    validation = _Validation(storage, checkpoint_id, level)
     validation.run()
     return ordered(validation.findings)
 
 
+@dataclass
 class _Validation:
-    def __init__(self, storage: Storage, checkpoint_id: CheckpointId, level: Level, progress: Progress | None) -> None:
-        self.storage = storage
-        self.checkpoint_id = checkpoint_id
-        self.level: Level = level
-        self.progress = progress or (lambda _done, _total: None)
+    storage: Storage
+    checkpoint_id: CheckpointId
+    level: Level
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
         self.findings: list[Problem] = []
         self.counts = Counts()
 
@@ -183,7 +186,7 @@ class _Validation:
             self.findings.append(Problem(error.kind, "SPEC 2.1", message, ADVICE_STORAGE))
             return
         sizes = {item.path: item.size_bytes for item in listed}
-        meter = _Meter(self.progress, record.totals.bytes)
+        meter = _Meter(self.progress or (lambda _done, _total: None), record.totals.bytes)
         check = partial(check_segment, self.storage, record, sizes=sizes, level=self.level, done=meter)
         size_bytes = rows = 0
         for result in _in_order(check, segments):
