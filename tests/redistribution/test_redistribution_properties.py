@@ -24,7 +24,7 @@ from tests.redistribution.redistribution_cases import (
 )
 from tests.redistribution.redistribution_oracle import expected
 
-RELAXED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+RELAXED = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @st.composite

@@ -173,7 +173,7 @@ records = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(records)
 def test_decode_gives_back_what_encode_was_given(record: Record) -> None:
     assert decode_record(encode_record(record)) == record
@@ -231,7 +231,7 @@ def test_garbage_is_damage_and_no_other_error(data: bytes) -> None:
     refused(data)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_whatever_stands_in_a_member_the_answer_is_a_record_or_an_error_of_ours(data: st.DataObject) -> None:
     found = members()

@@ -597,7 +597,7 @@ def test_any_flip_in_any_object_is_a_problem_of_the_report_and_never_raises(url:
     store = objects(url)
     rng = random.Random(11)
     paths = [item.path for prefix in ("checkpoints/", "manifests/", "segments/") for item in store.storage.list(prefix)]
-    for _ in range(120):
+    for _ in range(70):
         path = rng.choice(paths)
         good = get(store.storage, path)
         put(store.storage, path, flipped(good, rng.randrange(len(good)), 1 << rng.randrange(8)))
@@ -781,13 +781,13 @@ def test_forged_footers_are_problems_or_harmless_and_never_end_the_process(url: 
     at = forger.find("work", "sums", 0)
     good, footer = forger.bytes_of(at), forger.handles[at].footer_bytes
     told = 0
-    for position in range(len(good) - footer, len(good) - 8, 3):
+    for position in range(len(good) - footer, len(good) - 8, 6):
         forger.set_bytes(at, flipped(good, position))
         forger.seal()
         report = validate(store, level="full")
         assert {problem.state for problem in report.problems} <= {"sums"}
         told += not report.ok
-    assert told > footer // 8
+    assert told > footer // 16
 
 
 def delta_store(url: str) -> tuple[CheckpointStore, Forger, int]:
