@@ -3,8 +3,8 @@
 A script is a head ``# name | job | options`` and lines ``events -> commands``::
 
     # name | a:1 h:2; a hash h; h feedback h; union h | unaligned tolerable_failures=1 finished=a
-    due -> begin|1[trigger a0; finished ]
-    ack1:a0 ack1!:h0,h1          ! is finishing, -busy, -inputs-ended and -max-sent what heads of loops add
+    due -> begin|1[trigger a0]
+    ack1:a0 ack1!:h0,h1         ! is finishing, -busy, -inputs-ended and -max-sent what heads of loops add
     start -> ...                 first, where the start commands anything
 
 Barriers as in ``task_scripts``. Tokens of events and commands are listed in :data:`EVENTS` and :func:`describe`; spaces in texts are
@@ -48,10 +48,10 @@ EVENTS: list[tuple[str, Callable[..., ev.CoordinatorEvent]]] = [
     (r"(drain|stop):(\w+)", lambda mode, request: ev.StopRequested(STOPS[mode], request)),
     (r"ack(\d+)(!?)([a-z-]*):(\w+)", acknowledged),
     (r"declined(\d+):(\w+?):(.*)", lambda number, name, why: ev.Declined(task(name), int(number), _plain(why))),
-    (r"logic-ended:(\w+)", lambda name: ev.LogicEnded(task(name))),
-    (r"inputs-ended:(\w+)", lambda name: ev.InputsEnded(task(name))),
+    (r"logic-ended:([\w-]+)", lambda name: ev.LogicEnded(task(name))),
+    (r"inputs-ended:([\w-]+)", lambda name: ev.InputsEnded(task(name))),
     (r"message-sent:(\w+)", ev.MessageSent),
-    (r"ended:(\w+)", lambda name: ev.TaskEnded(task(name))),
+    (r"ended:([\w-]+)", lambda name: ev.TaskEnded(task(name))),
     (r"failed:(\w*?):(.*)", lambda name, why: ev.TaskFailed(task(name) if name else None, _plain(why))),
     (r"snapshot-failed(\d+):(\w*?):(.*)",
      lambda number, name, why: ev.SnapshotFailed(task(name) if name else None, int(number), _plain(why))),
@@ -80,9 +80,11 @@ def describe(value: Any) -> str:
     """A command with all that it says."""
     match value:
         case ev.Begin(barrier, plan, stop):
-            assert set(plan.wait) == {one for one in plan.wait if one not in plan.finished}
-            fully = f"; fully {','.join(sorted(plan.fully_finished))}" if plan.fully_finished else ""
-            said = f"trigger {_names(plan.trigger)}; wait {_names(plan.wait)}; finished {_names(plan.finished)}{fully}"
+            assert len(plan.wait) + len(plan.finished) == sum(map(len, plan.wait.masks.values()))
+            assert plan.wait.isdisjoint(plan.finished)
+            said = f"trigger {_names(plan.trigger)}"
+            if plan.finished:
+                said += f"; finished {_names(plan.finished)}; fully {','.join(sorted(plan.fully_finished))}"
             return f"begin{describe_part(barrier)}[{said}{f'; {_stop(stop)}' if stop else ''}]"
         case ev.Overtake(barrier, names):
             return f"overtake{describe_part(barrier)}:{_names(names)}"

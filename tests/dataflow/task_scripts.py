@@ -136,8 +136,10 @@ def scripts(path: Path) -> list[Script]:
     found = []
     for part in re.split(r"(?m)^# ", path.read_text(encoding="utf-8"))[1:]:
         head, *lines = part.strip().split("\n")
-        name, task = (part.strip() for part in (head + " |").split("|", 1))
-        found.append(Script(name, task, [line for line in lines if line and not line.startswith("##")]))
+        name, _, subject = head.partition("|")
+        found.append(
+            Script(name.strip(), subject.strip(), [line for line in lines if line and not line.startswith("##")])
+        )
     return found
 
 
