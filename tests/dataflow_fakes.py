@@ -1,4 +1,6 @@
-"""Sources, operators and sinks of a few lines, for tests of the runtime; what they do stands in their names."""
+"""Sources, operators and sinks of a few lines, for tests of the runtime; what they do stands in
+their names.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ class NoSplits(SplitEnumerator):
 
 
 class Chunks(Source):
-    """Reads, of the split named x, the chunks of ``of[x]`` from the split's position on; None is nothing yet."""
+    """Reads, of the split named x, the chunks of ``of[x]`` from the split's position on; None is
+    nothing yet.
+    """
 
     def __init__(
         self, schema: pa.Schema = ROWS, *, splits_per_reader: int | None = 1, **of: Sequence[pa.RecordBatch | None]
@@ -152,7 +156,9 @@ class Coordinated(Pass):
 
 
 class Bucket(TwoPhaseCommitSink):
-    """Prepares one committable with the sum of the values since the last; none where nothing came."""
+    """Prepares one committable with the sum of the values since the last; none where nothing
+    came.
+    """
 
     committable_columns = pa.schema([("total", pa.int64())])
 

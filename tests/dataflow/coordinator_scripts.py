@@ -7,8 +7,8 @@ A script is a head ``# name | job | options`` and lines ``events -> commands``::
     ack1:a0 ack1!:h0,h1         ! is finishing, -busy, -inputs-ended and -max-sent what heads of loops add
     start -> ...                 first, where the start commands anything
 
-Barriers as in ``task_scripts``. Tokens of events and commands are listed in :data:`EVENTS` and :func:`describe`; spaces in texts are
-written ``_``.
+Barriers as in ``task_scripts``. Tokens of events and commands are listed in :data:`EVENTS` and
+:func:`describe`; spaces in texts are written ``_``.
 """
 
 from __future__ import annotations

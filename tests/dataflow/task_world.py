@@ -1,7 +1,9 @@
-"""A task in a legal world, in which a caller picks the next step: its senders, its consumers and a coordinator.
+"""A task in a legal world, in which a caller picks the next step: its senders, its consumers and a
+coordinator.
 
-The oracle is written the other way round than the task: it knows where in each channel the barrier of a checkpoint was *put*, and
-what the task has processed and logged when it acknowledges; the two together must be exactly what was put before the barrier.
+The oracle is written the other way round than the task: it knows where in each channel the barrier
+of a checkpoint was *put*, and what the task has processed and logged when it acknowledges; the two
+together must be exactly what was put before the barrier.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ BarrierKind = ev.BarrierKind
 
 @dataclass
 class Sender:
-    """One end of a channel. ``ended``: what it said of its data; ``final``: the first barrier that it put behind it."""
+    """One end of a channel. ``ended``: what it said of its data; ``final``: the first barrier that
+    it put behind it.
+    """
 
     channel: ev.Channel
     feedback: bool
@@ -39,7 +43,9 @@ class Sender:
 
 
 class World:
-    """``steps`` tells what may happen next. Everything that a task must never do is asserted as it happens."""
+    """``steps`` tells what may happen next. Everything that a task must never do is asserted as it
+    happens.
+    """
 
     def __init__(self, shape: str, *, unaligned: bool, first: int = 0) -> None:
         edges = edges_of(shape)
@@ -75,7 +81,7 @@ class World:
     def normal(self) -> list[Sender]:
         return [sender for sender in self.senders.values() if not sender.feedback]
 
-    # What may happen ----------------------------------------------------------------------------------------------------
+    # What may happen ------------------------------------------------------------------------------
 
     def steps(self) -> list[Callable[[], None]]:
         found: list[Callable[[], None]] = []
@@ -130,7 +136,7 @@ class World:
             sender.left or number in sender.barriers for sender in self.senders.values()
         )
 
-    # Steps --------------------------------------------------------------------------------------------------------------
+    # Steps ----------------------------------------------------------------------------------------
 
     def put_record(self, sender: Sender) -> None:
         record = f"{sender.put}"
@@ -204,7 +210,7 @@ class World:
             sender.drained = True
         self.tell(ev.Received(sender.channel, ev.Records(element) if isinstance(element, str) else element))
 
-    # What the task does -------------------------------------------------------------------------------------------------
+    # What the task does ---------------------------------------------------------------------------
 
     def tell(self, event: Any) -> None:
         if self.task.state is TaskState.ENDED:
@@ -326,7 +332,7 @@ class World:
             self.pending.number in sender.barriers and self.pending not in sender.queue for sender in self.normal
         )
 
-    # To the end ---------------------------------------------------------------------------------------------------------
+    # To the end -----------------------------------------------------------------------------------
 
     def run_out(self) -> None:
         """Everything that is due happens, until the task has ended."""

@@ -1,4 +1,6 @@
-"""A chain in a subtask: what its operators are called with and when, what it refuses, what it puts into snapshots."""
+"""A chain in a subtask: what its operators are called with and when, what it refuses, what it puts
+into snapshots.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def last_edge(job: Job) -> str:
     return job.vertex("op0").outputs[-1].id
 
 
-# Records ---------------------------------------------------------------------------------------------------------------------
+# Records ------------------------------------------------------------------------------------------
 
 
 def test_a_batch_goes_down_the_tree_and_out_of_it() -> None:
@@ -133,7 +135,7 @@ def test_whether_a_column_may_be_null_is_as_declared() -> None:
     assert outside.emitted[0][1].schema == ROWS
 
 
-# What user code raises -------------------------------------------------------------------------------------------------------
+# What user code raises ----------------------------------------------------------------------------
 
 
 class Fails(Operator):
@@ -215,7 +217,7 @@ def test_an_interrupt_is_no_failure_of_an_operator() -> None:
         activation.process("source->op0.0", rows([1]))
 
 
-# Ends ------------------------------------------------------------------------------------------------------------------------
+# Ends ---------------------------------------------------------------------------------------------
 
 
 def test_a_chain_ends_head_first_and_what_an_end_emits_flows_on_before_the_next_ends() -> None:
@@ -271,11 +273,13 @@ def test_nothing_may_be_emitted_after_finish_but_nothing() -> None:
     assert outside.values(last_edge(job)) == [3]
 
 
-# Time ------------------------------------------------------------------------------------------------------------------------
+# Time ---------------------------------------------------------------------------------------------
 
 
 class Alarms(Operator):
-    """Sets a timer at each value; tells when one fires and emits its time; ``again`` says at what time it is set next."""
+    """Sets a timer at each value; tells when one fires and emits its time; ``again`` says at what
+    time it is set next.
+    """
 
     def __init__(self, log: list[Any], name: str = "", again: Callable[[int], int | None] = lambda _: None) -> None:
         self.log = log
@@ -399,7 +403,7 @@ def test_behind_the_end_of_time_a_timer_fires_when_it_is_set() -> None:
     assert len(log) == 2
 
 
-# Contexts and coordinators -----------------------------------------------------------------------------------------------------
+# Contexts and coordinators ------------------------------------------------------------------------
 
 
 def test_every_subtask_works_on_a_copy_and_knows_which_it_is() -> None:

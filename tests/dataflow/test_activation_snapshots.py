@@ -1,4 +1,6 @@
-"""What chains put into checkpoints and take from them, at any parallelism: states, progress, splits, committables, records in flight."""
+"""What chains put into checkpoints and take from them, at any parallelism: states, progress,
+splits, committables, records in flight.
+"""
 
 from __future__ import annotations
 
@@ -100,11 +102,13 @@ def push(job: Job, tasks: Tasks, edge_id: str, batch: pa.RecordBatch, sender: in
         tasks[edge.target, receiver][0].process(edge_id, part)
 
 
-# Keyed state and timers ------------------------------------------------------------------------------------------------------
+# Keyed state and timers ---------------------------------------------------------------------------
 
 
 class Summing(Operator):
-    """Adds values up by key and emits the sums; a timer at each value; entries of what it has seen, put there at snapshots."""
+    """Adds values up by key and emits the sums; a timer at each value; entries of what it has seen,
+    put there at snapshots.
+    """
 
     def states(self, *inputs: pa.Schema) -> Sequence[Any]:
         return [ValueState("sum", KEY, {"n": pa.int64()}), Timers("due", KEY), SplitList("seen", {"value": pa.int64()})]
@@ -281,7 +285,7 @@ def test_an_operator_that_the_checkpoint_does_not_know_begins_anew(store: Checkp
     assert {uid: member.logic.context.restored for uid, member in members.items()} == {"a": True, "b": False}
 
 
-# Hooks -----------------------------------------------------------------------------------------------------------------------
+# Hooks --------------------------------------------------------------------------------------------
 
 
 def test_hooks_of_snapshots_come_once_and_only_for_snapshots(store: CheckpointStore) -> None:
@@ -315,7 +319,7 @@ def test_hooks_of_snapshots_come_once_and_only_for_snapshots(store: CheckpointSt
     assert log == [("a", "checkpoint_complete"), ("b", "checkpoint_complete")]
 
 
-# Committables ------------------------------------------------------------------------------------------------------------------
+# Committables -------------------------------------------------------------------------------------
 
 
 def test_committables_stay_under_their_own_ids_until_a_snapshot_that_held_them_is_complete(
@@ -414,7 +418,7 @@ def test_committables_that_were_not_declared_are_refused(store: CheckpointStore,
         activation.snapshot(command(1), pending.context)
 
 
-# Splits ------------------------------------------------------------------------------------------------------------------------
+# Splits -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
@@ -453,7 +457,7 @@ def test_splits_go_on_where_they_were_read_to(store: CheckpointStore, parallelis
     )
 
 
-# In flight -----------------------------------------------------------------------------------------------------------------------
+# In flight ----------------------------------------------------------------------------------------
 
 
 def unaligned(connect: Callable[[Stream], Stream]) -> Dataflow:

@@ -142,7 +142,8 @@ def test_an_operator_that_has_failed_in_its_snapshot_hears_of_it_where_it_goes_o
     to_end(run)
     assert line.out.values == [*range(8)]
     aborted = {who for who in ("one/0", "two/0", "kept/0", "keeper") if stage.calls.of(who, "aborted")}
-    # On Spark the activation of a snapshot that failed has ended, and what comes after did take its own.
+    # On Spark the activation of a snapshot that failed has ended, and what comes after did take its
+    # own.
     assert aborted >= ({"one/0", "two/0", "keeper"} if executor == "local" else {"kept/0", "keeper"})
 
 

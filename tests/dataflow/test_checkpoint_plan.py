@@ -1,4 +1,6 @@
-"""The checkpoint plan, against the rule taken literally: pairs of tasks, no arrays, no shortcuts."""
+"""The checkpoint plan, against the rule taken literally: pairs of tasks, no arrays, no
+shortcuts.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def plan_of(job: TinyJob, *ended: str) -> ev.CheckpointPlan:
 
 
 def connected(partitioner: Partitioner, producer: int, upstream: int, consumer: int, downstream: int) -> bool:
-    """Whether two subtasks are joined, by the two rules of POINTWISE as they are written down, one from each side."""
+    """Whether two subtasks are joined, by the two rules of POINTWISE as they are written down, one
+    from each side.
+    """
     if partitioner.all_to_all:
         return True
     if upstream >= downstream:
@@ -123,7 +127,9 @@ def test_a_fully_finished_vertex_may_keep_a_parallelism_that_no_longer_fits() ->
 
 
 def producers(upstream: int, downstream: int) -> list[set[int]]:
-    """Who sends to each subtask behind a POINTWISE edge: a producer that alone runs makes its consumers no roots."""
+    """Who sends to each subtask behind a POINTWISE edge: a producer that alone runs makes its
+    consumers no roots.
+    """
     job = tiny_job({"a": upstream, "b": downstream}, "a rescale b")
     found: list[set[int]] = [set() for _ in range(downstream)]
     for producer in range(upstream):
@@ -223,7 +229,7 @@ def test_all_to_all_pairs_are_never_enumerated() -> None:
     assert len(plan.wait) == 375_000
 
 
-# Loops -------------------------------------------------------------------------------------------------------------------
+# Loops --------------------------------------------------------------------------------------------
 
 
 def test_a_loop_is_all_that_records_can_go_round() -> None:

@@ -1,16 +1,23 @@
-"""From dataflows to jobs: chains, edges, states, who sends to whom, and what is refused with which words."""
+"""From dataflows to jobs: chains, edges, states, who sends to whom, and what is refused with which
+words.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any, get_type_hints
 
 import pyarrow as pa
 import pytest
 
+import stateformat
 from stateformat.backends.dataflow import (
+    BroadcastJoin,
     BroadcastState,
     Dataflow,
+    EventTime,
+    Loop,
     MapState,
     Operator,
     SplitList,
@@ -29,6 +36,7 @@ from stateformat.rules import check_graph, check_states
 from tests.dataflow_fakes import ROWS, Bucket, Chunks, Coordinated, Pass, Stateful
 
 KEY = {"key": pa.int64()}
+KEY_FIELD = pa.field("key", pa.int64())
 COUNT = ValueState("count", KEY, {"n": pa.int64()})
 
 
@@ -40,7 +48,7 @@ def chains(job: Job) -> dict[str, tuple[str, ...]]:
     return {vertex.id: vertex.operators for vertex in job.vertices}
 
 
-# Chains ------------------------------------------------------------------------------------------------------------------
+# Chains -------------------------------------------------------------------------------------------
 
 
 def tree() -> Dataflow:
@@ -76,38 +84,25 @@ def test_forward_steps_join_the_chain_of_their_only_input_and_make_a_tree() -> N
     }
 
 
-@pytest.mark.parametrize(
-    ("connect", "alone"),
-    [
-        (lambda s: s.apply(Pass(), uid="x"), False),
-        (lambda s: s.forward().apply(Pass(), uid="x"), False),
-        (lambda s: s.apply(Pass(), uid="x", chain=False), True),
-        (lambda s: s.apply(Pass(), uid="x", max_parallelism=128), False),
-        (lambda s: s.apply(Pass(), uid="x", max_parallelism=256), True),
-        (lambda s: s.rebalance().apply(Pass(), uid="x"), True),
-        (lambda s: s.rescale().apply(Pass(), uid="x"), True),
-        (lambda s: s.broadcast().apply(Pass(), uid="x"), True),
-        (lambda s: s.key_by("key").apply(Pass(), uid="x"), True),
-        (lambda s: s.apply(Pass(), uid="x", parallelism=3), True),
-        (lambda s: s.apply(Pass(), s, uid="x"), True),
-        (lambda s: s.apply(Coordinated([]), uid="x"), True),
-    ],
-    ids=[
-        "default",
-        "forward",
-        "alone",
-        "same-max",
-        "other-max",
-        "rebalance",
-        "rescale",
-        "broadcast",
-        "hash",
-        "size",
-        "two",
-        "coordinator",
-    ],
-)
-def test_a_step_is_chained_where_nothing_speaks_against_it(connect: Callable[[Stream], Stream], alone: bool) -> None:
+CONNECTED: dict[str, tuple[Callable[[Stream], Stream], bool]] = {
+    "default": (lambda s: s.apply(Pass(), uid="x"), False),
+    "forward": (lambda s: s.forward().apply(Pass(), uid="x"), False),
+    "alone": (lambda s: s.apply(Pass(), uid="x", chain=False), True),
+    "same max": (lambda s: s.apply(Pass(), uid="x", max_parallelism=128), False),
+    "other max": (lambda s: s.apply(Pass(), uid="x", max_parallelism=256), True),
+    "rebalance": (lambda s: s.rebalance().apply(Pass(), uid="x"), True),
+    "rescale": (lambda s: s.rescale().apply(Pass(), uid="x"), True),
+    "broadcast": (lambda s: s.broadcast().apply(Pass(), uid="x"), True),
+    "hash": (lambda s: s.key_by("key").apply(Pass(), uid="x"), True),
+    "size": (lambda s: s.apply(Pass(), uid="x", parallelism=3), True),
+    "two": (lambda s: s.apply(Pass(), s, uid="x"), True),
+    "coordinator": (lambda s: s.apply(Coordinated([]), uid="x"), True),
+}
+
+
+@pytest.mark.parametrize("name", CONNECTED)
+def test_a_step_is_chained_where_nothing_speaks_against_it(name: str) -> None:
+    connect, alone = CONNECTED[name]
     flow = Dataflow("job", parallelism=2)
     connect(flow.source(Chunks(), uid="source"))
     assert chains(job_of(flow)) == ({"source": ("source",), "x": ("x",)} if alone else {"source": ("source", "x")})
@@ -122,7 +117,8 @@ def test_a_step_that_is_in_no_chain_names_none() -> None:
 def test_a_chain_that_a_plan_has_broken_up_is_laid_out_broken_up() -> None:
     flow = tree()
     graph = graph_of(flow)
-    # Both of a status bear one name, as a plan leaves them, though what joined them is not among them.
+    # Both of a status bear one name, as a plan leaves them, though what joined them is not among
+    # them.
     names = {"left": "source/fully_finished", "source": "source/fully_finished"}
     names |= dict.fromkeys(("right", "one", "two"), "source/running")
     graph = graph.with_operators({uid: replace(graph.operator(uid), chain=name) for uid, name in names.items()})
@@ -143,7 +139,7 @@ def test_every_vertex_comes_behind_those_that_it_hears() -> None:
     assert order.index("z") < order.index("y") < order.index("b") > order.index("a")
 
 
-# Loops -------------------------------------------------------------------------------------------------------------------
+# Loops --------------------------------------------------------------------------------------------
 
 
 def looping(*, partition: Callable[..., Stream] = lambda loop: loop.stream()) -> Dataflow:
@@ -187,7 +183,7 @@ def test_a_loop_that_the_head_closes_itself() -> None:
     assert [edge.id for edge in job_of(flow).vertex("head").outputs] == ["head->head.1"]
 
 
-# Numbers -----------------------------------------------------------------------------------------------------------------
+# Numbers ------------------------------------------------------------------------------------------
 
 
 def test_parallelism_is_the_dataflows_unless_something_nearer_says_other() -> None:
@@ -259,7 +255,7 @@ def test_senders_and_receivers_are_two_sides_of_the_same_channels() -> None:
     assert [[*forward.receivers("s->t.0", sender)] for sender in range(4)] == [[0], [1], [2], [3]]
 
 
-# States ------------------------------------------------------------------------------------------------------------------
+# States -------------------------------------------------------------------------------------------
 
 
 def test_states_are_those_declared_and_the_runtimes_own() -> None:
@@ -319,7 +315,9 @@ def test_the_coordinator_flag_stands_where_there_is_a_coordinator() -> None:
 
 
 def saved_with(values: pa.Schema) -> tuple[Dataflow, Record]:
-    """A record of a job whose keyed state had these values; only its states and graph mean anything."""
+    """A record of a job whose keyed state had these values; only its states and graph mean
+    anything.
+    """
     flow = Dataflow("job")
     flow.source(Chunks(), uid="s").key_by("key").apply(Stateful(ValueState("count", KEY, values)), uid="keyed")
     job = job_of(flow)
@@ -357,186 +355,155 @@ def test_a_state_of_another_sort_is_left_for_planning_to_refuse() -> None:
     assert (state.mode, len(state.schemas)) == (Mode.EVEN_SPLIT, 1)
 
 
-# What is refused ---------------------------------------------------------------------------------------------------------
-
-
-def refused(flow: Dataflow, message: str, *, unaligned: bool = False, **choices: object) -> InvalidInput:
-    with pytest.raises(InvalidInput, match=message) as caught:
-        graph_of(flow, unaligned=unaligned, **choices)
-    return caught.value
+# What is refused ----------------------------------------------------------------------------------
 
 
 def flow_with(
-    operator: Operator, connect: Callable[[Stream], Stream] = lambda s: s, schema: pa.Schema = ROWS
+    operator: Operator, connect: Callable[[Stream], Stream] = lambda s: s, schema: pa.Schema = ROWS, **step: Any
 ) -> Dataflow:
     flow = Dataflow("job", parallelism=2)
-    connect(flow.source(Chunks(schema), uid="s")).apply(operator, uid="op")
+    connect(flow.source(Chunks(schema), uid="s")).apply(operator, **{"uid": "op", **step})
     return flow
 
 
-def test_a_dataflow_without_steps() -> None:
-    refused(Dataflow("job"), "dataflow 'job' has no steps")
-
-
-def test_a_loop_that_is_not_closed() -> None:
+def with_loop(build: Callable[[Stream, Loop], object], schema: pa.Schema = ROWS) -> Dataflow:
     flow = Dataflow("job")
-    flow.source(Chunks(), uid="s").apply(Pass(), flow.loop(ROWS).stream(), uid="head")
-    refused(flow, "the loop into 'head' is not closed")
+    loop = flow.loop(schema)
+    build(flow.source(Chunks(schema), uid="s"), loop)
+    return flow
 
 
-def test_a_loop_that_is_closed_by_what_does_not_come_from_its_head() -> None:
+def with_steps(**steps: tuple[Input, ...]) -> Dataflow:
+    flow = flow_with(Pass())
+    flow.steps |= {uid: Step(uid, Pass(), inputs, ROWS) for uid, inputs in steps.items()}
+    return flow
+
+
+def timed(kind: pa.DataType) -> Dataflow:
     flow = Dataflow("job")
-    loop = flow.loop(ROWS)
-    source = flow.source(Chunks(), uid="s")
-    source.apply(Pass(), loop.stream(), uid="head")
-    loop.close(source.apply(Pass(), uid="beside"))
-    refused(flow, "closed by 'beside', which 'head' does not lead to")
+    flow.source(Chunks(pa.schema([("at", kind)])), uid="s", event_time="at")
+    return flow
 
 
-def test_a_loop_that_enters_twice() -> None:
-    flow = Dataflow("job")
-    loop = flow.loop(ROWS)
-    head = flow.source(Chunks(), uid="s").apply(Pass(), loop.stream(), uid="head")
-    loop.close(head.apply(Pass(), loop.stream(), uid="again"))
-    refused(flow, "one loop is an input of 'head' and of 'again'")
+class Taken(Coordinated):
+    """Its coordinator has a column in which messages are kept."""
+
+    def coordinator(self) -> Any:
+        found = super().coordinator()
+        found.columns = {"message": pa.string()}
+        return found
 
 
-def test_a_loop_that_is_not_the_last_input() -> None:
-    flow = Dataflow("job")
-    loop = flow.loop(ROWS)
-    source = flow.source(Chunks(), uid="s")
-    loop.close(flow.apply(Pass(), loop.stream(), source, uid="head"))
-    refused(flow, "input 1 of 'head' comes behind a loop")
+def keyed(stream: Stream) -> Stream:
+    return stream.key_by("key")
 
 
-def test_a_head_that_has_nothing_but_its_loop() -> None:
-    flow = Dataflow("job")
-    loop = flow.loop(ROWS)
-    loop.close(flow.apply(Pass(), loop.stream(), uid="head"))
-    refused(flow, "operator 'head' has no input but loops")
+def counting(**keys: pa.DataType) -> Stateful:
+    return Stateful(ValueState("count", keys, {"n": pa.int64()}))
 
 
-def test_a_cycle_without_a_loop() -> None:
-    flow = Dataflow("job")
-    flow.source(Chunks(), uid="s").apply(Pass(), uid="a").apply(Pass(), uid="b")
-    flow.steps["a"] = Step("a", Pass(), (Input("s", ROWS), Input("b", ROWS)), ROWS)
-    assert refused(flow, "the dataflow has a cycle: .*a.*b.*Dataflow.loop").kind is ErrorKind.INVALID_GRAPH
+HIDDEN = pa.schema([("key", pa.int64()), ("_hidden", pa.int64())])
+UNHELD = pa.schema([("key", pa.int64()), ("value", pa.uint64())])
+LISTS = pa.schema([("key", pa.list_(pa.int64())), ("value", pa.int64())])
+OWN_NAMES = ("progress", "coordinator", "committables", "splits", "enumerator", "in-flight s->op.0")
 
 
-def test_an_input_that_is_no_step() -> None:
-    flow = Dataflow("job")
-    flow.steps["a"] = Step("a", Pass(), (Input("nowhere", ROWS),), ROWS)
-    refused(flow, "comes from 'nowhere', which is no step")
-
-
-@pytest.mark.parametrize("wanted", [0, -1, 40_000, True, 2.0])
-def test_a_parallelism_that_is_none(wanted: object) -> None:
-    found = refused(flow_with(Pass()), "parallelism", per_operator={"op": wanted})
-    assert found.kind is ErrorKind.INVALID_PARALLELISM
-    assert "'op'" in str(found)
-
-
-def test_a_parallelism_for_what_is_not_there() -> None:
-    assert (
-        refused(flow_with(Pass()), r"\['x'\].*It has s, op", per_operator={"x": 1}).kind is ErrorKind.UNKNOWN_OPERATOR
-    )
-
-
-def test_a_parallelism_above_the_max_that_was_given() -> None:
-    flow = Dataflow("job", parallelism=5)
-    flow.source(Chunks(), uid="s").apply(Pass(), uid="op", max_parallelism=4)
-    refused(flow, "parallelism 5 of operator 'op' is above its max parallelism 4")
-
-
-def test_forward_between_different_parallelisms() -> None:
+def joining(way: Callable[[Stream], Stream]) -> Dataflow:
     flow = Dataflow("job", parallelism=2)
-    flow.source(Chunks(), uid="s").forward().apply(Pass(), uid="op", parallelism=3)
-    refused(flow, "'s' of parallelism 2 sends forward to 'op' of 3")
+    table = way(flow.source(Chunks(), uid="table"))
+    flow.source(Chunks(pa.schema([KEY_FIELD])), uid="s").apply(BroadcastJoin("key"), table, uid="named")
+    return flow
 
 
-def test_keyed_state_behind_what_is_not_keyed() -> None:
-    refused(flow_with(Stateful(COUNT)), "keyed state 'count', but none of its inputs is keyed")
-    refused(flow_with(Stateful(COUNT), Stream.rebalance), "none of its inputs is keyed")
-    graph_of(flow_with(Stateful(BroadcastState("rules", KEY), UnionList("all", KEY), SplitList("some", KEY))))
+REFUSED: list[tuple[str, Dataflow, str, dict[str, Any]]] = [
+    ("no steps", Dataflow("job"), "dataflow 'job' has no steps", {}),
+    ("open loop", with_loop(lambda s, loop: s.apply(Pass(), loop.stream(), uid="head")),
+     "the loop into 'head' is not closed", {}),
+    ("loop from beside", with_loop(lambda s, loop: (
+        s.apply(Pass(), loop.stream(), uid="head"), loop.close(s.apply(Pass(), uid="beside")))),
+     "closed by 'beside', which 'head' does not lead to", {"kind": ErrorKind.INVALID_GRAPH}),
+    ("loop that enters twice", with_loop(lambda s, loop: loop.close(
+        s.apply(Pass(), loop.stream(), uid="head").apply(Pass(), loop.stream(), uid="again"))),
+     "one loop is an input of 'head' and of 'again'", {}),
+    ("loop that is not last", with_loop(lambda s, loop: loop.close(
+        s.flow.apply(Pass(), loop.stream(), s, uid="head"))), "input 1 of 'head' comes behind a loop", {}),
+    ("nothing but a loop", with_loop(lambda s, loop: loop.close(
+        s.flow.apply(Pass(), loop.stream(), uid="head"))), "operator 'head' has no input but loops", {}),
+    ("cycle", with_steps(op=(Input("s", ROWS), Input("b", ROWS)), b=(Input("op", ROWS),)),
+     "the dataflow has a cycle: .*op.*b.*Dataflow.loop", {"kind": ErrorKind.INVALID_GRAPH}),
+    ("input that is no step", with_steps(a=(Input("nowhere", ROWS),)), "comes from 'nowhere', which is no step", {}),
+    *((f"parallelism {wanted}", flow_with(Pass()), "parallelism.*'op'|'op'.*parallelism",
+       {"kind": ErrorKind.INVALID_PARALLELISM, "per_operator": {"op": wanted}})
+      for wanted in (0, -1, 40_000, True, 2.0)),
+    ("parallelism of nobody", flow_with(Pass()), r"\['x'\].*It has s, op",
+     {"kind": ErrorKind.UNKNOWN_OPERATOR, "per_operator": {"x": 1}}),
+    ("parallelism above max", flow_with(Pass(), max_parallelism=4, parallelism=5),
+     "parallelism 5 of operator 'op' is above its max parallelism 4", {}),
+    ("forward between sizes", flow_with(Pass(), Stream.forward, parallelism=3),
+     "'s' of parallelism 2 sends forward to 'op' of 3", {}),
+    ("keyed state unkeyed", flow_with(Stateful(COUNT)), "keyed state 'count', but none of its inputs is keyed", {}),
+    ("keyed state rebalanced", flow_with(Stateful(COUNT), Stream.rebalance), "none of its inputs is keyed", {}),
+    *((f"key types {words}", flow_with(counting(**keys), keyed),
+       rf"{words}.*input 0 is keyed by \['key'\].*int64", {"kind": ErrorKind.SCHEMA_MISMATCH})
+      for keys, words in [({"key": pa.int32()}, "int32"), ({"a": pa.int64(), "b": pa.int64()}, "int64', 'int64"),
+                          ({"k": pa.string()}, "string")]),
+    ("key that cannot be hashed", flow_with(Pass(), keyed, LISTS), "input 0 of 'op': key column 'key' of type list",
+     {"kind": ErrorKind.UNSUPPORTED_KEY_TYPE}),
+    ("two states of a name", flow_with(Stateful(SplitList("a", KEY), UnionList("a", KEY))),
+     "declares two states named 'a'", {}),
+    *((f"state named {name}", flow_with(Stateful(SplitList(name, KEY))),
+       f"state '{name}' of operator 'op' has a name of the runtime's own", {}) for name in OWN_NAMES),
+    ("hidden column in flight", flow_with(Pass(), keyed, HIDDEN),
+     r"edge 's->op.0', which is a hash edge of an unaligned job.*\['_hidden'\] begin with '_'", {"unaligned": True}),
+    ("type in flight", flow_with(Pass(), Stream.rebalance, UNHELD), "edge 's->op.0'.*uint64",
+     {"unaligned": True, "kind": ErrorKind.UNSUPPORTED_TYPE}),
+    ("hidden column fed back", with_loop(lambda s, loop: loop.close(
+        s.apply(Pass(), loop.stream(), uid="head")), HIDDEN), "which is a feedback edge, may become part", {}),
+    ("column of messages", flow_with(Taken()), r"coordinator of 'op' has columns \['message'\]", {}),
+    ("column twice", flow_with(Pass(), schema=pa.schema([KEY_FIELD, KEY_FIELD])),
+     r"'s' emits columns \['key'\] twice", {}),
+    ("no event time", timed(pa.timestamp("ms")), r"event time 'at' of source 's' is timestamp\[ms\]", {}),
+    *((f"join {name}", joining(way), r"'named' needs all of its input 1 .* 'table' sends it by .* broadcast", {})
+      for name, way in [("forward", lambda s: s), ("rebalance", Stream.rebalance), ("hash", keyed)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("flow", "words", "more"), [pytest.param(*case[1:], id=case[0]) for case in REFUSED])
+def test_what_a_dataflow_may_not_look_like(flow: Dataflow, words: str, more: dict[str, Any]) -> None:
+    kind = more.get("kind")
+    with pytest.raises(InvalidInput, match=words) as caught:
+        graph_of(flow, **{name: value for name, value in more.items() if name != "kind"})
+    assert kind is None or caught.value.kind is kind
 
 
 @pytest.mark.parametrize(
-    ("state", "found"),
+    "flow",
     [
-        ({"key": pa.int32()}, "int32"),
-        ({"a": pa.int64(), "b": pa.int64()}, "int64', 'int64"),
-        ({"k": pa.string()}, "string"),
+        flow_with(Stateful(BroadcastState("rules", KEY), UnionList("all", KEY), SplitList("some", KEY))),
+        flow_with(counting(person=pa.string()), lambda s: s.key_by("key"), pa.schema([("key", pa.large_string())])),
+        flow_with(Pass(), keyed, HIDDEN),
+        flow_with(Pass(), Stream.rebalance, UNHELD),
+        *(timed(kind) for kind in (pa.int64(), pa.timestamp("us"), pa.timestamp("us", "UTC"))),
+        joining(Stream.broadcast),
     ],
 )
-def test_keyed_state_with_other_keys_than_its_input(state: Mapping[str, pa.DataType], found: str) -> None:
-    flow = flow_with(Stateful(ValueState("count", state, {"n": pa.int64()})), lambda s: s.key_by("key"))
-    assert refused(flow, rf"{found}.*input 0 is keyed by \['key'\].*int64").kind is ErrorKind.SCHEMA_MISMATCH
-
-
-def test_keys_may_have_other_names_and_large_strings_are_strings() -> None:
-    schema = pa.schema([("name", pa.large_string()), ("value", pa.int64())])
-    other = ValueState("count", {"person": pa.string()}, {"n": pa.int64()})
-    graph_of(flow_with(Stateful(other), lambda s: s.key_by("name"), schema))
-
-
-def test_a_key_that_cannot_be_hashed() -> None:
-    schema = pa.schema([("key", pa.list_(pa.int64())), ("value", pa.int64())])
-    found = refused(
-        flow_with(Pass(), lambda s: s.key_by("key"), schema), "input 0 of 'op': key column 'key' of type list"
-    )
-    assert found.kind is ErrorKind.UNSUPPORTED_KEY_TYPE
-
-
-def test_states_of_one_name_or_of_a_name_of_the_runtimes() -> None:
-    refused(flow_with(Stateful(SplitList("a", KEY), UnionList("a", KEY))), "declares two states named 'a'")
-    for name in ("progress", "coordinator", "committables", "splits", "enumerator", "in-flight s->op.0"):
-        refused(
-            flow_with(Stateful(SplitList(name, KEY))),
-            f"state '{name}' of operator 'op' has a name of the runtime's own",
-        )
-
-
-def test_columns_that_cannot_be_in_flight_are_refused_where_they_may_have_to() -> None:
-    odd = pa.schema([("key", pa.int64()), ("_hidden", pa.int64())])
-    flow = flow_with(Pass(), lambda s: s.key_by("key"), odd)
-    refused(
-        flow, r"edge 's->op.0', which is a hash edge of an unaligned job.*\['_hidden'\] begin with '_'", unaligned=True
-    )
+def test_what_a_dataflow_may_look_like(flow: Dataflow) -> None:
     graph_of(flow)
-    unheld = pa.schema([("key", pa.int64()), ("value", pa.uint64())])
-    flow = flow_with(Pass(), Stream.rebalance, unheld)
-    assert refused(flow, "edge 's->op.0'.*uint64", unaligned=True).kind is ErrorKind.UNSUPPORTED_TYPE
-    graph_of(flow)
-    graph_of(flow_with(Pass(), Stream.broadcast, odd), unaligned=True)
-    loop_flow = Dataflow("job")
-    loop = loop_flow.loop(odd)
-    loop.close(loop_flow.source(Chunks(odd), uid="s").apply(Pass(), loop.stream(), uid="head"))
-    refused(loop_flow, "which is a feedback edge, may become part")
 
 
-def test_a_coordinator_with_columns_in_which_messages_are_kept() -> None:
-    class Taken(Coordinated):
-        def coordinator(self):  # type: ignore[no-untyped-def]
-            found = super().coordinator()
-            found.columns = {"message": pa.string()}
-            return found
-
-    refused(flow_with(Taken()), r"coordinator of 'op' has columns \['message'\]")
+def test_what_is_never_in_flight_may_have_any_columns() -> None:
+    graph_of(flow_with(Pass(), Stream.broadcast, HIDDEN), unaligned=True)
 
 
-def test_columns_of_one_name() -> None:
-    twice = pa.schema([("key", pa.int64()), ("key", pa.int64())])
-    refused(flow_with(Pass(), schema=twice), r"'s' emits columns \['key'\] twice")
+@pytest.mark.parametrize("out_of_order_us", [1e6, -1, None])
+def test_how_far_records_are_out_of_order_is_a_whole_number_of_microseconds(out_of_order_us: Any) -> None:
+    with pytest.raises(InvalidInput, match="whole number of microseconds"):
+        EventTime("at", out_of_order_us)
 
 
-def test_event_time_of_a_type_that_is_no_time() -> None:
-    flow = Dataflow("job")
-    flow.source(Chunks(pa.schema([("at", pa.timestamp("ms"))])), uid="s", event_time="at")
-    refused(flow, r"event time 'at' of source 's' is timestamp\[ms\]")
-    for dtype in (pa.int64(), pa.timestamp("us"), pa.timestamp("us", "UTC")):
-        fine = Dataflow("job")
-        fine.source(Chunks(pa.schema([("at", dtype)])), uid="s", event_time="at")
-        graph_of(fine)
+def test_what_a_type_checker_knows_of_a_graph_lets_users_write_uids_as_text() -> None:
+    of_operator, of_edge = get_type_hints(stateformat.Operator), get_type_hints(stateformat.Edge)
+    assert (of_operator["uid"], of_edge["source"], of_edge["target"]) == (str, str, str)
 
 
 def test_a_graph_of_another_dataflow() -> None:

@@ -1,8 +1,10 @@
-"""Whatever happens, in whatever order: what a coordinator never commands, and that a job comes to its end.
+"""Whatever happens, in whatever order: what a coordinator never commands, and that a job comes to
+its end.
 
-Two tries. In the first events are arbitrary, so that most are late, doubled or impossible, and a checker that knows nothing of
-the coordinator's insides watches what is commanded. In the second they come from tasks that behave, simple ones without
-channels, in any order, and the job has to end without any checkpoint ever being due.
+Two tries. In the first events are arbitrary, so that most are late, doubled or impossible, and a
+checker that knows nothing of the coordinator's insides watches what is commanded. In the second
+they come from tasks that behave, simple ones without channels, in any order, and the job has to end
+without any checkpoint ever being due.
 """
 
 from __future__ import annotations
@@ -174,7 +176,9 @@ def test_in_any_order_of_any_events_nothing_is_commanded_that_must_not_be(name: 
 
 
 class Tasks:
-    """Tasks that behave: logic ends in the order of the graph, heads do as they are told, released ones end when they like."""
+    """Tasks that behave: logic ends in the order of the graph, heads do as they are told, released
+    ones end when they like.
+    """
 
     def __init__(self, job: TinyJob, rng: random.Random, *, busy_rounds: int) -> None:
         self.job, self.rng = job, rng

@@ -1,8 +1,9 @@
-"""The coordinator and the cores of real tasks together, over channels, in any order: every job ends, and no record is lost.
+"""The coordinator and the cores of real tasks together, over channels, in any order: every job
+ends, and no record is lost.
 
-Records are numbers: a task that gets n > 0 sends n - 1 on over every edge, so that loops turn for a while. Some tasks have a
-coordinator and send it the records, and its answers are what they send on. No state, no user code: what is tried is that the two
-halves agree on who waits for whom.
+Records are numbers: a task that gets n > 0 sends n - 1 on over every edge, so that loops turn for a
+while. Some tasks have a coordinator and send it the records, and its answers are what they send on.
+No state, no user code: what is tried is that the two halves agree on who waits for whom.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class World:
     def is_gone(self, task: ev.TaskId) -> bool:
         return self.tasks[task].state.value == "ended"
 
-    # One step -----------------------------------------------------------------------------------------------------------
+    # One step -------------------------------------------------------------------------------------
 
     def choices(self) -> list[tuple[str, Any]]:
         """What can happen now."""
@@ -197,7 +198,7 @@ class World:
                 self.sent[edge.id] += 1
                 self.channels[channel].append(ev.Records(value))
 
-    # What tasks and coordinator want ------------------------------------------------------------------------------------
+    # What tasks and coordinator want --------------------------------------------------------------
 
     def carry_out(self, task: ev.TaskId, commands: list[ev.TaskCommand]) -> None:
         for command in commands:

@@ -1,4 +1,6 @@
-"""Records in flight come in the order in which they were sent, however many segments hold them (SPEC.md section 5.2)."""
+"""Records in flight come in the order in which they were sent, however many segments hold them
+(SPEC.md section 5.2).
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ MAX = 16
 
 
 def publish(store: CheckpointStore, partitioner: Partitioner, records: Sequence[Record], options: WriteOptions) -> None:
-    """One checkpoint of ``p`` (2) → ``c`` (the receivers that there are), with records in flight."""
+    """One checkpoint of ``p`` (2) → ``c`` (the receivers that there are), with records in
+    flight.
+    """
     receivers = 1 + max(receiver for _, receiver, _, _ in records)
     keyed = partitioner is Partitioner.HASH
     graph = JobGraph(

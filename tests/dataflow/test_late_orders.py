@@ -81,7 +81,9 @@ def united(out: CollectSink, one: list[Rows], two: list[Rows]) -> Dataflow:
 
 
 def expected(epochs: list[tuple[Rows, float]]) -> Counter[tuple[Any, ...]]:
-    """What windows come of rows by epoch, each judged by how far time had come when its epoch began."""
+    """What windows come of rows by epoch, each judged by how far time had come when its epoch
+    began.
+    """
     found: dict[tuple[int, int], list[int]] = defaultdict(list)
     for rows, time in epochs:
         for row in rows:
@@ -92,7 +94,9 @@ def expected(epochs: list[tuple[Rows, float]]) -> Counter[tuple[Any, ...]]:
 
 
 def newest(ranges: list[Rows], epoch: int) -> float:
-    """How far a stream has come when this epoch begins, from 0; the end of time where it has ended before."""
+    """How far a stream has come when this epoch begins, from 0; the end of time where it has ended
+    before.
+    """
     if epoch > len(ranges):
         return float("inf")
     return max((row["at"] for some in ranges[:epoch] for row in some), default=float("-inf"))
@@ -144,7 +148,7 @@ def test_in_process_the_end_of_a_table_lets_time_go_on_at_the_barrier_in_every_o
     assert sum(row[3] * count for row, count in found[0].items()) < events.num_rows, "some are late"
 
 
-# What a job says of late rows and of time ----------------------------------------------------------------------------------
+# What a job says of late rows and of time ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("executor", ["local", "spark"])

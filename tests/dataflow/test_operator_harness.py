@@ -1,4 +1,6 @@
-"""The harness for authors of operators does what a run does: routing, time, ends, checkpoints, restores, commits, errors."""
+"""The harness for authors of operators does what a run does: routing, time, ends, checkpoints,
+restores, commits, errors.
+"""
 
 from __future__ import annotations
 
@@ -345,3 +347,28 @@ def test_its_stores_go_with_it() -> None:
     del harness
     gc.collect()
     assert {*memory._STORES} <= before
+
+
+class Puts(Operator):
+    """Puts columns of its input, whatever they are, as the keys and the values of a state."""
+
+    def __init__(self, keys: list[str], values: list[str]) -> None:
+        self._keys, self._values = keys, values
+
+    def states(self, *inputs: pa.Schema) -> Sequence[Descriptor]:
+        return [ValueState("last", CITY, {"n": pa.int64()})]
+
+    def process(self, batch: pa.RecordBatch, input: int) -> None:
+        self.context.value_state("last").put(batch.select(self._keys), batch.select(self._values))
+
+
+@pytest.mark.parametrize(
+    ("keys", "values", "told"),
+    [
+        (["city"], ["city"], r"columns are \['n'\], those given \['city'\]; \['city'\] are unknown or there twice\."),
+        (["n"], ["n"], r"columns are \['city'\], those given \['n'\]; \['city'\] are missing"),
+    ],
+)
+def test_columns_that_a_state_does_not_have_are_named(keys: list[str], values: list[str], told: str) -> None:
+    with pytest.raises(OperatorError, match=told):
+        OperatorHarness(Puts(keys, values), ROWS, key_by="city").push(some())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
+from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
 
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from stateformat.backends.dataflow import events as ev
+from stateformat.backends.dataflow import Operator, events as ev
 from stateformat.backends.dataflow.chain import OperatorError
 from stateformat.backends.dataflow.operators import (
     Aggregate,
@@ -25,7 +26,7 @@ from stateformat.backends.dataflow.operators import (
 )
 from stateformat.backends.dataflow.testing import OperatorHarness
 from stateformat.errors import InvalidInput
-from tests.dataflow.operator_harness import again, driven_by, rows_of
+from stateformat.states import as_schema
 
 AGGREGATES = {
     "rows": ("*", "count"),
@@ -36,6 +37,24 @@ AGGREGATES = {
     "last": ("s", "max"),
     "average": ("v", "mean"),
 }
+
+
+def driven_by(operator: Operator, *inputs: pa.Schema) -> OperatorHarness:
+    """A harness whose first input is keyed by what the operator's states are keyed by."""
+    operator.output_schema(*inputs)
+    keyed = [as_schema(state.keys).names for state in operator.states(*inputs) if hasattr(state, "keys")]
+    return OperatorHarness(operator, *inputs, key_by={0: keyed[0]} if keyed else {})
+
+
+def again(harness: OperatorHarness) -> OperatorHarness:
+    """Another one that goes on from a snapshot; what came out stays behind."""
+    return OperatorHarness.restore(harness.snapshot())
+
+
+def rows_of(table: pa.Table | Iterable[pa.RecordBatch]) -> list[tuple[Any, ...]]:
+    """Rows as tuples, sorted as text."""
+    table = table if isinstance(table, pa.Table) else pa.Table.from_batches(list(table))
+    return sorted(zip(*(column.to_pylist() for column in table.columns), strict=True), key=repr)
 
 
 def some_rows(count: int, keys: int, seed: int) -> pa.Table:
@@ -79,7 +98,7 @@ def chunks(table: pa.Table, rows: int) -> list[pa.RecordBatch]:
     return table.combine_chunks().to_batches(max_chunksize=rows)
 
 
-# Map, Filter, Select ------------------------------------------------------------------------------------------------------
+# Map, Filter, Select ------------------------------------------------------------------------------
 
 
 def doubled(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -145,7 +164,7 @@ def test_a_selection_orders_and_renames() -> None:
         driven_by(Select("nowhere"), table.schema)
 
 
-# Aggregate ----------------------------------------------------------------------------------------------------------------
+# Aggregate ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("rows", "gathered"), [(1, 1000), (7, 20), (7, 1), (1000, 1000)])
@@ -246,7 +265,7 @@ def test_empty_batches_change_nothing() -> None:
         assert again(driven_by(operator, nothing.schema).push(empty)).push(empty).finish().take_output().num_rows == 0
 
 
-# TumblingWindow -----------------------------------------------------------------------------------------------------------
+# TumblingWindow -----------------------------------------------------------------------------------
 
 
 def windows_of(table: pa.Table, size: int) -> list[tuple[Any, ...]]:
@@ -321,7 +340,7 @@ def test_after_the_end_of_time_everything_is_late() -> None:
     assert driven.finish().take_output().num_rows == 0
 
 
-# Deduplicate --------------------------------------------------------------------------------------------------------------
+# Deduplicate --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rows", [1, 9, 1000])
@@ -336,7 +355,7 @@ def test_the_first_row_of_each_key_passes_and_no_other(rows: int) -> None:
     assert passed == firsts
 
 
-# BroadcastJoin ------------------------------------------------------------------------------------------------------------
+# BroadcastJoin ------------------------------------------------------------------------------------
 
 PLANES = pa.table({"tail": ["N1", "N2", "ключ 1", None], "seats": [10, 20, 30, 40], "note": ["a", None, "c", "d"]})
 FLIGHTS = pa.table({"k": ["N1", None, "N9", "ключ 1", "N2", "N1"], "n": [0, 1, 2, 3, 4, 5]})
@@ -432,3 +451,9 @@ def test_a_join_of_what_does_not_fit_is_refused_when_the_dataflow_is_built() -> 
     for columns in (["k"], ["seats", "seats"]):
         with pytest.raises(InvalidInput, match="more than once"):
             driven_by(BroadcastJoin({"n": "k"}, columns=columns), pa.schema({"n": pa.int64()}), numbers.schema)
+
+
+@pytest.mark.parametrize("size_us", [1e6, 0, "1"])
+def test_the_size_of_a_window_is_a_whole_number_of_microseconds(size_us: Any) -> None:
+    with pytest.raises(InvalidInput, match="whole numbers"):
+        TumblingWindow("carrier", size_us, "at", {"n": ("*", "count")})

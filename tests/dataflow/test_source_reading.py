@@ -1,4 +1,6 @@
-"""Readers of sources: splits in turn, positions, how far event time has come, and when there is nothing."""
+"""Readers of sources: splits in turn, positions, how far event time has come, and when there is
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+import stateformat
+from stateformat.backends.connectors import CollectSink, MemorySource, RateSource
 from stateformat.backends.dataflow import Chunk, Dataflow, EventTime, NoSplit, ReaderContext, Split
 from stateformat.backends.dataflow.chain import OperatorChain, OperatorError
 from stateformat.backends.dataflow.chain.source_reader import ReadResult
 from stateformat.backends.dataflow.graph import compile_job, graph_of
-from stateformat.errors import InvalidState
+from stateformat.backends.local import LocalRuntime
+from stateformat.backends.spark.runtime import SparkRuntime
+from stateformat.backends.spark.sources import SparkSource
+from stateformat.errors import InvalidInput, InvalidState
+from stateformat.graph import Status
 from tests.dataflow_fakes import Chunks, Collected, Pass, activate, rows
 
 
@@ -192,3 +200,41 @@ def test_splits_that_others_have_begun_are_read_beside_one_another_and_hold_time
         activation._source.restore(other._source.rows())
     assert [reading.watermark for reading in read_on(activation, 3)] == [2, 2, 3]
     assert outside.values("source->far.0") == [2, 12, 3]
+
+
+ROW = pa.table({"n": [1]})
+
+
+class Elsewhere(MemorySource):
+    """As a source that only Spark reads: it would wait for its rows without end."""
+
+    read_by = "SparkRuntime"
+
+
+def test_a_source_of_another_executor_is_refused_and_not_waited_for() -> None:
+    flow = Dataflow("job")
+    flow.source(Elsewhere(ROW), uid="flights").apply(CollectSink(), uid="out")
+    with pytest.raises(InvalidInput, match="'flights' is a Elsewhere, which only SparkRuntime reads"):
+        LocalRuntime(stateformat.open("memory://elsewhere")).run(flow)
+    assert SparkSource.read_by == SparkRuntime.__name__
+
+
+def test_what_only_another_executor_reads_may_have_ended_there() -> None:
+    store = stateformat.open("memory://ended-there")
+
+    def flow(source: MemorySource) -> Dataflow:
+        made = Dataflow("job")
+        made.source(source, uid="flights").apply(CollectSink(), uid="out")
+        made.source(RateSource(rows_per_second=1000), uid="ticks").apply(CollectSink(), uid="ticked")
+        return made
+
+    begun = LocalRuntime(store, checkpoint_rows=10, checkpoint_interval_us=None).begin(flow(MemorySource(ROW)))
+    while (
+        begun.progress().checkpoint_id is None
+        or store.open().graph.operator("flights").status is not Status.FULLY_FINISHED
+    ):
+        assert begun.step()
+    begun.close()
+    again = LocalRuntime(store).begin(flow(Elsewhere(ROW)))
+    assert again.step()
+    again.close()

@@ -1,4 +1,6 @@
-"""A task in worlds that do anything that is legal, in any order: see ``task_world.py`` for what is asserted."""
+"""A task in worlds that do anything that is legal, in any order: see ``task_world.py`` for what is
+asserted.
+"""
 
 from __future__ import annotations
 

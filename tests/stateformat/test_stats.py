@@ -279,7 +279,8 @@ def test_a_rivals_record_is_a_conflict_and_a_warning(caplog: pytest.LogCaptureFi
     with pytest.raises(PublishConflict):
         counts_job().publish(ours, None)
     assert (ours.stats.conflicts, theirs.stats.conflicts, ours.stats["create"][:2]) == (1, 0, (1, 0))
-    assert any(f"checkpoint 1 of memory://{NAME}: lost" in record.getMessage() for record in caplog.records)
+    told = [record.getMessage() for record in caplog.records if record.name == "stateformat.publication.protocol"]
+    assert told == [f"checkpoint 1 of memory://{NAME}: lost"], "only what is known"
 
 
 def test_a_reading_of_the_history_that_starts_over_is_counted() -> None:
