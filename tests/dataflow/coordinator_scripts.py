@@ -4,11 +4,11 @@ A script is a head ``# name | job | options`` and lines ``events -> commands``::
 
     # name | a:1 h:2; a hash h; h feedback h; union h | unaligned tolerable_failures=1 finished=a
     due -> begin|1[trigger a0]
-    ack1:a0 ack1!:h0,h1         ! is finishing, -busy, -inputs-ended and -max-sent what heads of loops add
-    start -> ...                 first, where the start commands anything
+    ack1:a0 ack1!:h0,h1
 
-Barriers as in ``task_scripts``. Tokens of events and commands are listed in :data:`EVENTS` and
-:func:`describe`; spaces in texts are written ``_``.
+``!`` is finishing; -busy, -inputs-ended and -max-sent are what heads of loops add. Barriers as in
+``task_scripts``. Tokens of events and commands are listed in :data:`EVENTS` and :func:`describe`;
+spaces in texts are written ``_``.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ EVENTS: list[tuple[str, Callable[..., ev.CoordinatorEvent]]] = [
     (r"timed-out(\d+)", lambda number: ev.TimedOut(int(number))),
     (r"overdue(\d+)", lambda number: ev.Overdue(int(number))),
     (r"published(\d+)", lambda number: ev.Published(int(number))),
-    (r"refused(\d+)(-counted|):(.*)", lambda number, counted, why: ev.PublishRefused(int(number), _plain(why), bool(counted))),
+    (r"refused(\d+)(-counted|):(.*)",
+     lambda number, counted, why: ev.PublishRefused(int(number), _plain(why), bool(counted))),
     (r"publish-failed(\d+)(-unknown|):(.*)",
      lambda number, unknown, why: ev.PublishFailed(int(number), _plain(why), bool(unknown))),
     (r"committed(\d+)", lambda number: ev.Committed(int(number))),

@@ -1,13 +1,16 @@
 """Lives of tasks as scripts: what happens to a task, and exactly what it does then.
 
-A script is a head ``# name | task`` and lines ``events -> commands``. It is started first, unless
-the first event is ``start``::
+A script is a head ``# name | task`` and lines ``events -> commands``. The task is started first,
+unless the first event is ``start``::
 
-    # name | a:2 h:1/1~ loop:2/2*  edges are name:channels/input, ~ overtakable, * feedback, +
-    # inside of the loop; a restored
-                                   one has @watermark, and ! where its input had ended; out:2 are two consumers; then options
-    a0:r a1|1                      a record on a0, and barrier 1 on a1; nothing follows
-    a0|1 -> snapshot|1(a@-) >|1 ack1 [WAITING] {a1}    commands, then the state and the blocked channels if they changed
+    # name | a:2 h:1/1~ loop:2/2*
+    a0:r a1|1
+    a0|1 -> snapshot|1(a@-) >|1 ack1 [WAITING] {a1}
+
+The head has the edges, as name:channels/input, ~ overtakable, * feedback, + inside of the loop; a
+restored one has @watermark, and ! where its input had ended. Then ``out:2`` for two consumers, and
+options. The first line is a record on a0 and barrier 1 on a1, from which nothing follows. Behind
+the commands stand the state and the blocked channels, if they changed.
 
 Tokens of events and commands are listed in :data:`EVENTS` and :func:`describe`. Barriers: ``|1``,
 unaligned ``|1~``, of a stop without drain ``|1s``, with drain ``|1d``, of a round ``|1t``; in a

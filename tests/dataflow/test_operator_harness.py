@@ -365,7 +365,7 @@ class Puts(Operator):
 @pytest.mark.parametrize(
     ("keys", "values", "told"),
     [
-        (["city"], ["city"], r"columns are \['n'\], those given \['city'\]; \['city'\] are unknown or there twice\."),
+        (["city"], ["city"], r"columns are \['n'\], those given \['city'\]; \['city'\] are unknown or there twice$"),
         (["n"], ["n"], r"columns are \['city'\], those given \['n'\]; \['city'\] are missing"),
     ],
 )
