@@ -94,13 +94,13 @@ class WorkerEnvironment(Protocol):
         """Let the receiver of a channel log what came in."""
 
     def ended(self, task: ev.TaskId) -> None:
-        pass
+        """A task has ended."""
 
     def wake(self, worker: Worker) -> None:
-        pass
+        """A worker may have become ready."""
 
     def now_us(self) -> int:
-        pass
+        """The time by the executor's clock."""
 
 
 class Worker:
@@ -147,8 +147,10 @@ class Worker:
         }
         self._overtaken = overtaken
         self._environment = environment
-        self._snapshot = snapshot
-        self._number = number
+        self.open_snapshot = snapshot
+        """The snapshot that is not acknowledged yet."""
+        self.snapshot_taken = number
+        """The last barrier that it took a snapshot for, or passed on in a round of loops."""
         self._source_held = False
         self._late_messages: deque[MessageToSubtask] = deque()
         self._asked = False
@@ -172,16 +174,6 @@ class Worker:
     def _make_room(self, queue: Queue) -> None:
         self._filled.pop(queue, None)
         self._environment.wake(self)
-
-    @property
-    def open_snapshot(self) -> OpenSnapshot | None:
-        """The snapshot that is not acknowledged yet."""
-        return self._snapshot
-
-    @property
-    def snapshot_taken(self) -> int:
-        """The last barrier that it took a snapshot for, or passed on in a round of loops."""
-        return self._number
 
     def count_late_rows(self) -> None:
         """Begin to count late rows; its operators may have counted in an earlier run."""
@@ -265,8 +257,8 @@ class Worker:
 
     def log(self, channel: ev.Channel, batch: pa.RecordBatch) -> None:
         """Add records to the in-flight state of the open snapshot."""
-        if self._snapshot is not None:
-            self._snapshot.log(channel, batch)
+        if self.open_snapshot is not None:
+            self.open_snapshot.log(channel, batch)
 
     def emit(self, edge_id: str, batch: pa.RecordBatch) -> None:
         queues = self._by_receiver[edge_id]
@@ -278,17 +270,16 @@ class Worker:
 
     def send(self, uid: str, message: bytes) -> None:
         self.task.message_sent()
-        self._environment.message(uid, self.id.subtask, message, self._number)
+        self._environment.message(uid, self.id.subtask, message, self.snapshot_taken)
 
     def now_us(self) -> int:
         return self._environment.now_us()
 
     def _carry_out(self, commands: Sequence[ev.TaskCommand]) -> None:
         for command in commands:
-            self._carry(command)
+            self._carry(command, self.operators)
 
-    def _carry(self, command: ev.TaskCommand) -> None:
-        operators = self.operators
+    def _carry(self, command: ev.TaskCommand, operators: OperatorChain) -> None:
         match command:
             case ev.Process(channel, batch):
                 operators.process(channel.edge, batch)
@@ -299,7 +290,7 @@ class Worker:
             case ev.EndInput(number):
                 operators.end_input(number)
             case ev.AskCoordinator():
-                self._environment.message(self.vertex.id, self.id.subtask, None, self._number)
+                self._environment.message(self.vertex.id, self.id.subtask, None, self.snapshot_taken)
             case ev.Finish():
                 operators.finish()
             case ev.Snapshot():
@@ -319,8 +310,14 @@ class Worker:
                 self._source_held = hold
             case ev.LogQueued() | ev.LogRecords() | ev.StopLog():
                 self._log(command)
-            case _:
-                self._report(command)
+            case ev.Decline(number, reason):
+                self._environment.tell(ev.Declined(self.id, number, reason))
+            case ev.ConfirmProcessed(channel):
+                self._environment.confirm(channel)
+            case ev.ReportLogicEnded():
+                self._environment.tell(ev.LogicEnded(self.id))
+            case ev.ReportInputsEnded():
+                self._environment.tell(ev.InputsEnded(self.id))
 
     def _end(self) -> None:
         self.gone = True
@@ -331,17 +328,6 @@ class Worker:
         self._late_at_end = self.operators.late_records
         del self.operators  # Their state may be large, and the job may run for long.
         self._environment.ended(self.id)
-
-    def _report(self, command: ev.Decline | ev.ConfirmProcessed | ev.ReportLogicEnded | ev.ReportInputsEnded) -> None:
-        match command:
-            case ev.Decline(number, reason):
-                self._environment.tell(ev.Declined(self.id, number, reason))
-            case ev.ConfirmProcessed(channel):
-                self._environment.confirm(channel)
-            case ev.ReportLogicEnded():
-                self._environment.tell(ev.LogicEnded(self.id))
-            case ev.ReportInputsEnded():
-                self._environment.tell(ev.InputsEnded(self.id))
 
     def _open_mail(self, mail: Mail) -> None:
         if isinstance(mail, SplitAssigned):
@@ -402,17 +388,17 @@ class Worker:
                     self._environment.announce(queue.channel, element)
 
     def _take_snapshot(self, command: ev.Snapshot) -> None:
-        self._number = command.barrier.number
+        self.snapshot_taken = command.barrier.number
         try:
-            self._snapshot = self.operators.snapshot(command, self._environment.context(self._number))
+            self.open_snapshot = self.operators.snapshot(command, self._environment.context(self.snapshot_taken))
         except Exception as error:
             self._snapshot_failed(error)
         self._release_messages()
 
     def _snapshot_failed(self, error: Exception) -> None:
-        self._snapshot = None
+        self.open_snapshot = None
         self._environment.note(str(error), error)
-        self._environment.tell(ev.SnapshotFailed(self.id, self._number, str(error)))
+        self._environment.tell(ev.SnapshotFailed(self.id, self.snapshot_taken, str(error)))
 
     def _log(self, command: ev.LogQueued | ev.LogRecords | ev.StopLog) -> None:
         queue = self.inputs[command.channel]
@@ -422,26 +408,26 @@ class Worker:
             case ev.StopLog():
                 queue.logged_for = None
             case ev.LogQueued(channel, arriving):
-                for batch in queue.records_before(self._number):
+                for batch in queue.records_before(self.snapshot_taken):
                     self.log(channel, batch)
-                arriving = arriving and not queue.holds_barrier(self._number)
-                queue.logged_for = self._number if arriving else None
+                arriving = arriving and not queue.holds_barrier(self.snapshot_taken)
+                queue.logged_for = self.snapshot_taken if arriving else None
 
     def _acknowledge(self, command: ev.Acknowledge) -> None:
-        snapshot, self._snapshot = self._snapshot, None
+        snapshot, self.open_snapshot = self.open_snapshot, None
         if snapshot is not None:
             try:
                 self._environment.add(command.number, snapshot.close())
             except Exception as error:
                 self._snapshot_failed(error)
                 return
-        elif self._number == command.number:
+        elif self.snapshot_taken == command.number:
             return  # Its snapshot failed, and the coordinator knows.
-        self._number = command.number
+        self.snapshot_taken = command.number
         self._environment.tell(ev.Acknowledged(self.id, command))
 
     def _forget(self, number: int) -> None:
-        self._snapshot = None
+        self.open_snapshot = None
         for queue in self.inputs.values():
             queue.logged_for = None
         self.operators.notify_aborted(number)

@@ -98,10 +98,11 @@ class SlotIndex:
         self._allocate(_BITS_MIN)
 
     def _allocate(self, bits: int) -> None:
-        self._table = np.full(1 << bits, _EMPTY)
+        self.table = np.full(1 << bits, _EMPTY)
+        """The entries."""
         self._mask = np.int64((1 << bits) - 1)
         self._shift = np.uint64(64 - bits)
-        self._used = 0
+        self.taken = 0
         """Entries that are not empty, including tombstones."""
 
     def _start(self, hashes: Hashes) -> tuple[Slots, Slots]:
@@ -117,7 +118,7 @@ class SlotIndex:
         places, tags = self._start(hashes)
         rows: Slots | None = None
         while len(places):
-            entries = self._table[places]
+            entries = self.table[places]
             hits = (entries ^ tags) >> 32 == 0
             candidates = np.flatnonzero(hits)
             everything = len(candidates) == len(hits)
@@ -147,9 +148,9 @@ class SlotIndex:
         while len(rows):
             claims = tags[rows] | (rows + first)
             # Backwards, so that the first row of a key wins the place, and keys keep their order.
-            free = np.flatnonzero(self._table[places] == _EMPTY)[::-1]
-            self._table[places[free]] = claims[free]
-            entries = self._table[places]
+            free = np.flatnonzero(self.table[places] == _EMPTY)[::-1]
+            self.table[places[free]] = claims[free]
+            entries = self.table[places]
             won = entries == claims
             won_at[rows[won]] = places[won]
             owners[rows[won]] = rows[won]
@@ -162,24 +163,16 @@ class SlotIndex:
             walking = np.flatnonzero(~won)
             rows, places = rows[walking], (places[walking] + 1) & self._mask
         chosen = np.flatnonzero(won_at >= 0)
-        self._used += len(chosen)
+        self.taken += len(chosen)
         if len(chosen) == count:
             return chosen, owners + first
         numbers = np.empty(count, np.int64)
         numbers[chosen] = np.arange(first, first + len(chosen))
-        self._table[won_at[chosen]] = tags[chosen] | numbers[chosen]
+        self.table[won_at[chosen]] = tags[chosen] | numbers[chosen]
         return chosen, numbers[owners]
 
-    @property
-    def table(self) -> Slots:
-        return self._table
-
-    @property
-    def taken(self) -> int:
-        return self._used
-
     def import_arrays(self, table: Slots, taken: int) -> None:
-        self._table, self._used = table, taken
+        self.table, self.taken = table, taken
         self._mask = np.int64(len(table) - 1)
         self._shift = np.uint64(65 - len(table).bit_length())
 
@@ -187,14 +180,14 @@ class SlotIndex:
         places, tags = self._start(hashes)
         entries = tags | slots
         while len(places):
-            here = self._table[places] == entries
-            self._table[places[here]] = _TOMBSTONE
+            here = self.table[places] == entries
+            self.table[places[here]] = _TOMBSTONE
             walking = np.flatnonzero(~here)
             places, entries = (places[walking] + 1) & self._mask, entries[walking]
 
     def is_full(self, more: int) -> bool:
         """Whether the table must be built anew before ``more`` keys are entered."""
-        return self._used + more > _LOAD_MAX * len(self._table)
+        return self.taken + more > _LOAD_MAX * len(self.table)
 
     def build(self, hashes: Hashes, slots: Slots, *, more: int = 0) -> bool:
         """Hold exactly these slots, with room for ``more``; returns whether all hashes differ.
@@ -210,7 +203,7 @@ class SlotIndex:
         self._allocate(max(_BITS_MIN, int((len(slots) + more) / _LOAD_BUILT).bit_length()))
         # In pieces that stay in the cache: allocating for every step over everything costs more.
         order = np.argsort(hashes)
-        size, highest, previous, different = len(self._table), -len(order), None, True
+        size, highest, previous, different = len(self.table), -len(order), None, True
         behind = []
         for start in range(0, len(order), _PIECE_ENTRIES):
             piece = order[start : start + _PIECE_ENTRIES]
@@ -222,14 +215,14 @@ class SlotIndex:
             highest = int(shifts[-1])
             places = shifts + numbers
             inside = int(np.searchsorted(places, size))
-            self._table[places[:inside]] = entries[:inside]
+            self.table[places[:inside]] = entries[:inside]
             behind.append(entries[inside:])
             equal = (sorted_hashes[1:] == sorted_hashes[:-1]).any() or sorted_hashes[0] == previous
             different, previous = different and not equal, sorted_hashes[-1]
         # What would stand behind the end goes to the first empty places at the beginning.
         rest = np.concatenate(behind) if behind else order
         if len(rest):
-            empty = np.flatnonzero(self._table[: 4 * len(order) + 16] == _EMPTY)[: len(rest)]
-            self._table[empty] = rest
-        self._used = len(order)
+            empty = np.flatnonzero(self.table[: 4 * len(order) + 16] == _EMPTY)[: len(rest)]
+            self.table[empty] = rest
+        self.taken = len(order)
         return different

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +25,7 @@ from stateformat.segments import groups_of_keys, normalize_rows, one_array
 from . import columns as parts
 from .columns import ColumnBuffer, FixedBuffer, Mask, Raw, Slots, take_apart
 from .index import SlotIndex, hash_raws
-
-if TYPE_CHECKING:
-    from .ownership import OwnedKeys
-    from .versions import Changes
+from .ownership import OwnedKeys
 
 GroupOf = Callable[[Sequence[pa.Array]], npt.NDArray[np.int32]]
 
@@ -154,6 +151,20 @@ def key_grouping(operator: Operator, key_count: int) -> GroupOf:
     return groups_of
 
 
+class ChangeListener(Protocol):
+    """Hears which rows change; :class:`.Changes` is the one."""
+
+    is_taking: bool
+
+    def added(self, slots: slice) -> None: ...
+
+    def touched(self, slots: Slots | slice) -> None: ...
+
+    def closing(self) -> None: ...
+
+    def cleared(self) -> None: ...
+
+
 class Rows:
     """Columns in slots, without keys."""
 
@@ -161,8 +172,7 @@ class Rows:
         self.kinds = [field.type for field in fields]
         self.buffers: list[list[ColumnBuffer]] = [parts.make_buffers(kind) for kind in self.kinds]
         self.arrays: dict[str, FixedBuffer] = {"live": FixedBuffer(np.bool_)}
-        self.changes: Changes | None = None
-        """Is told which rows change."""
+        self.changes: ChangeListener | None = None
         self.used = 0
         """Slots given out so far, holes among them."""
         self.capacity = 0

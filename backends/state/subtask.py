@@ -67,13 +67,13 @@ class SubtaskStates:
         """The version of the layers that the last snapshot wrote, if versions are counted."""
         self._max_parallelism = ceiling
         self._declared = {state.name: state for state in states if state.operator == operator.uid}
-        self._states: dict[str, KeyedState | Entries] = {}
+        self.all: dict[str, KeyedState | Entries] = {}
         for state in self._declared.values():
             if state.mode is Mode.KEYED and state.kind is not None:
-                self._states[state.name] = _KEYED[state.kind](operator, state)
+                self.all[state.name] = _KEYED[state.kind](operator, state)
             elif state.mode in _ENTRIES:
-                self._states[state.name] = Entries(state)
-        self._keyed = {name: kept for name, kept in self._states.items() if not isinstance(kept, Entries)}
+                self.all[state.name] = Entries(state)
+        self._keyed = {name: kept for name, kept in self.all.items() if not isinstance(kept, Entries)}
 
     def own_keys(self, key_by: Sequence[Sequence[str]]) -> None:
         """Refuse new keys of other subtasks. ``key_by``: the key columns of each input."""
@@ -83,10 +83,6 @@ class SubtaskStates:
             for rows in kept.stores:
                 if isinstance(rows, KeyedRows):
                     rows.owned = owned
-
-    @property
-    def all(self) -> Mapping[str, KeyedState | Entries]:
-        return self._states
 
     def value(self, name: str) -> KeyedValue:
         """The value state of this name; ``InvalidInput`` (UNKNOWN_STATE) if there is none. So the
@@ -107,9 +103,9 @@ class SubtaskStates:
         return self._find(name, Entries, "even-split, union or broadcast")
 
     def _find(self, name: str, kind: type[AnyState], what: str) -> AnyState:
-        found = self._states.get(name)
+        found = self.all.get(name)
         if not isinstance(found, kind):
-            known = ", ".join(f"{known!r} ({self._describe(known)})" for known in self._states) or "none"
+            known = ", ".join(f"{known!r} ({self._describe(known)})" for known in self.all) or "none"
             raise InvalidInput(
                 f"operator {self.operator.uid!r} has no state {name!r} that is {what}; declared are {known}",
                 kind=ErrorKind.UNKNOWN_STATE,
@@ -128,7 +124,7 @@ class SubtaskStates:
         States without a task stay empty; tasks of other states are ignored. Raises what reading
         raises; the object is of no use then.
         """
-        for name, kept in self._states.items():
+        for name, kept in self.all.items():
             task = tasks.get(name)
             if task is None:
                 continue
@@ -186,7 +182,7 @@ class SubtaskStates:
         that is in no layer. Raises ``InvalidInput`` where layers and tasks differ; the object is of
         no use then.
         """
-        for name, kept in self._states.items():
+        for name, kept in self.all.items():
             if isinstance(kept, Entries):
                 if name in tasks:
                     kept.replace(tasks[name].table(as_schema=self._declared[name].current))
@@ -226,7 +222,7 @@ class SubtaskStates:
         known = self.layers if layers is None else layers
         self._begin_together()
         counts = {}
-        for name, kept in self._states.items():
+        for name, kept in self.all.items():
             if not isinstance(kept, Entries):
                 counts[name] = kept.changes.write(writer, name, None if known is None else known.get(name, ()))
             elif len(kept):
@@ -242,13 +238,13 @@ class SubtaskStates:
             kept.rows().nbytes
             if isinstance(kept, Entries)
             else sum(store.size_bytes for store in kept.stores) + kept.changes.size_bytes
-            for kept in self._states.values()
+            for kept in self.all.values()
         )
 
     def save(self, directory: Path) -> None:
         """Write everything into a folder of its own, for :meth:`load` on this machine."""
         with saving(directory) as (saver, facts):
-            for name, kept in self._states.items():
+            for name, kept in self.all.items():
                 if isinstance(kept, Entries):
                     saver.table(kept.rows())
                     facts[name] = None
@@ -262,8 +258,8 @@ class SubtaskStates:
 
         Raises ``InvalidInput`` for an incomplete save; the object is of no use then.
         """
-        with loading(directory, [*self._states]) as (loader, facts):
-            for name, kept in self._states.items():
+        with loading(directory, [*self.all]) as (loader, facts):
+            for name, kept in self.all.items():
                 table = loader.table()
                 if isinstance(kept, Entries):
                     kept.replace(table)

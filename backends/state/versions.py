@@ -70,7 +70,8 @@ class Changes:
         self._floor = 0
         self._complete: set[int] = set()
         self._latest = BEFORE
-        self._taking = False
+        self.is_taking = False
+        """Whether what changes now comes from a layer (:meth:`taking`)."""
         self._edited = False
         rows.changes = self
 
@@ -88,7 +89,7 @@ class Changes:
             self._edited = True
             return
         self.rows.array("changed")[slots] = self.version
-        if self._taking:
+        if self.is_taking:
             self.rows.array("born")[slots] = BEFORE
         self._latest = max(self._latest, self.version)
 
@@ -125,13 +126,13 @@ class Changes:
     def taking(self, version: int) -> Iterator[None]:
         """What changes within comes from a layer of this version, or :data:`BEFORE`."""
         mine, edited = self.version, self._edited
-        self._taking = True
+        self.is_taking = True
         if mine is not None:
             self.version = version
         try:
             yield
         finally:
-            self.version, self._edited, self._taking = mine, edited, False
+            self.version, self._edited, self.is_taking = mine, edited, False
 
     def took(self, version: int, *, exactly: bool) -> None:
         """All of a layer is here. Not ``exactly``: it deleted unknown rows, so no delta goes below
@@ -284,10 +285,6 @@ class Changes:
             self._prune()
         # What changes before the next version begins is not part of this one.
         self.version += 1
-
-    @property
-    def is_taking(self) -> bool:
-        return self._taking
 
     @property
     def size_bytes(self) -> int:
