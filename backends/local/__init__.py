@@ -4,7 +4,7 @@ It runs small jobs, and the simulator of the tests::
 
     outcome = LocalRuntime(stateformat.open("/path/to/store")).run(flow)
 
-Read ``runtime``, ``run`` (the actors of a run), ``readiness`` (which may act) and ``layers``
+Read ``runtime``, ``run`` (the actors of a run), ``ready_set`` (which may act) and ``layers``
 (deltas).
 """
 

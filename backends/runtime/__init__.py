@@ -1,7 +1,10 @@
-"""What every executor has in common: the driver of a run, the worker of a task, restarts, stops, and how a job ends.
+"""The runtime that all executors share: the driver of a run, the worker of a task, restarts, stops.
 
-The protocol is decided in ``backends.dataflow``; how events get from one to the other is up to an executor. Read ``runtime``
-and ``run`` first, then ``driver``, ``worker`` and ``restore``.
+``backends.dataflow`` decides the protocol; an executor carries events between driver and workers.
+Read ``runtime`` (runs and restarts of a job), ``run`` (one run), ``starting`` and ``restore`` (what
+it starts from) first. Then ``driver`` with ``in_flight_checkpoint``, ``commits``, ``state_layers``
+and ``stop_requests``, and ``worker`` with ``channels``. ``options``, ``outcome``, ``progress`` and
+``clock`` are what users give and get.
 """
 
 from __future__ import annotations

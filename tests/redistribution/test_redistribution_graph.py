@@ -102,6 +102,6 @@ def test_a_chain_of_one_status_stays_whole_and_a_pinned_one_is_refused(
 
 def test_every_code_is_refused_by_some_test() -> None:
     tests = Path(__file__).resolve().parent.parent
-    names = (Path(__file__).name, "test_redistribution_refusals.py", "test_evolving_jobs.py")
+    names = (Path(__file__).name, "test_redistribution_refusals.py", "test_local_evolving.py")
     text = "".join(next(tests.rglob(name)).read_text() for name in names)
     assert [code.value for code in RefusalCode if f'"{code.value}"' not in text] == []

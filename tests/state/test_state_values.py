@@ -88,6 +88,14 @@ def ints(**columns: list[Any]) -> pa.RecordBatch:
     return batch(**{name: (pa.int64(), values) for name, values in columns.items()})
 
 
+def value_of(values: Any = INT_VALUE, keys: Any = INT) -> KeyedValue:
+    return KeyedValue(OPERATOR, declare.value_state("op", "v", keys=keys, values=values))
+
+
+def timers_of(values: Any = ()) -> TimerSet:
+    return TimerSet(OPERATOR, declare.timers("op", "t", keys=INT, values=dict(values)))
+
+
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Holes are closed, arenas squeezed and horizons set as if stores were large."""
@@ -155,8 +163,7 @@ def key_batch(kinds: list[pa.DataType], keys: list[tuple[Any, ...]]) -> pa.Recor
 )
 def test_a_value_state_is_a_dictionary_of_its_keys(names: list[str]) -> None:
     kinds, pools = [POOLS[name][0] for name in names], [POOLS[name][1] for name in names]
-    state = declare.value_state("op", "v", keys={f"k{i}": kind for i, kind in enumerate(kinds)}, values=VALUES)
-    kept, oracle = KeyedValue(OPERATOR, state), {}
+    kept, oracle = value_of(VALUES, {f"k{i}": kind for i, kind in enumerate(kinds)}), {}
     chance = random.Random("+".join(names))
     for _ in range(60):
         keys = pick_keys(chance, pools, chance.randrange(12))
@@ -182,8 +189,7 @@ def test_a_value_state_is_a_dictionary_of_its_keys(names: list[str]) -> None:
 
 @pytest.mark.usefixtures("impatient", "weakened")
 def test_keys_whose_hashes_collide_are_told_apart() -> None:
-    state = declare.value_state("op", "v", keys={"a": pa.int64(), "b": pa.string()}, values={"n": pa.int64()})
-    kept, oracle = KeyedValue(OPERATOR, state), {}
+    kept, oracle = value_of(INT_VALUE, {"a": pa.int64(), "b": pa.string()}), {}
     chance = random.Random(5)
     for step in range(80):
         keys = [(chance.randrange(12), chance.choice("uvwxyz")) for _ in range(chance.randrange(30))]
@@ -210,8 +216,7 @@ def test_a_full_table_whose_hashes_are_all_the_last_one_wraps_around() -> None:
 
 
 def test_many_keys_come_and_go_and_the_memory_of_the_dead_is_given_back() -> None:
-    state = declare.value_state("op", "v", keys=INT, values={"s": pa.string()})
-    kept = KeyedValue(OPERATOR, state)
+    kept = value_of({"s": pa.string()})
     for start in range(0, 200_000, 10_000):
         keys = np.arange(start, start + 10_000)
         kept.put(pa.record_batch({"k": keys}), pa.record_batch({"s": [str(key) for key in keys]}))
@@ -237,8 +242,7 @@ def test_what_lies_under_a_null_is_no_part_of_a_key() -> None:
 
 
 def test_strings_and_lists_that_are_overwritten_do_not_pile_up() -> None:
-    state = declare.value_state("op", "v", keys=INT, values={"s": pa.string(), "l": pa.list_(pa.int64())})
-    kept = KeyedValue(OPERATOR, state)
+    kept = value_of({"s": pa.string(), "l": pa.list_(pa.int64())})
     keys = ints(k=[*range(100)])
     for number in range(100):
         kept.put(keys, pa.record_batch({"s": [f"{number}-{key}" for key in range(100)], "l": [[number]] * 100}))
@@ -252,8 +256,7 @@ def test_strings_and_lists_that_are_overwritten_do_not_pile_up() -> None:
 
 
 def test_a_large_first_value_is_not_copied_for_new_keys_when_the_overwritten_are_squeezed_out() -> None:
-    state = declare.value_state("op", "v", keys=INT, values={"s": pa.string(), "l": pa.list_(pa.int64())})
-    kept = KeyedValue(OPERATOR, state)
+    kept = value_of({"s": pa.string(), "l": pa.list_(pa.int64())})
 
     def put(keys: range, characters: int) -> None:
         values = {"s": ["x" * characters] * len(keys), "l": [[1] * characters] * len(keys)}
@@ -276,8 +279,7 @@ def test_a_large_first_value_is_not_copied_for_new_keys_when_the_overwritten_are
 
 
 def test_rows_whose_strings_no_array_holds_together_come_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = declare.value_state("op", "v", keys=INT, values={"s": pa.string()})
-    kept = KeyedValue(OPERATOR, state)
+    kept = value_of({"s": pa.string()})
     keys = [*range(100)]
     kept.put(ints(k=keys), pa.record_batch({"s": ["x" * (key % 7) for key in keys]}))
     right = parts_module.put_together
@@ -297,7 +299,7 @@ def test_rows_whose_strings_no_array_holds_together_come_in_several(monkeypatch:
 
 
 def test_of_rows_with_the_same_key_the_last_one_counts() -> None:
-    kept = KeyedValue(OPERATOR, declare.value_state("op", "v", keys=INT, values={"n": pa.int64()}))
+    kept = value_of()
     kept.put(ints(k=[7, 8, 7, 9, 8, 7]), ints(n=[1, 2, 3, 4, 5, 6]))
     assert kept.rows().to_pylist() == [{"k": 7, "n": 6}, {"k": 8, "n": 5}, {"k": 9, "n": 4}]
     kept.put(ints(k=[9, 7, 9]), ints(n=[10, 11, 12]))
@@ -305,10 +307,7 @@ def test_of_rows_with_the_same_key_the_last_one_counts() -> None:
 
 
 def test_one_key_at_a_time() -> None:
-    state = declare.value_state(
-        "op", "v", keys={"a": pa.string(), "b": pa.int32()}, values={"n": pa.int64(), "s": pa.string()}
-    )
-    kept = KeyedValue(OPERATOR, state)
+    kept = value_of({"n": pa.int64(), "s": pa.string()}, {"a": pa.string(), "b": pa.int32()})
     kept.put_one(("x", None), n=1)
     assert kept.get_one("x", None) == {"n": 1, "s": None}
     assert kept.get_one("x", 0) is None
@@ -321,7 +320,7 @@ def test_one_key_at_a_time() -> None:
 
 
 def test_a_state_of_keys_only_knows_which_are_there() -> None:
-    kept = KeyedValue(OPERATOR, declare.value_state("op", "seen", keys=INT, values={}))
+    kept = value_of({})
     kept.put_one((1,))
     kept.put_one((2,))
     kept.put_one((1,))
@@ -341,7 +340,7 @@ HOW = {"total": "sum", "low": "min", "high": "max", "rows": "count", "seen": "co
 
 
 def test_accumulating_is_what_a_loop_does() -> None:
-    kept = KeyedValue(OPERATOR, declare.value_state("op", "v", keys=INT, values=AGGREGATES))
+    kept = value_of(AGGREGATES)
     oracle: dict[int, dict[str, Any]] = {}
     chance = random.Random(3)
     for _ in range(40):
@@ -377,7 +376,7 @@ def test_accumulating_is_what_a_loop_does() -> None:
 
 
 def test_accumulating_goes_on_from_what_was_put() -> None:
-    kept = KeyedValue(OPERATOR, declare.value_state("op", "v", keys=INT, values=AGGREGATES))
+    kept = value_of(AGGREGATES)
     kept.put(
         ints(k=[1, 2]),
         pa.record_batch({"total": pa.array([5, None]), "low": [None, 2.0], "rows": [3, None], "note": ["a", "b"]}),
@@ -398,7 +397,7 @@ def test_accumulating_goes_on_from_what_was_put() -> None:
     ("column", "how"), [("note", "sum"), ("note", "max"), ("low", "count"), ("k", "sum"), ("total", "mean")]
 )
 def test_what_cannot_be_accumulated_is_refused_and_changes_nothing(column: str, how: str) -> None:
-    kept = KeyedValue(OPERATOR, declare.value_state("op", "v", keys=INT, values=AGGREGATES))
+    kept = value_of(AGGREGATES)
     with pytest.raises(InvalidInput, match=column):
         kept.add(ints(k=[1]), ints(k=[1]), {column: how})
     assert len(kept) == 0
@@ -407,7 +406,7 @@ def test_what_cannot_be_accumulated_is_refused_and_changes_nothing(column: str, 
 @pytest.mark.parametrize("how", [{"m": "sum"}, {"n": "count"}, {"n": "sum", "m": "max"}])
 def test_accumulating_leaves_no_null_where_the_declaration_has_none(how: dict[str, str]) -> None:
     fields = [pa.field("n", pa.int64(), nullable=False), pa.field("m", pa.int64(), nullable=False)]
-    kept = KeyedValue(OPERATOR, declare.value_state("op", "v", keys=INT, values=fields))
+    kept = value_of(fields)
     with pytest.raises(InvalidInput, match="holds no nulls"):
         kept.add(ints(k=[1, 2]), ints(n=[1, 1], m=[1, None]), how)
     assert len(kept) == 0
@@ -416,7 +415,7 @@ def test_accumulating_leaves_no_null_where_the_declaration_has_none(how: dict[st
 
 
 def test_update_reads_and_writes_with_one_call_and_a_failure_changes_nothing() -> None:
-    kept = KeyedValue(OPERATOR, declare.value_state("op", "v", keys=INT, values={"n": pa.int64()}))
+    kept = value_of()
     kept.put(ints(k=[1]), ints(n=[10]))
 
     def double(old: pa.RecordBatch, found: np.ndarray) -> pa.RecordBatch:
@@ -440,8 +439,7 @@ WRONG: dict[str, tuple[pa.RecordBatch, pa.RecordBatch]] = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_columns_that_contradict_the_declaration_are_refused_and_change_nothing(what: str) -> None:
-    state = declare.value_state("op", "v", keys=INT, values=[pa.field("n", pa.int64(), nullable=False)])
-    kept = KeyedValue(OPERATOR, state)
+    kept = value_of([pa.field("n", pa.int64(), nullable=False)])
     with pytest.raises(InvalidInput, match=what):
         kept.put(*WRONG[what])
     assert len(kept) == 0
@@ -456,7 +454,7 @@ def test_a_hash_that_nobody_registered_is_refused_before_there_is_a_state() -> N
 
 def test_more_keys_than_an_index_holds_are_refused_and_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_module, "SLOTS_MAX", 2000)
-    kept = KeyedValue(OPERATOR, declare.value_state("op", "v", keys=INT, values={}))
+    kept = value_of({})
     kept.put_one((1,))
     with pytest.raises(InvalidState, match=r"would have 2001 row keys, and 2000 is the most\. Raise the parallelism"):
         kept.add(ints(k=[*range(2001)]), ints(x=[0] * 2001), {})
@@ -464,8 +462,7 @@ def test_more_keys_than_an_index_holds_are_refused_and_change_nothing(monkeypatc
 
 
 def test_columns_of_narrower_types_and_without_nullable_ones_are_taken() -> None:
-    state = declare.value_state("op", "v", keys=INT, values={"n": pa.int64(), "s": pa.string()})
-    kept = KeyedValue(OPERATOR, state)
+    kept = value_of({"n": pa.int64(), "s": pa.string()})
     kept.put(batch(more=(pa.bool_(), [True]), k=(pa.int8(), [5])), batch(s=(pa.large_string(), ["x"])))
     assert kept.rows().to_pylist() == [{"k": 5, "n": None, "s": "x"}]
 
@@ -561,7 +558,7 @@ def test_a_list_state_is_a_dictionary_of_lists() -> None:
 
 
 def test_one_list_at_a_time() -> None:
-    kept = KeyedList(OPERATOR, declare.list_state("op", "l", keys=INT, values={"n": pa.int64()}))
+    kept = KeyedList(OPERATOR, declare.list_state("op", "l", keys=INT, values=INT_VALUE))
     for number in range(5):
         kept.append_one((number % 2,), n=number)
     assert kept.get_one(0) == [{"n": 0}, {"n": 2}, {"n": 4}]
@@ -571,7 +568,7 @@ def test_one_list_at_a_time() -> None:
 
 
 def test_a_long_list_among_many_elements_is_found_by_a_look_at_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = KeyedList(OPERATOR, declare.list_state("op", "l", keys=INT, values={"n": pa.int64()}))
+    kept = KeyedList(OPERATOR, declare.list_state("op", "l", keys=INT, values=INT_VALUE))
     for number in range(100):
         kept.append(ints(k=[*range(100, 120), 7]), ints(n=[number] * 21))
     links = kept._key_rows.array("links")[: kept.key_count]
@@ -587,7 +584,7 @@ def timer_rows(timers: TimerSet) -> list[tuple[Any, ...]]:
 
 @pytest.mark.usefixtures("impatient", "weakened")
 def test_timers_are_given_when_they_are_due_once_and_by_time() -> None:
-    timers = TimerSet(OPERATOR, declare.timers("op", "t", keys=INT, values={"n": pa.int64()}))
+    timers = timers_of(INT_VALUE)
     oracle: dict[tuple[int, int, str], int] = {}
     chance, now = random.Random(2), 0
     for step in range(200):
@@ -629,7 +626,7 @@ def test_the_order_of_timers_of_one_time_does_not_depend_on_when_they_were_set()
     )
     orders = []
     for seed in range(3):
-        timers = TimerSet(OPERATOR, declare.timers("op", "t", keys=INT))
+        timers = timers_of()
         shuffled = random.Random(seed).sample(range(100), 100)
         for start in range(0, 100, 30):
             timers.set(rows.take(pa.array(shuffled[start : start + 30])))
@@ -641,7 +638,7 @@ def test_the_order_of_timers_of_one_time_does_not_depend_on_when_they_were_set()
 
 
 def test_a_timer_without_tag_has_the_empty_one_and_none_without_time_is_taken() -> None:
-    timers = TimerSet(OPERATOR, declare.timers("op", "t", keys=INT))
+    timers = timers_of()
     timers.set(ints(k=[1, 1], _timestamp=[5, 5]))
     timers.set_one((2,), 4)
     timers.delete_one((2,), 4, "other")
@@ -656,7 +653,7 @@ def test_a_timer_without_tag_has_the_empty_one_and_none_without_time_is_taken() 
 
 
 def test_the_time_of_a_timer_may_be_a_timestamp_of_any_unit() -> None:
-    timers = TimerSet(OPERATOR, declare.timers("op", "t", keys=INT))
+    timers = timers_of()
     for number, unit in enumerate(("s", "ms", "us")):
         times = pa.array([NOON], pa.timestamp(unit))
         timers.set(ints(k=[number]).append_column("_timestamp", times))
@@ -666,7 +663,7 @@ def test_the_time_of_a_timer_may_be_a_timestamp_of_any_unit() -> None:
 
 
 def test_many_timers_fire_little_by_little_and_few_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    timers = TimerSet(OPERATOR, declare.timers("op", "t", keys=INT))
+    timers = timers_of()
     count = 100_000
     timers.set(pa.record_batch({"k": np.arange(count), "_timestamp": np.random.default_rng(1).permutation(count)}))
     looked_at: list[int] = []
@@ -715,7 +712,7 @@ def test_the_same_history_gives_the_same_order_however_it_is_cut_into_batches() 
     for history in histories():
         tables = []
         for cut in (1, 1000):
-            kept = KeyedValue(OPERATOR, declare.value_state("op", "v", keys=INT, values={"n": pa.int64()}))
+            kept = value_of()
             keys = [key for part in history for key in part]
             for start in range(0, len(keys), cut):
                 part = keys[start : start + cut]
