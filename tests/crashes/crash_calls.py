@@ -2,7 +2,7 @@
 
 :class:`SystemCalls` puts itself between the local storage and the system: it needs nothing, is fast, and can make a call
 fail. :func:`traced` lets ``strace`` watch a process, and so sees what really reaches the kernel, whoever asked for it. Both
-give a list of :class:`~tests.crash_disk.Call`, and a test says that they agree.
+give a list of :class:`~tests.crashes.crash_disk.Call`, and a test says that they agree.
 """
 
 from __future__ import annotations

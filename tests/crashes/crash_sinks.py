@@ -46,7 +46,7 @@ def run(base: Path, *, durable: bool = True) -> None:
 
 def recorded(base: Path) -> list[Call]:
     """The calls of the job, run in a process of its own."""
-    return traced(base, "tests.crash_sinks", str(base))
+    return traced(base, "tests.crashes.crash_sinks", str(base))
 
 
 class SinkJudge:

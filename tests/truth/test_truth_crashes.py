@@ -58,7 +58,7 @@ def strace(tmp_path_factory: pytest.TempPathFactory, tally: Tally) -> None:
 
 
 def recorded(base: Path, name: str) -> list[Call]:
-    return traced(base, "tests.crash_scenarios", name, str(base))
+    return traced(base, "tests.crashes.crash_scenarios", name, str(base))
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
