@@ -87,7 +87,7 @@ def local_session(app_name: str = "stateformat", **conf: str) -> SparkSession:
     ``conf`` goes before our settings: ``local_session("job", **{"spark.driver.memory": "4g"})``.
     Raises ``InvalidInput`` (kind ``MISSING_DEPENDENCY``) if Java or pyspark is missing.
     """
-    active = _active()
+    active = active_session()
     if active is not None:
         return check(active)
     _check_java()
@@ -101,7 +101,7 @@ def session(app_name: str = "stateformat") -> SparkSession:
     """The active session; else, under ``spark-submit``, one as submitted; else a local one."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return local_session(app_name)
-    active = _active()
+    active = active_session()
     if active is not None:
         return check(active)
     builder = configure(_session_class().builder).appName(app_name)
@@ -111,7 +111,7 @@ def session(app_name: str = "stateformat") -> SparkSession:
 @contextmanager
 def lent_session(app_name: str = "stateformat") -> Iterator[SparkSession]:
     """:func:`session` for a block. Stops it afterwards, unless it was active before."""
-    before = _active()
+    before = active_session()
     spark = session(app_name)
     try:
         yield spark
@@ -143,8 +143,9 @@ def check(active: SparkSession) -> SparkSession:
         raise _unusable(f"The session of {context.appName!r} has been stopped. Make another.")
     if not context.master.startswith("local"):
         return active
-    worker = shutil.which(context.pythonExec) or context.pythonExec
-    if not _is_same_interpreter(worker, sys.executable):
+    worker, own = Path(shutil.which(context.pythonExec) or context.pythonExec), Path(sys.executable)
+    # One interpreter of one environment: links may differ in name, not in directory.
+    if (worker.parent.resolve(), worker.resolve()) != (own.parent.resolve(), own.resolve()):
         raise _unusable(
             f"The active Spark session starts its Python workers with {worker}, and this program runs on "
             f"{sys.executable}. Set PYSPARK_PYTHON to the latter before the session is created, or make it with "
@@ -174,12 +175,6 @@ def _is_stopped(context: Any) -> bool:
         return True  # Its JVM is gone.
 
 
-def _is_same_interpreter(one: str, other: str) -> bool:
-    """Whether two paths are one interpreter of one environment: links may differ in name, not in directory."""
-    first, second = Path(one), Path(other)
-    return first.parent.resolve() == second.parent.resolve() and first.resolve() == second.resolve()
-
-
 def _session_class() -> Any:
     """``SparkSession``, imported when needed. ``InvalidInput`` without pyspark, and for Spark Connect."""
     try:
@@ -195,7 +190,7 @@ def _session_class() -> Any:
     return SparkSession
 
 
-def _active() -> SparkSession | None:
+def active_session() -> SparkSession | None:
     """The session of this thread, or one that another thread of this process has made."""
     session_class = _session_class()
     from pyspark.errors import PySparkRuntimeError

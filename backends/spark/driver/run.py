@@ -127,13 +127,11 @@ class SparkRun(Run):
             self._step()
         finally:
             self._stop_service.answer_failures()
-        return not self._is_over()
-
-    def _is_over(self) -> bool:
         self._check_end()
-        if self.outcome is not None:
-            self.close()
-        return self.outcome is not None
+        if self._driver.ended is None:
+            return True
+        self.close()
+        return False
 
     def _step(self) -> None:
         begun = time.perf_counter()

@@ -21,9 +21,8 @@ from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.states import Columns, as_schema
 
 from ...dataflow.api import Chunk, NoSplit, ReaderContext, Source, Split, SplitEnumerator
+from ..sessions import active_session
 from .arrow import arrow_schema_of, check_fits
-from .files import DirectoryFrames
-from .offset_table import OffsetTable
 from .offsets import Offsets, Position
 from .row_buffer import chunks_of
 
@@ -234,20 +233,11 @@ def _checked(offsets: Offsets, position: object) -> Position:
 
 
 def _session(spark: SparkSession | None) -> SparkSession:
-    if spark is not None:
-        return spark
-    from pyspark.errors import PySparkRuntimeError
-    from pyspark.sql import SparkSession
-
-    try:
-        found: SparkSession = SparkSession.active()
-    except PySparkRuntimeError as error:
+    found = spark or active_session()
+    if found is None:
         raise InvalidInput(
             "A Spark source without a schema asks Spark for its columns, and no session is active. Give the schema, or "
             "the session.",
             kind=ErrorKind.MISSING_DEPENDENCY,
-        ) from error
+        )
     return found
-
-
-__all__ = ["DirectoryFrames", "OffsetTable", "Offsets", "Position", "Range", "RangeEnumerator", "SparkSource"]

@@ -39,7 +39,17 @@ class Suspended(NamedTuple):
         return frames.row(task.subtask, level, frames.pack(header, ()) + pickle.dumps(self, protocol=5))
 
 
-class _NextEpoch:
+class NoChain:
+    """In place of an operator chain: it has nothing to tell of checkpoints."""
+
+    def notify_complete(self, number: int) -> None:
+        pass
+
+    def notify_aborted(self, number: int) -> None:
+        pass
+
+
+class _NextEpoch(NoChain):
     """In place of the chain: takes what the next epoch is to process."""
 
     def __init__(self) -> None:
@@ -47,12 +57,6 @@ class _NextEpoch:
 
     def process(self, edge_id: str, batch: pa.RecordBatch) -> None:  # noqa: ARG002 - the snapshot has it by channel
         self.batches.append(batch)
-
-    def notify_complete(self, number: int) -> None:
-        pass
-
-    def notify_aborted(self, number: int) -> None:
-        pass
 
 
 class LoopEnd:

@@ -23,13 +23,10 @@ if TYPE_CHECKING:
     from ...dataflow.api import Operator
 
 
-def _is_pickled(job: Job, uid: str) -> bool:
-    return any(state.mode is Mode.UNION for state in job.states_of(uid))
-
-
 def pickle_operators(job: Job, chain: OperatorChain) -> dict[str, bytes]:
     """By uid, those of a chain. ``InvalidState``, the operator's fault, if one cannot be pickled."""
-    return {uid: _pickle(operator) for uid, operator in chain.operators.items() if _is_pickled(job, uid)}
+    union = {uid for uid in chain.operators if any(state.mode is Mode.UNION for state in job.states_of(uid))}
+    return {uid: _pickle(operator) for uid, operator in chain.operators.items() if uid in union}
 
 
 def _pickle(operator: ChainedOperator) -> bytes:

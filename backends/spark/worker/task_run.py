@@ -30,7 +30,7 @@ from ...runtime import Mail, Queue, SplitAssigned, Worker, receiver_of
 from ...state import SubtaskStates
 from ..protocol import ENDED, EpochLink, RestorePoint, Setup, Spec, TaskReport, frames, input_channel
 from ..sources import RowBuffer
-from .loop_end import Suspended
+from .loop_end import NoChain, Suspended
 from .operator_pickling import pickle_operators, unpickle_operators
 from .task_cache import CachedTask, TaskCache
 
@@ -66,7 +66,7 @@ class _Output:
         return self.worker.now_us()
 
 
-class _EndedChain:
+class _EndedChain(NoChain):
     """In place of the chain of a task whose logic ended in an epoch before."""
 
     late_records = 0
@@ -77,12 +77,6 @@ class _EndedChain:
 
     def snapshot(self, command: ev.Snapshot, context: WriteContext) -> OpenSnapshot:  # noqa: ARG002 - it is finishing
         return OpenSnapshot([context.subtask(uid, self._subtask, finishing=True) for uid in self._operators], [])
-
-    def notify_complete(self, number: int) -> None:
-        pass
-
-    def notify_aborted(self, number: int) -> None:
-        pass
 
     def close(self) -> None:
         pass
