@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from stateformat.errors import CheckpointError
-from stateformat.model import AttemptId, CheckpointId
 
 from ...dataflow import events as ev
 from ...dataflow.chain import FailsAgain
 from ...dataflow.graph import Vertex
-from ..protocol import DataFrameInput, EpochBroken, Setup, Spec, TaskReport, frames
+from ..protocol import DataFrameInput, Epoch, EpochBroken, Setup, Spec, TaskReport, frames
 from ..worker import Level
 
 if TYPE_CHECKING:
@@ -53,12 +52,10 @@ class EpochJob:
     """One epoch, with the same mail and the same ranges in each try. See :class:`Level`."""
 
     spark: SparkSession
-    live: frozenset[str]
     setup: Setup
     broadcast: Broadcast[bytes]
+    epoch: Epoch
     specs: Sequence[Spec]
-    checkpoint_id: CheckpointId
-    attempt_id: AttemptId
     inputs: Sequence[DataFrameInput]
     description: str
     tries: int = 0
@@ -126,13 +123,11 @@ class EpochJob:
         for number in range(self.setup.last_level + 1):
             yield Level(
                 run=self.setup.run,
-                live=self.live,
                 setup=self.broadcast,
+                epoch=self.epoch,
                 number=number,
                 specs={slot: pickle.dumps(specs, protocol=5) for slot, specs in by_level[number].items()},
                 heads=heads if number == self.setup.last_level else {},
-                checkpoint_id=self.checkpoint_id,
-                attempt_id=self.attempt_id,
             )
 
 

@@ -51,6 +51,7 @@ from ..protocol import (
     ENDED,
     DataFrameInput,
     DriverTask,
+    Epoch,
     RestorePoint,
     Setup,
     Spec,
@@ -196,9 +197,7 @@ class SparkRun(Run):
 
     def _job_of(self, writing: PendingCheckpoint, inputs: Sequence[DataFrameInput]) -> EpochJob:
         rows, readers = self._options.schedule.checkpoint_rows, sum(task.may_read for task in self._running)
-        share = None if rows is None else math.ceil(rows / max(readers, 1))
         by_frames = {each.encoder.uid for each in inputs}
-        gone = frozenset(name for name, task in self._tasks.items() if task.gone)
         barrier = self.in_flight.barrier if self.in_flight else None
         writes = barrier is not None and barrier.purpose is not ev.BarrierKind.ROUND
         what = f"checkpoint {writing.checkpoint_id}" if writes else "no checkpoint"
@@ -206,12 +205,18 @@ class SparkRun(Run):
         setup, broadcast = self._setup(writing)
         return EpochJob(
             spark=self._spark,
-            live=frozenset(_LIVE),
             setup=setup,
             broadcast=broadcast,
-            specs=[self._spec(task, by_frames, share, gone) for task in self._running],
-            checkpoint_id=writing.checkpoint_id,
-            attempt_id=writing.attempt_id,
+            epoch=Epoch(
+                version=self._version,
+                checkpoint_id=writing.checkpoint_id,
+                attempt_id=writing.attempt_id,
+                read_rows=None if rows is None else math.ceil(rows / max(readers, 1)),
+                read_us=self._options.schedule.checkpoint_interval_us,
+                gone=frozenset(name for name, task in self._tasks.items() if task.gone),
+                live=frozenset(_LIVE),
+            ),
+            specs=[self._spec(task, by_frames) for task in self._running],
             inputs=inputs,
             description=", ".join([f"{self.job.flow.job_id}: epoch {self._version}", what, *labels]),
         )
@@ -241,7 +246,7 @@ class SparkRun(Run):
             self._shared = setup, self._spark.sparkContext.broadcast(setup.pickled())
         return self._shared
 
-    def _spec(self, task: DriverTask, by_frames: set[str], read_rows: int | None, gone: frozenset[ev.TaskId]) -> Spec:
+    def _spec(self, task: DriverTask, by_frames: set[str]) -> Spec:
         mail, task.mail = task.mail, deque()
         return Spec(
             task=task.core.id,
@@ -252,11 +257,7 @@ class SparkRun(Run):
             tokens=dict(task.tokens),
             started=task.started,
             number=task.number,
-            version=self._version,
             reads_frames=task.core.id.vertex in by_frames,
-            read_rows=read_rows,
-            read_us=self._options.schedule.checkpoint_interval_us,
-            gone=gone,
         )
 
     # Its reports ---------------------------------------------------------------------------------------------------------

@@ -14,6 +14,6 @@ from .dataframe_input import (
 )
 from .driver_task import ENDED as ENDED, DriverTask as DriverTask, is_for_core as is_for_core, is_work as is_work
 from .frames import EpochBroken as EpochBroken
-from .messages import EpochLink as EpochLink, Setup as Setup, Spec as Spec, TaskReport as TaskReport
+from .messages import Epoch as Epoch, EpochLink as EpochLink, Setup as Setup, Spec as Spec, TaskReport as TaskReport
 from .remote_errors import RemoteError as RemoteError, pack_error as pack_error, unpack_error as unpack_error
 from .restore_point import RestorePoint as RestorePoint, read_task as read_task, restore_points as restore_points

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from stateformat.errors import ErrorKind, InvalidInput
+from stateformat.model import AttemptId, CheckpointId
 from stateformat.snapshot import Snapshot, WriteContext
 
 from ...dataflow import events as ev
@@ -66,6 +67,23 @@ class Setup:
 
 
 @dataclass(frozen=True)
+class Epoch:
+    """What all tasks of one epoch share."""
+
+    version: int
+    """That of the states which they write."""
+    checkpoint_id: CheckpointId
+    attempt_id: AttemptId
+    read_rows: int | None
+    """How many rows a source reads at most, unless they come as frames; then, how long."""
+    read_us: int | None
+    gone: frozenset[ev.TaskId]
+    """The tasks that have left the job."""
+    live: frozenset[str]
+    """The runs for which workers keep their caches."""
+
+
+@dataclass(frozen=True)
 class Spec:
     """What one task gets for one epoch."""
 
@@ -83,14 +101,8 @@ class Spec:
     """Whether its core was started in an earlier epoch."""
     number: int
     """The last barrier that it took."""
-    version: int
-    """That of what it writes in this epoch."""
     reads_frames: bool
     """Whether it is a source whose rows come as frames."""
-    read_rows: int | None
-    """Of another source: how many rows it reads at most; then, how long."""
-    read_us: int | None
-    gone: frozenset[ev.TaskId]
 
 
 @dataclass

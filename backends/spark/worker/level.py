@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateformat.model import AttemptId, CheckpointId
-
 from ...dataflow import events as ev
 from ...dataflow.chain import FailsAgain
-from ..protocol import EpochBroken, Setup, Spec, TaskReport, frames, pack_error
+from ..protocol import Epoch, EpochBroken, Setup, Spec, TaskReport, frames, pack_error
 from .loop_end import LoopEnd
 from .task_cache import WORKER_CACHE
 from .task_run import TaskRun
@@ -55,16 +53,13 @@ class Level:
     """The function of one ``mapInArrow``."""
 
     run: str
-    live: frozenset[str]
-    """The runs for which workers keep their caches."""
     setup: Broadcast[bytes]
+    epoch: Epoch
     number: int
     specs: Mapping[int, bytes]
     """By slot, the pickled specs of its tasks."""
     heads: Mapping[int, tuple[ev.TaskId, ...]]
     """By slot, the heads of loops that end the epoch here."""
-    checkpoint_id: CheckpointId
-    attempt_id: AttemptId
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Rows in, rows out (``frames.ROWS``). Raises ``EpochBroken``, upon which Spark tries again."""
@@ -79,17 +74,18 @@ class Level:
         specs: list[Spec] = pickle.loads(self.specs[slot]) if slot in self.specs else []  # noqa: S301 - from our driver
         received = (batch for batch in batches if batch.schema.names == frames.ROWS.names and batch.num_rows)
         try:
-            setup = _setup_of(self.run, lambda: self.setup.value, self.live)
+            setup = _setup_of(self.run, lambda: self.setup.value, self.epoch.live)
         except FailsAgain as error:
-            # ReportedProgress, not raised: Spark would try again, as often as it may.
+            # Reported, not raised: Spark would try again, as often as it may.
             for spec in specs:
                 events: list[ev.CoordinatorEvent] = [ev.TaskFailed(None, str(error))]
                 yield TaskReport(spec.task, events=events, errors=[(str(error), pack_error(error))]).rows()
             for batch in received:
                 yield from self._of_others(batch)
             return
-        writing = replace(setup.context, checkpoint_id=self.checkpoint_id, attempt_id=self.attempt_id)
-        tasks = {spec.task: TaskRun(setup, spec, writing, WORKER_CACHE) for spec in specs}
+        epoch = self.epoch
+        writing = replace(setup.context, checkpoint_id=epoch.checkpoint_id, attempt_id=epoch.attempt_id)
+        tasks = {spec.task: TaskRun(setup, epoch, spec, writing, WORKER_CACHE) for spec in specs}
         for task in tasks.values():
             yield from task.begin()
         heads = {task: LoopEnd(setup, task, writing) for task in self.heads.get(slot, ())}

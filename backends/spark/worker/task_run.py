@@ -28,7 +28,7 @@ from ...dataflow.graph import Router
 from ...dataflow.task import Task
 from ...runtime import Mail, Queue, SplitAssigned, Worker, receiver_of
 from ...state import SubtaskStates
-from ..protocol import ENDED, EpochLink, RestorePoint, Setup, Spec, TaskReport, frames, input_channel
+from ..protocol import ENDED, Epoch, EpochLink, RestorePoint, Setup, Spec, TaskReport, frames, input_channel
 from ..sources import RowBuffer
 from .loop_end import NoChain, Suspended
 from .operator_pickling import pickle_operators, unpickle_operators
@@ -88,10 +88,11 @@ class TaskRun:
     Each yields rows to send.
     """
 
-    def __init__(self, setup: Setup, spec: Spec, context: WriteContext, cache: TaskCache) -> None:
+    def __init__(self, setup: Setup, epoch: Epoch, spec: Spec, context: WriteContext, cache: TaskCache) -> None:
         self.spec = spec
         self.report = TaskReport(spec.task, number=spec.number)
         self._setup = setup
+        self._epoch = epoch
         self._context = context
         self._cache = cache
         self._core: Task = pickle.loads(spec.core)  # noqa: S301 - from our own driver
@@ -105,7 +106,7 @@ class TaskRun:
         self._schemas = setup.job.schemas
         if spec.reads_frames:
             self._schemas = {**self._schemas, self._input.edge: setup.job.step(self._vertex.id).schema}
-            self._rows = RowBuffer(f"epoch {spec.version}")
+            self._rows = RowBuffer(f"epoch {epoch.version}")
         self._output = _Output()
         self._choose = random.Random(0)  # noqa: S311 - which of the channels that have something comes first
         self._worker = Worker(
@@ -126,7 +127,7 @@ class TaskRun:
             ends[edge_id] = []
             for channel in channels:
                 receiver = receiver_of(self._setup.job, channel)
-                outbox = None if receiver in self.spec.gone else self._outbox
+                outbox = None if receiver in self._epoch.gone else self._outbox
                 ends[edge_id].append(_SendingEnd(channel, outbox, receiver, self._setup.level_of(channel)))
         return ends
 
@@ -207,12 +208,12 @@ class TaskRun:
 
     def _read(self) -> Iterator[pa.RecordBatch]:
         """Let a source read until its share of the epoch is over, or nothing is there."""
-        worker, spec = self._worker, self.spec
-        end_us = None if spec.read_us is None else worker.now_us() + spec.read_us
+        worker, epoch = self._worker, self._epoch
+        end_us = None if epoch.read_us is None else worker.now_us() + epoch.read_us
         while worker.ready(worker.now_us()):
             worker.step(self._choose)
             yield from self._flush_if_large()
-            if spec.read_rows is not None and worker.rows >= spec.read_rows:
+            if epoch.read_rows is not None and worker.rows >= epoch.read_rows:
                 return
             if end_us is not None and worker.now_us() >= end_us:
                 return
@@ -242,7 +243,7 @@ class TaskRun:
         self._output.worker = self._worker
         self._worker.operators = chain
         for uid, states in chain.states.items():
-            states.begin(self.spec.version)
+            states.begin(self._epoch.version)
             states.layers = point.layers(uid)
         if self.report.opened != "kept":
             tasks = {uid: point.read_tasks(self._context, uid) for uid in point.operators}
@@ -330,5 +331,5 @@ class TaskRun:
             # A snapshot that failed was written once more, so its states are not at the version of the epoch.
             self._worker.release()
             return
-        cached = CachedTask(report.token, self.spec.version, chain, self._output)
+        cached = CachedTask(report.token, self._epoch.version, chain, self._output)
         self._cache.keep(self._key, cached, limit_bytes=self._setup.cache_bytes)
