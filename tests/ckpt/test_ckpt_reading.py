@@ -25,13 +25,10 @@ SUMS = ("--operator", "delays", "--state", "sums")
 
 
 def test_history_lists_the_chain_newest_first(flights: Path) -> None:
-    found = document("history", flights)
-    assert [entry["checkpoint_id"] for entry in found["checkpoints"]] == [2, 1]
-    newest, first = found["checkpoints"]
+    newest, first = document("history", flights)["checkpoints"]
     assert (newest["operators"], newest["finished"], newest["partially_finished"]) == (7, 1, 2)
     assert newest["parent"] == {"checkpoint_id": 1, "attempt_id": first["attempt_id"]}
     assert first["parent"] is None
-    assert (found["job_id"], found["job_name"], found["strays"]) == ("flights-job", "Flights", [])
 
 
 def test_history_can_be_cut_and_then_looks_for_no_strays(flights: Path) -> None:
@@ -70,13 +67,6 @@ def test_inspect_has_every_state_with_its_rows_and_skew(flights: Path) -> None:
     assert found["totals"]["rows"] == sum(state["rows"] for state in found["states"])
     assert found["totals"]["bytes"] == pytest.approx(sum(state["bytes"] for state in found["states"]), abs=20)
     assert found["inline_bytes"] == found["totals"]["bytes"] > 0
-
-
-def test_inspect_of_an_older_checkpoint_has_its_facts(flights: Path) -> None:
-    found = document("inspect", f"{flights}@1")
-    assert (found["checkpoint_id"], found["parent"], found["stop"]) == (1, None, None)
-    assert found["properties"] == {"owner": "ann", "purpose": "nightly run"}
-    assert found["required_features"] == ["committables", "in_flight"]
 
 
 @pytest.mark.parametrize("given", ["delays", "Delays per plane"])
@@ -124,17 +114,12 @@ def refusals(found: Any) -> set[tuple[str, str]]:
 
 def test_explain_restore_says_who_would_read_what(flights: Path) -> None:
     found = document("explain-restore", flights, "--parallelism", 6)
-    assert found["refused"] is False
     actions = {operator["uid"]: operator["action"] for operator in found["plan"]["operators"]}
     assert actions == dict.fromkeys(actions, "start") | {"planes": "skip_finished"}
     load = {entry["operator"]: [subtask["rows"] for subtask in entry["subtasks"]] for entry in found["load"]}
     assert set(load) == set(actions) - {"planes"}
     assert all(len(subtasks) == 6 for subtasks in load.values())
     assert (load["rates"], load["airlines"], sum(load["flights"])) == ([4] * 6, [2] * 6, 4)
-    rules = {(state["operator"], state["name"]): state["rule"] for state in found["states"]}
-    assert rules["delays", "sums"] == "key groups are cut anew for 6 subtasks"
-    assert rules["planes", "splits"] == "none: the operator has finished"
-    assert found["committable_rows"] == 2
 
 
 @pytest.mark.parametrize(
