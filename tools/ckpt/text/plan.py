@@ -55,7 +55,7 @@ def draw_plan(document: Json, look: Look) -> Iterator[str]:
         yield ""
         yield render.heading("Worth knowing", look)
         for warning in plan["warnings"][:LISTED]:
-            yield from paragraph(label(warning["message"]), look, indent="    ", first=f"  {look['dot']} ")
+            yield from paragraph(render.sentence(warning["message"]), look, indent="    ", first=f"  {look['dot']} ")
         yield from _more(len(plan["warnings"]) - LISTED, "warning", look)
 
 
