@@ -275,11 +275,11 @@ def test_resume_goes_on_behind_a_stop_and_drain_ends_it_for_good(
     Path(another.rpartition(":")[0]).write_text(text.replace('uid="shards"', 'uid="by shard"'))
     assert main([another, place.store, "--resume"]) == 1
     assert "--drop 'shards'" in capsys.readouterr().err
-    target = str(place.directory / "drained")
+    target = sf.open(str(place.directory / "drained")).url
     drained = run(
         monkeypatch, Printed(place.store, drain=True, to=target), *arguments, "--resume", "--parallelism", "1"
     )
-    assert drained.stopped()["savepoint"] == sf.open(target).url
+    assert drained.stopped()["savepoint"] == target
     last, end = drained.objects[-2:]
     assert end["stop"]["mode"] == "drain"
     assert sf.open(target).open().record.stop.mode is StopMode.DRAIN  # type: ignore[union-attr]
