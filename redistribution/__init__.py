@@ -17,6 +17,7 @@ from .columns import ColumnPlan, column_plans
 from .keyed import cut_keyed
 from .operator_plan import Action, OperatorPlan
 from .plan import RestorePlan
+from .plan_text import PlanDocument
 from .rescale import Rescaled, rescale
 from .restore_plan import plan_restore
 from .rules import PlanWarning, Refusal, RefusalCode, WarningCode
@@ -26,6 +27,7 @@ __all__ = [
     "Action",
     "ColumnPlan",
     "OperatorPlan",
+    "PlanDocument",
     "PlanWarning",
     "Refusal",
     "RefusalCode",
