@@ -31,15 +31,7 @@ import pyarrow as pa
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
 from stateformat.storage import CreateOutcome, Leftover, ObjectInfo, check_path, is_object_path
 
-from .checks import (
-    NewObject,
-    check_created,
-    check_options,
-    check_prefix,
-    check_range,
-    missing,
-    name_taken,
-)
+from .checks import NewObject, check_created, check_options, check_prefix, check_range, missing, name_taken
 from .local_tree import TEMPORARY, DirectoryTree, Parts
 
 logger = logging.getLogger(__name__)
@@ -162,10 +154,7 @@ class LocalStorage:
         Their bytes were synced before the link.
         """
         for parents in dict.fromkeys(_split(path)[0] for path in paths):
-            with (
-                self._tree.translated("sync", "/".join(parents)),
-                self._tree.opened(parents, make=True) as directory,
-            ):
+            with self._tree.translated("sync", "/".join(parents)), self._tree.opened(parents, make=True) as directory:
                 self._tree.sync(directory)
 
     def list(self, prefix: str) -> list[ObjectInfo]:

@@ -225,12 +225,7 @@ KEYS = {"key": "AKID", "secret": "s"}
     ],
 )
 def test_the_bucket_stands_where_botocore_puts_it(
-    bucket: str,
-    config: Any,
-    arguments: Any,
-    endpoint: str,
-    in_host: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    bucket: str, config: Any, arguments: Any, endpoint: str, in_host: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"):
         monkeypatch.delenv(name, raising=False)
