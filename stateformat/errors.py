@@ -20,7 +20,6 @@ Every message names the object, the two values that disagree, and the next step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -82,10 +81,7 @@ REPAIR_ADVICE = ". `ckpt repair` says what can be done"
 
 
 class CheckpointError(Exception):
-    """Root of all errors of this project. Raise a subclass.
-
-    ``kind`` is the precise cause; ``details`` holds the values named in the message, for programs.
-    """
+    """Root of all errors. ``kind`` is the precise cause, ``details`` the values in the message."""
 
     default_kind: ErrorKind = ErrorKind.INVALID_ARGUMENT
 
@@ -119,9 +115,6 @@ class RestoreRefused(CheckpointError):
     """The checkpoint cannot be restored into the topology. ``refusals`` holds every reason."""
 
     default_kind = ErrorKind.RESTORE_REFUSED
-
-    def __init__(self, message: str, *, refusals: Sequence[Any] = (), kind: ErrorKind | None = None) -> None:
-        super().__init__(message, kind=kind, refusals=tuple(refusals))
 
     @property
     def refusals(self) -> tuple[Any, ...]:

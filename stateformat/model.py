@@ -233,6 +233,9 @@ class Totals:
     segments: int = 0
     bytes: int = 0
 
+    def __str__(self) -> str:
+        return f"{self.rows} rows, {self.segments} segments, {self.bytes} bytes"
+
 
 @dataclass(frozen=True, slots=True)
 class ManifestRef:

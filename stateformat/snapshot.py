@@ -125,19 +125,13 @@ class WriteContext:
         return SnapshotWriter(self, operator, subtask, finishing=finishing)
 
     def coordinator(self, operator: str, *, finished: bool = False) -> SnapshotWriter:
-        """Return a writer for the coordinator's state and committables.
-
-        For those alone where the operator is fully ``finished``.
-        """
+        """Return a writer for the coordinator; for committables only if ``finished``."""
         self.graph.operator(operator)
         return SnapshotWriter(self, operator, None, finishing=finished)
 
 
 class SnapshotWriter:
-    """Writes the states of one subtask; nothing is visible before publish.
-
-    Not thread-safe, but many writers may work at once.
-    """
+    """Writes the states of one subtask; nothing is visible before publish. Not thread-safe."""
 
     def __init__(self, context: WriteContext, operator: str, subtask: int | None, *, finishing: bool) -> None:
         self._context = context

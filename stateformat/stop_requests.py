@@ -109,10 +109,7 @@ def counts_for(request: StopRequest, restored_from: int) -> bool:
 
 
 def asking_order(request: StopRequest) -> tuple[bool, int, str]:
-    """Sort key of requests that a run sees at once: no drain first, then the earlier, then by name.
-
-    A drain comes last since it cannot be undone.
-    """
+    """Sort key of requests: no drain first, since a drain cannot be undone; then the earlier."""
     return request.mode is StopMode.DRAIN, request.created_at_us, layout.request_path(request.newest, request.id)
 
 
@@ -173,10 +170,7 @@ def stop_answer(storage: Storage, request_id: str, *, warned: set[str]) -> StopA
 
 
 def withdraw_stop(storage: Storage, request_id: str) -> None:
-    """Remove a request and its answer, if they exist. A run that has begun to stop may still do so.
-
-    The program that made the request calls this when it has the answer or gives up.
-    """
+    """Remove a request and its answer. A run that has begun to stop may still do so."""
     listed = _list(storage)
     # The request first: an answer alone means nothing, but a run would read a request alone.
     for objects in (listed.requests, listed.answers):
@@ -242,10 +236,7 @@ def encode_request(request: StopRequest) -> bytes:
 
 
 def decode_request(data: bytes, newest: int, request_id: str) -> StopRequest:
-    """Return the request of these bytes, whose name holds ``newest`` and ``request_id``.
-
-    Ignores unknown members. Raises ``RecordFault`` and ``UnsupportedFormat``.
-    """
+    """Return the request of these bytes. Raises ``RecordFault`` and ``UnsupportedFormat``."""
     members, tokens = _members(data, REQUEST_FORMAT, "request to a job", request_id)
     if members.text("kind") != "stop":
         raise members.fault("kind", f"is {members.values['kind']!r:.80}, not 'stop'")

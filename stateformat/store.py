@@ -52,10 +52,7 @@ def open(url: str | os.PathLike[str], **options: Any) -> CheckpointStore:  # noq
 
 
 class CheckpointStore:
-    """The checkpoints of one job. Thread-safe.
-
-    ``sleep`` is called with seconds between tries at publishing; tests pass their own.
-    """
+    """The checkpoints of one job. Thread-safe. ``sleep`` is called between tries at publishing."""
 
     def __init__(self, storage: Storage, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self.storage: Storage = instrumented(storage)
@@ -90,10 +87,7 @@ class CheckpointStore:
         return list(found.chain)
 
     def survey(self, limit: int | None = None) -> Survey:
-        """Return all records: history, damaged and lost ones, strays. Raises ``NotFound``.
-
-        ``limit`` bounds the checkpoints that are read.
-        """
+        """Return all records, or those down to ``limit`` checkpoints. Raises ``NotFound``."""
         found = history.survey(self.storage, limit=limit)
         history.require_records(self.storage, found.listed)
         return found
@@ -141,10 +135,7 @@ class CheckpointStore:
         )
 
     def permit_of(self, checkpoint: Checkpoint) -> CommitPermit:
-        """Return the permit to build on an opened checkpoint, for a program that plans first.
-
-        Raises ``PublishConflict`` (kind ``OVERTAKEN``) where it is not the newest, or not any more.
-        """
+        """Return the permit to build on the newest, opened before. Raises ``PublishConflict``."""
         newest = self.start(checkpoint.record.job_id)
         if newest is None or newest.ref != checkpoint.record.ref:
             now = newest.ref.checkpoint_id if newest else "gone"
@@ -271,11 +262,7 @@ class CheckpointStore:
         return stop_requests.request_stop(self.storage, mode, url, sleep=self._sleep)
 
     def stop_requests(self) -> list[StopRequest]:
-        """Return the unanswered requests to stop, the least ``newest`` first.
-
-        A run calls this between two checkpoints. Not all count for it
-        (``stop_requests.counts_for``).
-        """
+        """Return the unanswered requests to stop, the least ``newest`` first; for runs."""
         return stop_requests.stop_requests(self.storage, warned=self._warned)
 
     def answer_stop(self, answer: StopAnswer) -> bool:

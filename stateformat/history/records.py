@@ -115,43 +115,37 @@ def read_until_stable(storage: Storage, read: Callable[[Ids], T]) -> T:
     )
 
 
-def follow_history(
-    storage: Storage,
-    ids: Ids,
-    known: dict[ParentRef, Record],
-    *,
-    down_to: CheckpointId | None = None,
-    limit: int | None = None,
-) -> History:
-    """Return the chain from the greatest of ``ids`` (not empty) along links, to an id or a length.
+def read_history(storage: Storage, *, down_to: int = 0, limit: int | None = None) -> History:
+    """Return the history of a store along links, down to an id or a length; maybe empty."""
+    known: dict[ParentRef, Record] = {}  # for a reading that starts over
 
-    ``known`` keeps records for a reading that starts over: the record of an attempt never changes.
-    A record that cannot be read ends the chain. Call it inside :func:`read_until_stable`.
-    """
-    listed, present = tuple(ids), set(ids)
-    try:
-        newest = find_record(storage, listed[-1])
-    except UNREADABLE as error:
-        return History(listed, (), _of_newest(storage, listed[-1], error))
-    if newest is None:
-        raise HistoryChanged
-    chain, ended_by = [newest], None
-    while limit is None or len(chain) < limit:
-        parent = chain[-1].link
-        if parent is None or parent.checkpoint_id not in present:
-            break
-        if down_to is not None and parent.checkpoint_id < down_to:
-            break
+    def read(ids: Ids) -> History:
+        listed, present = tuple(ids), set(ids)
+        if not ids:
+            return History((), ())
         try:
-            found = known.get(parent) or find_record(storage, parent.checkpoint_id)
+            newest = find_record(storage, listed[-1])
         except UNREADABLE as error:
-            ended_by = error
-            break
-        if found is None or not is_link(found, parent):
-            break
-        chain.append(found)
-    known.update((record.ref, record) for record in chain)
-    return History(listed, tuple(chain), ended_by)
+            return History(listed, (), _of_newest(storage, listed[-1], error))
+        if newest is None:
+            raise HistoryChanged
+        chain, ended_by = [newest], None
+        while limit is None or len(chain) < limit:
+            parent = chain[-1].link
+            if parent is None or parent.checkpoint_id not in present or parent.checkpoint_id < down_to:
+                break
+            try:
+                found = known.get(parent) or find_record(storage, parent.checkpoint_id)
+            except UNREADABLE as error:
+                ended_by = error
+                break
+            if found is None or not is_link(found, parent):
+                break
+            chain.append(found)
+        known.update((record.ref, record) for record in chain)
+        return History(listed, tuple(chain), ended_by)
+
+    return read_until_stable(storage, read)
 
 
 def is_link(found: Record, parent: ParentRef) -> bool:
@@ -159,21 +153,8 @@ def is_link(found: Record, parent: ParentRef) -> bool:
     return found.ref == parent
 
 
-def read_history(storage: Storage, *, down_to: CheckpointId | None = None, limit: int | None = None) -> History:
-    """Return the history of a store; empty where there is no record."""
-    known: dict[ParentRef, Record] = {}
-
-    def read(ids: Ids) -> History:
-        return follow_history(storage, ids, known, down_to=down_to, limit=limit) if ids else History((), ())
-
-    return read_until_stable(storage, read)
-
-
 def newest_record(storage: Storage) -> Record | None:
-    """Return the record of the newest checkpoint; None in a store without records.
-
-    Raises ``DamagedCheckpoint`` and ``UnsupportedFormat`` where the newest cannot be read.
-    """
+    """Return the record of the newest checkpoint, or None. Raises :data:`UNREADABLE`."""
     history = read_history(storage, limit=1)
     if history.ended_by is not None:
         raise history.ended_by

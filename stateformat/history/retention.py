@@ -125,10 +125,7 @@ def expire(storage: Storage, keep: int, *, delete: bool = True) -> Garbage:
 
 
 def why_not_expire(storage: Storage, cut: CheckpointId) -> str | None:
-    """Return why the records up to this id must not be deleted; None where they may be.
-
-    Reads the newest, and looks for a lost record above ``cut``. One at or below it is no reason.
-    """
+    """Return why the records up to this id must not be deleted; None where they may be."""
     found = survey(storage, down_to=cut + 1)
     newest = found.listed[-1]
     if newest in found.unreadable:
@@ -203,10 +200,7 @@ def _is_below(path: str, newest: CheckpointId) -> bool:
 
 
 def _has_ended(path: str, newest: CheckpointId) -> bool:
-    """Return whether a leftover belongs to an attempt or request from before the newest checkpoint.
-
-    A program that still writes such a request or its answer writes it again (``requests``).
-    """
+    """Return whether a leftover is of an attempt or request from before the newest."""
     asked = layout.asked_under(path)
     return _is_below(path, newest) or (asked is not None and asked < newest)
 
@@ -221,13 +215,8 @@ def _sweep(plan: Garbage, storage: Storage, *, delete: bool) -> Garbage:
     storage.delete([item.path for item in plan.manifests])
     if plan.leftovers and isinstance(storage, TellsLeftovers):
         storage.discard(plan.leftovers)
-    logger.info(
-        "deleted %d objects and %d leftovers of %s, %d bytes",
-        len(plan.objects),
-        len(plan.leftovers),
-        storage.url,
-        plan.size_bytes,
-    )
+    what = f"{len(plan.objects)} objects and {len(plan.leftovers)} leftovers"
+    logger.info("deleted %s of %s, %d bytes", what, storage.url, plan.size_bytes)
     return replace(plan, deleted=True)
 
 

@@ -204,11 +204,7 @@ def _classify(
 
 
 def _certain(chain: list[Record], records: Mapping[CheckpointId, Record]) -> frozenset[ParentRef]:
-    """Return what is certainly a checkpoint: in the chain, named by a record, or above its parent.
-
-    For expire takes the parent first, and no record names a stray. A repair, whose parent cannot
-    be read, is as certain as its source.
-    """
+    """Return what is certainly a checkpoint: in the chain, named, or above its parent."""
     there = {record.ref for record in records.values()}
     named = {record.parent for record in records.values() if record.parent is not None}
     above = {record.ref for record in records.values() if record.parent in there}
@@ -217,11 +213,7 @@ def _certain(chain: list[Record], records: Mapping[CheckpointId, Record]) -> fro
 
 
 def chain_down_to(storage: Storage, checkpoint_id: CheckpointId) -> tuple[Record, ...]:
-    """Return the checkpoints from the newest down to one of the history, both included.
-
-    Raises ``NotFound`` (no store, no such checkpoint, or a stray), ``CheckpointExpired``, and
-    ``DamagedCheckpoint`` or ``UnsupportedFormat`` for a record on the way.
-    """
+    """Return the checkpoints from the newest down to this one. Raises where it is not there."""
     history = read_history(storage, down_to=checkpoint_id)
     require_records(storage, history.listed)
     if history.ended_by is not None:
@@ -254,14 +246,9 @@ def record_of(storage: Storage, checkpoint_id: CheckpointId | None) -> Record:
     if history.chain and history.chain[-1].checkpoint_id == checkpoint_id:
         return history.chain[-1]
     found = find_record(storage, checkpoint_id) if checkpoint_id in history.listed else None
-    if found is not None and (history.ended_by is not None or _is_cut_off(storage, found.ref)):
+    if found is not None and (history.ended_by is not None or found in survey(storage).cut_off):
         return found
     raise _not_reached(storage, checkpoint_id, history)
-
-
-def _is_cut_off(storage: Storage, ref: ParentRef) -> bool:
-    """Return whether a lost record lies between the newest and this checkpoint."""
-    return any(record.ref == ref for record in survey(storage).cut_off)
 
 
 def _not_reached(storage: Storage, checkpoint_id: CheckpointId, history: History) -> CheckpointError:

@@ -38,11 +38,7 @@ def check_arguments(
 
 
 def check_beginning(graph: JobGraph, states: Sequence[State], parent: JobGraph | None, *, is_new: bool) -> None:
-    """Raise ``InvalidInput`` with every fault of the graph and of the states declared for it.
-
-    ``graph`` has every max parallelism filled in. An operator that had fully finished in ``parent``
-    counts as finished. ``is_new``: the content is no older checkpoint's, so writers' duties hold.
-    """
+    """Raise ``InvalidInput`` with every fault of a complete graph and of its states."""
     known = _with_finished(graph, parent)
     problems = [*check_graph(known), *check_states(known, states), *(_duties(graph) if is_new else ())]
     if problems:

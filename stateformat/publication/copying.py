@@ -82,16 +82,8 @@ def copy(
     ending = create_record(target, savepoint.ref, encode_record(savepoint), sleep=sleep)
     if ending.step is not Step.PERMITTED:
         raise conflict(target, savepoint, ending)
-    logger.info(
-        "copied checkpoint %s of %s to %s: %d rows, %d segments, %d bytes; copying took %.3f s",
-        record.checkpoint_id,
-        checkpoint.storage.url,
-        target.url,
-        record.totals.rows,
-        record.totals.segments,
-        record.totals.bytes,
-        time.perf_counter() - start,
-    )
+    what, took_s = f"checkpoint {record.checkpoint_id} of {checkpoint.storage.url}", time.perf_counter() - start
+    logger.info("copied %s to %s: %s; copying took %.3f s", what, target.url, record.totals, took_s)
     return savepoint
 
 
@@ -124,11 +116,7 @@ def _check_target(record: Record, target: Storage) -> None:
 
 
 def copy_objects(checkpoint: Checkpoint, target: Storage, *, progress: Progress | None = None) -> None:
-    """Copy every segment that a checkpoint needs to another store, under the same paths.
-
-    A segment that is there with the same size and digest is kept. A checkpoint that is derived
-    into another store needs this before it publishes.
-    """
+    """Copy every segment that a checkpoint needs; one that is there and right is kept."""
     _check_place(checkpoint, target)
     needed = reachable(checkpoint.manifest.full())
     stored = needed.filter(pc.invert(needed["inline"])).select(["path", "size_bytes", "digest"])

@@ -35,10 +35,7 @@ def complete_graph(graph: JobGraph, parent: JobGraph | None) -> JobGraph:
 
 
 def graph_with_statuses(graph: JobGraph, finished: Finished, snapshots: Snapshots) -> JobGraph:
-    """Return the graph with every subtask that is finished (by graph or mark) or finishing.
-
-    Raises ``InvalidState`` (kind ``STATUS_CONTRADICTION``) where a subtask has two statuses.
-    """
+    """Return the graph with finished and finishing subtasks. Raises ``InvalidState``."""
     reported, waiting = _reported(snapshots)
     changed = {}
     for operator in graph.operators:

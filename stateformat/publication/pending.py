@@ -92,10 +92,7 @@ class Draft:
 
 
 class PendingCheckpoint:
-    """A checkpoint that has begun. Thread-safe. It publishes once; abandoning it needs no call.
-
-    ``checkpoint_id`` and ``attempt_id`` never change: sinks prepare committables under them.
-    """
+    """A checkpoint that has begun. Thread-safe. It publishes once; abandoning it needs no call."""
 
     def __init__(self, storage: Storage, draft: Draft, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self._storage = storage
@@ -164,10 +161,7 @@ class PendingCheckpoint:
             return self._snapshots.setdefault((taken.operator, taken.subtask), taken) is taken
 
     def add_handles(self, handles: pa.Table) -> None:
-        """Take the handles of every subtask, in the manifest's columns with ``inline``.
-
-        For a rescale or a rewrite. ``publish`` waits for no snapshot afterwards.
-        """
+        """Take the handles of every subtask, in the manifest's columns with ``inline``."""
         if not isinstance(handles, pa.Table):
             raise InvalidInput(f"handles are an Arrow table in the manifest's columns, not {type(handles).__name__}")
         with self._lock:
@@ -219,15 +213,8 @@ class PendingCheckpoint:
         ending = create_record(self._storage, record.ref, encode_record(record), sleep=self._sleep)
         if ending.step is not Step.PERMITTED:
             raise conflict(self._storage, record, ending)
-        logger.info(
-            "published checkpoint %s of %s: %d rows, %d segments, %d bytes; publishing took %.3f s",
-            self.checkpoint_id,
-            self._storage.url,
-            record.totals.rows,
-            record.totals.segments,
-            record.totals.bytes,
-            time.perf_counter() - start,
-        )
+        what, took_s = f"checkpoint {self.checkpoint_id} of {self._storage.url}", time.perf_counter() - start
+        logger.info("published %s: %s; publishing took %.3f s", what, record.totals, took_s)
         warn_of_layers(handles)
         return permit(self._storage, record, notes=self._draft.notes, manifest=manifests.Manifest(handles))
 
@@ -339,10 +326,7 @@ class PendingCheckpoint:
             raise
 
     def _protected(self) -> Iterator[pa.Table]:
-        """Yield the handles whose objects this checkpoint may refer to.
-
-        The source's come first: a rollback works although the newest manifest is damaged.
-        """
+        """Yield the handles whose objects this checkpoint may refer to, the source's first."""
         parent, source = self._draft.parent, self._draft.source
         if source is not None and (parent is None or source != parent.record.ref):
             storage = parent.storage if parent is not None else self._storage

@@ -13,11 +13,7 @@ from ..storage import Storage
 
 
 def check_present(storage: Storage, handles: pa.Table, paths: pa.Array, source: int) -> None:
-    """Raise ``DamagedCheckpoint`` where an object of ``paths`` is missing or has another size.
-
-    ``handles`` have the manifest's columns ``path`` and ``size_bytes``. ``source`` is their
-    checkpoint, for the message.
-    """
+    """Raise ``DamagedCheckpoint`` where an object of ``paths`` is missing or has another size."""
     # Group before filtering: a million handles may name a hundred segments.
     named = (
         handles.select(["path", "size_bytes"]).group_by("path", use_threads=False).aggregate([("size_bytes", "max")])

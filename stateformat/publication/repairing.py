@@ -173,13 +173,8 @@ def repair(
     pending = PendingCheckpoint(storage, draft, sleep=sleep)
     pending.add_handles(load_manifest(storage, record).full())
     found = pending.publish()
-    logger.warning(
-        "repaired %s: checkpoint %s has the content of %s; %s",
-        storage.url,
-        pending.checkpoint_id,
-        record.checkpoint_id,
-        note,
-    )
+    what = f"checkpoint {pending.checkpoint_id} has the content of {record.checkpoint_id}"
+    logger.warning("repaired %s: %s; %s", storage.url, what, note)
     return found
 
 

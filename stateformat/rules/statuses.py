@@ -47,10 +47,7 @@ def chains(graph: JobGraph) -> dict[str, list[Operator]]:
 
 
 def cycle(graph: JobGraph) -> Sequence[str]:
-    """Return the uids along a cycle without a feedback edge, the first one again at the end.
-
-    Empty where there is none.
-    """
+    """Return the uids along a cycle without a feedback edge, closed; empty where there is none."""
     upstream = {target: {edge.source for edge in edges} for target, edges in inputs_by_target(graph).items()}
     try:
         TopologicalSorter(upstream).prepare()
@@ -73,10 +70,7 @@ class Unequal(NamedTuple):
 
 
 def unequal_parallelism(graph: JobGraph, statuses: Mapping[str, Status]) -> Iterator[Unequal]:
-    """Yield forward edges and chains that join different parallelisms.
-
-    Fully finished operators are left aside: no record flows into or out of them.
-    """
+    """Yield forward edges and chains of started operators that join different parallelisms."""
     for edge in graph.edges:
         ends = [graph.by_uid[uid] for uid in (edge.source, edge.target) if uid in graph.by_uid]
         if edge.partitioner is Partitioner.FORWARD and len(ends) == 2:

@@ -120,10 +120,7 @@ def column_name(state: State, column: str = "") -> str:
 
 
 def check_columns_known(state: State, columns: Iterable[str], changes: Changes | None = None) -> None:
-    """Raise ``InvalidInput`` for a column that no schema of the state has had.
-
-    ``changes`` may have given its struct another name.
-    """
+    """Raise ``InvalidInput`` for a column that no schema of the state has had."""
     level = _Level(changes or Changes())
     known = {name for schema in state.schemas for name in _names(schema.fields, level)}
     unknown = sorted({*columns} - known)
@@ -289,10 +286,7 @@ def _was_renamed(name: str, before: Sequence[_Fields], level: _Level) -> bool:
 
 
 def _is_another(item: Field, before: Sequence[_Fields], level: _Level) -> bool:
-    """Return whether a field is not the one that was dropped.
-
-    It came to the name by a rename, or an earlier field of the name is missing from a later schema.
-    """
+    """Return whether a field came to its name after the field of that name was dropped."""
     earlier = level.earlier(item.name)
     bore: set[int] = set()
     for fields in before:
