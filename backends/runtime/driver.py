@@ -33,9 +33,9 @@ from stateformat.states import as_schema
 from stateformat.store import CheckpointStore
 
 from ..dataflow import events as ev
-from ..dataflow.api import NoSplit, OperatorCoordinator, Sender, Source, Split, SplitEnumerator
+from ..dataflow.api import NoSplit, OperatorCoordinator, Sender, Source, Split, SplitEnumerator, checked_message
 from ..dataflow.casting import cast_to_schema
-from ..dataflow.chain import Guard, OperatorError, checked_message
+from ..dataflow.chain import Guard, OperatorError
 from ..dataflow.coordinator import Coordinator
 from ..dataflow.graph import COMMITTABLES, Vertex
 from .clock import Clock

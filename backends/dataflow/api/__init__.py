@@ -5,7 +5,16 @@ Read ``states``, ``operator``, ``source``.
 
 from __future__ import annotations
 
-from .operator import Operator, OperatorContext, OperatorCoordinator, Output, Prepared, Sender, TwoPhaseCommitSink
+from .operator import (
+    Operator,
+    OperatorContext,
+    OperatorCoordinator,
+    Output,
+    Prepared,
+    Sender,
+    TwoPhaseCommitSink,
+    checked_message,
+)
 from .source import Chunk, EventTime, NoSplit, ReaderContext, Source, Split, SplitEnumerator
 from .states import BroadcastState, Descriptor, ListState, MapState, SplitList, Timers, UnionList, ValueState
 
@@ -32,4 +41,5 @@ __all__ = [
     "TwoPhaseCommitSink",
     "UnionList",
     "ValueState",
+    "checked_message",
 ]

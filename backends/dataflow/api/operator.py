@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
+from stateformat import graph
+from stateformat.errors import InvalidInput, InvalidState
 from stateformat.states import Columns
 
 from .states import Descriptor
@@ -15,7 +17,7 @@ from .states import Descriptor
 if TYPE_CHECKING:
     from stateformat.publication import CommitPermit
 
-    from ...state import Entries, KeyedList, KeyedMap, KeyedValue, TimerSet
+    from ...state import Entries, KeyedList, KeyedMap, KeyedValue, SubtaskStates, TimerSet
 
 Output: TypeAlias = "pa.RecordBatch | Iterable[pa.RecordBatch] | None"
 """What a hook emits: None, one batch, or an iterable of batches, usually a generator."""
@@ -23,50 +25,67 @@ Sender: TypeAlias = Callable[[int, bytes], None]
 """How a coordinator sends a message to a subtask."""
 
 
-class OperatorContext(Protocol):
+class OperatorContext:
     """What an operator may ask of its subtask. Valid from ``open`` to ``close``."""
 
-    @property
-    def uid(self) -> str:
+    def __init__(
+        self,
+        operator: graph.Operator,
+        subtask: int,
+        states: SubtaskStates,
+        send: Callable[[str, bytes], None],
+        watermark: int,
+    ) -> None:
+        """The runtime makes it, and keeps ``restored`` and ``watermark`` up to date."""
+        self.uid: str = operator.uid
         """The operator's uid."""
-
-    @property
-    def subtask(self) -> int:
+        self.subtask = subtask
         """Which of the ``parallelism`` subtasks this is."""
-
-    @property
-    def parallelism(self) -> int:
+        self.parallelism = operator.parallelism
         """How many subtasks there are."""
-
-    @property
-    def max_parallelism(self) -> int:
+        self.max_parallelism: int = operator.max_parallelism or 0
         """How many key groups there are."""
-
-    @property
-    def restored(self) -> bool:
+        self.restored = False
         """Whether states were restored from a checkpoint."""
-
-    @property
-    def watermark(self) -> int:
+        self.watermark = watermark
         """The event time that has been reached, µs; ``events.MIN_WATERMARK``: unknown."""
+        self._states = states
+        self._send = send if operator.coordinator else None
 
     def value_state(self, name: str) -> KeyedValue:
         """A declared :class:`~stateformat.backends.dataflow.api.states.ValueState`."""
+        return self._states.value(name)
 
     def map_state(self, name: str) -> KeyedMap:
         """A declared ``MapState``."""
+        return self._states.map(name)
 
     def list_state(self, name: str) -> KeyedList:
         """A declared ``ListState``."""
+        return self._states.list(name)
 
     def timers(self, name: str) -> TimerSet:
         """A declared ``Timers``."""
+        return self._states.timers(name)
 
     def entries(self, name: str) -> Entries:
         """A declared ``SplitList``, ``UnionList`` or ``BroadcastState``."""
+        return self._states.entries(name)
 
     def send_to_coordinator(self, message: bytes) -> None:
         """Send to the operator's coordinator. With checkpoints, exactly once, as with states."""
+        if self._send is None:
+            raise InvalidInput(
+                f"operator {self.uid!r} has no coordinator to send to; give it one (Operator.coordinator)"
+            )
+        self._send(self.uid, checked_message(f"operator {self.uid!r}", message))
+
+
+def checked_message(who: str, message: object) -> bytes:
+    """A message, as a checkpoint keeps it. ``InvalidState`` unless it is bytes."""
+    if not isinstance(message, bytes):
+        raise InvalidState(f"{who} sent {type(message).__name__}; a message is bytes, so encode it")
+    return message
 
 
 class Operator(ABC):

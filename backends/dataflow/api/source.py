@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -72,16 +72,18 @@ class SplitEnumerator(ABC):
         """Take back what :meth:`snapshot` gave."""
 
 
-class ReaderContext(Protocol):
+class ReaderContext:
     """What :meth:`Source.read` may ask."""
 
-    @property
-    def subtask(self) -> int:
+    def __init__(self, subtask: int, clock: Callable[[], int]) -> None:
+        self.subtask = subtask
         """The reader's subtask."""
+        self._clock = clock
 
     @property
     def now_us(self) -> int:
         """The executor's clock, in µs. Never use it for what must be the same again."""
+        return self._clock()
 
 
 class Chunk(NamedTuple):

@@ -1,14 +1,13 @@
 """The operators of one chain in one subtask.
 
-Read ``chain``, ``chained_operator`` with its ``context``, and ``source_reader``. ``committables``
-and ``in_flight`` are parts of a snapshot; ``errors`` says what user code raised and where.
+Read ``chain``, ``chained_operator``, and ``source_reader``. ``committables`` and ``in_flight`` are
+parts of a snapshot; ``errors`` says what user code raised and where.
 """
 
 from __future__ import annotations
 
 from .chain import OperatorChain
 from .chained_operator import ChainedOperator, ReportedProgress
-from .context import checked_message
 from .errors import FailsAgain, Guard, OperatorError, chain_of, is_for_good, may_pass, signature
 from .in_flight import OpenSnapshot, in_flight_batches
 
@@ -21,7 +20,6 @@ __all__ = [
     "OperatorError",
     "ReportedProgress",
     "chain_of",
-    "checked_message",
     "in_flight_batches",
     "is_for_good",
     "may_pass",

@@ -13,12 +13,11 @@ from stateformat.model import Handle, Kind
 from stateformat.snapshot import SnapshotWriter
 
 from ...state import SubtaskStates
-from ..api import Operator, Prepared, TwoPhaseCommitSink
+from ..api import Operator, OperatorContext, Prepared, TwoPhaseCommitSink
 from ..casting import columns_text
 from ..events import MAX_WATERMARK, MIN_WATERMARK
 from ..graph import COMMITTABLES, PROGRESS, Job
 from .committables import Committables
-from .context import Context
 from .errors import Guard
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ class ChainedOperator:
         self.states = states or SubtaskStates(operator, subtask, job.states_of(uid))
         self._restores = states is None
         self._inputs = job.graph.inputs(uid)
-        self.context = Context(operator, subtask, self.states, send)
+        self.context = OperatorContext(operator, subtask, self.states, send, MIN_WATERMARK)
         self._guard = Guard(uid, subtask)
         self._timers = [
             (state.name, self.states.timers(state.name)) for state in job.states_of(uid) if state.kind is Kind.TIMERS

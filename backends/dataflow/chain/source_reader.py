@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from stateformat.errors import InvalidState
 
-from ..api import Chunk, EventTime, NoSplit, Source, Split
+from ..api import Chunk, EventTime, NoSplit, ReaderContext, Source, Split
 from ..events import MIN_WATERMARK
 from ..graph import SPLITS_SCHEMA
 from .errors import Guard
@@ -54,18 +54,6 @@ class _OpenSplit:
         self.chunks: Iterator[Chunk] | None = None
 
 
-class _ReaderContext:
-    """Implements ``ReaderContext``."""
-
-    def __init__(self, subtask: int, clock: Callable[[], int]) -> None:
-        self.subtask = subtask
-        self._clock = clock
-
-    @property
-    def now_us(self) -> int:
-        return self._clock()
-
-
 class SourceReader:
     """Reads the splits of one subtask, chunk by chunk. ``emit`` takes batches to the chain."""
 
@@ -82,7 +70,7 @@ class SourceReader:
         self._uid = uid
         self._source = source
         self._event_time = event_time
-        self._context = _ReaderContext(subtask, clock)
+        self._context = ReaderContext(subtask, clock)
         self._emit = emit
         self._open: deque[_OpenSplit] = deque()
         """The next one to read first."""

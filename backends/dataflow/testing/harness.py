@@ -18,9 +18,9 @@ from stateformat.store import CheckpointStore
 
 from ...runtime import Options, clean, commit, pending_committables, restore, sinks_of
 from .. import events as ev
-from ..api import Operator, OperatorContext, OperatorCoordinator
+from ..api import Operator, OperatorContext, OperatorCoordinator, checked_message
 from ..casting import cast_to_schema
-from ..chain import Guard, OperatorChain, checked_message
+from ..chain import Guard, OperatorChain
 from ..graph import COMMITTABLES, Router
 from .stand_ins import JOB, OUTPUT, KeyBy, OperatorSetup, Rows, batches_of, flow_of, new_store
 
