@@ -1,17 +1,12 @@
-"""Whatever happens, in whatever order: what a coordinator never commands, and that a job comes to
-its end.
+"""Arbitrary events in any order, most of them late, doubled or impossible: what is never commanded.
 
-Two tries. In the first events are arbitrary, so that most are late, doubled or impossible, and a
-checker that knows nothing of the coordinator's insides watches what is commanded. In the second
-they come from tasks that behave, simple ones without channels, in any order, and the job has to end
-without any checkpoint ever being due.
+The checker knows nothing of the coordinator's insides.
 """
 
 from __future__ import annotations
 
 import random
 
-import pytest
 from hypothesis import given, settings, strategies as st
 
 from stateformat.backends.dataflow import events as ev
@@ -173,127 +168,3 @@ def test_in_any_order_of_any_events_nothing_is_commanded_that_must_not_be(name: 
         event = random_event(rng, job, checker)
         checker.see(event, coordinator.handle(event))
     assert len(set(checker.answered)) <= len(set(checker.asked))
-
-
-class Tasks:
-    """Tasks that behave: logic ends in the order of the graph, heads do as they are told, released
-    ones end when they like.
-    """
-
-    def __init__(self, job: TinyJob, rng: random.Random, *, busy_rounds: int) -> None:
-        self.job, self.rng = job, rng
-        self.heads = {vertex.id for vertex in job.vertices if vertex.feedback}
-        self.logic_ended: set[ev.TaskId] = set()
-        self.inputs_ended: set[ev.TaskId] = set()
-        self.max_watermark_sent: set[ev.TaskId] = set()
-        self.told_to_end: set[ev.TaskId] = set()
-        self.finishing: set[ev.TaskId] = set()
-        self.released: set[ev.TaskId] = set()
-        self.ended: set[ev.TaskId] = set()
-        self.snapshots: list[ev.TaskId] = []
-        self.begin: ev.Begin | None = None
-        self.busy_rounds = busy_rounds
-        self.told_everything_ends = False
-
-    def obey(self, commands: list[ev.CoordinatorCommand]) -> list[ev.CoordinatorEvent]:
-        """Carry out; the answers of whoever publishes and commits."""
-        answers: list[ev.CoordinatorEvent] = []
-        for command in commands:
-            match command:
-                case ev.Begin():
-                    self.begin, self.finishing = command, set()
-                    self.snapshots = self.rng.sample(list(command.plan.wait), len(command.plan.wait))
-                    self.busy_rounds -= 1
-                case ev.Publish(number, _):
-                    answers.append(ev.Published(number))
-                case ev.Commit(number):
-                    answers.append(ev.Committed(number))
-                case ev.Notify(_, told):
-                    assert self.begin is not None
-                    if self.begin.barrier.purpose is not ev.BarrierKind.ROUND:
-                        self.released |= self.finishing & set(told)
-                    if self.begin.barrier.purpose is ev.BarrierKind.STOP_NO_DRAIN:
-                        self.released |= set(told)
-                    for task, step in told.items():
-                        if step is ev.LoopStep.MAX_WATERMARK:
-                            self.max_watermark_sent.add(task)
-                        elif step is ev.LoopStep.END:
-                            self.told_to_end.add(task)
-                case ev.Abort():
-                    self.snapshots = []
-                case _:
-                    assert isinstance(command, ev.JobEnded | ev.EndSources | ev.Warn | ev.StopFailed), command
-        return answers
-
-    def possible(self) -> list[ev.CoordinatorEvent]:
-        """What could happen next."""
-        events: list[ev.CoordinatorEvent] = []
-        if self.snapshots:
-            events.append(self.acknowledgement(self.snapshots[0]))
-        by_uid = {vertex.id: vertex for vertex in self.job.vertices}
-        for task in set(self.job.tasks) - self.ended:
-            vertex = by_uid[task.vertex]
-            before = {one for one in self.job.tasks if one.vertex in {edge.source for edge in vertex.inputs}}
-            over = before <= self.logic_ended
-            if task.vertex in self.heads and over and task not in self.inputs_ended:
-                events.append(ev.InputsEnded(task))
-            elif over and task not in self.logic_ended and (task.vertex not in self.heads or task in self.told_to_end):
-                events.append(ev.LogicEnded(task))
-            elif task in self.released:
-                events.append(ev.TaskEnded(task))
-        return events
-
-    def acknowledgement(self, task: ev.TaskId) -> ev.Acknowledged:
-        assert self.begin is not None
-        number, finishing = self.begin.barrier.number, task in self.logic_ended
-        return ev.Acknowledged(
-            task,
-            ev.Acknowledge(
-                number, finishing, self.busy_rounds <= 0, task in self.inputs_ended, task in self.max_watermark_sent
-            ),
-        )
-
-    def happen(self, event: ev.CoordinatorEvent) -> None:
-        match event:
-            case ev.Acknowledged(task, acknowledgement):
-                self.snapshots.pop(0)
-                if acknowledgement.finishing:
-                    self.finishing.add(task)
-            case ev.LogicEnded(task):
-                self.logic_ended.add(task)
-            case ev.InputsEnded(task):
-                self.inputs_ended.add(task)
-            case ev.TaskEnded(task):
-                self.ended.add(task)
-
-
-@pytest.mark.parametrize("name", JOBS)
-@pytest.mark.parametrize("mode", [None, *StopMode])
-def test_a_job_whose_tasks_behave_comes_to_its_end_without_any_checkpoint_being_due(
-    name: str, mode: StopMode | None
-) -> None:
-    job = JOBS[name]
-    for seed in range(25):
-        rng = random.Random(seed)
-        coordinator, checker, tasks = Coordinator(job), Checker(job), Tasks(job, rng, busy_rounds=rng.randrange(6))
-        coordinator.start()
-        asked_at = rng.randrange(30) if mode else -1
-        waiting: list[ev.CoordinatorEvent] = []
-        for step in range(2000):
-            if step == asked_at and mode is not None:
-                event: ev.CoordinatorEvent = ev.StopRequested(mode, "r")
-            elif waiting and rng.random() < 0.5:
-                event = waiting.pop(0)
-            elif possible := tasks.possible():
-                event = rng.choice(sorted(possible, key=str))
-                tasks.happen(event)
-            elif waiting:
-                event = waiting.pop(0)
-            else:
-                break
-            commands = coordinator.handle(event)
-            checker.see(event, commands)
-            waiting += tasks.obey(commands)
-        assert checker.over, (name, mode, seed)
-        assert checker.ended == set(job.tasks)
-        assert checker.answered == checker.asked or asked_at > step
