@@ -36,7 +36,7 @@ class Vertex:
     id: str
     """The uid of its first operator."""
     operators: tuple[str, ...]
-    """Each behind the one that it hears. All but the first have one input, inside the chain."""
+    """Each behind its input. All but the first have one input, inside the chain."""
     parallelism: int
     inputs: tuple[Edge, ...]
     """Edges from outside into the first operator, in order of input."""

@@ -79,7 +79,7 @@ def graph_of(
 
 
 def steps_in_order(graph: JobGraph) -> list[OperatorId]:
-    """The uids, each behind those that it hears, feedback aside. ``InvalidInput`` for a cycle."""
+    """The uids, each behind its inputs, feedback aside. ``InvalidInput`` for a cycle."""
     sorter: TopologicalSorter[OperatorId] = TopologicalSorter({operator.uid: () for operator in graph.operators})
     for edge in graph.edges:
         if not edge.feedback:

@@ -17,7 +17,7 @@
 6. A higher number subsumes the checkpoint in flight. Numbers up to one that was acknowledged,
    aborted or subsumed mean nothing: such barriers are consumed and do nothing.
 
-Feedback channels are not known here; see ``iteration.py``.
+Feedback channels are not known here; see ``loop_buffer.py``.
 """
 
 from __future__ import annotations

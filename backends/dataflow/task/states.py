@@ -244,9 +244,9 @@ def _place(channel: ev.Channel) -> str:
 _INTRODUCTION: Final = """\
 # The life of a task
 
-Generated from the table in `backends/dataflow/task/states.py` by `make docs`; a test keeps it so. A task is
-one subtask of one chain of operators. What the picture and the table do not show is refused, with an
-error that tells what happened to the task before.
+Generated from the table in `backends/dataflow/task/states.py` by `make docs`; a test keeps it so.
+A task is one subtask of one chain of operators. What the picture and the table do not show is
+refused, with an error that tells what happened to the task before.
 """
 
 
@@ -291,8 +291,8 @@ def page() -> str:
     )
     return (
         f"{_INTRODUCTION}\n```mermaid\n{diagram()}\n```\n\n{meanings}\n\n"
-        "What may happen in which state (`·`: it stays; empty: it cannot happen). To a canceled task anything may\n"
-        f"happen, and means nothing.\n\n{table()}\n"
+        "What may happen in which state (`·`: it stays; empty: it cannot happen). To a canceled task\n"
+        f"anything may happen, and means nothing.\n\n{table()}\n"
     )
 
 

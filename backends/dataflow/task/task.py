@@ -1,14 +1,14 @@
 """The core of a task: what happens to it goes in as events, what is to be done comes out as
 commands.
 
-1. *States.* The table of ``life.py`` says what may happen in which state. It is asked first, so an
-   event that cannot be leaves the task as it was.
+1. *States.* The table of ``states.py`` says what may happen in which state. It is asked first, so
+   an event that cannot be leaves the task as it was.
 2. *What is due.* :meth:`Task._due` alone handles watermarks and ends. Whatever came, it looks at
    all inputs and gives what is due now. While the task runs: ends of inputs, then the watermark, so
-   that what an end releases is late for nobody. At its end: the end of time, the ends of inputs,
+   that what an end releases is never late. At its end: the end of time, the ends of inputs,
    ``finish``, and ``EndOfData``, which implies the end of time. The answers of an operator's
    coordinator come before the ends of inputs.
-3. *Snapshots.* ``alignment.py`` says when one is due and what is logged with it, ``iteration.py``
+3. *Snapshots.* ``alignment.py`` says when one is due and what is logged with it, ``loop_buffer.py``
    what a loop head logs besides. The task acknowledges when both are whole.
 4. *Heads of loops* hold the end of time back, and their own end, until the coordinator finds the
    loop quiet. Then the end of time goes round: timers fire, inputs from outside end. Only
