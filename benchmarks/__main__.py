@@ -42,13 +42,11 @@ ASKED = (
 
 
 def machine() -> str:
-    """What the figures were measured on, in a line."""
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return f"{os.cpu_count()} cores, {memory_gib:.0f} GiB, {platform.system()} {platform.machine()}, Python {platform.python_version()}"
 
 
 def table(rows: list[Row]) -> str:
-    """The rows as Markdown."""
     lines = ["| what | ours | against | ratio | processor time | budget |", "|---|---|---|---|---|---|"]
     for row in rows:
         cells = row.what, row.ours, row.against, row.ratio, row.cpu_text, f"{row.budget} {row.mark}".rstrip()
@@ -57,7 +55,6 @@ def table(rows: list[Row]) -> str:
 
 
 def replace_section(page: str, name: str, title: str, rows: list[Row], measured_on: str) -> str:
-    """The page with the table of one module replaced, or put behind the others."""
     begin = f"<!-- {name} -->\n"
     head, found, rest = page.partition(begin)
     if found:

@@ -22,7 +22,6 @@ VERTICES = 5
 
 
 def job(subtasks: int, partitioner: Partitioner) -> Any:
-    """A row of vertices with so many subtasks together."""
     vertices = []
     for number in range(VERTICES):
         source, target = OperatorId(f"v{number - 1}"), OperatorId(f"v{number}")
@@ -40,7 +39,6 @@ def job(subtasks: int, partitioner: Partitioner) -> Any:
 
 
 def planning(subtasks: int, partitioner: Partitioner) -> Callable[[], object]:
-    """What makes the plan and walks the tasks to trigger."""
     of = job(subtasks, partitioner)
     running = {vertex.id: np.arange(vertex.parallelism) % 2 == 0 for vertex in of.vertices}
     running["v0"][:] = False
@@ -48,7 +46,6 @@ def planning(subtasks: int, partitioner: Partitioner) -> Callable[[], object]:
 
 
 def measure() -> list[Row]:
-    """A row for each kind of edge."""
     kinds = {"ALL_TO_ALL": (Partitioner.HASH, "≤ 12 ×"), "POINTWISE": (Partitioner.RESCALE, "–")}
     return [
         compare(

@@ -72,7 +72,6 @@ def _batches(paths: list[str]) -> Iterator[pa.RecordBatch]:
 
 
 def _loop(paths: list[str], out: Path) -> None:
-    """The kernels alone: every batch is grouped, and sixteen groups are merged."""
     groups: list[pa.Table] = []
     sums = [("amount", "sum"), ("amount", "count")]
     for batch in _batches(paths):
@@ -173,7 +172,6 @@ def _bytes_of_a_delta(store: Path, random: np.random.Generator) -> float:
 
 
 def measure() -> list[Row]:
-    """The rows of the table."""
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)

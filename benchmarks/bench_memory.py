@@ -42,14 +42,12 @@ STATES: dict[str, State] = {
 
 
 def random_values(sizes: np.ndarray, seed: int) -> pa.Array:
-    """Binary values of these lengths that do not compress."""
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
     data = np.random.default_rng(seed).bytes(int(offsets[-1]))
     return pa.Array.from_buffers(pa.binary(), len(sizes), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
 def batches(shape: str, share: float = 1) -> Iterator[pa.RecordBatch]:
-    """The rows in no order, or the first ``share`` of them with other values."""
     seed = int(share * 100)
     count = int(ROWS[shape] * share)
     step = BATCH_ROWS[shape]
@@ -74,7 +72,6 @@ def with_op(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def publish(folder: str, shape: str, *, delta: float | None = None) -> None:
-    """Publish the next checkpoint: all rows, or a delta of a share of them."""
     store = open_store(folder, durable=False)
     parent = store.start("bench")
     pending = store.begin(job_id="bench", graph=JobGraph((OPERATOR,)), states=[STATES[shape]], parent=parent)
@@ -113,7 +110,6 @@ def rewritten(max_parallelism: int | None) -> Callable[[str, str], None]:
 
 
 def exported(suffix: str) -> Callable[[str, str], None]:
-    """``ckpt export`` into a file beside the store, which is removed."""
 
     def action(folder: str, _: str) -> None:
         from stateformat.tools.ckpt.main import main
@@ -145,7 +141,6 @@ def measured(action: str, folder: str, shape: str) -> tuple[float, float]:
 
 
 def measure(shapes: tuple[str, ...] = SHAPES) -> Iterator[Row]:
-    """A line for every shape and action."""
     for shape in shapes:
         with tempfile.TemporaryDirectory(prefix="bench-memory-") as folder:
             yield line(shape, "write", folder)

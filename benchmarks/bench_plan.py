@@ -24,62 +24,33 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import stateformat as sf
+from benchmarks import scale_stores
 from benchmarks.measuring import Row, compare
-from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner
+from stateformat.graph import JobGraph, OperatorId
 from stateformat.keys import range_bounds
 from stateformat.manifest import Manifest, decode_manifest, encode_manifest, manifest_ref
-from stateformat.model import (
-    AttemptId,
-    CheckpointId,
-    CheckpointKind,
-    Field,
-    JobId,
-    Kind,
-    ManifestRef,
-    Mode,
-    Record,
-    SchemaVersion,
-    State,
-    Totals,
-)
+from stateformat.model import AttemptId, CheckpointId, CheckpointKind, JobId, ManifestRef, Mode, Record, Totals
 from stateformat.redistribution import plan_restore
 from stateformat.schema import MANIFEST_SCHEMA, PLANNING_COLUMNS
 
 MAX_PARALLELISM = 32_768
-MODES = [Mode.KEYED] * 6 + [Mode.EVEN_SPLIT, Mode.BROADCAST, Mode.IN_FLIGHT, Mode.UNION, Mode.PROGRESS]
 OPERATORS, SUBTASKS, NEW_SUBTASKS = 1000, 1000, 1200
 ROUNDS = 3
-FIELDS = SchemaVersion(1, (Field(1, "k", "int64"), Field(2, "v", "int64")))
 
 
 def checkpoint(operators: int, subtasks: int, *, keyed_only: bool) -> SimpleNamespace:
     """A record and the planning columns of a manifest, with digests and paths that do not compress."""
-    uids = [OperatorId(f"operator-{number:04}") for number in range(operators)]
-    modes = [Mode.KEYED if keyed_only else MODES[number % len(MODES)] for number in range(operators)]
-    edges = [
-        Edge(f"loop-{uid}", uid, uid, Partitioner.REBALANCE, feedback=True)
-        for uid, mode in zip(uids, modes, strict=True)
-        if mode is Mode.IN_FLIGHT
-    ]
-    states = tuple(
-        State(
-            uid,
-            "state",
-            mode,
-            (SchemaVersion(1, ()) if mode is Mode.PROGRESS else FIELDS,),
-            Kind.VALUE if mode is Mode.KEYED else None,
-            ("k",) if mode is Mode.KEYED else (),
-            f"loop-{uid}" if mode is Mode.IN_FLIGHT else None,
-            0 if mode is Mode.PROGRESS else 2,
-        )
-        for uid, mode in zip(uids, modes, strict=True)
-    )
+    modes = [Mode.KEYED if keyed_only else scale_stores.mode_of(number) for number in range(operators)]
+    states = tuple(scale_stores.declare(number, mode) for number, mode in enumerate(modes))
+    chain = scale_stores.graph(operators, subtasks, MAX_PARALLELISM)
+    loops = {state.edge for state in states}
+    uids = [operator.uid for operator in chain.operators]
     record = Record(
         CheckpointId(1),
         AttemptId("0" * 32),
         CheckpointKind.CHECKPOINT,
         JobId("bench"),
-        JobGraph(tuple(Operator(uid, subtasks, MAX_PARALLELISM) for uid in uids), tuple(edges)),
+        JobGraph(chain.operators, tuple(edge for edge in chain.edges if edge.id in loops)),
         states,
         ManifestRef("manifests/x", 1, "0" * 32, 1),
         Totals(),

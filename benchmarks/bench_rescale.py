@@ -21,7 +21,6 @@ def _publish(folder: Path, rows: int) -> sf.CheckpointStore:
 
 
 def _rescaler(store: sf.CheckpointStore, spare: Path) -> Callable[[], None]:
-    """Rescales the newest checkpoint into a store of its own each time."""
     times = iter(range(10**6))
 
     def rescale_once() -> None:

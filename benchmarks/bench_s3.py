@@ -64,7 +64,6 @@ class Stored(NamedTuple):
 
 
 def write(options: dict[str, Any], url: str, parallelism: int, rows: int) -> Stored:
-    """One keyed state, a segment for each subtask."""
     rng = np.random.default_rng(0)
     table = pa.table({"key": rng.permutation(rows), "sum": rng.integers(0, 1 << 40, rows)})
     publish_keyed(sf.open(url, **options), table, parallelism, 1024)
@@ -114,7 +113,6 @@ def fetching(options: dict[str, Any], stored: Stored) -> Callable[[], None]:
 
 
 def processor_seconds(action: Callable[[], None], rounds: int = 5) -> float:
-    """What one call costs this process: the median."""
     found = []
     for _ in range(rounds):
         start = time.process_time()
@@ -126,7 +124,6 @@ def processor_seconds(action: Callable[[], None], rounds: int = 5) -> float:
 def rows_of(
     what: str, ours: Callable[[], None], against: Callable[[], None], label: str, budget: str = "–"
 ) -> list[Row]:
-    """A row of time and one of the processor's."""
     mine, theirs = (side.seconds for side in side_by_side(ours, against))
     rows = [Row(what, f"{mine * 1e3:.0f} ms", f"{label}: {theirs * 1e3:.0f} ms", f"{mine / theirs:.2f} ×", "–")]
     mine, theirs = processor_seconds(ours), processor_seconds(against)
@@ -136,7 +133,6 @@ def rows_of(
 
 @contextlib.contextmanager
 def delayed(endpoint: str) -> Iterator[str]:
-    """An endpoint behind which every request is kept for a while."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -152,7 +148,6 @@ def delayed(endpoint: str) -> Iterator[str]:
 
 
 def measure() -> list[Row]:
-    """All of them, or none where there is no server."""
     from tests.servers.rgw import available, running_rgw
 
     if why := available():

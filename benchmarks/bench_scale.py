@@ -167,7 +167,6 @@ def _of_bytes(points: list[Point], action: str, *, flat: bool) -> Row:
 
 
 def measure() -> list[Row]:
-    """A row for each action; the points are kept for :func:`save`."""
     with tempfile.TemporaryDirectory(prefix="bench-scale-") as folder:
         measured["handles"] = by_handles(Path(folder))
         measured["bytes"] = by_bytes(Path(folder))
@@ -179,7 +178,6 @@ def measure() -> list[Row]:
 
 
 def save() -> str:
-    """Draw the points of the last run, and say where the picture is."""
     plots.draw(measured["handles"], measured["bytes"], PICTURE)
     return f"The picture in docs/{PICTURE.name} is from this run."
 

@@ -68,13 +68,11 @@ def place(layer: int = 0) -> SegmentPlace:
 
 
 def rows(count: int = ROWS) -> pa.Table:
-    """Distinct keys in no order, and values that do not compress to nothing."""
     rng = np.random.default_rng(0)
     return pa.table({"k": rng.permutation(count).astype(np.int64), "v": rng.integers(0, 1 << 40, count)})
 
 
 def slices_of(handles: list[Handle], groups: tuple[int, int] = (0, MAX_PARALLELISM - 1)) -> pa.Table:
-    """Slices of the rows of a range of key groups, for one subtask."""
     found = []
     for number, handle in enumerate(handles):
         counts = np.asarray(handle.rows_per_group)
@@ -178,7 +176,6 @@ def restore_bytes(storage: LocalStorage, table: pa.Table) -> list[Row]:
 
 
 def stream_memory(storage: LocalStorage, count: int = LARGE_ROWS) -> list[Row]:
-    """Peak memory of a process that restores 2 GB of rows as a stream."""
     batch_rows = 1 << 17
 
     def batches() -> Iterator[pa.RecordBatch]:

@@ -72,7 +72,6 @@ def _redirect(log: str) -> None:
 
 
 def rate(epochs: Iterable[Epoch]) -> float:
-    """Rows a second: the median."""
     return statistics.median(epoch.rows / epoch.seconds for epoch in epochs)
 
 
@@ -245,7 +244,6 @@ def _rescale(store: str) -> None:
 
 
 def ten_million(side: Side, scratch: Path) -> list[Row]:
-    """10M keys: epochs that touch ten thousand of them, in turn with empty ones."""
     folder, store = str(scratch / "huge"), str(scratch / "huge-store")
     seeds, pairs, warm_up = 5, 15, 6
     keys = np.random.default_rng(2).permutation(TEN_MILLION)
@@ -283,7 +281,6 @@ def ten_million(side: Side, scratch: Path) -> list[Row]:
 
 
 def measure(full: bool = False) -> Iterator[Row]:
-    """All lines of the table that are the Spark runtime's, as they come."""
     with tempfile.TemporaryDirectory(prefix="bench-spark-") as folder, ExitStack() as stack:
         scratch = Path(folder)
         mine = stack.enter_context(Side(scratch / "ours.log"))

@@ -85,7 +85,6 @@ def family(pid: int) -> list[int]:
 
 
 def processor_seconds(*pids: int) -> float:
-    """What processes have used until now, and those below them that have ended."""
     ticks = 0
     for pid in pids:
         try:
@@ -119,7 +118,6 @@ def _ended_below() -> float:
 
 
 def side_by_side(ours: Callable[[], object], against: Callable[[], object], *, rounds: int = 5) -> tuple[Cost, Cost]:
-    """Medians of both, run in turn A B A B … after one warm-up each."""
     ours()
     against()
     mine, theirs = zip(*((cost(ours), cost(against)) for _ in range(rounds)), strict=True)
@@ -133,7 +131,6 @@ def _medians(costs: tuple[Cost, ...]) -> Cost:
 def compare(
     what: str, ours: Callable[[], object], against: Callable[[], object], *, label: str, budget: str, rounds: int = 5
 ) -> Row:
-    """A row of two times and their ratio."""
     mine, theirs = side_by_side(ours, against, rounds=rounds)
     texts = duration(mine.seconds), f"{label}: {duration(theirs.seconds)}", f"{mine.seconds / theirs.seconds:.2f} ×"
     return Row(what, *texts, budget, (mine.cpu, theirs.cpu))

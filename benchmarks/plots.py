@@ -82,14 +82,12 @@ def _panel(axes: Any, points: Sequence[Point], title: str, unit: str) -> None:
 
 
 def _reading(points: Sequence[Point]) -> list[Point]:
-    """At each size, the least time of reading."""
     sizes = dict.fromkeys(point.size for point in points)
     least = {size: min(point.reading for point in points if point.size == size) for size in sizes}
     return [Point("reading", size, seconds, seconds, 0) for size, seconds in least.items()]
 
 
 def draw(by_handles: Sequence[Point], by_bytes: Sequence[Point], path: Path) -> None:
-    """Write the picture: time by handles at the left, by bytes at the right."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.8), dpi=120, layout="constrained")
     _panel(left, [*by_handles, *_reading(by_handles)], "By handles", "handles in the checkpoint")
     _panel(right, by_bytes, "By bytes", "bytes of state, as stored")

@@ -54,21 +54,22 @@ def mode_of(number: int) -> Mode:
     return MODES[number % len(MODES)]
 
 
-def declare(number: int) -> sf.State:
+def declare(number: int, mode: Mode | None = None) -> sf.State:
     uid = uid_of(number)
-    match mode_of(number):
+    match mode or mode_of(number):
         case Mode.KEYED:
             return sf.value_state(uid, "state", keys={"key": pa.int64()}, values=COLUMNS)
-        case Mode.EVEN_SPLIT:
-            return sf.even_split_state(uid, "state", columns=COLUMNS)
-        case Mode.BROADCAST:
-            return sf.broadcast_state(uid, "state", columns=COLUMNS)
-        case Mode.UNION:
-            return sf.union_state(uid, "state", columns=COLUMNS)
         case Mode.IN_FLIGHT:
             return sf.in_flight_state(uid, "state", edge=f"loop-{uid}", columns=COLUMNS)
-        case _:
+        case Mode.PROGRESS:
             return sf.progress_state(uid, "state")
+        case other:
+            make = {
+                Mode.EVEN_SPLIT: sf.even_split_state,
+                Mode.BROADCAST: sf.broadcast_state,
+                Mode.UNION: sf.union_state,
+            }
+            return make[other](uid, "state", columns=COLUMNS)
 
 
 def rows_of(mode: Mode, rows: int = ROWS) -> pa.Table:
@@ -189,7 +190,6 @@ class Metered(LocalStorage):
         return self._count(super().read_range(path, offset, length))
 
     def bytes_read(self) -> int:
-        """By all processes until now."""
         log = Path(self._given[1])
         return sum(int(line) for line in log.read_text().split()) if log.exists() else 0
 

@@ -154,12 +154,10 @@ def _rows(name: str, folder: str, parallelism: int) -> df.Stream:
 
 
 def per_key(folder: str, parallelism: int = FILES) -> df.Dataflow:
-    """The per-key function. Two levels: the sink is chained to the operator."""
     return _rows("per-key", folder, parallelism).apply(PerKey(), uid="totals").apply(Discard(), uid="out").flow
 
 
 def plain_per_key(folder: str, parallelism: int = FILES) -> df.Dataflow:
-    """The same function, called as its author writes it who does not vectorise."""
     return _rows("plain", folder, parallelism).apply(PlainPerKey(), uid="totals").apply(Discard(), uid="out").flow
 
 
@@ -172,7 +170,6 @@ def vectorised(folder: str, parallelism: int = FILES) -> df.Dataflow:
 
 
 def three_levels(folder: str, parallelism: int = FILES) -> df.Dataflow:
-    """Source, keyed operator and sink with an exchange between each two."""
     totals = _rows("three-levels", folder, parallelism).aggregate(
         {"total": ("v", "sum"), "n": ("*", "count")}, uid="totals"
     )
@@ -206,7 +203,6 @@ def epochs(store: str, count: int) -> list[Epoch]:
 
 
 def empty_epoch(store: str) -> Epoch:
-    """Go on to the next publication, which has no rows."""
     found = _epoch(_RUNS[store], least=0)
     assert not found.rows, "rows were left to read"
     return found
@@ -225,12 +221,10 @@ def end(store: str) -> None:
 
 
 def bytes_read(store: str) -> int:
-    """What the driver and all workers have read from a store until now."""
     return Metered(store, store + READS).bytes_read()
 
 
 def totals(store: str) -> tuple[int, int, int]:
-    """Keys, sum of totals, and sum of counts that the newest checkpoint holds."""
     keys = total = count = 0
     for batch in sf.open(store).open().read("totals", "totals").batches():
         # Key group, key, and the two accumulators, whatever their names are.
@@ -265,7 +259,6 @@ def trivial_job() -> float:
 
 
 def in_turn(store: str, pairs: int) -> list[tuple[float, float]]:
-    """Seconds of an empty epoch and of the trivial job, in turn."""
     return [(empty_epoch(store).seconds, trivial_job()) for _ in range(pairs)]
 
 

@@ -42,7 +42,6 @@ def fold(total: int, count: int, values: Any) -> tuple[int, int]:
 
 
 def write_epoch(folder: str | Path, number: int, keys: Any) -> None:
-    """The files of one epoch: ``k`` as given and a random ``v``."""
     values = np.random.default_rng(number).integers(0, 1000, len(keys))
     table = pa.table({"k": keys, "v": values})
     rows = -(-len(keys) // FILES)
@@ -58,7 +57,6 @@ def write_epoch(folder: str | Path, number: int, keys: Any) -> None:
 
 
 def random_keys(number: int, *, rows: int, keys: int) -> Any:
-    """The keys of one epoch, uniform over ``keys`` of them."""
     return np.random.default_rng([7, number]).integers(0, keys, rows)
 
 

@@ -36,17 +36,14 @@ Query = Callable[["DataFrame"], "DataFrame"]
 
 
 def session() -> SparkSession:
-    """A session for these queries, on all cores."""
     return local_session("bench structured streaming", **CONF)
 
 
 def start() -> None:
-    """Start the session, so that no line is charged for it."""
     session()
 
 
 def native(rows: DataFrame) -> DataFrame:
-    """Sum and count by key, as Spark does it itself."""
     from pyspark.sql import functions
 
     return rows.groupBy("k").agg(functions.sum("v").alias("total"), functions.count("*").alias("n"))
