@@ -135,11 +135,15 @@ def remove(world: World, checkpoint_id: int) -> None:
     world.storage.delete([path_of(checkpoint_id)])
 
 
-def published(world: World, count: int) -> Run:
-    """So many checkpoints, each with its state whole, by one run that lives."""
+def published(world: World, count: int, *, damaged: tuple[int, ...] = (), lost: int = 0) -> Run:
+    """So many checkpoints, each with its state whole, by one run that lives; then these records are damaged or lost."""
     run = world.run()
     for _ in range(count):
         run.publish(full=True)
+    if lost:
+        remove(world, lost)
+    for checkpoint_id in damaged:
+        damage(world, checkpoint_id)
     return run
 
 
@@ -166,8 +170,7 @@ def check(world: World, doubled: set[int]) -> None:
 
 
 def test_r1_a_damaged_record_is_neither_moved_nor_removed_nor_written_over(world: World) -> None:
-    run = published(world, 2)
-    damage(world, 2)
+    run = published(world, 2, damaged=(2,))
     permit = world.store.repair(1)
     assert world.ids() == [1, 2, 3]
     assert world.storage.read(path_of(2)).to_pybytes() == b"{"
@@ -200,8 +203,7 @@ def test_a_repair_has_the_content_of_the_highest_whole_checkpoint_and_names_it(w
 
 
 def test_the_properties_of_a_repair_are_not_inherited_by_a_rollback_to_it(world: World) -> None:
-    published(world, 2)
-    damage(world, 2)
+    published(world, 2, damaged=(2,))
     world.store.repair(1)
     world.run().publish()
     assert world.store.rollback(3).record.properties == {}
@@ -215,8 +217,7 @@ def without_content_of(record: Record | None) -> Any:
 
 
 def test_who_does_not_know_the_member_sees_a_shorter_history(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    published(world, 3)
-    damage(world, 3)
+    published(world, 3, damaged=(3,))
     world.store.repair()
     world.run().publish()
     monkeypatch.setattr(Record, "link", property(without_content_of))
@@ -286,8 +287,7 @@ def test_of_two_repairs_and_a_run_that_lives_one_publishes(world: World) -> None
 
 
 def test_a_repair_goes_on_as_any_publication_does_after_a_lost_answer(world: World) -> None:
-    published(world, 2)
-    damage(world, 2)
+    published(world, 2, damaged=(2,))
     assert repairing(world, 1).until("create").step(Do.LOSE).finish().ref.checkpoint_id == 3
     check(world, {2})
 
@@ -370,9 +370,7 @@ def test_a_newest_that_was_published_meanwhile_is_not_left_behind_unasked(world:
 
 
 def test_two_damaged_records_on_top_are_both_told_and_repaired_at_once(world: World) -> None:
-    published(world, 4)
-    damage(world, 3)
-    damage(world, 4)
+    published(world, 4, damaged=(3, 4))
     found = world.store.diagnose()
     assert (found.found.damaged, found.found.strays) == ((4, 3), ())
     assert [way.doubled for way in found.ways] == [(3, 4), (2, 3, 4)]
@@ -385,16 +383,13 @@ def test_two_damaged_records_on_top_are_both_told_and_repaired_at_once(world: Wo
 
 
 def test_the_record_before_a_damaged_one_is_gone_and_its_output_is_repeated_too(world: World) -> None:
-    published(world, 4)
-    remove(world, 3)
-    damage(world, 4)
+    published(world, 4, lost=3, damaged=(4,))
     found = world.store.diagnose()
     assert [way.doubled for way in found.ways] == [(3, 4), (2, 3, 4)]
 
 
 def test_a_second_repair_goes_on_where_the_first_did(world: World) -> None:
-    published(world, 3)
-    damage(world, 3)
+    published(world, 3, damaged=(3,))
     world.store.repair()
     world.run().publish()
     fourth = load_record(world.storage, CheckpointId(4))
@@ -420,8 +415,7 @@ def test_what_a_run_that_opened_the_damaged_one_commits_late_is_committed_once(w
 
 
 def test_nobody_takes_an_older_one_for_an_unreadable_newest(world: World) -> None:
-    published(world, 3)
-    damage(world, 3)
+    published(world, 3, damaged=(3,))
     for ask in (
         lambda: world.store.start(JOB),
         lambda: world.store.open(),
@@ -433,9 +427,7 @@ def test_nobody_takes_an_older_one_for_an_unreadable_newest(world: World) -> Non
 
 
 def test_an_id_needs_its_own_record_and_manifest_only(world: World) -> None:
-    published(world, 5)
-    damage(world, 5)
-    damage(world, 3)
+    published(world, 5, damaged=(5, 3))
     for checkpoint_id in (4, 2, 1):
         assert contents(world.store.open(checkpoint_id))["position"] == [{"interval": checkpoint_id}]
         assert problems_of_the_history(world, checkpoint_id) == []
@@ -492,8 +484,7 @@ def test_r5_of_a_repaired_record_gc_keeps_every_manifest_under_its_id_and_what_t
 
 @rules("R6-expire", expire_by_names)
 def test_r6_expire_reads_the_newest_before_it_deletes_a_record(world: World) -> None:
-    published(world, 3)
-    damage(world, 3)
+    published(world, 3, damaged=(3,))
     for delete in (False, True):
         found = world.store.expire(1, delete=delete)
         assert (found.records, found.deleted) == ((), False)
@@ -605,8 +596,7 @@ def told(world: World) -> list[int]:
 
 
 def test_a_record_that_others_name_and_beneath_which_named_ones_stand_was_lost(world: World) -> None:
-    published(world, 5)
-    remove(world, 4)
+    published(world, 5, lost=4)
     assert told(world) == [4]
     found = world.store.survey()
     assert (ids_of(found.chain), ids_of(found.cut_off), found.strays) == ([5], [3, 2, 1], ())
@@ -691,8 +681,7 @@ def test_l5_an_expire_at_work_is_not_called_damage_in_any_order() -> None:
 
 
 def test_what_a_repair_has_left_behind_is_not_missed(world: World) -> None:
-    published(world, 5)
-    remove(world, 4)
+    published(world, 5, lost=4)
     assert told(world) == [4]
     permit = world.store.repair(3)
     assert (permit.record.content_of, permit.record.parent) == ((3, world.attempts()[3]), (5, world.attempts()[5]))
@@ -703,8 +692,7 @@ def test_what_a_repair_has_left_behind_is_not_missed(world: World) -> None:
 
 
 def test_nor_is_what_a_repair_that_was_left_behind_has_left_behind(world: World) -> None:
-    published(world, 6)
-    damage(world, 6)
+    published(world, 6, damaged=(6,))
     world.store.repair(5)
     remove(world, 4)
     assert told(world) == [4]
@@ -716,8 +704,7 @@ def test_nor_is_what_a_repair_that_was_left_behind_has_left_behind(world: World)
 
 
 def test_one_checkpoint_beneath_a_gap_is_too_few_to_prove_a_loss(world: World) -> None:
-    published(world, 3)
-    remove(world, 2)
+    published(world, 3, lost=2)
     assert told(world) == []
     report = validate(world.store, level="full")
     assert [warning.path for warning in report.warnings] == [path_of(1)]
@@ -725,8 +712,7 @@ def test_one_checkpoint_beneath_a_gap_is_too_few_to_prove_a_loss(world: World) -
 
 @rules("L7-gc", nothing_is_lost)
 def test_l7_gc_ends_where_a_loss_is_proven(world: World) -> None:
-    published(world, 5)
-    remove(world, 4)
+    published(world, 5, lost=4)
     before = world.storage.list("")
     found = world.store.collect_garbage(delete=True)
     assert (found.deleted, world.storage.list("")) == (False, before)
@@ -735,8 +721,7 @@ def test_l7_gc_ends_where_a_loss_is_proven(world: World) -> None:
 
 @rules("L8-expire", expire_by_names)
 def test_l8_expire_deletes_nothing_beneath_a_lost_record_that_it_is_to_keep(world: World) -> None:
-    run = published(world, 5)
-    remove(world, 4)
+    run = published(world, 5, lost=4)
     before = world.storage.list("")
     found = world.store.expire(3)
     assert (found.records, found.deleted, world.storage.list("")) == ((), False, before)
@@ -750,8 +735,7 @@ def test_l8_expire_deletes_nothing_beneath_a_lost_record_that_it_is_to_keep(worl
 
 
 def test_expire_goes_on_where_the_lost_record_is_the_first_that_it_does_not_keep(world: World) -> None:
-    published(world, 5)
-    remove(world, 3)
+    published(world, 5, lost=3)
     planned = world.store.expire(2, delete=False)
     assert (planned.stopped, [item.path for item in planned.records]) == (None, [path_of(1), path_of(2)])
     assert world.store.expire(2).stopped is None
