@@ -23,15 +23,15 @@ from stateformat.backends.dataflow import (
     Output,
     SplitList,
     Timers,
-    TwoPhaseCommitSink,
     UnionList,
     ValueState,
 )
+from stateformat.backends.local import LocalRun
 from stateformat.backends.runtime import Options
 from stateformat.backends.runtime.restore import plan_of
 from stateformat.errors import InvalidInput, RestoreRefused
 from stateformat.redistribution import RestorePlan
-from tests.local_jobs import KEY, Bench, Out, Tap, rows, settle
+from tests.local_jobs import KEY, Bench, Line, Out, Tap, rows, settle
 
 LONG, INT, TEXT = pa.int64(), pa.int32(), pa.string()
 KINDS = {
@@ -99,21 +99,22 @@ def _cast(values: pa.Array, kind: pa.DataType) -> pa.Array:
     return (values.cast(pa.decimal128(21, kind.scale)) if pa.types.is_decimal(kind) else values).cast(kind)
 
 
-class Job:
+class Job(Line):
     """A job that is started again and again; every start reads one more row, and ends behind a checkpoint."""
 
-    def __init__(self, kind: str) -> None:
-        self.bench = Bench()
+    def __init__(self, kind: str = "value") -> None:
+        super().__init__([rows(n, key=n) for n in range(20)], how="key_by", shut=True, endless=True)
         self.kind = kind
-        self.tap = Tap([rows(n, key=n) for n in range(20)], shut=True, endless=True)
         self.read = 0
 
-    def start(self, columns: Columns, **options: Any) -> list[dict[str, Any]]:
+    def version(self, columns: Columns, said: Mapping[str, Any] | None = None) -> Version:
+        self.op = version = Version(self.kind, columns, said or {})
+        return version
+
+    def start(self, columns: Columns, said: Mapping[str, Any] | None = None, **options: Any) -> list[dict[str, Any]]:
         """What a version of the program finds; ``said``: what it says of its columns."""
-        version = Version(self.kind, columns, options.pop("said", {}))
-        flow = Dataflow("job")
-        flow.source(self.tap, uid="in").key_by("key").apply(version, uid="op").apply(Out(self.bench.log), uid="out")
-        run = self.bench.begin(flow, **options)
+        version = self.version(columns, said)
+        run = self.begin(**options)
         found = sorted(version.seen, key=str)
         self.read += 1
         self.tap.let(0, self.read)
@@ -177,14 +178,14 @@ def test_a_column_that_goes_is_refused_unless_it_is_named(kind: str) -> None:
     ],
 )
 def test_changes_that_cannot_be_are_refused(columns: Columns, said: dict[str, Any], told: str) -> None:
-    job = Job("value")
+    job = Job()
     job.start({"v": LONG})
     with pytest.raises(InvalidInput, match=told):
         job.start(columns, said=said)
 
 
 def test_the_option_of_a_run_names_columns_that_the_state_has_had() -> None:
-    job = Job("value")
+    job = Job()
     job.start({"v": LONG})
     with pytest.raises(InvalidInput, match="never had a column 'zz'"):
         job.start({"v": LONG}, drop=["op/s.zz"])
@@ -199,7 +200,7 @@ def test_the_option_of_a_run_names_columns_that_the_state_has_had() -> None:
     ],
 )
 def test_what_no_column_can_become_is_refused_without_advice_that_cannot_help(columns: Columns, told: str) -> None:
-    job = Job("value")
+    job = Job()
     job.start({"v": LONG})
     with pytest.raises(RestoreRefused, match=told) as refused:
         job.start(columns)
@@ -215,7 +216,7 @@ def test_what_no_column_can_become_is_refused_without_advice_that_cannot_help(co
 
 
 def test_a_program_that_names_changes_may_begin_a_job() -> None:
-    job = Job("value")
+    job = Job()
     said = {"renames": {"v": "x"}, "drops": ["w"]}
     assert job.start({"x": LONG}, said=said) == []
     assert job.start({"x": LONG, "v": LONG, "w": LONG}, said=said) == [{"x": 0, "v": None, "w": None}]
@@ -223,29 +224,23 @@ def test_a_program_that_names_changes_may_begin_a_job() -> None:
 
 
 def test_a_restart_after_a_failure_goes_on_with_what_the_start_gave_up() -> None:
-    job = Job("value")
+    job = Job()
     job.start({"v": LONG, "w": LONG})
-    version = Version("value", {"v": TEXT, "w": LONG})
-    flow = Dataflow("job")
-    source = flow.source(job.tap, uid="in").key_by("key")
-    source.apply(version, uid="op").apply(Out(job.bench.log), uid="out")
-    job.bench.log.failing.append("out/0 process 0: 3")
+    version = job.version({"v": TEXT, "w": LONG})
+    job.log.failing.append("out/0 process 0: 3")
     job.tap.let(0)
     job.tap.bounded = True
-    outcome = job.bench.run(flow, drop=["op/s.v"], checkpoint_interval_us=None, checkpoint_rows=1)
-    assert outcome.restarts == 1
+    assert job.run(drop=["op/s.v"], checkpoint_interval_us=None, checkpoint_rows=1).restarts == 1
     assert {"v": "2", "w": 2} in version.seen
 
 
 def test_the_plan_says_column_by_column_what_becomes_of_a_state() -> None:
-    job = Job("value")
+    job = Job()
     job.start({"v": INT, "w": LONG, "k": LONG, "t": LONG})
-    version = Version("value", {"k": LONG, "x": LONG, "n": TEXT, "t": TEXT}, {"renames": {"v": "x"}, "drops": ["w"]})
-    flow = Dataflow("job")
-    flow.source(job.tap, uid="in").key_by("key").apply(version, uid="op").apply(Out(job.bench.log), uid="out")
+    job.version({"k": LONG, "x": LONG, "n": TEXT, "t": TEXT}, {"renames": {"v": "x"}, "drops": ["w"]})
     with pytest.raises(RestoreRefused):
-        job.bench.begin(flow)
-    plan = plan_of(flow, job.bench.store.open(), Options(), check=False)
+        job.begin()
+    plan = plan_of(job.flow(), job.bench.store.open(), Options(), check=False)
     assert [str(column) for column in plan.columns if column.state == "s"] == [
         "key int64 kept",
         "k int64 kept",
@@ -261,45 +256,29 @@ def test_the_plan_says_column_by_column_what_becomes_of_a_state() -> None:
 
 
 class Counting(OperatorCoordinator):
-    """Keeps rows of the columns that it is given, and what it was restored with."""
+    """Has a row of the columns that it is given, and writes down what it was restored with."""
 
-    def __init__(self, columns: Columns, rows: Mapping[str, Any], seen: list[Any]) -> None:
+    def __init__(self, columns: Columns, seen: list[Any]) -> None:
         self.columns = columns
-        self._rows = rows
         self._seen = seen
 
     def snapshot(self) -> pa.Table:
-        return pa.table(
-            {name: [self._rows[name]] for name in self.columns}, schema=pa.schema(list(self.columns.items()))
-        )
+        row = {name: {"a": 1, "b": 2, "c": 3}[name] for name in self.columns}
+        return pa.Table.from_pylist([row], pa.schema(list(self.columns.items())))
 
     def receive(self, subtask: int, message: bytes) -> None:
-        raise AssertionError("nobody sends")
+        raise AssertionError("no subtask sends")
 
     def restore(self, rows: pa.Table) -> None:
         self._seen += rows.to_pylist()
 
 
-class WithCoordinator(Operator):
-    def __init__(self, columns: Columns, seen: list[Any]) -> None:
-        self._columns = columns
-        self._seen = seen
-
-    def coordinator(self) -> OperatorCoordinator:
-        return Counting(self._columns, {"a": 1, "b": 2, "c": 3}, self._seen)
-
-    def process(self, batch: pa.RecordBatch, input: int) -> Output:
-        return batch
-
-
 def test_columns_of_a_coordinator_go_the_same_way() -> None:
-    bench, seen = Bench(), []
-    tap = Tap([rows(1)], shut=True, endless=True)
+    line, seen = Line(shut=True, endless=True), []
 
     def start(columns: Columns, **options: Any) -> None:
-        flow = Dataflow("job")
-        flow.source(tap, uid="in").apply(WithCoordinator(columns, seen), uid="op").apply(Out(bench.log), uid="out")
-        bench.checkpoint(bench.begin(flow, **options))
+        line.op.coordinator = lambda: Counting(columns, seen)  # type: ignore[method-assign]
+        line.bench.checkpoint(line.begin(**options))
 
     start({"a": INT, "b": INT})
     with pytest.raises(RestoreRefused, match=r"'b'.*declare it again, or give it up with drop='op/coordinator.b'"):
@@ -319,41 +298,33 @@ class Wide(Out):
 
 
 def test_committables_are_never_lost_to_a_change_of_columns() -> None:
-    bench = Bench()
-    tap = Tap([rows(n) for n in range(6)], shut=True, endless=True)
+    line = Line([rows(n) for n in range(6)], shut=True, endless=True)
 
-    def start(sink: TwoPhaseCommitSink, **options: Any) -> Any:
-        flow = Dataflow("job")
-        flow.source(tap, uid="in").apply(sink, uid="out", chain=False)
-        return bench.begin(flow, **options)
+    def start(sink: Out, later: Sequence[int], **options: Any) -> LocalRun:
+        line.out = sink
+        sink.later = [*later]
+        return line.begin(**options)
 
-    old = Out(bench.log)
-    old.later = [1] * 9
-    tap.let(0, 2)
-    run = start(old)
-    settle(run)
-    bench.checkpoint(run)
-    wide = Wide(bench.log)
-    wide.later = [1]
-    run = start(wide)
-    tap.let(0, 3)
-    settle(run)
-    bench.checkpoint(run)
+    def saved(run: LocalRun, chunks: int) -> None:
+        line.tap.let(0, chunks)
+        settle(run)
+        line.bench.checkpoint(run)
+
+    saved(start(Out(line.log), [1] * 9), 2)
+    wide = Wide(line.log)
+    run = start(wide, [1])
+    saved(run, 3)
     assert wide.seen == [0, 1, 2]
     wide.later = [9] * 3
-    tap.let(0, 4)
-    settle(run)
-    bench.checkpoint(run)
+    saved(run, 4)
     with pytest.raises(RestoreRefused, match=r"'out' has the column 'more'.*drop='out/committables.more'"):
-        start(Out(bench.log))
-    last = Out(bench.log)
-    start(last, drop=["out/committables.more"])
+        start(Out(line.log), [])
+    start(last := Out(line.log), [], drop=["out/committables.more"])
     assert last.seen == [3]
 
 
-def test_a_changed_uid_is_told_how_its_state_can_follow() -> None:
-    bench = Bench()
-    tap = Tap([rows(1)], endless=True)
+def test_a_changed_uid_is_refused_with_how_its_state_can_follow() -> None:
+    bench, tap = Bench(), Tap([rows(1)], endless=True)
 
     def flow(uid: str) -> Dataflow:
         made = Dataflow("job")
