@@ -475,7 +475,7 @@ def test_a_map_state_is_a_dictionary_of_dictionaries() -> None:
     kept = KeyedMap(OPERATOR, state)
     oracle: dict[tuple[str | None, str], dict[str, Any]] = {}
     chance = random.Random(9)
-    for step in range(120):
+    for step in range(90):
         count = chance.randrange(8)
         keys = [(chance.choice([None, "", "a", "b", "c"]), chance.choice(POOLS["double"][1])) for _ in range(count)]
         row_keys = batch(
@@ -529,7 +529,7 @@ def test_a_list_state_is_a_dictionary_of_lists() -> None:
     kept = KeyedList(OPERATOR, state)
     oracle: dict[int | None, list[dict[str, Any]]] = {}
     chance = random.Random(11)
-    for step in range(150):
+    for step in range(110):
         keys = [chance.choice([None, *range(6)]) for _ in range(chance.randrange(9))]
         columns = batch(k=(pa.int32(), keys))
         if chance.random() < 0.75:
@@ -587,7 +587,7 @@ def test_timers_are_given_when_they_are_due_once_and_by_time() -> None:
     timers = timers_of(INT_VALUE)
     oracle: dict[tuple[int, int, str], int] = {}
     chance, now = random.Random(2), 0
-    for step in range(200):
+    for step in range(130):
         rows = [
             (chance.randrange(5), now + chance.randrange(-3, 60), chance.choice(["", "", "x"]))
             for _ in range(chance.randrange(6))
