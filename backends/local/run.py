@@ -19,28 +19,11 @@ from stateformat.publication import PendingCheckpoint
 from stateformat.snapshot import Snapshot, WriteContext
 from stateformat.store import CheckpointStore
 
+from .. import runtime as rt
 from ..dataflow import events as ev
 from ..dataflow.chain import OperatorChain, in_flight_batches
 from ..dataflow.graph import Router
 from ..dataflow.task import TaskState
-from ..runtime import (
-    CAPACITY,
-    Clock,
-    Mail,
-    MessageToCoordinator,
-    MessageToSubtask,
-    Progress,
-    Queue,
-    Restored,
-    Run,
-    Schedule,
-    SplitRequested,
-    Worker,
-    receiver_of,
-    restored_states,
-    sender_of,
-    tasks_of,
-)
 from .layers import TaskLayers
 from .ready_set import ReadySet
 
@@ -50,18 +33,18 @@ RETRY_US = 1_000_000
 """Without an interval, an aborted checkpoint that tasks wait for begins again after this time."""
 
 
-class LocalRun(Run):
+class LocalRun(rt.Run):
     """One run in this process, of actors that are stepped one at a time."""
 
     def __init__(
         self,
         store: CheckpointStore,
-        restored: Restored,
-        schedule: Schedule,
+        restored: rt.Restored,
+        schedule: rt.Schedule,
         retries: Mapping[str, pa.Table],
         *,
         seed: int,
-        clock: Clock,
+        clock: rt.Clock,
     ) -> None:
         super().__init__(store, restored, schedule, retries, clock)
         self._choose = random.Random(seed)  # noqa: S311 - an order of events, not a secret
@@ -73,9 +56,9 @@ class LocalRun(Run):
         self._ready = ReadySet()
         self._overtaking: ev.Barrier | None = None
         """The last barrier that turned unaligned in flight."""
-        self._workers: dict[ev.TaskId, Worker] = {}
+        self._workers: dict[ev.TaskId, rt.Worker] = {}
         self._layers: dict[ev.TaskId, TaskLayers] = {}
-        self._channels: dict[ev.Channel, Queue] = {}
+        self._channels: dict[ev.Channel, rt.Queue] = {}
         self._connect(restored)
         try:
             self._driver.open_coordinators(restored.coordinators, restored.finished)
@@ -86,24 +69,24 @@ class LocalRun(Run):
             raise
         self._check_end()
 
-    def _connect(self, restored: Restored) -> None:
+    def _connect(self, restored: rt.Restored) -> None:
         self._overtaken = frozenset(edge.id for edge in self.job.graph.edges if self.job.overtakable(edge))
-        every = list(tasks_of(restored))
+        every = list(rt.tasks_of(restored))
         for item in every:
             for edge_id, channels in item.inputs.items():
-                capacity = None if self.job.graph.by_edge[edge_id].feedback else CAPACITY
-                self._channels.update({channel: Queue(channel, capacity=capacity) for channel in channels})
+                capacity = None if self.job.graph.by_edge[edge_id].feedback else rt.CAPACITY
+                self._channels.update({channel: rt.Queue(channel, capacity=capacity) for channel in channels})
         for vertex, core, inputs, outputs in every:
             queues = [self._channels[channel] for channels in inputs.values() for channel in channels]
             leaving = {edge_id: [self._channels[channel] for channel in some] for edge_id, some in outputs.items()}
-            worker = Worker(core.id, vertex, core, queues, leaving, self._overtaken, self)
+            worker = rt.Worker(core.id, vertex, core, queues, leaving, self._overtaken, self)
             worker.routers = {edge.id: Router(self.job, edge, core.id.subtask) for edge in vertex.outputs}
             self._workers[core.id] = worker
             self.wake(worker)
         self._sources = [worker for worker in self._workers.values() if worker.vertex.is_source]
 
-    def _open(self, restored: Restored) -> None:
-        parts = dict(restored_states(restored))
+    def _open(self, restored: rt.Restored) -> None:
+        parts = dict(rt.restored_states(restored))
         for worker in self._workers.values():
             own = parts.get(worker.id, {})
             worker.operators = OperatorChain(self.job, worker.vertex, worker.id.subtask, worker)
@@ -229,7 +212,7 @@ class LocalRun(Run):
         return self._rows_read
 
     @property
-    def tasks(self) -> Mapping[ev.TaskId, Worker]:
+    def tasks(self) -> Mapping[ev.TaskId, rt.Worker]:
         """The tasks that were started."""
         return self._workers
 
@@ -237,7 +220,7 @@ class LocalRun(Run):
         for worker in self._workers.values():
             worker.release()
 
-    def progress(self) -> Progress:
+    def progress(self) -> rt.Progress:
         running = [worker for worker in self._workers.values() if not worker.gone]
         times = {worker.id: worker.watermark for worker in running}
         return self._progress(rows_read=self.rows_read, running=len(running), times=times)
@@ -255,13 +238,13 @@ class LocalRun(Run):
         self._driver.note(reason, error)
 
     def message(self, uid: str, subtask: int, message: bytes | None, snapshot_taken: int) -> None:
-        self._driver.inbox.append(MessageToCoordinator(uid, subtask, message, snapshot_taken))
+        self._driver.inbox.append(rt.MessageToCoordinator(uid, subtask, message, snapshot_taken))
 
     def lost(self, uid: str, subtask: int) -> None:
         self._driver.lost(uid, subtask)
 
     def request_split(self, task: ev.TaskId) -> None:
-        self._driver.inbox.append(SplitRequested(task))
+        self._driver.inbox.append(rt.SplitRequested(task))
 
     def _checkpoint(self, number: int) -> PendingCheckpoint | None:
         """The checkpoint of this barrier, if it is in flight."""
@@ -285,13 +268,13 @@ class LocalRun(Run):
         return self._checkpoint(number) is not None and self._workers[task].snapshot_taken < number
 
     def confirm(self, channel: ev.Channel) -> None:
-        self.mail(sender_of(self.job, channel), ev.DataProcessed(channel))
+        self.mail(rt.sender_of(self.job, channel), ev.DataProcessed(channel))
 
     def announce(self, channel: ev.Channel, barrier: ev.Barrier) -> None:
-        self.mail(receiver_of(self.job, channel), ev.Announced(channel, barrier))
+        self.mail(rt.receiver_of(self.job, channel), ev.Announced(channel, barrier))
 
     def log_arrival(self, channel: ev.Channel, batch: pa.RecordBatch) -> None:
-        self._workers[receiver_of(self.job, channel)].log(channel, batch)
+        self._workers[rt.receiver_of(self.job, channel)].log(channel, batch)
 
     def ended(self, task: ev.TaskId) -> None:
         for channel in self._workers[task].inputs:
@@ -302,7 +285,7 @@ class LocalRun(Run):
     def now_us(self) -> int:
         return self._clock.now_us()
 
-    def wake(self, worker: Worker) -> None:
+    def wake(self, worker: rt.Worker) -> None:
         self._ready.wake(worker)
 
     def current_form(self, barrier: ev.Barrier) -> ev.Barrier:
@@ -311,7 +294,7 @@ class LocalRun(Run):
 
     # What the driver calls (driver.TaskMessenger)
 
-    def mail(self, task: ev.TaskId, mail: Mail) -> None:
+    def mail(self, task: ev.TaskId, mail: rt.Mail) -> None:
         worker = self._workers.get(task)
         if worker is None:
             return
@@ -320,7 +303,7 @@ class LocalRun(Run):
                 self._layers[task].complete(mail.number)
             worker.mailbox.append(mail)
             self.wake(worker)
-        elif isinstance(mail, MessageToSubtask):
+        elif isinstance(mail, rt.MessageToSubtask):
             self._driver.lost(mail.uid, task.subtask)
 
     def overtake(self, barrier: ev.Barrier) -> None:

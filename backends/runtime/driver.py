@@ -16,15 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from stateformat.errors import (
-    CheckpointExpired,
-    ErrorKind,
-    InvalidState,
-    JobMismatch,
-    OutcomeUnknown,
-    PublishConflict,
-    StorageError,
-)
+from stateformat import errors as er
 from stateformat.model import LATE_PROPERTY, Mode, Stop
 from stateformat.publication import CommitPermit, PendingCheckpoint
 from stateformat.schema import segment_schema
@@ -52,7 +44,7 @@ logger = logging.getLogger(__name__)
 _OPTIONS = WriteOptions(check_unique=False, trust_key_groups=True)
 """The running state holds a key once, and computes key groups as the format does."""
 
-FATAL = (PublishConflict, JobMismatch, CheckpointExpired)
+FATAL = (er.PublishConflict, er.JobMismatch, er.CheckpointExpired)
 """Another run has the job, so this one stops."""
 
 
@@ -193,7 +185,7 @@ class Driver:
         def send(subtask: int, message: bytes) -> None:
             checked_message(f"the coordinator of operator {uid!r}", message)
             if not 0 <= subtask < parallelism:
-                raise InvalidState(
+                raise er.InvalidState(
                     f"the coordinator of operator {uid!r} sent to subtask {subtask}. The operator has subtasks 0 to "
                     f"{parallelism - 1} in this run."
                 )
@@ -250,7 +242,7 @@ class Driver:
         try:
             split = self.enumerators[vertex.id].next_split(task.subtask, vertex.parallelism)
             if not isinstance(split, Split | NoSplit):
-                raise InvalidState(f"next_split returned {type(split).__name__}; it returns a Split or NoSplit")
+                raise er.InvalidState(f"next_split returned {type(split).__name__}; it returns a Split or NoSplit")
         except Exception as error:
             self._failed(vertex.id, f"the enumerator of source {vertex.id!r}", error)
             split = NoSplit.LATER
@@ -344,12 +336,12 @@ class Driver:
             self.publish_us += int(1e6 * (time.perf_counter() - begun))
         except FATAL:
             raise
-        except InvalidState as error:
-            counted = error.kind is not ErrorKind.UNION_PARTIALLY_FINISHED
+        except er.InvalidState as error:
+            counted = error.kind is not er.ErrorKind.UNION_PARTIALLY_FINISHED
             self.inbox.append(ev.PublishRefused(number, str(error), counted))
-        except OutcomeUnknown as error:
+        except er.OutcomeUnknown as error:
             self.inbox.append(ev.PublishFailed(number, str(error), unknown=True))
-        except (StorageError, OSError) as error:
+        except (er.StorageError, OSError) as error:
             self.inbox.append(ev.PublishFailed(number, str(error), unknown=False))
         else:
             self._retries = {}
@@ -414,7 +406,7 @@ class Driver:
         if self._keep is not None:
             try:
                 self._store.expire(self._keep)
-            except (StorageError, OSError) as error:
+            except (er.StorageError, OSError) as error:
                 logger.warning("old checkpoints could not be removed; the next checkpoint tries again: %s", error)
 
     def _abort(self, command: ev.Abort) -> None:

@@ -12,15 +12,7 @@ import time
 from dataclasses import replace
 
 import stateformat as sf
-from stateformat.errors import (
-    DamagedCheckpoint,
-    ErrorKind,
-    InvalidInput,
-    JobMismatch,
-    NotFound,
-    PublishConflict,
-    UnsupportedFormat,
-)
+from stateformat import errors as er
 from stateformat.history import find_record, record_ids
 from stateformat.model import KEEP_PROPERTY, CheckpointKind
 from stateformat.publication import CommitPermit, CopyProgress
@@ -49,7 +41,7 @@ def start(store: CheckpointStore, flow: Dataflow, options: Options) -> CommitPer
     permit = store.start(flow.job_id)
     if permit is not None:
         if permit.record.kind is CheckpointKind.SAVEPOINT and not options.claim:
-            raise InvalidInput(
+            raise er.InvalidInput(
                 f"{store.url} is a savepoint (checkpoint {permit.ref.checkpoint_id}), which is yours: a run would publish "
                 f"there, and retention would delete it in time. Give the job a store of its own with "
                 f"start_from={store.url!r}, or hand the savepoint over to it with claim=True",
@@ -61,7 +53,7 @@ def start(store: CheckpointStore, flow: Dataflow, options: Options) -> CommitPer
     if options.start_from is None:
         return None
     if options.claim:
-        raise InvalidInput(
+        raise er.InvalidInput(
             f"claim=True hands a savepoint over to a job that runs in it, and {store.url} is empty. Open the savepoint's "
             "own store for the job, or leave claim out: start_from alone copies the savepoint"
         )
@@ -72,10 +64,10 @@ def _begin_from(store: CheckpointStore, flow: Dataflow, options: Options, addres
     url, checkpoint_id = checkpoint_address(address)
     try:
         checkpoint = sf.open(url, **options.start_from_options).open(checkpoint_id)
-    except NotFound as error:
-        raise InvalidInput(f"start_from={address!r} names no checkpoint: {error}", kind=error.kind) from error
+    except er.NotFound as error:
+        raise er.InvalidInput(f"start_from={address!r} names no checkpoint: {error}", kind=error.kind) from error
     if checkpoint.record.job_id != flow.job_id:
-        raise JobMismatch(
+        raise er.JobMismatch(
             f"{checkpoint!r} is of job {checkpoint.record.job_id!r}, and the dataflow is job {flow.job_id!r}. Segments "
             f"carry the job's id, so a job that starts from a savepoint keeps it: Dataflow({checkpoint.record.job_id!r})",
             job_id=checkpoint.record.job_id,
@@ -83,19 +75,19 @@ def _begin_from(store: CheckpointStore, flow: Dataflow, options: Options, addres
     plan_of(flow, checkpoint, options)
     try:
         check_places(sinks_of(flow), checkpoint.record, checkpoint.storage.url)
-    except InvalidInput:
+    except er.InvalidInput:
         # Another run of this job may have begun the store meanwhile, which is reported below.
         if store.start(flow.job_id) is None:
             raise
     try:
         permit = store.start_from(checkpoint, keep_properties(options.schedule), _CopyReporter(checkpoint, store))
-    except InvalidInput as error:
-        if error.kind is not ErrorKind.STORE_NOT_EMPTY:
+    except er.InvalidInput as error:
+        if error.kind is not er.ErrorKind.STORE_NOT_EMPTY:
             raise
-        raise PublishConflict(
+        raise er.PublishConflict(
             f"another run has begun {store.url} while {checkpoint!r} was copied there. Nothing of this run was published; "
             "if that other run is not wanted, stop it, and start again",
-            kind=ErrorKind.PUBLISH_LOST,
+            kind=er.ErrorKind.PUBLISH_LOST,
         ) from error
     logger.info("%s begins with checkpoint %s, made from %r", store.url, permit.ref.checkpoint_id, checkpoint)
     return permit
@@ -130,7 +122,7 @@ def decide_keep(store: CheckpointStore, permit: CommitPermit | None, schedule: S
     elif ids and not claim:
         try:
             oldest = find_record(store.storage, ids[0])
-        except (DamagedCheckpoint, UnsupportedFormat):
+        except (er.DamagedCheckpoint, er.UnsupportedFormat):
             why = f"holds a record that cannot be read, {ids[0]}"
         else:
             if oldest is not None and oldest.kind is CheckpointKind.SAVEPOINT:

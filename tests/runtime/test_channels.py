@@ -55,7 +55,7 @@ def looks_per_step(parallelism: int) -> float:
 
 
 def test_what_a_step_looks_at_does_not_grow_with_the_number_of_channels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stateformat.backends.local.run.Queue", _Queue)
+    monkeypatch.setattr("stateformat.backends.runtime.Queue", _Queue)
     monkeypatch.setattr(ev, "Channel", _Channel)
     narrow, wide = looks_per_step(16), looks_per_step(40)
     assert wide < 1.25 * narrow
