@@ -12,23 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from stateformat.backends import dataflow as df
 from stateformat.backends.connectors.sources import ListEnumerator
-from stateformat.backends.dataflow import (
-    Chunk,
-    Dataflow,
-    Descriptor,
-    Operator,
-    OperatorContext,
-    Output,
-    Prepared,
-    ReaderContext,
-    Source,
-    Split,
-    SplitEnumerator,
-    TwoPhaseCommitSink,
-    ValueState,
-    events as ev,
-)
+from stateformat.backends.dataflow import events as ev
 from stateformat.backends.local import JobOutcome, LocalRun, LocalRuntime, VirtualClock
 from stateformat.backends.runtime import Worker
 from stateformat.backends.storage.memory import _STORES, MemoryStorage
@@ -96,10 +82,10 @@ class Log:
         self.calls.clear()
 
 
-class Tap(Source):
+class Tap(df.Source):
     """Reads chunks that lie ready, as far as the test has let them: ``let(split, chunks)``, or all of it and the end.
 
-    Split *n* is that of subtask *n* modulo the parallelism.
+    df.Split *n* is that of subtask *n* modulo the parallelism.
     """
 
     splits_per_reader = None
@@ -117,59 +103,59 @@ class Tap(Source):
     def schema(self) -> pa.Schema:
         return ROWS
 
-    def enumerator(self) -> SplitEnumerator:
+    def enumerator(self) -> df.SplitEnumerator:
         return ListEnumerator(
-            lambda: [Split(f"split-{number}", str(number).encode()) for number in self._let], shared_out=True
+            lambda: [df.Split(f"split-{number}", str(number).encode()) for number in self._let], shared_out=True
         )
 
-    def read(self, split: Split, context: ReaderContext) -> Iterator[Chunk]:
+    def read(self, split: df.Split, context: df.ReaderContext) -> Iterator[df.Chunk]:
         number, position = int(split.payload), split.position
         while True:
             let, chunks = self._let[number], self._chunks[number]
             if position < len(chunks) and (let is None or position < let):
                 position += 1
-                yield Chunk(chunks[position - 1], position)
+                yield df.Chunk(chunks[position - 1], position)
             elif position >= len(chunks) and let is None and self.bounded:
                 return
             else:
-                yield Chunk(None, position)
+                yield df.Chunk(None, position)
 
 
-class Told(Operator):
+class Told(df.Operator):
     """Passes on what it is given, and tells the log of every call. ``emits``: what hooks emit, by name."""
 
-    def __init__(self, log: Log, **emits: Callable[[Told], Output]) -> None:
+    def __init__(self, log: Log, **emits: Callable[[Told], df.Output]) -> None:
         self.log = log
         self.emits = emits
 
     def tell(self, call: str) -> None:
         self.log.tell(f"{self.context.uid}/{self.context.subtask}", call)
 
-    def emit(self, hook: str) -> Output:
+    def emit(self, hook: str) -> df.Output:
         return self.emits[hook](self) if hook in self.emits else None
 
-    def open(self, context: OperatorContext) -> None:
+    def open(self, context: df.OperatorContext) -> None:
         super().open(context)
         self.tell("open")
 
-    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+    def process(self, batch: pa.RecordBatch, input: int) -> df.Output:
         self.tell(f"process {input}: {words(batch)}")
         return batch
 
-    def on_timer(self, timers: pa.RecordBatch, name: str) -> Output:
+    def on_timer(self, timers: pa.RecordBatch, name: str) -> df.Output:
         at = ", ".join(time_word(time) for time in timers["_timestamp"].to_pylist())
         self.tell(f"timers: {at}")
         return self.emit("on_timer")
 
-    def receive(self, message: bytes) -> Output:
+    def receive(self, message: bytes) -> df.Output:
         self.tell(f"receive {message.decode()}")
         return self.emit("receive")
 
-    def end_input(self, input: int) -> Output:
+    def end_input(self, input: int) -> df.Output:
         self.tell(f"end_input {input}")
         return self.emit("end_input")
 
-    def finish(self) -> Output:
+    def finish(self) -> df.Output:
         self.tell("finish")
         return self.emit("finish")
 
@@ -186,10 +172,10 @@ class Told(Operator):
 class Count(Told):
     """Counts the rows of each key in keyed state, and emits the counts when it finishes."""
 
-    def states(self, *inputs: pa.Schema) -> Sequence[Descriptor]:
-        return [ValueState("count", KEY, {"n": pa.int64()})]
+    def states(self, *inputs: pa.Schema) -> Sequence[df.Descriptor]:
+        return [df.ValueState("count", KEY, {"n": pa.int64()})]
 
-    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+    def process(self, batch: pa.RecordBatch, input: int) -> df.Output:
         self.tell(f"process {input}: {words(batch)}")
         state = self.context.value_state("count")
         for key in batch["key"].to_pylist():
@@ -197,13 +183,13 @@ class Count(Told):
             state.put_one((key,), n=old["n"] + 1 if old else 1)
         return None
 
-    def finish(self) -> Output:
+    def finish(self) -> df.Output:
         self.tell("finish")
         found = self.context.value_state("count").rows().to_pylist()
         return [rows(row["n"], key=row["key"], at=0) for row in found]
 
 
-class Out(TwoPhaseCommitSink, Told):
+class Out(df.TwoPhaseCommitSink, Told):
     """A sink whose committables are the values; ``seen`` is what everybody can see, with multiplicity.
 
     A commit that fails ``after`` has done its work. ``later``: so many committables are to be tried again next time.
@@ -220,7 +206,7 @@ class Out(TwoPhaseCommitSink, Told):
     def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
         return pa.schema([])
 
-    def open(self, context: OperatorContext) -> None:
+    def open(self, context: df.OperatorContext) -> None:
         self.values: list[int] = []
         self.number = 0
         super().open(context)
@@ -229,7 +215,7 @@ class Out(TwoPhaseCommitSink, Told):
         self.tell(f"process {input}: {words(batch)}")
         self.values += batch["value"].to_pylist()
 
-    def prepare_commit(self, prepared: Prepared) -> pa.Table | None:
+    def prepare_commit(self, prepared: df.Prepared) -> pa.Table | None:
         self.tell(f"prepare {prepared.checkpoint_id}")
         values, self.values = self.values, []
         if not values:
@@ -264,7 +250,7 @@ class Line:
     def __init__(
         self,
         *splits: Sequence[pa.RecordBatch],
-        op: Callable[[Log], Operator] | None = None,
+        op: Callable[[Log], df.Operator] | None = None,
         how: str = "forward",
         timed: bool = False,
         parallelism: int = 1,
@@ -279,8 +265,8 @@ class Line:
         self.out = Out(self.log)
         self.how, self.timed, self.parallelism = how, timed, parallelism
 
-    def flow(self, parallelism: int | None = None, *, job: str = "job") -> Dataflow:
-        flow = Dataflow(job, parallelism=parallelism or self.parallelism)
+    def flow(self, parallelism: int | None = None, *, job: str = "job") -> df.Dataflow:
+        flow = df.Dataflow(job, parallelism=parallelism or self.parallelism)
         stream = flow.source(self.tap, uid="in", event_time="at" if self.timed else None)
         sent = stream.key_by("key") if self.how == "key_by" else getattr(stream, self.how)()
         sent.apply(self.op, uid="op", chain=False).apply(self.out, uid="out", chain=False)
@@ -323,13 +309,13 @@ class Bench:
         """A runtime with the bench's options, and these."""
         return LocalRuntime(self.store, clock=self.clock, progress=self.progress.append, **{**self.options, **options})
 
-    def begin(self, flow: Dataflow, **options: Any) -> LocalRun:
+    def begin(self, flow: df.Dataflow, **options: Any) -> LocalRun:
         """Begin a run that does not end at once."""
         run = self.runtime(**options).begin(flow)
         assert isinstance(run, LocalRun), run
         return run
 
-    def run(self, flow: Dataflow, **options: Any) -> JobOutcome:
+    def run(self, flow: df.Dataflow, **options: Any) -> JobOutcome:
         """Run to the end, with restarts."""
         return self.runtime(**options).run(flow)
 

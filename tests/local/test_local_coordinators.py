@@ -8,15 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stateformat.backends.dataflow import (
-    Dataflow,
-    OperatorCoordinator,
-    Output,
-    Sender,
-    SplitEnumerator,
-    SplitList,
-    events as ev,
-)
+from stateformat.backends import dataflow as df
+from stateformat.backends.dataflow import events as ev
 from stateformat.backends.local import JobFailed, LocalRun, RunDiscarded
 from stateformat.model import Mode, StopMode
 from tests.local_jobs import (
@@ -40,7 +33,7 @@ from tests.local_jobs import (
 ALL = sorted(map(str, [*range(4), *range(10, 14)]))
 
 
-class Register(OperatorCoordinator):
+class Register(df.OperatorCoordinator):
     """Writes down what it receives. ``says``: what it sends to subtask 0 while it is snapshotted."""
 
     columns = pa.schema([pa.field("subtask", pa.int64()), pa.field("what", pa.string())])
@@ -50,7 +43,7 @@ class Register(OperatorCoordinator):
         self.entries: list[tuple[int, str]] = []
         self.kept = kept
 
-    def open(self, send: Sender) -> None:
+    def open(self, send: df.Sender) -> None:
         self.send = send
         self.kept.append(self.entries)
         self.log.tell("register", "open")
@@ -81,22 +74,22 @@ class Reports(Told):
         self.kept: list[list[tuple[int, str]]] = []
         self.says, self.kind = says, kind
 
-    def coordinator(self) -> OperatorCoordinator | None:
+    def coordinator(self) -> df.OperatorCoordinator | None:
         return self.kind(self.log, self.kept, self.says) if self.kind else None
 
-    def states(self, *inputs: pa.Schema) -> list[SplitList]:
-        return [SplitList("told", {"word": pa.string()})]
+    def states(self, *inputs: pa.Schema) -> list[df.SplitList]:
+        return [df.SplitList("told", {"word": pa.string()})]
 
-    def receive(self, message: bytes) -> Output:
+    def receive(self, message: bytes) -> df.Output:
         self.context.entries("told").append(pa.record_batch({"word": [message.decode()]}))
         return super().receive(message)
 
-    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+    def process(self, batch: pa.RecordBatch, input: int) -> df.Output:
         for value in batch["value"].to_pylist():
             self.context.send_to_coordinator(str(value).encode())
         return super().process(batch, input)
 
-    def finish(self) -> Output:
+    def finish(self) -> df.Output:
         self.context.send_to_coordinator(b"finished")
         return super().finish()
 
@@ -259,8 +252,8 @@ def test_the_state_of_a_coordinator_is_gone_when_its_operator_is_fully_finished(
     assert "coordinator" not in job.bench.store.open().handles["mode"].to_pylist()
 
 
-def two_flows(bench: Bench, fast: Tap, op: Told, slow: Tap) -> Dataflow:
-    flow = Dataflow("job")
+def two_flows(bench: Bench, fast: Tap, op: Told, slow: Tap) -> df.Dataflow:
+    flow = df.Dataflow("job")
     flow.source(fast, uid="fast").apply(op, uid="op", chain=False)
     flow.source(slow, uid="slow").apply(Told(bench.log), uid="other", chain=False)
     return flow
@@ -270,12 +263,12 @@ def test_no_coordinator_and_no_enumerator_is_made_for_what_has_finished() -> Non
     made: list[str] = []
 
     class Reporting(Reports):
-        def coordinator(self) -> OperatorCoordinator | None:
+        def coordinator(self) -> df.OperatorCoordinator | None:
             made.append("coordinator")
             return super().coordinator()
 
     class Counted(Tap):
-        def enumerator(self) -> SplitEnumerator:
+        def enumerator(self) -> df.SplitEnumerator:
             made.append("enumerator")
             return super().enumerator()
 

@@ -11,21 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from stateformat.backends.dataflow import (
-    BroadcastState,
-    Dataflow,
-    Descriptor,
-    ListState,
-    MapState,
-    Operator,
-    OperatorContext,
-    OperatorCoordinator,
-    Output,
-    SplitList,
-    Timers,
-    UnionList,
-    ValueState,
-)
+from stateformat.backends import dataflow as df
 from stateformat.backends.local import LocalRun
 from stateformat.backends.runtime import Options
 from stateformat.backends.runtime.restore import plan_of
@@ -35,20 +21,20 @@ from tests.local_jobs import KEY, Bench, Line, Out, Tap, rows, settle
 
 LONG, INT, TEXT = pa.int64(), pa.int32(), pa.string()
 KINDS = {
-    "value": lambda columns, **said: ValueState("s", KEY, columns, **said),
-    "map": lambda columns, **said: MapState("s", KEY, TEXT, columns, **said),
-    "list": lambda columns, **said: ListState("s", KEY, columns, **said),
-    "timers": lambda columns, **said: Timers("s", KEY, columns, **said),
-    "split": lambda columns, **said: SplitList("s", columns, **said),
-    "union": lambda columns, **said: UnionList("s", columns, **said),
-    "broadcast": lambda columns, **said: BroadcastState("s", columns, **said),
+    "value": lambda columns, **said: df.ValueState("s", KEY, columns, **said),
+    "map": lambda columns, **said: df.MapState("s", KEY, TEXT, columns, **said),
+    "list": lambda columns, **said: df.ListState("s", KEY, columns, **said),
+    "timers": lambda columns, **said: df.Timers("s", KEY, columns, **said),
+    "split": lambda columns, **said: df.SplitList("s", columns, **said),
+    "union": lambda columns, **said: df.UnionList("s", columns, **said),
+    "broadcast": lambda columns, **said: df.BroadcastState("s", columns, **said),
 }
 KEYED = ("value", "map", "list", "timers")
 Columns = Mapping[str, pa.DataType] | pa.Schema
 
 
 @dataclass
-class Version(Operator):
+class Version(df.Operator):
     """A version of a program: one state of a kind. Each row that comes puts one into it, with its value in every column.
 
     ``seen``: the rows of the state as it was opened the last time, without the columns of the format and the keys.
@@ -59,10 +45,10 @@ class Version(Operator):
     said: Mapping[str, Any] = field(default_factory=dict)
     seen: list[dict[str, Any]] = field(default_factory=list)
 
-    def states(self, *inputs: pa.Schema) -> Sequence[Descriptor]:
+    def states(self, *inputs: pa.Schema) -> Sequence[df.Descriptor]:
         return [KINDS[self.kind](self.columns, **self.said)]
 
-    def open(self, context: OperatorContext) -> None:
+    def open(self, context: df.OperatorContext) -> None:
         super().open(context)
         own = {"key", "_map_key", "_index", "_timestamp", "_tag"}
         self.seen[:] = [
@@ -74,7 +60,7 @@ class Version(Operator):
         get = {"value": "value_state", "map": "map_state", "list": "list_state", "timers": "timers"}
         return getattr(self.context, get.get(self.kind, "entries"))("s")
 
-    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+    def process(self, batch: pa.RecordBatch, input: int) -> df.Output:
         columns = self.columns if isinstance(self.columns, pa.Schema) else pa.schema(list(self.columns.items()))
         values = pa.RecordBatch.from_arrays([_cast(batch["value"], item.type) for item in columns], schema=columns)
         keys, state = batch.select(["key"]), self.state
@@ -255,7 +241,7 @@ def test_the_plan_says_column_by_column_what_becomes_of_a_state() -> None:
     assert "- op/s: v int32 renamed to x int64" in plan.describe()
 
 
-class Counting(OperatorCoordinator):
+class Counting(df.OperatorCoordinator):
     """Has a row of the columns that it is given, and writes down what it was restored with."""
 
     def __init__(self, columns: Columns, seen: list[Any]) -> None:
@@ -326,8 +312,8 @@ def test_committables_are_never_lost_to_a_change_of_columns() -> None:
 def test_a_changed_uid_is_refused_with_how_its_state_can_follow() -> None:
     bench, tap = Bench(), Tap([rows(1)], endless=True)
 
-    def flow(uid: str) -> Dataflow:
-        made = Dataflow("job")
+    def flow(uid: str) -> df.Dataflow:
+        made = df.Dataflow("job")
         made.source(tap, uid="in").key_by("key").apply(Version("value", {"v": LONG}), uid=uid)
         return made
 

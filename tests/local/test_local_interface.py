@@ -13,29 +13,10 @@ import pyarrow as pa
 import pytest
 
 import stateformat as sf
+from stateformat.backends import dataflow as df, local
 from stateformat.backends.connectors import CollectSink, MemorySource, RateSource
-from stateformat.backends.dataflow import (
-    Dataflow,
-    Descriptor,
-    NoSplit,
-    OperatorContext,
-    Output,
-    Split,
-    SplitEnumerator,
-    Timers,
-    ValueState,
-    events as ev,
-)
+from stateformat.backends.dataflow import events as ev
 from stateformat.backends.dataflow.operators import Deduplicate, TumblingWindow
-from stateformat.backends.local import (
-    JobFailed,
-    LocalRuntime,
-    Options,
-    Progress,
-    ProgressLine,
-    RunDiscarded,
-    VirtualClock,
-)
 from stateformat.errors import CheckpointError, InvalidInput, JobMismatch
 from stateformat.model import StopMode
 from tests.local_jobs import KEY, Bench, Count, Line, Out, Tap, Told, rows, settle, to_end, until
@@ -85,7 +66,7 @@ def test_each_channel_keeps_its_order(how: str) -> None:
 @pytest.mark.parametrize("chain", [True, False])
 def test_what_comes_out_does_not_depend_on_chains(chain: bool) -> None:
     bench = Bench()
-    flow, out = Dataflow("job", parallelism=2), Out(bench.log)
+    flow, out = df.Dataflow("job", parallelism=2), Out(bench.log)
     stream = flow.source(Tap([rows(1, 2)], [rows(3)]), uid="in")
     for uid in ("a", "b"):
         stream = stream.apply(Told(bench.log), uid=uid, chain=chain)
@@ -100,7 +81,7 @@ def test_what_comes_out_does_not_depend_on_chains(chain: bool) -> None:
 
 def test_an_operator_with_several_consumers_gives_each_of_them_everything() -> None:
     bench = Bench()
-    flow, outs = Dataflow("job"), [Out(bench.log) for _ in range(3)]
+    flow, outs = df.Dataflow("job"), [Out(bench.log) for _ in range(3)]
     stream = flow.source(Tap([rows(1, 2), rows(3)]), uid="in").apply(Told(bench.log), uid="op")
     for number, out in enumerate(outs):
         stream.apply(out, uid=f"out{number}", chain=number != 1)
@@ -112,11 +93,11 @@ def test_an_operator_reads_inputs_of_different_schemas() -> None:
     seen: list[tuple[int, list[str]]] = []
 
     class Two(Told):
-        def process(self, batch: pa.RecordBatch, input: int) -> Output:
+        def process(self, batch: pa.RecordBatch, input: int) -> df.Output:
             seen.append((input, batch.schema.names))
             return None
 
-    bench, flow = Bench(), Dataflow("job")
+    bench, flow = Bench(), df.Dataflow("job")
     other = flow.source(MemorySource(pa.table({"name": ["a"]})), uid="names")
     flow.source(Tap([rows(1)]), uid="in").apply(Two(bench.log), other, uid="op")
     bench.run(flow)
@@ -125,10 +106,10 @@ def test_an_operator_reads_inputs_of_different_schemas() -> None:
 
 def test_timers_fire_in_order_of_time_when_event_time_has_passed_them() -> None:
     class Wakes(Told):
-        def states(self, *inputs: pa.Schema) -> list[Descriptor]:
-            return [Timers("wake", KEY)]
+        def states(self, *inputs: pa.Schema) -> list[df.Descriptor]:
+            return [df.Timers("wake", KEY)]
 
-        def process(self, batch: pa.RecordBatch, input: int) -> Output:
+        def process(self, batch: pa.RecordBatch, input: int) -> df.Output:
             for value in batch["value"].to_pylist():
                 self.context.timers("wake").set_one((value % 4,), value + 10)
             return super().process(batch, input)
@@ -150,11 +131,11 @@ def test_the_time_of_a_task_is_the_least_of_its_inputs() -> None:
     seen: list[int] = []
 
     class Watch(Told):
-        def process(self, batch: pa.RecordBatch, input: int) -> Output:
+        def process(self, batch: pa.RecordBatch, input: int) -> df.Output:
             seen.append(self.context.watermark)
             return super().process(batch, input)
 
-    bench, flow = Bench(), Dataflow("job")
+    bench, flow = Bench(), df.Dataflow("job")
     slow, fast = Tap([rows(10), rows(20), rows(21)], shut=True), Tap([rows(1000), rows(2000)], shut=True)
     one = flow.source(slow, uid="one", event_time="at").rebalance()
     one.apply(Watch(bench.log), flow.source(fast, uid="two", event_time="at").rebalance(), uid="op")
@@ -168,7 +149,7 @@ def test_the_time_of_a_task_is_the_least_of_its_inputs() -> None:
 
 
 def test_an_unbounded_rate_source_is_windowed_until_the_job_is_stopped() -> None:
-    bench, out, flow = Bench(checkpoint_interval_us=500_000), CollectSink(), Dataflow("job", parallelism=2)
+    bench, out, flow = Bench(checkpoint_interval_us=500_000), CollectSink(), df.Dataflow("job", parallelism=2)
     ticks = flow.source(RateSource(rows_per_second=100, shards=2, step_us=10_000), uid="ticks", event_time="at")
     window = TumblingWindow("shard", 100_000, "at", {"n": ("*", "count")})
     ticks.key_by("shard").apply(window, uid="window").apply(out, uid="out")
@@ -181,13 +162,13 @@ def test_an_unbounded_rate_source_is_windowed_until_the_job_is_stopped() -> None
 
 
 def test_time_goes_on_for_a_reader_that_may_get_further_splits_some_day() -> None:
-    class Waiting(SplitEnumerator):
+    class Waiting(df.SplitEnumerator):
         columns = pa.schema([("n", pa.int64())])
         dealt = False
 
-        def next_split(self, subtask: int, parallelism: int) -> Split | NoSplit:
+        def next_split(self, subtask: int, parallelism: int) -> df.Split | df.NoSplit:
             dealt, self.dealt = self.dealt, True
-            return NoSplit.LATER if dealt else Split("split-0", b"0")
+            return df.NoSplit.LATER if dealt else df.Split("split-0", b"0")
 
         def snapshot(self) -> pa.Table:
             return self.columns.empty_table()
@@ -204,11 +185,11 @@ def test_time_goes_on_for_a_reader_that_may_get_further_splits_some_day() -> Non
 
 def test_every_subtask_works_on_a_copy_of_its_own() -> None:
     class Own(Told):
-        def open(self, context: OperatorContext) -> None:
+        def open(self, context: df.OperatorContext) -> None:
             super().open(context)
             self.mine: list[int] = []
 
-        def process(self, batch: pa.RecordBatch, input: int) -> Output:
+        def process(self, batch: pa.RecordBatch, input: int) -> df.Output:
             self.mine += batch["value"].to_pylist()
             self.tell(f"process {input}: " + " ".join(map(str, self.mine)))
             return None
@@ -221,15 +202,15 @@ def test_every_subtask_works_on_a_copy_of_its_own() -> None:
 
 def test_an_undeclared_state_is_refused_with_a_sentence() -> None:
     class Wrong(Count):
-        def states(self, *inputs: pa.Schema) -> list[Descriptor]:
-            return [ValueState("sum", KEY, {"n": pa.int64()})]
+        def states(self, *inputs: pa.Schema) -> list[df.Descriptor]:
+            return [df.ValueState("sum", KEY, {"n": pa.int64()})]
 
-    with pytest.raises(JobFailed, match=r"'op'.*'count'"):
+    with pytest.raises(local.JobFailed, match=r"'op'.*'count'"):
         Line(op=Wrong, how="key_by", max_restarts=0).run()
 
 
 def test_keyed_state_of_a_batch_of_keys_is_read_and_written_at_once() -> None:
-    bench, out, flow = Bench(), CollectSink(), Dataflow("job", parallelism=2)
+    bench, out, flow = Bench(), CollectSink(), df.Dataflow("job", parallelism=2)
     twice = [rows(1, 2, 3, 1, 2), rows(3, 4, 1)]
     flow.source(Tap(twice), uid="in").key_by("value").apply(Deduplicate("value"), uid="once").apply(out, uid="out")
     bench.run(flow)
@@ -267,25 +248,25 @@ def test_keyed_state_of_a_batch_of_keys_is_read_and_written_at_once() -> None:
 )
 def test_an_option_that_means_nothing_is_refused_before_anything_runs(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidInput, match=sentence):
-        LocalRuntime(sf.open("memory://options"), **options)
+        local.LocalRuntime(sf.open("memory://options"), **options)
 
 
 def test_a_url_in_the_place_of_a_store_is_refused_with_a_sentence() -> None:
     url: Any = "memory://options"
     with pytest.raises(InvalidInput, match=r"the store is 'memory://options'; open it first: stateformat.open\(url\)"):
-        LocalRuntime(url)
+        local.LocalRuntime(url)
 
 
 def test_options_can_be_given_as_one_value() -> None:
-    runtime = LocalRuntime(sf.open("memory://options"), parallelism=3, seed=7)
-    assert runtime.options == Options(parallelism=3, seed=7)
+    runtime = local.LocalRuntime(sf.open("memory://options"), parallelism=3, seed=7)
+    assert runtime.options == local.Options(parallelism=3, seed=7)
 
 
 @pytest.mark.parametrize("call", ["open", "process 0: 1", "end_input 0", "finish"])
 def test_what_an_operator_raises_is_reported_with_its_name_subtask_and_hook(call: str) -> None:
     line = Line(max_restarts=0)
     line.log.failing.append(f"op/0 {call}")
-    with pytest.raises(JobFailed, match=rf"{call.split()[0]} of 'op', subtask 0, failed: Boom: op/0 {call}"):
+    with pytest.raises(local.JobFailed, match=rf"{call.split()[0]} of 'op', subtask 0, failed: Boom: op/0 {call}"):
         line.run()
 
 
@@ -312,7 +293,7 @@ def test_a_task_that_is_killed_takes_its_run_with_it() -> None:
     run = Line(endless=True).begin()
     settle(run, 20)
     run.tasks[ev.TaskId("op", 0)].fail(RuntimeError("the machine is gone"))
-    with pytest.raises(RunDiscarded, match=r"op\[0\]: the machine is gone") as raised:
+    with pytest.raises(local.RunDiscarded, match=r"op\[0\]: the machine is gone") as raised:
         settle(run)
     assert raised.value.counted
 
@@ -346,9 +327,9 @@ def test_so_many_checkpoints_are_kept() -> None:
 def test_progress_is_shown_while_the_job_runs_and_at_its_end() -> None:
     splits = [[rows(n, n + 1) for n in range(start, 200, 4)] for start in (0, 2)]
     line = Line(*splits, op=Count, how="key_by", timed=True, parallelism=2, checkpoint_interval_us=200_000)
-    line.bench.clock = VirtualClock(5_000)
+    line.bench.clock = local.VirtualClock(5_000)
     line.run()
-    shown: list[Progress] = line.bench.progress
+    shown: list[local.Progress] = line.bench.progress
     assert len(shown) >= 3
     assert [progress.rows_read for progress in shown] == sorted(progress.rows_read for progress in shown)
     assert all(after.elapsed_us - before.elapsed_us >= 500_000 for before, after in itertools.pairwise(shown[:-1]))
@@ -359,7 +340,7 @@ def test_progress_is_shown_while_the_job_runs_and_at_its_end() -> None:
 
 
 progress = partial(
-    Progress,
+    local.Progress,
     job_id="job",
     elapsed_us=12_340_000,
     rows_read=1_234_567,
@@ -377,7 +358,7 @@ class Terminal(io.StringIO):
 
 def test_progress_is_one_line_that_changes_on_a_terminal_with_warnings_above_it() -> None:
     terminal = Terminal()
-    line = ProgressLine(terminal)
+    line = local.ProgressLine(terminal)
     line(progress(checkpoint_id=3, finished=0))
     line(progress(checkpoint_id=3, finished=0, warnings=("look out",)))
     line.end()
@@ -396,17 +377,17 @@ def test_a_run_leaves_the_line_before_anybody_else_writes_to_the_terminal(fails:
             raise ValueError("no")
         return batch
 
-    flow, terminal = Dataflow("job"), Terminal()
+    flow, terminal = df.Dataflow("job"), Terminal()
     flow.source(MemorySource(pa.table({"n": [1]})), uid="in").map(look, uid="look")
     store = sf.open(f"memory://leaves-the-line-{fails}")
-    with pytest.raises(JobFailed) if fails else contextlib.nullcontext():
-        LocalRuntime(store, progress=ProgressLine(terminal), max_restarts=0).run(flow)
+    with pytest.raises(local.JobFailed) if fails else contextlib.nullcontext():
+        local.LocalRuntime(store, progress=local.ProgressLine(terminal), max_restarts=0).run(flow)
     assert terminal.getvalue().endswith("\r\x1b[K")
 
 
 def test_progress_is_a_line_for_each_checkpoint_elsewhere() -> None:
     file = io.StringIO()
-    line = ProgressLine(file)
+    line = local.ProgressLine(file)
     for number in (None, None, 1, 1, 2):
         line(progress(checkpoint_id=number, finished=2, warnings=("look out",) if number == 2 else ()))
     line.end()
@@ -420,7 +401,7 @@ def test_progress_is_a_line_for_each_checkpoint_elsewhere() -> None:
 @pytest.mark.parametrize("bounded", [True, False])
 def test_a_job_whose_sources_end_while_others_go_on_reads_everything_once(bounded: bool) -> None:
     bench = Bench(checkpoint_interval_us=20_000)
-    flow, out = Dataflow("job", parallelism=2), Out(bench.log)
+    flow, out = df.Dataflow("job", parallelism=2), Out(bench.log)
     short = flow.source(Tap([rows(1)], [rows(2)]), uid="short").rebalance()
     long = flow.source(Tap([rows(n) for n in range(10, 40)], endless=not bounded), uid="long").rebalance()
     short.apply(Told(bench.log), long, uid="op").apply(out, uid="out")

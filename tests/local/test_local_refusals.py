@@ -9,19 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from stateformat.backends import dataflow as df
 from stateformat.backends.connectors import MemorySource
-from stateformat.backends.dataflow import (
-    Dataflow,
-    EventTime,
-    Operator,
-    OperatorCoordinator,
-    Output,
-    Sender,
-    Split,
-    SplitEnumerator,
-    TwoPhaseCommitSink,
-    ValueState,
-)
 from stateformat.backends.dataflow.events import MIN_WATERMARK
 from stateformat.backends.dataflow.operators import Aggregate, Map, Select, TumblingWindow
 from stateformat.backends.local import JobFailed
@@ -46,7 +35,7 @@ class Odd(Told):
         return self.gives.get("coordinator")
 
 
-class NoColumns(TwoPhaseCommitSink, Told):
+class NoColumns(df.TwoPhaseCommitSink, Told):
     """A sink that does not say what it commits."""
 
     def prepare_commit(self, prepared: object) -> None:
@@ -71,18 +60,18 @@ class OddTap(Tap):
     def enumerator(self) -> Any:
         if "enumerator" in self.gives:
             return self.gives["enumerator"]
-        enumerator: SplitEnumerator = super().enumerator()
+        enumerator: df.SplitEnumerator = super().enumerator()
         if "split" in self.gives:
             enumerator.next_split = lambda *_: self.gives["split"]  # type: ignore[method-assign]
         return enumerator
 
-    def read(self, split: Split, context: Any) -> Any:
+    def read(self, split: df.Split, context: Any) -> Any:
         return iter([self.gives["chunk"]]) if "chunk" in self.gives else super().read(split, context)
 
 
 def applied(operator: Any, source: Any = None, **step: Any) -> Callable[[], object]:
     def put_together() -> object:
-        flow = Dataflow("job")
+        flow = df.Dataflow("job")
         stream = flow.source(source or Tap([rows(1)]), uid="in").key_by("key")
         stream.apply(operator, **{"uid": "op", **step})
         return Bench().begin(flow)
@@ -91,7 +80,7 @@ def applied(operator: Any, source: Any = None, **step: Any) -> Callable[[], obje
 
 
 def same_edges() -> object:
-    flow = Dataflow("job")
+    flow = df.Dataflow("job")
     for source, target in (("a", "b->c"), ("a->b", "c")):
         flow.source(Tap([rows(1)]), uid=source).apply(Odd(), uid=target, chain=False)
     return Bench().begin(flow)
@@ -103,13 +92,13 @@ def same_edges() -> object:
         (applied(Odd(output_schema=None)), r"output_schema\(\) of operator 'op' is None\. It must be a pa.Schema"),
         (applied(Odd(states=None)), r"states\(\) of operator 'op' returned None\. Return a list"),
         (applied(Odd(states=["v"])), r"states\(\) of operator 'op' returned \['v'\]\. Return a list"),
-        (applied(Odd(states=ValueState("v", KEY, {}))), r"of operator 'op' returned ValueState\("),
+        (applied(Odd(states=df.ValueState("v", KEY, {}))), r"of operator 'op' returned ValueState\("),
         (
-            applied(Odd(states=[ValueState("v", KEY, {"n": pa.uint8()})])),
+            applied(Odd(states=[df.ValueState("v", KEY, {"n": pa.uint8()})])),
             "state 'v' of operator 'op' cannot be declared: column 'n' has type uint8",
         ),
         (
-            applied(Odd(states=[ValueState("v", KEY, "n")])),
+            applied(Odd(states=[df.ValueState("v", KEY, "n")])),
             "state 'v' of operator 'op' cannot be declared: 'n' are no columns",
         ),
         (applied(Odd(coordinator=5)), r"coordinator\(\) of 'op' returned int, which has no columns"),
@@ -122,18 +111,18 @@ def same_edges() -> object:
         (applied(Odd(), uid=5), "the uid of a step is 5. It must be a string"),
         (applied(Odd(), uid="\ud800"), "the uid of a step is .* which is not valid text"),
         (applied(Odd(), name=5), "the name of step 'op' is 5. It must be a string"),
-        (lambda: Dataflow(5), "the job id is 5. It must be a string"),
-        (lambda: Dataflow("job", name=None), "the name of job 'job' is None"),
+        (lambda: df.Dataflow(5), "the job id is 5. It must be a string"),
+        (lambda: df.Dataflow("job", name=None), "the name of job 'job' is None"),
         (
-            lambda: Dataflow("job").source(Tap(), uid="in").apply(Odd(), "in", uid="op"),
+            lambda: df.Dataflow("job").source(Tap(), uid="in").apply(Odd(), "in", uid="op"),
             "an input of 'op' is 'in'. Give a stream",
         ),
         (
-            lambda: Dataflow("job").source(Tap(), uid="in", event_time=5),
+            lambda: df.Dataflow("job").source(Tap(), uid="in", event_time=5),
             "event time of source 'in' is 5",
         ),
-        (lambda: EventTime("at", -1), "'at' is out of order by -1. Give a whole number"),
-        (lambda: EventTime("at", 1.5), r"out of order by 1\.5"),
+        (lambda: df.EventTime("at", -1), "'at' is out of order by -1. Give a whole number"),
+        (lambda: df.EventTime("at", 1.5), r"out of order by 1\.5"),
         (lambda: MemorySource({"a": [1]}), "dict holds no record batches .*Give an Arrow table"),
         (lambda: MemorySource(None), "NoneType holds no record batches"),
         (lambda: Aggregate("key", {"n": "count"}), "aggregates are {'n': 'count'}. Give a mapping like"),
@@ -155,7 +144,7 @@ def test_what_is_wrong_in_a_job_is_refused_with_a_sentence(build: Callable[[], o
         build()
 
 
-@pytest.mark.parametrize(("kind", "hook"), [(Operator, "process"), (TwoPhaseCommitSink, "commit")])
+@pytest.mark.parametrize(("kind", "hook"), [(df.Operator, "process"), (df.TwoPhaseCommitSink, "commit")])
 def test_an_operator_without_a_hook_that_it_must_have_is_refused(kind: Any, hook: str) -> None:
     with pytest.raises(TypeError, match=f"abstract method.*'?{hook}"):
         type("Without", (kind,), {"prepare_commit": None} if hook == "commit" else {})()
@@ -174,16 +163,16 @@ class Nulls(Told):
     def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
         return pa.schema([field.with_nullable(field.name != "value") for field in ROWS])
 
-    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+    def process(self, batch: pa.RecordBatch, input: int) -> df.Output:
         return batch.set_column(1, "value", pa.nulls(len(batch), pa.int64()))
 
 
-class Answers(OperatorCoordinator):
+class Answers(df.OperatorCoordinator):
     """Answers with a text."""
 
     columns = pa.schema([("n", pa.int64())])
 
-    def open(self, send: Sender) -> None:
+    def open(self, send: df.Sender) -> None:
         self.send = send
 
     def receive(self, subtask: int, message: bytes) -> None:
@@ -200,10 +189,10 @@ class Says(Told):
         super().__init__(log)
         self.message = message
 
-    def coordinator(self) -> OperatorCoordinator:
+    def coordinator(self) -> df.OperatorCoordinator:
         return Answers()
 
-    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+    def process(self, batch: pa.RecordBatch, input: int) -> df.Output:
         self.context.send_to_coordinator(self.message)
         return None
 
@@ -226,7 +215,7 @@ class Says(Told):
     ],
 )
 def test_what_hooks_get_wrong_names_the_operator(
-    op: Callable[[Log], Operator], source: Tap | None, sentence: str
+    op: Callable[[Log], df.Operator], source: Tap | None, sentence: str
 ) -> None:
     line = Line(op=op, max_restarts=0)
     line.tap = source or line.tap
@@ -235,9 +224,9 @@ def test_what_hooks_get_wrong_names_the_operator(
 
 
 def test_the_earliest_time_there_is_may_be_out_of_order() -> None:
-    bench, flow = Bench(), Dataflow("job")
+    bench, flow = Bench(), df.Dataflow("job")
     tap = Tap([rows(1, at=MIN_WATERMARK), rows(2, at=5)], endless=True)
-    flow.source(tap, uid="in", event_time=EventTime("at", 10)).apply(Told(bench.log), uid="op")
+    flow.source(tap, uid="in", event_time=df.EventTime("at", 10)).apply(Told(bench.log), uid="op")
     run = bench.begin(flow)
     until(run, lambda: run.rows_read == 1)
     bench.checkpoint(run)

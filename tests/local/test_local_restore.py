@@ -7,18 +7,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from stateformat.backends import dataflow as df
 from stateformat.backends.connectors import CollectSink
-from stateformat.backends.dataflow import (
-    BroadcastState,
-    Dataflow,
-    Descriptor,
-    OperatorContext,
-    Output,
-    SplitList,
-    Stream,
-    Timers,
-    events as ev,
-)
+from stateformat.backends.dataflow import events as ev
 from stateformat.backends.dataflow.operators import BroadcastJoin, TumblingWindow
 from stateformat.backends.local import JobOutcome, LocalRun, RunDiscarded
 from stateformat.errors import RestoreRefused
@@ -52,8 +43,8 @@ class Bounded(Line):
         super().__init__(*splits, op=Join, shut=True, parallelism=2, **options)
         self.table = Tap([rows(0, 1, 2, 3)])
 
-    def flow(self, parallelism: int | None = None, *, job: str = "job") -> Dataflow:
-        flow = Dataflow(job, parallelism=parallelism or self.parallelism)
+    def flow(self, parallelism: int | None = None, *, job: str = "job") -> df.Dataflow:
+        flow = df.Dataflow(job, parallelism=parallelism or self.parallelism)
         table = flow.source(self.table, uid="table", event_time="at")
         names = table.apply(Told(self.log), uid="names", chain=False).broadcast()
         stream = flow.source(self.tap, uid="stream", event_time="at").key_by("key")
@@ -70,14 +61,14 @@ class Join(Told):
 
     opened_at = ev.MIN_WATERMARK
 
-    def states(self, *inputs: pa.Schema) -> list[Descriptor]:
-        return [Timers("wake", KEY), BroadcastState("table", {"value": pa.int64()})]
+    def states(self, *inputs: pa.Schema) -> list[df.Descriptor]:
+        return [df.Timers("wake", KEY), df.BroadcastState("table", {"value": pa.int64()})]
 
-    def open(self, context: OperatorContext) -> None:
+    def open(self, context: df.OperatorContext) -> None:
         super().open(context)
         self.tell(f"opens at {'min' if context.watermark == ev.MIN_WATERMARK else context.watermark}")
 
-    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+    def process(self, batch: pa.RecordBatch, input: int) -> df.Output:
         if input == 1:
             self.tell("process 1: table")
             self.context.entries("table").append(batch.select(["value"]))
@@ -87,7 +78,7 @@ class Join(Told):
             self.context.timers("wake").set_one((row["key"],), row["at"] + 1)
         return None
 
-    def on_timer(self, timers: pa.RecordBatch, name: str) -> Output:
+    def on_timer(self, timers: pa.RecordBatch, name: str) -> df.Output:
         known = self.context.entries("table").rows().num_rows
         times = [time - 1 for time in timers["_timestamp"].to_pylist()]
         assert known == 4, known
@@ -155,10 +146,10 @@ def test_time_does_not_fall_back_at_a_restore() -> None:
 class Times(Told):
     """Keeps something, and tells what time it was when it was opened."""
 
-    def states(self, *inputs: pa.Schema) -> list[Descriptor]:
-        return [SplitList("some", {"value": pa.int64()})]
+    def states(self, *inputs: pa.Schema) -> list[df.Descriptor]:
+        return [df.SplitList("some", {"value": pa.int64()})]
 
-    def open(self, context: OperatorContext) -> None:
+    def open(self, context: df.OperatorContext) -> None:
         super().open(context)
         self.tell(f"opens at {context.watermark}")
 
@@ -170,9 +161,9 @@ def test_the_time_of_subtasks_that_are_merged_is_the_least_of_theirs(parallelism
     taps[ahead] = [rows(100), rows(300)]
     line = Line(*taps, op=Times, timed=True, shut=True, parallelism=2)
 
-    def flow(parallelism: int) -> Dataflow:
+    def flow(parallelism: int) -> df.Dataflow:
         made = line.flow(parallelism)
-        Stream(made, made.steps["out"].inputs[0]).apply(Times(line.log), uid="behind")
+        df.Stream(made, made.steps["out"].inputs[0]).apply(Times(line.log), uid="behind")
         return made
 
     run = line.bench.begin(flow(2))
@@ -191,7 +182,7 @@ def test_the_time_of_subtasks_that_are_merged_is_the_least_of_theirs(parallelism
 
 
 def test_late_rows_are_late_again_after_a_restore() -> None:
-    bench, out, flow = Bench(), CollectSink(), Dataflow("job")
+    bench, out, flow = Bench(), CollectSink(), df.Dataflow("job")
     tap = Tap([rows(100), rows(3, at=3), rows(200)], shut=True)
     stream = flow.source(tap, uid="in", event_time="at").key_by("key")
     stream.apply(TumblingWindow("key", 10, "at", {"n": ("*", "count")}), uid="window").apply(out, uid="out")
@@ -310,8 +301,8 @@ def test_nothing_is_lost_or_repeated_wherever_the_run_is_killed(kill_every: int)
     assert job.out.seen == list(range(40))
 
 
-def keyed(bench: Bench, tap: Tap, uid: str = "count", **more: Any) -> Dataflow:
-    flow = Dataflow("job")
+def keyed(bench: Bench, tap: Tap, uid: str = "count", **more: Any) -> df.Dataflow:
+    flow = df.Dataflow("job")
     flow.source(tap, uid="in").key_by("key").apply(Count(bench.log), uid=uid, **more)
     return flow
 
@@ -338,7 +329,7 @@ def test_a_job_that_cannot_go_on_from_its_checkpoint_is_refused_before_anything_
 def test_a_new_step_behind_a_finished_input_learns_that_it_has_ended() -> None:
     job = finished_part()
     flow = job.flow()
-    Stream(flow, flow.steps["join"].inputs[0]).rebalance().apply(Told(job.log), uid="new")
+    df.Stream(flow, flow.steps["join"].inputs[0]).rebalance().apply(Told(job.log), uid="new")
     run = job.bench.begin(flow)
     job.let_both()
     to_end(run)
@@ -350,8 +341,8 @@ def test_a_table_that_ended_in_the_checkpoint_joins_at_once_after_a_restore() ->
     bench, out = Bench(), CollectSink()
     table, stream = Tap([rows(0, 1, 2, 3)]), Tap([rows(*range(20))], shut=True)
 
-    def flow(parallelism: int) -> Dataflow:
-        made = Dataflow("job", parallelism=parallelism)
+    def flow(parallelism: int) -> df.Dataflow:
+        made = df.Dataflow("job", parallelism=parallelism)
         names, join = made.source(table, uid="table").broadcast(), BroadcastJoin("key", columns=[])
         made.source(stream, uid="in").apply(join, names, uid="join").apply(out, uid="out")
         return made
@@ -395,7 +386,7 @@ def test_an_operator_that_was_dropped_may_be_named_without_a_list_and_does_not_p
     drop: Any, failing: str
 ) -> None:
     line = counted(failing=failing)
-    flow = Dataflow("job")
+    flow = df.Dataflow("job")
     flow.source(line.tap, uid="in", event_time="at").apply(Told(line.log), uid="other", chain=False).apply(
         line.out, uid="out", chain=False
     )

@@ -12,22 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from stateformat.backends import dataflow as df
 from stateformat.backends.connectors import CollectSink, MemorySource
-from stateformat.backends.dataflow import (
-    BroadcastState,
-    Dataflow,
-    Descriptor,
-    ListState,
-    MapState,
-    Operator,
-    OperatorContext,
-    Output,
-    SplitList,
-    Stream,
-    Timers,
-    UnionList,
-    ValueState,
-)
 from stateformat.backends.local import JobFailed
 from stateformat.errors import RestoreRefused
 from stateformat.model import StopMode
@@ -40,12 +26,16 @@ PAIR = pa.struct([("a", pa.int64()), ("b", pa.string())])
 class Everything(Told):
     """Has a state of every kind, each filled by the rows in a way that tells them all."""
 
-    def states(self, *inputs: pa.Schema) -> list[Descriptor]:
-        keyed = [ValueState("sum", KEY, VALUE), MapState("map", KEY, pa.int64(), VALUE), ListState("list", KEY, VALUE)]
-        lists = [SplitList("split", VALUE), UnionList("union", VALUE), BroadcastState("broadcast", VALUE)]
-        return [*keyed, Timers("timers", KEY), *lists]
+    def states(self, *inputs: pa.Schema) -> list[df.Descriptor]:
+        keyed = [
+            df.ValueState("sum", KEY, VALUE),
+            df.MapState("map", KEY, pa.int64(), VALUE),
+            df.ListState("list", KEY, VALUE),
+        ]
+        lists = [df.SplitList("split", VALUE), df.UnionList("union", VALUE), df.BroadcastState("broadcast", VALUE)]
+        return [*keyed, df.Timers("timers", KEY), *lists]
 
-    def open(self, context: OperatorContext) -> None:
+    def open(self, context: df.OperatorContext) -> None:
         super().open(context)
         found = {name: context.entries(name).rows()["value"].to_pylist() for name in ("split", "union", "broadcast")}
         for name, values in found.items():
@@ -53,7 +43,7 @@ class Everything(Told):
         self.own: list[int] = found["split"]
         self.union: list[int] = [] if context.subtask else found["union"]
 
-    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+    def process(self, batch: pa.RecordBatch, input: int) -> df.Output:
         context = self.context
         if input == 1:
             context.entries("broadcast").append(batch.select(["value"]))
@@ -69,7 +59,7 @@ class Everything(Told):
             self.union.append(value)
         return None
 
-    def on_timer(self, timers: pa.RecordBatch, name: str) -> Output:
+    def on_timer(self, timers: pa.RecordBatch, name: str) -> df.Output:
         return rows(*(time - 1000 for time in timers["_timestamp"].to_pylist()))
 
     def snapshot(self) -> None:
@@ -108,8 +98,8 @@ def test_every_kind_of_state_goes_along_to_another_parallelism() -> None:
     stream, table = Tap([rows(n) for n in range(60)], shut=True), Tap([rows(100, 200)], shut=True)
     out = Out(bench.log)
 
-    def flow(parallelism: int) -> Dataflow:
-        made = Dataflow("job", parallelism=parallelism)
+    def flow(parallelism: int) -> df.Dataflow:
+        made = df.Dataflow("job", parallelism=parallelism)
         one = made.source(stream, uid="in", parallelism=1).key_by("key")
         two = made.source(table, uid="table", parallelism=1).broadcast()
         one.apply(Everything(bench.log), two, uid="op").apply(out, uid="out", chain=False)
@@ -138,12 +128,12 @@ def test_every_kind_of_state_goes_along_to_another_parallelism() -> None:
     assert out.seen == list(range(60))
 
 
-def interrupted(table: pa.Table, steps: Callable[[Stream], Stream]) -> CollectSink:
+def interrupted(table: pa.Table, steps: Callable[[df.Stream], df.Stream]) -> CollectSink:
     """The output of a job on a table that was lost after two checkpoints and goes on at another parallelism."""
     bench, out = Bench(checkpoint_rows=2, checkpoint_interval_us=None), CollectSink()
 
-    def flow(parallelism: int) -> Dataflow:
-        made = Dataflow("job", parallelism=parallelism)
+    def flow(parallelism: int) -> df.Dataflow:
+        made = df.Dataflow("job", parallelism=parallelism)
         steps(made.source(MemorySource(table, batch_rows=1), uid="in", parallelism=1)).apply(out, uid="out")
         return made
 
@@ -153,19 +143,19 @@ def interrupted(table: pa.Table, steps: Callable[[Stream], Stream]) -> CollectSi
     return out
 
 
-class Pairs(Operator):
+class Pairs(df.Operator):
     """Counts the rows of each key, a struct of two, and keeps the newest of them as a value; emits both at the end."""
 
-    def states(self, *inputs: pa.Schema) -> list[Descriptor]:
+    def states(self, *inputs: pa.Schema) -> list[df.Descriptor]:
         return [
-            ValueState("newest", {"pair": PAIR}, {"value": PAIR, "n": pa.int64()}),
-            MapState("each", {"pair": PAIR}, PAIR, {"list": pa.list_(PAIR), "map": pa.map_(pa.string(), PAIR)}),
+            df.ValueState("newest", {"pair": PAIR}, {"value": PAIR, "n": pa.int64()}),
+            df.MapState("each", {"pair": PAIR}, PAIR, {"list": pa.list_(PAIR), "map": pa.map_(pa.string(), PAIR)}),
         ]
 
     def output_schema(self, *inputs: pa.Schema) -> pa.Schema:
         return pa.schema([("pair", PAIR), ("value", PAIR), ("n", pa.int64())])
 
-    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+    def process(self, batch: pa.RecordBatch, input: int) -> df.Output:
         newest, each = self.context.value_state("newest"), self.context.map_state("each")
         for row in batch.to_pylist():
             pair = row["pair"]
@@ -174,7 +164,7 @@ class Pairs(Operator):
             each.put_one((pair,), pair, list=[pair], map=[("x", pair)])
         return None
 
-    def finish(self) -> Output:
+    def finish(self) -> df.Output:
         assert len(self.context.map_state("each")) == len(self.context.value_state("newest"))
         return self.context.value_state("newest").rows().combine_chunks().to_batches()
 
@@ -207,10 +197,10 @@ class Keeps(Told):
         self.kind = kind
         self.as_list = as_list
 
-    def states(self, *inputs: pa.Schema) -> list[Descriptor]:
-        return [(ListState if self.as_list else ValueState)("kept", KEY, {"v": self.kind})]
+    def states(self, *inputs: pa.Schema) -> list[df.Descriptor]:
+        return [(df.ListState if self.as_list else df.ValueState)("kept", KEY, {"v": self.kind})]
 
-    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+    def process(self, batch: pa.RecordBatch, input: int) -> df.Output:
         values = pa.RecordBatch.from_arrays([batch["value"].cast(self.kind)], ["v"])
         if self.as_list:
             self.context.list_state("kept").append(batch.select(["key"]), values)
@@ -255,7 +245,7 @@ def test_a_finished_operator_may_declare_what_its_state_could_not_become() -> No
     line = Line([rows(n) for n in range(4)], how="key_by")
     other = Tap([rows(n) for n in range(4, 8)], shut=True)
 
-    def flow(kind: pa.DataType) -> Dataflow:
+    def flow(kind: pa.DataType) -> df.Dataflow:
         line.op = Keeps(line.log, kind)
         made = line.flow()
         made.source(other, uid="other").apply(Told(line.log), uid="told").apply(line.out, uid="out 2", chain=False)
@@ -289,8 +279,8 @@ def test_the_columns_of_records_may_become_others_where_none_are_in_flight() -> 
     bench, out = Bench(unaligned=True), CollectSink()
     tap = Tap([rows(n) for n in range(8)], endless=True)
 
-    def flow(kind: pa.DataType) -> Dataflow:
-        made = Dataflow("job", parallelism=2)
+    def flow(kind: pa.DataType) -> df.Dataflow:
+        made = df.Dataflow("job", parallelism=2)
         cast = made.source(tap, uid="in").map(
             lambda batch: batch.set_column(1, "value", batch["value"].cast(kind)), uid="as"
         )
@@ -311,8 +301,8 @@ def test_what_a_sink_has_not_committed_is_not_lost_when_something_else_takes_its
     bench.log.failing.append("out commit 1")
     out = Out(bench.log)
 
-    def flow(sink: Operator) -> Dataflow:
-        made = Dataflow("job")
+    def flow(sink: df.Operator) -> df.Dataflow:
+        made = df.Dataflow("job")
         made.source(Tap([rows(1, 2)]), uid="in").apply(sink, uid="out", chain=False)
         return made
 
@@ -333,12 +323,12 @@ class Puts(Told):
         super().__init__(log)
         self.put = put
 
-    def states(self, *inputs: pa.Schema) -> list[Descriptor]:
+    def states(self, *inputs: pa.Schema) -> list[df.Descriptor]:
         nested = pa.struct([("a", pa.int64()), ("b", pa.list_(pa.int32()))])
-        value = ValueState("v", KEY, {"n": pa.int64(), "s": nested})
-        return [value, MapState("m", KEY, pa.int32(), {"n": pa.int64()}), Timers("t", KEY)]
+        value = df.ValueState("v", KEY, {"n": pa.int64(), "s": nested})
+        return [value, df.MapState("m", KEY, pa.int32(), {"n": pa.int64()}), df.Timers("t", KEY)]
 
-    def process(self, batch: pa.RecordBatch, input: int) -> Output:
+    def process(self, batch: pa.RecordBatch, input: int) -> df.Output:
         self.put(self.context.value_state("v"), self.context.map_state("m"), self.context.timers("t"))
         return batch
 
