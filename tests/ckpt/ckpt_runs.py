@@ -49,7 +49,8 @@ def _standard(name: str, encoding: str) -> Iterator[io.BytesIO]:
 
 
 def run(*arguments: object, encoding: str = "utf-8", traces: bool = False, **environment: str) -> Run:
-    """Call ``ckpt`` in this process, on 80 columns. No page is wider; a stack trace is shown with ``traces`` only."""
+    """Call ``ckpt`` in this process, on 80 columns. No page is wider; a stack trace is shown with
+    ``traces`` only."""
     before = {name: os.environ.get(name) for name in ("COLUMNS", "NO_COLOR", *environment)}
     os.environ.update({"COLUMNS": "80", **environment})
     try:
@@ -100,7 +101,8 @@ def document(*arguments: object, status: int = 0) -> Any:
 
 
 def failure(*arguments: object, status: int) -> dict[str, Any]:
-    """The error of a command: a sentence on standard error, and the same in JSON on standard output."""
+    """The error of a command: a sentence on standard error, and the same in JSON on standard
+    output."""
     found = run(*arguments, "--format", "json")
     assert found.status == status, found
     assert set(found.document) == {"error"}
@@ -118,7 +120,7 @@ def state_of(store: object, operator: str, name: str) -> Any:
 
 
 def topology_without(uid: str, store: Path, file: Path) -> Path:
-    """A topology file: the operators of a store at parallelism 3, without one that has no inputs."""
+    """A topology file: a store's operators at parallelism 3, without one that has no inputs."""
     whole = document("inspect", store)
     graph = {
         "operators": [{"uid": op["uid"], "parallelism": 3} for op in whole["operators"] if op["uid"] != uid],
@@ -141,7 +143,8 @@ def members(value: Any) -> Iterator[str]:
 
 
 def json_members(command: str) -> set[str]:
-    """Every name in code in a command's section of docs/json.md, and in the sections that it refers to."""
+    """Every name in code in a command's section of docs/json.md, and in the sections that it refers
+    to."""
     parts = re.split(r"(?m)^## ", (DOCS / "json.md").read_text())
     sections = {part.split("\n", 1)[0]: part for part in parts}
     text = sections["Shared objects"] + sections[command]

@@ -1,4 +1,5 @@
-"""What ``ckpt inspect`` says of the states that a runtime keeps: timers, watermarks, committables, records in flight."""
+"""What ``ckpt inspect`` says of the states that a runtime keeps: timers, watermarks, committables,
+records in flight."""
 
 from __future__ import annotations
 
@@ -156,7 +157,7 @@ def test_a_stop_stands_on_the_page(tmp_path: Path) -> None:
     assert "finishing: 0-1" in text
 
 
-# ---- pieces ----------------------------------------------------------------------------------------------------------
+# ---- pieces
 
 
 def drawn(contents: Any, look: Look = Look()) -> Sequence[str]:  # noqa: B008 - frozen

@@ -1,4 +1,5 @@
-"""``ckpt`` on damaged stores: what ``validate`` calls it, what other commands say, and how ``repair`` mends it.
+"""``ckpt`` on damaged stores: what ``validate`` calls it, what other commands say, and how
+``repair`` mends it.
 
 The situations of "The store at 3 a.m." in docs/cli.md are here.
 """
@@ -28,7 +29,8 @@ Damage = Callable[[Path], None]
 
 
 def forged(**members: Any) -> Damage:
-    """A record as a faulty writer would make it, with a digest that is right; a function changes a member."""
+    """A record as a faulty writer would make it, with a digest that is right; a function changes a
+    member."""
 
     def do(store: Path) -> None:
         values = json.loads((store / FIRST).read_bytes())
@@ -103,7 +105,8 @@ DAMAGES: dict[str, tuple[Damage, set[str], str]] = {
     ),
     "missing manifest": (removed("manifests/*"), {"object_missing"}, "manifests/"),
 }
-"""Damages that keep a checkpoint from being opened: how, what ``validate`` may call it, a word of the sentence."""
+"""Damages that keep a checkpoint from being opened: how, what ``validate`` may call it, a word of
+the sentence."""
 IN_SEGMENTS: dict[str, tuple[Damage, set[str], str]] = {
     "unsupported key": (forged(states=list_key), {"unsupported_key_type", "unsupported_type"}, "word"),
     "missing segment": (removed(SEGMENT), {"object_missing"}, "segments/"),
@@ -180,7 +183,7 @@ def test_nothing_is_made_of_a_checkpoint_of_which_a_segment_is_not_there(
     assert not list(there.glob("checkpoints/*"))
 
 
-# ---- repair ----------------------------------------------------------------------------------------------------------
+# ---- repair
 
 
 def damage_record(store: Path, number: int) -> None:
@@ -188,7 +191,8 @@ def damage_record(store: Path, number: int) -> None:
 
 
 def put_in_a_stray(store: Path) -> None:
-    """A record above all others whose parent is nowhere, as a backup of another time may bring it back."""
+    """A record above all others whose parent is nowhere, as a backup of another time may bring it
+    back."""
     body = (store / RECORD.format(6)).read_bytes()[:-46]
     body = body.replace(b'"checkpoint_id":6,', b'"checkpoint_id":10,', 1)
     body = body.replace(b'"parent":{"checkpoint_id":5', b'"parent":{"checkpoint_id":9')

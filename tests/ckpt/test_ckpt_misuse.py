@@ -163,7 +163,7 @@ def test_advice_names_options_for_the_arguments_of_the_library() -> None:
     assert in_options("backdrop='x'") == "backdrop='x'"
 
 
-# ---- stores that are not there ---------------------------------------------------------------------------------------
+# ---- stores that are not there
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Every page of ``ckpt``, word for word: ``pages/``, written anew with ``--update``; and pages of any width and character set."""
+"""Every page of ``ckpt``, word for word: ``pages/``, written anew with ``--update``; and pages of
+any width and character set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The pieces of ``ckpt``, without a store: graphs, bars, tables, values of options, rows as text, exit statuses."""
+"""The pieces of ``ckpt``, without a store: graphs, bars, tables, values of options, rows as text,
+exit statuses."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from stateformat.tools.ckpt.options.values import OperatorParallelism, StorageOp
 from stateformat.tools.ckpt.rows import flat, json_lines, json_texts, objects
 from stateformat.tools.ckpt.text import Column, Look, graph, render
 
-# ---- the graph -------------------------------------------------------------------------------------------------------
+# ---- the graph
 
 
 def operator(uid: str, status: str = "running", **more: Any) -> dict[str, Any]:
@@ -79,7 +80,7 @@ def test_a_graph_of_very_many_lanes_keeps_only_its_marks() -> None:
     assert all(len(line) <= 80 for line in lines)
 
 
-# ---- figures ---------------------------------------------------------------------------------------------------------
+# ---- figures
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,7 @@ def test_a_table_that_is_too_wide_leaves_out_optional_columns_and_cuts_flexible_
     assert render.table(columns[:2], rows, Look(width=20))[1] == "  " + "x" * 14 + "…  1"
 
 
-# ---- addresses -------------------------------------------------------------------------------------------------------
+# ---- addresses
 
 
 @pytest.mark.parametrize(
@@ -192,7 +193,7 @@ def test_a_uid_may_hold_an_equals_sign() -> None:
     assert OperatorParallelism("UID=N").convert("a=b=3", None, None) == ("a=b", 3)
 
 
-# ---- failures --------------------------------------------------------------------------------------------------------
+# ---- failures
 
 
 def every_error() -> list[type[errors.CheckpointError]]:
@@ -229,7 +230,7 @@ def test_an_interruption_has_the_status_that_shells_give_it() -> None:
     assert failures.failure_of(KeyboardInterrupt()).status == 130
 
 
-# ---- rows as text ----------------------------------------------------------------------------------------------------
+# ---- rows as text
 
 # Each column with three values: a usual one, null in the second row, and an extreme one.
 COLUMNS: dict[str, tuple[pa.DataType, Any, Any]] = {

@@ -1,4 +1,5 @@
-"""``ckpt`` as a process: what it imports, interrupts, closed and full streams, and names that would steer a terminal."""
+"""``ckpt`` as a process: what it imports, interrupts, closed and full streams, and names that would
+steer a terminal."""
 
 from __future__ import annotations
 
@@ -26,10 +27,11 @@ from tests.ckpt.ckpt_runs import CKPT, run, words
 
 HEAVY = {"pyarrow", "numpy", "pandas", "pyspark", "s3fs", "fsspec", "botocore", "rich"}
 NASTY = "\x1b[31mred\x07\r\x9b2J\u202etxt.exe"
-"""A name that colors, rings, goes back to the line's start, clears the screen (C1), and turns the reading direction."""
+"""A name that colors, rings, goes back to the line's start, clears the screen (C1), and turns the
+reading direction."""
 
 
-# ---- imports ---------------------------------------------------------------------------------------------------------
+# ---- imports
 
 
 def modules_of(*arguments: object) -> set[str]:
@@ -53,7 +55,7 @@ def test_inspecting_a_directory_imports_arrow_and_nothing_that_it_does_not_need(
     assert modules_of("inspect", counts) & HEAVY == {"pyarrow", "numpy"}
 
 
-# ---- interrupts ------------------------------------------------------------------------------------------------------
+# ---- interrupts
 
 
 def test_an_interrupt_while_modules_are_imported_is_a_sentence(tmp_path: Path) -> None:
@@ -140,7 +142,7 @@ def test_an_interrupted_deletion_says_that_something_may_be_gone(counts: Path, m
     assert "nothing was changed" not in text
 
 
-# ---- streams ---------------------------------------------------------------------------------------------------------
+# ---- streams
 
 
 def test_a_command_whose_reader_leaves_is_quiet(flights: Path) -> None:
@@ -181,7 +183,7 @@ def test_a_full_disk_behind_standard_output_is_named(counts: Path, command: str)
     assert "ckpt: standard output: No space left on device" in done.stderr
 
 
-# ---- strangers' text -------------------------------------------------------------------------------------------------
+# ---- strangers' text
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,5 @@
-"""The commands that only read: history, inspect, validate, explain-restore, export. Their pages: ``test_ckpt_pages``."""
+"""The commands that only read: history, inspect, validate, explain-restore, export. Their pages:
+``test_ckpt_pages``."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from tests.forgery import Forger
 SUMS = ("--operator", "delays", "--state", "sums")
 
 
-# ---- history ---------------------------------------------------------------------------------------------------------
+# ---- history
 
 
 def test_history_lists_the_chain_newest_first(flights: Path) -> None:
@@ -49,7 +50,7 @@ def test_history_names_strays(tmp_path: Path) -> None:
     assert "2 strays, no checkpoint: 1 (attempt" in page("history", store)
 
 
-# ---- inspect ---------------------------------------------------------------------------------------------------------
+# ---- inspect
 
 
 def test_inspect_has_every_state_with_its_rows_and_skew(flights: Path) -> None:
@@ -79,7 +80,7 @@ def test_inspect_narrows_by_uid_or_name_and_shows_rows(flights: Path, given: str
     assert all(row["route"] in (None, ["EWR", "IAH"]) for row in state["sample"])
 
 
-# ---- validate --------------------------------------------------------------------------------------------------------
+# ---- validate
 
 
 @pytest.mark.parametrize("level", ["quick", "full"])
@@ -105,7 +106,7 @@ def test_validate_finds_everything_at_once_and_says_what_to_do(tmp_path: Path) -
     assert page("validate", tmp_path, status=1).splitlines()[-1] == f"  ✗ {len(found['problems'])} problems"
 
 
-# ---- explain-restore -------------------------------------------------------------------------------------------------
+# ---- explain-restore
 
 
 def refusals(found: Any) -> set[tuple[str, str]]:
@@ -208,7 +209,7 @@ def test_what_is_given_up_goes_by_uid(flights: Path, name: str) -> None:
     assert by_name["plan"]["drop"] == [name]
 
 
-# ---- export ----------------------------------------------------------------------------------------------------------
+# ---- export
 
 
 def sums_now() -> dict[str, tuple[int, float]]:

@@ -1,4 +1,5 @@
-"""``ckpt`` on S3: the same commands on a store that is a URL, with the server and credentials given as users give them."""
+"""``ckpt`` on S3: the same commands on a store that is a URL, with the server and credentials given
+as users give them."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ pytestmark = pytest.mark.s3
 
 @pytest.fixture
 def endpoint(moto: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The mock server's address. Who may write there stands in the environment, as it does for users."""
+    """The mock server's address. Who may write there stands in the environment, as it does for
+    users."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", moto.key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", moto.secret)
     monkeypatch.setenv("AWS_DEFAULT_REGION", moto.region)

@@ -1,4 +1,5 @@
-"""``ckpt stop``: asking a job to stop, and every way in which that ends. Runs here are fakes, and time is stepped."""
+"""``ckpt stop``: asking a job to stop, and every way in which that ends. Runs here are fakes, and
+time is stepped."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ OTHER = "f" * 32
 
 
 class FakeRun:
-    """A run of the counts job, as far as requests are concerned: it reads them when a test says so."""
+    """A run of the counts job that reads requests when a test says so."""
 
     def __init__(self, store: CheckpointStore) -> None:
         self.store = store
@@ -57,7 +58,8 @@ class FakeRun:
         self.store.answer_stop(StopAnswer(request.id, outcome, message, *place))
 
     def stop(self, *, copy: bool = True, answer: bool = True, **more: Any) -> None:
-        """Stop by the first request that counts, if any; ``copy`` and ``answer`` are left out by a crash."""
+        """Stop by the first request that counts, if any; ``copy`` and ``answer`` are left out by a
+        crash."""
         request = self.asked()
         if request is None:
             return
@@ -118,7 +120,8 @@ def ask(
     if_stopped: bool = False,
     note: Callable[[str], None] = lambda _: None,
 ) -> Any:
-    """The document of a command that asked and waited, its page and exit status. No request is left behind."""
+    """The document of a command that asked and waited, its page and exit status. No request is left
+    behind."""
     steps = steps or Steps()
     shown: list[tuple[int, int]] = []
     asking = attempt(store, steps, mode, to, step=lambda done, total: shown.append((done, total)), note=note)
@@ -374,7 +377,7 @@ def test_a_request_that_cannot_be_removed_is_named(
     assert result.message.startswith("The request could not be removed (no right to delete): delete requests/")
 
 
-# ---- the command itself ----------------------------------------------------------------------------------------------
+# ---- the command itself
 
 
 def test_the_command_stops_a_job_in_another_process(tmp_path: Path) -> None:
@@ -420,7 +423,7 @@ def test_interrupting_the_command_withdraws_the_request(counts: Path) -> None:
         stderr=subprocess.PIPE,
     )
     try:
-        while running.poll() is None and not list(folder.glob("*-stop-*")):
+        while running.poll() is None and not list(folder.glob("[0-9]*-stop-*")):
             threading.Event().wait(0.02)
         running.send_signal(signal.SIGINT)
         out, err = running.communicate(timeout=60)

@@ -1,4 +1,5 @@
-"""The commands that publish, copy or delete: rescale, rewrite, rollback, copy, gc. Their pages: ``test_ckpt_pages``."""
+"""The commands that publish, copy or delete: rescale, rewrite, rollback, copy, gc. Their pages:
+``test_ckpt_pages``."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def sums(folder: Path, operator: str = "delays") -> dict[str, tuple[Any, Any]]:
     return {row["tailnum"]: (row["n"], row["minutes"]) for row in table.to_pylist()}
 
 
-# ---- rescale ---------------------------------------------------------------------------------------------------------
+# ---- rescale
 
 
 def test_rescale_publishes_the_same_rows_at_another_parallelism(own_flights: Path) -> None:
@@ -48,8 +49,9 @@ def test_rescale_publishes_the_same_rows_at_another_parallelism(own_flights: Pat
 
 
 def test_rescale_of_one_operator_leaves_the_others(own_flights: Path) -> None:
-    (change,) = document("rescale", own_flights, "--operator-parallelism", "Delays per plane=3")["changes"]
-    assert (change["uid"], change["before"]["parallelism"], change["after"]["parallelism"]) == ("delays", 4, 3)
+    found = document("rescale", own_flights, "--operator-parallelism", "Delays per plane=3")
+    assert {one["uid"] for one in found["operators"] if one["parallelism"] == 3} == {"delays"}
+    assert "rates" not in {change["uid"] for change in found["changes"]}
     history = document("history", own_flights)
     assert [entry["kind"] for entry in history["checkpoints"]] == ["rescale", "checkpoint", "checkpoint"]
 
@@ -80,7 +82,7 @@ def test_rescale_beyond_the_maximum_is_refused_with_every_reason(flights: Path) 
     assert fingerprint(flights) == before
 
 
-# ---- rewrite ---------------------------------------------------------------------------------------------------------
+# ---- rewrite
 
 
 def test_rewrite_merges_layers_and_keeps_every_row(own_flights: Path) -> None:
@@ -116,7 +118,7 @@ def test_rewrite_on_spark_writes_the_same_rows(own_flights: Path) -> None:
     assert document("validate", own_flights, "--level", "full")["ok"]
 
 
-# ---- rollback --------------------------------------------------------------------------------------------------------
+# ---- rollback
 
 
 def test_rollback_makes_an_older_checkpoint_the_newest(own_flights: Path) -> None:
@@ -145,7 +147,7 @@ def test_a_rollback_to_another_store_leaves_this_one(counts: Path, tmp_path: Pat
     assert counts_of(tmp_path / "there") == counts_of(counts)
 
 
-# ---- copy ------------------------------------------------------------------------------------------------------------
+# ---- copy
 
 
 def test_a_copy_stands_on_its_own(own_flights: Path, tmp_path: Path) -> None:
@@ -172,7 +174,7 @@ def test_a_copy_may_be_made_again_and_never_replaces_another(flights: Path, coun
     assert fingerprint(target) == before
 
 
-# ---- gc --------------------------------------------------------------------------------------------------------------
+# ---- gc
 
 
 def test_gc_says_what_it_would_free_and_frees_it_only_when_told_to(tmp_path: Path) -> None:

@@ -156,8 +156,9 @@ def restored(
 ) -> dict[tuple[str, str, int | None], list[tuple[Any, ...]]]:
     """What every new subtask gets of every state at a parallelism (None: as it is): rows as tuples.
 
-    List-like modes keep their order, the others are sorted; ``_key_group`` is left out. Rows in flight are sorted by channel
-    and sequence number, so a lost or repeated one shows and an interleaving of channels does not.
+    List-like modes keep their order, the others are sorted; ``_key_group`` is left out. Rows in
+    flight are sorted by channel and sequence number, so a lost or repeated one shows and an
+    interleaving of channels does not.
     """
     plan = checkpoint.plan_restore(checkpoint.graph.at(parallelism))
     plan.check()

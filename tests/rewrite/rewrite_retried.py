@@ -1,4 +1,5 @@
-"""A program: rewrite a small job on a Spark whose every task fails once, after it has written a segment.
+"""A program: rewrite a small job on a Spark whose every task fails once, after it has written a
+segment.
 
 Prints how many failed. Run by ``test_rewrite_spark``, in a process of its own.
 """

@@ -1,4 +1,5 @@
-"""Rewriting a checkpoint, by the engine in threads: what comes out, what is refused, what stays when it fails."""
+"""Rewriting a checkpoint, by the engine in threads: what comes out, what is refused, what stays
+when it fails."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def ids(store: CheckpointStore) -> list[int]:
 
 
 def assert_same_rows(store: CheckpointStore, before: Any, after: Any) -> None:
-    """The states that a new max parallelism rehashes have the rows that they had, and all is valid."""
+    """The states that a new max parallelism rehashes keep their rows, and all is valid."""
     for name in REHASHED:
         assert jobs.all_rows(after, "sums", name) == jobs.all_rows(before, "sums", name)
     assert problems(store) == []
@@ -62,7 +63,8 @@ def test_a_rewritten_checkpoint_gives_every_subtask_what_the_old_one_would_have(
     assert (after.id, after.record.kind, after.record.parent) == (2, CheckpointKind.REWRITE, before.record.ref)
     assert done.record == after.record
     found, wanted = jobs.restored(after, parallelism), jobs.restored(before, parallelism)
-    # Subtasks had finished, so all that is not keyed was distributed anew: everyone has the least watermark.
+    # Subtasks had finished, so all that is not keyed was distributed anew: everyone has the least
+    # watermark.
     least = [("lookup-sums", 2**63 - 1, True), ("names-sums", 100, False)]
     assert [found.pop(place) for place in list(found) if place[1] == "progress"] == [least] * (parallelism or 3)
     assert found == {place: rows for place, rows in wanted.items() if place[1] != "progress"}

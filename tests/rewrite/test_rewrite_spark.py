@@ -1,4 +1,5 @@
-"""Rewriting on Spark: the same rows as in threads, one history whatever is retried, errors as sentences."""
+"""Rewriting on Spark: the same rows as in threads, one history whatever is retried, errors as
+sentences."""
 
 from __future__ import annotations
 
@@ -82,7 +83,8 @@ def test_records_in_flight_of_several_segments_keep_the_order_of_their_channels(
 
 
 def test_tasks_that_fail_after_writing_are_retried_and_leave_garbage_and_one_history(tmp_path: Path) -> None:
-    # Spark retries only where its master says so, and a process has one session: this one is another's.
+    # Spark retries only where its master says so, and a process has one session: this one is
+    # another's.
     url = str(tmp_path / "store")
     command = [sys.executable, "-m", "tests.rewrite.rewrite_retried", url]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

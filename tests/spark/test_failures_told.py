@@ -1,4 +1,5 @@
-"""What a job's own code raises is reported with its author's frames; what would fail again is not tried again."""
+"""What a job's own code raises is reported with its author's frames; what would fail again is not
+tried again."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class OperationalError(Exception):
 
 
 class Broken(Operator):
-    """Raises for the value 3, some times; a file counts them, since Spark's workers are other processes."""
+    """Raises for the value 3, some times; a file counts them, since Spark's workers are other
+    processes."""
 
     def __init__(self, notes: Path, error: type[BaseException], message: tuple[str, ...], times: int) -> None:
         self.notes, self.error, self.message, self.times = notes, error, message, times
@@ -165,7 +167,7 @@ def test_what_an_enumerator_raises_is_reported_with_its_frames(job: Job) -> None
     assert "in raises" in "".join(traceback.format_exception(raised.value))
 
 
-# Spark ---------------------------------------------------------------------------------------------------------------------
+# ---- Spark
 
 
 def test_a_job_that_workers_cannot_have_fails_at_once(
@@ -221,7 +223,7 @@ def test_a_module_that_real_workers_cannot_import_fails_the_job_in_one_try(
     assert "starts again" not in caplog.text
 
 
-# Several jobs in one session -------------------------------------------------------------------------------------------------
+# ---- Several jobs in one session
 
 
 def test_workers_keep_the_states_of_all_jobs_that_run_and_let_go_of_those_that_have_ended(

@@ -1,7 +1,8 @@
-"""The program for spark-submit: what it prints, how it is stopped and goes on, with what status it ends.
+"""The program for spark-submit: what it prints, how it is stopped and goes on, with what status it
+ends.
 
-``spark-submit`` starts one process; everything else runs here, on the session of the tests. ``ckpt stop``, in a
-thread, stops a job when it has reported its second epoch.
+``spark-submit`` starts one process; everything else runs here, on the session of the tests. ``ckpt
+stop``, in a thread, stops a job when it has reported its second epoch.
 """
 
 from __future__ import annotations
@@ -50,9 +51,8 @@ def flow(total, job_id="numbers"):
     flow = Dataflow(job_id, parallelism={parallelism})
     numbers = flow.source(RateSource(total=total, shards=4, rows_per_read=50), uid="numbers", event_time="at")
     numbers.apply(FileSink({directory!r}, durable=False), uid="all")
-    numbers.key_by("shard").aggregate({{"rows": ("*", "count"), "greatest": ("n", "max")}}, emit="end", uid="shards").apply(
-        FileSink({directory!r} + "-shards", durable=False), uid="counted"
-    )
+    shards = numbers.key_by("shard").aggregate({{"rows": ("*", "count")}}, emit="end", uid="shards")
+    shards.apply(FileSink({directory!r} + "-shards", durable=False), uid="counted")
     return flow
 
 
@@ -124,7 +124,8 @@ def place(tmp_path: Path, spark: Any) -> Iterator[Place]:
 
 
 class Printed(io.StringIO):
-    """Standard output of the program. With the store of a job, ``ckpt stop`` runs once two lines have come."""
+    """Standard output of the program. With the store of a job, ``ckpt stop`` runs once two lines
+    have come."""
 
     def __init__(self, stop: str = "", *, drain: bool = False, to: str | None = None, **options: str) -> None:
         super().__init__()
@@ -166,7 +167,7 @@ def run(monkeypatch: pytest.MonkeyPatch, printed: Printed, *arguments: str) -> P
     return printed
 
 
-# What it prints ------------------------------------------------------------------------------------------------------------
+# ---- What it prints
 
 
 def test_a_job_runs_to_its_end_with_a_line_for_each_checkpoint_and_says_so_when_it_is_run_again(
@@ -177,7 +178,8 @@ def test_a_job_runs_to_its_end_with_a_line_for_each_checkpoint_and_says_so_when_
     out, err = capsys.readouterr()
     lines = err.splitlines()
     assert re.fullmatch(
-        r"numbers: epoch 1, [1-9]\d* rows in \d+\.\d s, checkpoint 1 \(\d+ rows, \+\d+\.\d kB\), \d+ tasks(, \d+ finished)?",
+        r"numbers: epoch 1, [1-9]\d* rows in \d+\.\d s, checkpoint 1 \(\d+ rows, \+\d+\.\d kB\), "
+        r"\d+ tasks(, \d+ finished)?",
         lines[0],
     )
     shown = [re.search(r"epoch (\d+), (\d+) rows .* checkpoint (\d+) ", line) for line in lines]
@@ -218,7 +220,7 @@ def test_json_is_an_object_for_each_epoch_and_one_for_the_end(place: Place, monk
     assert {*epochs[0], *end} <= {*re.findall(r"`(\w+)`", documented)}
 
 
-# Stops ---------------------------------------------------------------------------------------------------------------------
+# ---- Stops
 
 
 def test_a_job_is_stopped_by_its_store_and_goes_on_from_the_savepoint_or_where_it_was_at_another_parallelism(
@@ -234,7 +236,8 @@ def test_a_job_is_stopped_by_its_store_and_goes_on_from_the_savepoint_or_where_i
     newest = store.open().record
     assert (end["checkpoint_id"], end["savepoint"]) == (newest.checkpoint_id, answer["savepoint"])
     assert end["stop"] == {"mode": "no_drain", "request": answer["request"]}
-    # Two checkpoints are kept, and they are whole: what they took from older ones has not gone with them.
+    # Two checkpoints are kept, and they are whole: what they took from older ones has not gone with
+    # them.
     assert [each.checkpoint_id for each in store.history()] == [newest.checkpoint_id, newest.checkpoint_id - 1]
     assert not any(validate(store, each.checkpoint_id, level="full").problems for each in store.history())
     read = place.numbers()
@@ -338,7 +341,7 @@ def test_a_store_on_s3_has_its_options_in_workers_and_for_its_savepoint(
     assert "no-such-bucket" in capsys.readouterr().err.splitlines()[-1]
 
 
-# Statuses ------------------------------------------------------------------------------------------------------------------
+# ---- Statuses
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ Work = TypeVar("Work", Move, RehashSource)
 
 @dataclass(frozen=True)
 class SparkEngine:
-    """Runs the tasks of a rewrite as Spark jobs of ``spark``, by default the active or a local session.
+    """Runs the tasks of a rewrite on ``spark``, by default the active or a local session.
 
     On a cluster every executor must reach the store at the driver's address and have this package
     installed (``stateformat.backends.spark.sessions`` says how).

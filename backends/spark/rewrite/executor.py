@@ -45,7 +45,8 @@ _MARK: Final = "stateformat-error:"
 def write_moves(tasks: Sequence[bytes], written: Any) -> Stage:
     """From rows (id long) to one row (snapshot binary) per move.
 
-    Task *id* is a pickled list of (context, move). The accumulator ``written`` counts rows for users.
+    Task *id* is a pickled list of (context, move). The accumulator ``written`` counts rows for
+    users.
     """
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:

@@ -1,6 +1,7 @@
 """Arguments and options that commands share.
 
-``common`` declares a command and opens its stores: read it first. ``values`` parses what users type.
+``common`` declares a command and opens its stores: read it first. ``values`` parses what users
+type.
 """
 
 from __future__ import annotations
