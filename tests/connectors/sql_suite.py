@@ -124,25 +124,29 @@ EVERY_TYPE: Sequence[tuple[str, pa.DataType, list[Any]]] = [
 class SqlSuite(ABC):
     """The tests. ``url`` is a fixture of the subclass, a database without tables."""
 
+    @pytest.fixture(autouse=True)
+    def _place(self, url: str, tmp_path: Path) -> None:
+        self.url, self.tmp_path = url, tmp_path
+
     @abstractmethod
-    def execute(self, url: str, *statements: str) -> list[Any]:
+    def execute(self, *statements: str) -> list[Any]:
         """Run statements; the rows of the last."""
 
     @abstractmethod
     def as_read(self, type_: pa.DataType, value: Any) -> Any:
         """What this database's reader gives for a value."""
 
-    def make(self, url: str, tmp_path: Path, table: str = "t", schema: pa.Schema = SCHEMA, **options: Any) -> SqlSink:
-        sink = SqlSink(url, table, **{"staging": tmp_path / "staging", "durable": False, **options})
+    def make(self, table: str = "t", schema: pa.Schema = SCHEMA, **options: Any) -> SqlSink:
+        sink = SqlSink(self.url, table, **{"staging": self.tmp_path / "staging", "durable": False, **options})
         sink.output_schema(schema)
         return sink
 
-    def seen(self, url: str) -> list[int]:
+    def seen(self) -> list[int]:
         """The numbers in the table, sorted."""
-        return [row[0] for row in self.execute(url, "SELECT n FROM t ORDER BY n")]
+        return [row[0] for row in self.execute("SELECT n FROM t ORDER BY n")]
 
-    def staged(self, tmp_path: Path) -> list[str]:
-        return sorted(path.name for path in (tmp_path / "staging").rglob("*") if path.is_file())
+    def staged(self) -> list[str]:
+        return sorted(path.name for path in (self.tmp_path / "staging").rglob("*") if path.is_file())
 
     def quick(self, connection: Any) -> Any:
         """A connection that need not outlive the machine."""
@@ -150,45 +154,41 @@ class SqlSuite(ABC):
 
     # What is in the table
 
-    def test_every_type_of_the_format_comes_back_as_it_went_in(self, url: str, tmp_path: Path) -> None:
+    def test_every_type_of_the_format_comes_back_as_it_went_in(self) -> None:
         schema = pa.schema([(name, type_) for name, type_, _ in EVERY_TYPE])
         columns = [pa.array([None, *values], type_) for _, type_, values in EVERY_TYPE]
         # A slice: its offsets do not begin at 0.
         batch = pa.record_batch(
             [pa.concat_arrays([column.slice(1), column]) for column in columns], schema=schema
         ).slice(1)
-        sink = self.make(url, tmp_path, schema=schema)
+        sink = self.make(schema=schema)
         sink.clean("out", 0)
         sink.commit(PERMIT, prepared_of(sink, batch, batch.slice(1, 1)))
         names = ", ".join(f'"{name}"' for name in schema.names)
-        found = self.execute(url, f"SELECT {names} FROM t")
+        found = self.execute(f"SELECT {names} FROM t")
         wanted = [
             tuple(None if choice is None else self.as_read(type_, values[choice]) for _, type_, values in EVERY_TYPE)
             for choice in (1, None, 0, 1, None)
         ]
         assert sorted(map(repr, found)) == sorted(map(repr, map(tuple, wanted)))
 
-    def test_rows_appear_with_their_commit_and_once_however_often_it_is_repeated(
-        self, url: str, tmp_path: Path
-    ) -> None:
-        sink = self.make(url, tmp_path)
+    def test_rows_appear_with_their_commit_and_once_however_often_it_is_repeated(self) -> None:
+        sink = self.make()
         sink.clean("out", 0)
         tables = [prepared_of(sink, n, n + 10, subtask=n) for n in range(3)]
-        assert self.seen(url) == []
-        assert len(self.staged(tmp_path)) == 3
+        assert self.seen() == []
+        assert len(self.staged()) == 3
         for _ in range(3):
             sink.commit(PERMIT, pa.concat_tables(tables))
-            assert self.seen(url) == [0, 1, 2, 10, 11, 12]
-            assert self.staged(tmp_path) == []
+            assert self.seen() == [0, 1, 2, 10, 11, 12]
+            assert self.staged() == []
         sink.commit(PERMIT, tables[0].slice(0, 0))
         assert snapshot(subtask_of(sink), 2) is None
-        texts = dict(self.execute(url, "SELECT n, text FROM t"))
+        texts = dict(self.execute("SELECT n, text FROM t"))
         assert texts == {0: None, 1: "日 1", 2: "日 2", 10: "日 10", 11: "日 11", 12: None}
 
-    def test_a_commit_holds_what_several_checkpoints_and_attempts_prepared_and_takes_what_is_new(
-        self, url: str, tmp_path: Path
-    ) -> None:
-        sink = self.make(url, tmp_path)
+    def test_a_commit_holds_what_several_checkpoints_and_attempts_prepared_and_takes_what_is_new(self) -> None:
+        sink = self.make()
         first = prepared_of(sink, 1, checkpoint_id=3)
         again = prepared_of(sink, 2, checkpoint_id=3, attempt=ATTEMPTS[1])
         other = prepared_of(sink, 3, checkpoint_id=3, attempt=ATTEMPTS[1], uid="elsewhere")
@@ -197,10 +197,8 @@ class SqlSuite(ABC):
         sink.commit(PERMIT, pa.concat_tables([first, again, other]))
         later = prepared_of(sink, 4, checkpoint_id=4)
         sink.commit(PERMIT, pa.concat_tables([again, later, first]))
-        assert self.seen(url) == [1, 2, 3, 4]
-        marks = self.execute(
-            url, "SELECT sink, checkpoint_id, attempt_id, rows FROM stateformat_commits ORDER BY 2, 1, 3"
-        )
+        assert self.seen() == [1, 2, 3, 4]
+        marks = self.execute("SELECT sink, checkpoint_id, attempt_id, rows FROM stateformat_commits ORDER BY 2, 1, 3")
         assert marks == [
             ("elsewhere", 3, ATTEMPTS[1], 1),
             ("out", 3, ATTEMPTS[0], 1),
@@ -209,8 +207,8 @@ class SqlSuite(ABC):
         ]
 
     @pytest.mark.parametrize("object_bytes", [1, 1 << 20])
-    def test_with_a_key_the_last_row_of_each_stays(self, url: str, tmp_path: Path, object_bytes: int) -> None:
-        sink = self.make(url, tmp_path, key="n", object_bytes=object_bytes)
+    def test_with_a_key_the_last_row_of_each_stays(self, object_bytes: int) -> None:
+        sink = self.make(key="n", object_bytes=object_bytes)
         opened = subtask_of(sink)
         for word in "abc":
             opened.process(batch_of(1, 2, 2, 4, word=word), 0)
@@ -222,44 +220,44 @@ class SqlSuite(ABC):
         # In whatever order checkpoints stand in the table, they are committed in theirs.
         sink.commit(PERMIT, pa.concat_tables([two, three, one]))
         wanted = {1: "c 1", 2: "d 2", 4: "c 4", 5: "new 5", 7: "e 7"}
-        assert dict(self.execute(url, "SELECT n, text FROM t")) == wanted
+        assert dict(self.execute("SELECT n, text FROM t")) == wanted
         # What is committed again does not put an old row over a newer one.
         sink.commit(PERMIT, prepared_of(sink, 1, word="z", checkpoint_id=3))
         sink.commit(PERMIT, pa.concat_tables([one, two, three]))
-        assert dict(self.execute(url, "SELECT n, text FROM t")) == {**wanted, 1: "z 1"}
+        assert dict(self.execute("SELECT n, text FROM t")) == {**wanted, 1: "z 1"}
 
-    def test_a_table_that_is_all_key_is_a_set(self, url: str, tmp_path: Path) -> None:
-        sink = self.make(url, tmp_path, key=["n", "text"])
+    def test_a_table_that_is_all_key_is_a_set(self) -> None:
+        sink = self.make(key=["n", "text"])
         batch = pa.record_batch([pa.array([1, 1, 2], pa.int64()), pa.array(["a", "a", ""])], schema=SCHEMA)
         sink.commit(PERMIT, prepared_of(sink, batch))
         sink.commit(PERMIT, prepared_of(sink, batch, checkpoint_id=2))
-        assert self.execute(url, "SELECT n, text FROM t ORDER BY n") == [(1, "a"), (2, "")]
+        assert self.execute("SELECT n, text FROM t ORDER BY n") == [(1, "a"), (2, "")]
 
-    def test_names_are_names_whatever_is_in_them(self, url: str, tmp_path: Path) -> None:
+    def test_names_are_names_whatever_is_in_them(self) -> None:
         table, columns = 'select "%s"; --', ['a"b', "100%", "order", "ä ö"]
         schema = pa.schema([(name, pa.int32()) for name in columns])
-        sink = self.make(url, tmp_path, table, schema, key=columns[:1])
+        sink = self.make(table, schema, key=columns[:1])
         sink.clean("out", 0)
         for number in (1, 2):
             batch = pa.record_batch([[1], [number], [3], [4]], schema=schema)
             sink.commit(PERMIT, prepared_of(sink, batch, checkpoint_id=number))
-        assert self.execute(url, 'SELECT * FROM "select ""%s""; --"') == [(1, 2, 3, 4)]
+        assert self.execute('SELECT * FROM "select ""%s""; --"') == [(1, 2, 3, 4)]
 
     # Crashes and races
 
-    def test_a_crash_between_any_two_steps_loses_nothing_and_repeats_nothing(self, url: str, tmp_path: Path) -> None:
+    def test_a_crash_between_any_two_steps_loses_nothing_and_repeats_nothing(self) -> None:
         counts = (3, 1)
 
         def run(crash_at: int) -> int:
-            steps, place, done = Steps(crash_at), tmp_path / str(crash_at), []
-            sink = self.make(url, place, object_bytes=20)
-            self.execute(url, "DROP TABLE IF EXISTS t", "DROP TABLE IF EXISTS stateformat_commits")
+            steps, done = Steps(crash_at), []
+            sink = self.make(object_bytes=20)
+            self.execute("DROP TABLE IF EXISTS t", "DROP TABLE IF EXISTS stateformat_commits")
             connect = sink._database.connect  # type: ignore[attr-defined]
             sink._database.connect = lambda: Stepping(self.quick(connect()), steps)  # type: ignore[attr-defined]
             sink._staging = Stepping(sink._staging, steps)  # type: ignore[assignment]
 
             def look(published: Sequence[pa.Table]) -> None:
-                assert self.seen(url) == rows_until(len(published), counts)
+                assert self.seen() == rows_until(len(published), counts)
 
             def ended() -> None:
                 done.append(steps.count)
@@ -267,24 +265,22 @@ class SqlSuite(ABC):
 
             crashes = run_to_the_end(sink, look, Crash, counts=counts, subtasks=2, ended=ended)
             assert crashes == (crash_at > 0)
-            assert self.staged(place) == []
+            assert self.staged() == []
             return done[0]
 
         check_every_crash(run, 40)
 
     @pytest.mark.parametrize("key", [(), "n"])
-    def test_drivers_that_commit_at_once_commit_once(self, url: str, tmp_path: Path, key: Any) -> None:
+    def test_drivers_that_commit_at_once_commit_once(self, key: Any) -> None:
         tables = [
-            prepared_of(
-                self.make(url, tmp_path, key=key), batch_of(*range(100 * n, 100 * n + 50)), checkpoint_id=n % 3 + 1
-            )
+            prepared_of(self.make(key=key), batch_of(*range(100 * n, 100 * n + 50)), checkpoint_id=n % 3 + 1)
             for n in range(6)
         ]
         drivers = 4
         barrier = threading.Barrier(drivers)
 
         def drive(number: int) -> None:
-            sink = self.make(url, tmp_path, key=key)
+            sink = self.make(key=key)
             mixed = random.Random(number).sample(tables, len(tables))
             barrier.wait(30)
             # All at once, or one after the other.
@@ -294,19 +290,19 @@ class SqlSuite(ABC):
         with ThreadPoolExecutor(drivers) as pool:
             for future in [pool.submit(drive, number) for number in range(drivers)]:
                 future.result(timeout=60)
-        assert self.seen(url) == [n for first in range(0, 600, 100) for n in range(first, first + 50)]
-        assert self.staged(tmp_path) == []
+        assert self.seen() == [n for first in range(0, 600, 100) for n in range(first, first + 50)]
+        assert self.staged() == []
 
-    def test_a_job_that_is_killed_at_random_and_rescaled_has_every_row_once(self, url: str, tmp_path: Path) -> None:
-        bench = Bench(str(tmp_path / "store"), checkpoint_interval_us=40_000)
+    def test_a_job_that_is_killed_at_random_and_rescaled_has_every_row_once(self) -> None:
+        bench = Bench(str(self.tmp_path / "store"), checkpoint_interval_us=40_000)
         tap = Tap([rows(n) for n in range(0, 60, 2)], [rows(n) for n in range(1, 60, 2)])
         chosen = random.Random(7)
 
         def flow(parallelism: int) -> Dataflow:
             made = Dataflow("job", parallelism=parallelism)
             told = made.source(tap, uid="in").key_by("key").apply(Told(bench.log), uid="op")
-            sink = SqlSink(url, "t", staging=tmp_path / "staging", durable=False, object_bytes=100)
-            newest = SqlSink(url, "newest", key="key", staging=tmp_path / "staging", durable=False)
+            sink = SqlSink(self.url, "t", staging=self.tmp_path / "staging", durable=False, object_bytes=100)
+            newest = SqlSink(self.url, "newest", key="key", staging=self.tmp_path / "staging", durable=False)
             told.apply(sink, uid="all")
             told.apply(newest, uid="newest")
             return made
@@ -317,30 +313,30 @@ class SqlSuite(ABC):
             for _ in range(chosen.randrange(20, 120)):
                 assert run.step()
                 if chosen.random() < 0.1:
-                    now = self.values(url)
+                    now = self.values()
                     assert set(shown) <= set(now)
                     assert len(now) == len(set(now))
                     shown = now
         bench.run(flow(2))
         assert shown
-        assert self.values(url) == list(range(60))
-        newest = dict(self.execute(url, "SELECT key, value FROM newest"))
+        assert self.values() == list(range(60))
+        newest = dict(self.execute("SELECT key, value FROM newest"))
         last = {key: max(n for n in range(60) if n % 4 == key) for key in range(4)}
         assert newest == last
         # What the last kill left under the id that followed goes at the next start.
         bench.run(flow(2))
-        assert self.staged(tmp_path) == []
+        assert self.staged() == []
 
-    def values(self, url: str) -> list[int]:
-        return [row[0] for row in self.execute(url, "SELECT value FROM t ORDER BY value")]
+    def values(self) -> list[int]:
+        return [row[0] for row in self.execute("SELECT value FROM t ORDER BY value")]
 
     # What is lost, forgotten, or another
 
-    def test_an_object_that_is_lost_or_another_is_told_and_nothing_is_committed(self, url: str, tmp_path: Path) -> None:
-        sink = self.make(url, tmp_path)
+    def test_an_object_that_is_lost_or_another_is_told_and_nothing_is_committed(self) -> None:
+        sink = self.make()
         sink.clean("out", 0)
         table = pa.concat_tables([prepared_of(sink, n, subtask=n) for n in (1, 2)])
-        path = tmp_path / "staging" / table["object"][1].as_py()
+        path = self.tmp_path / "staging" / table["object"][1].as_py()
         body = path.read_bytes()
         for broken in (body[:-1], b"x" * len(body)):
             path.write_bytes(broken)
@@ -353,46 +349,42 @@ class SqlSuite(ABC):
         with pytest.raises(StorageError, match="with 1 rows and is not there") as lost:
             sink.commit(PERMIT, table)
         assert lost.value.kind is ErrorKind.OBJECT_MISSING
-        assert self.seen(url) == []
-        assert self.execute(url, "SELECT * FROM stateformat_commits") == []
+        assert self.seen() == []
+        assert self.execute("SELECT * FROM stateformat_commits") == []
         path.write_bytes(body)
         sink.commit(PERMIT, table)
-        assert self.seen(url) == [1, 2]
+        assert self.seen() == [1, 2]
 
-    def test_marks_go_when_they_are_old_and_what_they_marked_is_refused_then_and_never_repeated(
-        self, url: str, tmp_path: Path
-    ) -> None:
-        sink, forever = self.make(url, tmp_path, marks_days=2), self.make(url, tmp_path, marks_days=None)
+    def test_marks_go_when_they_are_old_and_what_they_marked_is_refused_then_and_never_repeated(self) -> None:
+        sink, forever = self.make(marks_days=2), self.make(marks_days=None)
         old = prepared_of(sink, 1)
         other = prepared_of(sink, 2, uid="other")
-        path = tmp_path / "staging" / old["object"][0].as_py()
+        path = self.tmp_path / "staging" / old["object"][0].as_py()
         body = path.read_bytes()
         sink.commit(PERMIT, pa.concat_tables([old, other]))
-        self.execute(url, self.make_older("sink = 'out'", 2.1), self.make_older("sink = 'other'", 1.9))
+        self.execute(self.make_older("sink = 'out'", 2.1), self.make_older("sink = 'other'", 1.9))
         # An object that could not be removed when it was committed.
         path.write_bytes(body)
         forever.commit(PERMIT, prepared_of(sink, 3, checkpoint_id=2))
-        assert self.marked(url) == [("other", 1), ("out", 1), ("out", 2)]
+        assert self.marked() == [("other", 1), ("out", 1), ("out", 2)]
         sink.commit(PERMIT, prepared_of(sink, 4, uid="other", checkpoint_id=3))
-        assert self.marked(url) == [("other", 1), ("other", 3), ("out", 1), ("out", 2)]
+        assert self.marked() == [("other", 1), ("other", 3), ("out", 1), ("out", 2)]
         sink.commit(PERMIT, prepared_of(sink, 5, checkpoint_id=4))
-        assert self.marked(url) == [("other", 1), ("other", 3), ("out", 2), ("out", 4)]
-        assert self.staged(tmp_path) == []
+        assert self.marked() == [("other", 1), ("other", 3), ("out", 2), ("out", 4)]
+        assert self.staged() == []
         with pytest.raises(StorageError, match="no mark that it was committed"):
             sink.commit(PERMIT, old)
-        assert self.seen(url) == [1, 2, 3, 4, 5]
+        assert self.seen() == [1, 2, 3, 4, 5]
 
-    def marked(self, url: str) -> list[Any]:
-        return self.execute(url, "SELECT sink, checkpoint_id FROM stateformat_commits ORDER BY 1, 2")
+    def marked(self) -> list[Any]:
+        return self.execute("SELECT sink, checkpoint_id FROM stateformat_commits ORDER BY 1, 2")
 
     @abstractmethod
     def make_older(self, condition: str, days: float) -> str:
         """The statement that makes marks older."""
 
-    def test_cleaning_removes_what_no_checkpoint_holds_and_never_what_the_next_one_may(
-        self, url: str, tmp_path: Path
-    ) -> None:
-        sink = self.make(url, tmp_path, object_bytes=1)
+    def test_cleaning_removes_what_no_checkpoint_holds_and_never_what_the_next_one_may(self) -> None:
+        sink = self.make(object_bytes=1)
         tables = {
             (id_, attempt): prepared_of(sink, id_, checkpoint_id=id_, attempt=attempt)
             for id_ in (3, 4, 5)
@@ -406,24 +398,24 @@ class SqlSuite(ABC):
         gone = [tables[3, ATTEMPTS[0]]["object"][0].as_py(), tables[4, ATTEMPTS[1]]["object"][0].as_py()]
         assert [name for name in removed if not name.endswith(".open")] == sorted(gone)
         assert len(removed) == 3
-        assert self.seen(url) == []
+        assert self.seen() == []
         # Its object went, and it had promised nothing yet.
         with pytest.raises(StorageError, match="cannot rename"):
             prepared(living, 6)
         living.close()
         sink.commit(PERMIT, pa.concat_tables([carried, tables[5, ATTEMPTS[0]], tables[5, ATTEMPTS[1]], held]))
-        assert self.seen(url) == [3, 4, 5, 5, 9]
+        assert self.seen() == [3, 4, 5, 5, 9]
 
     # Tables that are there
 
-    def test_a_table_of_somebody_elses_is_filled_where_it_fits(self, url: str, tmp_path: Path) -> None:
-        self.execute(url, "CREATE TABLE t (made text DEFAULT 'by hand', text text, n bigint UNIQUE)")
-        sink = self.make(url, tmp_path, key="n")
+    def test_a_table_of_somebody_elses_is_filled_where_it_fits(self) -> None:
+        self.execute("CREATE TABLE t (made text DEFAULT 'by hand', text text, n bigint UNIQUE)")
+        sink = self.make(key="n")
         sink.clean("out", 0)
         sink.commit(PERMIT, prepared_of(sink, 1, 3))
-        self.execute(url, "UPDATE t SET made = 'later' WHERE n = 1")
+        self.execute("UPDATE t SET made = 'later' WHERE n = 1")
         sink.commit(PERMIT, prepared_of(sink, 1, 2, word="new", checkpoint_id=2))
-        assert sorted(self.execute(url, "SELECT n, text, made FROM t")) == [
+        assert sorted(self.execute("SELECT n, text, made FROM t")) == [
             (1, "new 1", "later"),
             (2, "new 2", "by hand"),
             (3, None, "by hand"),
@@ -437,27 +429,23 @@ class SqlSuite(ABC):
             ("n bigint, text text", "n", r"no unique constraint on the sink's key \['n'\]"),
         ],
     )
-    def test_a_table_that_does_not_fit_is_told_before_anything_runs(
-        self, url: str, tmp_path: Path, columns: str, key: Any, told: str
-    ) -> None:
-        self.execute(url, f"CREATE TABLE t ({columns})")
+    def test_a_table_that_does_not_fit_is_told_before_anything_runs(self, columns: str, key: Any, told: str) -> None:
+        self.execute(f"CREATE TABLE t ({columns})")
         with pytest.raises(InvalidInput, match=told) as error:
-            self.make(url, tmp_path, key=key).clean("out", 0)
+            self.make(key=key).clean("out", 0)
         assert error.value.kind is ErrorKind.SCHEMA_MISMATCH
 
-    def test_a_constraint_that_refuses_rows_is_told_and_they_come_when_it_is_gone(
-        self, url: str, tmp_path: Path
-    ) -> None:
-        self.execute(url, "CREATE TABLE t (n bigint, text text)", "CREATE UNIQUE INDEX one ON t (text)")
-        sink = self.make(url, tmp_path)
+    def test_a_constraint_that_refuses_rows_is_told_and_they_come_when_it_is_gone(self) -> None:
+        self.execute("CREATE TABLE t (n bigint, text text)", "CREATE UNIQUE INDEX one ON t (text)")
+        sink = self.make()
         sink.commit(PERMIT, prepared_of(sink, 1))
         table = prepared_of(sink, 2, 1, checkpoint_id=2)
         with pytest.raises(InvalidState, match=r"refuses rows that were prepared: .*Drop the constraint"):
             sink.commit(PERMIT, table)
-        assert self.seen(url) == [1]
-        self.execute(url, "DROP INDEX one")
+        assert self.seen() == [1]
+        self.execute("DROP INDEX one")
         sink.commit(PERMIT, table)
-        assert self.seen(url) == [1, 1, 2]
+        assert self.seen() == [1, 1, 2]
 
     # What is refused before it is promised
 
@@ -471,27 +459,25 @@ class SqlSuite(ABC):
         ],
     )
     def test_a_value_that_the_database_does_not_hold_fails_the_snapshot(
-        self, url: str, tmp_path: Path, type_: pa.DataType, value: pa.Scalar, told: str
+        self, type_: pa.DataType, value: pa.Scalar, told: str
     ) -> None:
-        opened = subtask_of(self.make(url, tmp_path))
+        opened = subtask_of(self.make())
         opened.process(pa.record_batch([pa.array([None, value.as_py()], value.type).cast(type_)], names=["c"]), 0)
         with pytest.raises(InvalidState, match=f"column 'c' of table 't' .*{told}"):
             prepared(opened)
-        assert self.staged(tmp_path) == []
+        assert self.staged() == []
 
-    def test_nulls_in_a_key_or_where_none_are_declared_and_text_that_is_none_are_refused(
-        self, url: str, tmp_path: Path
-    ) -> None:
-        opened = subtask_of(self.make(url, tmp_path, key="text"))
+    def test_nulls_in_a_key_or_where_none_are_declared_and_text_that_is_none_are_refused(self) -> None:
+        opened = subtask_of(self.make(key="text"))
         opened.process(batch_of(1, 3), 0)
         with pytest.raises(InvalidState, match=r"'text' .* is a key column and has 1 nulls in 2 rows"):
             prepared(opened)
         strict = pa.schema([pa.field("n", pa.int64(), nullable=False)])
-        opened = subtask_of(self.make(url, tmp_path))
+        opened = subtask_of(self.make())
         opened.process(pa.record_batch([pa.array([None], pa.int64())], schema=strict), 0)
         with pytest.raises(InvalidState, match="declared without nulls and has 1 nulls"):
             prepared(opened)
-        opened = subtask_of(self.make(url, tmp_path))
+        opened = subtask_of(self.make())
         opened.process(pa.record_batch([pa.array([b"\xff"]).view(pa.string())], names=["c"]), 0)
         with pytest.raises(InvalidState, match="no valid Arrow data"):
             prepared(opened)
@@ -508,9 +494,9 @@ class SqlSuite(ABC):
         ],
     )
     def test_columns_that_can_be_no_table_are_refused_when_the_job_is_put_together(
-        self, url: str, tmp_path: Path, type_: pa.DataType, key: Any, told: str
+        self, type_: pa.DataType, key: Any, told: str
     ) -> None:
-        sink = self.make(url, tmp_path)
+        sink = self.make()
         sink._keys = (key,) if key else ()
         with pytest.raises(InvalidInput, match=told):
             sink.output_schema(pa.schema([("c", type_)]))

@@ -36,8 +36,8 @@ class TestSqlite(SqlSuite):
     def url(self, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path}/data.db"
 
-    def execute(self, url: str, *statements: str) -> list[Any]:
-        connection = sqlite3.connect(path_of(url))
+    def execute(self, *statements: str) -> list[Any]:
+        connection = sqlite3.connect(path_of(self.url))
         try:
             for statement in statements:
                 found = connection.execute(statement).fetchall()

@@ -1,4 +1,4 @@
-"""The SQL sink on a real PostgreSQL server: the suite of every database, and what only a server does."""
+"""The SQL sink on a real PostgreSQL server: the suite of every database, and what servers do."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -27,7 +26,7 @@ SECRET = "s3cret/@:%"
 
 @pytest.fixture(scope="module")
 def server(tally: Tally) -> Iterator[PostgresServer]:
-    """A server for this file; where it is not installed, the tests are skipped and the table says so."""
+    """A server for this file; without one the tests are skipped and the table says so."""
     why = postgres.available()
     if why:
         tally.skip("real PostgreSQL server", why)
@@ -53,8 +52,7 @@ class TestPostgres(SqlSuite):
     def use(self, server: PostgresServer) -> None:
         self.server = server
 
-    def execute(self, url: str, *statements: str) -> list[Any]:
-        assert url == self.server.url
+    def execute(self, *statements: str) -> list[Any]:
         return self.server.execute("SET timezone = 'UTC'", *statements)
 
     def as_read(self, type_: pa.DataType, value: Any) -> Any:
@@ -63,7 +61,7 @@ class TestPostgres(SqlSuite):
     def make_older(self, condition: str, days: float) -> str:
         return f"UPDATE stateformat_commits SET committed_at = committed_at - interval '{days} days' WHERE {condition}"
 
-    def test_columns_have_the_types_of_the_database_and_the_key_is_one(self, url: str, tmp_path: Path) -> None:
+    def test_columns_have_the_types_of_the_database_and_the_key_is_one(self) -> None:
         schema = pa.schema(
             [
                 pa.field("n", pa.int16(), nullable=False),
@@ -71,9 +69,8 @@ class TestPostgres(SqlSuite):
                 pa.field("at", pa.timestamp("us", "UTC")),
             ]
         )
-        self.make(url, tmp_path, schema=schema, key=["at", "n"]).clean("out", 0)
+        self.make(schema=schema, key=["at", "n"]).clean("out", 0)
         found = self.execute(
-            url,
             "SELECT attname, format_type(atttypid, atttypmod), attnotnull FROM pg_attribute WHERE attrelid = "
             "'t'::regclass AND attnum > 0",
         )
@@ -83,64 +80,60 @@ class TestPostgres(SqlSuite):
             ("at", "timestamp with time zone", True),
         ]
         index = "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = 't'::regclass"
-        assert self.execute(url, index) == [("PRIMARY KEY (at, n)",)]
+        assert self.execute(index) == [("PRIMARY KEY (at, n)",)]
 
     @pytest.mark.parametrize("key", [(), "n"])
-    def test_a_number_that_is_none_is_one_here(self, url: str, tmp_path: Path, key: Any) -> None:
+    def test_a_number_that_is_none_is_one_here(self, key: Any) -> None:
         schema = pa.schema([("n", pa.int32()), ("x", pa.float64()), ("y", pa.float32())])
-        sink = self.make(url, tmp_path, schema=schema, key=key)
+        sink = self.make(schema=schema, key=key)
         batch = pa.record_batch([[1, 2], [float("nan"), None], [None, float("nan")]], schema=schema)
         sink.commit(PERMIT, prepared_of(sink, batch))
-        assert self.execute(url, "SELECT n, x::text, y::text FROM t ORDER BY n") == [(1, "NaN", None), (2, None, "NaN")]
+        assert self.execute("SELECT n, x::text, y::text FROM t ORDER BY n") == [(1, "NaN", None), (2, None, "NaN")]
 
-    def test_a_column_of_one_null_and_one_empty_text(self, url: str, tmp_path: Path) -> None:
+    def test_a_column_of_one_null_and_one_empty_text(self) -> None:
         schema = pa.schema([("c", pa.string())])
-        sink = self.make(url, tmp_path, schema=schema)
+        sink = self.make(schema=schema)
         sink.commit(PERMIT, prepared_of(sink, pa.record_batch([[None, "", "\\."]], schema=schema)))
-        assert sorted(self.execute(url, "SELECT c IS NULL, c FROM t")) == [(False, ""), (False, "\\."), (True, None)]
+        assert sorted(self.execute("SELECT c IS NULL, c FROM t")) == [(False, ""), (False, "\\."), (True, None)]
 
-    def test_wider_columns_of_somebody_elses_table_take_the_rows_and_narrower_do_not(
-        self, url: str, tmp_path: Path
-    ) -> None:
+    def test_wider_columns_of_somebody_elses_table_take_the_rows_and_narrower_do_not(self) -> None:
         schema = pa.schema([("a", pa.int32()), ("b", pa.decimal128(5, 2)), ("c", pa.string())])
-        sink = self.make(url, tmp_path, schema=schema)
+        sink = self.make(schema=schema)
         for columns in (
             "a bigint, b numeric, c varchar",
             "a numeric, b numeric(6,3), c text",
             "a int, b numeric(5,2), c text",
         ):
-            self.execute(url, "DROP TABLE IF EXISTS t", f"CREATE TABLE t ({columns})")
+            self.execute("DROP TABLE IF EXISTS t", f"CREATE TABLE t ({columns})")
             sink.clean("out", 0)
         for columns in (
             *("a smallint, b numeric, c text", "a int, b numeric(5,1), c text", "a int, b numeric(5,3), c text"),
             *("a int, b numeric, c varchar(9)", "a int, b numeric, c text GENERATED ALWAYS AS ('x') STORED"),
         ):
-            self.execute(url, "DROP TABLE IF EXISTS t", f"CREATE TABLE t ({columns})")
+            self.execute("DROP TABLE IF EXISTS t", f"CREATE TABLE t ({columns})")
             with pytest.raises(InvalidInput, match="table 't'") as error:
                 sink.clean("out", 0)
             assert error.value.kind is ErrorKind.SCHEMA_MISMATCH
 
-    def test_a_table_in_a_schema_has_its_marks_beside_it(self, url: str, tmp_path: Path) -> None:
-        self.execute(url, "CREATE SCHEMA other")
-        sink = self.make(url, tmp_path, "other.t", key="n")
+    def test_a_table_in_a_schema_has_its_marks_beside_it(self) -> None:
+        self.execute("CREATE SCHEMA other")
+        sink = self.make("other.t", key="n")
         sink.commit(PERMIT, prepared_of(sink, 1))
-        assert self.execute(url, "SELECT n FROM other.t") == [(1,)]
-        assert len(self.execute(url, "SELECT * FROM other.stateformat_commits")) == 1
-        assert self.execute(url, "SELECT to_regclass('public.stateformat_commits')") == [(None,)]
+        assert self.execute("SELECT n FROM other.t") == [(1,)]
+        assert len(self.execute("SELECT * FROM other.stateformat_commits")) == 1
+        assert self.execute("SELECT to_regclass('public.stateformat_commits')") == [(None,)]
 
-    def test_text_with_a_null_character_is_refused_before_it_is_promised(self, url: str, tmp_path: Path) -> None:
-        opened = subtask_of(self.make(url, tmp_path))
+    def test_text_with_a_null_character_is_refused_before_it_is_promised(self) -> None:
+        opened = subtask_of(self.make())
         opened.process(pa.record_batch([[1], ["a\0b"]], schema=SCHEMA), 0)
         with pytest.raises(InvalidState, match=r"column 'text' .* holds no U"):
             prepared(opened)
 
-    def test_a_server_that_ends_the_connection_at_any_step_undoes_the_commit(
-        self, url: str, tmp_path: Path, tally: Tally
-    ) -> None:
+    def test_a_server_that_ends_the_connection_at_any_step_undoes_the_commit(self, tally: Tally) -> None:
         told: list[str] = []
         for step in range(1, 100):
-            self.execute(url, "DROP TABLE IF EXISTS t, stateformat_commits")
-            sink = self.make(url, tmp_path, key="n")
+            self.execute("DROP TABLE IF EXISTS t, stateformat_commits")
+            sink = self.make(key="n")
             table = prepared_of(sink, 1, 2)
             sink.clean("out", 0)
             steps = Steps(step)
@@ -162,68 +155,63 @@ class TestPostgres(SqlSuite):
                 sink.commit(PERMIT, table)
             except StorageError as error:
                 told.append(str(error))
-                assert self.seen(url) == []
+                assert self.seen() == []
                 sink.commit(PERMIT, table)
-            assert self.seen(url) == [1, 2]
+            assert self.seen() == [1, 2]
             if steps.count < step:
                 break
         assert len(told) > 10
         assert all("start the job again" in text for text in told)
         tally.add("PostgreSQL ends the connection in a commit", tried=len(told), noticed=len(told), wrong=0)
 
-    def test_a_driver_that_is_killed_while_it_commits_leaves_nothing_and_hinders_nobody(
-        self, url: str, tmp_path: Path
-    ) -> None:
-        sink = self.make(url, tmp_path)
+    def test_a_driver_that_is_killed_while_it_commits_leaves_nothing_and_hinders_nobody(self) -> None:
+        sink = self.make()
         sink.clean("out", 0)
         table = prepared_of(sink, 1, 2)
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        driver = context.Process(target=commit_and_stop, args=(url, str(tmp_path / "staging"), table, theirs))
+        driver = context.Process(target=commit_and_stop, args=(self.url, str(self.tmp_path / "staging"), table, theirs))
         driver.start()
         try:
             assert ours.poll(60)
             assert ours.recv() == "inserted"
-            assert self.seen(url) == []
+            assert self.seen() == []
         finally:
             assert driver.pid is not None
             os.kill(driver.pid, signal.SIGKILL)
             driver.join(30)
         sink.commit(PERMIT, table)
-        assert self.seen(url) == [1, 2]
+        assert self.seen() == [1, 2]
 
-    def test_what_was_committed_is_durable_whatever_the_servers_default(self, url: str, tmp_path: Path) -> None:
+    def test_what_was_committed_is_durable_whatever_the_servers_default(self) -> None:
         told = []
         for durable in (True, False):
-            sink = SqlSink(
-                url + "&options=-c%20synchronous_commit%3Doff", "t", staging=tmp_path / "staging", durable=durable
-            )
+            url = f"{self.url}&options=-c%20synchronous_commit%3Doff"
+            sink = SqlSink(url, "t", staging=self.tmp_path / "staging", durable=durable)
             with sink._database.transaction() as transaction:
                 told += transaction._execute("SHOW synchronous_commit").fetchall()  # type: ignore[attr-defined]
         assert told == [("on",), ("off",)]
 
-    def test_a_password_that_is_wrong_is_told_without_it(
-        self, url: str, server: PostgresServer, tmp_path: Path
-    ) -> None:
-        self.execute(url, f"DROP ROLE IF EXISTS me; CREATE ROLE me LOGIN PASSWORD '{SECRET}'")
-        right = SqlSink(server.url_with_password("me", SECRET), "t", staging=tmp_path / "staging")
+    def test_a_password_that_is_wrong_is_told_without_it(self, server: PostgresServer) -> None:
+        self.execute(f"DROP ROLE IF EXISTS me; CREATE ROLE me LOGIN PASSWORD '{SECRET}'")
+        right = SqlSink(server.url_with_password("me", SECRET), "t", staging=self.tmp_path / "staging")
         table = prepared_of(right, 1)
         with pytest.raises(StorageError, match="permission denied") as refused:
             right.commit(PERMIT, table)
         assert refused.value.kind is ErrorKind.STORAGE_REFUSED
-        self.execute(url, "GRANT ALL ON SCHEMA public TO me")
+        self.execute("GRANT ALL ON SCHEMA public TO me")
         right.commit(PERMIT, table)
-        assert self.seen(url) == [1]
-        wrong = SqlSink(server.url_with_password("me", SECRET + "x"), "t", staging=tmp_path / "staging")
+        assert self.seen() == [1]
+        wrong = SqlSink(server.url_with_password("me", SECRET + "x"), "t", staging=self.tmp_path / "staging")
         with pytest.raises(StorageError, match="password authentication failed") as error:
             wrong.commit(PERMIT, table)
         for told in (refused.value, error.value):
             assert "s3cret" not in str(told)
             assert str(wrong._database.url) in str(told)
-        self.execute(url, "DROP OWNED BY me; DROP ROLE me")
+        self.execute("DROP OWNED BY me; DROP ROLE me")
 
-    def test_a_server_that_is_not_there_is_told(self, tmp_path: Path) -> None:
-        sink = SqlSink("postgresql://me:s3cret@127.0.0.1:1/data", "t", staging=tmp_path)
+    def test_a_server_that_is_not_there_is_told(self) -> None:
+        sink = SqlSink("postgresql://me:s3cret@127.0.0.1:1/data", "t", staging=self.tmp_path)
         with pytest.raises(StorageError, match=r"table 't' in postgresql://me@127.0.0.1:1/data: .*refused") as error:
             sink.commit(PERMIT, prepared_of(sink, 1))
         assert "s3cret" not in str(error.value)
