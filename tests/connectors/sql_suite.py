@@ -40,7 +40,7 @@ from tests.local_jobs import Bench, Tap, Told, rows
 
 
 class Steps:
-    """Counts calls of a database and a staging place, and dies before one of them, or after it, once."""
+    """Counts calls of a database and a staging place; dies once before one of them, or after."""
 
     def __init__(self, crash_at: int) -> None:
         self.crash_at = crash_at

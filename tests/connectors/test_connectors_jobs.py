@@ -109,7 +109,7 @@ def visible_rows(directory: Path) -> dict[str, int]:
 
 
 def files_job(directory: Path) -> Dataflow:
-    """Flights of Parquet files that go on appearing, planes of a CSV file, each flight once with the seats of its plane."""
+    """Flights of files that go on appearing, each once, with the seats of its plane."""
     flow = Dataflow("files")
     schema = {"id": pa.int64(), "tail": pa.string()}
     flights = flow.source(ParquetSource(directory / "in", schema=schema, grows=True, until="_END"), uid="flights")

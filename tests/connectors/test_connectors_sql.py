@@ -1,4 +1,4 @@
-"""The SQL sink on SQLite: the suite of every database, and what is SQLite's own, of URLs, and of staging places."""
+"""The SQL sink on SQLite: the suite of every database, and SQLite's own, URLs, staging places."""
 
 from __future__ import annotations
 
@@ -192,7 +192,6 @@ def test_a_staging_place_that_fails_is_told(tmp_path: Path) -> None:
 
 
 # URLs and secrets
-# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

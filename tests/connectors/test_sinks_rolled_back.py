@@ -1,4 +1,4 @@
-"""Clean-up keeps what any checkpoint still carries that can be started from (publish-protocol, R9b and R9c)."""
+"""Clean-up keeps what any checkpoint that can be started from still carries (R9b and R9c)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.servers.server import S3Server
 
 
 class Renaming(TwoPhaseCommitSink):
-    """A sink of somebody who knows :meth:`clean` alone: a commit renames, and where nothing lies it has been done."""
+    """A sink with :meth:`clean` alone. A commit renames; where nothing lies it has been done."""
 
     committable_columns = pa.schema([("name", pa.string())])
 
@@ -87,7 +87,7 @@ class World:
         self.flow = flow
 
     def publish(self, chunks: int, *, down: bool = False) -> None:
-        """Begin a run, let it read up to so many chunks, publish, and let it die; ``down``: before any sink has committed."""
+        """Begin a run, read up to so many chunks, publish, and die; ``down``: before any commit."""
         run = self.bench.begin(self.flow)
         self.tap.let(0, chunks)
         begun = self.bench.newest_id
@@ -257,7 +257,6 @@ def test_a_sink_that_fails_to_tell_what_it_has_prepared_is_named(tmp_path: Path)
 
 
 # Two jobs in one place
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_a_place_where_another_job_is_ahead_of_the_savepoint_is_refused(world: World) -> None:

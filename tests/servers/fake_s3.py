@@ -1,4 +1,4 @@
-"""An S3 server of a few lines, for what servers do that no real one does when a test asks for it."""
+"""An S3 server of a few lines, for what no real server does when a test asks for it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def options_for(endpoint: str, **more: Any) -> dict[str, Any]:
 class Fake:
     """An S3 server of a few lines that honors If-None-Match, keeps a log, and fails as told.
 
-    ``script`` maps a method and the last part of a key to what to do with the first such request: an
-    HTTP status, (status, S3 code), "drop" (close without an answer), "drop applied" or "hang".
+    ``script`` maps a method and the last part of a key to what to do with the first such request:
+    an HTTP status, (status, S3 code), "drop" (close without an answer), "drop applied" or "hang".
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Fake:
         self.endpoint = f"http://127.0.0.1:{self.server.server_address[1]}"
 
     def reset(self) -> None:
-        """Forget everything; the server and its address stay, and with them the clients of the tests before."""
+        """Forget everything but the address, and with it the clients of the tests before."""
         self.released.set()
         self.released = threading.Event()
         self.honours_condition = True

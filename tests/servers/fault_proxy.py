@@ -1,11 +1,12 @@
-"""An HTTP proxy in front of an S3 server that counts requests and spoils those that it is told to spoil.
+"""An HTTP proxy in front of an S3 server that counts requests, and spoils some of them.
 
-Theory of operation. Clients take the proxy for the server. A request is read whole, numbered, and shown to the plan of
-the test, which names a fault for it or none. Headers pass unchanged, ``Host`` among them, so that signatures stay right.
-A fault is done to one request and its answer; a request that the client sends again has a number of its own.
+Theory of operation. Clients take the proxy for the server. A request is read whole, numbered, and
+shown to the plan of the test, which names a fault for it or none. Headers pass unchanged, ``Host``
+among them, so that signatures stay right. A fault is done to one request and its answer; a request
+that the client sends again has a number of its own.
 
-Requests whose client has given up may still be under way. :meth:`FaultProxy.settle` waits for them, so that a test which
-then asks the server sees all that will ever come of them.
+Requests whose client has given up may still be under way. :meth:`FaultProxy.settle` waits for them,
+so that a test which then asks the server sees all that will ever come of them.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ _APPLIED = frozenset({Fault.LOST_ANSWER, Fault.ERROR_500_AFTER, Fault.STALLED})
 
 
 class Request(NamedTuple):
-    """One request as it came: its number from 0, its method, the key (without the bucket), and the query."""
+    """A request: its number from 0, its method, the key (without the bucket), and the query."""
 
     number: int
     method: str
@@ -109,7 +110,7 @@ class FaultProxy:
         self._thread.join()
 
     def reset(self, plan: Plan | None = None) -> None:
-        """Wait for what is under way, forget what was seen, count from 0 again, and spoil by this plan."""
+        """Wait for what is under way, count from 0 again, and spoil by this plan."""
         self.settle()
         with self._changed:
             self.requests, self.spoilt = [], []
@@ -156,7 +157,10 @@ class FaultProxy:
             connection.close()
 
     def overwrite(self, target: str, body: bytes) -> Answer:
-        """Put an object whatever stands there. The condition is signed: without it, the request would be refused."""
+        """Put an object whatever stands there.
+
+        The condition is signed: without it, the request would be refused.
+        """
         bucket, _, key = unquote(urlsplit(target).path).lstrip("/").partition("/")
         tag = self._client.put_object(Bucket=bucket, Key=key, Body=body)["ETag"]
         return Answer(200, "OK", [("ETag", tag)], b"")

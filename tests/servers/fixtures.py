@@ -22,7 +22,7 @@ def moto() -> Iterator[S3Server]:
 
 @pytest.fixture(scope="session")
 def rgw(tally: Tally) -> Iterator[S3Server]:
-    """A real server, Ceph RGW; where it is not installed, the tests that want it are skipped and the table says so."""
+    """A real server, Ceph RGW; without one the tests are skipped and the table says so."""
     why = ceph.available()
     if why:
         tally.skip("real S3 server (Ceph RGW)", why)

@@ -1,4 +1,7 @@
-"""The mock S3 server, in a thread of this process. It looks for an object and stores it in two steps: no races on it."""
+"""The mock S3 server, in a thread of this process.
+
+It looks for an object and stores it in two steps: no races on it.
+"""
 
 from __future__ import annotations
 

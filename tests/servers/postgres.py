@@ -1,8 +1,9 @@
 """A real PostgreSQL server for tests, from Debian's package.
 
-Theory of operation. The package ``postgresql`` is enough; its own cluster is not used. All files lie in one temporary
-directory, the server listens on a socket in it, and on 127.0.0.1 for those who come with a password. PostgreSQL refuses to run
-as root, so root runs it as the user ``postgres`` that the package has made. It ends with this process, also if that is killed.
+Theory of operation. The package ``postgresql`` is enough; its own cluster is not used. All files
+lie in one temporary directory, the server listens on a socket in it, and on 127.0.0.1 for those who
+come with a password. PostgreSQL refuses to run as root, so root runs it as the user ``postgres``
+that the package has made. It ends with this process, also if that is killed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ USER = "postgres"
 
 
 class PostgresServer(NamedTuple):
-    """Where a server is: ``url`` through its socket, without a password; ``port`` on 127.0.0.1, with one."""
+    """A server: ``url`` through its socket, without a password; ``port`` on 127.0.0.1, with one."""
 
     url: str
     port: int
@@ -61,7 +62,10 @@ def _programs() -> Path | None:
 
 @contextlib.contextmanager
 def running_postgres() -> Iterator[PostgresServer]:
-    """A server with an empty database, for as long as the block lasts. Raises ``RuntimeError`` with the end of its log."""
+    """A server with an empty database, for as long as the block lasts.
+
+    Raises ``RuntimeError`` with the end of its log.
+    """
     folder = Path(tempfile.mkdtemp(prefix="pg-"))
     children: list[subprocess.Popen[bytes]] = []
     try:

@@ -1,9 +1,10 @@
-"""A real S3 server for tests: Ceph's object gateway (RGW) on one monitor and one OSD that keeps everything in memory.
+"""A real S3 server for tests: Ceph's gateway (RGW), one monitor and one OSD, all in memory.
 
-Theory of operation. Debian's packages are enough (``radosgw``, ``ceph-mon``, ``ceph-osd``, ``ceph-common``); no cluster
-manager, no authentication inside, no root. All files lie in one temporary directory, all daemons listen on 127.0.0.1
-only, and each is a child of this process: it is told to end when the tests end, is killed if it does not, and ends by
-itself if this process dies (or the thread that started it). It takes some ten seconds until the gateway answers.
+Theory of operation. Debian's packages are enough (``radosgw``, ``ceph-mon``, ``ceph-osd``,
+``ceph-common``); no cluster manager, no authentication inside, no root. All files lie in one
+temporary directory, all daemons listen on 127.0.0.1 only, and each is a child of this process: it
+is told to end when the tests end, is killed if it does not, and ends by itself if this process dies
+(or the thread that started it). It takes some ten seconds until the gateway answers.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ def available() -> str:
 
 @contextlib.contextmanager
 def running_rgw(memory_bytes: int = 3 * 2**30) -> Iterator[S3Server]:
-    """A gateway without buckets, for as long as the block lasts. Raises ``RuntimeError`` with the end of the log."""
+    """A gateway without buckets, for as long as the block lasts.
+
+    Raises ``RuntimeError`` with the end of the log.
+    """
     folder = Path(tempfile.mkdtemp(prefix="rgw-"))
     children: list[subprocess.Popen[bytes]] = []
     try:
@@ -118,7 +122,8 @@ def _wait_for_answer(port: int, deadline: float, children: list[subprocess.Popen
 
 
 def _stop(children: list[subprocess.Popen[bytes]]) -> None:
-    # Nothing of it is wanted again, so nobody waits for a clean shutdown, which takes the gateway seconds.
+    # Nothing of it is wanted again, so nobody waits for a clean shutdown, which takes the gateway
+    # seconds.
     for child in reversed(children):
         child.kill()
     for child in children:

@@ -1,4 +1,4 @@
-"""What tests know of an S3 server: where it is, who may write there, and a client that shares nothing with the library."""
+"""What tests know of an S3 server: its address, who may write, and a client of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BUCKET = "checkpoints-bucket"
 
 
 SMALL_PART_BYTES = 1 << 16
-"""The servers of the tests take parts from this size on, real ones from 5 MiB: so tests of large objects need not be large."""
+"""The tests' servers take parts from this size on, real ones from 5 MiB."""
 
 
 class S3Server(NamedTuple):
@@ -22,14 +22,14 @@ class S3Server(NamedTuple):
     region: str
 
     def options(self, endpoint: str = "", **more: Any) -> dict[str, Any]:
-        """The options of ``open_storage``; ``endpoint`` where a proxy stands in front, ``more`` to add or replace."""
+        """The options of ``open_storage``; ``endpoint`` of a proxy, ``more`` to add or replace."""
         region = {"region_name": self.region}
         basic = {"endpoint_url": endpoint or self.endpoint, "key": self.key, "secret": self.secret}
         return {**basic, "client_kwargs": region, **more}
 
     @property
     def client(self) -> Any:
-        """An S3 client that talks to the server itself: the oracle of tests that put something in between."""
+        """An S3 client that talks to the server itself: the oracle of tests."""
         return _client(self)
 
 

@@ -1,4 +1,4 @@
-"""The conformance suite as every S3 server of the tests runs it: a subclass says which server, by a fixture ``server``."""
+"""The conformance suite on an S3 server of the tests; a subclass names it by ``server``."""
 
 from __future__ import annotations
 

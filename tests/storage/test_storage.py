@@ -440,7 +440,7 @@ def test_a_permission_error_of_the_system_is_told(here: LocalStorage, monkeypatc
 
 
 def scans_of(monkeypatch: Patch, *scans: str) -> list[str]:
-    """Replaces scans of a directory by these names, a letter each; the last repeats. Returns the scans done."""
+    """Replaces scans of a directory by these, a letter a name; the last repeats. The scans done."""
     done: list[str] = []
 
     def scan(*_: Any, **__: Any) -> list[tuple[str, bool]]:

@@ -1,4 +1,4 @@
-"""The storage that ``docs/storages.md`` shows, registered as the page says, passes the suite as the page runs it."""
+"""The storage that ``docs/storages.md`` shows passes the suite as the page runs it."""
 
 from __future__ import annotations
 

@@ -367,7 +367,8 @@ def test_the_one_request_carries_the_condition_and_the_whole_body(fake: Fake) ->
 )
 def test_a_create_that_fails_is_sent_once_and_its_outcome_told(fake: Fake, action: Any, outcome: CreateOutcome) -> None:
     storage = opened(fake, read_timeout=0.5)
-    # The connection is kept from here on: clients like to send again on a kept connection that breaks.
+    # The connection is kept from here on: clients like to send again on a kept connection that
+    # breaks.
     assert storage.create("checkpoints/0", b"x") is CreateOutcome.CREATED
     fake.script[("PUT", RECORD[12:])] = action
     assert storage.create(RECORD, b"x") is outcome

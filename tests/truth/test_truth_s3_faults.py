@@ -110,7 +110,10 @@ READ_KINDS = {"GET ?encoding-type&list-type&max-keys&prefix", "HEAD checkpoints"
 READ_FAULTS = [("rgw", fault) for fault in SINGLE if fault not in (Fault.ERROR_500_AFTER, Fault.LATE)] + [
     ("moto", fault) for fault in (Fault.CUT_BEFORE, Fault.CONFLICT, Fault.STALLED, Fault.CUT_BODY)
 ]
-"""To a reader, the other two are like one of these. The mock server is slow, and the faults are the proxy's."""
+"""To a reader, the other two are like one of these.
+
+The mock server is slow, and the faults are the proxy's.
+"""
 LASTING = (Fault.LOST_ANSWER, Fault.CUT_BEFORE, Fault.ERROR_500_AFTER, Fault.CONFLICT)
 READ_LASTING = [("rgw", Fault.CUT_BEFORE), ("rgw", Fault.SLOW_DOWN), ("rgw", Fault.CUT_BODY), ("moto", Fault.CUT_BODY)]
 

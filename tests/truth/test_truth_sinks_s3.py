@@ -1,8 +1,8 @@
-"""The file sink on a real S3 server: rivals that commit at once, faults at every request, and jobs that are killed.
+"""The file sink on a real S3 server: rivals, faults at every request, and jobs that are killed.
 
-The truth is asked of the server itself, past the proxy and past the library. An undisturbed run counts the requests; then each
-of them is spoilt once, in each way, which nobody may notice, and then all from each one on, so that the run fails and is
-begun again.
+The truth is asked of the server itself, past the proxy and past the library. An undisturbed run
+counts the requests; then each of them is spoilt once, in each way, which nobody may notice, and
+then all from each one on, so that the run fails and is begun again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Storages under races, and the suite of every storage on a real S3 server.
 
-Sixteen at a time create one name, or publish on one parent, round after round: each round has exactly one winner, whose
-bytes stay, and the others are told so. The mock S3 server looks and stores in two steps, so only the order of one after the
-other is asked of it (in the suite); real concurrency is asked of the real server.
+Sixteen at a time create one name, or publish on one parent, round after round: each round has
+exactly one winner, whose bytes stay, and the others are told so. The mock S3 server looks and
+stores in two steps, so only the order of one after the other is asked of it (in the suite); real
+concurrency is asked of the real server.
 """
 
 from __future__ import annotations
@@ -89,10 +90,10 @@ def body_of(runner: int) -> bytes:
 def publish_each(
     storage: Storage, barrier: Any, runner: int, rounds: int, held: dict[int, CommitPermit] | None = None
 ) -> list[str]:
-    """The attempts that a runner has got a permit for, by round; a dash where it was told of a conflict.
+    """The attempts for which a runner got a permit, by round; a dash for a conflict.
 
-    All start from the same newest and then publish at once. ``held``: the newest of each round where runners can hand it
-    to one another; otherwise each reads it.
+    All start from the same newest and then publish at once. ``held``: the newest of each round
+    where runners can hand it to one another; otherwise each reads it.
     """
     store, graph = CheckpointStore(storage), JobGraph((operator("lines", 1),))
     told = []
