@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import nullcontext
 from typing import Any
 
 import pyarrow as pa
@@ -362,6 +363,19 @@ def test_a_manifest_that_contradicts_itself_is_damage(column: str, value: object
         planned(FakeCheckpoint(source.record, handles, source.parts, source.segments), 2)
 
 
-def test_a_key_group_beyond_the_max_parallelism_is_damage() -> None:
-    with pytest.raises(DamagedCheckpoint, match="key group 4"):
-        planned(one("keyed", op("a", 1, 4), part(0, (4, "x"))), 2)
+X, Y = (1, "x"), (2, "y")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (one("keyed", op("a", 1, 4), part(0, (4, "x"))), "has key group 4, but the max parallelism"),
+        (one("keyed", op("a", 2, 4), part(0, Y), part(1)), "has key groups 2 to 2, but its subtask 0 owns 0 to 1"),
+        (one("keyed", op("a", 1, 4), part(0, X, Y), part(0, Y)), "shares key groups with another handle"),
+        (one("keyed", op("a", 1, 4), part(0, Y), part(0, X), part(0, Y, layer=1)), None),
+    ],
+    ids=range(4),
+)
+def test_key_groups_that_lie_where_they_must_not_are_damage(source: FakeCheckpoint, message: str | None) -> None:
+    with pytest.raises(DamagedCheckpoint, match=message) if message else nullcontext():
+        planned(source, 2)
