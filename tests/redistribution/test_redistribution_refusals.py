@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ import pytest
 from stateformat.errors import DamagedCheckpoint, InvalidInput, RestoreRefused
 from stateformat.graph import Edge, JobGraph, Operator
 from stateformat.keys import DEFAULT_KEY_HASH
-from stateformat.model import Field
+from stateformat.model import Field, Kind
 from stateformat.redistribution import Action, WarningCode, plan_restore
 from tests.redistribution.redistribution_cases import (
     FakeCheckpoint,
@@ -227,6 +228,14 @@ def test_a_missing_operator_that_is_fully_finished_may_go_without_its_committabl
 def test_what_is_dropped_must_be_there_and_its_operator_gone(drop: str, topology: JobGraph) -> None:
     with pytest.raises(InvalidInput, match=drop):
         plan_restore(gone(), topology, drop=[drop])
+
+
+@pytest.mark.parametrize("column", ["k", "_map_key"])
+def test_a_key_column_is_never_dropped(column: str) -> None:
+    fields = [Field(1, "k", "int64"), Field(2, "_map_key", "int64"), Field(3, "v", "int64")]
+    declared = replace(state("a", "s", "keyed", fields=fields), kind=Kind.MAP)
+    with pytest.raises(InvalidInput, match=f"column '{column}' is a key of state 's'"):
+        planned(checkpoint([op("a", 1)], [declared], [part(0)]), 1, drop=[f"a/s.{column}"])
 
 
 S, T = state("a", "s", "even_split"), state("a", "t", "even_split")
