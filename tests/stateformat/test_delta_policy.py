@@ -46,7 +46,8 @@ def epoch(store: Any, parent: Any, number: int, *, rows: int, whole: bool) -> An
 def test_a_state_is_folded_when_deltas_come_to_half_of_the_base_or_are_many(
     layers: list[int], rows: int, folds: bool
 ) -> None:
-    assert should_fold([Layer(None, count, count * 10) for count in layers], rows) is folds
+    for row_bytes in (0, 10):
+        assert should_fold([Layer(None, count, count * row_bytes) for count in layers], rows) is folds
 
 
 def test_a_program_that_asks_keeps_its_layers_few_and_its_rows() -> None:

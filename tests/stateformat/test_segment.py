@@ -430,16 +430,16 @@ def test_a_duplicate_is_found_however_far_away_it_is(
     refuse(storage, r"row key \{'k': 0\} stands on 2", VALUE, batches(given, 999) if stream else given, TRUSTED)
 
 
-@pytest.mark.parametrize("twice", [None, 100, 9000, 9020, 17_000, 25_708])
+@pytest.mark.parametrize("twice", [None, (99, 100), (10, 9001), (9019, 9020), (16_999, 17_000), (25_707, 25_708)])
 def test_row_keys_of_large_key_groups_between_small_ones_are_told_apart_from_a_file(
-    storage: CountingStorage, monkeypatch: pytest.MonkeyPatch, twice: int | None
+    storage: CountingStorage, monkeypatch: pytest.MonkeyPatch, twice: tuple[int, int] | None
 ) -> None:
     monkeypatch.setattr("stateformat.segments.unique_keys.KEYS_BYTES_MAX", 1000)
     counts = [3, 0, 9000, 5, 700, 1, 8000, 8000]
     groups = np.repeat(np.arange(8, dtype=np.int32), counts)
     keys = np.arange(len(groups))
     if twice is not None:
-        keys[twice] = keys[twice - 1]
+        keys[twice[1]] = keys[twice[0]]
     stream = batches(pa.table({"_key_group": groups, "k": keys}), 777)
     if twice is None:
         assert write(storage, VALUE, stream, TRUSTED).rows_per_group == counts
@@ -510,6 +510,7 @@ FLOW = {"_sender": None, "_receiver": 0, "_seq": 1, "v": 1}
         (MAP, [{"k": "a", "_map_key": 1.0}], "'_op' is missing", {"layer": 1}),
         (MAP, [{"_op": 3, "k": "a", "_map_key": 1.0}], "_op is 3 to 3", {"layer": 1}),
         (MAP, [{"_op": 2, "k": "a", "_map_key": 1.0}], "a clear .* holds a value in '_map_key'", {"layer": 1}),
+        (LIST, [{"k": "a", "_index": None, "v": 1}], "'_index' is declared without nulls", {}),
         (REBALANCED, [FLOW], "'_sender' is declared without nulls", {}),
         (REBALANCED, [FLOW | {"_sender": -1}], "_sender is -1 to -1", {}),
     ],
@@ -611,6 +612,9 @@ def test_options_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("fails_at", ["open", "write", "close", "source"])
 def test_an_error_comes_through_as_it_is_and_leaves_no_object(fails_at: str) -> None:
+    outputs: list[Any] = []
+    aborted: list[Any] = []
+
     class Failing(CountingStorage):
         def open_output(self, path: str) -> Any:
             def fail(*_: Any) -> int:
@@ -619,6 +623,9 @@ def test_an_error_comes_through_as_it_is_and_leaves_no_object(fails_at: str) -> 
             if fails_at == "open":
                 fail()
             output = super().open_output(path)
+            outputs.append(output)
+            abort = output.abort
+            output.abort = lambda: aborted.append(output) or abort()  # type: ignore[method-assign]
             if fails_at != "source":
                 setattr(output, fails_at, fail)
             return output
@@ -632,6 +639,7 @@ def test_an_error_comes_through_as_it_is_and_leaves_no_object(fails_at: str) -> 
     with pytest.raises(StorageError, match="it broke"):
         write(storage, SPLIT, rows() if fails_at == "source" else pa.Table.from_batches(rows()))
     assert objects(storage) == []
+    assert aborted == outputs
 
 
 def test_two_writes_of_the_same_rows_never_share_a_name(storage: CountingStorage) -> None:

@@ -121,6 +121,9 @@ def test_rows_are_taken_across_chunks_as_from_one_array(name: str) -> None:
 def test_sizes_of_rows_are_those_of_the_rows_alone(name: str, part: slice) -> None:
     array = pa.concat_arrays([NESTED[name]] * 2)[part]
     fixed, varying = tables.row_sizes([pa.chunked_array([array])])
+    twice = tables.row_sizes([pa.chunked_array([array])] * 2)
+    assert twice[0] == 2 * fixed
+    assert varying is None or np.array_equal(twice[1], 2 * varying)
     for number in range(len(array)):
         # Buffers of one row: an offset more than it has values, and bits in whole bytes.
         alone = pa.concat_arrays([array.slice(number, 1)]).nbytes
@@ -139,6 +142,7 @@ def test_rows_come_back_from_their_heap_in_order_and_in_small_batches(monkeypatc
             assert pa.Table.from_batches(found).equals(pa.concat_tables(parts[bucket::2]))
             assert max(batch.nbytes for batch in found) <= 3000
         assert list(buckets.read(2)) == []
+        assert buckets.sizes == {bucket: sum(part.nbytes for part in parts[bucket::2]) for bucket in (0, 1)}
 
 
 def test_equal_rows_are_dealt_to_one_heap_and_the_others_evenly_on_every_level() -> None:
