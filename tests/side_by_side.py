@@ -66,6 +66,7 @@ SUITES = {
             "tests/corruption/test_corruption.py",
             "tests/stateformat/test_publish_protocol.py",
             "tests/truth/test_truth_corruption.py",
+            "tests/crashes/test_crashes.py",
             "tests/truth/test_truth_crashes.py",
         ),
         10,

@@ -1,7 +1,7 @@
 """Crashes of a local store, enumerated: after every system call, with everything that was not synced kept or lost.
 
-The calls are recorded inside the process here, which is quick; ``truth/test_truth_crashes`` has the kernel's word for them.
-Then: a second run after a first that died, and calls that fail.
+The fast tests record the calls inside the process; the truth tests have the kernel's word for them. Then: a second run after
+a first that died, and calls that fail.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stateformat.errors import CheckpointError, OutcomeUnknown, PublishConflict,
 from stateformat.history import record_ids
 from stateformat.storage import CreateOutcome
 from stateformat.store import CheckpointStore
-from tests.crashes.crash_calls import SystemCalls
+from tests.crashes.crash_calls import SystemCalls, traced
 from tests.crashes.crash_disk import Call, Disk
 from tests.crashes.crash_recording import Recording, second_run
 from tests.crashes.crash_scenarios import (
@@ -37,34 +37,78 @@ from tests.crashes.crash_scenarios import (
 )
 from tests.tally import Tally
 
+TRUTH = [pytest.mark.truth, pytest.mark.timeout(900)]
+
+
+def by_the_kernel(tally: Tally) -> Callable[[Path, str], list[Call]]:
+    """Records with strace; skips where that cannot run."""
+
+    def record(base: Path, name: str) -> list[Call]:
+        try:
+            return traced(base, "tests.crashes.crash_scenarios", name, str(base))
+        except RuntimeError as error:
+            tally.skip("crash after each system call", str(error))
+            pytest.skip(str(error))
+
+    return record
+
+
 # --- one run, and a crash after each of its calls -----------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("name", "kernel"),
+    [("first publish", False), *(pytest.param(name, True, marks=TRUTH) for name in SCENARIOS)],
+)
 def test_a_crash_after_any_call_leaves_only_whole_checkpoints_and_all_that_were_told(
-    tmp_path: Path, tally: Tally
+    tmp_path: Path, name: str, kernel: bool, tally: Tally
 ) -> None:
-    recording = Recording(tmp_path, "first publish")
+    recording = Recording(tmp_path, name, record=by_the_kernel(tally) if kernel else None)
     found = recording.replay()
     tally.add(
-        "crash after each call: first publish",
+        f"crash after each {'system ' if kernel else ''}call: {name}",
         tried=found.states,
         wrong=len(found.problems),
         note=f"{len(recording.calls)} calls, {recording.judge.judged} different states",
     )
     assert found.problems == []
-    assert found.states > 5 * len(recording.calls)
+    assert kernel or found.states > 5 * len(recording.calls)
 
 
-def test_each_sync_of_a_first_publish_is_needed(tmp_path: Path, tally: Tally) -> None:
-    recording = Recording(tmp_path, "first publish")
+def shapes(calls: list[Call]) -> list[tuple[str, str, int]]:
+    """What was done, without the random parts of names. Timestamps and ids have the same length in every run."""
+    return [(call.verb, call.path.rpartition("/")[0], len(call.data)) for call in calls if call.verb != "mark"]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=TRUTH) for name in SCENARIOS])
+def test_the_two_recorders_agree(tmp_path: Path, name: str, tally: Tally) -> None:
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "outside").mkdir()
+    inside = shapes(Recording(tmp_path / "inside", name).calls)
+    outside = shapes(Recording(tmp_path / "outside", name, record=by_the_kernel(tally)).calls)
+    # The time in a record may have a digit more or less after its zeros are left out.
+    assert [call[:2] for call in inside] == [call[:2] for call in outside]
+    assert sum(call[2] for call in inside) == pytest.approx(sum(call[2] for call in outside), abs=64)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["first publish", *(pytest.param(name, marks=TRUTH) for name in ("second publish", "expire", "copy", "rollback"))],
+)
+def test_each_sync_that_has_something_to_do_is_needed(tmp_path: Path, name: str, tally: Tally) -> None:
+    """The others are of directories that another process may have made, or filled, a moment before it died."""
+    recording = Recording(tmp_path, name)
     useless = recording.replay(closely=False).useless
-    # The one of the directory in which the first missing one is made: it stood before us.
-    assert [recording.calls[number].path for number in useless] == [""]
+    assert all(not Path(recording.calls[number].path).suffix for number in useless), "a file's sync has always work"
     needed = [number for number in recording.syncs() if number not in useless]
-    missed = [recording.calls[number] for number in needed if recording.missed_without(number)]
-    tally.add("a sync left out: first publish", tried=len(needed), noticed=len(needed) - len(missed), wrong=len(missed))
+    closely = name == "expire"
+    missed = [recording.calls[number].path for number in needed if recording.missed_without(number, closely=closely)]
+    tally.add(f"a sync left out: {name}", tried=len(needed), noticed=len(needed) - len(missed), wrong=len(missed))
     assert missed == []
-    assert len(needed) == 14
+    assert needed
+    if name == "first publish":
+        # Useless is that of the directory in which the first missing one is made: it stood before us.
+        assert ([recording.calls[number].path for number in useless], len(needed)) == ([""], 14)
 
 
 def test_a_store_that_never_syncs_is_torn_by_a_power_failure_but_not_by_death(tmp_path: Path) -> None:
@@ -79,19 +123,30 @@ def test_a_store_that_never_syncs_is_torn_by_a_power_failure_but_not_by_death(tm
 # --- a second run after a first that died --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["first publish", "copy"])
+@pytest.mark.parametrize(
+    ("name", "anywhere"),
+    [
+        ("first publish", False),
+        ("copy", False),
+        *(
+            pytest.param(name, True, marks=TRUTH)
+            for name in ("first publish", "second publish", "copy", "rollback", "expire")
+        ),
+    ],
+)
 def test_what_a_run_relies_on_survives_though_its_writer_died_before_it_was_durable(
-    tmp_path: Path, name: str, tally: Tally
+    tmp_path: Path, name: str, anywhere: bool, tally: Tally
 ) -> None:
     recording = Recording(tmp_path, name)
     moments = recording.after("link") + recording.after("mkdir")
-    problems = []
-    states = 0
-    for moment in moments:
-        found = second_run(recording, tmp_path, moment, closely=False)
-        problems += found.problems
-        states += found.states
-    tally.add(f"death, restart, power failure: {name}", tried=states, wrong=len(problems))
+    if anywhere:
+        # What is seen after the other calls was seen one call before, or is of no object.
+        seen = ("write", "mark", "sync")
+        moments = [0, *(number + 1 for number, call in enumerate(recording.calls) if call.verb not in seen)]
+    found = [second_run(recording, tmp_path, moment, closely=anywhere) for moment in moments]
+    problems = [problem for replay in found for problem in replay.problems]
+    tried = sum(replay.states for replay in found)
+    tally.add(f"death, restart, power failure: {name}", tried=tried, wrong=len(problems))
     assert problems == []
 
 

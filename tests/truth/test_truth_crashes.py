@@ -1,11 +1,7 @@
-"""Every crash of everything that changes a local store, by the kernel's own record of it; and processes that are killed.
-
-What is tried, and what must hold, is told in ``crash_scenarios``; what a crash may leave, in ``crash_disk``.
-"""
+"""Processes that publish, expire and collect garbage until they are killed: what they told stands, and the next goes on."""
 
 from __future__ import annotations
 
-import functools
 import multiprocessing
 import random
 import time
@@ -21,110 +17,13 @@ from stateformat.backends.storage.local import LocalStorage
 from stateformat.errors import CheckpointError
 from stateformat.history import record_ids
 from stateformat.store import CheckpointStore
-from tests.crashes.crash_calls import traced
-from tests.crashes.crash_disk import Call
-from tests.crashes.crash_recording import Recording, second_run
-from tests.crashes.crash_scenarios import SCENARIOS, STORE, needed, publish, restart, temporary_files, whole
+from tests.crashes.crash_scenarios import STORE, needed, publish, restart, temporary_files, whole
 from tests.tally import Tally
 
 pytestmark = [pytest.mark.truth, pytest.mark.timeout(900)]
 
 SEED = 7_203
 KEPT = 3
-
-
-def shapes(calls: list[Call]) -> list[tuple[str, str, int]]:
-    """What was done, without the random parts of names. Timestamps and ids have the same length in every run."""
-    return [(call.verb, call.path.rpartition("/")[0], len(call.data)) for call in calls if call.verb != "mark"]
-
-
-@functools.cache
-def cannot_trace(workspace: Path) -> str:
-    """Why strace cannot be used here; empty if it can."""
-    try:
-        workspace.mkdir()
-        traced(workspace, "this")
-    except RuntimeError as error:
-        return str(error)
-    return ""
-
-
-@pytest.fixture(scope="module")
-def strace(tmp_path_factory: pytest.TempPathFactory, tally: Tally) -> None:
-    why = cannot_trace(tmp_path_factory.getbasetemp() / "strace")
-    if why:
-        tally.skip("crash after each system call", why)
-        pytest.skip(why)
-
-
-def recorded(base: Path, name: str) -> list[Call]:
-    return traced(base, "tests.crashes.crash_scenarios", name, str(base))
-
-
-@pytest.mark.parametrize("name", SCENARIOS)
-@pytest.mark.usefixtures("strace")
-def test_a_crash_after_any_system_call_leaves_only_whole_checkpoints_and_all_that_were_told(
-    tmp_path: Path, name: str, tally: Tally
-) -> None:
-    recording = Recording(tmp_path, name, record=recorded)
-    found = recording.replay()
-    tally.add(
-        f"crash after each system call: {name}",
-        tried=found.states,
-        wrong=len(found.problems),
-        note=f"{len(recording.calls)} calls, {recording.judge.judged} different states",
-    )
-    assert found.problems == []
-
-
-@pytest.mark.parametrize("name", SCENARIOS)
-@pytest.mark.usefixtures("strace")
-def test_the_two_recorders_agree(tmp_path: Path, name: str) -> None:
-    (tmp_path / "inside").mkdir()
-    (tmp_path / "outside").mkdir()
-    inside = shapes(Recording(tmp_path / "inside", name).calls)
-    outside = shapes(Recording(tmp_path / "outside", name, record=recorded).calls)
-    # The time in a record may have a digit more or less after its zeros are left out.
-    assert [call[:2] for call in inside] == [call[:2] for call in outside]
-    assert sum(call[2] for call in inside) == pytest.approx(sum(call[2] for call in outside), abs=64)
-
-
-@pytest.mark.parametrize("name", ["first publish", "second publish", "expire", "copy", "rollback"])
-def test_each_sync_that_has_something_to_do_is_needed(tmp_path: Path, name: str, tally: Tally) -> None:
-    """The others are of directories that another process may have made, or filled, a moment before it died."""
-    recording = Recording(tmp_path, name)
-    useless = recording.replay(closely=False).useless
-    assert all(not Path(recording.calls[number].path).suffix for number in useless), (
-        "the sync of a file has always work"
-    )
-    needed_ones = [number for number in recording.syncs() if number not in useless]
-    missed = [
-        recording.calls[number].path
-        for number in needed_ones
-        if recording.missed_without(number, closely=name == "expire")
-    ]
-    tally.add(
-        f"a sync left out: {name}", tried=len(needed_ones), noticed=len(needed_ones) - len(missed), wrong=len(missed)
-    )
-    assert missed == []
-    assert needed_ones
-
-
-@pytest.mark.parametrize("name", ["first publish", "second publish", "copy", "rollback", "expire"])
-def test_a_second_run_after_a_first_that_died_anywhere_relies_on_nothing_that_may_vanish(
-    tmp_path: Path, name: str, tally: Tally
-) -> None:
-    recording = Recording(tmp_path, name)
-    states, problems = 0, []
-    for moment in range(len(recording.calls) + 1):
-        if moment and recording.calls[moment - 1].verb in ("write", "mark", "sync"):
-            # What is seen then was seen one call before, or is of no object.
-            continue
-        found = second_run(recording, tmp_path, moment)
-        states += found.states
-        problems += found.problems
-    tally.add(f"death, restart, power failure: {name}", tried=states, wrong=len(problems))
-    assert problems == []
 
 
 # --- processes that are killed -------------------------------------------------------------------------------------------
