@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from stateformat.backends.dataflow import (
     Chunk,
+    Dataflow,
     Descriptor,
     NoSplit,
     Operator,
@@ -26,7 +27,7 @@ from stateformat.backends.dataflow import (
     TwoPhaseCommitSink,
 )
 from stateformat.backends.dataflow.chain import OperatorChain
-from stateformat.backends.dataflow.graph import Job
+from stateformat.backends.dataflow.graph import Job, compile_job, graph_of
 
 ROWS = pa.schema([("key", pa.int64()), ("value", pa.int64())])
 
@@ -179,7 +180,7 @@ class Bucket(TwoPhaseCommitSink):
 
 @dataclass
 class Collected:
-    """What lies outside of an activation: keeps what leaves it."""
+    """What lies outside of a chain: keeps what leaves it."""
 
     emitted: list[tuple[str, pa.RecordBatch]] = field(default_factory=list)
     sent: list[tuple[str, bytes]] = field(default_factory=list)
@@ -199,9 +200,14 @@ class Collected:
         return [value for edge, batch in self.emitted if edge == edge_id for value in batch.column(column).to_pylist()]
 
 
-def activate(job: Job, vertex: str, subtask: int = 0, restored: Any = None) -> tuple[OperatorChain, Collected]:
-    """An open activation, and what lies outside of it."""
+def job_of(flow: Dataflow, *, unaligned: bool = False, **sizes: int) -> Job:
+    """A dataflow, compiled for a first run; ``sizes`` are parallelisms by uid."""
+    return compile_job(flow, graph_of(flow, per_operator=sizes, unaligned=unaligned), unaligned=unaligned)
+
+
+def opened(job: Job, vertex: str, subtask: int = 0, restored: Any = None) -> tuple[OperatorChain, Collected]:
+    """An open chain, and what lies outside of it."""
     outside = Collected()
-    activation = OperatorChain(job, job.vertex(vertex), subtask, outside)
-    activation.open(restored)
-    return activation, outside
+    chain = OperatorChain(job, job.vertex(vertex), subtask, outside)
+    chain.open(restored)
+    return chain, outside

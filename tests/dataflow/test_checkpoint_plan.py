@@ -68,62 +68,42 @@ def test_when_all_run_the_sources_are_triggered_and_all_are_waited_for() -> None
     assert plan.fully_finished == frozenset()
 
 
-def test_tasks_behind_ended_sources_are_new_roots() -> None:
-    plan = plan_of(tiny_job({"a": 2, "b": 3}, "a hash b"), "a0", "a1")
-    assert plan.trigger == tasks("b0", "b1", "b2")
-    assert plan.finished == tasks("a0", "a1")
-    assert plan.fully_finished == {"a"}
+MIXED = tiny_job({"a": 2, "b": 2, "c": 2}, "a forward c", "b broadcast c")
+TWO_INPUTS = tiny_job({"a": 2, "b": 2, "c": 2}, "a forward c", "b forward c")
+LOOP = tiny_job({"a": 1, "h": 2, "t": 2}, "a hash h", "h forward t", "t feedback h")
+CHAINS = tiny_job({"a+x": 2, "b+y": 2, "c": 2}, "x forward b", "y forward c")
 
 
-def test_one_running_task_in_front_of_an_all_to_all_edge_is_enough() -> None:
-    plan = plan_of(tiny_job({"a": 2, "b": 3}, "a hash b"), "a0")
-    assert plan.trigger == tasks("a1")
-    assert plan.fully_finished == frozenset()
-
-
-def test_over_a_pointwise_edge_each_task_is_looked_at() -> None:
-    job = tiny_job({"a": 3, "b": 3}, "a forward b")
-    assert plan_of(job, "a1").trigger == tasks("a0", "a2", "b1")
-    assert plan_of(job, "a1", "b1").trigger == tasks("a0", "a2")
-
-
-def test_every_input_counts() -> None:
-    job = tiny_job({"a": 2, "b": 2, "c": 2}, "a forward c", "b forward c")
-    assert plan_of(job, "a0", "b1").trigger == tasks("a1", "b0")
-    assert plan_of(job, "a0", "b0").trigger == tasks("a1", "b1", "c0")
-    mixed = tiny_job({"a": 2, "b": 2, "c": 2}, "a forward c", "b broadcast c")
-    assert plan_of(mixed, "a0", "b0").trigger == tasks("a1", "b1")
-    assert plan_of(mixed, "a0", "b0", "b1").trigger == tasks("a1", "c0")
-
-
-def test_an_ended_task_between_hides_what_runs_further_up() -> None:
-    # Reports come in any order: c says that it has ended before a does.
-    job = tiny_job({"a": 1, "b": 1, "c": 1}, "a forward b", "b forward c")
-    assert plan_of(job, "b0").trigger == tasks("a0", "c0")
-
-
-def test_feedback_edges_do_not_count() -> None:
-    job = tiny_job({"a": 1, "h": 2, "t": 2}, "a hash h", "h forward t", "t feedback h")
-    assert plan_of(job).trigger == tasks("a0")
-    assert plan_of(job, "a0").trigger == tasks("h0", "h1")
-
-
-def test_edges_between_chains_are_named_by_their_operators() -> None:
-    job = tiny_job({"a+x": 2, "b+y": 2, "c": 2}, "x forward b", "y forward c")
-    assert plan_of(job).trigger == tasks("a0", "a1")
-    assert plan_of(job, "a0").trigger == tasks("a1", "b0")
-
-
-def test_nothing_runs() -> None:
-    plan = plan_of(tiny_job({"a": 1, "b": 2}, "a hash b"), "a0", "b0", "b1")
-    assert plan.trigger == set()
-    assert plan.wait == set()
-    assert plan.fully_finished == {"a", "b"}
-
-
-def test_a_fully_finished_vertex_may_keep_a_parallelism_that_no_longer_fits() -> None:
-    job = tiny_job({"a": 2, "b": 5}, "a forward b")
-    assert plan_of(job, "a0", "a1").trigger == tasks("b0", "b1", "b2", "b3", "b4")
+@pytest.mark.parametrize(
+    ("job", "ended", "trigger", "fully_finished"),
+    [
+        (tiny_job({"a": 2, "b": 3}, "a hash b"), "a0 a1", "b0 b1 b2", "a"),
+        (tiny_job({"a": 2, "b": 3}, "a hash b"), "a0", "a1", ""),
+        (tiny_job({"a": 3, "b": 3}, "a forward b"), "a1", "a0 a2 b1", ""),
+        (tiny_job({"a": 3, "b": 3}, "a forward b"), "a1 b1", "a0 a2", ""),
+        (TWO_INPUTS, "a0 b1", "a1 b0", ""),
+        (TWO_INPUTS, "a0 b0", "a1 b1 c0", ""),
+        (MIXED, "a0 b0", "a1 b1", ""),
+        (MIXED, "a0 b0 b1", "a1 c0", "b"),
+        # Reports come in any order: c says that it has ended before a does.
+        (tiny_job({"a": 1, "b": 1, "c": 1}, "a forward b", "b forward c"), "b0", "a0 c0", "b"),
+        (LOOP, "", "a0", ""),
+        (LOOP, "a0", "h0 h1", "a"),
+        (CHAINS, "", "a0 a1", ""),
+        (CHAINS, "a0", "a1 b0", ""),
+        (tiny_job({"a": 1, "b": 2}, "a hash b"), "a0 b0 b1", "", "a b"),
+        # A fully finished vertex may keep a parallelism that no longer fits.
+        (tiny_job({"a": 2, "b": 5}, "a forward b"), "a0 a1", "b0 b1 b2 b3 b4", "a"),
+    ],
+)
+def test_roots_are_tasks_with_nothing_in_front_of_them(
+    job: TinyJob, ended: str, trigger: str, fully_finished: str
+) -> None:
+    plan = plan_of(job, *ended.split())
+    assert plan.trigger == tasks(*trigger.split())
+    assert plan.wait == set(job.tasks) - tasks(*ended.split())
+    assert plan.finished == tasks(*ended.split())
+    assert plan.fully_finished == set(fully_finished.split())
 
 
 def producers(upstream: int, downstream: int) -> list[set[int]]:
@@ -232,29 +212,23 @@ def test_all_to_all_pairs_are_never_enumerated() -> None:
 # Loops --------------------------------------------------------------------------------------------
 
 
-def test_a_loop_is_all_that_records_can_go_round() -> None:
-    job = tiny_job(
-        {"a": 1, "h": 2, "m": 1, "t": 2, "z": 1}, "a hash h", "h hash m", "m hash t", "t feedback h", "t hash z"
-    )
-    assert loops_of(job.vertices) == [{"h", "m", "t"}]
-
-
-def test_a_loop_of_one_vertex() -> None:
-    job = tiny_job({"a": 1, "h+t": 2}, "a hash h", "t feedback h")
-    assert loops_of(job.vertices) == [{"h"}]
-
-
-def test_loops_in_a_row_are_two_and_loops_in_loops_are_one() -> None:
-    row = tiny_job({"h": 1, "g": 1}, "h feedback h", "h hash g", "g feedback g")
-    assert loops_of(row.vertices) == [{"h"}, {"g"}]
-    nested = tiny_job({"h": 1, "g": 1, "t": 1}, "h hash g", "g feedback g", "g hash t", "t feedback h")
-    assert loops_of(nested.vertices) == [{"h", "g", "t"}]
-    shared = tiny_job({"h": 1, "s": 1, "t": 1}, "h hash s", "s hash t", "s feedback h", "t feedback s")
-    assert loops_of(shared.vertices) == [{"h", "s", "t"}]
-
-
-def test_a_job_without_feedback_has_no_loop() -> None:
-    assert loops_of(tiny_job({"a": 1, "b": 1}, "a hash b").vertices) == []
+@pytest.mark.parametrize(
+    ("parallelism", "edges", "loops"),
+    [
+        ({"a": 1, "h": 2, "m": 1, "t": 2, "z": 1},
+         ["a hash h", "h hash m", "m hash t", "t feedback h", "t hash z"], [{"h", "m", "t"}]),
+        ({"a": 1, "h+t": 2}, ["a hash h", "t feedback h"], [{"h"}]),
+        ({"h": 1, "g": 1}, ["h feedback h", "h hash g", "g feedback g"], [{"h"}, {"g"}]),
+        ({"h": 1, "g": 1, "t": 1}, ["h hash g", "g feedback g", "g hash t", "t feedback h"], [{"h", "g", "t"}]),
+        ({"h": 1, "s": 1, "t": 1}, ["h hash s", "s hash t", "s feedback h", "t feedback s"], [{"h", "s", "t"}]),
+        ({"a": 1, "b": 1}, ["a hash b"], []),
+    ],
+    ids=["one", "of one vertex", "in a row", "in a loop", "with a shared vertex", "none"],
+)  # fmt: skip
+def test_a_loop_is_all_that_records_can_go_round(
+    parallelism: dict[str, int], edges: list[str], loops: list[set[str]]
+) -> None:
+    assert loops_of(tiny_job(parallelism, *edges).vertices) == loops
 
 
 def test_a_feedback_edge_that_closes_no_loop_is_refused() -> None:

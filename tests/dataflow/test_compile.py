@@ -33,15 +33,11 @@ from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.graph import Partitioner
 from stateformat.model import Mode, Record
 from stateformat.rules import check_graph, check_states
-from tests.dataflow_fakes import ROWS, Bucket, Chunks, Coordinated, Pass, Stateful
+from tests.dataflow_fakes import ROWS, Bucket, Chunks, Coordinated, Pass, Stateful, job_of
 
 KEY = {"key": pa.int64()}
 KEY_FIELD = pa.field("key", pa.int64())
 COUNT = ValueState("count", KEY, {"n": pa.int64()})
-
-
-def job_of(flow: Dataflow, *, unaligned: bool = False, **sizes: int) -> Job:
-    return compile_job(flow, graph_of(flow, per_operator=sizes, unaligned=unaligned), unaligned=unaligned)
 
 
 def chains(job: Job) -> dict[str, tuple[str, ...]]:

@@ -13,9 +13,9 @@ import pytest
 
 import stateformat as sf
 from stateformat.backends.dataflow import Dataflow, Stream, ValueState
-from stateformat.backends.dataflow.graph import Job, Router, compile_job, graph_of
+from stateformat.backends.dataflow.graph import Job, Router
 from stateformat.backends.dataflow.graph.partitioning import PIECE_ROWS_MIN
-from tests.dataflow_fakes import ROWS, Chunks, Pass, Stateful, rows
+from tests.dataflow_fakes import ROWS, Chunks, Pass, Stateful, job_of, rows
 
 Connect = Callable[[Stream], Stream]
 
@@ -34,7 +34,7 @@ def between(
     connect(flow.source(Chunks(schema), uid="s")).apply(
         target, uid="t", parallelism=receivers, max_parallelism=max_parallelism, chain=False
     )
-    return compile_job(flow, graph_of(flow), unaligned=False)
+    return job_of(flow)
 
 
 def router(job: Job, sender: int = 0) -> Router:

@@ -16,23 +16,22 @@ from stateformat.backends.connectors import CollectSink, MemorySource, RateSourc
 from stateformat.backends.dataflow import Chunk, Dataflow, EventTime, NoSplit, ReaderContext, Split
 from stateformat.backends.dataflow.chain import OperatorChain, OperatorError
 from stateformat.backends.dataflow.chain.source_reader import ReadResult
-from stateformat.backends.dataflow.graph import compile_job, graph_of
 from stateformat.backends.local import LocalRuntime
 from stateformat.backends.spark.runtime import SparkRuntime
 from stateformat.backends.spark.sources import SparkSource
 from stateformat.errors import InvalidInput, InvalidState
 from stateformat.graph import Status
-from tests.dataflow_fakes import Chunks, Collected, Pass, activate, rows
+from tests.dataflow_fakes import Chunks, Collected, Pass, job_of, opened, rows
 
 
 def reader(source: Chunks, event_time: EventTime | str | None = None) -> tuple[OperatorChain, Collected]:
     flow = Dataflow("job", parallelism=2)
     flow.source(source, uid="source", event_time=event_time).rebalance().apply(Pass(), uid="far")
-    return activate(compile_job(flow, graph_of(flow), unaligned=False), "source", 1)
+    return opened(job_of(flow), "source", 1)
 
 
-def read_on(activation: OperatorChain, times: int) -> list[ReadResult]:
-    return [activation.read() for _ in range(times)]
+def read_on(chain: OperatorChain, times: int) -> list[ReadResult]:
+    return [chain.read() for _ in range(times)]
 
 
 def one_row_each(*values: int) -> list[pa.RecordBatch]:
@@ -40,35 +39,35 @@ def one_row_each(*values: int) -> list[pa.RecordBatch]:
 
 
 def test_a_reader_asks_for_splits_until_there_will_be_none_and_ends_when_its_own_have() -> None:
-    activation, outside = reader(Chunks(a=[rows([1, 2]), rows([3])], b=[]))
-    assert activation.read() == ReadResult(0, wants_split=True, idle=True, ended=False, watermark=None, holds_none=True)
-    activation.assign(NoSplit.LATER)
-    assert activation.read() == ReadResult(0, wants_split=True, idle=True, ended=False, watermark=None, holds_none=True)
-    activation.assign(Split("a", b""))
-    assert read_on(activation, 3) == [
+    chain, outside = reader(Chunks(a=[rows([1, 2]), rows([3])], b=[]))
+    assert chain.read() == ReadResult(0, wants_split=True, idle=True, ended=False, watermark=None, holds_none=True)
+    chain.assign(NoSplit.LATER)
+    assert chain.read() == ReadResult(0, wants_split=True, idle=True, ended=False, watermark=None, holds_none=True)
+    chain.assign(Split("a", b""))
+    assert read_on(chain, 3) == [
         ReadResult(2, wants_split=False, idle=False, ended=False, watermark=None),
         ReadResult(1, wants_split=False, idle=False, ended=False, watermark=None),
         ReadResult(0, wants_split=True, idle=True, ended=False, watermark=None, holds_none=True),
     ]
-    activation.assign(Split("b", b""))
-    activation.assign(NoSplit.NEVER)
-    assert read_on(activation, 2) == [ReadResult(0, wants_split=False, idle=False, ended=True, watermark=None)] * 2
+    chain.assign(Split("b", b""))
+    chain.assign(NoSplit.NEVER)
+    assert read_on(chain, 2) == [ReadResult(0, wants_split=False, idle=False, ended=True, watermark=None)] * 2
     assert outside.values("source->far.0") == [1, 2, 3]
 
 
 def test_a_reader_whose_splits_go_on_has_not_ended_when_there_will_be_no_other() -> None:
-    activation, _ = reader(Chunks(a=one_row_each(1)))
-    activation.assign(Split("a", b""))
-    activation.assign(NoSplit.NEVER)
-    assert [(reading.rows, reading.ended) for reading in read_on(activation, 2)] == [(1, False), (0, True)]
+    chain, _ = reader(Chunks(a=one_row_each(1)))
+    chain.assign(Split("a", b""))
+    chain.assign(NoSplit.NEVER)
+    assert [(reading.rows, reading.ended) for reading in read_on(chain, 2)] == [(1, False), (0, True)]
 
 
 def test_splits_are_read_in_turn_from_their_positions() -> None:
     source = Chunks(splits_per_reader=None, a=one_row_each(1, 2, 3), b=one_row_each(11, 12), c=one_row_each(21, 22, 23))
-    activation, outside = reader(source)
+    chain, outside = reader(source)
     for split in (Split("a", b""), Split("b", b"", 1), Split("c", b"", 2)):
-        activation.assign(split)
-    assert all(reading.wants_split for reading in read_on(activation, 10))
+        chain.assign(split)
+    assert all(reading.wants_split for reading in read_on(chain, 10))
     assert outside.values("source->far.0") == [1, 12, 23, 2, 3]
 
 
@@ -77,35 +76,35 @@ def test_splits_are_read_in_turn_from_their_positions() -> None:
 )
 def test_a_reader_wants_as_many_splits_as_its_source_says(room: int | None, wanted: list[bool]) -> None:
     splits: dict[str, Sequence[pa.RecordBatch | None]] = {name: one_row_each(*range(9)) for name in "ab"}
-    activation, _ = reader(Chunks(splits_per_reader=room, **splits))
-    found = [activation.read().wants_split]
+    chain, _ = reader(Chunks(splits_per_reader=room, **splits))
+    found = [chain.read().wants_split]
     for name in "ab":
-        activation.assign(Split(name, b""))
-        found.append(activation.read().wants_split)
+        chain.assign(Split(name, b""))
+        found.append(chain.read().wants_split)
     assert found == wanted
 
 
 def test_a_reader_is_idle_when_none_of_its_splits_has_anything() -> None:
     nothing = None
-    activation, _ = reader(
+    chain, _ = reader(
         Chunks(splits_per_reader=2, a=[nothing, nothing, rows([1]), nothing], b=[nothing, rows([]), nothing, nothing])
     )
-    activation.assign(Split("a", b""))
-    activation.assign(Split("b", b""))
-    assert [reading.idle for reading in read_on(activation, 8)] == [False, True, True, True, False, False, True, True]
+    chain.assign(Split("a", b""))
+    chain.assign(Split("b", b""))
+    assert [reading.idle for reading in read_on(chain, 8)] == [False, True, True, True, False, False, True, True]
 
 
 def test_the_watermark_is_that_of_the_split_that_is_furthest_behind_and_never_goes_back() -> None:
     source = Chunks(splits_per_reader=2, a=one_row_each(10, 30, 20, 40), b=one_row_each(5, 7), c=one_row_each(1, 99))
-    activation, _ = reader(source, EventTime("value", out_of_order_us=2))
-    activation.assign(Split("a", b""))
-    activation.assign(Split("b", b""))
-    found = [reading.watermark for reading in read_on(activation, 6)]
+    chain, _ = reader(source, EventTime("value", out_of_order_us=2))
+    chain.assign(Split("a", b""))
+    chain.assign(Split("b", b""))
+    found = [reading.watermark for reading in read_on(chain, 6)]
     # a: 8, unknown b; b: 3; a: 28; b: 5; a: still 28; b has ended.
     assert found == [None, 3, 3, 5, 5, 28]
-    activation.assign(Split("c", b""))
+    chain.assign(Split("c", b""))
     # a: 38, unknown c; c: -1; a has ended; c: 97; c has ended.
-    assert [reading.watermark for reading in read_on(activation, 5)] == [28, 28, 28, 97, 97]
+    assert [reading.watermark for reading in read_on(chain, 5)] == [28, 28, 28, 97, 97]
 
 
 def test_event_time_is_a_timestamp_or_microseconds_and_nulls_say_nothing() -> None:
@@ -115,37 +114,37 @@ def test_event_time_is_a_timestamp_or_microseconds_and_nulls_say_nothing() -> No
         batches = [
             pa.record_batch([pa.array(some, schema.field(0).type)], schema=schema) for some in ([None], [at, None])
         ]
-        activation, _ = reader(Chunks(schema, a=batches), "at")
-        activation.assign(Split("a", b""))
-        assert [reading.watermark for reading in read_on(activation, 2)] == [None, 1_000_005]
+        chain, _ = reader(Chunks(schema, a=batches), "at")
+        chain.assign(Split("a", b""))
+        assert [reading.watermark for reading in read_on(chain, 2)] == [None, 1_000_005]
 
 
 def test_a_split_is_given_once() -> None:
-    activation, _ = reader(Chunks(a=[]))
-    activation.assign(Split("a", b""))
+    chain, _ = reader(Chunks(a=[]))
+    chain.assign(Split("a", b""))
     with pytest.raises(InvalidState, match="enumerator of source 'source' gave split 'a' to a reader that holds one"):
-        activation.assign(Split("a", b"", 3))
+        chain.assign(Split("a", b"", 3))
 
 
 def test_what_a_source_raises_is_told_and_what_it_reads_is_checked() -> None:
-    activation, _ = reader(Chunks())
-    activation.assign(Split("unknown", b""))
+    chain, _ = reader(Chunks())
+    chain.assign(Split("unknown", b""))
     with pytest.raises(OperatorError, match="read of 'source', subtask 1, failed: KeyError"):
-        activation.read()
-    activation, _ = reader(Chunks(a=[pa.record_batch({"other": [1]})]))
-    activation.assign(Split("a", b""))
+        chain.read()
+    chain, _ = reader(Chunks(a=[pa.record_batch({"other": [1]})]))
+    chain.assign(Split("a", b""))
     with pytest.raises(InvalidState, match="'source' emitted columns other int64; it declares key int64"):
-        activation.read()
+        chain.read()
 
 
 def test_what_is_being_read_is_closed() -> None:
     source = Chunks(splits_per_reader=2, a=one_row_each(1, 2), b=one_row_each(1))
-    activation, _ = reader(source)
-    activation.assign(Split("a", b""))
-    activation.assign(Split("b", b""))
-    activation.read()
+    chain, _ = reader(source)
+    chain.assign(Split("a", b""))
+    chain.assign(Split("b", b""))
+    chain.read()
     assert source.closed == []
-    activation.close()
+    chain.close()
     assert source.closed == ["a"]
 
 
@@ -158,27 +157,27 @@ class Clocked(Chunks):
 
 
 def test_reading_may_ask_for_its_subtask_and_the_executors_clock() -> None:
-    activation, outside = reader(Clocked())
-    activation.assign(Split("a", b""))
+    chain, outside = reader(Clocked())
+    chain.assign(Split("a", b""))
     seen: list[Any] = []
     for now in (5, 8):
         outside.clock_us = now
-        activation.read()
+        chain.read()
         seen = outside.values("source->far.0")
     assert seen == [1, 5, 1, 8]
 
 
 def test_splits_that_are_given_ahead_wait_their_turn_unread_and_are_kept() -> None:
     source = Chunks(a=one_row_each(1, 2), b=one_row_each(11, 12), c=one_row_each(21))
-    activation, outside = reader(source, event_time="value")
+    chain, outside = reader(source, event_time="value")
     for name in "abc":
-        activation.assign(Split(name, b""))
-    activation.assign(NoSplit.NEVER)
-    readings = read_on(activation, 3)
+        chain.assign(Split(name, b""))
+    chain.assign(NoSplit.NEVER)
+    readings = read_on(chain, 3)
     # The time of what is being read counts, not that of what waits; and nobody asks for more.
     assert [reading.watermark for reading in readings[:2]] == [1, 2]
     assert not any(reading.wants_split or reading.idle for reading in readings)
-    kept = activation._source.rows()
+    kept = chain._source.rows()
     assert list(zip(*(kept[name].to_pylist() for name in ("split_id", "position", "watermark")), strict=True)) == [
         ("b", 0, None),
         ("c", 0, None),
@@ -192,13 +191,13 @@ def test_splits_that_are_given_ahead_wait_their_turn_unread_and_are_kept() -> No
 
 def test_splits_that_others_have_begun_are_read_beside_one_another_and_hold_time_up() -> None:
     source = Chunks(a=one_row_each(1, 2, 3), b=one_row_each(11, 12, 13))
-    activation, outside = reader(source, event_time="value")
+    chain, outside = reader(source, event_time="value")
     for name in "ab":
         other, _ = reader(source, event_time="value")
         other.assign(Split(name, b""))
         other.read()
-        activation._source.restore(other._source.rows())
-    assert [reading.watermark for reading in read_on(activation, 3)] == [2, 2, 3]
+        chain._source.restore(other._source.rows())
+    assert [reading.watermark for reading in read_on(chain, 3)] == [2, 2, 3]
     assert outside.values("source->far.0") == [2, 12, 3]
 
 

@@ -39,7 +39,7 @@ from stateformat.segments import WriteOptions
 from stateformat.states import declare, delta_policy as folding
 from stateformat.store import open as open_store
 from stateformat.validation import validate
-from tests.dataflow.test_activation_snapshots import command, started, summing
+from tests.dataflow.test_chain_snapshots import command, started, summing
 
 PLACE = pa.struct([("x", pa.int32()), ("y", pa.string())])
 KEYS = {"user": pa.string(), "place": PLACE}

@@ -22,7 +22,7 @@ from stateformat.model import Mode
 from stateformat.publication import CommitPermit
 from stateformat.store import CheckpointStore
 from stateformat.validation import validate
-from tests.dataflow_fakes import ROWS, Bucket, Chunks, Collected, Pass, activate, rows
+from tests.dataflow_fakes import ROWS, Bucket, Chunks, Collected, Pass, job_of, opened, rows
 
 KEY = {"key": pa.int64()}
 Tasks = Mapping[tuple[str, int], tuple[OperatorChain, Collected]]
@@ -30,17 +30,15 @@ Tasks = Mapping[tuple[str, int], tuple[OperatorChain, Collected]]
 
 @pytest.fixture
 def store() -> Iterator[CheckpointStore]:
-    MemoryStorage.reset("activations")
-    yield CheckpointStore(MemoryStorage("activations"))
-    MemoryStorage.reset("activations")
+    MemoryStorage.reset("chains")
+    yield CheckpointStore(MemoryStorage("chains"))
+    MemoryStorage.reset("chains")
 
 
 def started(job: Job, restored: Callable[[str, int], Any] = lambda uid, subtask: {}) -> Tasks:
     """Every task of a job, open."""
     return {
-        (vertex.id, subtask): activate(
-            job, vertex.id, subtask, {uid: restored(uid, subtask) for uid in vertex.operators}
-        )
+        (vertex.id, subtask): opened(job, vertex.id, subtask, {uid: restored(uid, subtask) for uid in vertex.operators})
         for vertex in job.vertices
         for subtask in range(vertex.parallelism)
     }
@@ -63,8 +61,8 @@ def publish(
 ) -> CommitPermit:
     """Take a checkpoint of all tasks: ``logged`` is what lies in channels."""
     pending = store.begin(job_id=job.flow.job_id, graph=job.graph, states=job.states, parent=parent)
-    for (vertex, subtask), (activation, _) in tasks.items():
-        snapshot = activation.snapshot(command(number, finishing=vertex in finishing, **facts), pending.context)
+    for (vertex, subtask), (chain, _) in tasks.items():
+        snapshot = chain.snapshot(command(number, finishing=vertex in finishing, **facts), pending.context)
         for channel, batch in logged:
             if (job.graph.by_edge[channel.edge].target, channel.receiver) == (vertex, subtask):
                 snapshot.log(channel, batch)
@@ -154,7 +152,7 @@ def emitted(tasks: Tasks, edge: str) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("parallelism", [1, 2, 3, 5])
 def test_keyed_state_timers_and_entries_go_on_at_any_parallelism(store: CheckpointStore, parallelism: int) -> None:
     flow = summing()
-    job = compile_job(flow, graph_of(flow), unaligned=False)
+    job = job_of(flow)
     tasks = started(job)
     keys = [*range(40)]
     push(job, tasks, "source->sums.0", rows(keys, [key + 100 for key in keys]))
@@ -187,7 +185,7 @@ def test_progress_tells_of_each_input_and_for_inner_operators_of_the_chain(store
     flow = Dataflow("job", parallelism=2)
     source = flow.source(Chunks(), uid="source")
     source.rebalance().apply(Pass(), source.broadcast(), uid="head").apply(Pass(), uid="inner")
-    job = compile_job(flow, graph_of(flow), unaligned=False)
+    job = job_of(flow)
     tasks = started(job)
     for subtask in range(2):
         tasks["head", subtask][0].advance_watermark(7)
@@ -221,7 +219,7 @@ def test_progress_tells_of_each_input_and_for_inner_operators_of_the_chain(store
 def test_progress_that_is_as_it_was_is_written_once(store: CheckpointStore) -> None:
     flow = Dataflow("job", parallelism=2)
     flow.source(Chunks(), uid="source").rebalance().apply(Pass(), uid="head").apply(Pass(), uid="inner")
-    job = compile_job(flow, graph_of(flow), unaligned=False)
+    job = job_of(flow)
     tasks, permit, lay = started(job), None, []
     edge = job.vertex("head").inputs[0].id
     for number, watermark in enumerate([1, 1, 1, 2, 2], 1):
@@ -239,7 +237,7 @@ def test_progress_that_is_as_it_was_is_written_once(store: CheckpointStore) -> N
 def test_behind_a_source_that_reads_on_no_input_has_ended(store: CheckpointStore) -> None:
     flow = Dataflow("job")
     flow.source(Chunks(), uid="source").apply(Pass(), uid="inner")
-    job = compile_job(flow, graph_of(flow), unaligned=False)
+    job = job_of(flow)
     tasks = started(job)
     tasks["source", 0][0].advance_watermark(9)
     permit = publish(store, job, tasks)
@@ -256,7 +254,7 @@ def test_a_head_to_which_the_end_of_time_had_come_knows_it_when_it_comes_back(st
         .apply(Pass(), loop.rebalance(), uid="head")
         .apply(Pass(), uid="tail", chain=False)
     )
-    job = compile_job(flow, graph_of(flow), unaligned=False)
+    job = job_of(flow)
     permit = publish(
         store,
         job,
@@ -278,7 +276,7 @@ def test_an_operator_that_the_checkpoint_does_not_know_begins_anew(store: Checkp
         return flow
 
     flow = flow_of("a")
-    job = compile_job(flow, graph_of(flow), unaligned=False)
+    job = job_of(flow)
     permit = publish(store, job, started(job))
     _, tasks, _ = restarted(flow_of("a", "b"), permit, 1)
     members = tasks["source", 0][0].operators
@@ -292,30 +290,30 @@ def test_hooks_of_snapshots_come_once_and_only_for_snapshots(store: CheckpointSt
     log: list[Any] = []
     flow = Dataflow("job")
     flow.source(Chunks(), uid="source").apply(Pass(log, "a"), uid="a").apply(Pass(log, "b"), uid="b")
-    job = compile_job(flow, graph_of(flow), unaligned=False)
+    job = job_of(flow)
     tasks = started(job)
-    activation = tasks["source", 0][0]
+    chain = tasks["source", 0][0]
     log.clear()
     permit = publish(store, job, tasks, number=3)
     assert log == [("a", "snapshot"), ("b", "snapshot")]
     for number in (2, 4, 3, 3):
-        activation.notify_complete(number)
+        chain.notify_complete(number)
     assert log[2:] == [("a", "checkpoint_complete"), ("b", "checkpoint_complete")]
     log.clear()
     context = store.begin(job_id="job", graph=job.graph, states=job.states, parent=permit).context
     for number in (5, 6):
-        activation.snapshot(command(number), context)
-    activation.notify_complete(5)
+        chain.snapshot(command(number), context)
+    chain.notify_complete(5)
     assert log == [("a", "snapshot"), ("b", "snapshot")] * 2
     log.clear()
     permit = publish(store, job, tasks, permit, number=7)
-    activation.notify_aborted(7)
-    activation.notify_complete(7)
-    activation.finish()
+    chain.notify_aborted(7)
+    chain.notify_complete(7)
+    chain.finish()
     log.clear()
     publish(store, job, tasks, permit, number=8, finishing=["source"])
     assert log == []
-    activation.notify_complete(8)
+    chain.notify_complete(8)
     assert log == [("a", "checkpoint_complete"), ("b", "checkpoint_complete")]
 
 
@@ -327,8 +325,8 @@ def test_committables_stay_under_their_own_ids_until_a_snapshot_that_held_them_i
 ) -> None:
     flow = Dataflow("job")
     flow.source(Chunks(), uid="source").rebalance().apply(Pass(), uid="before").apply(Bucket(), uid="sink")
-    job = compile_job(flow, graph_of(flow), unaligned=False)
-    activation, _ = activate(job, "before")
+    job = job_of(flow)
+    chain, _ = opened(job, "before")
     parent: CommitPermit | None = None
     attempts: list[str] = []
 
@@ -337,7 +335,7 @@ def test_committables_stay_under_their_own_ids_until_a_snapshot_that_held_them_i
         attempts.append(pending.attempt_id)
         by_uid = {
             each.operator: each
-            for each in activation.snapshot(command(number, finishing=finishing), pending.context).close()
+            for each in chain.snapshot(command(number, finishing=finishing), pending.context).close()
         }
         found = [handle for handle in by_uid["sink"].handles if handle.state == "committables"]
         assert len(found) == (0 if empty else 1)
@@ -354,37 +352,37 @@ def test_committables_stay_under_their_own_ids_until_a_snapshot_that_held_them_i
             )
         )
 
-    process = lambda value: activation.process("source->before.0", rows([0], [value]))  # noqa: E731
+    process = lambda value: chain.process("source->before.0", rows([0], [value]))  # noqa: E731
     process(5)
     first = taken(1)
     assert first == [(5, 1, attempts[0])]
-    activation.notify_aborted(1)
+    chain.notify_aborted(1)
     assert taken(2) == first
     # A round of loops was complete, and a checkpoint in which this task had no part.
     for number in (1, 3):
-        activation.notify_complete(number)
+        chain.notify_complete(number)
     process(6)
     assert taken(4) == [*first, (6, 1, attempts[2])]
     process(7)
-    activation.notify_complete(4)
-    activation.finish()
+    chain.notify_complete(4)
+    chain.finish()
     assert taken(5, finishing=True) == [(7, 1, attempts[3])]
     assert taken(6, finishing=True) == [(7, 1, attempts[3])]
-    activation.notify_complete(6)
+    chain.notify_complete(6)
     assert taken(7, finishing=True, empty=True) == []
 
 
 def test_completion_lets_go_of_what_its_snapshot_held_and_nothing_younger(store: CheckpointStore) -> None:
     flow = Dataflow("job")
     flow.source(Chunks(), uid="source").rebalance().apply(Bucket(), uid="sink", chain=False)
-    job = compile_job(flow, graph_of(flow), unaligned=False)
-    activation, _ = activate(job, "sink")
+    job = job_of(flow)
+    chain, _ = opened(job, "sink")
     context = store.begin(job_id="job", graph=job.graph, states=job.states, parent=None).context
     for number in (1, 2):
-        activation.process("source->sink.0", rows([0], [number]))
-        activation.snapshot(command(number), context)
-    activation.notify_complete(1)
-    [snapshot] = activation.snapshot(command(3), context).close()
+        chain.process("source->sink.0", rows([0], [number]))
+        chain.snapshot(command(number), context)
+    chain.notify_complete(1)
+    [snapshot] = chain.snapshot(command(3), context).close()
     [handle] = [handle for handle in snapshot.handles if handle.state == "committables"]
     assert _rows_of(handle)["total"].to_pylist() == [2]
 
@@ -411,11 +409,11 @@ def test_committables_that_were_not_declared_are_refused(store: CheckpointStore,
 
     flow = Dataflow("job")
     flow.source(Chunks(), uid="source").apply(Odd(), uid="sink")
-    job = compile_job(flow, graph_of(flow), unaligned=False)
-    activation, _ = activate(job, "source")
+    job = job_of(flow)
+    chain, _ = opened(job, "source")
     pending = store.begin(job_id="job", graph=job.graph, states=job.states, parent=None)
     with pytest.raises(InvalidState, match=message):
-        activation.snapshot(command(1), pending.context)
+        chain.snapshot(command(1), pending.context)
 
 
 # Splits -------------------------------------------------------------------------------------------
@@ -428,7 +426,7 @@ def test_splits_go_on_where_they_were_read_to(store: CheckpointStore, parallelis
     flow.source(Chunks(splits_per_reader=2, **of), uid="source", event_time="value").rebalance().apply(
         Pass(), uid="far"
     )
-    job = compile_job(flow, graph_of(flow), unaligned=False)
+    job = job_of(flow)
     tasks = started(job)
     for number in range(4):
         tasks["source", number % 2][0].assign(Split(f"split{number}", b"p%d" % number))
@@ -484,7 +482,7 @@ def test_records_in_flight_come_back_in_the_order_of_their_channels(
     store: CheckpointStore, connect: Callable[[Stream], Stream], parallelism: int
 ) -> None:
     flow = unaligned(connect)
-    job = compile_job(flow, graph_of(flow, unaligned=True), unaligned=True)
+    job = job_of(flow, unaligned=True)
     edge = job.graph.edges[0]
     schema = job.schemas[edge.id]
     logged: list[tuple[ev.Channel, pa.RecordBatch]] = []
@@ -522,7 +520,7 @@ def test_records_in_flight_come_back_in_the_order_of_their_channels(
 
 def test_records_of_a_sender_are_taken_by_their_channel_and_number(store: CheckpointStore) -> None:
     flow = unaligned(Stream.rebalance)
-    job = compile_job(flow, graph_of(flow, unaligned=True), unaligned=True)
+    job = job_of(flow, unaligned=True)
     edge, schema = job.graph.edges[0], job.schemas["s->t.0"]
     logged = [
         (ev.Channel(edge.id, sender, receiver), records(schema, [100 * sender + 10 * receiver + n]))
@@ -539,7 +537,7 @@ def test_records_of_a_sender_are_taken_by_their_channel_and_number(store: Checkp
 
 def test_columns_that_an_edge_got_since_are_null_in_what_was_in_flight(store: CheckpointStore) -> None:
     flow = unaligned(Stream.rebalance)
-    job = compile_job(flow, graph_of(flow, unaligned=True), unaligned=True)
+    job = job_of(flow, unaligned=True)
     schema = job.schemas["s->t.0"]
     permit = publish(store, job, started(job), logged=[(ev.Channel("s->t.0", 0, 0), records(schema, [4]))])
     task = permit.checkpoint().read("t", in_flight_name("s->t.0"))
@@ -555,7 +553,7 @@ def test_feedback_is_logged_aligned_or_not_and_nothing_else_is(store: Checkpoint
     loop = flow.loop(ROWS)
     head = flow.source(Chunks(), uid="s").key_by("key").apply(Pass(), loop.key_by("key"), uid="head")
     loop.close(head.apply(Pass(), uid="body"))
-    job = compile_job(flow, graph_of(flow), unaligned=False)
+    job = job_of(flow)
     edge = job.graph.by_edge["body->head.1"]
     routed = Router(job, edge, 1).route(rows([4, 4, 8], [1, 2, 3]))
     permit = publish(
@@ -568,10 +566,10 @@ def test_feedback_is_logged_aligned_or_not_and_nothing_else_is(store: Checkpoint
         for batch in in_flight_batches(restored("head", n)[in_flight_name("body->head.1")], ROWS)
     ]
     assert sorted((row["key"], row["value"]) for batch in found for row in batch) == [(4, 1), (4, 2), (8, 3)]
-    activation, _ = activate(job, "head")
+    chain, _ = opened(job, "head")
     context = store.begin(job_id="job", graph=job.graph, states=job.states, parent=None).context
     with pytest.raises(InvalidState, match=r"records of edge 's->head.0' cannot become part of this snapshot"):
-        activation.snapshot(command(1), context).log(ev.Channel("s->head.0", 0, 0), rows([1]))
-    activation.finish()
+        chain.snapshot(command(1), context).log(ev.Channel("s->head.0", 0, 0), rows([1]))
+    chain.finish()
     with pytest.raises(InvalidState, match=r"records of edge 'body->head.1' cannot become part"):
-        activation.snapshot(command(2, finishing=True), context).log(ev.Channel("body->head.1", 0, 0), rows([1]))
+        chain.snapshot(command(2, finishing=True), context).log(ev.Channel("body->head.1", 0, 0), rows([1]))

@@ -12,9 +12,9 @@ import pytest
 
 from stateformat.backends.dataflow import Dataflow, Operator, Stream, Timers, events as ev
 from stateformat.backends.dataflow.chain import OperatorChain, OperatorError
-from stateformat.backends.dataflow.graph import Job, compile_job, graph_of
+from stateformat.backends.dataflow.graph import Job
 from stateformat.errors import ErrorKind, InvalidInput, InvalidState
-from tests.dataflow_fakes import ROWS, Chunks, Collected, Coordinated, Pass, activate, rows
+from tests.dataflow_fakes import ROWS, Chunks, Collected, Coordinated, Pass, job_of, opened, rows
 
 KEY = {"key": pa.int64()}
 
@@ -26,7 +26,7 @@ def chained(*operators: Operator, connect: Callable[[Stream], Stream] = Stream.r
     for number, operator in enumerate(operators):
         stream = stream.apply(operator, uid=f"op{number}")
     stream.rebalance().apply(Pass(), uid="behind")
-    return compile_job(flow, graph_of(flow), unaligned=False)
+    return job_of(flow)
 
 
 def last_edge(job: Job) -> str:
@@ -44,10 +44,10 @@ def test_a_batch_goes_down_the_tree_and_out_of_it() -> None:
     head.apply(Pass(log, "right"), uid="right").broadcast().apply(Pass(), uid="far")
     left.apply(Pass(log, "leaf"), uid="leaf").rebalance().apply(Pass(), uid="farther")
     head.rebalance().apply(Pass(), uid="near")
-    job = compile_job(flow, graph_of(flow), unaligned=False)
-    activation, outside = activate(job, "head")
+    job = job_of(flow)
+    chain, outside = opened(job, "head")
     log.clear()
-    activation.process("source->head.0", rows([7]))
+    chain.process("source->head.0", rows([7]))
     assert log == [(name, "process", 0, [7]) for name in ("head", "left", "leaf", "right")]
     assert sorted(edge for edge, _ in outside.emitted) == ["head->near.0", "leaf->farther.0", "right->far.0"]
 
@@ -66,9 +66,9 @@ class Counting(Operator):
 
 def test_each_batch_is_processed_to_the_leaves_before_the_next_is_asked_for() -> None:
     log: list[Any] = []
-    activation, outside = activate(chained(Counting(log), Pass(log, "next")), "op0")
+    chain, outside = opened(chained(Counting(log), Pass(log, "next")), "op0")
     log.clear()
-    activation.process("source->op0.0", rows([8, 9]))
+    chain.process("source->op0.0", rows([8, 9]))
     assert log == [("asked", 0), ("next", "process", 0, [8]), ("asked", 1), ("next", "process", 0, [9])]
     assert [batch.column(0).to_pylist() for _, batch in outside.emitted] == [[8], [9]]
 
@@ -79,10 +79,10 @@ def test_the_input_is_the_position_of_the_stream() -> None:
     source = flow.source(Chunks(), uid="source")
     loop = flow.loop(ROWS)
     loop.close(source.apply(Pass(log), source.broadcast(), loop.rebalance(), uid="head"))
-    activation, _ = activate(compile_job(flow, graph_of(flow), unaligned=False), "head")
+    chain, _ = opened(job_of(flow), "head")
     log.clear()
     for edge in ("source->head.0", "source->head.1", "head->head.2"):
-        activation.process(edge, rows([1]))
+        chain.process(edge, rows([1]))
     assert [call[2] for call in log] == [0, 1, 2]
 
 
@@ -98,9 +98,9 @@ class Emits(Operator):
 
 def test_empty_batches_go_nowhere() -> None:
     log: list[Any] = []
-    activation, outside = activate(chained(Emits([rows([]), rows([1]), rows([])]), Pass(log)), "op0")
+    chain, outside = opened(chained(Emits([rows([]), rows([1]), rows([])]), Pass(log)), "op0")
     log.clear()
-    activation.process("source->op0.0", rows([5]))
+    chain.process("source->op0.0", rows([5]))
     assert log == [("", "process", 0, [1])]
     assert len(outside.emitted) == 1
 
@@ -120,9 +120,9 @@ def test_empty_batches_go_nowhere() -> None:
     ],
 )
 def test_what_was_not_declared_is_refused(what: Any, message: str) -> None:
-    activation, outside = activate(chained(Emits(what)), "op0")
+    chain, outside = opened(chained(Emits(what)), "op0")
     with pytest.raises(InvalidState, match=message):
-        activation.process("source->op0.0", rows([1]))
+        chain.process("source->op0.0", rows([1]))
     assert not outside.emitted
 
 
@@ -130,8 +130,8 @@ def test_whether_a_column_may_be_null_is_as_declared() -> None:
     strict = pa.schema(
         [pa.field("key", pa.int64(), nullable=False), pa.field("value", pa.int64(), metadata={"a": "b"})]
     )
-    activation, outside = activate(chained(Emits(pa.record_batch(rows([1]).columns, schema=strict))), "op0")
-    activation.process("source->op0.0", rows([1]))
+    chain, outside = opened(chained(Emits(pa.record_batch(rows([1]).columns, schema=strict))), "op0")
+    chain.process("source->op0.0", rows([1]))
     assert outside.emitted[0][1].schema == ROWS
 
 
@@ -173,12 +173,12 @@ class Fails(Operator):
         self._maybe("close")
 
 
-def calls(activation: OperatorChain) -> dict[str, Callable[[], Any]]:
+def calls(chain: OperatorChain) -> dict[str, Callable[[], Any]]:
     return {
-        "process": lambda: activation.process("source->op0.0", rows([1])),
-        "end_input": activation.finish,
-        "finish": activation.finish,
-        "close": activation.close,
+        "process": lambda: chain.process("source->op0.0", rows([1])),
+        "end_input": chain.finish,
+        "finish": chain.finish,
+        "close": chain.close,
     }
 
 
@@ -187,23 +187,23 @@ def calls(activation: OperatorChain) -> dict[str, Callable[[], Any]]:
 def test_what_a_hook_raises_is_told_with_its_operator_and_hook(hook: str, late: bool) -> None:
     if hook == "close" and late:
         return
-    activation, _ = activate(chained(Pass(), Fails(hook, late=late)), "op0", 1)
+    chain, _ = opened(chained(Pass(), Fails(hook, late=late)), "op0", 1)
     with pytest.raises(OperatorError, match=f"{hook} of 'op1', subtask 1, failed: KeyError: 'told so'") as caught:
-        calls(activation)[hook]()
+        calls(chain)[hook]()
     assert isinstance(caught.value.__cause__, KeyError)
     assert (caught.value.operator, caught.value.hook, caught.value.kind) == ("op1", hook, ErrorKind.OPERATOR_FAILED)
 
 
 def test_what_open_raises_is_told() -> None:
     with pytest.raises(OperatorError, match="open of 'op0', subtask 0"):
-        activate(chained(Fails("open")), "op0")
+        opened(chained(Fails("open")), "op0")
 
 
 def test_everything_is_closed_though_one_fails() -> None:
     log: list[Any] = []
-    activation, _ = activate(chained(Pass(log, "a"), Fails("close"), Pass(log, "c")), "op0")
+    chain, _ = opened(chained(Pass(log, "a"), Fails("close"), Pass(log, "c")), "op0")
     with pytest.raises(OperatorError, match="close of 'op1'"):
-        activation.close()
+        chain.close()
     assert [name for name, *call in log if call[0] == "close"] == ["a", "c"]
 
 
@@ -212,9 +212,9 @@ def test_an_interrupt_is_no_failure_of_an_operator() -> None:
         def process(self, batch: pa.RecordBatch, input: int) -> Any:
             raise KeyboardInterrupt
 
-    activation, _ = activate(chained(Interrupted()), "op0")
+    chain, _ = opened(chained(Interrupted()), "op0")
     with pytest.raises(KeyboardInterrupt):
-        activation.process("source->op0.0", rows([1]))
+        chain.process("source->op0.0", rows([1]))
 
 
 # Ends ---------------------------------------------------------------------------------------------
@@ -225,10 +225,10 @@ def test_a_chain_ends_head_first_and_what_an_end_emits_flows_on_before_the_next_
     first = Pass(log, "a", end_input=lambda: rows([1]), finish=lambda: (rows([number]) for number in (2, 3)))
     second = Pass(log, "b", end_input=lambda: [rows([4])], finish=lambda: rows([5]))
     job = chained(first, second, Pass(log, "c"))
-    activation, outside = activate(job, "op0")
+    chain, outside = opened(job, "op0")
     log.clear()
-    activation.end_input(0)
-    activation.finish()
+    chain.end_input(0)
+    chain.finish()
     assert log == [
         ("a", "end_input", 0),
         *((name, "process", 0, [1]) for name in "bc"),
@@ -248,9 +248,9 @@ def test_behind_a_source_every_operator_is_told_that_its_input_has_ended() -> No
     log: list[Any] = []
     flow = Dataflow("job")
     flow.source(Chunks(), uid="source").apply(Pass(log, "a"), uid="a").apply(Pass(log, "b"), uid="b")
-    activation, _ = activate(compile_job(flow, graph_of(flow), unaligned=False), "source")
+    chain, _ = opened(job_of(flow), "source")
     log.clear()
-    activation.finish()
+    chain.finish()
     assert log == [("a", "end_input", 0), ("a", "finish"), ("b", "end_input", 0), ("b", "finish")]
 
 
@@ -263,12 +263,12 @@ class Late(Coordinated):
 
 def test_nothing_may_be_emitted_after_finish_but_nothing() -> None:
     job = chained(Late(), Pass())
-    activation, outside = activate(job, "op0")
-    activation.receive("op0", b"3")
-    activation.finish()
-    activation.receive("op0", b"")
+    chain, outside = opened(job, "op0")
+    chain.receive("op0", b"3")
+    chain.finish()
+    chain.receive("op0", b"")
     with pytest.raises(InvalidState, match="operator 'op0' emitted 1 rows after finish") as caught:
-        activation.receive("op0", b"4")
+        chain.receive("op0", b"4")
     assert caught.value.kind is ErrorKind.STATUS_CONTRADICTION
     assert outside.values(last_edge(job)) == [3]
 
@@ -314,25 +314,25 @@ def alarming(*operators: Operator) -> tuple[OperatorChain, Collected, str]:
     for number, operator in enumerate(operators):
         stream = stream.apply(operator, uid=f"op{number}").key_by("key")
     stream.apply(Pass(), uid="behind")
-    job = compile_job(flow, graph_of(flow), unaligned=False)
-    activation, outside = activate(job, "op0")
-    return activation, outside, last_edge(job)
+    job = job_of(flow)
+    chain, outside = opened(job, "op0")
+    return chain, outside, last_edge(job)
 
 
 def test_timers_fire_up_to_the_watermark_in_their_order() -> None:
     log: list[Any] = []
-    activation, outside, edge = alarming(Alarms(log))
-    activation.process("source->op0.0", rows([1, 2, 3, 4], [30, 10, 40, 20]))
-    activation.advance_watermark(5)
+    chain, outside, edge = alarming(Alarms(log))
+    chain.process("source->op0.0", rows([1, 2, 3, 4], [30, 10, 40, 20]))
+    chain.advance_watermark(5)
     assert log == []
-    activation.advance_watermark(30)
+    chain.advance_watermark(30)
     assert log == [("", "alarms", [10, 20, 30], 30)]
-    activation.advance_watermark(20)
+    chain.advance_watermark(20)
     assert len(log) == 1
-    activation.process("source->op0.0", rows([5], [25]))
-    activation.advance_watermark(20)
+    chain.process("source->op0.0", rows([5], [25]))
+    chain.advance_watermark(20)
     assert log[1:] == [("", "alarms", [25], 30)]
-    activation.advance_watermark(ev.MAX_WATERMARK)
+    chain.advance_watermark(ev.MAX_WATERMARK)
     assert log[2:] == [("", "alarms", [40], ev.MAX_WATERMARK)]
     assert outside.values(edge) == [10, 20, 30, 25, 40]
 
@@ -350,56 +350,59 @@ def test_time_goes_down_the_chain_behind_what_timers_emit() -> None:
     flow = Dataflow("job")
     stream = flow.source(Chunks(), uid="source").key_by("key").apply(Alarms([]), uid="op0")
     stream.apply(Watching(log, "next"), uid="next")
-    activation, _ = activate(compile_job(flow, graph_of(flow), unaligned=False), "op0")
+    chain, _ = opened(job_of(flow), "op0")
     log.clear()
-    activation.process("source->op0.0", rows([1, 2], [10, 20]))
-    activation.advance_watermark(10)
-    activation.advance_watermark(25)
+    chain.process("source->op0.0", rows([1, 2], [10, 20]))
+    chain.advance_watermark(10)
+    chain.advance_watermark(25)
     assert log == [("next", ev.MIN_WATERMARK, [10]), ("next", 10, [20])]
 
 
-def test_timers_that_set_timers_that_are_due_fire_on_until_none_is() -> None:
-    log: list[Any] = []
-    activation, outside, edge = alarming(Alarms(log, again=lambda time: time + 10 if time < 40 else None))
-    activation.process("source->op0.0", rows([1]))
-    activation.advance_watermark(25)
-    assert outside.values(edge) == [1, 11, 21]
-    activation.advance_watermark(ev.MAX_WATERMARK)
-    assert outside.values(edge) == [1, 11, 21, 31, 41]
+@pytest.mark.parametrize(
+    ("again", "watermarks", "fired"),
+    [
+        (lambda time: time + 10 if time < 40 else None, (25,), [1, 11, 21]),
+        (lambda time: time + 10 if time < 40 else None, (25, ev.MAX_WATERMARK), [1, 11, 21, 31, 41]),
+        (lambda time: time + 1, (1100,), [*range(1, 1101)]),
+    ],
+    ids=["due", "to the end", "rounds that let time go on are not counted"],
+)
+def test_timers_that_set_timers_that_are_due_fire_on_until_none_is(
+    again: Callable[[int], int | None], watermarks: tuple[int, ...], fired: list[int]
+) -> None:
+    chain, outside, edge = alarming(Alarms([], again=again))
+    chain.process("source->op0.0", rows([1]))
+    for watermark in watermarks:
+        chain.advance_watermark(watermark)
+    assert outside.values(edge) == fired
 
 
-def test_a_timer_that_is_set_for_ever_ends_with_its_operators_name() -> None:
-    activation, outside, edge = alarming(Alarms([], again=lambda time: time + 1))
-    activation.process("source->op0.0", rows([0]))
-    with pytest.raises(InvalidState, match=r"timers of operator 'op0' .* 1000 rounds") as caught:
-        activation.advance_watermark(ev.MAX_WATERMARK)
+@pytest.mark.parametrize(
+    ("again", "watermark", "fired"),
+    [(lambda time: time + 1, ev.MAX_WATERMARK, [*range(1001)]), (lambda time: time, 0, [0] * 1001)],
+    ids=["to the end of time", "in the past"],
+)
+def test_a_timer_that_is_set_for_ever_ends_with_its_operators_name(
+    again: Callable[[int], int], watermark: int, fired: list[int]
+) -> None:
+    chain, outside, edge = alarming(Alarms([], again=again))
+    chain.process("source->op0.0", rows([0]))
+    words = rf"timers of operator 'op0' .* 1000 rounds, at watermark {watermark}\."
+    with pytest.raises(InvalidState, match=words) as caught:
+        chain.advance_watermark(watermark)
     assert caught.value.kind is ErrorKind.LIMIT_EXCEEDED
-    assert outside.values(edge) == [*range(1001)]
-
-
-def test_a_timer_that_is_set_in_the_past_for_ever_is_found_before_the_end_of_time_too() -> None:
-    activation, _, _ = alarming(Alarms([], again=lambda time: time))
-    activation.process("source->op0.0", rows([0]))
-    with pytest.raises(InvalidState, match=r"timers of operator 'op0' .* at watermark 0"):
-        activation.advance_watermark(0)
-
-
-def test_a_watermark_may_pass_any_number_of_rounds_that_let_time_go_on() -> None:
-    activation, outside, edge = alarming(Alarms([], again=lambda time: time + 1))
-    activation.process("source->op0.0", rows([0]))
-    activation.advance_watermark(1100)
-    assert outside.values(edge) == [*range(1101)]
+    assert outside.values(edge)[: len(fired)] == fired
 
 
 def test_behind_the_end_of_time_a_timer_fires_when_it_is_set() -> None:
     log: list[Any] = []
-    activation, outside, edge = alarming(Alarms(log))
-    activation.advance_watermark(ev.MAX_WATERMARK)
-    activation.process("source->op0.0", rows([1, 2], [20, 10]))
+    chain, outside, edge = alarming(Alarms(log))
+    chain.advance_watermark(ev.MAX_WATERMARK)
+    chain.process("source->op0.0", rows([1, 2], [20, 10]))
     assert outside.values(edge) == [10, 20]
-    activation.end_input(0)
+    chain.end_input(0)
     assert outside.values(edge) == [10, 20, 10_000]
-    activation.finish()
+    chain.finish()
     assert len(log) == 2
 
 
@@ -409,7 +412,7 @@ def test_behind_the_end_of_time_a_timer_fires_when_it_is_set() -> None:
 def test_every_subtask_works_on_a_copy_and_knows_which_it_is() -> None:
     prototype = Pass()
     job = chained(prototype, parallelism=3)
-    found = [activate(job, "op0", subtask)[0].operators["op0"].logic for subtask in range(3)]
+    found = [opened(job, "op0", subtask)[0].operators["op0"].logic for subtask in range(3)]
     assert not hasattr(prototype, "context")
     assert len({id(logic) for logic in found}) == 3
     contexts = [logic.context for logic in found]
@@ -421,13 +424,13 @@ def test_every_subtask_works_on_a_copy_and_knows_which_it_is() -> None:
 
 def test_messages_go_to_coordinators_and_come_from_them() -> None:
     log: list[Any] = []
-    activation, outside = activate(chained(Pass(), Coordinated(log)), "op1")
-    activation.process("op0->op1.0", rows([1, 2]))
+    chain, outside = opened(chained(Pass(), Coordinated(log)), "op1")
+    chain.process("op0->op1.0", rows([1, 2]))
     assert outside.sent == [("op1", b"2 rows")]
-    activation.receive("op1", b"go on")
+    chain.receive("op1", b"go on")
     assert ("", "receive", b"go on") in log
     with pytest.raises(InvalidInput, match="no operator 'source' that takes messages; it runs op1"):
-        activation.receive("source", b"")
+        chain.receive("source", b"")
 
 
 def test_who_has_no_coordinator_cannot_send_to_it() -> None:
@@ -435,15 +438,15 @@ def test_who_has_no_coordinator_cannot_send_to_it() -> None:
         def process(self, batch: pa.RecordBatch, input: int) -> Any:
             self.context.send_to_coordinator(b"")
 
-    activation, outside = activate(chained(Sends()), "op0")
+    chain, outside = opened(chained(Sends()), "op0")
     with pytest.raises(OperatorError, match="operator 'op0' has no coordinator"):
-        activation.process("source->op0.0", rows([1]))
+        chain.process("source->op0.0", rows([1]))
     assert not outside.sent
 
 
 def test_what_a_vertex_does_not_begin_with_is_refused() -> None:
     job = chained(Pass())
     with pytest.raises(InvalidInput, match="'op0' begins with an operator"):
-        activate(job, "op0")[0].read()
+        opened(job, "op0")[0].read()
     with pytest.raises(InvalidInput, match="'source' begins with a source"):
-        activate(job, "source")[0].end_input(0)
+        opened(job, "source")[0].end_input(0)
