@@ -71,6 +71,15 @@ def test_splits_are_read_in_turn_from_their_positions() -> None:
     assert outside.values("source->far.0") == [1, 12, 23, 2, 3]
 
 
+def test_a_reader_of_any_number_of_splits_knows_no_time_before_it_was_assigned_all_there_are() -> None:
+    chain, _ = reader(Chunks(splits_per_reader=None, a=one_row_each(7, 8), b=one_row_each(2)), EventTime("value"))
+    chain.assign(Split("a", b""))
+    assert chain.read().watermark is None, "the next split may begin in the past"
+    chain.assign(Split("b", b""))
+    chain.assign(NoSplit.LATER)
+    assert [reading.watermark for reading in read_on(chain, 2)] == [None, 2]
+
+
 @pytest.mark.parametrize(
     ("room", "wanted"), [(1, [True, False, False]), (2, [True, True, False]), (None, [True, True, True])]
 )
