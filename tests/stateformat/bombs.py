@@ -520,7 +520,7 @@ def _build(root: Path, bomb: Bomb, answer: Any) -> None:
     answer.send(("built",))
 
 
-def attack(root: Path, bomb: Bomb, *, seconds: float = 120.0) -> Outcome:
+def attack(root: Path, bomb: Bomb, *, seconds: float = 600.0) -> Outcome:
     """Make the bomb in ``root`` and do with it all that readers do, both in forked processes.
 
     A bomb that ends the process, or keeps it busy for ``seconds``, is a fault of the action under
