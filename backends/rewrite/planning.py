@@ -121,21 +121,21 @@ def plan_rewrite(checkpoint: Checkpoint, spec: RewriteSpec) -> RewritePlan:
     topology = view.record.graph.at(spec.parallelism, per_operator=spec.per_operator)
     plan = plan_restore(view, topology)
     plan.check()
-    dealt = rescale(view, plan)
+    rescaled = rescale(view, plan)
     # If nothing moved, each subtask may go on from its own watermark; ``rescaled_from`` would
     # forbid it.
     moved = bool(rehash) or any(
-        dealt.graph.operator(operator.uid).parallelism != operator.parallelism
+        rescaled.graph.operator(operator.uid).parallelism != operator.parallelism
         or operator.status is Status.PARTIALLY_FINISHED
         for operator in graph.operators
     )
     names = _Renames(spec)
-    moves, empty = _moves(checkpoint, dealt.slices, names, rehash)
-    sources, targets = _sources(checkpoint, dealt.graph, names, rehash)
+    moves, empty = _moves(checkpoint, rescaled.slices, names, rehash)
+    sources, targets = _sources(checkpoint, rescaled.graph, names, rehash)
     return RewritePlan(
-        graph=names.graph(dealt.graph),
-        states=tuple(names.state(state) for state in dealt.states),
-        rescaled_from=names.former(dealt.rescaled_from if moved else checkpoint.record.rescaled_from),
+        graph=names.graph(rescaled.graph),
+        states=tuple(names.state(state) for state in rescaled.states),
+        rescaled_from=names.former(rescaled.rescaled_from if moved else checkpoint.record.rescaled_from),
         moves=moves,
         sources=sources,
         targets=targets,
@@ -304,6 +304,6 @@ def _cut_for_readers(checkpoint: Checkpoint, rehash: Mapping[tuple[str, str], St
     parallelism = np.array([operator.parallelism for operator in operators])
     max_parallelism = np.array([operator.max_parallelism for operator in operators])
     readers = np.minimum(np.maximum(parallelism, size_bytes.astype(np.int64) // SOURCE_BYTES), max_parallelism)
-    nobody = np.zeros(len(ordered), dtype=np.bool_)
-    states = States(np.arange(len(ordered)), readers, max_parallelism, settled=nobody, undisturbed=nobody)
+    none = np.zeros(len(ordered), dtype=np.bool_)
+    states = States(np.arange(len(ordered)), readers, max_parallelism, settled=none, undisturbed=none)
     return assemble(cut_keyed(handles.where(takes_part[handles.state]), states), checkpoint.handles, ordered)

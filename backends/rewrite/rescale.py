@@ -8,10 +8,12 @@ from typing import Any
 from stateformat.graph import JobGraph
 from stateformat.manifest import cut_handles
 from stateformat.model import CheckpointKind
-from stateformat.publication import CommitPermit
+from stateformat.publication import CommitPermit, PendingCheckpoint
 from stateformat.reading import Checkpoint
-from stateformat.redistribution import rescale
+from stateformat.redistribution import Rescaled, rescale
 from stateformat.store import CheckpointStore
+
+from .planning import RewritePlan
 
 
 def publish_rescaled(
@@ -22,39 +24,43 @@ def publish_rescaled(
     target: CheckpointStore | None = None,
     progress: Callable[[Any], None] | None = None,
 ) -> CommitPermit:
-    """Publish the checkpoint at a topology: as the newest of its store, or in an empty ``target``.
+    """Publish the checkpoint at a topology: as the newest of ``store``, or in an empty ``target``.
 
-    Opens no segment; into a target it copies the segments. Raises ``RestoreRefused`` with every
-    reason why the topology does not fit, ``PublishConflict`` if the checkpoint is no longer the
-    newest of its store, and what publishing raises.
-
-    Args:
-        checkpoint: the checkpoint.
-        topology: the new job graph.
-        store: the checkpoint's store.
-        target: another store to publish in.
-        progress: takes ``copying.CopyProgress`` while segments are copied.
+    Opens no segment; into a target it copies the segments, and ``progress`` takes ``CopyProgress``.
+    Raises ``RestoreRefused`` with every reason why the topology does not fit, ``PublishConflict``
+    if the checkpoint is no longer the newest of its store, and what publishing raises.
     """
     plan = checkpoint.plan_restore(topology)
     plan.check()
-    dealt = rescale(checkpoint, plan)
+    rescaled = rescale(checkpoint, plan)
     del plan  # For a million handles, plan and slices are some hundred megabytes each.
-    record = checkpoint.record
-    destination = store if target is None else target
-    pending = destination.begin(
-        job_id=record.job_id,
-        job_name=record.job_name,
-        graph=dealt.graph,
-        states=dealt.states,
-        parent=store.permit_of(checkpoint) if target is None else checkpoint,
+    pending = begin_again(
+        target or store,
+        checkpoint,
+        rescaled,
         kind=CheckpointKind.RESCALE,
-        source=record.ref,
-        rescaled_from=dealt.rescaled_from,
-        stop=record.stop,
-        properties=record.lasting_properties,
+        parent=store.permit_of(checkpoint) if target is None else checkpoint,
     )
     if target is not None:
         target.adopt_objects(checkpoint, progress)
-    pending.add_handles(cut_handles(checkpoint.manifest.full(), dealt.slices))
-    del dealt
+    pending.add_handles(cut_handles(checkpoint.manifest.full(), rescaled.slices))
+    del rescaled
     return pending.publish()
+
+
+def begin_again(
+    store: CheckpointStore, checkpoint: Checkpoint, plan: Rescaled | RewritePlan, **more: Any
+) -> PendingCheckpoint:
+    """Begin a checkpoint that has the content of another, with the plan's graph and states."""
+    record = checkpoint.record
+    return store.begin(
+        job_id=record.job_id,
+        job_name=record.job_name,
+        graph=plan.graph,
+        states=plan.states,
+        source=record.ref,
+        rescaled_from=plan.rescaled_from,
+        stop=record.stop,
+        properties=record.lasting_properties,
+        **more,
+    )

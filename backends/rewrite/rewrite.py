@@ -22,6 +22,7 @@ from stateformat.snapshot import WriteContext
 from stateformat.store import CheckpointStore
 
 from .planning import Move, Place, RehashSource, RewritePlan, plan_rewrite
+from .rescale import begin_again
 from .spec import RewriteSpec
 from .threads import ThreadEngine
 
@@ -68,36 +69,18 @@ def rewrite(
 ) -> Rewritten:
     """Write all data of a checkpoint anew; publish it as the newest of ``store``, or in ``target``.
 
-    Raises ``InvalidInput``, ``DamagedCheckpoint``, ``RestoreRefused`` (a restore at the new
-    parallelism would be refused), ``PublishConflict`` (in its own store, the checkpoint is not the
-    newest), and what else ``PendingCheckpoint.publish`` raises. The checkpoint itself always stays
-    as it was.
-
-    Args:
-        store: the checkpoint's store.
-        checkpoint: the checkpoint.
-        spec: what to change.
-        engine: runs the tasks; by default threads of this process.
-        target: an empty store to publish in.
-        progress: takes how far the rewrite is.
+    The tasks run in threads, unless an ``engine`` is given; the target must be empty. Raises
+    ``InvalidInput``, ``DamagedCheckpoint``, ``RestoreRefused`` (a restore at the new parallelism
+    would be refused), ``PublishConflict`` (in its own store, the checkpoint is not the newest), and
+    what else ``PendingCheckpoint.publish`` raises. The checkpoint itself always stays as it was.
     """
     if isinstance(engine, str):
         raise InvalidInput(f"engine {engine!r} is no engine; give a ThreadEngine or a SparkEngine")
     spec = spec or RewriteSpec()
-    record = checkpoint.record
     plan = plan_rewrite(checkpoint, spec)
-    pending = (target or store).begin(
-        job_id=record.job_id,
-        job_name=record.job_name,
-        graph=plan.graph,
-        states=plan.states,
-        parent=_parent(store, checkpoint, target),
-        kind=CheckpointKind.REWRITE,
-        source=record.ref,
-        rescaled_from=plan.rescaled_from,
-        stop=record.stop,
-        properties=record.lasting_properties,
-        options=spec.options,
+    parent = _parent(store, checkpoint, target)
+    pending = begin_again(
+        target or store, checkpoint, plan, kind=CheckpointKind.REWRITE, parent=parent, options=spec.options
     )
     counter = _Counter(progress, plan.rows)
     handles = list((engine or ThreadEngine()).run(pending.context, plan, counter))

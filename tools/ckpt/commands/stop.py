@@ -160,14 +160,9 @@ class StopResult:
 class StopAttempt:
     """One attempt to stop a job: makes a request, waits, removes the request.
 
-    Args:
-        store: the job's store.
-        mode: with or without drain.
-        savepoint: the URL for the savepoint; None for the default.
-        open_store: opens the store of a savepoint.
-        step: takes the seconds waited so far, and the timeout.
-        note: takes sentences for the user during the wait.
-        wait, clock: stand-ins for time.
+    ``savepoint`` is its URL, None for the default, and ``open_store`` opens that store. ``step``
+    takes the seconds waited and the timeout, ``note`` sentences for the user. ``wait`` and
+    ``clock`` replace time.
     """
 
     def __init__(

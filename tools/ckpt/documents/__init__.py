@@ -1,7 +1,7 @@
 """What commands show, as JSON documents (docs/json.md).
 
-``checkpoint`` describes records and what their handles hold, ``contents`` the rows of a runtime's
-own states, ``plan`` a restore, ``problems`` what a validation found.
+``checkpoint`` describes records, what their handles hold, and problems; ``contents`` the rows of a
+runtime's own states; ``plan`` a restore.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from .checkpoint import (
     history_document,
     holds_document,
     operator_size,
+    problem_document,
     published_document,
     record_document,
     reference,
 )
 from .contents import contents
 from .plan import plan_document
-from .problems import problem_document
 
 __all__ = [
     "Holdings",

@@ -24,6 +24,8 @@ from ..text import render
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from stateformat.problems import Problem
+
 Document = dict[str, Any]
 Ints: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -202,4 +204,18 @@ def history_document(record: Record) -> Document:
         "partially_finished": status.count(Status.PARTIALLY_FINISHED),
         "stop": None if record.stop is None else {"mode": record.stop.mode.value, "request": record.stop.request},
         "totals": asdict(record.totals),
+    }
+
+
+def problem_document(problem: Problem) -> Document:
+    """One finding; members that do not apply to it are null."""
+    return {
+        "kind": str(problem.kind),
+        "clause": problem.clause,
+        "message": problem.message,
+        "advice": problem.advice,
+        "path": problem.path or None,
+        "operator": problem.operator or None,
+        "state": problem.state or None,
+        "subtask": problem.subtask,
     }
