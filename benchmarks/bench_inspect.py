@@ -1,4 +1,4 @@
-"""`ckpt inspect` of a local checkpoint as a cold process, against one that imports pyarrow.parquet only."""
+"""`ckpt inspect` as a cold process, against one that imports pyarrow.parquet only."""
 
 from __future__ import annotations
 

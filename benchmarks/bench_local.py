@@ -1,11 +1,11 @@
 """The in-process executor against the Arrow kernels that it calls: a bounded job over Parquet.
 
 Both sides read the same files in the same batches, derive a column, filter, sum and count by key,
-and write Parquet. The job has a source with splits, a map and a filter chained to it, a hash edge, a
-keyed aggregate, a two-phase-commit file sink, and checkpoints while it runs.
+and write Parquet. The job has a source with splits, a map and a filter chained to it, a hash edge,
+a keyed aggregate, a two-phase-commit file sink, and checkpoints while it runs.
 
-Two more: 1,000 rows at parallelism 256 against 8, and a checkpoint a second where 1,000 of a million
-keys change, against none.
+Two more: 1,000 rows at parallelism 256 against 8, and a checkpoint a second where 1,000 of a
+million keys change, against none.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _merged(groups: list[pa.Table]) -> pa.Table:
 
 WIDE_ROWS = 1000
 STATE_KEYS, HOT_KEYS, HOT_BATCHES, CHANGED_BYTES = 1_000_000, 1000, 6000, 16
-"""Of the checkpoints: the keys of the state, those that change, and the bytes of a key and its total."""
+"""Keys of the state, those that change, their batches, bytes of a key and its total."""
 DELTAS = 40
 
 

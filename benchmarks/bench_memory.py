@@ -1,7 +1,8 @@
 """Peak memory of reading, writing, merging, rewriting, validating and exporting 2 GB.
 
 Every line is a process of its own, ``python -m benchmarks.bench_memory ACTION SHAPE FOLDER``: it
-imports what it needs, notes its memory, does the work, and prints how far its peak was above. Shapes:
+imports what it needs, notes its memory, does the work, and prints how far its peak was above.
+Shapes:
 
 - ``narrow``: 100M rows of two int64 columns.
 - ``wide``: 20,000 rows of 100 kB of bytes that do not compress; and a delta of 1 % of them.
@@ -96,7 +97,7 @@ def validate(folder: str, _: str) -> None:
 
 
 def rewritten(max_parallelism: int | None) -> Callable[[str, str], None]:
-    """A rewrite in threads into an empty store: layers are merged, and keys hashed anew if it is given."""
+    """A rewrite in threads into an empty store; keys are hashed anew if it is given."""
 
     def action(folder: str, _: str) -> None:
         from stateformat.backends.rewrite import RewriteSpec, rewrite

@@ -39,7 +39,7 @@ ROUNDS = 3
 
 
 def checkpoint(operators: int, subtasks: int, *, keyed_only: bool) -> SimpleNamespace:
-    """A record and the planning columns of a manifest, with digests and paths that do not compress."""
+    """A record and a manifest's planning columns; digests and paths do not compress."""
     modes = [Mode.KEYED if keyed_only else scale_stores.mode_of(number) for number in range(operators)]
     states = tuple(scale_stores.declare(number, mode) for number, mode in enumerate(modes))
     chain = scale_stores.graph(operators, subtasks, MAX_PARALLELISM)
@@ -113,7 +113,7 @@ def manifest(uids: list[OperatorId], modes: list[Mode], subtasks: int) -> pa.Tab
 
 
 def measure() -> list[Row]:
-    """Opening (bytes to verified handles) and planning against reading the same bytes; and publishing them."""
+    """Opening and planning against reading the same bytes; and publishing them."""
     found = []
     for keyed_only in (True, False):
         source = checkpoint(OPERATORS, SUBTASKS, keyed_only=keyed_only)
@@ -143,7 +143,7 @@ def measure() -> list[Row]:
 
 
 def publish(folder: Path, numbers: Iterator[int], record: Record, handles: pa.Table) -> None:
-    """Publish handles as the first checkpoint of a new local store: from a table in memory to the permit."""
+    """Publish handles as the first checkpoint of a new local store."""
     store = sf.open(str(folder / str(next(numbers))), durable=False)
     pending = store.begin(job_id=record.job_id, graph=record.graph, states=record.states, parent=None)
     pending.add_handles(handles)

@@ -1,4 +1,4 @@
-"""Publishing into a store that keeps many checkpoints: what is left to grow are two listings of their names."""
+"""Publishing into a store with many checkpoints: only two listings of names grow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MANY, FEW = 10_000, 5
 
 
 def publisher(folder: Path, kept: int) -> Callable[[], None]:
-    """Publishes one more checkpoint into a store that has ``kept`` records, all of the same state."""
+    """Publishes one more checkpoint into a store that has ``kept`` records."""
     store = sf.open(str(folder), durable=False)
     publish_keyed(store, ROWS, 1, options=None)
     first = store.open().record

@@ -1,4 +1,4 @@
-"""``rewrite`` on Spark against a hand-written PySpark job: read, repartition, write the same Parquet.
+"""``rewrite`` on Spark against a hand-written PySpark job: read, repartition, write.
 
 5M (int64, int64) rows, 4 subtasks to 6: first with max parallelism 128 to 256, so every row is
 hashed and shuffled as in the other job; then without, where nothing needs a shuffle.
@@ -45,7 +45,8 @@ def measure(rows: int = ROWS) -> list[Row]:
         publish_keyed(store, data, 4, options=None)
         source = store.open()
         segments = str(Path(scratch) / "0" / "segments" / f"{source.id:020d}")
-        # The JVM compiles for a while; both sides are slower until it has, and not by the same factor.
+        # The JVM compiles for a while; both sides are slower until it has, and not by the same
+        # factor.
         for _ in range(WARM_UPS):
             by_hand(spark, segments, f"{scratch}/{next(numbers)}")
             rewrite(store, source, SHUFFLED, engine=SparkEngine(spark), target=new_store())

@@ -1,4 +1,4 @@
-"""Restoring from S3 against the fewest requests that could do it: obstore's reads of the same objects.
+"""Restoring from S3 against the fewest requests: obstore's reads of the same objects.
 
 On Ceph RGW, a real server on this machine, so a request costs the processor and next to no waiting;
 rows that say so have a proxy in between that keeps every request for 10 ms. Processor times are
@@ -88,7 +88,7 @@ def restoring(options: dict[str, Any], stored: Stored, parallelism: int | None =
 
 
 def fetching(options: dict[str, Any], stored: Stored) -> Callable[[], None]:
-    """Reads the bytes of the same segments with obstore alone, in as many threads as the storage."""
+    """Reads the same segments with obstore alone, in as many threads as the storage."""
     import obstore.store
 
     store = obstore.store.S3Store(
@@ -157,7 +157,8 @@ def measure() -> list[Row]:
         server.client.create_bucket(Bucket=BUCKET)
         options = server.options()
         many, large = write(options, f"s3://{BUCKET}/many", *MANY), write(options, f"s3://{BUCKET}/large", *LARGE)
-        # Before anybody else imports obstore: the storage reads with it only where it has imported it itself.
+        # Before anybody else imports obstore: the storage reads with it only where it has imported
+        # it itself.
         restoring(options, many)()
         raw, plain = fetching(options, many), "obstore, bytes alone"
         other, whole = restoring({**options, "client": "s3fs"}, many), restoring(options, large)

@@ -153,7 +153,7 @@ def _of_handles(points: list[Point], action: str) -> Row:
 
 
 def _of_bytes(points: list[Point], action: str, *, flat: bool) -> Row:
-    """The largest state against a tenth of it, per byte; or, where nothing should grow, against the smallest."""
+    """The largest state against a tenth of it, per byte; if ``flat``, against the smallest."""
     own = [point for point in points if point.action == action]
     last, before = own[-1], own[0 if flat else -2]
     ratio = last.seconds / before.seconds / (1 if flat else last.size / before.size)

@@ -2,8 +2,8 @@
 
 5M (int64, int64) rows in one local store, by default options. The other side is
 ``pq.write_table(table, path, compression="lz4")`` of the same rows and columns (the key group is
-one), and reading that file. Nothing is synced unless the line says so.
-``python -m benchmarks.bench_segments PATH`` reads a state as a stream and prints its peak of memory.
+one), and reading that file. Nothing is synced unless the line says so. ``python -m
+benchmarks.bench_segments PATH`` reads a state as a stream and prints its peak of memory.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _reference(storage: LocalStorage, table: pa.Table) -> Path:
 
 
 def restore_rows(storage: LocalStorage, table: pa.Table) -> list[Row]:
-    """Restoring the same rows at the same parallelism; and with a delta of a fiftieth of them on top."""
+    """Restoring the same rows; and with a delta of a fiftieth of them on top."""
     base = write_segment(storage, place(), table, DEFAULT)
     path = _reference(storage, rekey(table, STATE, MAX_PARALLELISM, DEFAULT_KEY_HASH))
     delta = table.slice(0, len(table) // 50).append_column("_op", pa.array(np.zeros(len(table) // 50, np.int8)))
@@ -149,7 +149,7 @@ def restore_rows(storage: LocalStorage, table: pa.Table) -> list[Row]:
 
 
 def restore_bytes(storage: LocalStorage, table: pa.Table) -> list[Row]:
-    """Bytes that six new subtasks read of what four have written, against the bytes of the rows without footers."""
+    """Bytes that six new subtasks read of what four have written, against the data's."""
     clustered = rekey(table, STATE, MAX_PARALLELISM, DEFAULT_KEY_HASH)
     groups = clustered["_key_group"].to_numpy()
     handles = []

@@ -96,7 +96,7 @@ def _per_epoch(written: Written, epochs: int) -> str:
 
 
 def per_key(mine: Side, other: Side, scratch: Path, *, full: bool) -> Iterator[Row]:
-    """The same Python function for each key: plain and vectorised on our side, each against both of the other side's."""
+    """The same function for each key: ours plain and vectorised, against both of theirs."""
     other.call(theirs.start)
     for keys, rows in PER_KEY:
         count = WARM_UP + MEASURED
@@ -126,7 +126,7 @@ def per_key(mine: Side, other: Side, scratch: Path, *, full: bool) -> Iterator[R
 
 
 def aggregates(mine: Side, other: Side, scratch: Path) -> Iterator[Row]:
-    """Our ready-made aggregate against Spark's; and what a checkpoint of each writes, where epochs are largest."""
+    """Our aggregate against Spark's; and what checkpoints write where epochs are largest."""
     for keys, rows in AGGREGATE:
         folder, store, checkpoint = (
             str(scratch / f"aggregate-{keys}-{rows}{end}") for end in ("", "-store", "-checkpoint")
@@ -140,7 +140,8 @@ def aggregates(mine: Side, other: Side, scratch: Path) -> Iterator[Row]:
         for number in range(rounds):
             for epoch in range(number * each, (number + 1) * each):
                 write_epoch(folder, epoch, random_keys(epoch, rows=rows, keys=keys))
-            # The first round warms up. The first batch of a query that begins again reads the state: it is left out.
+            # The first round warms up. The first batch of a query that begins again reads the
+            # state: it is left out.
             own, own_cpu = mine.measured(ours.epochs, store, each)
             others, other_cpu = other.measured(theirs.run, theirs.native, folder, checkpoint)
             if number:
@@ -186,7 +187,8 @@ def five_million(mine: Side, other: Side, scratch: Path) -> list[Row]:
     mine.call(ours.epochs, store, 1)
     other.call(theirs.run, theirs.native, folder, checkpoint)
     before = lying_in(store), lying_in(checkpoint)
-    # Structured Streaming makes a snapshot of a state with every tenth change or so; before, a restart would replay all changes.
+    # Structured Streaming makes a snapshot of a state with every tenth change or so; before, a
+    # restart would replay all changes.
     count = 12
     for number in range(1, count + 1):
         write_epoch(folder, number, random_keys(number, rows=EPOCH_ROWS, keys=KEYS))
@@ -254,7 +256,8 @@ def ten_million(side: Side, scratch: Path) -> list[Row]:
     figures: list[tuple[float, float, int]] = []
     generator = np.random.default_rng(3)
     for number in range(seeds, seeds + warm_up + pairs):
-        # A worker that has missed an epoch reads what it missed in the next one that it serves, which may be an empty one.
+        # A worker that has missed an epoch reads what it missed in the next one that it serves,
+        # which may be an empty one.
         read = ours.bytes_read(store)
         nothing = side.call(ours.empty_epoch, store)
         write_epoch(folder, number, generator.choice(TEN_MILLION, SMALL_ROWS, replace=False))

@@ -1,4 +1,4 @@
-"""How the benchmarks measure: two functions in turn, medians, the ratio by the clock and by processor time."""
+"""How the benchmarks measure: two functions in turn, medians, ratios by clock and CPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Cost(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A line of the table, as texts; and the processor seconds of both sides, if they were measured."""
+    """A line of the table, as texts; and the processor seconds of both sides, if measured."""
 
     what: str
     ours: str
@@ -33,7 +33,7 @@ class Row(NamedTuple):
     budget: str
     cpu: tuple[float, float] | None = None
     faster: bool = False
-    """Whether the ratio says how many times as fast our side is; else, how many times as long it takes."""
+    """Whether the ratio says how many times as fast we are; else, how many times as long."""
 
     @property
     def cpu_text(self) -> str:
@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
     @property
     def mark(self) -> str:
-        """Says if a budget is missed: by the clock, or by more than half by processor time alone."""
+        """Whether a budget is missed: by the clock, or by more than half by CPU alone."""
         limit = _LIMIT.match(self.budget)
         if limit is None:
             return ""
@@ -96,7 +96,7 @@ def processor_seconds(*pids: int) -> float:
 
 
 def peak_bytes(pid: int | str = "self") -> int:
-    """The most memory that a process has had by itself: ``getrusage`` would begin with its parent's."""
+    """The most memory of a process by itself: ``getrusage`` begins with its parent's."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return int(status.get("VmHWM", "0 kB").split()[0]) * 1024
 

@@ -32,7 +32,7 @@ COLUMNS: Final = {"value": pa.int64()}
 
 
 def graph(operators: int, subtasks: int, max_parallelism: int = MAX_PARALLELISM) -> sf.JobGraph:
-    """A chain of operators with hash edges; those with records in flight have a loop to themselves."""
+    """A chain of operators with hash edges; those with records in flight have a loop."""
     uids = [uid_of(number) for number in range(operators)]
     edges = [
         Edge(f"{before}-{after}", before, after, Partitioner.HASH, key_columns=("key",))
@@ -87,7 +87,7 @@ def rows_of(mode: Mode, rows: int = ROWS) -> pa.Table:
 
 
 def many_handles(folder: Path, operators: int, subtasks: int) -> sf.CheckpointStore:
-    """A store of two checkpoints: a snapshot for each operator, and the same at ``subtasks`` subtasks."""
+    """A store of two checkpoints: a snapshot for each operator; the same at ``subtasks``."""
     store = sf.open(str(folder), durable=False)
     states = [declare(number) for number in range(operators)]
     pending = store.begin(job_id="scale", graph=graph(operators, 1), states=states, parent=None, options=OPTIONS)
@@ -144,7 +144,7 @@ def publish_keyed(
     parent: sf.CommitPermit | None = None,
     options: sf.WriteOptions | None = OPTIONS,
 ) -> sf.CommitPermit:
-    """Publish a checkpoint of one keyed state ``sums/sum`` with the columns ``key`` and one other."""
+    """Publish a checkpoint of one keyed state ``sums/sum``, with ``key`` and one value."""
     graph = sf.JobGraph((sf.Operator("sums", subtasks, max_parallelism),))
     values = {name: table.schema.field(name).type for name in table.column_names[1:]}
     state = sf.value_state("sums", "sum", keys={"key": pa.int64()}, values=values)
@@ -159,7 +159,7 @@ def publish_keyed(
 
 
 def many_bytes(folder: Path, state_bytes: int, subtasks: int = 4) -> sf.CheckpointStore:
-    """A store with a keyed state of about so many bytes that do not compress, in ``subtasks`` segments."""
+    """A store with a keyed state of so many bytes that do not compress, in segments."""
     store = sf.open(str(folder), durable=False)
     rows = state_bytes // (PAYLOAD_BYTES + 8)
     payload = np.random.default_rng(0).bytes(rows * PAYLOAD_BYTES)

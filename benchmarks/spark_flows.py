@@ -58,7 +58,7 @@ class Epochs(ParquetSource):
 
 
 class EpochEnumerator(df.SplitEnumerator):
-    """Gives the files of epoch 0; behind the checkpoint in which all were given, those of epoch 1, and so on."""
+    """Gives the files of epoch 0; behind the checkpoint that has all, those of epoch 1; and on."""
 
     columns = pa.schema(
         [pa.field("epoch", pa.int64(), nullable=False), pa.field("dealt", pa.list_(pa.int64()), nullable=False)]
@@ -88,7 +88,7 @@ class EpochEnumerator(df.SplitEnumerator):
 
 
 class PerKey(df.Operator):
-    """Sum and count by key with :func:`~benchmarks.spark_input.fold`, called once for each key of a batch."""
+    """Sum and count by key with ``fold``, called once for each key of a batch."""
 
     def states(self, *inputs: pa.Schema) -> list[df.ValueState]:  # noqa: ARG002
         return [df.ValueState("totals", KEY, TOTALS)]
@@ -240,7 +240,7 @@ def identity(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def trivial_job() -> float:
-    """Seconds that a job of three identities with two shuffles takes, on four rows, built and run as an epoch is."""
+    """Seconds of a job of three identities with two shuffles, built and run as an epoch is."""
     from pyspark.sql import functions
 
     spark = job_session(session())

@@ -1,8 +1,9 @@
 """What both sides of the Spark benchmarks share: the rows, in files, and the function of a key.
 
-An epoch is ``FILES`` files of equal size. Structured Streaming takes them by ``maxFilesPerTrigger``,
-our source gives one to each reader and nothing more before the next checkpoint, so both process the
-same rows between two commits. Rows are a function of the seed and the epoch's number.
+An epoch is ``FILES`` files of equal size. Structured Streaming takes them by
+``maxFilesPerTrigger``, our source gives one to each reader and nothing more before the next
+checkpoint, so both process the same rows between two commits. Rows are a function of the seed and
+the epoch's number.
 """
 
 from __future__ import annotations

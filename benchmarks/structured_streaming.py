@@ -1,9 +1,9 @@
 """The other side of the Spark benchmarks: the same queries in Structured Streaming.
 
-State lies in RocksDB with changelog checkpointing, as Spark's documentation advises for large state,
-without counting rows. Nothing is synced, and output goes to the ``noop`` sink. A query runs with the
-trigger ``availableNow``, a batch has the files of one epoch, and its time is ``triggerExecution`` of
-its own progress: planning, the job, state commits, both logs.
+State lies in RocksDB with changelog checkpointing, as Spark's documentation advises for large
+state, without counting rows. Nothing is synced, and output goes to the ``noop`` sink. A query runs
+with the trigger ``availableNow``, a batch has the files of one epoch, and its time is
+``triggerExecution`` of its own progress: planning, the job, state commits, both logs.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def run(query: Query, folder: str, checkpoint: str) -> list[Epoch]:
 
 
 def restart(query: Query, folder: str, checkpoint: str) -> float:
-    """Seconds from the start of a query, in a session that has run others, to the end of its first batch."""
+    """Seconds from the start of a query, in a warm session, to the end of its first batch."""
     begin = time.perf_counter()
     epochs = run(query, folder, checkpoint)
     assert len(epochs) == 1

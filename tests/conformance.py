@@ -178,7 +178,7 @@ class Out(df.TwoPhaseCommitSink):
 
 
 class Stage:
-    """A place for one job: its store, its files, and runtimes of both executors. ``spark`` makes a session."""
+    """A place for one job: store, files, runtimes of both executors. ``spark`` makes a session."""
 
     def __init__(self, directory: Path, spark: Callable[[], Any]) -> None:
         self.directory = directory
@@ -218,7 +218,7 @@ class Stage:
         return self.store.open().record
 
     def statuses(self) -> dict[str, tuple[str, list[int], list[int]]]:
-        """By operator of the newest checkpoint: its status, its finished and its finishing subtasks."""
+        """By operator of the newest checkpoint: status, finished and finishing subtasks."""
         return {
             str(operator.uid): (str(operator.status), list(operator.finished), list(operator.finishing))
             for operator in self.newest.graph.operators

@@ -23,7 +23,7 @@ class Echoes(CountingCoordinator):
 
 
 class Asks(Told):
-    """Sends every value to its coordinator, ``trips`` times in all, and emits it when it is back at last."""
+    """Sends every value to its coordinator ``trips`` times, and emits it at last."""
 
     def __init__(self, calls: Calls, trips: int = 1) -> None:
         super().__init__(calls)
@@ -91,7 +91,7 @@ class AnswerJob:
 
 
 class AnswerLoopJob:
-    """in → head → body → (again → head) and (done → out). A row goes round only by an answer of the body's coordinator."""
+    """in → head → body → (again → head) and (done → out). Answers turn rows round."""
 
     def __init__(self, directory: Path) -> None:
         self.calls = Calls(directory)

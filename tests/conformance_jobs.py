@@ -32,7 +32,7 @@ BATCH_ROWS = 8
 
 
 def every_operator(parallelism: int) -> Case:
-    """Maps, filters, aggregates, windows with late rows, first rows, joins: a tree with six sinks."""
+    """Maps, filters, aggregates, late windows, first rows, joins: a tree with six sinks."""
     outs = {uid: CollectSink() for uid in ("totals", "updates", "windows", "firsts", "named", "left")}
     events = pa.Table.from_pylist(EVENTS, schema=ROWS)
     names = pa.table({"id": pa.array(NAMES, pa.int64()), "name": list(NAMES.values())})
@@ -61,7 +61,8 @@ def every_operator(parallelism: int) -> Case:
 
     def committed() -> dict[str, Counter[tuple[Any, ...]]]:
         found = {uid: plain(out.table()) for uid, out in outs.items() if uid != "updates"}
-        # Of a key, the last update has seen everything: how often there were others is nobody's business.
+        # Of a key, the last update has seen everything: how often there were others is nobody's
+        # business.
         last = {row[0]: row for row in sorted(plain(outs["updates"].table()), key=lambda row: row[1])}
         return found | {"updates": Counter(last.values())}
 
@@ -419,7 +420,7 @@ class LapJob:
 
 
 def two_heads(parallelism: int) -> Case:
-    """A loop that is entered at two places, a and b, of which each leads to the other, and a small loop within b."""
+    """A loop entered at a and at b, which lead to one another, and a small loop within b."""
     out = CollectSink()
     chunks = [laps([n, n + 10], left=1 + n % 3) for n in range(5)]
 

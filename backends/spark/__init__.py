@@ -1,7 +1,7 @@
-"""Dataflows on Spark: ``SparkRuntime`` runs them, ``SparkSource`` reads DataFrames. Needs the extra ``spark``.
+"""Dataflows on Spark: ``SparkRuntime`` runs them, ``SparkSource`` reads DataFrames.
 
-Importing this package imports no pyspark. To follow an epoch, read ``driver``, then ``protocol``, then ``worker``; ``sources`` and
-``rewrite`` stand beside them.
+Needs the extra ``spark``. Importing this package imports no pyspark. To follow an epoch, read
+``driver``, then ``protocol``, then ``worker``; ``sources`` and ``rewrite`` stand beside them.
 """
 
 from __future__ import annotations

@@ -19,14 +19,14 @@ class SparkOptions(Options):
     """
 
     least_epoch_us: int = 0
-    """How long after one epoch began the next one may begin, if there is nothing but rows to wait for."""
+    """How long after one epoch began the next may begin, if only rows are waited for."""
     idle_us: int = 1_000_000
     """How long the job waits after an epoch that found nothing to do."""
     cache_bytes: int = 2 << 30
     """How much state a Python worker keeps in memory; more lies on the executor's local disk."""
 
     def __post_init__(self) -> None:
-        """Raises ``InvalidInput`` for a number that means nothing, and for what Spark does not have."""
+        """``InvalidInput`` for a number that means nothing, and for what Spark does not have."""
         super().__post_init__()
         check_whole(self, least_epoch_us=0, idle_us=0, cache_bytes=0)
         if self.unaligned:
@@ -36,7 +36,7 @@ class SparkOptions(Options):
 
 
 class SparkRuntimeOptions(RuntimeOptions, total=False):
-    """The keyword arguments of ``SparkRuntime``: the fields of :class:`SparkOptions` and ``Schedule``."""
+    """The keyword arguments of ``SparkRuntime``: fields of ``SparkOptions`` and ``Schedule``."""
 
     least_epoch_us: int
     idle_us: int

@@ -24,7 +24,8 @@ class SparkRuntime(Runtime[SparkRun]):
 
     ``spark`` is that of ``local_session()``, or of a cluster whose executors can import this
     package and reach the store. Keyword arguments: the fields of
-    :class:`~stateformat.backends.spark.options.SparkOptions` and :class:`~stateformat.backends.runtime.options.Schedule`.
+    :class:`~stateformat.backends.spark.options.SparkOptions` and
+    :class:`~stateformat.backends.runtime.options.Schedule`.
     """
 
     options_class = SparkOptions
@@ -41,14 +42,16 @@ class SparkRuntime(Runtime[SparkRun]):
         super().__init__(store, clock=clock, progress=progress, **options)
         if store.url.startswith("memory:"):
             raise InvalidInput(
-                f"{store.url} exists in this process only, and Spark's workers are others. Open a store that they reach.",
+                f"{store.url} exists in this process only, and Spark's workers are others. Open a store that they "
+                "reach.",
                 kind=ErrorKind.INVALID_URL,
             )
         self._spark = check(spark)
 
     def _make_run(self, restored: Restored, options: Options, retries: Mapping[str, pa.Table]) -> SparkRun:
         assert isinstance(options, SparkOptions)
-        # Made here, so that it has the views and functions that the user's session has when the run begins.
+        # Made here, so that it has the views and functions that the user's session has when the run
+        # begins.
         return SparkRun(job_session(check(self._spark)), self.store, restored, options, retries, self._clock)
 
 

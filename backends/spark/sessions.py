@@ -46,12 +46,14 @@ EVERYWHERE: Final[Mapping[str, str]] = {
 
 JOB: Final[Mapping[str, str]] = {
     **_CHECKSUMS,
-    # Rows may be megabytes: a batch for Python is bounded by bytes, never by the number of rows alone.
+    # Rows may be megabytes: a batch for Python is bounded by bytes, never by the number of rows
+    # alone.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     "spark.sql.execution.arrow.maxBytesPerBatch": "64m",
     # The columns of an exchange have the types of ``frames.ROWS``.
     "spark.sql.execution.arrow.useLargeVarTypes": "false",
-    # Our stages have as many partitions as they should; planning them again between stages only takes time.
+    # Our stages have as many partitions as they should; planning them again between stages only
+    # takes time.
     "spark.sql.adaptive.enabled": "false",
 }
 """SQL settings of our own jobs, whatever the user's session says."""
@@ -121,7 +123,7 @@ def lent_session(app_name: str = "stateformat") -> Iterator[SparkSession]:
 
 
 def job_session(spark: SparkSession) -> SparkSession:
-    """A session on the same context, with the user's views and settings and those of :data:`JOB`."""
+    """A session on the same context, with the user's views and settings, and :data:`JOB`."""
     ours: SparkSession = type(spark)(spark.sparkContext, spark._jsparkSession.cloneSession())
     for name, value in JOB.items():
         ours.conf.set(name, value)
@@ -176,7 +178,7 @@ def _is_stopped(context: Any) -> bool:
 
 
 def _session_class() -> Any:
-    """``SparkSession``, imported when needed. ``InvalidInput`` without pyspark, and for Spark Connect."""
+    """``SparkSession``. ``InvalidInput`` without pyspark, and for Spark Connect."""
     try:
         from pyspark.sql import SparkSession
         from pyspark.sql.utils import is_remote

@@ -1,4 +1,4 @@
-"""What a coordinator answers to what was sent before the end of the input is part of the data, on both executors."""
+"""Answers to messages sent before the end of the input are data, on both executors."""
 
 from __future__ import annotations
 

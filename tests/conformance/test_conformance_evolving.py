@@ -30,7 +30,7 @@ STEP = 8
 
 
 class Versioned(Operator):
-    """Counts the rows of each key in a state of every kind, in the column ``counted``; others hold -1."""
+    """Counts rows by key in states of all kinds, in the column ``counted``; others hold -1."""
 
     def __init__(self, columns: Mapping[str, pa.DataType], counted: str, said: Mapping[str, Any]) -> None:
         self._columns = pa.schema(list(columns.items()))
@@ -79,7 +79,7 @@ class Evolving:
         self.let = 0
 
     def start(self, columns: Mapping[str, pa.DataType], counted: str, *, read: int, **said: Any) -> list[int]:
-        """Run a version until ``read`` rows were read in all, and stop it; returns what it has emitted."""
+        """Run a version until ``read`` rows were read, and stop it; what it has emitted."""
         before = Counter(self._out.values)
         options: dict[str, Any] = {"drop": said.pop("drop", ())}
         flow = Dataflow("versions", parallelism=2)

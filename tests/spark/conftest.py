@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def quick(spark: Any) -> Any:
-    """A session for hundreds of jobs of a few rows: nothing is compiled, and nothing planned again."""
+    """A session for hundreds of small jobs: nothing is compiled, nothing planned again."""
     session = spark.newSession()
     for name, value in {
         "spark.sql.codegen.wholeStage": "false",

@@ -1,4 +1,4 @@
-"""Executors that are killed while others read what they have shuffled: a program with a small cluster.
+"""Executors that are killed while others read their shuffles: a program with a cluster.
 
 Two executors with a core each run the job at parallelism 4, so of each level two tasks run before
 two others. One of the late ones kills its executor, and with it what that one has shuffled. Its

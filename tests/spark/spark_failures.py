@@ -4,8 +4,9 @@ The job reads a table, gives each record a *spot* at random (so that a record pr
 two ways), keeps by key and by spot what it has seen, and writes files with three sinks. Its parts
 look for orders: files in a directory, each carried out once, by whichever process removes it first.
 
-:func:`judge` compares, by SQL over the input, the committed rows, and the states of every checkpoint
-with the part of the input that its sources had read. It does not know how often the job was killed.
+:func:`judge` compares, by SQL over the input, the committed rows, and the states of every
+checkpoint with the part of the input that its sources had read. It does not know how often the job
+was killed.
 
 Drivers that are killed are processes of their own on the Spark of the test (:class:`Drivers`).
 """
@@ -52,7 +53,7 @@ EVENTS = pa.schema([("id", pa.int64()), ("key", pa.int64()), ("value", pa.int64(
 SPOTTED = EVENTS.append(pa.field("spot", pa.int64()))
 AGGREGATES = {"n": ("*", "count"), "total": ("value", "sum")}
 NO_INLINE = WriteOptions(check_unique=False, trust_key_groups=True, inline_bytes_max=0)
-"""As drivers write, but every segment, however small, is an object of its own: what is lost leaves a trace."""
+"""As drivers write, but every segment is an object: what is lost leaves a trace."""
 
 
 def events(rows: int, parts: int) -> pa.Table:
@@ -70,7 +71,7 @@ class Orders:
         directory.mkdir(parents=True, exist_ok=True)
 
     def give(self, place: str, what: str, times: int = 1) -> None:
-        """The next times that the job comes to this place: ``kill``, ``raise``, or a word known there."""
+        """The next times the job comes to this place: ``kill``, ``raise``, or another word."""
         for _ in range(times):
             (self.directory / f"{place}={what}={os.urandom(4).hex()}").touch()
 
@@ -198,7 +199,7 @@ class Seen(Operator):
 
 
 class Sink(FileSink):
-    """A file sink that fails by order: ``<uid>.prepared``, ``commit`` (of a part), ``committed``."""
+    """A file sink that fails by order: ``<uid>.prepared``, ``commit`` (half), ``committed``."""
 
     def __init__(self, directory: Path, orders: Orders) -> None:
         super().__init__(directory, rows_per_file=100, durable=False)
@@ -377,7 +378,7 @@ def attach(port: int, secret: str) -> Any:
 
 
 def drive(place: Place, port: int, secret: str, options: dict[str, Any]) -> None:
-    """The life of a driver in a process of its own. Leaves files: ``began``, and ``ended`` at its end."""
+    """A driver in a process of its own. Leaves files: ``began``, and ``ended`` at its end."""
     logging.disable(logging.WARNING)
     driver._OPTIONS = NO_INLINE
     spark = attach(port, secret)

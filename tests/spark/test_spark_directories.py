@@ -141,7 +141,8 @@ def test_a_file_that_comes_later_than_the_window_allows_is_refused(restart: bool
         enumerator = restored(source, enumerator.snapshot())
         assert enumerator.next_range(quick) is NoSplit.LATER
     else:
-        # One goes and one comes: their number says nothing, but this process has seen who was there.
+        # One goes and one comes: their number says nothing, but this process has seen who was
+        # there.
         (folder.path / "old.json").unlink()
     folder.add("late.json", NOON_MS + 5, [4])
     with pytest.raises(InvalidInput, match="window of 1 day") as caught:

@@ -40,7 +40,7 @@ from tests.spark_in_process import Ranges, RangeSource, Stand
 
 
 class World:
-    """A store on disk, since what is written travels; Spark played by one worker; calls of user code."""
+    """A store on disk, Spark played by one worker, and calls of user code."""
 
     def __init__(self, directory: Path, stand: Stand) -> None:
         self.directory = directory
@@ -232,7 +232,8 @@ def test_one_task_feeds_the_head_of_a_loop_from_the_front_and_from_behind(world:
     outer.close(head)
     head.apply(out, uid="out", chain=False)
     to_end(world.begin(flow))
-    # What leaves "first" reaches "head" twice, and what leaves "head" comes back to "first": 4 gives two 2s, each of these ends.
+    # What leaves "first" reaches "head" twice, and what leaves "head" comes back to "first": 4
+    # gives two 2s, each of these ends.
     assert out.values == [2, 2]
 
 

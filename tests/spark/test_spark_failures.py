@@ -1,4 +1,4 @@
-"""Whatever fails while a job runs on Spark: its output and its states are those of an undisturbed run."""
+"""Whatever fails while a job runs on Spark, its output and states are as undisturbed."""
 
 from __future__ import annotations
 
@@ -178,7 +178,8 @@ JVM = "An error occurred while calling o592.getResult.\n: org.apache.spark.Spark
             Py4JError(
                 JVM + "Exception thrown in awaitResult: \n\tat org.apache.spark\n"
                 "Caused by: SparkException: Encountered error while reading file a.parquet.\n\tat org\n"
-                "Caused by: RuntimeException: it is no Parquet file\n\t... 1 more\nCaused by: RuntimeException: it is no\n"
+                "Caused by: RuntimeException: it is no Parquet file\n\t... 1 more\n"
+                "Caused by: RuntimeException: it is no\n"
             ),
             "SparkException: Encountered error while reading file a.parquet.; RuntimeException: it is no Parquet file",
         ),

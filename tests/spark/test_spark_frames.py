@@ -1,4 +1,4 @@
-"""Frames between the tasks of an epoch: none lost, none twice, none of two attempts, channels in order."""
+"""Frames between tasks: none lost, none twice, none of two attempts, in order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def payloads(rows: Iterator[pa.RecordBatch]) -> list[pa.Buffer]:
 
 
 def heard(frames: Sequence[pa.Buffer]) -> list[tuple[ev.Channel, Any]]:
-    """What a receiver hears: of records their numbers, joined if they lie together, else the element."""
+    """What a receiver hears: of records their numbers, joined; else the element."""
     found: list[tuple[ev.Channel, Any]] = []
     inbox = mail.Inbox(RECEIVER)
     for frame in frames:

@@ -1,4 +1,4 @@
-"""``ckpt`` and Spark jobs run in a folder with packages of our names, and without Java they say so."""
+"""``ckpt`` and Spark jobs run beside packages of our names, and say if Java is missing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OURS = ("tools", "backends", "redistribution", "stateformat", "tests", "examples
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Path:
-    """A folder with packages under all of our names, which cannot be imported; and two stores beside it."""
+    """A folder with packages of our names that cannot be imported; two stores beside it."""
     here = tmp_path / "project"
     for name in OURS:
         (here / name).mkdir(parents=True)
@@ -54,7 +54,8 @@ def test_ckpt_runs_beside_folders_of_the_same_names(elsewhere: Path) -> None:
 def test_spark_runs_beside_folders_of_the_same_names_by_ckpt_and_by_spark_submit(elsewhere: Path) -> None:
     submit = Path(sys.executable).with_name("spark-submit")
     program = ROOT / "tools" / "jobs" / "rewrite.py"
-    # spark-submit starts the driver with the python on PATH, as it does in an activated environment.
+    # spark-submit starts the driver with the python on PATH, as it does in an activated
+    # environment.
     path = f"{submit.parent}{os.pathsep}{os.environ['PATH']}"
     ckpt = [CKPT, "rewrite", "../store", "--engine", "spark", "--max-parallelism", "32"]
     job = [submit, "--master", "local[2]", program, "../other", "--parallelism", "2"]

@@ -153,7 +153,7 @@ class Epochs:
         self.states = empty_states()
 
     def epoch(self, sums: Mapping[int, int], entries: Sequence[int] = ()) -> None:
-        """Write what has changed, as a worker does, and make the next restore point, as the driver does."""
+        """Write what has changed as a worker does; make a restore point as the driver does."""
         self.version += 1
         context = replace(self.context, checkpoint_id=CheckpointId(self.version))
         states = self.states

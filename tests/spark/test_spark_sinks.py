@@ -1,4 +1,4 @@
-"""The two-phase-commit sinks behind tasks that run on Spark: what is prepared in workers is committed in the driver."""
+"""Two-phase-commit sinks on Spark: workers prepare, the driver commits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources of DataFrames: ranges that are exact whoever restarts, transformations, and the way to the reader."""
+"""Sources of DataFrames: exact ranges, transformations, and the way to the reader."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def test_a_source_goes_to_workers_without_anything_of_spark_or_of_the_user(quick
 
 
 class StandIn:
-    """A session whose reader does what Spark's reader of Kafka does. ``log``: the values of each partition."""
+    """A session whose reader does what Kafka's does. ``log``: the values of each partition."""
 
     def __init__(self, session: Any, log: Mapping[str, Sequence[str]]) -> None:
         self.session = session

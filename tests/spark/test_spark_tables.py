@@ -1,4 +1,4 @@
-"""Tables as sources of DataFrames: ranges of an offset that leave no row out, and columns as declared."""
+"""Tables as sources of DataFrames: ranges that leave no row out, columns as declared."""
 
 from __future__ import annotations
 
@@ -130,9 +130,10 @@ def test_a_table_refuses_what_cannot_be_read_exactly(options: dict[str, Any], wo
 
 
 EVERYTHING = """
-    select timestamp'2024-03-10 07:00:00.000001Z' as instant, timestamp_ntz'2024-03-10 02:30:00' as wall, date'1969-12-31' as day,
-    cast('-12345678901234567890.123' as decimal(38, 3)) as money, cast(1.5 as float) as f, -1.5D as d, cast(-1 as tinyint) as b,
-    true as yes, 'é' as text, x'00ff' as bytes, array(timestamp'1960-01-01 00:00:00Z', null) as times, map('k', 1, 'l', null) as counts,
+    select timestamp'2024-03-10 07:00:00.000001Z' as instant, timestamp_ntz'2024-03-10 02:30:00' as wall,
+    date'1969-12-31' as day, cast('-12345678901234567890.123' as decimal(38, 3)) as money, cast(1.5 as float) as f,
+    -1.5D as d, cast(-1 as tinyint) as b, true as yes, 'é' as text, x'00ff' as bytes,
+    array(timestamp'1960-01-01 00:00:00Z', null) as times, map('k', 1, 'l', null) as counts,
     named_struct('x', 1, 'at', timestamp'2024-11-03 05:30:00Z', 'inner', array('a')) as pair
 """
 INSTANT = pa.timestamp("us", "UTC")

@@ -1,4 +1,4 @@
-"""Jobs that wander: begun by one executor, lost or stopped, gone on with by the other at another parallelism, again and again."""
+"""Jobs that wander from executor to executor, lost or stopped, at another parallelism."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Stage:
 
 
 class Wandering:
-    """Runs a job in legs; ``flow(parallelism)`` makes it anew for each. The last leg goes to the end."""
+    """Runs a job in legs; ``flow(parallelism)`` makes it for each. The last goes to the end."""
 
     def __init__(self, stage: Stage, seed: int, tally: Tally, **options: Any) -> None:
         self.stage = stage

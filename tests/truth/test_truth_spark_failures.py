@@ -1,4 +1,4 @@
-"""Drivers and executors of Spark that are killed: what was not shown in one process (``test_spark_failures.py``)."""
+"""Drivers and executors of Spark that are killed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.truth, pytest.mark.timeout(1200)]
 
 SEEDS, KILLS_EACH = 5, 10
 POINTS = ("kill-before", "kill-after", "commit", "committed")
-"""Where drivers die by order: before a record is created, when it is, when half of its output is committed, when all is."""
+"""Where drivers die: before a record is created, behind it, half committed, committed."""
 HITS = ("seen.process.2", "records-out.prepared.2")
 """Where an executor is killed: a late task of the second level, and of the last."""
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,4 +1,4 @@
-"""The driver of a job on Spark. Read ``run``, then ``epoch``; ``split_assignment`` says what sources read."""
+"""The driver of a job on Spark. Read ``run``, then ``epoch``, then ``split_assignment``."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class EpochJob:
     tries: int = 0
 
     def __call__(self) -> dict[ev.TaskId, TaskReport]:
-        """Run it, at most :data:`TRIES` times, and return the reports. Raises what broke the last try.
+        """Run it, at most :data:`TRIES` times. The reports, or what broke the last try.
 
         Raises ``FailsAgain`` if the job's code fails twice in the same way or cannot be imported.
         """
@@ -132,7 +132,7 @@ class EpochJob:
 
 
 def checked(reports: Iterable[Any], tasks: Sequence[ev.TaskId]) -> dict[ev.TaskId, TaskReport]:
-    """The reports by task. Raises ``EpochBroken`` unless they fit together, or a task has failed."""
+    """The reports by task. ``EpochBroken`` unless they fit together, or a task has failed."""
     by_task: dict[ev.TaskId, TaskReport] = {}
     of_inputs: dict[str, Any] = {}
     for report in reports:
@@ -156,7 +156,7 @@ def checked(reports: Iterable[Any], tasks: Sequence[ev.TaskId]) -> dict[ev.TaskI
 
 
 def first_line(error: Exception) -> str:
-    """An error in one line: what Python code raised in a worker, if that is behind an error of Spark."""
+    """An error in one line: what Python raised in a worker, if that is behind an error of Spark."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -166,7 +166,8 @@ def first_line(error: Exception) -> str:
         if line.startswith("Traceback (most recent call last)"):
             return next((line for line in lines[number + 1 :] if not line.startswith(" ")), line)[:500]
     if lines and lines[0].startswith("\tat "):
-        # The JVM's last exception only wraps others: one cause names a file that cannot be read, another says why.
+        # The JVM's last exception only wraps others: one cause names a file that cannot be read,
+        # another says why.
         causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
         own = [cause for number, cause in enumerate(causes) if not any(cause in other for other in causes[:number])]
         return "; ".join(own or lines)[:500]
@@ -188,7 +189,7 @@ _PASSING: Final = (
 
 
 def raised_in_python(error: Exception) -> str | None:
-    """The type and message that Python code raised in a worker; None for other failures and bad luck."""
+    """The type and message of what Python raised in a worker; None for others and bad luck."""
     if "Traceback (most recent call last)" not in str(error):
         return None
     raised = first_line(error)

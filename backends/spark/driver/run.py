@@ -1,4 +1,4 @@
-"""One run of a job on Spark: epoch after epoch, from a restore to its end, its failure, or its stop.
+"""One run of a job on Spark, epoch after epoch: from a restore to its end, failure, or stop.
 
 :meth:`SparkRun.step` is one epoch. The driver assigns splits and fixes ranges, the coordinator
 begins its barrier, and one Spark job runs. The coordinator hears what its reports say, in order of
@@ -117,8 +117,6 @@ class SparkRun(Run):
         self._driver.open_coordinators(restored.coordinators, restored.finished)
         self._driver.carry_out(self._coordinator.start())
         self._check_end()
-
-    # An epoch ------------------------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
         """Run one epoch. False: the job has ended, and :attr:`outcome` says how."""
@@ -260,10 +258,8 @@ class SparkRun(Run):
             reads_frames=task.core.id.vertex in by_frames,
         )
 
-    # Its reports ---------------------------------------------------------------------------------------------------------
-
     def _accept(self, reports: Mapping[ev.TaskId, TaskReport], checkpoint: PendingCheckpoint | None) -> None:
-        """Apply the reports of an epoch and put what they say into the driver's inbox, in order of levels."""
+        """Apply the reports of an epoch, and put their events into the driver's inbox."""
         for report in reports.values():
             for reason, packed in report.errors:
                 self._driver.note(reason, unpack_error(packed))
@@ -281,7 +277,8 @@ class SparkRun(Run):
                 whole = None if point is None else [operator.snapshot for operator in point.operators.values()]
                 for snapshot in report.snapshots if whole is None else whole:
                     checkpoint.add(snapshot)
-            # Messages first: the last acknowledgement publishes, and what was sent before it is part of the checkpoint.
+            # Messages first: the last acknowledgement publishes, and what was sent before it is
+            # part of the checkpoint.
             for uid, message, taken in report.messages:
                 self._driver.inbox.append(MessageToCoordinator(uid, subtask, message, taken))
             for uid in report.lost:
@@ -322,7 +319,7 @@ class SparkRun(Run):
         )
 
     def _keep_committables(self, reports: Mapping[ev.TaskId, TaskReport], context: WriteContext) -> None:
-        """Keep what sinks have prepared for the next checkpoint, since this one was not published."""
+        """Keep what sinks have prepared, for the next checkpoint: this one was not published."""
         for report in reports.values():
             for snapshot in report.snapshots:
                 handles = [handle for handle in snapshot.handles if handle.mode == Mode.COMMITTABLES and handle.rows]
@@ -330,10 +327,8 @@ class SparkRun(Run):
                     task = read_task(context, snapshot.operator, COMMITTABLES, handles)
                     self._driver.add_committables(snapshot.operator, task.table())
 
-    # Between epochs ------------------------------------------------------------------------------------------------------
-
     def _deliver(self) -> None:
-        """Deliver the events of the coordinator, and the mail of cores that need no operators, until none is left."""
+        """Deliver all events of the coordinator, and all mail of cores that need no operators."""
         while True:
             while self._driver.inbox:
                 self._driver.step()
@@ -399,8 +394,6 @@ class SparkRun(Run):
 
     def drop_in_flight(self) -> None:
         pass
-
-    # What users and tests ask --------------------------------------------------------------------------------------------
 
     @property
     def rows_read(self) -> int:

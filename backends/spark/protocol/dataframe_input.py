@@ -49,7 +49,7 @@ class InputEncoder:
     schema: pa.Schema
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """From batches in the columns of ``schema``, whatever their names, to rows of ``frames.ROWS``."""
+        """From batches in the order of ``schema``, under any names, to rows of ``frames.ROWS``."""
         return frames.join_small(self._rows(batches))
 
     def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -47,14 +47,14 @@ class DriverTask:
 
     @property
     def needs_no_operators(self) -> bool:
-        """Whether the driver can deliver whatever may come: its logic has ended, or a stop holds it."""
+        """Whether the driver can deliver its mail: its logic has ended, or a stop holds it."""
         state = self.core.state
         aborted = any(isinstance(mail, ev.Aborted) for mail in self.mail)
         return state in ENDED or (state is TaskState.STOPPED_AT_BARRIER and not aborted)
 
 
 def is_work(mail: Mail) -> bool:
-    """Whether mail lets a task do something: a completed epoch does not, nor does the lack of a split."""
+    """Whether mail lets a task do something: a completed epoch and the lack of a split do not."""
     if isinstance(mail, ev.Completed):
         return mail.loop is not None
     return not (isinstance(mail, SplitAssigned) and isinstance(mail.split, NoSplit))

@@ -6,9 +6,9 @@ all channels between the two, in the order of sending: a pickled header, then re
 Arrow IPC messages without their schemas. It has about four megabytes at most.
 
 Each frame has its sender, the token of the sender's attempt, and a number. A receiver takes the
-frames of a sender in order, and refuses a gap, a repeated number and a second token: a map task that
-Spark ran again may have sent something else than others have read. Reports say how many frames a
-task sent to whom and consumed of whom; the driver compares the two.
+frames of a sender in order, and refuses a gap, a repeated number and a second token: a map task
+that Spark ran again may have sent something else than others have read. Reports say how many frames
+a task sent to whom and consumed of whom; the driver compares the two.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def elements(
 
 
 def _aligned(message: pa.Buffer) -> pa.Buffer:
-    """The message where it lies, or a copy if Spark has not left it aligned: else Arrow would warn."""
+    """The message where it lies, or a copy if it is not aligned there: Arrow would warn."""
     if message.address % 8 == 0:
         return message
     copy = pa.allocate_buffer(message.size)
@@ -177,7 +177,7 @@ def _pieces(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def row(target: int, level: int, payload: bytes) -> pa.RecordBatch:
-    """One row of an exchange. Its payload is padded, so that the next one in its column is aligned."""
+    """One row of an exchange. Its payload is padded, so that the next one is aligned."""
     payload += _padding(len(payload))
     return pa.RecordBatch.from_arrays(
         [pa.array([target], pa.int32()), pa.array([level], pa.int32()), pa.array([payload], pa.binary())], schema=ROWS
@@ -225,7 +225,7 @@ class Inbox:
             self.consumed[header.sender] = (token, count)
 
     def check(self) -> None:
-        """Raise :class:`EpochBroken` if frames are missing before others. Call it when all have come."""
+        """When all have come: raise :class:`EpochBroken` if frames are missing before others."""
         for sender, early in self._early.items():
             if early:
                 raise EpochBroken(f"{self._receiver} misses a frame of {sender} before number {min(early)}")

@@ -39,7 +39,7 @@ class Setup:
     cache_bytes: int
 
     def pickled(self) -> bytes:
-        """As it goes to workers. ``InvalidInput``, the author's fault, if a step cannot be pickled."""
+        """As it goes to workers. ``InvalidInput`` if a step cannot be pickled."""
         from pyspark import cloudpickle
 
         try:
@@ -50,8 +50,9 @@ class Setup:
                     cloudpickle.dumps(step.logic)
                 except Exception as error:
                     raise InvalidInput(
-                        f"{uid!r} goes to Spark's workers and cannot be pickled: {type(error).__name__}: {error}. Leave "
-                        "out what belongs to this process (locks, connections, the session), and make it in open.",
+                        f"{uid!r} goes to Spark's workers and cannot be pickled: {type(error).__name__}: "
+                        f"{error}. Leave out what belongs to this process (locks, connections, the session), and make "
+                        "it in open.",
                         kind=ErrorKind.UNSUPPORTED_TYPE,
                         operator=uid,
                     ) from error
@@ -124,7 +125,7 @@ class TaskReport:
     errors: list[tuple[str, bytes]] = field(default_factory=list)
     """By the sentences in ``events``, the exceptions behind them (``pack_error``)."""
     messages: list[tuple[str, bytes | None, int]] = field(default_factory=list)
-    """To operators' coordinators: the uid, the message (None: a marker), the sender's last barrier."""
+    """To coordinators: the uid, the message (None: a marker), the sender's last barrier."""
     lost: set[str] = field(default_factory=set)
     """Operators to which a coordinator's message came too late."""
     confirmed: list[ev.Channel] = field(default_factory=list)
@@ -154,7 +155,7 @@ class TaskReport:
 
 
 class EpochLink:
-    """A worker's environment (``worker.WorkerEnvironment``) in an epoch: all goes into the report."""
+    """A worker's environment (``WorkerEnvironment``) in an epoch: all goes into the report."""
 
     def __init__(self, report: TaskReport, context: WriteContext) -> None:
         self.report = report

@@ -47,7 +47,7 @@ class RestorePoint:
         return layers_of(self.operators[uid]) if uid in self.operators else {}
 
     def read_tasks(self, context: WriteContext, uid: str, *, above: int | None = None) -> Mapping[str, ReadTask]:
-        """How to read the states of an operator; of keyed ones, the layers of versions ``above``."""
+        """How to read an operator's states; of keyed ones, the layers of versions ``above``."""
         operator = self.operators.get(uid)
         if operator is None:
             return {}
@@ -99,7 +99,7 @@ _NO_MANIFEST: Final = model.ManifestRef("", 0, "", 0)
 
 
 def read_task(context: WriteContext, uid: str, name: str, handles: Sequence[model.Handle]) -> ReadTask:
-    """A task that reads what was written in this run, which no published checkpoint may name yet."""
+    """A task that reads what was written in this run, published or not."""
     state = next(item for item in context.states if (item.operator, item.name) == (uid, name))
     record = model.Record(
         checkpoint_id=context.checkpoint_id,

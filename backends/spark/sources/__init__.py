@@ -1,4 +1,4 @@
-"""DataFrames as sources. Read ``offsets`` first, then ``source``; then ``files`` and ``offset_table``.
+"""DataFrames as sources. Read ``offsets``, then ``source``; then ``files``, ``offset_table``.
 
 ``arrow`` checks columns and ``row_buffer`` leads rows to readers.
 """

@@ -39,7 +39,8 @@ def arrow_schema_of(what: str, columns: StructType) -> pa.Schema:
             if isinstance(kind, NullType | VariantType):
                 made_of = "" if kind is column.dataType else "made of "
                 raise InvalidInput(
-                    f"Column {column.name!r} of {what} is {made_of}{kind.simpleString()}, which cannot be stored. Cast it.",
+                    f"Column {column.name!r} of {what} is {made_of}{kind.simpleString()}, which cannot be stored. Cast "
+                    "it.",
                     kind=ErrorKind.UNSUPPORTED_TYPE,
                 )
     try:
@@ -74,7 +75,8 @@ def check_fits(what: str, columns: StructType, schema: pa.Schema) -> None:
     found = arrow_schema_of(what, columns)
     if sorted(found.names) != sorted(schema.names):
         raise InvalidInput(
-            f"{what} has columns {found.names}, and its source declares {schema.names}. Select those in the transformation.",
+            f"{what} has columns {found.names}, and its source declares {schema.names}. Select those in the "
+            "transformation.",
             kind=ErrorKind.SCHEMA_MISMATCH,
         )
     for field in schema:

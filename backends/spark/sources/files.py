@@ -42,8 +42,9 @@ _FLOOR, _FORGOTTEN, _OVER = "/floor", "/forgotten", "/over"
 _NO_FLOOR = -(2**63)
 _MS = datetime.timedelta(milliseconds=1)
 _EXACT: Mapping[str, str] = {
-    # Names of files are names, not patterns. Without the second setting Spark 4.3 takes them for patterns once more,
-    # when it looks for columns in the names of folders, and reads what they match again: rows would be repeated.
+    # Names of files are names, not patterns. Without the second setting Spark 4.3 takes them for
+    # patterns once more, when it looks for columns in the names of folders, and reads what they
+    # match again: rows would be repeated.
     "__globPaths__": "false",
     "recursiveFileLookup": "true",
     # A session that ignores what it cannot read would lose rows.
@@ -73,18 +74,18 @@ class DirectoryFrames(Offsets):
         DirectoryFrames("s3a://bucket/orders/", "json", schema="id bigint", grows=True)
 
     ``path``: a directory, as Spark would be given it. ``format`` and ``options``: those of
-    ``spark.read``. ``schema``: the columns of the files, as DDL or a ``StructType``; without it Spark
-    finds them in the files that are there at the start. ``pattern``: what names of files must match
-    (``*.csv``). ``recursive``: folders below are read too. Folders ``name=value`` give no column: take
-    it out of ``_metadata.file_path`` in the transformation. Files and folders whose names begin with
-    "." or "_" are not read (but ``_a=1`` is).
+    ``spark.read``. ``schema``: the columns of the files, as DDL or a ``StructType``; without it
+    Spark finds them in the files that are there at the start. ``pattern``: what names of files must
+    match (``*.csv``). ``recursive``: folders below are read too. Folders ``name=value`` give no
+    column: take it out of ``_metadata.file_path`` in the transformation. Files and folders whose
+    names begin with "." or "_" are not read (but ``_a=1`` is).
 
     An epoch reads all files that are there, or at most ``files_per_epoch`` of them and
     ``bytes_per_epoch`` in all, but one in any case. ``grows``: files are added while the job runs.
     ``until``: the name of a file in the directory after which no more come (such as ``_SUCCESS``);
-    then the source ends. ``window``: how much older than the newest file that was read a new file may
-    be, by the file system's time of modification. Each checkpoint keeps the files of that time, about
-    100 bytes each. None: any age, and all files are kept. The module says what is refused.
+    then the source ends. ``window``: how much older than the newest file that was read a new file
+    may be, by the file system's time of modification. Each checkpoint keeps the files of that time,
+    about 100 bytes each. None: any age, and all files are kept. The module says what is refused.
 
     Raises ``InvalidInput`` for options that contradict each other. When it is read: for a directory
     that is not there, or has no files and no schema; for files that changed or came too late; and
@@ -131,24 +132,23 @@ class DirectoryFrames(Offsets):
         self._waiting: list[str] = []
         self._last: Position | None = None
         self._fresh: Position | None = None
-        # Shared by the copies that runs work on: the next run would not notice what this one has refused.
+        # Shared by the copies that runs work on: the next run would not notice what this one has
+        # refused.
         self._refused: dict[str, tuple[_Stat, InvalidInput]] = {}
 
     def __str__(self) -> str:
         return f"the directory {self._path}"
-
-    # Positions ---------------------------------------------------------------------------------------------------------
 
     def first(self, spark: SparkSession) -> Position:
         """Nothing has been read; in a directory that does not grow, all files are left."""
         return {} if self._grows else _written(self._look(spark))
 
     def ended(self, position: Position) -> bool:
-        """Whether nothing is left, or everything that came before the file ``until`` has been read."""
+        """Whether nothing is left, or all that came before the file ``until`` has been read."""
         return _OVER in position if self._grows else not position
 
     def latest(self, spark: SparkSession, position: Position) -> Position:
-        """The files that come next. Looks at the directory when all that it found have been read."""
+        """The files that come next. Looks again when all that it found have been read."""
         if not self._grows:
             left = _read_back(position)
             taken = set(self._taken(sorted(left, key=lambda path: (left[path].modified_ms, path)), left))
@@ -230,7 +230,8 @@ class DirectoryFrames(Offsets):
             self._refused.update({path: (files[path], error) for path in late})
             raise error
         for path in set(files) - set(known) - set(old):
-            # All that was there before has been read: this file is forgotten, and younger than the floor now.
+            # All that was there before has been read: this file is forgotten, and younger than the
+            # floor now.
             if before is not None and path in before:
                 try:
                     self._check_same(path, before[path], files[path])
@@ -249,15 +250,13 @@ class DirectoryFrames(Offsets):
                 path=path,
             )
 
-    # Rows --------------------------------------------------------------------------------------------------------------
-
     def sample(self, spark: SparkSession) -> DataFrame:
         """An empty DataFrame of the columns, also those that Spark hides (``_metadata``)."""
         # Of no file: the directory may not be there yet.
         return self._reader(spark).schema(self._schema(spark)).load([])
 
     def frame(self, spark: SparkSession, start: Position, stop: Position) -> DataFrame:
-        """The files between. Checks that they are as they were, unless they have just been found."""
+        """The files between. Checks that they have not changed, unless just found."""
         files = self._between(start, stop)
         if not files:
             return self.sample(spark)
@@ -291,8 +290,6 @@ class DirectoryFrames(Offsets):
 
     def _addresses(self, spark: SparkSession, paths: Iterable[str]) -> list[str]:
         return [f"{self._address(spark)}/{path}" for path in sorted(paths)]
-
-    # The file system ---------------------------------------------------------------------------------------------------
 
     def _address(self, spark: SparkSession) -> str:
         """The full address of the directory, without a slash at its end."""
@@ -335,7 +332,8 @@ class DirectoryFrames(Offsets):
         local = self._local(spark)
         if local is not None:
             return {path: stat for path in files if (stat := _stat(f"{local}/{path}")) is not None}
-        # One listing costs less than a question for each file, and a file that is gone would fail a read of these.
+        # One listing costs less than a question for each file, and a file that is gone would fail a
+        # read of these.
         wanted = set(files)
         return {path: stat for path, stat in self._look(spark).items() if path in wanted}
 

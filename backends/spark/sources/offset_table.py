@@ -1,8 +1,8 @@
 """A table with a column that only grows, read by ranges of it.
 
-A range has the rows behind offset *low* up to *high*, which the table is asked for before the epoch.
-That is exact as long as the table keeps two promises: a row never changes its offset and is not
-removed before it is read, and **no row appears at or below an offset that has been read**. If
+A range has the rows behind offset *low* up to *high*, which the table is asked for before the
+epoch. That is exact as long as the table keeps two promises: a row never changes its offset and is
+not removed before it is read, and **no row appears at or below an offset that has been read**. If
 transactions commit in another order than they got their numbers, read so far behind (``lag``) that
 none is open any more.
 
@@ -55,15 +55,15 @@ class OffsetTable(Offsets):
             )
         )
 
-    ``read``: the table, asked for again in each epoch. ``offset``: a column of whole numbers, dates,
-    timestamps (with or without time zone), strings (in the order of their bytes) or decimals. Rows
-    whose offset is null would never be read: they are refused when the job starts, and not read if
-    they come later.
+    ``read``: the table, asked for again in each epoch. ``offset``: a column of whole numbers,
+    dates, timestamps (with or without time zone), strings (in the order of their bytes) or
+    decimals. Rows whose offset is null would never be read: they are refused when the job starts,
+    and not read if they come later.
 
-    An epoch reads ``rows_per_epoch`` rows (more if the last ones share an offset), or ``step`` of the
-    offset (a whole number; a ``timedelta`` for times), or everything that is there. ``since``: begin
-    behind this offset. ``until``: end there, once the table has come so far; the default is the
-    greatest offset when the job starts. ``grows``: never end. ``lag``: stay so far behind the
+    An epoch reads ``rows_per_epoch`` rows (more if the last ones share an offset), or ``step`` of
+    the offset (a whole number; a ``timedelta`` for times), or everything that is there. ``since``:
+    begin behind this offset. ``until``: end there, once the table has come so far; the default is
+    the greatest offset when the job starts. ``grows``: never end. ``lag``: stay so far behind the
     greatest offset, for rows that appear late.
 
     Raises ``InvalidInput`` for options that contradict each other, and, when it is read, for a
@@ -197,8 +197,8 @@ class OffsetTable(Offsets):
             count = step // (datetime.timedelta(days=1) if kind.given is _days else _US)
         if not kind.steps or not isinstance(count, int) or count < (name == "step"):
             raise InvalidInput(
-                f"{name}={step!r} cannot be counted in offsets of {self}. Give a whole number, or a timedelta for times; "
-                "read strings and decimals by rows_per_epoch."
+                f"{name}={step!r} cannot be counted in offsets of {self}. Give a whole number, or a timedelta for "
+                "times; read strings and decimals by rows_per_epoch."
             )
         return count
 
@@ -230,7 +230,7 @@ def _text(value: Any) -> str:
 
 
 def _kind_of(what: str, kind: DataType) -> OffsetKind:
-    """How offsets of a Spark type are kept. ``InvalidInput`` for a type without a reliable order."""
+    """How offsets of a type are kept. ``InvalidInput`` for one without a reliable order."""
     from pyspark.sql import functions as f, types
 
     if isinstance(kind, types.ByteType | types.ShortType | types.IntegerType | types.LongType):
@@ -240,7 +240,8 @@ def _kind_of(what: str, kind: DataType) -> OffsetKind:
     if isinstance(kind, types.TimestampType):
         return OffsetKind(f.unix_micros, lambda v: f.timestamp_micros(f.lit(v).cast("bigint")), _instant)
     if isinstance(kind, types.TimestampNTZType):
-        # Never by way of a timestamp with a zone: wall time has hours that come twice, or not at all.
+        # Never by way of a timestamp with a zone: wall time has hours that come twice, or not at
+        # all.
         zero = f.expr("TIMESTAMP_NTZ'1970-01-01 00:00:00'")
         return OffsetKind(
             lambda c: f.timestamp_diff("MICROSECOND", zero, c),

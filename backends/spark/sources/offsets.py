@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Position: TypeAlias = Mapping[str, int | str]
-"""Names, each with a signed 64-bit number or a text: a partition and its offset, a file and its size."""
+"""Names, each with a signed 64-bit number or a text: a partition and its offset, say."""
 
 
 class Offsets(ABC):

@@ -3,8 +3,8 @@
 In the driver a :class:`RangeEnumerator` keeps the *position* (``offsets``). It gives out the next
 :class:`Range` before an epoch begins, which moves the position, so the checkpoint that ends the
 epoch has the position behind the range. In the JVM the range is read and transformed, and beside it
-Python makes frames of the rows (``protocol.dataframe_input``). In the workers they come to the source's subtasks as
-the one split of the epoch (``row_buffer``).
+Python makes frames of the rows (``protocol.dataframe_input``). In the workers they come to the
+source's subtasks as the one split of the epoch (``row_buffer``).
 
 A pickled :class:`SparkSource` has its schema only: nothing of Spark, no function, no position.
 """
@@ -151,7 +151,7 @@ class SparkSource(Source):
 
 
 class RangeEnumerator(SplitEnumerator):
-    """Keeps how far a :class:`SparkSource` has been read. Gives ranges to epochs, not splits to readers.
+    """Keeps how far a :class:`SparkSource` has been read. Gives ranges to epochs.
 
     Its rows: ``name`` (utf8), ``number`` (int64) and ``text`` (utf8), a row for each name of the
     position with its number or its text. Once reading has begun, there is also a row whose name is
@@ -219,7 +219,7 @@ class RangeEnumerator(SplitEnumerator):
 
 
 def _checked(offsets: Offsets, position: object) -> Position:
-    """The same position. Raises ``InvalidInput``, the fault of the ``Offsets``, if it cannot be kept."""
+    """The same position. ``InvalidInput``, the fault of the ``Offsets``, if it cannot be kept."""
     if not isinstance(position, dict):
         raise InvalidInput(f"{offsets} gave {type(position).__name__} for a position. It must give a dict.")
     for name, value in position.items():

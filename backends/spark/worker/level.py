@@ -29,7 +29,7 @@ _SETUPS: Final[dict[str, Setup]] = {}
 
 
 def _setup_of(run: str, data: Callable[[], bytes], live: Collection[str]) -> Setup:
-    """The setup of a run; ``FailsAgain`` if it cannot be unpickled. Releases what is left of ended runs."""
+    """The setup of a run. ``FailsAgain`` if it cannot be unpickled. Releases ended runs."""
     ended = [other for other in _SETUPS if other not in live and other != run]
     if ended:
         for other in ended:
@@ -41,8 +41,8 @@ def _setup_of(run: str, data: Callable[[], bytes], live: Collection[str]) -> Set
             _SETUPS[run] = pickle.loads(pickled)  # noqa: S301 - from our own driver
         except Exception as error:
             raise FailsAgain(
-                f"A worker of Spark cannot load the job: {type(error).__name__}: {error}. What the job's steps are made "
-                "of must be importable there: install it, or give it to Spark (spark-submit --py-files, "
+                f"A worker of Spark cannot load the job: {type(error).__name__}: {error}. What the job's steps are "
+                "made of must be importable there: install it, or give it to Spark (spark-submit --py-files, "
                 "sparkContext.addPyFile)."
             ) from error
     return _SETUPS[run]
@@ -62,7 +62,7 @@ class Level:
     """By slot, the heads of loops that end the epoch here."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Rows in, rows out (``frames.ROWS``). Raises ``EpochBroken``, upon which Spark tries again."""
+        """From rows to rows (``frames.ROWS``). Spark tries again upon ``EpochBroken``."""
         return frames.join_small(self._rows(batches))
 
     def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

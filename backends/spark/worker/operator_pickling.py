@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def pickle_operators(job: Job, chain: OperatorChain) -> dict[str, bytes]:
-    """By uid, those of a chain. ``InvalidState``, the operator's fault, if one cannot be pickled."""
+    """By uid, those of a chain. ``InvalidState``, its fault, if one cannot be pickled."""
     union = {uid for uid in chain.operators if any(state.mode is Mode.UNION for state in job.states_of(uid))}
     return {uid: _pickle(operator) for uid, operator in chain.operators.items() if uid in union}
 
@@ -53,7 +53,7 @@ def _pickle(operator: ChainedOperator) -> bytes:
 
 
 def unpickle_operators(chain: OperatorChain, pickled: Mapping[str, bytes]) -> dict[str, Operator]:
-    """The operators that :func:`pickle_operators` pickled, with the contexts and states of a new chain."""
+    """The operators that were pickled, with the contexts and states of a new chain."""
     return {uid: _unpickle(data, chain.operators[uid]) for uid, data in pickled.items()}
 
 

@@ -39,7 +39,7 @@ class CachedTask:
     size_bytes: int = 0
 
     def states(self, empty: Mapping[str, SubtaskStates]) -> Mapping[str, SubtaskStates]:
-        """Its states by uid; those on disk are loaded into ``empty``. ``InvalidInput`` if that fails."""
+        """Its states by uid, loaded from disk into ``empty``. ``InvalidInput`` if that fails."""
         if self.chain is not None:
             return self.chain.states
         assert self.directory is not None

@@ -1,4 +1,4 @@
-"""One task in one epoch, in a Python worker of Spark: from its restore point and mail to its report.
+"""One task in one epoch, in a Python worker: from its restore point and mail to its report.
 
 The operator chain is the one that this worker has cached, or is opened from the restore point. The
 same ``Worker`` as in every executor processes first what was fed back into a loop, then mail, then
@@ -131,8 +131,6 @@ class TaskRun:
                 ends[edge_id].append(_SendingEnd(channel, outbox, receiver, self._setup.level_of(channel)))
         return ends
 
-    # The epoch -----------------------------------------------------------------------------------------------------------
-
     def begin(self) -> Iterator[pa.RecordBatch]:
         """Open, process what had been fed back, and mail. A source without frames reads."""
         worker = self._worker
@@ -173,7 +171,7 @@ class TaskRun:
             self._worker.step(self._choose)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """All frames have come: write and send the report, or the head of a loop for the last level."""
+        """All frames have come: send the report, or the head of a loop for the last level."""
         self._inbox.check()
         if self.spec.reads_frames and not self._worker.gone:
             self._rows.close()
@@ -222,8 +220,6 @@ class TaskRun:
     def _flush_if_large(self) -> Iterator[pa.RecordBatch]:
         if self._outbox.is_large:
             yield from self._outbox.flush()
-
-    # States --------------------------------------------------------------------------------------------------------------
 
     @property
     def _key(self) -> tuple[str, ev.TaskId]:
@@ -328,7 +324,8 @@ class TaskRun:
         except InvalidState as error:
             self._worker.fail(error)
         if report.failure or any(isinstance(event, ev.SnapshotFailed) for event in report.events):
-            # A snapshot that failed was written once more, so its states are not at the version of the epoch.
+            # A snapshot that failed was written once more, so its states are not at the version of
+            # the epoch.
             self._worker.release()
             return
         cached = CachedTask(report.token, self._epoch.version, chain, self._output)
