@@ -183,11 +183,7 @@ def withdraw_stop(storage: Storage, request_id: str) -> None:
 
 
 def stop_requests(storage: Storage, *, warned: set[str]) -> list[StopRequest]:
-    """Return the unanswered requests, the least ``newest`` first.
-
-    Skips what is damaged, of a newer version, too large or no request, with a warning the first
-    time (``warned`` remembers). Raises ``StorageError``. A run calls it between two checkpoints.
-    """
+    """Return unanswered requests, the least ``newest`` first; warn once of unreadable ones."""
     listed = _list(storage)
     for item in listed.others:
         _warn_once(storage, item.path, "is no request that this program knows; it is left alone", warned)
@@ -205,10 +201,7 @@ def stop_requests(storage: Storage, *, warned: set[str]) -> list[StopRequest]:
 
 
 def answer_stop(storage: Storage, answer: StopAnswer, *, sleep: Sleep = time.sleep) -> bool:
-    """Create a durable answer; return False where the request was withdrawn or answered.
-
-    It may be repeated, also by a restart. After ``StorageError`` or ``OutcomeUnknown`` it must be.
-    """
+    """Create a durable answer; return False where the request was withdrawn or answered."""
     listed = _list(storage)
     requests = [found for found in listed.requests if found.request_id == answer.request]
     if not requests or any(found.request_id == answer.request for found in listed.answers):

@@ -20,8 +20,6 @@ from .errors import ErrorKind, InvalidInput, JobMismatch, PublishConflict
 from .graph import JobGraph
 from .history import Garbage, Survey
 from .model import (
-    KEEP_PROPERTY,
-    RESERVED_PROPERTIES,
     CheckpointId,
     CheckpointKind,
     JobId,
@@ -181,9 +179,8 @@ class CheckpointStore:
         Raises ``JobMismatch``, and ``InvalidInput`` for a parent of this store that is no permit,
         and for a graph, states or properties that could never be published.
         """
-        declared = publication.check_arguments(
-            graph, states, job_id, job_name, {} if properties is None else properties
-        )
+        is_new, named = kind is CheckpointKind.CHECKPOINT, {} if properties is None else properties
+        declared = publication.check_arguments(graph, states, job_id, job_name, named, is_new=is_new)
         held = parent.checkpoint() if isinstance(parent, CommitPermit) else parent
         if held is not None and not isinstance(held, Checkpoint):
             raise InvalidInput(
@@ -197,8 +194,6 @@ class CheckpointStore:
                 )
         if source is None and held is not None and kind in _DERIVED:
             source = held.record.ref
-        if kind is CheckpointKind.CHECKPOINT:
-            _check_properties(properties or {})
         draft = publication.Draft(
             job_id=JobId(job_id),
             job_name=job_name,
@@ -209,13 +204,13 @@ class CheckpointStore:
             source=source,
             rescaled_from=rescaled_from,
             stop=stop,
-            properties=properties or {},
+            properties=named,
             options=options or WriteOptions(),
             carried=carried,
         )
         pending = PendingCheckpoint(self.storage, draft, sleep=self._sleep)
         before = held.graph if held is not None else None
-        publication.check_beginning(pending.graph, declared, before, is_new=kind is CheckpointKind.CHECKPOINT)
+        publication.check_beginning(pending.graph, declared, before, is_new=is_new)
         return pending
 
     def expire(self, keep: int, *, delete: bool = True) -> Garbage:
@@ -283,14 +278,4 @@ class CheckpointStore:
                 f"{self.url} belongs to job {record.job_id!r} (checkpoint {record.checkpoint_id}), not to {job_id!r}; "
                 "give the job a store of its own, or its right id",
                 job_id=record.job_id,
-            )
-
-
-def _check_properties(properties: Mapping[str, str]) -> None:
-    """Refuse reserved names that SPEC.md does not define (section 3.2)."""
-    for name in properties:
-        if str(name).startswith(RESERVED_PROPERTIES) and name != KEEP_PROPERTY:
-            raise InvalidInput(
-                f"property {name!r} begins with {RESERVED_PROPERTIES!r}, which the format keeps for itself; choose "
-                "another name"
             )

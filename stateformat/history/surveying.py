@@ -224,11 +224,7 @@ def chain_down_to(storage: Storage, checkpoint_id: CheckpointId) -> tuple[Record
 
 
 def record_of(storage: Storage, checkpoint_id: CheckpointId | None) -> Record:
-    """Return the record of a checkpoint to look at; of the newest where no id is given.
-
-    A damaged or lost record above it does not matter. Raises as :func:`chain_down_to` does, but
-    for damage only of the record that is asked for.
-    """
+    """Return the record to look at, by default the newest; damage above it does not matter."""
     if checkpoint_id is None:
         newest = newest_record(storage)
         if newest is None:

@@ -11,13 +11,19 @@ from dataclasses import replace
 
 from ..errors import ErrorKind, InvalidInput
 from ..graph import JobGraph, Partitioner, Status, SubtaskSet, all_of
-from ..model import State
+from ..model import KEEP_PROPERTY, RESERVED_PROPERTIES, State
 from ..problems import Problem
 from ..rules import check_graph, check_states
 
 
 def check_arguments(
-    graph: JobGraph, states: Iterable[State], job_id: str, job_name: str, properties: Mapping[str, str]
+    graph: JobGraph,
+    states: Iterable[State],
+    job_id: str,
+    job_name: str,
+    properties: Mapping[str, str],
+    *,
+    is_new: bool,
 ) -> tuple[State, ...]:
     """Return the states as a tuple. Raises ``InvalidInput`` for an argument of a wrong type."""
     if not isinstance(graph, JobGraph):
@@ -34,6 +40,11 @@ def check_arguments(
     for name, value in properties.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidInput(f"property {name!r} is {value!r}; names and values are text, so give {str(value)!r}")
+        if is_new and name.startswith(RESERVED_PROPERTIES) and name != KEEP_PROPERTY:
+            raise InvalidInput(
+                f"property {name!r} begins with {RESERVED_PROPERTIES!r}, which the format keeps for itself; choose "
+                "another name"
+            )
     return all_of(State, states, "the states of a checkpoint")
 
 

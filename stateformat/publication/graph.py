@@ -87,12 +87,7 @@ class Outstanding(NamedTuple):
 def outstanding(
     graph: JobGraph, states: Iterable[State], finished: Finished, snapshots: Snapshots
 ) -> Iterator[Outstanding]:
-    """Yield the operators whose snapshots are missing, in the order of the graph.
-
-    A running subtask owes a snapshot when its operator declares a state that subtasks write,
-    committables included. A coordinator owes one when it declares a state and its operator has not
-    fully finished.
-    """
+    """Yield the operators whose snapshots are missing (``PendingCheckpoint.outstanding``)."""
     modes: dict[str, set[Mode]] = defaultdict(set)
     for state in states:
         modes[state.operator].add(state.mode)

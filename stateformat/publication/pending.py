@@ -133,8 +133,8 @@ class PendingCheckpoint:
     def outstanding(self) -> tuple[Outstanding, ...]:
         """The operators whose snapshots are missing, in the order of the graph.
 
-        Running subtasks of an operator with state owe a snapshot, and so does a coordinator with
-        state. Finished and finishing subtasks owe none. After :meth:`add_handles` none is owed.
+        A running subtask owes one if its operator has a state that subtasks write, a coordinator
+        if it has state and its operator has not fully finished. After :meth:`add_handles` none is.
         """
         with self._lock:
             return self._outstanding()

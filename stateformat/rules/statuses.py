@@ -16,11 +16,8 @@ from ..model import RescaledFrom
 
 
 def saved_statuses(graph: JobGraph, rescaled_from: RescaledFrom | None) -> dict[str, Status]:
-    """Return the status of every operator of a checkpoint, by uid.
-
-    After a rescale all subtasks of a partially finished operator run again, so the record says
-    *running* (section 6.4); it counts as partially finished all the same.
-    """
+    """Return the status of every operator by uid: before a rescale, if that says more."""
+    # After a rescale all subtasks of a partially finished operator run again (section 6.4).
     statuses: dict[str, Status] = {operator.uid: operator.status for operator in graph.operators}
     for former in rescaled_from.operators if rescaled_from else ():
         if statuses.get(former.uid) is Status.RUNNING and (former.finished or former.finishing):

@@ -47,11 +47,7 @@ class EvolvedState(NamedTuple):
 
 
 def new_state(declared: State, changes: Changes) -> State:
-    """Return a state that no checkpoint has yet, preceded by the schema from before ``changes``.
-
-    Raises ``InvalidInput`` for changes that contradict the columns, and for a column that is
-    dropped and declared again, non-nullable and without a default.
-    """
+    """Return a state that no checkpoint has, after the schema from before ``changes``."""
     if not changes:
         return declared
     _check(declared, changes)
@@ -96,11 +92,7 @@ def evolve_state(saved: State, declared: State, changes: Changes, *, check: bool
 def split_drop(
     drop: Iterable[str], states: Collection[State]
 ) -> tuple[list[str], dict[tuple[str, str], frozenset[str]]]:
-    """Split ``drop`` into names of operators and states, and columns by (operator, state).
-
-    Only columns of ``states`` are found. Uids and names of states may hold points and slashes, so
-    a name of a whole state or operator names no column.
-    """
+    """Split ``drop`` into names of operators and states, and columns by (operator, state)."""
     whole = {column_name(state)[:-1] for state in states} | {state.operator for state in states}
     others: list[str] = []
     columns: dict[tuple[str, str], frozenset[str]] = {}
@@ -221,11 +213,7 @@ class _Matching:
         """Full names of the columns that ``drops`` names and that go now."""
 
     def fields(self, before: Sequence[_Fields], now: _Fields, level: _Level, saved_as: str) -> tuple[Field, ...]:
-        """Return the fields of one level.
-
-        ``before``: those of each schema that had the level, oldest first; ``saved_as``: the prefix
-        of their names in the last of these.
-        """
+        """Return the fields of a level; ``before``: of each schema, oldest first."""
         declared = {item.name for item in now}
         taken: dict[str, Field] = {}
         # A field that is renamed takes the place of one that has its name.
