@@ -1,16 +1,10 @@
 """A store in a directory of a local or mounted file system, safe against crashes and power loss.
 
-Theory of operation. An object is written to a hidden temporary file *in its final directory*,
-synced, and linked to its final name. ``link`` fails if the name is taken, so exactly one of many
-wins, and nobody sees a torn file. Then the temporary name is removed and the directory synced.
-``storage.local_tree`` holds the rules for directories.
-
-Between the link and the last sync, readers see an object that a power failure may take back. Its
-writer waits. If the writer dies just there, whatever relies on the object waits instead
-(:meth:`LocalStorage.make_durable`).
-
-The name of a temporary file carries the final name behind a random number, so that
-:meth:`LocalStorage.leftovers` knows to which attempt it belonged.
+An object is written to a hidden temporary file *in its final directory*, synced, and linked to its
+final name. ``link`` fails if the name is taken, so exactly one of many wins, and nobody sees a torn
+file. Then the temporary name goes, and the directory is synced. Between the two, readers see an
+object that a power failure may take back. Its writer waits; if it dies just there, whatever relies
+on the object waits instead (:meth:`LocalStorage.make_durable`).
 """
 
 from __future__ import annotations

@@ -1,16 +1,10 @@
 """The directories of a local store: walked without following links, durable, scanned until stable.
 
 Theory of operation. Every access walks from the root by directory descriptors and follows no
-symbolic link below the root, so a store from elsewhere cannot point out of itself. The root itself
-may be a link.
-
-Before anything new stands in a directory, the parent that names this directory has been synced,
-even if another process made it: that process may not have synced yet, and a power failure that
-removes a directory removes what lies in it.
-
-A directory is listed until two scans agree and every file of them still stands afterwards.
-``readdir`` promises nothing about names that come and go meanwhile, and a name that has gone may
-have been the greatest.
+symbolic link below the root. Before anything new stands in a directory, the parent that names it
+has been synced, even if another process made it and may have died before its own sync. A directory
+is listed until two scans agree and every file of them still stands afterwards: ``readdir`` promises
+nothing about names that come and go meanwhile, and a name that has gone may have been the greatest.
 """
 
 from __future__ import annotations
@@ -271,7 +265,7 @@ class DirectoryTree:
 
     def _fail(self, operation: str, path: str, error: OSError) -> NoReturn:
         # In all cases but the last nothing was done, and nothing would be done a second time.
-        kind = ErrorKind.STORAGE_REFUSED
+        kind, said = ErrorKind.STORAGE_REFUSED, error.strerror or error
         link = self._link_on(path) or (self._link_on(error.filename) if isinstance(error.filename, str) else None)
         if link:
             kind = ErrorKind.INVALID_PATH
@@ -279,17 +273,15 @@ class DirectoryTree:
         elif error.errno == errno.ENOTDIR and Path(self.root).is_file():
             why = "it is a file, and a store is a directory. Check the address"
         elif error.errno in (errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EEXIST):
-            named = f", {error.filename}" if error.filename else ""
-            why = (
-                f"something else stands where a directory or a plain file belongs ({error.strerror}{named}). Remove it"
-            )
+            named = f"{said}, {error.filename}" if error.filename else said
+            why = f"something else stands where a directory or a plain file belongs ({named}). Remove it"
         elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            why = f"not permitted ({error.strerror}). Check the owner and mode of the directory and of the file"
+            why = f"not permitted ({said}). Check the owner and mode of the directory and of the file"
         elif error.errno in (errno.ENOSPC, errno.EDQUOT):
-            why = f"no room is left ({error.strerror}). Free some, or let retention keep fewer checkpoints"
+            why = f"no room is left ({said}). Free some, or let retention keep fewer checkpoints"
         else:
             kind = ErrorKind.STORAGE_FAILED
-            why = f"{error.strerror or error}. Check the disk and the mount"
+            why = f"{said}. Check the disk and the mount"
         message = f"cannot {operation} {path or 'objects'} in the store {self.root}: {why}"
         raise StorageError(message, kind=kind, path=path) from error
 

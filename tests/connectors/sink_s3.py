@@ -44,12 +44,12 @@ class Inside:
     def tables(self) -> list[pa.Table]:
         return [pq.read_table(self.root / path) for path in self.paths()]
 
-    def seen(self) -> list[int]:
+    def seen(self, column: str = "n") -> list[int]:
         """The numbers in all files, sorted, by two readers, which must agree."""
         table = pq.read_table(self.root) if self.root.exists() else pa.table({})
-        found: list[int] = sorted(table["n"].to_pylist()) if table.num_columns else []
+        found: list[int] = sorted(table[column].to_pylist()) if table.num_columns else []
         try:
-            rows = duckdb.sql(f"SELECT n FROM '{self.root}/**/*.parquet' ORDER BY n").fetchall()
+            rows = duckdb.sql(f"SELECT {column} FROM '{self.root}/**/*.parquet' ORDER BY ALL").fetchall()
         except duckdb.IOException:
             rows = []
         assert [n for (n,) in rows] == found

@@ -55,7 +55,7 @@ class Fake:
         """Forget everything but the address, and with it the clients of the tests before."""
         self.released.set()
         self.released = threading.Event()
-        self.honours_condition = True
+        self.honors_condition = True
         self.objects: dict[str, bytes] = {}
         self.log: list[tuple[str, str, Mapping[str, str]]] = []
         self.script: dict[tuple[str, str], Any] = {}
@@ -88,7 +88,7 @@ class Fake:
             self.log.append((method, path, dict(request.headers)))
             spoilt = self.of in ("", _agent(request.headers))
             action = self.script.pop((method, path.rpartition("/")[2]), self.everything) if spoilt else None
-            taken = path in self.objects and request.headers.get("If-None-Match") == "*" and self.honours_condition
+            taken = path in self.objects and request.headers.get("If-None-Match") == "*" and self.honors_condition
             if method == "PUT" and not taken and action in (None, "drop applied"):
                 self.objects[path] = body
             if method == "DELETE":

@@ -289,7 +289,7 @@ def opened(fake: Fake, **config: Any) -> Storage:
 
 
 def test_a_server_that_ignores_the_condition_is_refused_before_anything_is_created(fake: Fake) -> None:
-    fake.honours_condition = False
+    fake.honors_condition = False
     storage = opened(fake)
     for _ in range(2):
         with pytest.raises(StorageError, match=r"ignores If-None-Match: it created job/\.probe twice") as raised:
@@ -312,7 +312,7 @@ def test_only_a_refused_condition_proves_that_the_server_heeds_it(fake: Fake, fi
     fake.script[("PUT", ".probe")] = first
     assert opened(fake).create(RECORD, b"x") is CreateOutcome.CREATED
     assert fake.sent("PUT", ".probe") == (2 if first == "drop applied" else 3)
-    fake.honours_condition = False
+    fake.honors_condition = False
     fake.script[("PUT", ".probe")] = first
     with pytest.raises(StorageError, match="ignores If-None-Match"):
         opened(fake).create("checkpoints/2", b"x")
@@ -323,7 +323,7 @@ def test_a_probe_that_was_copied_here_proves_nothing(fake: Fake) -> None:
     fake.objects["/bucket/job/.probe"] = b"probe\n"
     assert opened(fake).create(RECORD, b"x") is CreateOutcome.CREATED
     assert fake.sent("PUT", ".probe") == 1
-    fake.honours_condition = False
+    fake.honors_condition = False
     with pytest.raises(StorageError, match="ignores If-None-Match"):
         opened(fake).create("checkpoints/2", b"x")
     assert fake.sent("PUT", "/2") == 0

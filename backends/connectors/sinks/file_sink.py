@@ -47,15 +47,11 @@ class FileSink(TwoPhaseCommitSink):
         delays.apply(FileSink("s3://bucket/delays", endpoint_url="https://…"), uid="out")
 
     A directory belongs to the sinks of one job; several of them, of different uids, may share it.
-    The sink makes a missing directory, but no bucket. Readers:
-    ``pyarrow.parquet.read_table("out/")``, ``spark.read.parquet("out/")``, ``'out/*.parquet'`` in
-    DuckDB.
-
-    Each subtask writes a file per checkpoint in which it had rows, or several of ``rows_per_file``
-    rows, in row groups of at most ``row_group_rows``. ``compression``: brotli, gzip, lz4, none,
-    snappy or zstd. ``durable=False`` syncs nothing in a local directory: for tests and benchmarks.
-    ``options``: those of an ``s3://`` store, as ``stateformat.open`` takes them; they travel in
-    pickles and stand in no message. Call :meth:`clean` when a run begins.
+    The sink makes a missing directory, but no bucket. Each subtask writes a file per checkpoint in
+    which it had rows, or several of ``rows_per_file`` rows, in row groups of at most
+    ``row_group_rows``. ``compression``: brotli, gzip, lz4, none, snappy or zstd. ``durable=False``
+    syncs nothing in a local directory: for tests and benchmarks. ``options``: those of an ``s3://``
+    store; they travel in pickles and stand in no message. Call :meth:`clean` when a run begins.
 
     Committables: ``pending`` (utf8: the prepared name relative to the directory; in S3, JSON with
     ``upload_id``, ``digest`` and ``tags``), ``path`` (utf8, relative to the directory), ``rows``

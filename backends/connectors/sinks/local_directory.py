@@ -94,10 +94,7 @@ class LocalFiles:
             self._at(new).hardlink_to(path)
 
     def read(self, name: str) -> bytes | None:
-        """The bytes of a file; None where there is none.
-
-        ``StorageError`` for anything but a file.
-        """
+        """The bytes of a file; None for none. ``StorageError`` for anything but a file."""
         with self.translated("read", name), contextlib.suppress(FileNotFoundError):
             path = self._at(name)
             self._check_file(path, name)
@@ -115,10 +112,7 @@ class LocalFiles:
         return []
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove files; those that are gone are passed over.
-
-        Not synced: removing can be repeated.
-        """
+        """Remove files, if they are there. Not synced: it can be repeated."""
         for name in names:
             with self.translated("remove", name):
                 self._at(name).unlink(missing_ok=True)
@@ -138,10 +132,7 @@ class LocalFiles:
             ) from error
 
     def _at(self, name: str) -> Path:
-        """Where a file or folder lies.
-
-        ``StorageError`` where a link in the directory leads elsewhere.
-        """
+        """Where a file or folder lies. ``StorageError`` where a link leads elsewhere."""
         parts = PurePosixPath(name).parts
         for depth in range(1, len(parts)):
             folder = self._root.joinpath(*parts[:depth])
@@ -160,11 +151,8 @@ class LocalFiles:
 
     def _check_file(self, path: Path, name: str) -> None:
         if not stat.S_ISREG(path.lstat().st_mode):
-            raise StorageError(
-                f"{path} is not a file, and a sink prepares files alone. Remove it",
-                kind=ErrorKind.INVALID_PATH,
-                path=name,
-            )
+            message = f"{path} is not a file, and a sink prepares files alone. Remove it"
+            raise StorageError(message, kind=ErrorKind.INVALID_PATH, path=name)
 
     def _sync(self, path: Path) -> None:
         if not self._durable:

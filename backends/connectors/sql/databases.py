@@ -161,25 +161,19 @@ class Database(ABC):
         return " ".join(self.url.without_secret(str(error)).split())
 
     def failed(self, error: Exception, kind: ErrorKind = ErrorKind.STORAGE_FAILED) -> StorageError:
-        return StorageError(
-            f"{self.shown}: {self._line(error)}. See that the database can be reached and written, and start the job "
-            "again: it commits first what is not committed",
-            kind=kind,
-        )
+        advice = "See that the database can be reached and written, and start the job again: it commits first"
+        return StorageError(f"{self.shown}: {self._line(error)}. {advice} what is not committed", kind=kind)
 
     def broken(self, error: Exception) -> InvalidState:
-        return InvalidState(
-            f"{self.shown} refuses rows that were prepared: {self._line(error)}. Drop the constraint, or remove what "
-            "stands in its way, and start the job again: it commits them first",
-            kind=ErrorKind.SCHEMA_MISMATCH,
-        )
+        """The error for a row that a constraint refuses."""
+        why = f"{self.shown} refuses rows that were prepared: {self._line(error)}"
+        advice = "Drop the constraint, or remove what stands in its way, and start the job again: it commits them first"
+        return InvalidState(f"{why}. {advice}", kind=ErrorKind.SCHEMA_MISMATCH)
 
     def no_key(self, error: Exception) -> InvalidInput:
-        return InvalidInput(
-            f"{self.shown} has no unique constraint on the sink's key {list(self.keys)}: {self._line(error)}. Add one, "
-            "or name the key that it has",
-            kind=ErrorKind.SCHEMA_MISMATCH,
-        )
+        """The error for a key without a unique constraint in the table."""
+        why = f"{self.shown} has no unique constraint on the sink's key {list(self.keys)}: {self._line(error)}"
+        return InvalidInput(f"{why}. Add one, or name the key that it has", kind=ErrorKind.SCHEMA_MISMATCH)
 
 
 class SqliteDatabase(Database):

@@ -50,23 +50,18 @@ class SqlSink(TwoPhaseCommitSink):
 
     ``url``: ``sqlite:///relative.db``, ``sqlite:////absolute.db`` or
     ``postgresql://user@host/database`` (needs psycopg, the extra ``postgres``). Only the driver
-    connects, and workers get no password.
-
-    ``table``: a table, or for PostgreSQL a schema and a table. It is made where it is missing;
-    columns that the rows do not have get the table's default. ``key``: the columns of a unique
-    constraint, by which a row replaces an older one. Of rows of one checkpoint the later wins, so
-    bring the rows of a key into one subtask (``key_by``). Without it rows are added.
-
+    connects, and workers get no password. ``table``: a table, or for PostgreSQL ``schema.table``,
+    made where it is missing. ``key``: the columns of a unique constraint, by which a row replaces
+    an older one; bring the rows of a key into one subtask (``key_by``). Without it rows are added.
     ``staging``: a path or a URL of fsspec that the driver and all workers can reach, with
     ``staging_options``; beside a SQLite file by default. ``marks_days``: how long it is known that
     a checkpoint was committed; None is for ever. ``object_bytes``: how much a subtask gathers in
     memory. ``durable=False`` syncs nothing: for tests and benchmarks.
 
     Committables: ``sink``, ``object`` (utf8, its name in the staging place), ``subtask`` (int32),
-    ``rows``, ``size_bytes`` (int64) and ``digest`` (utf8, BLAKE2b of 128 bits, hexadecimal). Raises
+    ``rows``, ``size_bytes`` (int64), ``digest`` (utf8, BLAKE2b of 128 bits, hexadecimal). Raises
     ``InvalidInput`` for illegal columns or tables, ``InvalidState`` for values that the database
-    would not take (before they are promised), ``StorageError`` where the database or staging place
-    fails.
+    would not take (before they are promised), ``StorageError`` where database or staging fail.
     """
 
     committable_columns = not_null(

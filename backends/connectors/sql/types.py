@@ -1,28 +1,10 @@
 """Arrow columns as columns of a database: which types, which values, and in what form.
 
-A row that a database refuses would fail the commit of its checkpoint, and every repeat of it. So
-types are checked when the job is put together, and values in the subtask, before anything is
-promised. The driver then converts whole columns to the form of the database.
-
-====================  =====================  ============================  =====================
-Arrow                 SQLite                 PostgreSQL                    not taken
-====================  =====================  ============================  =====================
-bool                  BOOLEAN (0, 1)         boolean
-int8, int16           INTEGER                smallint
-int32                 INTEGER                integer
-int64                 INTEGER                bigint
-float32               REAL                   real                          NaN (SQLite)
-float64               REAL                   double precision              NaN (SQLite)
-string                TEXT                   text                          U+0000 (PostgreSQL)
-binary                BLOB                   bytea
-date32                TEXT                   date                          years not in 1 to 9999
-timestamp[us]         TEXT                   timestamp without time zone   years not in 1 to 9999
-timestamp[us, UTC]    TEXT, with ``+00:00``  timestamp with time zone      years not in 1 to 9999
-decimal128(p, s)      TEXT                   numeric(p,s)
-====================  =====================  ============================  =====================
-
-SQLite has no times and decimals: it gets ISO 8601, which compares as times do, and all digits of a
-decimal, as text.
+docs/sinks.md has the table of types. A row that a database refuses would fail the commit of its
+checkpoint, and every repeat of it. So types are checked when the job is put together, and values in
+the subtask, before anything is promised. The driver then converts whole columns. SQLite has no
+times and decimals: it gets ISO 8601, which compares as times do, and all digits of a decimal, as
+text.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """The clients of an S3 store: one that tries again, and one that never does.
 
-Theory of operation. What can be done twice goes through s3fs, whose event loop carries many
-requests at a time. A request that fails for a passing reason is tried again with growing pauses,
+What can be done twice goes through s3fs. A request that fails for a passing reason is tried again
 here alone: the retries of s3fs and of botocore are off, since layers of retries multiply and
-neither repeats all that it should (a body that broke off, a 409). The other client, plain botocore,
-sends one request and reports its result, for the conditional PUT alone.
-
-An answer is believed when it is whole: as long as its header says, and of the very range asked for.
+neither repeats all that it should (a body that broke off, a 409). Plain botocore sends the
+conditional PUT, once. An answer is believed when it is as long as its header says, and of the range
+asked for.
 """
 
 from __future__ import annotations

@@ -1,18 +1,12 @@
 """Reading objects of S3 with obstore, where it is installed: an eighth of s3fs's processor time.
 
-Theory of operation. obstore is asked once for a range of an object. It notices a body that broke
-off, another range, and a server that ignores ranges. After any failure the other client reads the
-same range, with its retries and its messages, so a fault reads the same with obstore and without
-it. After :data:`FAILURES_MAX` failures in a row where the other client succeeds, obstore is given
-up with a warning.
-
-botocore decides on server, region, addressing and credentials, from options, environment and
-configuration files. Where obstore might take a setting otherwise (a proxy, a bundle of
-certificates, an endpoint of another kind), the other client reads (:class:`Unsuitable`).
+Theory of operation. obstore is asked once for a range of an object. After any failure the other
+client reads the same range, with its retries and its messages, so a fault reads the same with
+obstore and without it. botocore decides on server, region, addressing and credentials. Where
+obstore might take a setting otherwise, the other client reads (:class:`Unsuitable`).
 
 obstore's threads do not live on in a forked child, and a read there would wait for ever. So it
-serves only the process that imported it, and only if no other code, perhaps in the parent process,
-imported it before.
+serves only the process that imported it, and only if no other code imported it before.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
 """A store in a bucket of S3, or of a server that speaks its protocol and honors ``If-None-Match``.
 
-Theory of operation. Every request is tried again after a passing failure, but for the conditional
-PUT that creates an object if absent. A client of its own sends that one exactly once
-(``s3.client``): a repeated PUT whose first answer was lost would meet its own object and report a
-conflict. It is one part and never empty, since servers ignore the condition on a multipart upload
-and some clients drop it for an empty body.
+Theory of operation. The conditional PUT that creates an object is sent exactly once, by a client of
+its own (``client``): a repeated PUT whose first answer was lost would meet its own object and
+report a conflict. It is one part and never empty, since servers ignore the condition on a multipart
+upload and some clients drop it for an empty body. Everything else is tried again after a passing
+failure.
 
-Some servers ignore the condition altogether, and on these two runs could publish the same
-checkpoint. So the first ``create`` of every storage probes: it creates ``.probe`` beside the
-store's folders, which is no object of the store. A 412 proves that the condition holds; two creates
-that succeed disprove it. The probe stays, so the next storage needs one request and no right to
-delete.
+Some servers ignore the condition altogether. So the first ``create`` of every storage creates
+``.probe``, which is no object of the store. A 412 proves that the condition holds; two creates that
+succeed disprove it. The probe stays, so the next storage needs one request, and no right to delete.
 """
 
 from __future__ import annotations
@@ -61,14 +59,11 @@ class _Process:
     def __init__(self, client: S3Client) -> None:
         self.client = client
         self.lock = Lock()
-        self.honours_condition = False
+        self.honors_condition = False
 
 
 class S3Storage(S3Place):
-    """A store under a prefix of a bucket.
-
-    Implements :class:`stateformat.storage.Storage`.
-    """
+    """A store under a prefix of a bucket. Implements :class:`stateformat.storage.Storage`."""
 
     reads_at_once = _SMALL_READS_AT_ONCE
 
@@ -132,9 +127,9 @@ class S3Storage(S3Place):
         with self._translated("create", path):
             process = self._process
         with process.lock:
-            if not process.honours_condition:
+            if not process.honors_condition:
                 self._probe()
-                process.honours_condition = True
+                process.honors_condition = True
         outcome, error = self._put_if_absent(path, bytes(data))
         if outcome is CreateOutcome.UNKNOWN:
             # The caller learns of it, and warns.
@@ -257,7 +252,7 @@ class S3Storage(S3Place):
         return CreateOutcome.CREATED, None
 
     def _probe(self) -> None:
-        """Return if the server honours the condition, raise otherwise. The lock is held."""
+        """Return if the server honors the condition, raise otherwise. The lock is held."""
         with self._translated("create", ""):
             self._client.prepare()
         created = 0

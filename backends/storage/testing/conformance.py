@@ -1,26 +1,9 @@
-"""What every storage must do, one behavior per test. Subclass, give it a ``storage``, run pytest.
-
-    package = "stateformat.backends.storage.testing"
-    pytest.register_assert_rewrite(f"{package}.conformance", f"{package}.objects")
-
-    from stateformat.backends.storage.testing import StorageConformance
-
-    class TestMyStorage(StorageConformance):
-        @pytest.fixture
-        def storage(self):
-            return MyStorage(...)       # empty, and used by this test alone
-
-        @pytest.fixture
-        def options(self):
-            return {...}                # open_storage(storage.url, **options) opens it again
+"""What every storage must do, one behavior per test. docs/storages.md shows how to run it.
 
 ``ObjectConformance`` holds what one writer sees; this class adds what needs several. No test knows
-the storage from within, and none needs more than a few seconds. The classes need pytest, which
-stateformat does not install.
-
-Class attributes to change: ``atomic_create = False`` runs the races one after the other, for test
-servers that check and store in two steps (never for a storage that runs publish on).
-``race_threads``, ``race_rounds`` and ``listing_rounds`` say how long the races are.
+the storage from within, and none needs more than a few seconds. ``atomic_create = False`` runs the
+races one after the other, for test servers that check and store in two steps (never for a storage
+that runs publish on).
 """
 
 from __future__ import annotations
