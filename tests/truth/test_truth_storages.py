@@ -172,42 +172,37 @@ def wrong_publications(storage: Storage, told: list[list[str]], rounds: int) -> 
     return wrong
 
 
+PUBLISH = "runs publish on one parent"
+RACES = {"threads create one name": (create_each, wrong_creates), PUBLISH: (publish_each, wrong_publications)}
+each_race = pytest.mark.parametrize("race", RACES)
+
+
+def check(race: str, storage: Storage, told: list[list[str]], rounds: int, tally: Tally, where: str) -> None:
+    wrong = RACES[race][1](storage, told, rounds)
+    tally.add(f"race: {PUBLISHERS} {where}", tried=rounds, wrong=len(wrong))
+    assert wrong == []
+    if race == PUBLISH:
+        check_history(storage, rounds)
+
+
+@each_race
 @on_all
-def test_exactly_one_of_many_threads_creates(reopen: Reopen, rounds: int, request: Any, tally: Tally) -> None:
-    told = in_threads(create_each, reopen, rounds)
-    wrong = wrong_creates(reopen(), told, rounds)
+def test_exactly_one_of_many_threads_wins(
+    reopen: Reopen, rounds: int, race: str, request: pytest.FixtureRequest, tally: Tally
+) -> None:
+    # Runs in one process hand their permits to one another.
+    held: list[Any] = [{}] if race == PUBLISH else []
+    told = in_threads(RACES[race][0], reopen, rounds, *held)
     where = request.node.callspec.id.split("-")[0]
-    tally.add(f"race: {PUBLISHERS} threads create one name, {where}", tried=rounds, wrong=len(wrong))
-    assert wrong == []
+    check(race, reopen(), told, rounds, tally, f"{race}, {where}")
 
 
-@on_all
-def test_exactly_one_of_many_runs_publishes(reopen: Reopen, rounds: int, request: Any, tally: Tally) -> None:
-    told = in_threads(publish_each, reopen, rounds, {})
-    wrong = wrong_publications(reopen(), told, rounds)
-    where = request.node.callspec.id.split("-")[0]
-    tally.add(f"race: {PUBLISHERS} runs publish on one parent, {where}", tried=rounds, wrong=len(wrong))
-    assert wrong == []
-    check_history(reopen(), rounds)
-
-
+@each_race
 @pytest.mark.parametrize("rounds", [5, pytest.param(200, marks=pytest.mark.truth)])
-def test_exactly_one_of_many_processes_creates(tmp_path: Path, rounds: int, tally: Tally) -> None:
+def test_exactly_one_of_many_processes_wins(tmp_path: Path, rounds: int, race: str, tally: Tally) -> None:
     url = str(tmp_path / "store")
-    told = in_processes(create_each, url, rounds)
-    wrong = wrong_creates(open_storage(url), told, rounds)
-    tally.add(f"race: {PUBLISHERS} processes create one name, local", tried=rounds, wrong=len(wrong))
-    assert wrong == []
-
-
-@pytest.mark.parametrize("rounds", [5, pytest.param(200, marks=pytest.mark.truth)])
-def test_exactly_one_of_many_processes_publishes(tmp_path: Path, rounds: int, tally: Tally) -> None:
-    url = str(tmp_path / "store")
-    told = in_processes(publish_each, url, rounds)
-    wrong = wrong_publications(open_storage(url), told, rounds)
-    tally.add(f"race: {PUBLISHERS} processes publish on one parent, local", tried=rounds, wrong=len(wrong))
-    assert wrong == []
-    check_history(open_storage(url), rounds)
+    told = in_processes(RACES[race][0], url, rounds)
+    check(race, open_storage(url), told, rounds, tally, f"processes {race.partition(' ')[2]}, local")
 
 
 def check_history(storage: Storage, rounds: int) -> None:
