@@ -1,8 +1,4 @@
-"""Arrow schemas of everything the format stores.
-
-:data:`PRIMITIVES` is the one place of the closed list of types (SPEC.md section 3.7). A record
-holds a :data:`~stateformat.model.FieldType`, a segment the Arrow type; the two are one-to-one.
-"""
+"""Arrow schemas of everything the format stores; :data:`PRIMITIVES` is the closed list of types."""
 
 from __future__ import annotations
 

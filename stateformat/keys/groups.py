@@ -1,7 +1,5 @@
-"""Key-group arithmetic: the key group of a hash, and its owner (SPEC.md section 5.3).
-
-As in Flink, subtask *i* of *p* owns the groups ⌈i·max/p⌉ … ⌈(i+1)·max/p⌉ − 1 of 0 … max − 1, so
-group *g* belongs to subtask ⌊g·p/max⌋.
+"""Key-group arithmetic: the key group of a hash, and its owner, as in Flink (SPEC.md section
+5.3).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The footer of a Parquet file, parsed before Arrow sees it (SPEC.md 3.7, 5.5, 5.6 and 7.4).
 
-Theory of operation. Arrow believes a footer: it recurses as deep as the schema says, makes large
-objects from two bytes of a list, hands ``ARROW:schema`` to registered extension types, and crashes
-for a missing column chunk. So the Thrift structures are walked here first. What two readers might
-read in two ways (a field that is there twice, an overflow) is refused.
+Arrow believes a footer: it recurses as deep as the schema says, makes large objects from two bytes
+of a list, acts on ``ARROW:schema``, and crashes for a missing column chunk. So the Thrift
+structures are walked here first, and what two readers might read in two ways is refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The headers of the pages of a Parquet file, parsed without Arrow; ``pages`` judges them.
-
-A regular expression reads data pages as Arrow writes them; others are walked field by field.
-"""
+"""The headers of the pages of a Parquet file, parsed without Arrow; ``page_checks`` judges them."""
 
 from __future__ import annotations
 

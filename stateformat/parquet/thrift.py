@@ -1,8 +1,7 @@
 """Thrift's compact protocol, as far as Parquet's metadata needs it; nothing is built.
 
-Functions take the bytes and a position, and return a value and the position behind it. They raise
-``IndexError`` for bytes that end too soon, :class:`FooterFault` for what breaks the protocol or
-what two readers might read in two ways.
+Functions take bytes and a position, and return a value and the position behind it. They raise
+``IndexError`` for bytes that end too soon, :class:`FooterFault` for anything else that is wrong.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def short_string() -> bytes:
 
 class LazyPattern:
     """A pattern for the usual form of a structure, compiled after ``after`` calls that match
-    nothing. Compiling takes as long as walking some hundred structures.
+    nothing: that takes as long as walking some hundred structures.
     """
 
     def __init__(self, source: Callable[[], bytes], after: int = 128) -> None:

@@ -29,8 +29,8 @@ class SinkResult(NamedTuple):
 
 
 class SegmentSink:
-    """A write-only file for Parquet writers, ended by either :meth:`finish` or :meth:`abort`. Opens
-    its object once the segment reaches ``inline_bytes_max``: a smaller one costs no request.
+    """A write-only file for Parquet writers, ended by :meth:`finish` or :meth:`abort`. It opens its
+    object once it reaches ``inline_bytes_max``: a smaller segment costs no request.
     """
 
     def __init__(self, open_output: Callable[[], OutputObject], inline_bytes_max: int) -> None:

@@ -1,7 +1,4 @@
-"""A stream of unordered rows sorted into segment order, in bounded memory (SPEC.md section 5.2).
-
-Rows are gathered to some megabytes, sorted, and set aside as a *run*; the runs are then merged.
-"""
+"""A stream of unordered rows sorted in bounded memory, by runs that are merged (SPEC.md 5.2)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One Parquet file of state on its way into a storage (SPEC.md sections 5.5 and 5.6).
-
-A failure aborts the object, and so does a row group that readers would refuse for its memory.
-"""
+"""One Parquet file of state on its way into a storage (SPEC.md sections 5.5 and 5.6)."""
 
 from __future__ import annotations
 

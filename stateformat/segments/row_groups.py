@@ -1,9 +1,7 @@
-"""Where row groups of a segment end, and how columns may be stored (SPEC.md section 5.5).
+"""Where row groups of a segment end, and how columns may be stored (SPEC.md sections 5.5 and 7.4).
 
 A row group holds whole key groups up to a number of rows, or a part of one larger key group. A file
-has at most 1,024, since readers parse the footer whole: a table gets larger row groups from the
-start, a stream gets them as it grows. A reader decodes whole row groups, so one that takes much
-memory is cut again (section 7.4).
+has at most 1,024: readers parse the footer whole.
 """
 
 from __future__ import annotations
@@ -66,9 +64,8 @@ def grown_limit(limit: int, written: int) -> int:
 
 
 def split_groups(counts: npt.NDArray[Any], limit: int, *, begun: bool = False) -> list[int]:
-    """Cut rows into row groups: the row numbers at which they end, the last being the row count.
-    ``counts`` are the rows of each key group. ``begun``: earlier row groups hold a part of the
-    first.
+    """The row numbers at which row groups end, by the row ``counts`` of key groups; the last is the
+    row count. ``begun``: earlier row groups hold a part of the first key group.
     """
     ends = np.cumsum(counts[counts > 0])
     stops: list[int] = []

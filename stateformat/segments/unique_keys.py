@@ -1,7 +1,4 @@
-"""Row keys as numbers, and the check that each row key occurs once (SPEC.md section 5.3).
-
-Row keys are equal when all columns are; null equals null, −0.0 equals 0.0 and NaN equals NaN.
-"""
+"""Row keys as numbers, and the check that each row key occurs once (SPEC.md section 5.3)."""
 
 from __future__ import annotations
 
@@ -71,9 +68,8 @@ def _column_codes(column: Any) -> tuple[npt.NDArray[np.int64], int, bool]:
 
 
 class RowKeyCheck:
-    """Raises ``InvalidState`` (DUPLICATE_ROW_KEY) for a second row with the same row key. Holds the
-    row keys of one key group, in memory or by hash in a temporary file. In a delta a clear counts
-    apart from upserts and deletes.
+    """Raises ``InvalidState`` (DUPLICATE_ROW_KEY) for a second row with the same row key. In a
+    delta a clear counts apart from upserts and deletes.
     """
 
     def __init__(self, state: State, where: str) -> None:

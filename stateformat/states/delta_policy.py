@@ -1,11 +1,9 @@
 """Whether a state is written whole or as a delta, and how many layers stay below the delta.
 
 Theory of operation. A delta also takes in the layers on top that are not much larger, by the
-changes since the layer below them (``changes`` knows them; nothing is read). So each delta is
-smaller than the one below by :data:`_FOLD_FACTOR`: there are logarithmically many, and a change is
-written again about as often. When the deltas reach half of the base, the state is written whole. A
-writer that cannot make older changes again, as users of the library, only chooses between a delta
-and the whole: :func:`should_fold`.
+changes since the layer below them. So each delta is smaller than the one below by
+:data:`_FOLD_FACTOR`: there are logarithmically many. When they reach half of the base, the state is
+written whole. Users of the library choose between a delta and the whole: :func:`should_fold`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A storage in front of another that counts every operation and, at level DEBUG, logs it.
 
-It passes for the storage itself: by ``isinstance``, ``repr`` and further attributes. Objects being
-written come back in a shell that counts. Files being read come back as they are, since pyarrow
-reads a native file without the interpreter's lock; :func:`read_input` counts them.
+It passes for the storage itself. Files being read come back as they are, since pyarrow reads a
+native file without the interpreter's lock; :func:`read_input` counts them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """What a store does in numbers: calls, objects, bytes and seconds of each operation; retries,
 waits.
 
-Counters only go up; a phase is the difference of two copies (:meth:`Stats.since`). Every thread
-counts in its own cell, and readers add the cells: no lock slows an operation or survives a fork
-locked. One operation's counts are replaced as a whole, so a reader sees a call with its bytes or
-not at all.
+Counters only go up. Every thread counts in its own cell, and readers add the cells: no lock slows
+an operation or survives a fork. One operation's counts are replaced as a whole.
 """
 
 from __future__ import annotations

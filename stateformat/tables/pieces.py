@@ -1,8 +1,4 @@
-"""Tables cut, joined and gathered by bytes, so that neither memory nor 32-bit offsets overflow.
-
-An array of strings, binary, lists or maps holds at most 2 GiB; a table may hold more in several
-chunks, so these functions never make one array of a whole column.
-"""
+"""Tables cut, joined and gathered by bytes, so that neither memory nor 32-bit offsets overflow."""
 
 from __future__ import annotations
 
@@ -35,8 +31,8 @@ _PASSED: Final = _Passed()
 
 
 def release_memory_after(size_bytes: int) -> None:
-    """Note rows that this thread has processed; from time to time Arrow gives memory back. Of a
-    stream, Arrow keeps as much freed memory as it needs; every thread has a part of its own.
+    """Note rows that this thread has processed; from time to time its part of Arrow's freed memory
+    is given back.
     """
     _PASSED.size_bytes += size_bytes
     if _PASSED.size_bytes >= _RELEASE_BYTES:

@@ -1,7 +1,4 @@
-"""Rows set aside in a temporary file, in buckets, where memory may not hold them.
-
-The file has no name, so it is gone when it is closed or the process ends. It lies in ``TMPDIR``.
-"""
+"""Rows set aside in a nameless temporary file in ``TMPDIR``, where memory may not hold them."""
 
 from __future__ import annotations
 
