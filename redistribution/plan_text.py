@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 import pyarrow as pa
 
 from stateformat.errors import InvalidInput
-from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Partitioner, Status
+from stateformat.graph import Edge, JobGraph, Operator, OperatorId, Status
 from stateformat.model import AttemptId, CheckpointId, ParentRef
 from stateformat.schema import SLICE_SCHEMA
 
@@ -98,7 +98,7 @@ class PlanDocument:
                 job_id=value["job_id"],
                 topology=JobGraph(
                     tuple(Operator(**item) for item in topology["operators"]),
-                    tuple(_edge_in(item) for item in topology["edges"]),
+                    tuple(Edge(**item) for item in topology["edges"]),
                 ),
                 operators=tuple(_operator_in(item) for item in value["operators"]),
                 refusals=tuple(Refusal(**item | {"code": RefusalCode(item["code"])}) for item in value["refusals"]),
@@ -115,10 +115,6 @@ class PlanDocument:
 
 def _columns(value: Mapping[str, list[Any]]) -> Iterable[pa.Array]:
     return [pa.array(value[item.name], item.type) for item in SLICE_SCHEMA]
-
-
-def _edge_in(item: dict[str, Any]) -> Edge:
-    return Edge(**item | {"partitioner": Partitioner(item["partitioner"]), "key_columns": tuple(item["key_columns"])})
 
 
 def _column_in(item: dict[str, Any]) -> ColumnPlan:
