@@ -13,7 +13,7 @@ The whole door for authors of runtimes::
     plan = store.open().plan_restore(graph.at(parallelism=6))
     tasks = store.open().restore(plan, "counts", 0)       # Arrow batches of the new subtask 0
 
-``SPEC.md`` beside this file is the format; ``docs/library.md`` is the guide; ``errors`` lists errors.
+``SPEC.md`` beside this file is the format, ``docs/library.md`` the guide; ``errors`` lists errors.
 """
 
 from __future__ import annotations
