@@ -119,9 +119,9 @@ class NewObject(ABC):
         """Do nothing. pyarrow calls it; bytes are visible only after :meth:`close`."""
 
     def close(self) -> None:
-        """Make the object visible, whole and durable.
+        """Make the object visible, whole and durable, once.
 
-        A second call does nothing. ``InvalidInput`` after :meth:`abort`.
+        ``InvalidInput`` after :meth:`abort`.
         """
         if self._end == "published":
             return

@@ -143,10 +143,7 @@ class LocalStorage:
                 self._tree.unlink(parents, [name for _, name in group], durable=False)
 
     def make_durable(self, paths: Iterable[str]) -> None:
-        """Sync the directories of these objects, and those that lead to them.
-
-        Their bytes were synced before the link.
-        """
+        """Sync the directories of these objects; their bytes were synced before the link."""
         for parents in dict.fromkeys(_split(path)[0] for path in paths):
             with self._tree.translated("sync", "/".join(parents)), self._tree.opened(parents, make=True) as directory:
                 self._tree.sync(directory)
@@ -228,10 +225,7 @@ class _LocalOutput(NewObject):
             raise
 
     def link(self) -> bool:
-        """Give the file its final name, durably; false if the name is taken.
-
-        The caller then aborts or closes.
-        """
+        """Give the file its final name, durably; false if the name is taken."""
         self._file.flush()
         self._tree.sync(self._file.fileno())
         here, ours = self._directory, True

@@ -58,9 +58,9 @@ class DirectoryTree:
             os.fsync(descriptor)
 
     def open(self, parts: Parts, *, make: bool = False) -> int:
-        """A descriptor of a directory, reached without following a link.
+        """A descriptor of a directory, reached without a link.
 
-        ``make`` makes what is missing, durably.
+        ``make``: what is missing, durably.
         """
         if make:
             self._make_root()
@@ -146,10 +146,7 @@ class DirectoryTree:
         return stat.S_ISREG(mode)
 
     def unlink(self, parts: Parts, names: Iterable[str], *, durable: bool) -> None:
-        """Remove files from a directory, in order, and an empty segment directory with them.
-
-        A missing file is fine.
-        """
+        """Remove files, if they are there, in order, and a segment directory that is empty then."""
         with contextlib.suppress(FileNotFoundError), self.opened(parts) as directory:
             for name in names:
                 with contextlib.suppress(FileNotFoundError):

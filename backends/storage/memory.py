@@ -33,9 +33,9 @@ def from_url(url: str, options: Mapping[str, Any]) -> MemoryStorage:
 
 
 class MemoryStorage:
-    """A store in the memory of this process. Implements :class:`stateformat.storage.Storage`.
+    """A store in this process.
 
-    ``create`` never answers ``UNKNOWN``, and reading copies no bytes.
+    Implements :class:`Storage`; ``create`` never answers ``UNKNOWN``.
     """
 
     def __init__(self, name: str) -> None:

@@ -67,10 +67,7 @@ class CollectSink(TwoPhaseCommitSink):
         return pa.Table.from_pylist(rows, schema=self.committable_columns)
 
     def commit(self, permit: CommitPermit, committables: pa.Table) -> None:  # noqa: ARG002 - no other process sees this
-        """Take the rows that were not taken yet.
-
-        ``InvalidState`` for a payload that is no Arrow stream.
-        """
+        """Take the rows not taken yet. ``InvalidState`` for a payload that is no Arrow stream."""
         taken: dict[tuple[int, str, str, int, int], pa.Table] = {}
         names = ("_checkpoint_id", "_attempt_id", *self.committable_columns.names)
         for *place, payload in zip(*(committables[name].to_pylist() for name in names), strict=True):

@@ -44,10 +44,7 @@ class NewFile(Protocol):
 
 
 class OutputDirectory(Protocol):
-    """Where a sink writes.
-
-    Can be copied and pickled. Raises ``StorageError`` with the file's name.
-    """
+    """Where a sink writes. Can be copied and pickled. ``StorageError`` names the file."""
 
     def begin(self, uid: str) -> NewFile:
         """A new file of the sink ``uid``."""

@@ -179,10 +179,7 @@ def _open_directory(address: str | os.PathLike[str], durable: bool, options: Map
 
 
 def _files_of(committables: pa.Table, uid: str | None = None) -> Sequence[PreparedFile]:
-    """The files of the rows.
-
-    ``DamagedCheckpoint`` for one that no sink, or not ``uid``, has made.
-    """
+    """The files of the rows. ``DamagedCheckpoint`` for one that no sink, or not ``uid``, made."""
     if not committables.num_rows:
         return []
     sink = f"sink {uid!r}" if uid else "a file sink"
@@ -207,10 +204,7 @@ class _Closed:
 
 
 class _ParquetFile:
-    """A Parquet file that is being written.
-
-    Gathers small batches, so that row groups are not small.
-    """
+    """A Parquet file being written. Gathers small batches, for row groups of some size."""
 
     def __init__(self, file: NewFile, schema: pa.Schema, row_group_rows: int, compression: str) -> None:
         self._file = file

@@ -84,10 +84,7 @@ class LocalFiles:
             self._at(old).rename(self._at(new))
 
     def link(self, old: str, new: str) -> None:
-        """Give a file a second name, unless that is taken or the file is not there.
-
-        ``StorageError`` for anything but a file.
-        """
+        """Give a file a second name, unless that is taken or the file is not there."""
         with self.translated("link", old), contextlib.suppress(FileExistsError, FileNotFoundError):
             path = self._at(old)
             self._check_file(path, old)

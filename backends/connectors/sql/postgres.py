@@ -39,10 +39,7 @@ _CSV: Final = csv.WriteOptions(include_header=False, quoting_style="all_valid")
 
 
 class PostgresDatabase(sql.Database):
-    """A table in PostgreSQL.
-
-    ``InvalidInput`` (kind ``MISSING_DEPENDENCY``) where psycopg is missing.
-    """
+    """A table in PostgreSQL. ``InvalidInput`` where psycopg is missing."""
 
     kind = POSTGRESQL
 

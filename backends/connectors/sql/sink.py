@@ -135,10 +135,6 @@ class SqlSink(TwoPhaseCommitSink):
         self._gathered, self._gathered_bytes = [], 0
 
     def prepare_commit(self, prepared: Prepared) -> pa.Table | None:
-        """Make rows durable under names of this attempt.
-
-        ``StorageError`` where an object is gone.
-        """
         of = PartName(*prepared, self._folder, self.context.subtask, 0, "")
         for number, staged in enumerate(self._put):
             name = of._replace(number=number, write_id=token_hex(8)).staged
@@ -196,10 +192,7 @@ class SqlSink(TwoPhaseCommitSink):
         return {Prepared(name.checkpoint_id, name.attempt_id) for name in names}
 
     def clean(self, uid: str, newest_id: int, carried: pa.Table | None = None) -> list[str]:
-        """Make or check the table, and remove what crashed runs of the sink ``uid`` left.
-
-        As of :class:`FileSink`. ``InvalidInput`` for a table that does not fit.
-        """
+        """Make or check the table, and remove what :meth:`FileSink.clean` would."""
         if self._schema is not None:
             with self._database.transaction() as transaction:
                 transaction.make(self._schema)

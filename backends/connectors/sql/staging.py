@@ -32,10 +32,7 @@ class Staged(NamedTuple):
 
 
 class Staging(Protocol):
-    """A place for staged objects.
-
-    Holds nothing open and may be pickled. Raises ``StorageError``.
-    """
+    """A place for staged objects. Can be pickled. Raises ``StorageError``."""
 
     def put(self, name: str, body: Any) -> None:
         """Store an object under a new name. It is durable on return."""

@@ -21,10 +21,7 @@ PARTS_AT_ONCE: Final = 3
 
 
 class PartsUpload:
-    """A multipart upload whose parts are sent several at once. Raises what the client raises.
-
-    ``more``: further arguments of the request that begins it.
-    """
+    """A multipart upload whose parts go several at once; ``more``: arguments of its begin."""
 
     def __init__(self, client: S3Client, bucket: str, key: str, **more: Any) -> None:
         self._client = client
@@ -183,10 +180,7 @@ def abort_upload(client: S3Client, bucket: str, key: str, upload_id: str) -> Non
 
 
 class RangeFile(io.RawIOBase):
-    """A seekable file of which every read is one range of the object.
-
-    Not buffered: Parquet readers ask for whole chunks.
-    """
+    """A seekable file, unbuffered: every read is one range of the object."""
 
     def __init__(self, read_range: Callable[[int, int], Any], size_bytes: int) -> None:
         super().__init__()

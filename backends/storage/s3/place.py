@@ -40,10 +40,7 @@ _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 
 
 def address_of(url: str, options: Mapping[str, Any]) -> tuple[str, str]:
-    """Bucket and prefix of ``s3://bucket/prefix``. Checks the options too; imports no s3fs.
-
-    Raises ``InvalidInput``.
-    """
+    """Bucket and prefix of ``s3://bucket/prefix``; checks the options. Raises ``InvalidInput``."""
     check_options("s3://", options, OPTIONS)
     check_types(options)
     check_client(options)
