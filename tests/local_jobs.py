@@ -1,7 +1,9 @@
-"""Jobs for tests of the in-process executor: sources that a test opens, operators that write down every call, a bench that steps.
+"""Jobs for tests of the in-process executor: sources that a test opens, operators that write down
+every call, a bench that steps.
 
-What user code does goes into one :class:`Log`, in the order in which it happened, as words: ``op/0 process 0: 1 2`` says that
-subtask 0 of ``op`` was given the values 1 and 2 on its input 0. A test can make any call fail, once, by the same words.
+What user code does goes into one :class:`Log`, in the order in which it happened, as words: ``op/0
+process 0: 1 2`` says that subtask 0 of ``op`` was given the values 1 and 2 on its input 0. A test
+can make any call fail, once, by the same words.
 """
 
 from __future__ import annotations
@@ -58,7 +60,10 @@ class Boom(Exception):
 
 
 class Log:
-    """What user code was called for, in order; ``failing``: calls (or their beginnings) that raise the next time."""
+    """What user code was called for, in order.
+
+    ``failing``: calls (or their beginnings) that raise the next time.
+    """
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -83,7 +88,8 @@ class Log:
 
 
 class Tap(df.Source):
-    """Reads chunks that lie ready, as far as the test has let them: ``let(split, chunks)``, or all of it and the end.
+    """Reads chunks that lie ready, as far as the test has let them: ``let(split, chunks)``, or all
+    of it and the end.
 
     df.Split *n* is that of subtask *n* modulo the parallelism.
     """
@@ -122,7 +128,10 @@ class Tap(df.Source):
 
 
 class Told(df.Operator):
-    """Passes on what it is given, and tells the log of every call. ``emits``: what hooks emit, by name."""
+    """Passes on what it is given, and tells the log of every call.
+
+    ``emits``: what hooks emit, by name.
+    """
 
     def __init__(self, log: Log, **emits: Callable[[Told], df.Output]) -> None:
         self.log = log
@@ -190,9 +199,11 @@ class Count(Told):
 
 
 class Out(df.TwoPhaseCommitSink, Told):
-    """A sink whose committables are the values; ``seen`` is what everybody can see, with multiplicity.
+    """A sink whose committables are the values; ``seen`` is what everybody can see, with
+    multiplicity.
 
-    A commit that fails ``after`` has done its work. ``later``: so many committables are to be tried again next time.
+    A commit that fails ``after`` has done its work. ``later``: so many committables are to be tried
+    again next time.
     """
 
     committable_columns = pa.schema([("values", pa.string()), ("number", pa.int64())])
@@ -245,7 +256,10 @@ class Out(df.TwoPhaseCommitSink, Told):
 
 
 class Line:
-    """A bench, and a job of three tasks on it: ``in`` → ``op`` → ``out``. Change its attributes between two runs."""
+    """A bench, and a job of three tasks on it: ``in`` → ``op`` → ``out``.
+
+    Change its attributes between two runs.
+    """
 
     def __init__(
         self,
@@ -291,7 +305,10 @@ class Line:
 
 
 class Bench:
-    """A store, a virtual clock, a log; begins runs and steps them. ``storage``: what the store is written through."""
+    """A store, a virtual clock, a log; begins runs and steps them.
+
+    ``storage``: what the store is written through.
+    """
 
     def __init__(self, url: str = "memory://bench", **options: Any) -> None:
         if url.startswith("memory://"):
@@ -417,10 +434,11 @@ def in_flight(bench: Bench, edge: str | None = None) -> list[dict[str, Any]]:
 
 
 class Faulty:
-    """A storage that does what the test has ordered, for the next request of its kind: ``order("create", "checkpoints/", "lose")``.
+    """A storage that does what the test has ordered, for the next request of its kind:
+    ``order("create", "checkpoints/", "lose")``.
 
-    ``refuse``: nothing is done, and an error told (of a create: unknown). ``lose``: it is done, and an error told. ``down``: every
-    request fails until :meth:`mend`.
+    ``refuse``: nothing is done, and an error told (of a create: unknown). ``lose``: it is done, and
+    an error told. ``down``: every request fails until :meth:`mend`.
     """
 
     def __init__(self, inner: Storage) -> None:

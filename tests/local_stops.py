@@ -22,7 +22,9 @@ UNDISTURBED = sorted([*range(8), 2, 1002, 2002, 3002])
 
 
 class Flushing(Count):
-    """Counts by key; has a timer at the end of time, which emits nothing; passes rows on, and emits the counts at its end."""
+    """Counts by key; has a timer at the end of time, which emits nothing; passes rows on, and emits
+    the counts at its end.
+    """
 
     def states(self, *inputs: pa.Schema) -> Sequence[Descriptor]:
         return [ValueState("count", KEY, {"n": pa.int64()}), Timers("wake", KEY)]

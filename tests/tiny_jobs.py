@@ -1,4 +1,5 @@
-"""Jobs of a few words, with what planning and coordinating ask of a job and nothing else: no user code, no schemas.
+"""Jobs of a few words, with what planning and coordinating ask of a job and nothing else: no user
+code, no schemas.
 
 ``tiny_job({"a": 2, "b": 3}, "a hash b", "b feedback a")`` has two vertices of one operator each.
 """
@@ -39,14 +40,19 @@ class TinyJob:
 
 
 def edge(text: str) -> Edge:
-    """``"source partitioner target"``; the partitioner ``feedback`` is a hash edge that is fed back."""
+    """``"source partitioner target"``; the partitioner ``feedback`` is a hash edge that is fed
+    back.
+    """
     source, how, target = text.split()
     partitioner = Partitioner.HASH if how == "feedback" else Partitioner(how)
     return Edge(text, OperatorId(source), OperatorId(target), partitioner, feedback=how == "feedback")
 
 
 def tiny_job(parallelism: dict[str, int], *edges: str, union: tuple[str, ...] = (), unaligned: bool = False) -> TinyJob:
-    """Vertices in topological order; ``"a+x"`` is a chain of operators a and x, and edges name operators."""
+    """Vertices in topological order.
+
+    ``"a+x"`` is a chain of operators a and x, and edges name operators.
+    """
     vertices = []
     for chain, count in parallelism.items():
         operators = tuple(chain.split("+"))

@@ -92,12 +92,12 @@ def check_places(sinks: Mapping[str, TwoPhaseCommitSink], source: Record, url: s
         latest = max((each for each in attempts or () if each.checkpoint_id > source.checkpoint_id), default=None)
         if latest is not None:
             raise InvalidInput(
-                f"the place of sink {uid!r} holds output that was prepared for checkpoint {latest.checkpoint_id} (attempt "
-                f"{latest.attempt_id}), and the job is to begin after checkpoint {source.checkpoint_id} of {url}. Another job "
-                "that goes on from that checkpoint writes there, or did before it crashed. Two jobs must not share a place: "
-                f"give the sink another one, and leave to the other job what it has still to commit: "
-                f"drop={f'{uid}/{COMMITTABLES}'!r}. If the other job has ended for good, remove what it has left instead "
-                "(docs/sinks.md says where), and start again.",
+                f"the place of sink {uid!r} holds output that was prepared for checkpoint {latest.checkpoint_id} "
+                f"(attempt {latest.attempt_id}), and the job is to begin after checkpoint {source.checkpoint_id} of "
+                f"{url}. Another job that goes on from that checkpoint writes there, or did before it crashed. Two "
+                "jobs must not share a place: give the sink another one, and leave to the other job what it has "
+                f"still to commit: drop={f'{uid}/{COMMITTABLES}'!r}. If the other job has ended for good, remove what "
+                "it has left instead (docs/sinks.md says where), and start again.",
                 operator=uid,
                 checkpoint_id=latest.checkpoint_id,
             )
@@ -174,6 +174,7 @@ def commit_rest(
         uid, rows = next(iter(left.items()))
         raise RunDiscarded(
             f"sink {uid!r} has put off {rows.num_rows} committables of checkpoint {permit.ref.checkpoint_id} for "
-            f"{COMMIT_TRIES} times, and the job ends with it; they stay in the checkpoint, and the next start tries again",
+            f"{COMMIT_TRIES} times, and the job ends with it; they stay in the checkpoint, and the next start tries "
+            "again",
             counted=True,
         )

@@ -210,8 +210,8 @@ class Driver:
         self._lost.add(uid)
         self.warn(
             f"The coordinator of operator {uid!r} sent a message to subtask {subtask}, whose input had ended, so the "
-            "message is lost. A subtask receives every answer to what it sent before its last input ended. Send nothing "
-            "else to a subtask that may have ended."
+            "message is lost. A subtask receives every answer to what it sent before its last input ended. Send "
+            "nothing else to a subtask that may have ended."
         )
 
     def warn(self, sentence: str) -> None:

@@ -98,7 +98,7 @@ class Options:
     seed: int = 0
     """Of the order in which things happen."""
     start_from: str | None = None
-    """URL of a savepoint or other store, or ``URL@ID``, with whose content an empty store begins."""
+    """URL of a savepoint or other store, or ``URL@ID``: an empty store begins with its content."""
     start_from_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Storage options of ``start_from``."""
     claim: bool = False
@@ -119,12 +119,13 @@ class Options:
                 raise InvalidInput(f"{name} is {value!r}; it is True or False")
         if not isinstance(self.drop, Collection) or not all(isinstance(name, str) for name in self.drop):
             raise InvalidInput(
-                f"drop is {self.drop!r}; it is a list of names, each 'operator', 'operator/state' or 'operator/state.column'"
+                f"drop is {self.drop!r}; it is a list of names, each 'operator', 'operator/state' or "
+                "'operator/state.column'"
             )
         if self.schedule.unaligned_after_us is not None and not self.unaligned:
             raise InvalidInput(
-                f"unaligned_after_us is {self.schedule.unaligned_after_us}, but the job is aligned, so no barrier ever overtakes. "
-                "Give unaligned=True as well, or leave unaligned_after_us out."
+                f"unaligned_after_us is {self.schedule.unaligned_after_us}, but the job is aligned, so no barrier "
+                "ever overtakes. Give unaligned=True as well, or leave unaligned_after_us out."
             )
 
 

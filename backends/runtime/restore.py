@@ -47,10 +47,10 @@ class Restored:
     finished: frozenset[str] = frozenset()
     """The fully finished vertices, which are not started."""
     _tables: dict[Any, pa.Table] = field(default_factory=dict, compare=False, repr=False)
-    """Union and progress states. To read them for each subtask would cost the square of their number."""
+    """Union and progress states, since reading them for each subtask would be quadratic."""
 
     def states(self, vertex: Vertex, subtask: int) -> Mapping[str, Mapping[str, ReadTask]]:
-        """What a task's operators read, by uid and state; without those that the checkpoint lacks."""
+        """What a task's operators read, by uid and state, as far as the checkpoint has them."""
         known = self.permit.record.graph.by_uid if self.permit else {}
         return {uid: self._tasks(uid, subtask) for uid in vertex.operators if uid in known}
 

@@ -42,8 +42,8 @@ def start(store: CheckpointStore, flow: Dataflow, options: Options) -> CommitPer
     if permit is not None:
         if permit.record.kind is CheckpointKind.SAVEPOINT and not options.claim:
             raise er.InvalidInput(
-                f"{store.url} is a savepoint (checkpoint {permit.ref.checkpoint_id}), which is yours: a run would publish "
-                f"there, and retention would delete it in time. Give the job a store of its own with "
+                f"{store.url} is a savepoint (checkpoint {permit.ref.checkpoint_id}), which is yours: a run would "
+                f"publish there, and retention would delete it in time. Give the job a store of its own with "
                 f"start_from={store.url!r}, or hand the savepoint over to it with claim=True",
                 url=store.url,
             )
@@ -54,8 +54,8 @@ def start(store: CheckpointStore, flow: Dataflow, options: Options) -> CommitPer
         return None
     if options.claim:
         raise er.InvalidInput(
-            f"claim=True hands a savepoint over to a job that runs in it, and {store.url} is empty. Open the savepoint's "
-            "own store for the job, or leave claim out: start_from alone copies the savepoint"
+            f"claim=True hands a savepoint over to a job that runs in it, and {store.url} is empty. Open the "
+            "savepoint's own store for the job, or leave claim out: start_from alone copies the savepoint"
         )
     return _begin_from(store, flow, options, options.start_from)
 
@@ -69,7 +69,8 @@ def _begin_from(store: CheckpointStore, flow: Dataflow, options: Options, addres
     if checkpoint.record.job_id != flow.job_id:
         raise er.JobMismatch(
             f"{checkpoint!r} is of job {checkpoint.record.job_id!r}, and the dataflow is job {flow.job_id!r}. Segments "
-            f"carry the job's id, so a job that starts from a savepoint keeps it: Dataflow({checkpoint.record.job_id!r})",
+            "carry the job's id, so a job that starts from a savepoint keeps it: "
+            f"Dataflow({checkpoint.record.job_id!r})",
             job_id=checkpoint.record.job_id,
         )
     plan_of(flow, checkpoint, options)
@@ -85,8 +86,8 @@ def _begin_from(store: CheckpointStore, flow: Dataflow, options: Options, addres
         if error.kind is not er.ErrorKind.STORE_NOT_EMPTY:
             raise
         raise er.PublishConflict(
-            f"another run has begun {store.url} while {checkpoint!r} was copied there. Nothing of this run was published; "
-            "if that other run is not wanted, stop it, and start again",
+            f"another run has begun {store.url} while {checkpoint!r} was copied there. Nothing of this run was "
+            "published; if that other run is not wanted, stop it, and start again",
             kind=er.ErrorKind.PUBLISH_LOST,
         ) from error
     logger.info("%s begins with checkpoint %s, made from %r", store.url, permit.ref.checkpoint_id, checkpoint)

@@ -55,8 +55,8 @@ class StopService:
                 continue
             if not rq.counts_for(request, self._restored_from):
                 message = (
-                    f"the run that was asked when checkpoint {request.newest} was the newest has ended; this one went on "
-                    f"from checkpoint {self._restored_from}. Ask again"
+                    f"the run that was asked when checkpoint {request.newest} was the newest has ended; this one "
+                    f"went on from checkpoint {self._restored_from}. Ask again"
                 )
                 self._turn_down(request, rq.StopOutcome.MISSED, message)
                 continue
@@ -148,8 +148,8 @@ def end_stopped(
     except (CheckpointError, OSError) as error:
         savepoint, wanted = None, without_secrets(wanted)
         sentence += (
-            f"; its copy to {wanted} failed: {error}. The stop stands: run `ckpt copy {store.url}@{record.checkpoint_id} "
-            f"{wanted}`"
+            f"; its copy to {wanted} failed: {error}. The stop stands: run `ckpt copy "
+            f"{store.url}@{record.checkpoint_id} {wanted}`"
         )
     others = {request.id for request in waiting_requests(store)} - {stop.request}
     for request in (stop.request, *sorted(others)):

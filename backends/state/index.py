@@ -196,8 +196,8 @@ class SlotIndex:
         """
         if len(slots) + more > SLOTS_MAX or (len(slots) and int(slots.max()) + more >= SLOTS_MAX):
             raise InvalidState(
-                f"a state of one subtask would have {len(slots) + more} row keys, and {SLOTS_MAX} is the most. Raise the "
-                "parallelism of the operator.",
+                f"a state of one subtask would have {len(slots) + more} row keys, and {SLOTS_MAX} is the most. Raise "
+                "the parallelism of the operator.",
                 kind=ErrorKind.LIMIT_EXCEEDED,
             )
         self._allocate(max(_BITS_MIN, int((len(slots) + more) / _LOAD_BUILT).bit_length()))

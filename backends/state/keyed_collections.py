@@ -243,8 +243,8 @@ class KeyedList(_Collection):
         [indexes] = self._index.fit(rows)
         if indexes.to_numpy().max() == _INDEX_MAX:
             raise InvalidState(
-                f"a list of {self._where} has an element with _index {_INDEX_MAX}, after which nothing can be appended. "
-                "Rewrite the state with lower ones.",
+                f"a list of {self._where} has an element with _index {_INDEX_MAX}, after which nothing can be "
+                "appended. Rewrite the state with lower ones.",
                 kind=ErrorKind.LIMIT_EXCEEDED,
             )
         # The next index is one above the greatest, and 0 where all are negative.

@@ -49,8 +49,9 @@ class OwnedKeys:
         keyed = " and ".join(f"key_by({', '.join(map(repr, columns))})" for columns in dict.fromkeys(self.key_by))
         return InvalidState(
             f"operator {self.operator.uid!r} puts key {shown} ({', '.join(self.columns)}) into state {self.state!r} "
-            f"in subtask {self.subtask}, but that key belongs to subtask {owner}. Its input comes by {keyed or 'no key'}: put the values of "
-            "those columns from a record, or key the input by what the state is keyed by.",
+            f"in subtask {self.subtask}, but that key belongs to subtask {owner}. Its input comes by "
+            f"{keyed or 'no key'}: put the values of those columns from a record, or key the input by what the state "
+            "is keyed by.",
             kind=ErrorKind.STATE_NOT_ALLOWED,
             operator=self.operator.uid,
             state=self.state,

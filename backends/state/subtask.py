@@ -54,7 +54,8 @@ class SubtaskStates:
         check_parallelism(operator.parallelism, ceiling, operator=operator.uid)
         if not 0 <= subtask < operator.parallelism:
             raise InvalidInput(
-                f"operator {operator.uid!r} has subtasks 0 to {operator.parallelism - 1}; there is no subtask {subtask}",
+                f"operator {operator.uid!r} has subtasks 0 to {operator.parallelism - 1}; there is no subtask "
+                f"{subtask}",
                 kind=ErrorKind.INVALID_PARALLELISM,
             )
         self.operator = operator

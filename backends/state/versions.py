@@ -50,8 +50,8 @@ _Groups = Callable[[Slots | slice], npt.NDArray[Any]]
 class Changes:
     """The versions of the rows of one keyed state, and how it is written.
 
-    ``segments.unique_keys``, ``groups`` and ``columns`` give, also for dead slots, the columns of the row key,
-    the key groups, and the columns of a segment without ``_key_group``.
+    ``segments.unique_keys``, ``groups`` and ``columns`` give, also for dead slots, the columns of
+    the row key, the key groups, and the columns of a segment without ``_key_group``.
     """
 
     def __init__(self, state: State, rows: Rows, row_keys: _Keys, groups: _Groups, columns: _Columns) -> None:
@@ -111,7 +111,8 @@ class Changes:
         """What changes from here on has this version, which is at least the last one."""
         if not max(0, self.version or 0) <= version <= _VERSIONS_MAX:
             raise InvalidInput(
-                f"version {version} begins after version {self.version}; versions are 0 to {_VERSIONS_MAX} and never fall"
+                f"version {version} begins after version {self.version}; versions are 0 to {_VERSIONS_MAX} and never "
+                "fall"
             )
         if self.version is None:
             for name in _STAMPS:
@@ -147,7 +148,7 @@ class Changes:
             self._floor, self._complete, self._buried = version + 1, {version}, []
 
     def _needed(self, born: npt.NDArray[Any], died: npt.NDArray[Any]) -> Mask:
-        """Whether a delta may build on a version between birth and death, and so need the deaths."""
+        """Whether a delta may build on a version between birth and death, and so need the death."""
         sinces = np.sort(np.array([*self._complete], np.int64))
         return np.searchsorted(sinces, died) > np.searchsorted(sinces, born)
 

@@ -1,4 +1,6 @@
-"""Checkpoints that come to nothing: who ended too early, what failed, what counts as a failure of the job."""
+"""Checkpoints that come to nothing: who ended too early, what failed, what counts as a failure of
+the job.
+"""
 
 from __future__ import annotations
 

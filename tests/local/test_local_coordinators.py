@@ -1,4 +1,6 @@
-"""Coordinators of operators: what they keep, what they receive exactly once, and what they say behind the barrier."""
+"""Coordinators of operators: what they keep, what they receive exactly once, and what they say
+behind the barrier.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ ALL = sorted(map(str, [*range(4), *range(10, 14)]))
 
 
 class Register(df.OperatorCoordinator):
-    """Writes down what it receives. ``says``: what it sends to subtask 0 while it is snapshotted."""
+    """Writes down what it receives.
+
+    ``says``: what it sends to subtask 0 while it is snapshotted.
+    """
 
     columns = pa.schema([pa.field("subtask", pa.int64()), pa.field("what", pa.string())])
 
@@ -67,7 +72,10 @@ class Register(df.OperatorCoordinator):
 
 
 class Reports(Told):
-    """Sends its coordinator the values of each batch, and that it has finished. Keeps what it receives."""
+    """Sends its coordinator the values of each batch, and that it has finished.
+
+    Keeps what it receives.
+    """
 
     def __init__(self, log: Log, says: str | None = None, kind: type[Register] | None = Register) -> None:
         super().__init__(log)

@@ -1,4 +1,6 @@
-"""Checkpoints of the in-process executor hold what has changed: deltas, whatever becomes of the checkpoints between."""
+"""Checkpoints of the in-process executor hold what has changed: deltas, whatever becomes of the
+checkpoints between.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,10 @@ class Keeps(Told):
 
 
 class Job:
-    """A job whose source reads one batch more for each round; ``expected``: the state of all rows that were let so far."""
+    """A job whose source reads one batch more for each round.
+
+    ``expected``: the state of all rows that were let so far.
+    """
 
     def __init__(self, seed: int, url: str = "memory://bench", **options: Any) -> None:
         self.choose = random.Random(seed)

@@ -1,4 +1,6 @@
-"""How tasks end: the order of calls, the one final checkpoint, what is still emitted and what is not late."""
+"""How tasks end: the order of calls, the one final checkpoint, what is still emitted and what is
+not late.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ LEFT = ["complete", "close"]
 
 
 class Timed(Told):
-    """Sets a timer at the end of time for the first row that it gets. ``again``: sets another one so often."""
+    """Sets a timer at the end of time for the first row that it gets.
+
+    ``again``: sets another one so often.
+    """
 
     again = 0
 

@@ -1,4 +1,6 @@
-"""A job is started again with other columns in its states: of every kind, what is kept, added, given up and refused."""
+"""A job is started again with other columns in its states: of every kind, what is kept, added,
+given up and refused.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,11 @@ Columns = Mapping[str, pa.DataType] | pa.Schema
 
 @dataclass
 class Version(df.Operator):
-    """A version of a program: one state of a kind. Each row that comes puts one into it, with its value in every column.
+    """A version of a program: one state of a kind. Each row that comes puts one into it, with its
+    value in every column.
 
-    ``seen``: the rows of the state as it was opened the last time, without the columns of the format and the keys.
+    ``seen``: the rows of the state as it was opened the last time, without the columns of the
+    format and the keys.
     """
 
     kind: str
@@ -86,7 +90,9 @@ def _cast(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 class Job(Line):
-    """A job that is started again and again; every start reads one more row, and ends behind a checkpoint."""
+    """A job that is started again and again; every start reads one more row, and ends behind a
+    checkpoint.
+    """
 
     def __init__(self, kind: str = "value") -> None:
         super().__init__([rows(n, key=n) for n in range(20)], how="key_by", shut=True, endless=True)

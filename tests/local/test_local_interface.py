@@ -1,4 +1,6 @@
-"""What a user of the in-process executor meets: edges, chains, time, options, order, progress, sentences."""
+"""What a user of the in-process executor meets: edges, chains, time, options, order, progress,
+sentences.
+"""
 
 from __future__ import annotations
 

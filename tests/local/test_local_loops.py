@@ -1,4 +1,4 @@
-"""Loops: records that go round are neither lost nor repeated, and the loop ends when it is empty."""
+"""Loops: records that go round are neither lost nor repeated, and the loop ends once empty."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Late(Told):
 
 
 class Job(Line):
-    """in → head → body → (again → head) and (done → out), all by key and of their own parallelism."""
+    """in → head → body → (again → head) and (done → out), all by key, in parallel."""
 
     all = sorted([*range(8), *range(10, 18)])
 

@@ -1,4 +1,6 @@
-"""What authors of jobs get wrong is refused with a sentence, where it is written or where it happens."""
+"""What authors of jobs get wrong is refused with a sentence, where it is written or where it
+happens.
+"""
 
 from __future__ import annotations
 

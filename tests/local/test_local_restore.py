@@ -1,4 +1,4 @@
-"""What a run takes from its checkpoint: what has finished, what is committed first, states, time."""
+"""What a run takes from its checkpoint: what has finished, what is committed first, time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ VALUE = {"value": pa.int64()}
 
 
 class Bounded(Line):
-    """A bounded table that is broadcast to a stream that goes on: the table's part finishes, the rest does not."""
+    """A bounded table that is broadcast to a stream that goes on: the table's part finishes, the
+    rest does not.
+    """
 
     def __init__(self, **options: Any) -> None:
         splits = [[rows(n) for n in range(start, 40, 2)] for start in (0, 1)]
@@ -57,7 +59,9 @@ class Bounded(Line):
 
 
 class Join(Told):
-    """Sets a timer for every row of the stream, one further on, and emits the row with the time it fires."""
+    """Sets a timer for every row of the stream, one further on, and emits the row with the time it
+    fires.
+    """
 
     opened_at = ev.MIN_WATERMARK
 
@@ -86,7 +90,9 @@ class Join(Told):
 
 
 def finished_part() -> Bounded:
-    """A job whose table has finished before its newest checkpoint; the first rows of the stream have been processed."""
+    """A job whose table has finished before its newest checkpoint; the first rows of the stream
+    have been processed.
+    """
     job = Bounded()
     bench, run = job.bench, job.begin()
     until(run, lambda: state_of(run, "names", 1) == "waiting")
@@ -114,7 +120,8 @@ def test_a_part_that_is_fully_finished_is_not_started_again_and_holds_back_nothi
     job.let_both()
     to_end(run)
     assert not [call for call in job.log.calls if call.startswith(("table", "names"))]
-    # Time has gone on: every timer but the last ones fired before the end of time, with the whole table there.
+    # Time has gone on: every timer but the last ones fired before the end of time, with the whole
+    # table there.
     assert job.out.seen == list(range(40))
     for subtask in range(parallelism):
         assert job.log.of(f"join/{subtask}", "end_input", "finish") == ["end_input 0", "finish"]

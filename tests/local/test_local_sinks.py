@@ -1,4 +1,6 @@
-"""Two-phase commit through the executor: nothing is visible before it is published, everything once afterwards."""
+"""Two-phase commit through the executor: nothing is visible before it is published, everything once
+afterwards.
+"""
 
 from __future__ import annotations
 

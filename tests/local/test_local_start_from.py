@@ -1,4 +1,6 @@
-"""Jobs that start from a savepoint, which stays its user's, and jobs that run in a savepoint which they were given."""
+"""Jobs that start from a savepoint, which stays its user's, and jobs that run in a savepoint which
+they were given.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def bytes_of(storage: Storage) -> dict[str, bytes]:
 
 
 class Stopped:
-    """A job that was stopped with a savepoint, and a bench with an empty store for what starts from it."""
+    """A job that was stopped with a savepoint, and a bench with an empty store for what starts from
+    it.
+    """
 
     def __init__(self, mode: Any = SUSPEND, **how: Any) -> None:
         self.job = Job(**how)
@@ -184,7 +188,10 @@ def test_an_address_that_can_be_none_or_holds_a_secret_is_refused_and_not_repeat
 
 
 class Breaking(Faulty):
-    """A storage that dies at its n-th request that changes something; ``done``: after it was carried out."""
+    """A storage that dies at its n-th request that changes something.
+
+    ``done``: after it was carried out.
+    """
 
     def __init__(self, inner: Storage, at: int, *, done: bool) -> None:
         super().__init__(inner)

@@ -1,4 +1,6 @@
-"""States of jobs: of every kind and type, at another parallelism, declared anew, and what may not be put into them."""
+"""States of jobs: of every kind and type, at another parallelism, declared anew, and what may not
+be put into them.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +131,9 @@ def test_every_kind_of_state_goes_along_to_another_parallelism() -> None:
 
 
 def interrupted(table: pa.Table, steps: Callable[[df.Stream], df.Stream]) -> CollectSink:
-    """The output of a job on a table that was lost after two checkpoints and goes on at another parallelism."""
+    """The output of a job on a table that was lost after two checkpoints and goes on at another
+    parallelism.
+    """
     bench, out = Bench(checkpoint_rows=2, checkpoint_interval_us=None), CollectSink()
 
     def flow(parallelism: int) -> df.Dataflow:
@@ -144,7 +148,9 @@ def interrupted(table: pa.Table, steps: Callable[[df.Stream], df.Stream]) -> Col
 
 
 class Pairs(df.Operator):
-    """Counts the rows of each key, a struct of two, and keeps the newest of them as a value; emits both at the end."""
+    """Counts the rows of each key, a struct of two, and keeps the newest of them as a value; emits
+    both at the end.
+    """
 
     def states(self, *inputs: pa.Schema) -> list[df.Descriptor]:
         return [

@@ -1,4 +1,4 @@
-"""What fails while a job is stopped: what comes of the stop, of the job, and of what was prepared."""
+"""What fails while a job is stopped: what comes of the stop, the job, and what was prepared."""
 
 from __future__ import annotations
 

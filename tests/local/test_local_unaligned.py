@@ -1,4 +1,6 @@
-"""Unaligned checkpoints: barriers overtake records, at once or later, which are saved and replayed in order."""
+"""Unaligned checkpoints: barriers overtake records, at once or later, which are saved and replayed
+in order.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ class Job(Line):
         return flow
 
     def filled(self, batches: int = 6, readers: int = 1, *, ended: bool = False) -> LocalRun:
-        """A run with so many batches of each reader in the channels into ``op``, of which none has been taken."""
+        """A run with so many batches of each reader in the channels into ``op``, of which none has
+        been taken.
+        """
         run = self.begin()
         for reader in range(readers):
             task = run.tasks[ev.TaskId("in", reader)]
@@ -74,7 +78,9 @@ class Job(Line):
 
 
 def step_all(bench: Bench, run: LocalRun, tasks: Iterable[Worker]) -> None:
-    """Let each of these tasks, those with mail, and the driver do one thing, and the other tasks nothing."""
+    """Let each of these tasks, those with mail, and the driver do one thing, and the other tasks
+    nothing.
+    """
     chosen = list(tasks)
     for task in run.tasks.values():
         if not task.gone and (task.mailbox or (task in chosen and task.ready(bench.clock.now_us()))):
@@ -235,7 +241,8 @@ def test_a_task_that_waits_and_takes_part_in_the_savepoint_of_a_stop_leaves_with
     run.request_stop(StopMode.NO_DRAIN)
     until(run, lambda: source.snapshot_taken == 2)
     while job.bench.newest_id == 1:
-        # An earlier checkpoint is complete and its data is processed by and by, but it has taken part in this one.
+        # An earlier checkpoint is complete and its data is processed by and by, but it has taken
+        # part in this one.
         assert not source.gone
         assert run.step()
     to_end(run)
@@ -313,7 +320,8 @@ def test_a_direct_trigger_waits_for_what_lies_in_the_channels_and_saves_it_when_
     overtake(bench, run, op)
     assert bench.status("in") == ([], [0])
     assert len(in_flight(bench)) == 6
-    # The reader leaves while its consumer has taken nothing, as where data is acknowledged on receipt.
+    # The reader leaves while its consumer has taken nothing, as where data is acknowledged on
+    # receipt.
     (channel,) = op.inputs
     run.confirm(channel)
     while not source.gone:

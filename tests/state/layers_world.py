@@ -1,4 +1,6 @@
-"""What tests of state in layers share: a model of dictionaries, and a driver that publishes every epoch."""
+"""What tests of state in layers share: a model of dictionaries, and a driver that publishes every
+epoch.
+"""
 
 from __future__ import annotations
 
@@ -174,7 +176,9 @@ def forget(states: SubtaskStates, model: Model, name: str, rows: list[dict[str, 
 
 @dataclass
 class Driver:
-    """Publishes every epoch, with layers put together as a driver does that knows what each worker kept."""
+    """Publishes every epoch, with layers put together as a driver does that knows what each worker
+    kept.
+    """
 
     states: tuple[State, ...] = STATES
     chain: dict[str, list[tuple[Layer, Handle]]] = field(default_factory=dict)
@@ -195,7 +199,9 @@ class Driver:
         return self.permit.checkpoint()
 
     def epoch(self, version: int, write: Any) -> dict[str, int]:
-        """``write(writer, layers)`` writes the states; returns rows written by name, of what is keyed."""
+        """``write(writer, layers)`` writes the states; returns rows written by name, of what is
+        keyed.
+        """
         pending = self.store.begin(
             parent=self.permit, job_id="j", graph=GRAPH, states=self.states, options=self.options
         )

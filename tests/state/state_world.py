@@ -1,6 +1,8 @@
-"""What tests of running state share: key types with their edge cases, keys as text, hashes made weak.
+"""What tests of running state share: key types with their edge cases, keys as text, hashes made
+weak.
 
-Keys are compared as text, so null, NaN and zero are told apart as SPEC.md section 5.3 says, and by no code under test.
+Keys are compared as text, so null, NaN and zero are told apart as SPEC.md section 5.3 says, and by
+no code under test.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The running state through a checkpoint: written by some subtasks, restored by as many, by fewer and by more."""
+"""The running state through a checkpoint: written by some subtasks, restored by as many, by fewer
+and by more.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""The running state in layers, written by several workers in turn: what is stored, taken over and kept on disk.
+"""The running state in layers, written by several workers in turn: what is stored, taken over and
+kept on disk.
 
-In each epoch some worker, new, left behind or up to date, brings itself up to date, changes the state and writes what it
-must. After each, the checkpoint must hold what the dictionaries do. Keys have nulls, strings and structs.
+In each epoch some worker, new, left behind or up to date, brings itself up to date, changes the
+state and writes what it must. After each, the checkpoint must hold what the dictionaries do. Keys
+have nulls, strings and structs.
 """
 
 from __future__ import annotations
@@ -247,7 +249,8 @@ def test_layers_from_before_are_never_folded_and_when_they_are_too_many_the_stat
             put(states, [100])
             assert len(driver.layers["v"]) == version
             assert states.snapshot(*writing(driver)) == {"v": version - 1}
-    # Versions of layers that were there before this worker was do not help it: it does not know what is in them.
+    # Versions of layers that were there before this worker was do not help it: it does not know
+    # what is in them.
     driver, _ = begun(3000)
     for version in (2, 3, 4):
         states = driver.restored(version)
@@ -344,7 +347,9 @@ def test_layers_that_are_not_those_of_the_task_are_refused() -> None:
 def test_a_row_that_was_deleted_before_a_worker_came_stays_away_when_the_layer_that_says_so_is_folded(
     again: str, declared: tuple[State, ...]
 ) -> None:
-    """The delete of version 2 is in another's layer of version 4, and then in one of the worker that never saw the row."""
+    """The delete of version 2 is in another's layer of version 4, and then in one of the worker
+    that never saw the row.
+    """
     driver, first = begun(3000, declared)
     first.begin(2)
     first.value("v").delete(numbers(5)[0])

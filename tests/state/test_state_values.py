@@ -1,4 +1,6 @@
-"""Keyed values and lists without keys, against dictionaries: every key type, random histories, hashes that collide."""
+"""Keyed values and lists without keys, against dictionaries: every key type, random histories,
+hashes that collide.
+"""
 
 from __future__ import annotations
 
@@ -136,7 +138,8 @@ def test_strings_and_lists_that_are_overwritten_do_not_pile_up_and_no_value_is_c
         columns = {"s": [f"{number}-{key}" for key in range(100)], "l": [[number]] * 100}
         kept.put(ints(k=[*range(100)]), pa.record_batch(columns))
     text, nested = kept._store.buffers[1][1], kept._store.buffers[2][0]
-    # Ten thousand values were put; a hundred are pointed at, and a thousand more may wait to be squeezed out.
+    # Ten thousand values were put; a hundred are pointed at, and a thousand more may wait to be
+    # squeezed out.
     assert text._rows <= 1300
     assert nested._rows <= 1300
     assert kept.rows().to_pylist() == [{"k": key, "s": f"99-{key}", "l": [99]} for key in range(100)]

@@ -1,4 +1,6 @@
-"""Footers and page headers are read alike whether a pattern matches them or they are walked field by field."""
+"""Footers and page headers are read alike whether a pattern matches them or they are walked field
+by field.
+"""
 
 from __future__ import annotations
 
