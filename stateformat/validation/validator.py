@@ -242,7 +242,7 @@ def _record_problems(record: Record, manifest: Manifest) -> Iterator[Problem]:
     yield from _order_problems(record)
     counted = totals(manifest.handles)
     if counted != record.totals:
-        message = f"the record's totals are {record.totals}, the manifest's {counted}"
+        message = f"the record's totals are {record.totals!r}, the manifest's {counted!r}"
         yield Problem(ErrorKind.DAMAGED_RECORD, "SPEC 3.2", message, path=path)
     used = required_features(record.graph, record.states, manifest.handles, record.rescaled_from)
     if used != record.required_features:
