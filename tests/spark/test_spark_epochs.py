@@ -34,7 +34,7 @@ from stateformat.model import StopMode
 from stateformat.stop_requests import StopOutcome
 from tests import spark_in_process
 from tests.conformance import Calls, Gated, Out, Told, to_end as ended
-from tests.conformance_jobs import Counting, Everything
+from tests.conformance_jobs import Counting, Everything, Shares
 from tests.local_jobs import ROWS, rows
 from tests.spark_in_process import Ranges, RangeSource, Stand
 
@@ -85,7 +85,7 @@ def test_a_source_of_dataframes_that_is_drained_while_a_range_is_read_ends_behin
 
 def test_a_batch_without_event_times_does_not_hide_those_before(world: World) -> None:
     schema = pa.schema([("at", pa.int64())])
-    batches = [pa.record_batch([pa.array(at, pa.int64())], schema=schema) for at in ([5, 7], [None, None])]
+    batches = [pa.record_batch([pa.array(at, pa.int64())], schema=schema) for at in ([5, 7], [3], [None, None])]
     sent = list(feeds.InputEncoder("in", 1, "at", schema)(iter(batches)))
     frames = [mail.unpack(batch["payload"][0].as_buffer()) for batch in sent if batch["level"][0].as_py() == 0]
     found = [element for frame in frames for _, element in mail.elements(*frame, {"rows of in": schema})]
@@ -183,6 +183,21 @@ def test_a_chain_that_was_written_twice_in_an_epoch_is_begun_anew(world: World) 
     table.let_all()
     to_end(run)
     assert sum(1 for row in out.seen.elements() if row[0] == "list") == 6
+
+
+def test_operators_with_union_state_go_from_worker_to_worker_as_they_are(world: World) -> None:
+    world.stand.caches += [TaskCache(), TaskCache()]
+    world.stand.setups += [{}, {}]
+    flow, out = Dataflow("job", parallelism=2), Out()
+    ranges = Ranges([[[rows(*range(n, n + 8))], [rows(*range(n, n + 8))]] for n in range(0, 80, 8)])
+    read = flow.source(RangeSource(ranges, schema=ROWS), uid="in")
+    read.apply(Shares(world.calls), uid="op", chain=False).apply(out, uid="out")
+    to_end(world.begin(flow))
+    assert world.stand.opened["restored"] + world.stand.opened["caught_up"] > 10
+    counted = Counter[int]()
+    for part, count, _ in out.seen.elements():
+        counted[part] += count
+    assert counted == dict.fromkeys(range(8), 20)
 
 
 def test_an_empty_epoch_writes_and_reads_nothing_of_operators(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
