@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +20,8 @@ from stateformat.storage import CreateOutcome, ObjectInfo, check_path
 from . import checks as shared
 
 _STORES: dict[str, dict[str, bytes]] = {}
-_LOCK = Lock()
+_LOCK = RLock()
+"""May be taken twice: the collection of garbage may reset a store at any point of an operation."""
 
 
 def from_url(url: str, options: Mapping[str, Any]) -> MemoryStorage:

@@ -107,7 +107,7 @@ def run(stage: Stage, monkeypatch: Any, flow: Dataflow, seed: int) -> None:
     Stand(monkeypatch, workers=2, seed=seed).runtime(stage.store).run(flow)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_on_spark_the_end_of_a_table_lets_time_go_on_behind_all_rows_of_its_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -120,7 +120,7 @@ def test_on_spark_the_end_of_a_table_lets_time_go_on_behind_all_rows_of_its_epoc
     assert wanted != expected([(rows, float("-inf")) for rows in ranges]), "some are late"
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_on_spark_time_of_two_streams_goes_on_behind_all_rows_of_an_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -136,7 +136,7 @@ def test_in_process_the_end_of_a_table_lets_time_go_on_at_the_barrier_in_every_o
     events = pa.Table.from_pylist([row for some in stream(12, 10, 300) for row in some], schema=ROWS)
     names = pa.Table.from_pylist([row for some in NAMES for row in some], schema=NAMED)
     found = []
-    for seed in range(6):
+    for seed in range(4):
         out = CollectSink()
         flow = Dataflow("joined", parallelism=1)
         read = flow.source(MemorySource(events, batch_rows=4), uid="in", event_time="at")

@@ -372,3 +372,9 @@ class Puts(Operator):
 def test_columns_that_a_state_does_not_have_are_named(keys: list[str], values: list[str], told: str) -> None:
     with pytest.raises(OperatorError, match=told):
         OperatorHarness(Puts(keys, values), ROWS, key_by="city").push(some())
+
+
+def test_a_store_may_go_while_another_one_is_used() -> None:
+    # Garbage is collected wherever it is: within an operation too, which holds the lock.
+    with memory._LOCK:
+        memory.MemoryStorage.reset("no such store")
