@@ -170,7 +170,6 @@ def test_the_one_import_upward_is_still_there() -> None:
     assert {(use.by, use.module) for use in uses()} >= UPWARD
 
 
-@pytest.mark.xfail(strict=False, reason="being mended")
 def test_a_room_imports_only_rooms_before_it() -> None:
     def upward(use: Use) -> bool:
         by, place = place_of(use.by), place_of(use.module)
@@ -185,7 +184,6 @@ def test_every_room_has_its_place_in_the_order() -> None:
     assert len(set(ROOMS)) == len(ROOMS)
 
 
-@pytest.mark.xfail(strict=False, reason="being mended")
 def test_nobody_reaches_past_a_door() -> None:
     def past(use: Use) -> bool:
         room = room_of(use.module)
@@ -194,7 +192,6 @@ def test_nobody_reaches_past_a_door() -> None:
     assert not lines(use for use in uses() if past(use) and use.by != "stateformat")
 
 
-@pytest.mark.xfail(strict=False, reason="being mended")
 def test_no_circle_of_imports_hides_in_a_function_or_behind_type_checking() -> None:
     graph: dict[str, set[str]] = {module: set() for module in MODULES if module not in PACKAGES}
     for use in uses():
@@ -286,7 +283,6 @@ def test_a_wing_cannot_be_imported_under_its_old_name(wing: str) -> None:
     assert f"ImportError: import stateformat.{wing}" in done.stderr
 
 
-@pytest.mark.xfail(strict=False, reason="being mended")
 def test_no_folder_has_more_files_than_one_can_hold_in_mind() -> None:
     crowded = {
         folder: count
