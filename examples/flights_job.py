@@ -44,7 +44,9 @@ Contents = Callable[[pa.Table, int], Mapping[str, pa.Table]]
 
 
 def job_graph() -> sf.JobGraph:
-    """The operators and edges of the job; what has finished is said when the checkpoint is written."""
+    """The operators and edges of the job; what has finished is said when the checkpoint is
+    written.
+    """
     uids = ("planes", "flights", "airlines", "rates", "delays", "sink")
     operators = tuple(sf.Operator(uid, PARALLELISM, MAX_PARALLELISM, coordinator=(uid == "flights")) for uid in uids)
     by_plane = {"partitioner": sf.Partitioner.HASH, "key_columns": ("tailnum",)}

@@ -116,7 +116,9 @@ def run_job(folder: Path, executor: str, parallelism: int, *, fatal: bool) -> No
 
 
 class Feeder(threading.Thread):
-    """Puts a week of flights into the directory now and then, once the job is up; ``rows`` in all."""
+    """Puts a week of flights into the directory now and then, once the job is up; ``rows`` in
+    all.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(daemon=True)

@@ -9,7 +9,8 @@ from typing import Any
 
 
 def lazy(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """``__getattr__``, ``__dir__`` and ``__all__`` of a package whose names live in the modules of ``homes``.
+    """``__getattr__``, ``__dir__`` and ``__all__`` of a package whose names live in the modules of
+    ``homes``.
 
     ``homes`` maps a module, relative to the package, to its public names, separated by spaces.
     """

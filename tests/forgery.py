@@ -1,7 +1,9 @@
-"""Checkpoints that a broken or hostile writer would make: any content, under digests that are right.
+"""Checkpoints that a broken or hostile writer would make: any content, under digests that are
+right.
 
-A :class:`Forger` takes a checkpoint apart (record, handles, segments), lets a test change what it likes, and seals it again.
-It writes manifests and segments with pyarrow alone, so nothing that the library refuses to write is refused here.
+A :class:`Forger` takes a checkpoint apart (record, handles, segments), lets a test change what it
+likes, and seals it again. It writes manifests and segments with pyarrow alone, so nothing that the
+library refuses to write is refused here.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ def seal(members: Mapping[str, Any]) -> bytes:
 
 
 class Forger:
-    """The checkpoint ``checkpoint_id`` of a store, in parts. Call :meth:`seal` when everything is as wrong as it should be."""
+    """The checkpoint ``checkpoint_id`` of a store, in parts. Call :meth:`seal` when everything is
+    as wrong as it should be.
+    """
 
     def __init__(self, storage: Storage, checkpoint_id: int) -> None:
         self.storage = storage
@@ -66,7 +70,9 @@ class Forger:
         return pq.read_table(pa.BufferReader(self.bytes_of(at)))
 
     def set_bytes(self, at: int, data: bytes, *, vouched: bool = True) -> None:
-        """Other bytes in the segment of a handle; ``vouched``: the handle says their sizes and digests."""
+        """Other bytes in the segment of a handle; ``vouched``: the handle says their sizes and
+        digests.
+        """
         handle = self.handles[at]
         if handle.inline is not None:
             self.change(at, inline=data)
@@ -91,7 +97,9 @@ class Forger:
         recount: bool = True,
         **options: Any,
     ) -> None:
-        """Other rows in the segment of a handle. ``said``: other entries of the footer; ``recount``: in its counts too."""
+        """Other rows in the segment of a handle. ``said``: other entries of the footer;
+        ``recount``: in its counts too.
+        """
         old = pq.read_metadata(pa.BufferReader(self.bytes_of(at))).metadata
         entries = {key.decode(): value.decode() for key, value in old.items()}
         for name, value in (said or {}).items():
@@ -119,7 +127,9 @@ class Forger:
         self.change(at, first_group=min(found), last_group=max(found), rows_per_group=counts)
 
     def seal(self, members: Callable[[dict[str, Any]], None] | None = None, **changes: Any) -> None:
-        """Write manifest and record anew. ``changes`` go into the record as a value, ``members`` into its JSON."""
+        """Write manifest and record anew. ``changes`` go into the record as a value, ``members``
+        into its JSON.
+        """
         table = handles_table(self.handles)
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, compression="zstd", write_page_checksum=True, store_schema=False)

@@ -1,8 +1,10 @@
-"""Small stores with something of everything in them, built through the library: for any test that needs a checkpoint.
+"""Small stores with something of everything in them, built through the library: for any test that
+needs a checkpoint.
 
-:func:`flights_store` is the job that the demo runs, on a few made-up rows: every mode, every kind of keyed state, finished and
-finishing subtasks, layers, records in flight, committables. :func:`counts_store` is the smallest useful one. All rows are
-arithmetic on their index, so a test can say what it expects.
+:func:`flights_store` is the job that the demo runs, on a few made-up rows: every mode, every kind
+of keyed state, finished and finishing subtasks, layers, records in flight, committables.
+:func:`counts_store` is the smallest useful one. All rows are arithmetic on their index, so a test
+can say what it expects.
 """
 
 from __future__ import annotations
@@ -65,7 +67,9 @@ def tail(number: int) -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """A job whose checkpoints are written from a table of rows per state: ``rows(subtask)`` gives what is written."""
+    """A job whose checkpoints are written from a table of rows per state: ``rows(subtask)`` gives
+    what is written.
+    """
 
     job_id: str
     graph: JobGraph
@@ -82,7 +86,9 @@ class Job:
         deltas: Mapping[tuple[str, str], Callable[[int], pa.Table]] | None = None,
         **more: Any,
     ) -> CommitPermit:
-        """Write one checkpoint: every state whole, save those with ``deltas``, which get a layer on top."""
+        """Write one checkpoint: every state whole, save those with ``deltas``, which get a layer on
+        top.
+        """
         finished, finishing, deltas = finished or {}, finishing or {}, deltas or {}
         pending = store.begin(
             job_id=self.job_id, graph=self.graph, states=self.states, parent=parent, job_name="Flights", **more
@@ -250,7 +256,8 @@ def flights_job() -> Job:
 
 
 def flights_store(url: str) -> CheckpointStore:
-    """Two checkpoints. 1: all running. 2: ``planes`` has finished, ``flights`` and ``airlines`` in part; ``sums`` has a delta.
+    """Two checkpoints. 1: all running. 2: ``planes`` has finished, ``flights`` and ``airlines`` in
+    part; ``sums`` has a delta.
 
     The delta of ``sums``: the first ten planes have n = 1000 + i, the eleventh is gone.
     """

@@ -1,4 +1,6 @@
-"""The corpus for other implementers is what its script writes, and holds for the library and for readers without it."""
+"""The corpus for other implementers is what its script writes, and holds for the library and for
+readers without it.
+"""
 
 from __future__ import annotations
 

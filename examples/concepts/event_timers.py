@@ -1,4 +1,6 @@
-"""Timers: an operator that reports keys of which nothing was heard for ten seconds of event time."""
+"""Timers: an operator that reports keys of which nothing was heard for ten seconds of event
+time.
+"""
 
 from collections.abc import Sequence
 

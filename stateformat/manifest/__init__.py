@@ -1,8 +1,8 @@
 """The manifest (SPEC.md section 4): the table of all state handles of a checkpoint.
 
-Read ``table`` (in memory), ``codec`` (as bytes), ``rules`` (for each row), ``segment_rules`` (for rows
-that name one segment) and ``slicing`` (rows cut for new subtasks). ``columns`` has the tools for tables
-of handles that the planner, the readers and the validator use too.
+Read ``table`` (in memory), ``codec`` (as bytes), ``rules`` (for each row), ``segment_rules`` (for
+rows that name one segment) and ``slicing`` (rows cut for new subtasks). ``columns`` has the tools
+for tables of handles that the planner, the readers and the validator use too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The rules of a checkpoint that need no file. Publishing, validation, reading and planning ask them.
+"""The rules of a checkpoint that need no file. Publishing, validation, reading and planning ask
+them.
 
 Read ``statuses`` (what the graph demands of finished operators), ``graph`` (operators, edges and
 states by themselves), then ``content`` (handles beside graph and states).

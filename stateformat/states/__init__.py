@@ -1,7 +1,7 @@
 """States as programs declare them, and how a declaration may change.
 
-Read ``declare`` first, then ``evolution`` (one state), ``continuation`` (a user's change of a state)
-and ``delta_policy`` (whole or delta).
+Read ``declare`` first, then ``evolution`` (one state), ``continuation`` (a user's change of a
+state) and ``delta_policy`` (whole or delta).
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A store that a job of 0.1 left when it was killed: both executors go on from it, also after a rescale."""
+"""A store that a job of 0.1 left when it was killed: both executors go on from it, also after a
+rescale.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The sound stores of the corpus: small jobs that together use every feature of the format, with the same bytes each time."""
+"""The sound stores of the corpus: small jobs that together use every feature of the format, with
+the same bytes each time.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +150,9 @@ def layered(store: CheckpointStore, options: WriteOptions | None = None) -> Comm
 
 
 def finished(store: CheckpointStore) -> None:
-    """The source has finished, one subtask of the counter is finishing, its sink's committables stay."""
+    """The source has finished, one subtask of the counter is finishing, its sink's committables
+    stay.
+    """
     graph = JobGraph((LINES, Operator("count", 2, MAX)), (edge("lines", "count", Partitioner.HASH, "word"),))
     states = (COUNTS, declare.committables_state("count", "prepared", columns={"file": pa.string()}))
     rows = {**SMALL_ROWS, ("count", "prepared"): lambda i: pa.table({"file": [f"part-{i}"]})}
@@ -156,7 +160,9 @@ def finished(store: CheckpointStore) -> None:
 
 
 def evolved(store: CheckpointStore) -> None:
-    """A base in one schema and a delta in the next: ``n`` was widened and renamed, ``at`` has a default, ``old`` is gone."""
+    """A base in one schema and a delta in the next: ``n`` was widened and renamed, ``at`` has a
+    default, ``old`` is gone.
+    """
     before = declare.value_state("count", "sums", keys=KEYS, values={"n": pa.int32(), "old": pa.string()})
     values = pa.schema([pa.field("total", pa.int64()), pa.field("at", pa.int64(), nullable=False)])
     after = declare.value_state(
@@ -173,7 +179,9 @@ def evolved(store: CheckpointStore) -> None:
 
 
 def crossed(store: CheckpointStore) -> None:
-    """Records of one channel in two segments of one subtask, in turn: only ``_seq`` tells their order."""
+    """Records of one channel in two segments of one subtask, in turn: only ``_seq`` tells their
+    order.
+    """
     graph = JobGraph(
         (Operator("read", 2, MAX), Operator("count", 2, MAX)), (edge("read", "count", Partitioner.REBALANCE),)
     )

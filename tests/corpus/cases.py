@@ -1,4 +1,6 @@
-"""The broken stores of the corpus: which clause of SPEC.md each breaks, how, and what must be told of it."""
+"""The broken stores of the corpus: which clause of SPEC.md each breaks, how, and what must be told
+of it.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ class Store:
         self.storage = storage
         self.parts = Forger(storage, checkpoint_id)
 
-    # The record --------------------------------------------------------------------------------------------------------
+    # The record -----------------------------------------------------------------------------------
 
     @property
     def record(self) -> str:
@@ -68,7 +70,7 @@ class Store:
         change(found)
         self.write_record(seal(found))
 
-    # The manifest ------------------------------------------------------------------------------------------------------
+    # The manifest ---------------------------------------------------------------------------------
 
     def seal(self) -> None:
         self.parts.seal()
@@ -93,7 +95,7 @@ class Store:
             )
         )
 
-    # Segments ----------------------------------------------------------------------------------------------------------
+    # Segments -------------------------------------------------------------------------------------
 
     def find(self, name: str, subtask: int | None = 0, layer: int = 0) -> int:
         operator, state = name.split("/")
@@ -218,7 +220,9 @@ def _large(store: Store) -> None:
 
 
 def _second_group(store: Store) -> None:
-    """Two handles of one layer that both name the subtask's groups: its rows would be read twice."""
+    """Two handles of one layer that both name the subtask's groups: its rows would be read
+    twice.
+    """
     at = store.find("count/sums")
     store.parts.handles.insert(at, store.parts.handles[at])
     store.seal()

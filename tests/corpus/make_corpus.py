@@ -1,7 +1,9 @@
-"""Writes the corpus: small stores, sound ones and one for each way to break the format, with what a reader must do.
+"""Writes the corpus: small stores, sound ones and one for each way to break the format, with what a
+reader must do.
 
-``python tests/corpus/make_corpus.py [FOLDER]`` writes ``sound/``, ``broken/``, ``cases.json`` and ``README.md``, by default
-beside itself, with the same bytes each time (for one version of pyarrow, which ``cases.json`` names).
+``python tests/corpus/make_corpus.py [FOLDER]`` writes ``sound/``, ``broken/``, ``cases.json`` and
+``README.md``, by default beside itself, with the same bytes each time (for one version of pyarrow,
+which ``cases.json`` names).
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Two recorders of the system calls that a program makes below a directory: inside the process, and from outside.
+"""Two recorders of the system calls that a program makes below a directory: inside the process, and
+from outside.
 
-:class:`SystemCalls` puts itself between the local storage and the system: it needs nothing, is fast, and can make a call
-fail. :func:`traced` lets ``strace`` watch a process, and so sees what really reaches the kernel, whoever asked for it. Both
-give a list of :class:`~tests.crashes.crash_disk.Call`, and a test says that they agree.
+:class:`SystemCalls` puts itself between the local storage and the system: it needs nothing, is
+fast, and can make a call fail. :func:`traced` lets ``strace`` watch a process, and so sees what
+really reaches the kernel, whoever asked for it. Both give a list of
+:class:`~tests.crashes.crash_disk.Call`, and a test says that they agree.
 """
 
 from __future__ import annotations
@@ -32,9 +34,11 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class SystemCalls:
-    """As a context manager: notes the calls that ``LocalStorage`` makes below ``base``, in ``calls``.
+    """As a context manager: notes the calls that ``LocalStorage`` makes below ``base``, in
+    ``calls``.
 
-    ``before`` is told of every call before it is made, ``open`` of existing files and directories included, and may raise.
+    ``before`` is told of every call before it is made, ``open`` of existing files and directories
+    included, and may raise.
     """
 
     def __init__(self, base: Path, before: Callable[[Call], None] = lambda call: None) -> None:
@@ -116,17 +120,20 @@ class SystemCalls:
 
 
 def _below(path: str, base: str) -> str:
-    """The path relative to the base; empty for the base itself, and as it is where it lies elsewhere."""
+    """The path relative to the base; empty for the base itself, and as it is where it lies
+    elsewhere.
+    """
     if path == base:
         return ""
     return path.removeprefix(base + "/")
 
 
 def traced(base: Path, *arguments: str) -> list[Call]:
-    """Run a Python module in a process of its own under ``strace``, and tell what it did below ``base``.
+    """Run a Python module in a process of its own under ``strace``, and tell what it did below
+    ``base``.
 
-    A file ``marks`` beside the store is how the program says something: each write to it is a mark. Raises
-    ``RuntimeError`` with one line where strace cannot run.
+    A file ``marks`` beside the store is how the program says something: each write to it is a mark.
+    Raises ``RuntimeError`` with one line where strace cannot run.
     """
     log = base.with_name(base.name + ".strace")
     command = ["strace", "-f", "-y", "-xx", "-s", "2000000", "-e", f"trace={STRACED}", "-o", str(log)]

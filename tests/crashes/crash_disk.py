@@ -1,11 +1,12 @@
 """A model of a disk: what a crash may leave of a sequence of system calls.
 
-Theory of operation. A file has bytes that everybody sees, those that were synced, and the writes since. A directory has
-entries that everybody sees, and those that were synced; what has changed since stands in a list. When the process dies,
-everything stays. When the power fails, what was synced stays, and of the rest *anything* may: every unsynced change of a
-directory is kept or lost by itself, whatever came before or after it (a rename is one change), and the unsynced writes to a
-file are there, are not there, are zeros, or are there in part. That is less than any file system promises; what survives it
-survives on all of them.
+Theory of operation. A file has bytes that everybody sees, those that were synced, and the writes
+since. A directory has entries that everybody sees, and those that were synced; what has changed
+since stands in a list. When the process dies, everything stays. When the power fails, what was
+synced stays, and of the rest *anything* may: every unsynced change of a directory is kept or lost
+by itself, whatever came before or after it (a rename is one change), and the unsynced writes to a
+file are there, are not there, are zeros, or are there in part. That is less than any file system
+promises; what survives it survives on all of them.
 
 :meth:`Disk.apply` refuses what it does not know.
 """
@@ -31,8 +32,9 @@ class Call(NamedTuple):
     """One system call below the base directory. ``path`` is relative to it."""
 
     verb: str
-    """mkdir, create, ensure (create unless it is there), write, truncate, sync, link, rename, unlink, rmdir; or mark, which is
-    what the program said of itself."""
+    """mkdir, create, ensure (create unless it is there), write, truncate, sync, link, rename,
+    unlink, rmdir; or mark, which is what the program said of itself.
+    """
     path: str
     data: bytes = b""
     target: str = ""
@@ -111,7 +113,8 @@ def _whole(file: File) -> bytes:
 def _kept(file: File, keep: Callable[[int, int, int], tuple[int, int]]) -> bytes:
     """The synced bytes, and of each unsynced write those from one place to another.
 
-    ``keep`` is asked with the number of the write, and where it begins and ends among all unsynced bytes.
+    ``keep`` is asked with the number of the write, and where it begins and ends among all unsynced
+    bytes.
     """
     data, begin = bytearray(file.synced), 0
     for number, write in enumerate(file.writes):

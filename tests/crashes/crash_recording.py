@@ -1,4 +1,6 @@
-"""A scenario acted out once, and every crash of it replayed; also of a second run after a first that died."""
+"""A scenario acted out once, and every crash of it replayed; also of a second run after a first
+that died.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ SEED = 20_261
 
 
 class Recording:
-    """A scenario that was prepared and acted out once: the disk before it, its calls, and a judge of what they leave."""
+    """A scenario that was prepared and acted out once: the disk before it, its calls, and a judge
+    of what they leave.
+    """
 
     def __init__(self, workspace: Path, name: str, *, durable: bool = True, record: Any = None) -> None:
         self.base = workspace / "base"
@@ -50,13 +54,17 @@ class Recording:
         return [number + 1 for number, call in enumerate(self.calls) if call.verb == verb]
 
     def missed_without(self, number: int, *, closely: bool = False) -> bool:
-        """Whether leaving out one sync goes unnoticed: where something was told, or closely everywhere."""
+        """Whether leaving out one sync goes unnoticed: where something was told, or closely
+        everywhere.
+        """
         calls = [*self.calls[:number], Call("mark", ""), *self.calls[number + 1 :]]
         return not self.replay(calls, stop=True, only_marks=not closely, closely=closely).problems
 
 
 def second_run(recording: Recording, workspace: Path, died_after: int, *, closely: bool = True) -> Replay:
-    """The first dies after so many calls, a second acts on what is seen then, and the power fails at any time."""
+    """The first dies after so many calls, a second acts on what is seen then, and the power fails
+    at any time.
+    """
     disk = copy.deepcopy(recording.disk)
     promises = promised(disk.look())
     # What the first would have written had it lived is not what must stand now.

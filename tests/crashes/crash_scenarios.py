@@ -1,11 +1,13 @@
 """What is done to a local store while it crashes, and what must hold of whatever the crash leaves.
 
-A scenario prepares a base directory, then acts on a store in it while its system calls are recorded, and says by marks
-what it was told: the path of every object, once its writing has returned. :class:`Judge` looks at a tree that a crash may have
-left of that: nothing torn under a final name, every checkpoint whole, what was told still there, leftovers found and
-removed, and a fresh run goes on.
+A scenario prepares a base directory, then acts on a store in it while its system calls are
+recorded, and says by marks what it was told: the path of every object, once its writing has
+returned. :class:`Judge` looks at a tree that a crash may have left of that: nothing torn under a
+final name, every checkpoint whole, what was told still there, leftovers found and removed, and a
+fresh run goes on.
 
-Run as a module (``python -m tests.crash_scenarios <name> <base>``) it acts once, for a recorder that looks from outside.
+Run as a module (``python -m tests.crash_scenarios <name> <base>``) it acts once, for a recorder
+that looks from outside.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ def publish(storage: LocalStorage, permit: CommitPermit | None, mark: Mark = str
 
 @contextlib.contextmanager
 def in_small_steps(mark: Mark) -> Iterator[None]:
-    """Within the block a segment is several write calls, and every object is marked when it is closed."""
+    """Within the block a segment is several write calls, and every object is marked when it is
+    closed.
+    """
 
     def close_and_mark(output: Any) -> None:
         close(output)
@@ -71,7 +75,8 @@ def in_small_steps(mark: Mark) -> Iterator[None]:
 
     close = local._LocalOutput._publish
     with pytest.MonkeyPatch.context() as patch:
-        # They are looked up where a file is opened; smaller ones make more system calls and nothing else.
+        # They are looked up where a file is opened; smaller ones make more system calls and nothing
+        # else.
         patch.setattr(local, "_WRITE_BUFFER_BYTES", BUFFER_BYTES)
         patch.setattr(segment_writer, "_SINK_BUFFER_BYTES", BUFFER_BYTES)
         # One after the other, so that every run makes the same calls.
@@ -81,7 +86,9 @@ def in_small_steps(mark: Mark) -> Iterator[None]:
 
 
 def restart(storage: LocalStorage, mark: Mark = str) -> CommitPermit | None:
-    """What a run begins with. From the permit on it may commit, so the checkpoint may not vanish any more."""
+    """What a run begins with. From the permit on it may commit, so the checkpoint may not vanish
+    any more.
+    """
     permit = CheckpointStore(storage).start(JOB)
     if permit is not None:
         mark(layout.record_path(permit.ref.checkpoint_id))
@@ -135,7 +142,8 @@ def _rollback(base: Path, storage: LocalStorage, mark: Mark) -> None:
 
 @dataclass(frozen=True)
 class Scenario:
-    """``prepare(base)``, then what is recorded: ``act(base, storage, mark)``; ``again`` is what is done after a crash.
+    """``prepare(base)``, then what is recorded: ``act(base, storage, mark)``; ``again`` is what is
+    done after a crash.
 
     Both are called :func:`in_small_steps`.
     """
@@ -182,7 +190,9 @@ class Judge:
             assert self.final.setdefault(path, data) == data, f"{path} has changed"
 
     def problem(self, tree: Tree, promises: Collection[str], *, closely: bool = True) -> str:
-        """What is wrong with it; empty if nothing is. Unless ``closely``, only its files are looked at, which is quick."""
+        """What is wrong with it; empty if nothing is. Unless ``closely``, only its files are looked
+        at, which is quick.
+        """
         for path, data in _objects(tree):
             if self.final.get(path) != data:
                 return f"{path} is torn: {len(data)} bytes"
@@ -237,7 +247,9 @@ def _objects(tree: Tree) -> Iterator[tuple[str, bytes]]:
 
 
 def whole(storage: LocalStorage) -> str:
-    """What is wrong with the checkpoints of a store, each validated in full; empty if nothing is."""
+    """What is wrong with the checkpoints of a store, each validated in full; empty if nothing
+    is.
+    """
     for number in record_ids(storage):
         report = validate(storage, number, level="full")
         if report.findings:
@@ -246,7 +258,9 @@ def whole(storage: LocalStorage) -> str:
 
 
 def _broken_off(storage: LocalStorage) -> str:
-    """Which records the newest does not reach. With one publisher there are none: a parent goes before its children."""
+    """Which records the newest does not reach. With one publisher there are none: a parent goes
+    before its children.
+    """
     strays = CheckpointStore(storage).strays()
     return f"{strays} are strays" if strays else ""
 

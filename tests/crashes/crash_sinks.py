@@ -1,8 +1,10 @@
-"""A job with a file sink and a SQL sink while it crashes, and what must hold of whatever a crash leaves of its places.
+"""A job with a file sink and a SQL sink while it crashes, and what must hold of whatever a crash
+leaves of its places.
 
-Run as a module (``python -m tests.crash_sinks <base>``) it runs the job to its end, for a recorder that looks from outside:
-neither SQLite nor Arrow's files go through Python. :class:`SinkJudge` puts a tree that a crash may have left, runs the job
-again, and compares files and table with all rows, each once.
+Run as a module (``python -m tests.crash_sinks <base>``) it runs the job to its end, for a recorder
+that looks from outside: neither SQLite nor Arrow's files go through Python. :class:`SinkJudge` puts
+a tree that a crash may have left, runs the job again, and compares files and table with all rows,
+each once.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ SEED = 20_717
 
 
 def run(base: Path, *, durable: bool = True) -> None:
-    """Run the job to its end: several checkpoints, each with rows for both sinks. Again where it has ended: commit again."""
+    """Run the job to its end: several checkpoints, each with rows for both sinks. Again where it
+    has ended: commit again.
+    """
     flow = Dataflow("crashes")
     rows = flow.source(MemorySource(pa.table({"n": ROWS}), batch_rows=2), uid="rows")
     rows.apply(FileSink(base / "out", durable=durable), uid="files")
@@ -87,7 +91,8 @@ class SinkJudge:
         put(tree, self._place)
         try:
             run(self._place, durable=False)
-            # What a crashed attempt prepared, and what came back of checkpoints that stand, goes when those are past.
+            # What a crashed attempt prepared, and what came back of checkpoints that stand, goes
+            # when those are past.
             CheckpointStore(storage_at(self._place / STORE, durable=False)).expire(1)
             run(self._place, durable=False)
             return self._differs()
@@ -125,9 +130,11 @@ class SinkRecording:
         removals: bool = False,
         stop: bool = False,
     ) -> list[str]:
-        """What is wrong after a crash at any of these calls, on a disk; by default of those recorded, on the first disk.
+        """What is wrong after a crash at any of these calls, on a disk; by default of those
+        recorded, on the first disk.
 
-        ``removals``: look only where a sink has just removed something, and at the end. ``stop`` at the first problem.
+        ``removals``: look only where a sink has just removed something, and at the end. ``stop`` at
+        the first problem.
         """
         calls, disk = calls or self.calls, copy.deepcopy(disk or self.disk)
         learning, draw, found = copy.deepcopy(disk), random.Random(SEED), []
@@ -156,7 +163,9 @@ class SinkRecording:
         ]
 
     def moments(self) -> list[int]:
-        """After how many calls the first run has done what the second relies on: a folder, a link, the end of a journal."""
+        """After how many calls the first run has done what the second relies on: a folder, a link,
+        the end of a journal.
+        """
         return [
             number + 1
             for number, call in enumerate(self.calls)
@@ -165,7 +174,9 @@ class SinkRecording:
         ]
 
     def second_run(self, died_after: int) -> list[str]:
-        """The first dies after so many calls, a second runs on what is seen then, and the power fails."""
+        """The first dies after so many calls, a second runs on what is seen then, and the power
+        fails.
+        """
         disk = copy.deepcopy(self.disk)
         for call in self.calls[:died_after]:
             disk.apply(call)

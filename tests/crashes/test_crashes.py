@@ -1,7 +1,8 @@
-"""Crashes of a local store, enumerated: after every system call, with everything that was not synced kept or lost.
+"""Crashes of a local store, enumerated: after every system call, with everything that was not
+synced kept or lost.
 
-The fast tests record the calls inside the process; the truth tests have the kernel's word for them. Then: a second run after
-a first that died, and calls that fail.
+The fast tests record the calls inside the process; the truth tests have the kernel's word for them.
+Then: a second run after a first that died, and calls that fail.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def by_the_kernel(tally: Tally) -> Callable[[Path, str], list[Call]]:
     return record
 
 
-# --- one run, and a crash after each of its calls -----------------------------------------------------------------------
+# --- one run, and a crash after each of its calls -------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,9 @@ def test_a_crash_after_any_call_leaves_only_whole_checkpoints_and_all_that_were_
 
 
 def shapes(calls: list[Call]) -> list[tuple[str, str, int]]:
-    """What was done, without the random parts of names. Timestamps and ids have the same length in every run."""
+    """What was done, without the random parts of names. Timestamps and ids have the same length in
+    every run.
+    """
     return [(call.verb, call.path.rpartition("/")[0], len(call.data)) for call in calls if call.verb != "mark"]
 
 
@@ -96,7 +99,9 @@ def test_the_two_recorders_agree(tmp_path: Path, name: str, tally: Tally) -> Non
     ["first publish", *(pytest.param(name, marks=TRUTH) for name in ("second publish", "expire", "copy", "rollback"))],
 )
 def test_each_sync_that_has_something_to_do_is_needed(tmp_path: Path, name: str, tally: Tally) -> None:
-    """The others are of directories that another process may have made, or filled, a moment before it died."""
+    """The others are of directories that another process may have made, or filled, a moment before
+    it died.
+    """
     recording = Recording(tmp_path, name)
     useless = recording.replay(closely=False).useless
     assert all(not Path(recording.calls[number].path).suffix for number in useless), "a file's sync has always work"
@@ -107,7 +112,8 @@ def test_each_sync_that_has_something_to_do_is_needed(tmp_path: Path, name: str,
     assert missed == []
     assert needed
     if name == "first publish":
-        # Useless is that of the directory in which the first missing one is made: it stood before us.
+        # Useless is that of the directory in which the first missing one is made: it stood before
+        # us.
         assert ([recording.calls[number].path for number in useless], len(needed)) == ([""], 14)
 
 
@@ -120,7 +126,7 @@ def test_a_store_that_never_syncs_is_torn_by_a_power_failure_but_not_by_death(tm
     assert "is torn" in recording.replay(stop=True, closely=False).problems[0]
 
 
-# --- a second run after a first that died --------------------------------------------------------------------------------
+# --- a second run after a first that died ---------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -158,7 +164,7 @@ def test_a_restart_that_trusts_what_it_sees_would_be_noticed(tmp_path: Path, mon
     assert "was told to be there and is gone" in found.problems[0]
 
 
-# --- calls that fail ------------------------------------------------------------------------------------------------------
+# --- calls that fail ------------------------------------------------------------------------------
 
 
 class Fails:
@@ -272,7 +278,9 @@ def test_a_link_whose_answer_was_lost_is_ours(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_conflict_is_told_when_what_stands_there_is_durable(tmp_path: Path) -> None:
-    """The answer leads to reading back, and what is read may be our own of a copy that died: it gets a permit."""
+    """The answer leads to reading back, and what is read may be our own of a copy that died: it
+    gets a permit.
+    """
     storage = LocalStorage(tmp_path / "store")
     storage.create("checkpoints/x", b"first")
     with SystemCalls(tmp_path) as calls:
@@ -280,7 +288,7 @@ def test_a_conflict_is_told_when_what_stands_there_is_durable(tmp_path: Path) ->
     assert [call.path for call in calls.calls if call.verb == "sync"][-1] == "store/checkpoints"
 
 
-# --- attempts that have lost ------------------------------------------------------------------------------------------------
+# --- attempts that have lost ----------------------------------------------------------------------
 
 
 def after_link(calls: SystemCalls, do: Callable[[], Any], *, at: str) -> Callable[[Call], None]:
@@ -335,7 +343,9 @@ def test_a_worker_whose_temporary_segment_was_collected_is_told_to_restart(tmp_p
 
 
 def test_a_record_keeps_standing_when_gc_takes_its_other_name(tmp_path: Path) -> None:
-    """Between the link and the unlink of its writer: the writer finds its temporary name gone, and goes on."""
+    """Between the link and the unlink of its writer: the writer finds its temporary name gone, and
+    goes on.
+    """
     storage = LocalStorage(tmp_path / "store")
 
     def collect(call: Call) -> None:
@@ -352,7 +362,7 @@ def test_a_record_keeps_standing_when_gc_takes_its_other_name(tmp_path: Path) ->
     assert whole(storage) == ""
 
 
-# --- the model of a disk, where files are written over and renamed ---------------------------------------------------------
+# --- the model of a disk, where files are written over and renamed --------------------------------
 
 
 def test_the_model_keeps_or_loses_each_unsynced_write_of_a_file_that_is_written_over(tmp_path: Path) -> None:

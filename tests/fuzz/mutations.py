@@ -1,7 +1,9 @@
-"""Changes of records and Parquet files that follow from a string of bytes, and know the structure of what they change.
+"""Changes of records and Parquet files that follow from a string of bytes, and know the structure
+of what they change.
 
-A fuzzer hands over bytes; :class:`Choices` reads decisions out of them. So atheris, hypothesis and a list of seeds drive the
-same changes, and coverage guides them. What is changed is sealed again by the targets: digests are never what refuses.
+A fuzzer hands over bytes; :class:`Choices` reads decisions out of them. So atheris, hypothesis and
+a list of seeds drive the same changes, and coverage guides them. What is changed is sealed again by
+the targets: digests are never what refuses.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class Choices:
         return items[self.below(len(items))]
 
 
-# ---- JSON ------------------------------------------------------------------------------------------------------------
+# ---- JSON ----------------------------------------------------------------------------------------
 
 
 def _nodes(value: Any) -> Iterator[tuple[Any, Any]]:
@@ -107,7 +109,7 @@ def changed_bytes(data: bytes, choices: Choices) -> bytes:
     return bytes(out)
 
 
-# ---- Parquet ---------------------------------------------------------------------------------------------------------
+# ---- Parquet -------------------------------------------------------------------------------------
 
 
 def _fields(tree: thrift.Struct) -> Iterator[tuple[Any, list[Any]]]:
@@ -155,7 +157,9 @@ def _together(parts: Parts, otherwise: bytes) -> bytes:
 
 
 def changed_parquet(data: bytes, choices: Choices) -> bytes:
-    """A Parquet file with other pages, other page headers or another footer; what they say of places stays right."""
+    """A Parquet file with other pages, other page headers or another footer; what they say of
+    places stays right.
+    """
     parts = Parts(data)
     pages = [page for chunk in parts.pages for page in chunk]
     footer_first = choices.below(2)

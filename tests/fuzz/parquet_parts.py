@@ -1,6 +1,8 @@
-"""A Parquet file in parts (page headers, page bodies, footer) that can be changed and put together again.
+"""A Parquet file in parts (page headers, page bodies, footer) that can be changed and put together
+again.
 
-Checksums of pages are taken anew when it is written: what was changed shall be decoded, not refused by its checksum.
+Checksums of pages are taken anew when it is written: what was changed shall be decoded, not refused
+by its checksum.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ def _with_checksum(header: thrift.Struct, body: bytes) -> thrift.Struct:
 
 
 class Parts:
-    """``pages[i]`` are the pages of the i-th column chunk, in the order of the footer: ``[header, body]``."""
+    """``pages[i]`` are the pages of the i-th column chunk, in the order of the footer: ``[header,
+    body]``.
+    """
 
     def __init__(self, data: bytes) -> None:
         _, self.footer = thrift.split_footer(data)

@@ -1,8 +1,9 @@
 """Fuzz one target in this process: ``python -m tests.fuzz.run TARGET SECONDS SEED [PLACE]``.
 
-With atheris, guided by coverage; libFuzzer prints ``Done N runs`` at the end and leaves with another status than 0 for a finding, a
-crash, a hang or more than 2.5 GB of memory. Without it with bytes from a seeded generator. Findings are written to files whose names
-begin with PLACE. A run of more than ``HANG_CPU_SECONDS`` of processor time, which a loaded machine does not stretch, ends the
+With atheris, guided by coverage; libFuzzer prints ``Done N runs`` at the end and leaves with
+another status than 0 for a finding, a crash, a hang or more than 2.5 GB of memory. Without it with
+bytes from a seeded generator. Findings are written to files whose names begin with PLACE. A run of
+more than ``HANG_CPU_SECONDS`` of processor time, which a loaded machine does not stretch, ends the
 process, with the stack in its output and the bytes in ``PLACE`` + ``current``.
 """
 
@@ -23,11 +24,14 @@ LENGTH_MAX = 64
 
 
 def guarded(test: Callable[[bytes], None], current: Path) -> Callable[[bytes], None]:
-    """The test under a limit of processor time. ``current``: a file of the length and the bytes of what runs."""
+    """The test under a limit of processor time. ``current``: a file of the length and the bytes of
+    what runs.
+    """
     current.write_bytes(bytes(1 + LENGTH_MAX))
     with current.open("r+b") as file:
         running = mmap.mmap(file.fileno(), 1 + LENGTH_MAX)
-    # With its stack written, the signal does what it does by default: it ends the process, whatever that is in.
+    # With its stack written, the signal does what it does by default: it ends the process, whatever
+    # that is in.
     faulthandler.register(signal.SIGPROF, all_threads=True, chain=True)
 
     def limited(data: bytes) -> None:

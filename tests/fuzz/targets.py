@@ -1,8 +1,10 @@
-"""What is fuzzed: the readers of record, manifest and segment, and a whole store with one object changed.
+"""What is fuzzed: the readers of record, manifest and segment, and a whole store with one object
+changed.
 
-:func:`make` gives a function of bytes. It changes a good object as the bytes say, seals it (digests and sizes are right), reads it,
-and raises :class:`Finding` for everything but a result or an error of the product's own tree: another exception, an import, code
-made, a file or process opened, too much memory or processor time. Changes that cannot be made count as :attr:`Target.unmade`.
+:func:`make` gives a function of bytes. It changes a good object as the bytes say, seals it (digests
+and sizes are right), reads it, and raises :class:`Finding` for everything but a result or an error
+of the product's own tree: another exception, an import, code made, a file or process opened, too
+much memory or processor time. Changes that cannot be made count as :attr:`Target.unmade`.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ class Slow(Finding):
 
 
 class _Watch:
-    """An audit hook cannot be taken away, so there is one, and it looks only while it is told to."""
+    """An audit hook cannot be taken away, so there is one, and it looks only while it is told
+    to.
+    """
 
     watching = False
     installed = False
@@ -70,7 +74,9 @@ class _Watch:
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """Let through the errors of the tree; raise :class:`Finding` for everything that must not happen."""
+    """Let through the errors of the tree; raise :class:`Finding` for everything that must not
+    happen.
+    """
     if not _Watch.installed:
         sys.addaudithook(_Watch.hook)
         _Watch.installed = True
@@ -141,7 +147,9 @@ def _record_target() -> Preparation:
 
 
 def _said(data: bytes, field: int, otherwise: int) -> int:
-    """The sum of a number of each row group, as a footer says it, if it can be read and a record can say it."""
+    """The sum of a number of each row group, as a footer says it, if it can be read and a record
+    can say it.
+    """
     try:
         groups = thrift.get(thrift.split_footer(data)[1], 4)[1]
         found = sum(thrift.unzigzag(thrift.get(group, field)) for group in groups)

@@ -1,4 +1,6 @@
-"""A few hundred changes of record, manifest, segment and store under right digests: a result, or an error of the tree."""
+"""A few hundred changes of record, manifest, segment and store under right digests: a result, or an
+error of the tree.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ def test_changed_objects_give_a_result_or_an_error_of_the_tree(name: str, runs: 
     [
         # A list of 2**60 doubles where the bytes end, in what the tests read to vouch for a size.
         ("manifest", "013b00000000000000003b00000000050000ffff0000fffffff7f7ff59ffff"),
-        # A footer that says more bytes than 64 bits hold, which the handle of the test was to say too.
+        # A footer that says more bytes than 64 bits hold, which the handle of the test was to say
+        # too.
         ("segment", "3c001138a4dc34b434a4a42dff542b0011610a33303434111139304134"),
     ],
 )

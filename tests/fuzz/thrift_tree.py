@@ -1,9 +1,12 @@
-"""Thrift's compact protocol as a tree that can be changed and written again: for forging footers and page headers.
+"""Thrift's compact protocol as a tree that can be changed and written again: for forging footers
+and page headers.
 
-A structure is a list of ``[field, type, value]``; a value is an int (numbers, as stored: zigzag for integers), ``bytes``, a
-structure, or ``(element type, [values])`` for a list. Written without the product's code, so that neither hides the other.
+A structure is a list of ``[field, type, value]``; a value is an int (numbers, as stored: zigzag for
+integers), ``bytes``, a structure, or ``(element type, [values])`` for a list. Written without the
+product's code, so that neither hides the other.
 
-What is parsed may be any bytes: :class:`Unreadable` for what is no structure, in time and memory linear in its length.
+What is parsed may be any bytes: :class:`Unreadable` for what is no structure, in time and memory
+linear in its length.
 """
 
 from __future__ import annotations

@@ -71,7 +71,9 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def environment(folder: Path, wheel: Path | None) -> Path:
-    """The ``bin`` of a fresh environment with our dependencies, and with the wheel if there is one."""
+    """The ``bin`` of a fresh environment with our dependencies, and with the wheel if there is
+    one.
+    """
     venv.create(folder, symlinks=True)
     packages = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
     (packages / "dependencies.pth").write_text(f"{Path(pyarrow.__file__).parents[1]}\n")

@@ -165,7 +165,9 @@ class Model:
         self._same("the output", Counter(place for place, _ in outputs(output)), self.fates_of(positions))
 
     def drained(self, found: Iterable[Fate], least: dict[tuple[str, int], int]) -> dict[tuple[str, int], int]:
-        """How far each split was read, from what came of it: sources that are drained end anywhere."""
+        """How far each split was read, from what came of it: sources that are drained end
+        anywhere.
+        """
         furthest = dict(least)
         for _, number, _ in found:
             source, rest = divmod(number, 1_000_000)

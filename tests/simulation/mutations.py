@@ -89,7 +89,9 @@ def skip_the_read_back() -> AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def deal_out_the_state_of_finishing_subtasks() -> Iterator[None]:
-    """A subtask whose logic has ended writes its states as if it ran, and a restore deals them out."""
+    """A subtask whose logic has ended writes its states as if it ran, and a restore deals them
+    out.
+    """
     snapshot, acknowledge = OperatorChain.snapshot, Coordinator._acknowledge
 
     def as_running(self: OperatorChain, command: Any, context: Any) -> Any:
@@ -205,7 +207,9 @@ def a_zombie_publishes() -> AbstractContextManager[Any]:
 
 
 def clean_up_one_id_too_far() -> AbstractContextManager[Any]:
-    """A sink removes what was prepared under newest + 1 too, where a rival may be about to publish."""
+    """A sink removes what was prepared under newest + 1 too, where a rival may be about to
+    publish.
+    """
     right = Recording.clean
 
     def clean(self: Recording, uid: str, newest_id: int, carried: Any) -> None:

@@ -292,7 +292,9 @@ class Recent(Watched):
 
 
 class Hold(Watched):
-    """Holds two records of three back, in no key's name, until there are too many or the end comes."""
+    """Holds two records of three back, in no key's name, until there are too many or the end
+    comes.
+    """
 
     holds = (SplitList("held", RECORD),)
 
@@ -513,7 +515,9 @@ KINDS: dict[str, type[Watched]] = {
 
 
 def held_rows(kind: str, state: str, rows: Iterable[dict[str, Any]]) -> Rows:
-    """The records that a state of an operator holds, from the rows that a checkpoint stores of it."""
+    """The records that a state of an operator holds, from the rows that a checkpoint stores of
+    it.
+    """
     if (kind, state) == ("latest", "latest"):
         return [json.loads(row["row"]) for row in rows]
     if (kind, state) in {

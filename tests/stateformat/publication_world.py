@@ -1,4 +1,6 @@
-"""What the tests of the publication protocol share: a stepped world, its errors, and rules that can be broken."""
+"""What the tests of the publication protocol share: a stepped world, its errors, and rules that can
+be broken.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def _conflict(driver: Driver, kind: ErrorKind, published: bool) -> PublishConfli
 
 
 def protocol_only(request: Request) -> bool:
-    """Only requests about records: all others of a publisher are named by its own attempt and meet nobody's."""
+    """Only requests about records: all others of a publisher are named by its own attempt and meet
+    nobody's.
+    """
     return request.path.startswith(layout.RECORDS)
 
 
@@ -47,7 +51,9 @@ def records_and_manifests(request: Request) -> bool:
 def orders(
     build: Callable[[World], object], *options: Options, stops: Stops = protocol_only, least: int = 2
 ) -> Iterator[World]:
-    """Every interleaving of the drivers that ``build`` starts, each when they have ended; there are some at least."""
+    """Every interleaving of the drivers that ``build`` starts, each when they have ended; there are
+    some at least.
+    """
 
     def make() -> World:
         world = World(stops=stops)

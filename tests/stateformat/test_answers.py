@@ -1,4 +1,6 @@
-"""Who must answer before a checkpoint is published: a lost snapshot is noticed, whatever it held, on both executors."""
+"""Who must answer before a checkpoint is published: a lost snapshot is noticed, whatever it held,
+on both executors.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +150,7 @@ def test_what_is_dealt_anew_by_its_handles_owes_no_snapshot(url: str) -> None:
     assert validate(store, level="full").ok
 
 
-# Runtimes -------------------------------------------------------------------------------------------------------------
+# Runtimes -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""What is refused when a checkpoint begins, and what workers write into it; how values show themselves."""
+"""What is refused when a checkpoint begins, and what workers write into it; how values show
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -183,7 +185,9 @@ def test_a_copy_goes_to_an_open_store(store: CheckpointStore, tmp_path: Path) ->
 def test_an_operator_that_has_fully_finished_keeps_its_parallelism_behind_a_forward_edge(
     store: CheckpointStore,
 ) -> None:
-    """Whoever restores at another parallelism gives the graph without statuses, and marks what has finished afterwards."""
+    """Whoever restores at another parallelism gives the graph without statuses, and marks what has
+    finished afterwards.
+    """
     both = JobGraph((Operator("a", 2, 8), Operator("b", 2, 8)), (Edge("e", "a", "b", FORWARD),))
     first = begin(store, both)
     first.mark_finished("a", [0, 1])
@@ -230,7 +234,8 @@ def test_every_value_shows_itself_in_one_short_line(url: str) -> None:
         assert type(value).__name__ in repr(value)
 
 
-# ---- what a worker writes -------------------------------------------------------------------------
+# ---- what a worker writes
+# -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("words", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])

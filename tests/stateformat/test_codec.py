@@ -1,4 +1,6 @@
-"""The publication record: identity of encode and decode, strictness, and what damaged or hostile bytes come to."""
+"""The publication record: identity of encode and decode, strictness, and what damaged or hostile
+bytes come to.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ def members() -> dict[str, Any]:
 
 
 def sealed(value: dict[str, Any] | str) -> bytes:
-    """Bytes with a right digest around members, or around text that is an object without its last brace."""
+    """Bytes with a right digest around members, or around text that is an object without its last
+    brace.
+    """
     body = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))[:-1]
     return f'{body},"digest":"{xxhash.xxh3_128_hexdigest(body.encode())}"}}\n'.encode()
 
@@ -80,7 +84,7 @@ def refused(data: bytes) -> DamagedCheckpoint:
     return caught.value
 
 
-# ---- strategies ------------------------------------------------------------------------------------------------------
+# ---- strategies ----------------------------------------------------------------------------------
 
 names = st.text(min_size=1, max_size=8)
 texts = st.text(max_size=12)
@@ -179,7 +183,7 @@ def test_decode_gives_back_what_encode_was_given(record: Record) -> None:
     assert decode_record(encode_record(record)) == record
 
 
-# ---- the bytes -------------------------------------------------------------------------------------------------------
+# ---- the bytes -----------------------------------------------------------------------------------
 
 
 def test_bytes_are_plain_json_with_the_digest_last() -> None:
@@ -248,7 +252,7 @@ def test_whatever_stands_in_a_member_the_answer_is_a_record_or_an_error_of_ours(
         assert isinstance(decode_record(sealed(json.loads(json.dumps(found)))), Record)
 
 
-# ---- versions and features -------------------------------------------------------------------------------------------
+# ---- versions and features -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("data", [sealed, lambda found: json.dumps(found).encode()], ids=["right digest", "no digest"])
@@ -296,11 +300,13 @@ def test_features_are_listed_exactly_when_used() -> None:
     assert required_features(ended, [keyed, mail], handles_table([base, delta, pending]), former) == every
 
 
-# ---- strictness ------------------------------------------------------------------------------------------------------
+# ---- strictness ----------------------------------------------------------------------------------
 
 
 def change(path: str, value: Any) -> bytes:
-    """The rich record with the member at a JSON path replaced (or removed, by ``...``), under a right digest."""
+    """The rich record with the member at a JSON path replaced (or removed, by ``...``), under a
+    right digest.
+    """
     found: Any = members()
     place = found
     *steps, last = path.replace("]", "").replace("[", ".").split(".")
@@ -417,7 +423,7 @@ def test_thirty_two_levels_are_read_and_more_levels_bytes_or_arrays_are_not() ->
         assert refused(beyond).kind is ErrorKind.LIMIT_EXCEEDED
 
 
-# ---- what cannot be written ------------------------------------------------------------------------------------------
+# ---- what cannot be written ----------------------------------------------------------------------
 
 
 def nested(depth: int) -> Field:

@@ -1,4 +1,6 @@
-"""What becomes of columns as a program goes from version to version, and back: names and ids, without any rows."""
+"""What becomes of columns as a program goes from version to version, and back: names and ids,
+without any rows.
+"""
 
 from __future__ import annotations
 

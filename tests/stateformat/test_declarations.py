@@ -1,4 +1,6 @@
-"""What a declaration may not say is refused when it is made, and found in what others have stored."""
+"""What a declaration may not say is refused when it is made, and found in what others have
+stored.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,7 @@ def test_a_parallelism_is_an_integer(number: object) -> None:
         GRAPH.at(number)  # type: ignore[arg-type]
 
 
-# ---- a declaration after another --------------------------------------------------------------------------------------
+# ---- a declaration after another -----------------------------------------------------------------
 
 INT = pa.int64()
 X = pa.struct([("x", pa.int32())])

@@ -1,4 +1,6 @@
-"""Checkpoints whose stored bytes were forged: damage is told before a row is read wrong, and nothing of it is executed."""
+"""Checkpoints whose stored bytes were forged: damage is told before a row is read wrong, and
+nothing of it is executed.
+"""
 
 from __future__ import annotations
 

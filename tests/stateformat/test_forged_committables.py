@@ -1,4 +1,6 @@
-"""Committables that no sink has prepared: names of other files, other sinks and other attempts are refused, and nothing changes."""
+"""Committables that no sink has prepared: names of other files, other sinks and other attempts are
+refused, and nothing changes.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ def changed(rows: pa.Table, /, **columns: Any) -> pa.Table:
 
 
 def refused(place: Path, sink: Any, rows: pa.Table, *, of_any: bool = True) -> None:
-    """The rows are refused as a whole at every door, and nothing has changed; ``of_any``: they are of no such sink."""
+    """The rows are refused as a whole at every door, and nothing has changed; ``of_any``: they are
+    of no such sink.
+    """
     before = tree(place)
     doors = [lambda: sink.check_committables("out", rows)]
     if of_any:
@@ -82,7 +86,7 @@ def refused(place: Path, sink: Any, rows: pa.Table, *, of_any: bool = True) -> N
     assert tree(place) == before
 
 
-# Files --------------------------------------------------------------------------------------------------------------------
+# Files --------------------------------------------------------------------------------------------
 
 
 def two_files(sink: FileSink) -> pa.Table:
@@ -188,7 +192,7 @@ def test_links_in_the_directory_are_not_followed(out: Path) -> None:
     assert len(list(out.glob("part-*"))) == 2
 
 
-# Files in a bucket --------------------------------------------------------------------------------------------------------
+# Files in a bucket --------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -226,7 +230,7 @@ def test_a_key_that_the_sink_has_not_made_is_refused(outside: Outside, what: str
     assert (outside.uploads(), outside.paths()) == (before, [])
 
 
-# Tables -------------------------------------------------------------------------------------------------------------------
+# Tables -------------------------------------------------------------------------------------------
 
 
 def sql_sink(tmp_path: Path, **options: Any) -> SqlSink:
@@ -306,7 +310,7 @@ def test_marks_that_people_insert_remove_no_file(tmp_path: Path) -> None:
     assert [name for (name,) in marks] == sorted(rows["object"].to_pylist())
 
 
-# A whole job --------------------------------------------------------------------------------------------------------------
+# A whole job --------------------------------------------------------------------------------------
 
 
 @pytest.fixture

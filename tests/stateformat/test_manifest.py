@@ -1,4 +1,6 @@
-"""The manifest: identity of encode and decode, every rule of SPEC.md section 4, damage, cutting, sorting."""
+"""The manifest: identity of encode and decode, every rule of SPEC.md section 4, damage, cutting,
+sorting.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,7 @@ SOME = [
 ]
 
 
-# ---- identity --------------------------------------------------------------------------------------------------------
+# ---- identity ------------------------------------------------------------------------------------
 
 
 def test_decode_gives_back_what_encode_was_given() -> None:
@@ -184,7 +186,7 @@ def test_row_groups_and_encodings_are_those_of_the_specification() -> None:
     assert b"ARROW:schema" not in (metadata.metadata or {})
 
 
-# ---- order and sums --------------------------------------------------------------------------------------------------
+# ---- order and sums ------------------------------------------------------------------------------
 
 handles_strategy = st.lists(
     st.builds(
@@ -242,7 +244,7 @@ def test_sharing_does_not_count_against_the_limit_until_memory_is_at_stake() -> 
     assert spill_inline(shared(65), 50) == ["segments/s"]
 
 
-# ---- damage ----------------------------------------------------------------------------------------------------------
+# ---- damage --------------------------------------------------------------------------------------
 
 
 def refused(data: pa.Buffer, ref: ManifestRef) -> DamagedCheckpoint:
@@ -463,7 +465,7 @@ def test_faults_are_found_in_any_batch() -> None:
     assert "handle 135000 (operator 'zz'" in str(error)
 
 
-# ---- cutting ---------------------------------------------------------------------------------------------------------
+# ---- cutting -------------------------------------------------------------------------------------
 
 
 def slice_row(handle: int, like: Handle, /, **changes: Any) -> dict[str, Any]:
@@ -485,7 +487,8 @@ def test_a_slice_of_everything_is_the_handle_itself() -> None:
 def test_a_cut_handle_has_the_rows_and_groups_of_its_slice_without_empty_ends() -> None:
     whole = keyed(0, (2, 0, 3, 0, 0, 4), first=10, segment_rows=9 + 7, row_start=7)
     cases = [
-        # row_start, rows, first and last group of the slice; first group and counts of the cut handle
+        # row_start, rows, first and last group of the slice; first group and counts of the cut
+        # handle
         (7, 2, 8, 11, 10, [2]),
         (9, 3, 11, 14, 12, [3]),
         (12, 4, 13, 99, 15, [4]),

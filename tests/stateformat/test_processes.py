@@ -1,4 +1,6 @@
-"""Snapshots written by other processes: in any order, killed and retried, or twice; one checkpoint comes of it."""
+"""Snapshots written by other processes: in any order, killed and retried, or twice; one checkpoint
+comes of it.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """The publication protocol, one test per counter-example of the model that it was checked with.
 
-Every test named ``f1`` … ``f17`` is the interleaving by which a protocol without one rule loses or repeats output, or
-deletes what is needed. At the end of each the world is checked: one history, every checkpoint of it whole, every interval
-in the output exactly once. :func:`test_the_rule_is_what_holds` takes the rule away and sees the same test fail.
+Every test named ``f1`` … ``f17`` is the interleaving by which a protocol without one rule loses or
+repeats output, or deletes what is needed. At the end of each the world is checked: one history,
+every checkpoint of it whole, every interval in the output exactly once.
+:func:`test_the_rule_is_what_holds` takes the rule away and sees the same test fail.
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ def expire_one_after_the_other(patch: Patch) -> None:
 
 
 def republish(storage: Any, permit: CommitPermit, kind: CheckpointKind = CheckpointKind.RESCALE) -> CommitPermit:
-    """What a rescale does to the history: a child of the newest with the same content, from metadata alone."""
+    """What a rescale does to the history: a child of the newest with the same content, from
+    metadata alone.
+    """
     found = CheckpointStore(storage, sleep=lambda seconds: None).begin(
         job_id=JOB, graph=GRAPH, states=STATES, parent=permit, kind=kind, source=permit.ref
     )
@@ -97,7 +100,7 @@ def republish(storage: Any, permit: CommitPermit, kind: CheckpointKind = Checkpo
     return found.publish()
 
 
-# --- begin -----------------------------------------------------------------------------------------------------------
+# --- begin ----------------------------------------------------------------------------------------
 
 
 @rules("F1-begin", begin_by_listing)
@@ -129,7 +132,7 @@ def test_the_first_of_two_first_checkpoints_wins(world: World) -> None:
     world.check()
 
 
-# --- permit ----------------------------------------------------------------------------------------------------------
+# --- permit ---------------------------------------------------------------------------------------
 
 
 @rules("F2-permit", instead(Steps.READ_BACK, Observation.OURS, Steps.PERMITTED))
@@ -249,7 +252,7 @@ def test_every_create_of_a_publication_has_the_same_bytes(world: World) -> None:
     world.check()
 
 
-# --- overtaken -------------------------------------------------------------------------------------------------------
+# --- overtaken ------------------------------------------------------------------------------------
 
 
 @rules("F8-overtaken", instead(Steps.LIST, Observation.GREATER, Steps.WITHDRAW))
@@ -300,7 +303,7 @@ def test_the_overtaken_that_crashes_before_it_removes_leaves_a_stray(world: Worl
     world.check()
 
 
-# --- absent ----------------------------------------------------------------------------------------------------------
+# --- absent ---------------------------------------------------------------------------------------
 
 
 @rules("F12-absent", instead(Steps.LOOK, Observation.GREATER, Steps.CREATE_AGAIN))
@@ -335,7 +338,8 @@ def test_f16_a_create_that_lands_late_touches_neither_newest_nor_permits_nor_out
     a.land()
     assert world.ids() == [1, 3]
     assert c.finish().permit.ref.checkpoint_id == 3
-    # The old id looks damaged until the next expire; garbage is not collected meanwhile, for the stray may need it.
+    # The old id looks damaged until the next expire; garbage is not collected meanwhile, for the
+    # stray may need it.
     refused(sf.DamagedCheckpoint, lambda: load_manifest(world.storage, reader.record))
     assert world.store.collect_garbage(delete=True).stopped is not None
     assert world.expire().stopped is None
@@ -356,7 +360,7 @@ def test_f16_a_restart_that_misses_an_object_lists_again_before_it_calls_that_da
     world.check()
 
 
-# --- newest ----------------------------------------------------------------------------------------------------------
+# --- newest ---------------------------------------------------------------------------------------
 
 
 def publish_again(world: World, run: Run) -> CommitPermit:
@@ -408,11 +412,13 @@ def test_a_history_that_will_not_hold_still_is_given_up_with_a_sentence(world: W
     world.check()
 
 
-# --- strays ----------------------------------------------------------------------------------------------------------
+# --- strays ---------------------------------------------------------------------------------------
 
 
 def with_stray(world: World) -> Run:
-    """1 and 2 were published and 1 has expired; then B, which has died since, has created 1 with content of its own."""
+    """1 and 2 were published and 1 has expired; then B, which has died since, has created 1 with
+    content of its own.
+    """
     b = world.publisher("B").until("write", "manifests/")
     run = world.run().publish().publish()
     world.expire()
@@ -442,7 +448,7 @@ def test_f13_nobody_rolls_back_to_a_stray(world: World) -> None:
     world.check()
 
 
-# --- readers ---------------------------------------------------------------------------------------------------------
+# --- readers --------------------------------------------------------------------------------------
 
 
 def test_f9_a_reader_of_an_expired_checkpoint_is_not_told_of_damage(world: World) -> None:
@@ -468,7 +474,7 @@ def test_a_missing_object_of_a_checkpoint_that_stands_is_damage(world: World) ->
     assert caught.value.kind is sf.ErrorKind.OBJECT_MISSING
 
 
-# --- sinks -----------------------------------------------------------------------------------------------------------
+# --- sinks ----------------------------------------------------------------------------------------
 
 
 @rules("F6-commit-key", commit_under_the_carrier)
@@ -512,7 +518,7 @@ def test_f11_a_restart_does_not_clean_up_what_a_slow_attempt_is_about_to_commit(
     world.check()
 
 
-# --- expire and garbage ----------------------------------------------------------------------------------------------
+# --- expire and garbage ---------------------------------------------------------------------------
 
 
 @rules("F4-gc", pass_over_a_missing_newest)
@@ -630,7 +636,7 @@ def test_gc_ends_without_deleting_where_a_record_stands_and_its_manifest_does_no
     assert world.storage.list("segments/") == before
 
 
-# --- not counter-examples --------------------------------------------------------------------------------------------
+# --- not counter-examples -------------------------------------------------------------------------
 
 
 def test_a_creator_that_crashes_before_it_lists_has_published(world: World) -> None:
@@ -671,7 +677,7 @@ def test_another_jobs_store_is_refused_and_stays_as_it_is(world: World) -> None:
     world.check()
 
 
-# --- every order -----------------------------------------------------------------------------------------------------
+# --- every order ----------------------------------------------------------------------------------
 
 
 def permits(world: World) -> list[CommitPermit]:
@@ -712,7 +718,9 @@ def test_two_publishers_on_one_permit_in_every_order_with_a_fault_at_every_creat
 
 
 def live_and_expiring(world: World, run: Run) -> Callable[[Any], Run]:
-    """A run that goes on from what another has published, and then removes all records but its own."""
+    """A run that goes on from what another has published, and then removes all records but its
+    own.
+    """
 
     def body(storage: Any) -> Run:
         mine = Run(storage, world.sink, run.permit)

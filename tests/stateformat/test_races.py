@@ -1,9 +1,11 @@
-"""Everything that changes a history, at once and in real threads: whatever comes of it is one valid history.
+"""Everything that changes a history, at once and in real threads: whatever comes of it is one valid
+history.
 
-The orders that matter are enumerated in ``test_publish_protocol``, request by request. Here nobody holds the threads: each
-pair of actors starts at a barrier on a real storage, many times over. Nothing is asked of who wins. What is asked: one
-chain, every checkpoint of it whole, no two permits for one id, nobody told of damage, and every interval in the sink's
-output exactly once (unless a rollback was among them, which leaves behind what it leaves behind).
+The orders that matter are enumerated in ``test_publish_protocol``, request by request. Here nobody
+holds the threads: each pair of actors starts at a barrier on a real storage, many times over.
+Nothing is asked of who wins. What is asked: one chain, every checkpoint of it whole, no two permits
+for one id, nobody told of damage, and every interval in the sink's output exactly once (unless a
+rollback was among them, which leaves behind what it leaves behind).
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Slices read back: the rows that were written, from no more bytes than they take, or an error that names the object."""
+"""Slices read back: the rows that were written, from no more bytes than they take, or an error that
+names the object.
+"""
 
 from __future__ import annotations
 
@@ -163,7 +165,7 @@ def test_batches_are_at_most_as_long_as_asked(storage: CountingStorage, batch_ro
     assert len(batches) == {1: 400, 100: 10, 1000: 1, 131_072: 1}[batch_rows]
 
 
-# ---- layers ----------------------------------------------------------------------------------------------------------
+# ---- layers --------------------------------------------------------------------------------------
 
 
 def model_of(layers: Sequence[Sequence[dict[str, Any]]]) -> dict[Any, Any]:
@@ -234,7 +236,8 @@ def test_a_part_of_the_key_groups_of_every_layer_is_the_part_of_the_state(storag
 
 
 def test_layers_of_different_subtasks_have_nothing_to_do_with_each_other(storage: CountingStorage) -> None:
-    # The same keys under two subtasks, as no checkpoint has them: a delete of one must not reach the other.
+    # The same keys under two subtasks, as no checkpoint has them: a delete of one must not reach
+    # the other.
     rows = [{"k": "a", "_map_key": 1.0, "v": "x"}]
     handles = [
         write(storage, MAP, rows, subtask=0),
@@ -250,7 +253,7 @@ def test_deltas_without_a_base_give_what_they_write(storage: CountingStorage) ->
     assert pairs(read(storage, VALUE, handles)) == [(1, 1)]
 
 
-# ---- evolution -------------------------------------------------------------------------------------------------------
+# ---- evolution -----------------------------------------------------------------------------------
 
 
 def test_three_layers_of_three_ages_are_read_with_the_newest_schema(storage: CountingStorage) -> None:
@@ -291,7 +294,7 @@ def test_rows_can_be_read_with_a_schema_of_the_readers_own(storage: CountingStor
     assert found.column_names == ["_key_group", "k"]
 
 
-# ---- how much is read ------------------------------------------------------------------------------------------------
+# ---- how much is read ----------------------------------------------------------------------------
 
 
 def test_a_whole_segment_is_one_read(storage: CountingStorage) -> None:
@@ -310,7 +313,8 @@ def test_a_slice_reads_its_row_groups_and_the_footer_and_no_more(storage: Counti
         start, rows = rows_of_groups(handle, first, last)
         found = read(storage, VALUE, [handle], slices([(0, handle, start, rows)]))
         assert set(found["_key_group"].to_pylist()) == set(range(first, last + 1))
-        # Row groups are whole key groups, about four each here: those at the borders are read by both neighbours.
+        # Row groups are whole key groups, about four each here: those at the borders are read by
+        # both neighbours.
         assert storage.bytes_read <= 1.05 * handle.size_bytes * (rows + 2 * 20_000) / handle.rows
         total += found.num_rows
     assert total == 600_000
@@ -357,7 +361,7 @@ def test_a_reader_that_stops_early_stops_reading(storage: CountingStorage, monke
     assert storage.bytes_read < handle.size_bytes / 5
 
 
-# ---- damage ----------------------------------------------------------------------------------------------------------
+# ---- damage --------------------------------------------------------------------------------------
 
 
 def damage(storage: CountingStorage, handle: Handle, data: bytes) -> None:
@@ -584,7 +588,7 @@ def test_special_keys_come_back_as_they_are_stored(storage: CountingStorage) -> 
     assert math.isnan(by_key[None]["_map_key"])
 
 
-# ---- work ahead ------------------------------------------------------------------------------------------------------
+# ---- work ahead ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -1,7 +1,8 @@
-"""Repair and lost records, one test per counter-example of the model: ``r1`` … ``r9``, ``l1`` … ``l9``, and what protects.
+"""Repair and lost records, one test per counter-example of the model: ``r1`` … ``r9``, ``l1`` …
+``l9``, and what protects.
 
-As in ``test_publish_protocol``: each is the interleaving by which a protocol without one rule goes wrong, and
-:func:`test_the_rule_is_what_holds` takes rules away and sees the same tests fail.
+As in ``test_publish_protocol``: each is the interleaving by which a protocol without one rule goes
+wrong, and :func:`test_the_rule_is_what_holds` takes rules away and sees the same tests fail.
 """
 
 from __future__ import annotations
@@ -103,7 +104,9 @@ def highest_first(patch: Patch) -> None:
 
 @pytest.fixture(autouse=True)
 def segments_are_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The segments of these stores are no Parquet, so whether a checkpoint is whole is judged by reading it."""
+    """The segments of these stores are no Parquet, so whether a checkpoint is whole is judged by
+    reading it.
+    """
 
     def check(storage: Any, checkpoint_id: CheckpointId, *, level: str) -> tuple[Problem, ...]:
         try:
@@ -136,7 +139,9 @@ def remove(world: World, checkpoint_id: int) -> None:
 
 
 def published(world: World, count: int, *, damaged: tuple[int, ...] = (), lost: int = 0) -> Run:
-    """So many checkpoints, each with its state whole, by one run that lives; then these records are damaged or lost."""
+    """So many checkpoints, each with its state whole, by one run that lives; then these records are
+    damaged or lost.
+    """
     run = world.run()
     for _ in range(count):
         run.publish(full=True)
@@ -156,7 +161,9 @@ def ids_of(records: Any) -> list[int]:
 
 
 def check(world: World, doubled: set[int]) -> None:
-    """Every checkpoint whole, a run goes on from the newest, and only these intervals may be in the output twice."""
+    """Every checkpoint whole, a run goes on from the newest, and only these intervals may be in the
+    output twice.
+    """
     for record in world.store.history():
         whole(Checkpoint(world.storage, record))
     run = world.run()
@@ -166,7 +173,7 @@ def check(world: World, doubled: set[int]) -> None:
     assert {interval for interval in outputs if outputs.count(interval) > 1} <= doubled, outputs
 
 
-# --- repair ----------------------------------------------------------------------------------------------------------
+# --- repair ---------------------------------------------------------------------------------------
 
 
 def test_r1_a_damaged_record_is_neither_moved_nor_removed_nor_written_over(world: World) -> None:
@@ -175,7 +182,8 @@ def test_r1_a_damaged_record_is_neither_moved_nor_removed_nor_written_over(world
     assert world.ids() == [1, 2, 3]
     assert world.storage.read(path_of(2)).to_pybytes() == b"{"
     assert permit.ref.checkpoint_id == 3
-    # Who holds a permit for the damaged one collides with the repair, and gets no second permit for its id.
+    # Who holds a permit for the damaged one collides with the repair, and gets no second permit for
+    # its id.
     refused(sf.PublishConflict, run.publish, kind=sf.ErrorKind.PUBLISH_LOST)
     check(world, {2})
 
@@ -267,7 +275,8 @@ def test_r3b_a_repair_looks_at_its_source_after_its_manifest(world: World) -> No
     at_work = repairing(world).until("create")
     manifest = next(i for i, line in enumerate(at_work.trace) if line.startswith("write manifests/"))
     assert any(line.startswith(f"read {path_of(2)}") for line in at_work.trace[manifest:])
-    # The source expires after the look: its objects are kept, for the manifest under newest + 1 names them.
+    # The source expires after the look: its objects are kept, for the manifest under newest + 1
+    # names them.
     expire.finish()
     at_work.finish()
     assert ids_of(world.store.history()) == [4]
@@ -411,7 +420,7 @@ def test_what_a_run_that_opened_the_damaged_one_commits_late_is_committed_once(w
     assert sorted(world.sink.outputs) == [1, 2, 2], "the damaged one's own output, once more, and no other"
 
 
-# --- what the others have to do --------------------------------------------------------------------------------------
+# --- what the others have to do -------------------------------------------------------------------
 
 
 def test_nobody_takes_an_older_one_for_an_unreadable_newest(world: World) -> None:
@@ -583,7 +592,7 @@ def test_r9c_clean_up_keeps_what_a_manifest_under_newest_plus_one_carries(world:
     assert sorted(world.sink.outputs) == [1, 2]
 
 
-# --- lost records ----------------------------------------------------------------------------------------------------
+# --- lost records ---------------------------------------------------------------------------------
 
 
 def told(world: World) -> list[int]:
@@ -784,12 +793,14 @@ def test_a_first_checkpoint_without_parent_has_id_1(world: World) -> None:
     assert (problem.clause, "id 1" in problem.message) == ("SPEC 8.2", True)
 
 
-# --- every order -----------------------------------------------------------------------------------------------------
+# --- every order ----------------------------------------------------------------------------------
 
 
 @pytest.mark.truth
 def test_a_repair_beside_expire_in_every_order() -> None:
-    """An expire that had looked before the newest was damaged; whatever wins, the newest can be read or nothing was done."""
+    """An expire that had looked before the newest was damaged; whatever wins, the newest can be
+    read or nothing was done.
+    """
 
     def build(world: World) -> None:
         published(world, 3)

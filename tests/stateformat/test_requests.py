@@ -60,7 +60,7 @@ def put(store: CheckpointStore, path: str, data: bytes) -> None:
     assert store.storage.create(path, data) is CreateOutcome.CREATED
 
 
-# ---- from asking to the end ------------------------------------------------------------------------------------------
+# ---- from asking to the end ----------------------------------------------------------------------
 
 
 def test_a_request_is_seen_answered_and_removed(store: CheckpointStore) -> None:
@@ -213,7 +213,7 @@ def test_requests_are_no_part_of_checkpoints_copies_and_retention(store: Checkpo
     assert [record.checkpoint_id for record in store.history()] == [2]
 
 
-# ---- savepoints ------------------------------------------------------------------------------------------------------
+# ---- savepoints ----------------------------------------------------------------------------------
 
 
 def test_a_savepoint_lies_below_the_store_and_is_no_part_of_it(store: CheckpointStore) -> None:
@@ -269,7 +269,7 @@ def test_requests_work_on_s3_and_savepoints_below_a_store_are_no_part_of_it(moto
     assert opened(asked.savepoint_at(store.url, 1)).open().record.ref == permit.ref
 
 
-# ---- what somebody else has written ----------------------------------------------------------------------------------
+# ---- what somebody else has written --------------------------------------------------------------
 
 
 def sealed(members: dict[str, Any]) -> bytes:
@@ -483,11 +483,13 @@ def test_every_flipped_byte_is_noticed(place: int, mask: int) -> None:
         decode_request(bytes(data), 2, ID)
 
 
-# ---- a storage that fails --------------------------------------------------------------------------------------------
+# ---- a storage that fails ------------------------------------------------------------------------
 
 
 class Faulty(MemoryStorage):
-    """A memory storage whose creates under ``requests/`` go as the script says: what is done, and what is told."""
+    """A memory storage whose creates under ``requests/`` go as the script says: what is done, and
+    what is told.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__(name)

@@ -1,4 +1,6 @@
-"""What an open checkpoint restores by a plan, and which plans, operators and subtasks it refuses."""
+"""What an open checkpoint restores by a plan, and which plans, operators and subtasks it
+refuses.
+"""
 
 from __future__ import annotations
 

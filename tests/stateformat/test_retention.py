@@ -1,4 +1,6 @@
-"""What expire and garbage collection remove, and what they never do. How they meet others is in ``test_publish_protocol``."""
+"""What expire and garbage collection remove, and what they never do. How they meet others is in
+``test_publish_protocol``.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def everything(storage: Any) -> set[str]:
     return {item.path for item in storage.list("")}
 
 
-# --- reachable -------------------------------------------------------------------------------------------------------
+# --- reachable ------------------------------------------------------------------------------------
 
 
 def handle(path: str | None, *, inline: bytes | None = None, size_bytes: int = 5) -> Handle:
@@ -78,7 +80,7 @@ def test_reachable_is_linear_in_handles() -> None:
     assert found["path"][149_999].as_py() == "segments/149999"
 
 
-# --- expire ----------------------------------------------------------------------------------------------------------
+# --- expire ---------------------------------------------------------------------------------------
 
 
 def test_expire_keeps_the_newest_and_what_they_lie_on(world: World) -> None:
@@ -154,7 +156,7 @@ def test_a_damaged_record_beyond_retention_is_removed_with_the_rest(world: World
     world.check()
 
 
-# --- garbage ---------------------------------------------------------------------------------------------------------
+# --- garbage --------------------------------------------------------------------------------------
 
 
 def orphan(world: World, path: str) -> ObjectInfo:
@@ -290,7 +292,7 @@ def test_a_storage_without_leftovers_is_collected_like_any_other(world: World) -
     assert (found.segments, found.leftovers, found.unfinished) == ((dead,), (), ())
 
 
-# --- any history -----------------------------------------------------------------------------------------------------
+# --- any history ----------------------------------------------------------------------------------
 
 STEPS = st.lists(
     st.one_of(

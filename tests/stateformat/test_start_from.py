@@ -1,4 +1,6 @@
-"""A store that begins with the content of another store's checkpoint, and jobs that start from a savepoint."""
+"""A store that begins with the content of another store's checkpoint, and jobs that start from a
+savepoint.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def bytes_of(storage: Storage) -> dict[str, bytes]:
     return {item.path: storage.read(item.path).to_pybytes() for item in storage.list("")}
 
 
-# The library ---------------------------------------------------------------------------------------------------------------
+# The library --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("folder", GOLDEN, ids=lambda path: f"{path.parent.name}-{path.name}")
@@ -91,7 +93,7 @@ def test_a_stop_is_left_behind(empty: CheckpointStore) -> None:
     assert empty.start_from(savepoint.open()).record.stop is None
 
 
-# Addresses -----------------------------------------------------------------------------------------------------------------
+# Addresses ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

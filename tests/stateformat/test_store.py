@@ -1,4 +1,6 @@
-"""The store from outside: a run's life on it, what publish takes and refuses, copies, derived stores, rollback."""
+"""The store from outside: a run's life on it, what publish takes and refuses, copies, derived
+stores, rollback.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,9 @@ def rows_of(subtask: int, parallelism: int = 2, table: pa.Table = KEYS) -> pa.Ta
 
 
 def fill(pending: PendingCheckpoint, *, delta: pa.Table | None = None, carry: bool = False, skip: int = -1) -> None:
-    """Write every subtask's snapshot: the state whole, or with a layer on top, or carried as it is."""
+    """Write every subtask's snapshot: the state whole, or with a layer on top, or carried as it
+    is.
+    """
     parallelism = pending.graph.operator("count").parallelism
     for subtask in range(parallelism):
         if subtask == skip:
@@ -138,7 +142,7 @@ def ids(store: CheckpointStore) -> list[int]:
     return [record.checkpoint_id for record in store.history()]
 
 
-# --- a run -----------------------------------------------------------------------------------------------------------
+# --- a run ----------------------------------------------------------------------------------------
 
 
 def test_a_first_run_starts_from_nothing_and_publishes_one_two_three(store: CheckpointStore) -> None:
@@ -223,7 +227,7 @@ def test_the_stores_of_two_jobs_do_not_mix(store: CheckpointStore) -> None:
     refused(InvalidInput, lambda: begin(store, None, job_id=""), "job id is empty")
 
 
-# --- what a checkpoint is made of ------------------------------------------------------------------------------------
+# --- what a checkpoint is made of -----------------------------------------------------------------
 
 
 def test_the_second_snapshot_of_a_subtask_is_ignored(store: CheckpointStore) -> None:
@@ -342,7 +346,7 @@ def test_snapshots_may_come_from_many_threads_at_once(store: CheckpointStore) ->
     assert len(counts(store.open())) == 40
 
 
-# --- carrying --------------------------------------------------------------------------------------------------------
+# --- carrying -------------------------------------------------------------------------------------
 
 
 def delta(word: str, n: int) -> pa.Table:
@@ -392,7 +396,8 @@ def test_state_is_not_carried_to_another_parallelism_unless_it_was_cut_for_it(st
     pending = begin(store, permit, graph=graph(2))
     fill(pending, carry=True)
     refused(InvalidState, pending.publish, "parallelism 2 of 128, and was 1 of 128 in the parent")
-    # What a restore plan does, by hand: the one handle is cut in two at the border of the new subtasks' key groups.
+    # What a restore plan does, by hand: the one handle is cut in two at the border of the new
+    # subtasks' key groups.
     (whole,) = [row for row in permit.checkpoint().manifest.full().to_pylist() if row["state"] == "counts"]
     first, last = whole["first_group"], whole["last_group"]
     border = 64 - first
@@ -449,7 +454,9 @@ def test_a_state_that_is_as_it_was_is_repeated_by_its_handle(store: CheckpointSt
 
 
 def test_what_nothing_protects_is_not_repeated(store: CheckpointStore) -> None:
-    """Whatever a checkpoint names must not be collected: it lies under its own id, or its parent names it."""
+    """Whatever a checkpoint names must not be collected: it lies under its own id, or its parent
+    names it.
+    """
     other = begin(store, publish(store, None))
     with other.context.subtask("count", 0) as writer:
         writer.empty("counts")
@@ -517,7 +524,8 @@ def test_inline_segments_beyond_four_mebibytes_become_objects_of_this_checkpoint
         held = row["inline"] or storage.read(row["path"]).to_pybytes()
         assert xxhash.xxh3_128_digest(held) == row["digest"]
     assert [layout.owner_id(item.path) for item in storage.list("segments/")] == [1]
-    # Carried on with more beside it, what the parent kept inline is spilled under a name of the child's own.
+    # Carried on with more beside it, what the parent kept inline is spilled under a name of the
+    # child's own.
     second = begin(store, permit, graph=permit.record.graph, states=(blobs,), options=options)
     second.add_handles(permit.checkpoint().manifest.full().slice(0, 3))
     with second.context.subtask("count", 3) as writer:
@@ -534,7 +542,7 @@ def test_inline_segments_beyond_four_mebibytes_become_objects_of_this_checkpoint
     ]
 
 
-# --- other stores ----------------------------------------------------------------------------------------------------
+# --- other stores ---------------------------------------------------------------------------------
 
 
 def test_a_copy_is_self_contained_and_can_be_run_from(store: CheckpointStore, target: CheckpointStore) -> None:
@@ -650,7 +658,8 @@ def test_of_two_copies_into_one_store_one_wins(store: CheckpointStore, target: C
     high.finish()
     error = low.fail()
     assert isinstance(error, PublishConflict)
-    # The child names the parent that was copied, so its record may stay; the newest is the one that won.
+    # The child names the parent that was copied, so its record may stay; the newest is the one that
+    # won.
     assert target.open().record.checkpoint_id == 2
     assert validate(target, 2, level="full").problems == ()
 
@@ -706,7 +715,7 @@ def test_what_is_derived_needs_an_empty_store_and_a_looker_is_no_publisher(
     assert ids(target) == [1]
 
 
-# --- rollback --------------------------------------------------------------------------------------------------------
+# --- rollback -------------------------------------------------------------------------------------
 
 
 def test_a_rollback_makes_an_older_checkpoint_the_newest(store: CheckpointStore) -> None:
@@ -737,7 +746,7 @@ def test_a_rollback_to_the_newest_or_to_nothing_is_refused(store: CheckpointStor
     assert ids(store) == [3, 2]
 
 
-# --- storages that misbehave -----------------------------------------------------------------------------------------
+# --- storages that misbehave ----------------------------------------------------------------------
 
 
 def test_a_record_that_may_not_survive_a_power_failure_gives_no_permit(

@@ -1,4 +1,6 @@
-"""What type checkers see: a job and a runtime as the guides write them pass ``mypy --strict``, and slips do not."""
+"""What type checkers see: a job and a runtime as the guides write them pass ``mypy --strict``, and
+slips do not.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +109,9 @@ FIRST_SLIP = SLIPS[: SLIPS.index("    checkpoint.plan_restore")].count("\n") + 1
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What one run of ``mypy --strict`` says of these files, the examples of docs/operators.md among them, as for a user whose project is elsewhere."""
+    """What one run of ``mypy --strict`` says of these files, the examples of docs/operators.md
+    among them, as for a user whose project is elsewhere.
+    """
     folder = tmp_path_factory.mktemp("user")
     (folder / "job.py").write_text(JOB)
     (folder / "runtime.py").write_text(RUNTIME)

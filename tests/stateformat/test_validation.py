@@ -1,4 +1,6 @@
-"""Validation: sound checkpoints have no problem, and every way to break one is found, named, and kept apart from the rest."""
+"""Validation: sound checkpoints have no problem, and every way to break one is found, named, and
+kept apart from the rest.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ from stateformat.validation import validate, validator
 from tests.forgery import Forger, get, put
 from tests.stores import Job, counts_store, edge, flights_store, operator, owned
 
-# ---- content: graph, states and handles ------------------------------------------------------------------------------
+# ---- content: graph, states and handles ----------------------------------------------------------
 
 A, B = OperatorId("a"), OperatorId("b")
 HASH = "spark-murmur3-seed42"
@@ -320,7 +322,7 @@ def test_a_problem_is_plain_values_too() -> None:
     assert str(found) == f"error: {found.message} (SPEC 4.6)"
 
 
-# ---- stores ----------------------------------------------------------------------------------------------------------
+# ---- stores --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -412,7 +414,7 @@ def test_damage_of_another_record_is_a_warning(url: str) -> None:
     assert not validate(store, 2).ok
 
 
-# ---- records and manifests -------------------------------------------------------------------------------------------
+# ---- records and manifests -----------------------------------------------------------------------
 
 
 def flipped(data: bytes, position: int, bits: int = 1) -> bytes:
@@ -500,7 +502,7 @@ def test_wrong_handles_are_all_told_and_sound_segments_are_still_looked_at(url: 
     ]
 
 
-# ---- segments --------------------------------------------------------------------------------------------------------
+# ---- segments ------------------------------------------------------------------------------------
 
 MAX = 16
 
@@ -552,7 +554,9 @@ def job() -> Job:
 
 
 def objects(url: str, inline_bytes_max: int = 0) -> CheckpointStore:
-    """A checkpoint of :func:`job`, whose segments are objects, or lie in the manifest up to a size."""
+    """A checkpoint of :func:`job`, whose segments are objects, or lie in the manifest up to a
+    size.
+    """
     store = stateformat.open(url)
     job().publish(store, None, options=WriteOptions(inline_bytes_max=inline_bytes_max))
     return store
@@ -775,7 +779,8 @@ def test_a_forged_rewrite_of_sound_rows_is_sound(url: str) -> None:
 
 
 def test_forged_footers_are_problems_or_harmless_and_never_end_the_process(url: str) -> None:
-    # Parquet's accessors of column chunks abort the interpreter on a footer that leaves a chunk out.
+    # Parquet's accessors of column chunks abort the interpreter on a footer that leaves a chunk
+    # out.
     store = objects(url)
     forger = Forger(store.storage, 1)
     at = forger.find("work", "sums", 0)
@@ -791,7 +796,9 @@ def test_forged_footers_are_problems_or_harmless_and_never_end_the_process(url: 
 
 
 def delta_store(url: str) -> tuple[CheckpointStore, Forger, int]:
-    """Two checkpoints of :func:`job`, the second with a delta of ``sums`` for subtask 0: an upsert, a delete, a clear."""
+    """Two checkpoints of :func:`job`, the second with a delta of ``sums`` for subtask 0: an upsert,
+    a delete, a clear.
+    """
     store = stateformat.open(url)
     options = WriteOptions(inline_bytes_max=0)
     first = job().publish(store, None, options=options)
@@ -827,7 +834,8 @@ def test_deltas_have_rules_of_their_own(url: str, change: Any, clause: str, mess
     by_op = sorted(range(3), key=lambda i: ordered["_op"][i].as_py())
 
     def in_order_of_ops(table: pa.Table) -> pa.Table:
-        # The change speaks of upsert, delete, clear in this order; the segment is sorted by key group.
+        # The change speaks of upsert, delete, clear in this order; the segment is sorted by key
+        # group.
         changed = change(reorder(table, by_op))
         return reorder(changed, [by_op.index(i) for i in range(3)])
 
@@ -850,7 +858,7 @@ def test_an_unknown_key_hash_is_told_and_the_rest_is_still_checked(url: str) -> 
     assert all("'mine-v1'" in p.message for p in found)
 
 
-# ---- storages that move or fail --------------------------------------------------------------------------------------
+# ---- storages that move or fail ------------------------------------------------------------------
 
 
 class Tricky(MemoryStorage):

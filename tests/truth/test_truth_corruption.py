@@ -1,4 +1,6 @@
-"""Every byte of every object of tiny stores flipped, objects cut at every length, zeroed, removed, swapped, grown old."""
+"""Every byte of every object of tiny stores flipped, objects cut at every length, zeroed, removed,
+swapped, grown old.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Processes that publish, expire and collect garbage until they are killed: what they told stands, and the next goes on."""
+"""Processes that publish, expire and collect garbage until they are killed: what they told stands,
+and the next goes on.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,14 @@ SEED = 7_203
 KEPT = 3
 
 
-# --- processes that are killed -------------------------------------------------------------------------------------------
+# --- processes that are killed
+# -------------------------------------------------------------------------------------------
 
 
 def work(root: str, told: Connection, seed: int) -> None:
-    """Run in a child until it is killed: publish, expire, collect; tell each checkpoint once its permit is there."""
+    """Run in a child until it is killed: publish, expire, collect; tell each checkpoint once its
+    permit is there.
+    """
     draw = random.Random(seed)
     storage = LocalStorage(root)
     store = CheckpointStore(storage, sleep=lambda seconds: None)
@@ -50,7 +55,9 @@ def work(root: str, told: Connection, seed: int) -> None:
 
 
 def run_and_kill(root: Path, rivals: int, draw: random.Random) -> tuple[list[tuple[Any, str]], int]:
-    """Start so many children, kill them at a random time after the first checkpoint of one, and hand back what they told."""
+    """Start so many children, kill them at a random time after the first checkpoint of one, and
+    hand back what they told.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.truth.test_truth_crashes"])
     children, ends = [], []

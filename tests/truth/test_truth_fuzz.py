@@ -1,4 +1,6 @@
-"""The readers of record, manifest, segment and store under a fuzzer: no crash, no hang, nothing imported, only errors of ours."""
+"""The readers of record, manifest, segment and store under a fuzzer: no crash, no hang, nothing
+imported, only errors of ours.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from tests.tally import Tally
 ROOT = Path(__file__).resolve().parent.parent.parent
 SECONDS = 60
 SLACK_SECONDS = 600
-"""What a loaded machine may add before a target is called stuck: hangs are told by the processor time of a run, in tests/fuzz/run.py."""
+"""What a loaded machine may add before a target is called stuck: hangs are told by the processor
+time of a run, in tests/fuzz/run.py.
+"""
 DONE = re.compile(r"Done (\d+) runs")
 
 

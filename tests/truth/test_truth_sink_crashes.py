@@ -1,6 +1,8 @@
-"""Every crash of a job with a file sink and a SQL sink, by the kernel's record of it: a restart completes files and table.
+"""Every crash of a job with a file sink and a SQL sink, by the kernel's record of it: a restart
+completes files and table.
 
-What is run, and what must hold, is told in ``crash_sinks``; what a crash may leave, in ``crash_disk``.
+What is run, and what must hold, is told in ``crash_sinks``; what a crash may leave, in
+``crash_disk``.
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ def test_a_sync_that_is_left_out_is_noticed(recording: SinkRecording, tally: Tal
 
 
 def test_a_journal_that_comes_back_is_noticed(recording: SinkRecording, tally: Tally) -> None:
-    """As with ``synchronous=FULL``: the directory is not synced between the end of the journal and that of the rows."""
+    """As with ``synchronous=FULL``: the directory is not synced between the end of the journal and
+    that of the rows.
+    """
     calls, gone = [], False
     for call in recording.calls:
         syncs = (call.verb, call.path) == ("sync", "")
