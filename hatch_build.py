@@ -21,7 +21,7 @@ class LinksAreFolders(BuildHookInterface):
             path = Path(self.root, "stateformat", wing)
             if not (path / "__init__.py").is_file():
                 raise SystemExit(
-                    f"stateformat/{wing} is not a folder: it should be a link to ../{wing}, and this copy of the repository "
-                    "was made without links, as a ZIP or on Windows. Clone it with `git clone -c core.symlinks=true`, "
-                    "or build from the sdist."
+                    f"stateformat/{wing} is not a folder: it should be a link to ../{wing}. This copy of the "
+                    "repository was made without links, as a ZIP or on Windows. Clone it with "
+                    "`git clone -c core.symlinks=true`, or build from the sdist."
                 )

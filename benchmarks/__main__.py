@@ -43,7 +43,8 @@ ASKED = (
 
 def machine() -> str:
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{os.cpu_count()} cores, {memory_gib:.0f} GiB, {platform.system()} {platform.machine()}, Python {platform.python_version()}"
+    where = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
+    return f"{os.cpu_count()} cores, {memory_gib:.0f} GiB, {where}"
 
 
 def table(rows: list[Row]) -> str:

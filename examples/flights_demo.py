@@ -98,8 +98,8 @@ def main() -> int:
     store = stateformat.open(str(location))
     permit = write_checkpoint(spark, store)
     print(
-        f"Published checkpoint {permit.record.checkpoint_id} of job {permit.record.job_id}: {permit.record.totals.rows:,} rows "
-        f"of state, parallelism {PARALLELISM}, {MAX_PARALLELISM} key groups"
+        f"Published checkpoint {permit.record.checkpoint_id} of job {permit.record.job_id}: "
+        f"{permit.record.totals.rows:,} rows of state, parallelism {PARALLELISM}, {MAX_PARALLELISM} key groups"
     )
     # A session that nobody uses would only take memory from the commands, of which one starts a
     # Spark of its own.

@@ -177,8 +177,8 @@ def until_killed(folder: Path, executor: str) -> stateformat.Checkpoint | None:
     heading(f"Planes and airlines had ended by checkpoint {first}: they are finished, and are not run again")
     ckpt("inspect", f"{folder / 'store'}@{first}")
     heading(
-        f"After {time.monotonic() - began:.0f} s it was killed with SIGKILL, between the publish of checkpoint {checkpoint.id} "
-        "and its commit"
+        f"After {time.monotonic() - began:.0f} s it was killed with SIGKILL, between the publish "
+        f"of checkpoint {checkpoint.id} and its commit"
     )
     ckpt("inspect", f"{folder / 'store'}")
     print(f"\n{files(folder, checkpoint.id)}: nobody sees them")
