@@ -1,13 +1,16 @@
-"""Drivers that a test steps request by request, a job for them to run, and what must hold whatever the order.
+"""Drivers that a test steps request by request, a job for them to run, and what must hold whatever
+the order.
 
-A :class:`Driver` is a function in a thread of its own, over a storage that stops at every request until the test lets it
-go on. Only one thread ever runs: ``step`` lets one request through and returns when the driver stands at its next one, so
-an interleaving is a sequence of calls in the test, and the same every time. An answer can be lost, a request dropped,
-refused or landed late, a listing torn, a driver killed. :func:`explore` runs every interleaving of a few drivers.
+A :class:`Driver` is a function in a thread of its own, over a storage that stops at every request
+until the test lets it go on. Only one thread ever runs: ``step`` lets one request through and
+returns when the driver stands at its next one, so an interleaving is a sequence of calls in the
+test, and the same every time. An answer can be lost, a request dropped, refused or landed late, a
+listing torn, a driver killed. :func:`explore` runs every interleaving of a few drivers.
 
-:class:`Run` is the smallest job that can lose or repeat something: it counts intervals, prepares one output per interval
-under its attempt, and commits when it has the permit. Its keyed state is a base with deltas on top, so a checkpoint refers
-to the objects of those before it. Segments are a few bytes of JSON: nothing of the protocol ever looks into one.
+:class:`Run` is the smallest job that can lose or repeat something: it counts intervals, prepares
+one output per interval under its attempt, and commits when it has the permit. Its keyed state is a
+base with deltas on top, so a checkpoint refers to the objects of those before it. Segments are a
+few bytes of JSON: nothing of the protocol ever looks into one.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ from stateformat.states import committables_state, even_split_state, value_state
 from stateformat.storage import CreateOutcome, ObjectInfo
 
 PATIENCE_S = 20.0
-"""A driver that neither asks nor ends for so long is stuck: a fault of the test, reported instead of hanging."""
+"""A driver that neither asks nor ends for so long is stuck: a fault of the test, reported instead
+of hanging.
+"""
 
 
 class Do(Enum):
@@ -57,7 +62,9 @@ class Killed(BaseException):
 
 @dataclass(frozen=True)
 class Request:
-    """What a driver asks next: ``read``, ``write`` (closing an output), ``create``, ``list``, ``delete`` …"""
+    """What a driver asks next: ``read``, ``write`` (closing an output), ``create``, ``list``,
+    ``delete`` …
+    """
 
     verb: str
     path: str
@@ -67,7 +74,9 @@ class Request:
 
     @property
     def place(self) -> str:
-        """The path without its random part, which is another in every run: for records all of it."""
+        """The path without its random part, which is another in every run: for records all of
+        it.
+        """
         return self.path[: len("manifests/") + 20] if self.path.startswith("manifests/") else self.path
 
 
@@ -76,12 +85,16 @@ def every_request(request: Request) -> bool:
 
 
 def no_segments(request: Request) -> bool:
-    """Scheduling points for long runs: segments are named at random, so no order of theirs can matter."""
+    """Scheduling points for long runs: segments are named at random, so no order of theirs can
+    matter.
+    """
     return not request.path.startswith(layout.SEGMENTS) or request.verb in ("list", "delete")
 
 
 class Driver:
-    """A function ``body(storage)`` that runs one request at a time. Use as ``driver.until(...)``, ``step``, ``finish``."""
+    """A function ``body(storage)`` that runs one request at a time. Use as ``driver.until(...)``,
+    ``step``, ``finish``.
+    """
 
     def __init__(
         self,
@@ -144,7 +157,9 @@ class Driver:
             return [item for item in answer if item.path not in hide] if hide else answer
 
     def step(self, do: Do = Do.IT, *, hide: Collection[str] = ()) -> Driver:
-        """Let the request that the driver stands at be carried out so; ``hide`` leaves names out of a listing's answer."""
+        """Let the request that the driver stands at be carried out so; ``hide`` leaves names out of
+        a listing's answer.
+        """
         assert not self.done, f"{self.name} has ended: {self.error or self.result}"
         self._do, self._hide = do, frozenset(hide)
         self._go.release()
@@ -250,7 +265,7 @@ class SteppedOutput:
         self.abort() if kind is not None else self.close()
 
 
-# --- a job -----------------------------------------------------------------------------------------------------------
+# --- a job ----------------------------------------------------------------------------------------
 
 JOB = "job"
 GRAPH = sf.JobGraph((sf.Operator(OperatorId("count"), 1, 128),))
@@ -283,7 +298,9 @@ def fake_segment(storage: Any, ref: ParentRef, content: Any, *, inline: bool) ->
 
 
 def contents(checkpoint: sf.Checkpoint) -> dict[str, list[Any]]:
-    """What the segments of each state hold, in manifest order, every object read and its digest verified."""
+    """What the segments of each state hold, in manifest order, every object read and its digest
+    verified.
+    """
     return held(checkpoint.storage, checkpoint.manifest.full())
 
 
@@ -299,7 +316,8 @@ def held(storage: Any, handles: pa.Table) -> dict[str, list[Any]]:
 
 
 def carried_attempts(storage: Any, newest: Record) -> set[str] | None:
-    """The attempts whose output may still be committed: of all records and of manifests under newest + 1.
+    """The attempts whose output may still be committed: of all records and of manifests under
+    newest + 1.
 
     None where a record cannot be read: then nobody knows.
     """
@@ -328,7 +346,9 @@ def whole(checkpoint: sf.Checkpoint) -> dict[str, list[Any]]:
 
 @dataclass
 class Sink:
-    """A two-phase-commit sink: idempotent by the attempt that prepared an output, as SPEC.md section 6.3 demands."""
+    """A two-phase-commit sink: idempotent by the attempt that prepared an output, as SPEC.md
+    section 6.3 demands.
+    """
 
     prepared: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By attempt: the checkpoint id under which it was prepared, and the interval."""
@@ -378,7 +398,8 @@ class Run:
             self.interval = held["position"][0]["interval"]
             self.uncommitted = [item for found in held["prepared"] for item in found]
         except sf.CheckpointExpired:
-            # Whoever holds a checkpoint as the newest and misses an object is told so, if there is a newer one.
+            # Whoever holds a checkpoint as the newest and misses an object is told so, if there is
+            # a newer one.
             return self.restart(clean_up=clean_up)
         self.commit()
         if clean_up:
@@ -396,8 +417,8 @@ class Run:
     def publish(self, *, full: bool = False) -> Run:
         """Consume one interval, prepare its output, publish, and commit what has become permanent.
 
-        ``full`` writes the keyed state whole; otherwise a delta lies on top of what the parent has. After a rescale it is
-        written whole in any case, for the job goes on at its own parallelism.
+        ``full`` writes the keyed state whole; otherwise a delta lies on top of what the parent has.
+        After a rescale it is written whole in any case, for the job goes on at its own parallelism.
         """
         pending = self.store.begin(job_id=JOB, graph=GRAPH, states=STATES, parent=self.permit)
         interval = self.interval + 1
@@ -423,11 +444,13 @@ class Run:
         return self
 
 
-# --- a world of drivers ----------------------------------------------------------------------------------------------
+# --- a world of drivers ---------------------------------------------------------------------------
 
 
 class World:
-    """One store in memory, one sink, and the drivers that work on them. As a context manager it ends every driver."""
+    """One store in memory, one sink, and the drivers that work on them. As a context manager it
+    ends every driver.
+    """
 
     numbers = itertools.count()
 
@@ -452,7 +475,9 @@ class World:
         return self.drivers[-1]
 
     def publisher(self, name: str, permit: sf.CommitPermit | None = None, *, interval: int = 0, **how: Any) -> Driver:
-        """A driver that publishes one checkpoint on a permit that it holds (None: the first of the job)."""
+        """A driver that publishes one checkpoint on a permit that it holds (None: the first of the
+        job).
+        """
 
         def body(storage: Any) -> Run:
             run = Run(storage, self.sink, permit)
@@ -499,9 +524,11 @@ class World:
         return ParentRef(data["checkpoint_id"], data["attempt_id"])
 
     def check(self, *, rolled_back: bool = False) -> None:
-        """One history, every checkpoint of it whole, and a fresh run leaves every interval in the output exactly once.
+        """One history, every checkpoint of it whole, and a fresh run leaves every interval in the
+        output exactly once.
 
-        After a rollback the output may repeat what was left behind; then only the first two are asked.
+        After a rollback the output may repeat what was left behind; then only the first two are
+        asked.
         """
         if not self.ids():
             assert self.sink.outputs == []
@@ -531,7 +558,9 @@ class Step:
     do: Do = Do.IT
 
     def commutes(self, other: Step) -> bool:
-        """Whether both orders of two steps give the same: two looks, or requests that cannot meet."""
+        """Whether both orders of two steps give the same: two looks, or requests that cannot
+        meet.
+        """
         if self.driver == other.driver or Do.IT is not self.do or Do.IT is not other.do:
             return False
         if self._looks() and other._looks():
@@ -553,7 +582,9 @@ def any_order(world: World, taken: list[Step]) -> list[Step]:
 
 @dataclass
 class _Point:
-    """A point of a run: the steps that can still tell something new here, and those whose order was tried elsewhere."""
+    """A point of a run: the steps that can still tell something new here, and those whose order was
+    tried elsewhere.
+    """
 
     steps: list[Step]
     asleep: list[Step]
@@ -565,11 +596,13 @@ class _Point:
 
 
 def explore(make: Callable[[], World], options: Options = any_order) -> Iterator[tuple[World, list[Step]]]:
-    """Every interleaving that can end differently: yields each world when its drivers have ended, with the steps taken.
+    """Every interleaving that can end differently: yields each world when its drivers have ended,
+    with the steps taken.
 
-    A depth-first search without stored states: a prefix of choices is run again in a new world; the last point with an
-    untried step is where the next run differs. Sleep sets leave out orders of steps that commute (Godefroid 1996): once a
-    step was tried at a point, it is not tried after another one there until something has happened that it can meet.
+    A depth-first search without stored states: a prefix of choices is run again in a new world; the
+    last point with an untried step is where the next run differs. Sleep sets leave out orders of
+    steps that commute (Godefroid 1996): once a step was tried at a point, it is not tried after
+    another one there until something has happened that it can meet.
     """
     points: list[_Point] = []
     while True:
@@ -579,7 +612,8 @@ def explore(make: Callable[[], World], options: Options = any_order) -> Iterator
                 _take(world, point, taken)
             while steps := options(world, taken):
                 asleep = points[-1].asleep_after() if points else []
-                # A driver that sleeps stands at the same request still, so who and what says it all.
+                # A driver that sleeps stands at the same request still, so who and what says it
+                # all.
                 awake = [step for step in steps if (step.driver, step.do) not in {(s.driver, s.do) for s in asleep}]
                 if not awake:
                     break

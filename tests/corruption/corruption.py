@@ -1,8 +1,9 @@
 """Damage of every sort to tiny stores, and what must follow from it.
 
-From the pristine objects of a store (``corruption_stores``) a case makes damaged ones, in memory. *Noticed*: full validation finds a
-problem, or refuses, for the newest checkpoint that each damaged object feeds. *Read*: all that a damaged object feeds (states whole,
-slices as another parallelism restores them, single handles in ranges) gives the rows of the pristine store, or an error of the
+From the pristine objects of a store (``corruption_stores``) a case makes damaged ones, in memory.
+*Noticed*: full validation finds a problem, or refuses, for the newest checkpoint that each damaged
+object feeds. *Read*: all that a damaged object feeds (states whole, slices as another parallelism
+restores them, single handles in ranges) gives the rows of the pristine store, or an error of the
 library. Anything else is *wrong*. ``corruption_runs`` tries all cases.
 """
 
@@ -36,7 +37,9 @@ CUT, REMOVE, SWAP, OLDER = "truncated", "removed", "two objects swapped", "an ol
 
 
 class Case(NamedTuple):
-    """One damage: ``kind`` of it, to the object ``path``; ``first`` and ``second`` are positions, bits or lengths."""
+    """One damage: ``kind`` of it, to the object ``path``; ``first`` and ``second`` are positions,
+    bits or lengths.
+    """
 
     store: str
     kind: str
@@ -52,7 +55,9 @@ class Case(NamedTuple):
 
 
 class Objects:
-    """A store that is given as bytes and cannot be written. Implements :class:`stateformat.storage.protocol.Storage`."""
+    """A store that is given as bytes and cannot be written. Implements
+    :class:`stateformat.storage.protocol.Storage`.
+    """
 
     def __init__(self, objects: Mapping[str, bytes]) -> None:
         self.objects = objects
@@ -88,11 +93,13 @@ class Objects:
     open_output = create = delete = _refuse
 
 
-# ---- which damage ----------------------------------------------------------------------------------------------------
+# ---- which damage --------------------------------------------------------------------------------
 
 
 def cases(store: str, objects: Mapping[str, bytes], *, stride: int = 1) -> list[Case]:
-    """Every case of a store. With a ``stride`` only every so many'th of each kind, and at least one."""
+    """Every case of a store. With a ``stride`` only every so many'th of each kind, and at least
+    one.
+    """
     rng = random.Random(store)
     found: list[Case] = []
     for path, data in sorted(objects.items()):
@@ -118,7 +125,9 @@ def cases(store: str, objects: Mapping[str, bytes], *, stride: int = 1) -> list[
 
 
 def _lengths(path: str, size: int) -> Iterable[int]:
-    """Lengths to cut an object to: all of them; of a segment, which takes longest, every third between the ends."""
+    """Lengths to cut an object to: all of them; of a segment, which takes longest, every third
+    between the ends.
+    """
     step = 3 if path.startswith(layout.SEGMENTS) else 1
     return sorted({*range(min(size, 16)), *range(size % 3, size, step), *range(max(0, size - 16), size)})
 
@@ -154,7 +163,7 @@ def flipped(data: bytes, bit: int) -> bytes:
     return bytes(changed)
 
 
-# ---- what must follow ------------------------------------------------------------------------------------------------
+# ---- what must follow ----------------------------------------------------------------------------
 
 
 class Read(NamedTuple):
@@ -166,7 +175,9 @@ class Read(NamedTuple):
 
 
 def reads_of(opened: Checkpoint) -> Iterator[Read]:
-    """Every way to the rows of a checkpoint: states whole, restored at another parallelism, handles in ranges."""
+    """Every way to the rows of a checkpoint: states whole, restored at another parallelism, handles
+    in ranges.
+    """
     for state in opened.states:
         task = opened.read(state.operator, state.name)
         yield _read(f"{state.operator}/{state.name}", task)
@@ -192,7 +203,9 @@ def _read(label: str, task: Any) -> Read:
 
 
 def read_in_ranges(storage: Storage, *, record: Record, handle: Handle) -> pa.Table:
-    """All rows of a handle in ranges: only page checksums are between what is stored and what is read."""
+    """All rows of a handle in ranges: only page checksums are between what is stored and what is
+    read.
+    """
     reader = SegmentReader(storage, record, record.state(handle.operator, handle.state), handle)
     return pa.concat_tables(call() for call in reader.calls(handle.row_start, handle.rows))
 
@@ -219,7 +232,9 @@ class Outcome:
 
 
 NEWEST = "removed, the newest record"
-"""A line of its own: the checkpoint before it is the newest then, by design (SPEC.md section 2.3)."""
+"""A line of its own: the checkpoint before it is the newest then, by design (SPEC.md section
+2.3).
+"""
 
 
 class Bench:
@@ -273,7 +288,9 @@ class Bench:
         return report.ok and report.checkpoint_id == before == store.open().id and not store.strays()
 
     def _readings(self, storage: Storage, touched: set[str]) -> Iterator[str]:
-        """``right``, ``error``, or ``wrong`` and what, for each way to the rows that the damaged objects feed."""
+        """``right``, ``error``, or ``wrong`` and what, for each way to the rows that the damaged
+        objects feed.
+        """
         opened = {self.fed[path] for path in touched if not path.startswith(layout.SEGMENTS)}
         for number in opened:
             yield self._reading_anew(storage, number)
@@ -303,7 +320,9 @@ class Bench:
 
 
 def _notices(storage: Storage, number: CheckpointId, case: Case) -> bool:
-    """Whether full validation finds a problem or refuses. Quick may miss damage of a segment, but must not fail on it."""
+    """Whether full validation finds a problem or refuses. Quick may miss damage of a segment, but
+    must not fail on it.
+    """
     for level in ("quick", "full") if case.path.startswith(layout.SEGMENTS) else ("full",):
         try:
             noticed = not validation.validate(storage, number, level=cast("Any", level)).ok

@@ -1,7 +1,8 @@
 """Trying all cases of ``corruption``: in this process, or in processes of their own.
 
-A process is given a range of cases and says before each which one it is at, in memory that both ends see. So a crash, or a case
-that does not end, counts as that case's; the rest of the range goes back into the queue, and another process goes on.
+A process is given a range of cases and says before each which one it is at, in memory that both
+ends see. So a crash, or a case that does not end, counts as that case's; the rest of the range goes
+back into the queue, and another process goes on.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ MEMORY_BYTES_MAX = 8 << 30
 
 @contextmanager
 def prepared() -> Iterator[None]:
-    """Read small segments in ranges as large ones are; decode and judge equal bytes once; start no threads."""
+    """Read small segments in ranges as large ones are; decode and judge equal bytes once; start no
+    threads.
+    """
     records = lru_cache(32)(codec.decode_record)
     manifests = lru_cache(32)(_decoded)
     judged: dict[int, tuple[Any, Any]] = {}
@@ -78,7 +81,9 @@ def try_here(stores: Stores, *, stride: int) -> Outcome:
 
 
 def try_apart(stores: Stores, *, stride: int = 1, processes: int = 2) -> Outcome:
-    """All cases, in processes of their own; one that dies or stalls is a wrong outcome of the case that it was at."""
+    """All cases, in processes of their own; one that dies or stalls is a wrong outcome of the case
+    that it was at.
+    """
     waiting: deque[tuple[str, int, int]] = deque()
     for name, objects in stores.items():
         count = len(cases(name, objects, stride=stride))
@@ -130,7 +135,9 @@ class _Worker:
         self.connection.send(block)
 
     def outcome(self) -> Outcome | tuple[tuple[str, int, int], int, str] | None:
-        """What the block came to; or the block, the case that ended the process, and how; None: nothing yet."""
+        """What the block came to; or the block, the case that ended the process, and how; None:
+        nothing yet.
+        """
         block = self._block
         if block is None:
             return None

@@ -1,10 +1,13 @@
-"""Tiny stores that together have every mode, kind, layer, status, codec and encoding: what the tests of corruption damage.
+"""Tiny stores that together have every mode, kind, layer, status, codec and encoding: what the
+tests of corruption damage.
 
 Few rows and short names, since every byte is one case; ids and times are the same in every run.
 
-- ``whole``: everything inline, a delta, finished and finishing subtasks; 3 checkpoints, the last rescaled from 2 to 3.
-- ``keyed``, ``lists``, ``entries``, ``driver``: the same states in groups, spilled into objects. The last checkpoint is rescaled,
-  but for ``entries``, which has three of one size, so that an older object fits in place of a newer one.
+- ``whole``: everything inline, a delta, finished and finishing subtasks; 3 checkpoints, the last
+  rescaled from 2 to 3.
+- ``keyed``, ``lists``, ``entries``, ``driver``: the same states in groups, spilled into objects.
+  The last checkpoint is rescaled, but for ``entries``, which has three of one size, so that an
+  older object fits in place of a newer one.
 - ``lz4`` … ``none``: one state per codec and encoding, in row groups of two rows.
 """
 
@@ -193,7 +196,9 @@ def _rescaled(build: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _codec(codec: Any) -> Callable[[Any], Any]:
-    """Two operators with one state each, by both encodings; two rows of each key group, in row groups of two rows."""
+    """Two operators with one state each, by both encodings; two rows of each key group, in row
+    groups of two rows.
+    """
 
     def build(store: sf.CheckpointStore) -> Any:
         graph = JobGraph((_operator("e", 1), _operator("p", 1)))

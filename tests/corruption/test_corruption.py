@@ -1,4 +1,6 @@
-"""Damaged checkpoints: always noticed, and never read as rows that are not there. A small part of what ``make test-truth`` tries."""
+"""Damaged checkpoints: always noticed, and never read as rows that are not there. A small part of
+what ``make test-truth`` tries.
+"""
 
 from __future__ import annotations
 
@@ -88,18 +90,22 @@ def test_a_damaged_object_is_noticed_and_gives_right_rows_or_an_error(stores: St
 
 
 def test_without_its_newest_record_a_store_is_what_it_was_before(stores: Stores) -> None:
-    """By design (SPEC.md section 2.3): a checkpoint exists exactly when its record does. See also ``ckpt history``."""
+    """By design (SPEC.md section 2.3): a checkpoint exists exactly when its record does. See also
+    ``ckpt history``.
+    """
     newest = max(path for path in stores["keyed"] if path.startswith("checkpoints/"))
     found = corruption.Bench(stores["keyed"]).judge(Case("keyed", corruption.REMOVE, newest))
     assert found.lines == [corruption.NEWEST]
     assert not found.wrong
 
 
-# ---- page headers: no checksum covers them ---------------------------------------------------------------------------
+# ---- page headers: no checksum covers them -------------------------------------------------------
 
 
 class Segment:
-    """The state ``v`` of an operator, in one segment without compression, which is read in ranges."""
+    """The state ``v`` of an operator, in one segment without compression, which is read in
+    ranges.
+    """
 
     def __init__(self, objects: Mapping[str, bytes], operator: str) -> None:
         self._objects = objects
@@ -121,10 +127,12 @@ class Segment:
 @pytest.mark.parametrize(
     ("operator", "group", "found", "other", "message"),
     [
-        # Two flipped bits between BYTE_STREAM_SPLIT and PLAIN; the checksum of the page stays right.
+        # Two flipped bits between BYTE_STREAM_SPLIT and PLAIN; the checksum of the page stays
+        # right.
         ("e", 0, b"\x15\x04\x15\x12\x15\x06\x15\x06", b"\x15\x04\x15\x00\x15\x06\x15\x06", "a page says an encoding"),
         ("p", 0, b"\x15\x04\x15\x00\x15\x06\x15\x06", b"\x15\x04\x15\x12\x15\x06\x15\x06", "a page says an encoding"),
-        # One flipped bit: two values, one of them null, become three, and Arrow still finds as many rows as it needs.
+        # One flipped bit: two values, one of them null, become three, and Arrow still finds as many
+        # rows as it needs.
         ("e", 1, b"\x1c\x15\x04\x15\x12", b"\x1c\x15\x06\x15\x12", "(.*its pages have 3 values|has 3 values)"),
     ],
 )
@@ -138,7 +146,9 @@ def test_a_page_header_that_contradicts_the_footer_is_refused(
 
 
 def _rewritten(objects: Mapping[str, bytes], name: str, **options: Any) -> dict[str, bytes]:
-    """The same store, its segment of operator ``e`` written by another program, with other options of Parquet."""
+    """The same store, its segment of operator ``e`` written by another program, with other options
+    of Parquet.
+    """
     storage = MemoryStorage(name)
     for path, data in objects.items():
         put(storage, path, data)
@@ -152,7 +162,9 @@ def _rewritten(objects: Mapping[str, bytes], name: str, **options: Any) -> dict[
 
 
 def test_data_pages_of_version_2_are_believed_by_the_digest_of_the_whole(stores: Stores) -> None:
-    """Their headers say how long levels are: one flipped bit there gives other rows, and no footer knows better."""
+    """Their headers say how long levels are: one flipped bit there gives other rows, and no footer
+    knows better.
+    """
     rewritten = _rewritten(stores["none"], "pages-2", data_page_version="2.0", use_dictionary=False)
     segment = Segment(rewritten, "e")
     assert segment.rows.equals(Segment(stores["none"], "e").rows)
@@ -193,7 +205,8 @@ def test_no_two_flipped_bits_of_a_page_header_make_other_rows(
     for operator in "ep":
         segment = Segment(stores[store], operator)
         for column in columns:
-            # Arrow's headers of data pages are of this length here; of a shorter one the page is hit too.
+            # Arrow's headers of data pages are of this length here; of a shorter one the page is
+            # hit too.
             start = 8 * segment.header(0, column)
             for bits in list(combinations(range(start, start + 8 * 22), 2))[::stride]:
                 changed = bytearray(segment.data)
@@ -210,7 +223,7 @@ def test_no_two_flipped_bits_of_a_page_header_make_other_rows(
     assert errors > tried * 3 // 4
 
 
-# ---- the command -----------------------------------------------------------------------------------------------------
+# ---- the command ---------------------------------------------------------------------------------
 
 
 def _sample(stores: Stores, count: int) -> list[Case]:

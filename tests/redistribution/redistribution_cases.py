@@ -1,7 +1,8 @@
 """Checkpoints made of explicit rows, so that a test sees every single row move.
 
-A row is any hashable value. A :class:`Part` is a handle with its rows: pairs (group, row) where the mode has groups.
-:func:`checkpoint` lays each part into a segment of its own, :func:`planned` plans a restore, :func:`deliver` reads its slices.
+A row is any hashable value. A :class:`Part` is a handle with its rows: pairs (group, row) where the
+mode has groups. :func:`checkpoint` lays each part into a segment of its own, :func:`planned` plans
+a restore, :func:`deliver` reads its slices.
 """
 
 from __future__ import annotations
@@ -94,7 +95,9 @@ def checkpoint(
     checkpoint_id: int = 7,
     rescaled_from: RescaledFrom | None = None,
 ) -> FakeCheckpoint:
-    """A checkpoint of these parts. Rows with groups are sorted by group; parts of equal rank keep their order."""
+    """A checkpoint of these parts. Rows with groups are sorted by group; parts of equal rank keep
+    their order.
+    """
     states = tuple(states)
     by_name = {(item.operator, item.name): item for item in states}
     ordered = sorted(
@@ -162,7 +165,9 @@ def planned(
     details: object = None,
     **options: Any,
 ) -> RestorePlan:
-    """Plan a restore, at another parallelism where ``topology`` is numbers; it is refused for these reasons alone."""
+    """Plan a restore, at another parallelism where ``topology`` is numbers; it is refused for these
+    reasons alone.
+    """
     at = source.record.graph.at
     if not isinstance(topology, JobGraph):
         topology = at(topology) if isinstance(topology, int) else at(per_operator=topology)
@@ -179,7 +184,8 @@ Delivered = dict[tuple[str, str, int | None], list[Row]]
 def deliver(source: FakeCheckpoint, slices: pa.Table) -> Delivered:
     """The rows of slices, by (operator, state, subtask), in the order in which they are read.
 
-    Checks on the way that a slice is within its handle, is not empty, and has the first and last group that it says.
+    Checks on the way that a slice is within its handle, is not empty, and has the first and last
+    group that it says.
     """
     paths, starts = source.handles["path"].to_pylist(), source.handles["row_start"].to_pylist()
     rows, names = source.handles["rows"].to_pylist(), source.handles["state"].to_pylist()

@@ -1,7 +1,8 @@
 """Who gets which row, by the words of docs/redistribution.md, one row at a time.
 
-Written apart from the package: no arrays, no cumulative sums, no cutting; every row is handed out like a card. Slow on
-purpose. It reads the parts of a ``redistribution_cases.FakeCheckpoint`` and nothing of the manifest.
+Written apart from the package: no arrays, no cumulative sums, no cutting; every row is handed out
+like a card. Slow on purpose. It reads the parts of a ``redistribution_cases.FakeCheckpoint`` and
+nothing of the manifest.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ def expected(
 ) -> Delivered:
     """What every new subtask of every operator gets, without the states of which it gets nothing.
 
-    ``parallelism`` is the new one by uid; an operator that is not in it is not in the topology. ``progress_stays`` says
-    of which operators each subtask keeps its own progress.
+    ``parallelism`` is the new one by uid; an operator that is not in it is not in the topology.
+    ``progress_stays`` says of which operators each subtask keeps its own progress.
     """
     graph = source.record.graph
     found: Delivered = {}
@@ -101,7 +102,9 @@ def by_group(parts: list[Part], new: int, max_parallelism: int) -> Deal:
 
 
 def cards(rows: list[Any], new: int, start: int) -> tuple[Deal, int]:
-    """Hands of cards: dealing round the table says how many each gets, then each takes that many from the top."""
+    """Hands of cards: dealing round the table says how many each gets, then each takes that many
+    from the top.
+    """
     hands = [0] * new
     for number in range(len(rows)):
         hands[(start + number) % new] += 1

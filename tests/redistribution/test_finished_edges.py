@@ -1,4 +1,6 @@
-"""A fully finished operator keeps the parallelism that it had, whatever its neighbours are rescaled to."""
+"""A fully finished operator keeps the parallelism that it had, whatever its neighbours are rescaled
+to.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the graph demands of finished operators, chains among them; and that every refusal has its test."""
+"""What the graph demands of finished operators, chains among them; and that every refusal has its
+test.
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,9 @@ from tests.redistribution.redistribution_cases import (
 
 @cache
 def pipeline() -> FakeCheckpoint:
-    """A finished source, a partially finished mapper, a counter with every mode, and a finished sink beside it."""
+    """A finished source, a partially finished mapper, a counter with every mode, and a finished
+    sink beside it.
+    """
     operators = [
         op("source", 2, finished=[0, 1], name="orders"),
         op("map", 3, finished=[0], coordinator=True),

@@ -1,4 +1,6 @@
-"""Beyond small worlds: any parallelism, layers, many handles a subtask, segments shared with others; and many states."""
+"""Beyond small worlds: any parallelism, layers, many handles a subtask, segments shared with
+others; and many states.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ RELAXED = settings(max_examples=40, deadline=None, suppress_health_check=[Health
 
 @st.composite
 def operators(draw: Any, uid: str) -> tuple[Any, list[Any], list[Part], list[Any]]:
-    """An operator with its states, parts and edges. Key groups lie where their subtask is, as the format demands."""
+    """An operator with its states, parts and edges. Key groups lie where their subtask is, as the
+    format demands.
+    """
     ceiling = draw(st.integers(1, 300))
     parallelism = draw(st.integers(1, min(ceiling, 24)))
     done = draw(st.sets(st.integers(0, parallelism - 1), max_size=parallelism - 1)) if draw(st.booleans()) else set()

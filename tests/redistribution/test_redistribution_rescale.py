@@ -1,4 +1,6 @@
-"""A rescaled checkpoint: what stands in it, and that restoring it is restoring the one that it came from."""
+"""A rescaled checkpoint: what stands in it, and that restoring it is restoring the one that it came
+from.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,8 @@ def test_restoring_at_the_parallelism_of_the_rescale_gives_what_the_plan_gave(ol
     source = world(old)
     direct, after = restored(source, new), restored(rescaled(source, new), new)
     for key in direct.keys() | after.keys():
-        # A rescale shares progress out, so a restore merges it, whether or not the plan would have kept it.
+        # A rescale shares progress out, so a restore merges it, whether or not the plan would have
+        # kept it.
         assert after[key] == (rows_of(source, key[0], "p") if key[1] == "p" else direct[key])
 
 
@@ -73,7 +76,8 @@ def test_a_restore_after_a_rescale_loses_repeats_and_misplaces_nothing(old: int,
                 assert tuple(after.get(key, ())) in copies
             elif mode is Mode.PROGRESS:
                 assert set(after[key]) <= set(rows_of(source, operator, name))
-        # Lists are dealt by position, so the second deal may put an entry elsewhere; but all are dealt, once.
+        # Lists are dealt by position, so the second deal may put an entry elsewhere; but all are
+        # dealt, once.
         for operator, name in modes:
             if modes[operator, name] in (Mode.EVEN_SPLIT, Mode.IN_FLIGHT):
                 assert everything(after, operator, name) == everything(direct, operator, name)
@@ -93,7 +97,9 @@ def test_one_list_is_dealt_twice_as_it_would_be_once() -> None:
 
 @pytest.mark.parametrize(("old", "new"), SMALL)
 def test_a_rescaled_checkpoint_is_one_that_the_format_allows(old: int, new: int) -> None:
-    """SPEC 4.2, 4.6 and 6.4: order, a handle for everyone, union and progress with one subtask each."""
+    """SPEC 4.2, 4.6 and 6.4: order, a handle for everyone, union and progress with one subtask
+    each.
+    """
     source = world(old)
     result = rescale(source, planned(source, new))
     assert result.slices.schema.equals(SLICE_SCHEMA)
@@ -137,7 +143,9 @@ CHAINS = [(3, 5, 2), (3, 5, 2, 4), (1, 4, 3), (2, 5, 3, 1), (4, 3, 5, 2, 2), (5,
 
 
 def channels_caught(parallelism: int) -> FakeCheckpoint:
-    """Two rebalance edges and a hash edge into one operator; a row is (group, (receiver, sender, seq))."""
+    """Two rebalance edges and a hash edge into one operator; a row is (group, (receiver, sender,
+    seq)).
+    """
     edges = [edge("in", "a", id="r"), edge("in", "a", id="s", input=1), edge("in", "a", "hash", id="h", input=2)]
     parts = []
     for on, receiver in product(edges, range(parallelism)):
@@ -170,7 +178,9 @@ def standing(source: FakeCheckpoint) -> Delivered:
 
 
 def out_of_order(delivered: Delivered) -> list[tuple[object, ...]]:
-    """Every channel, and on the hash edge every key group of one, of which a subtask reads a later record first."""
+    """Every channel, and on the hash edge every key group of one, of which a subtask reads a later
+    record first.
+    """
     found = []
     for (_, name, subtask), rows in delivered.items():
         seen: dict[tuple[int, ...], list[int]] = defaultdict(list)

@@ -1,4 +1,6 @@
-"""Every mode's rule: against an oracle in small worlds, all of them; and case by case, where Flink's rules are ours."""
+"""Every mode's rule: against an oracle in small worlds, all of them; and case by case, where
+Flink's rules are ours.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ SOURCE = op("source", 3, 16, finished=range(3))
 
 @cache
 def world(parallelism: int) -> FakeCheckpoint:
-    """One operator for every set of finished subtasks, each with states and in-flight records of all kinds."""
+    """One operator for every set of finished subtasks, each with states and in-flight records of
+    all kinds.
+    """
     deal = random.Random(parallelism)
     operators, states, parts, edges = [SOURCE], [], [], []
     for done in product((False, True), repeat=parallelism):
@@ -111,7 +115,8 @@ def split(lists: dict[str, list[int]], new: int) -> dict[str, list[list[str]]]:
     return {name: [got.get(("a", name, subtask), []) for subtask in range(new)] for name in lists}
 
 
-# Flink's RoundRobinOperatorStateRepartitioner, with names whose order in a hash map is that of the alphabet.
+# Flink's RoundRobinOperatorStateRepartitioner, with names whose order in a hash map is that of the
+# alphabet.
 @pytest.mark.parametrize(
     ("lists", "new", "wanted"),
     [
@@ -143,7 +148,8 @@ def test_even_split_deals_as_flinks_repartitioner_where_the_order_of_names_is_th
 def test_even_split_chunks_are_contiguous_and_begin_at_the_running_start() -> None:
     dealt = split({"a": [3, 2], "b": [4, 0]}, 3)
     assert dealt["a"] == [["a0", "a1"], ["a2", "a3"], ["a4"]]
-    # 5 entries over 3 leave 2 over, so the longer chunk of b, which is its first, goes to subtask 2.
+    # 5 entries over 3 leave 2 over, so the longer chunk of b, which is its first, goes to subtask
+    # 2.
     assert dealt["b"] == [["b2"], ["b3"], ["b0", "b1"]]
 
 
