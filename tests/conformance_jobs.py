@@ -7,7 +7,7 @@ order matters there is one reader, and each channel keeps it.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -451,3 +451,42 @@ def is_even(column: pa.Array) -> pa.Array:
 
 def one_less(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.set_column(1, ROWS.field("value"), pc.subtract(batch["value"], 1))
+
+
+class Versioned(df.Operator):
+    """Counts rows by key in states of all kinds, in the column ``counted``; others hold -1."""
+
+    def __init__(self, columns: Mapping[str, pa.DataType], counted: str, said: Mapping[str, Any]) -> None:
+        self._columns = pa.schema(list(columns.items()))
+        self._counted = counted
+        self._said = said
+
+    def states(self, *inputs: pa.Schema) -> Sequence[df.Descriptor]:
+        columns, said = self._columns, self._said
+        return [
+            df.ValueState("value", KEY, columns, **said),
+            df.MapState("map", KEY, pa.int64(), columns, **said),
+            df.ListState("list", KEY, columns, **said),
+            df.SplitList("split", columns, **said),
+        ]
+
+    def process(self, batch: pa.RecordBatch, input: int) -> df.Output:
+        context, counted = self.context, []
+        for number, row in enumerate(batch.to_pylist()):
+            keys = batch.select(["key"]).slice(number, 1)
+            old, found = context.value_state("value").get(keys)
+            count = (old[self._counted][0].as_py() or 0) + 1 if found[0] else 1
+            values = pa.RecordBatch.from_pylist(
+                [{name: count if name == self._counted else -1 for name in self._columns.names}], self._columns
+            )
+            context.value_state("value").put(keys, values)
+            context.map_state("map").put(_beside(keys, pa.field("_map_key", pa.int64()), row["value"], values))
+            context.list_state("list").append(keys, values)
+            context.entries("split").append(values)
+            counted.append(count)
+        return pa.RecordBatch.from_arrays([batch["key"], pa.array(counted, pa.int64()), batch["at"]], schema=ROWS)
+
+
+def _beside(keys: pa.RecordBatch, item: pa.Field, value: Any, values: pa.RecordBatch) -> pa.RecordBatch:
+    schema = pa.schema([*keys.schema, item, *values.schema])
+    return pa.RecordBatch.from_arrays([*keys.columns, pa.array([value], item.type), *values.columns], schema=schema)

@@ -3,69 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from stateformat.backends.dataflow import (
-    Dataflow,
-    Descriptor,
-    ListState,
-    MapState,
-    Operator,
-    Output,
-    SplitList,
-    ValueState,
-)
+from stateformat.backends.dataflow import Dataflow
 from stateformat.errors import RestoreRefused
 from stateformat.model import StopMode
 from tests.conformance import Gated, Out, batches, to_end, until
-from tests.local_jobs import KEY, ROWS
+from tests.conformance_jobs import Versioned
 from tests.played_stage import EVERYWHERE, PlayedStage
 
 STEP = 8
 """Rows that a version reads."""
-
-
-class Versioned(Operator):
-    """Counts rows by key in states of all kinds, in the column ``counted``; others hold -1."""
-
-    def __init__(self, columns: Mapping[str, pa.DataType], counted: str, said: Mapping[str, Any]) -> None:
-        self._columns = pa.schema(list(columns.items()))
-        self._counted = counted
-        self._said = said
-
-    def states(self, *inputs: pa.Schema) -> Sequence[Descriptor]:
-        columns, said = self._columns, self._said
-        return [
-            ValueState("value", KEY, columns, **said),
-            MapState("map", KEY, pa.int64(), columns, **said),
-            ListState("list", KEY, columns, **said),
-            SplitList("split", columns, **said),
-        ]
-
-    def process(self, batch: pa.RecordBatch, input: int) -> Output:
-        context, counted = self.context, []
-        for number, row in enumerate(batch.to_pylist()):
-            keys = batch.select(["key"]).slice(number, 1)
-            old, found = context.value_state("value").get(keys)
-            count = (old[self._counted][0].as_py() or 0) + 1 if found[0] else 1
-            values = pa.RecordBatch.from_pylist(
-                [{name: count if name == self._counted else -1 for name in self._columns.names}], self._columns
-            )
-            context.value_state("value").put(keys, values)
-            context.map_state("map").put(_beside(keys, pa.field("_map_key", pa.int64()), row["value"], values))
-            context.list_state("list").append(keys, values)
-            context.entries("split").append(values)
-            counted.append(count)
-        return pa.RecordBatch.from_arrays([batch["key"], pa.array(counted, pa.int64()), batch["at"]], schema=ROWS)
-
-
-def _beside(keys: pa.RecordBatch, item: pa.Field, value: Any, values: pa.RecordBatch) -> pa.RecordBatch:
-    schema = pa.schema([*keys.schema, item, *values.schema])
-    return pa.RecordBatch.from_arrays([*keys.columns, pa.array([value], item.type), *values.columns], schema=schema)
 
 
 class Evolving:
