@@ -15,7 +15,10 @@ stream = flow.source(MemorySource(flights, splits=2), uid="flights")
 table = flow.source(MemorySource(carriers), uid="carriers", parallelism=1)
 flow.apply(BroadcastJoin("carrier"), stream, table.broadcast(), uid="named").apply(out := CollectSink(), uid="out")
 LocalRuntime(stateformat.open("memory://join")).run(flow)
-print(out.table().sort_by("delay").to_pylist())
+for row in out.table().sort_by("delay").to_pylist():
+    print(*row.values())
 
-# It prints: [{'carrier': 'AA', 'delay': 2, 'name': 'American'}, {'carrier': 'UA', 'delay': 4,
-# 'name': 'United'}, {'carrier': 'AA', 'delay': 11, 'name': 'American'}]
+# It prints:
+# AA 2 American
+# UA 4 United
+# AA 11 American
