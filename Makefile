@@ -81,7 +81,7 @@ docs: $(READY) ## regenerate what docs/ takes from the code
 	@$(BIN)/python -m stateformat.tools.ckpt.docs
 	@$(BIN)/python -m stateformat.backends.dataflow.task.states > docs/task-life.md
 
-bench: java $(READY) ## the budgets as ratios, and the tables for the README; ONLY="segments spark" runs a part
+bench: java $(READY) ## the budgets as ratios, and the tables of docs/benchmarks.md; ONLY="segments spark" runs a part
 	@$(BIN)/python -m benchmarks $(ONLY)
 
 corpus: $(READY) ## write the corpus for other implementers of the format anew
