@@ -141,6 +141,7 @@ class Simulation:
         self.rolling_back_to: ParentRef | None = None
         self.parallelism = [self._some() for _ in range(self.graph.groups)]
         self.zombies: list[LocalRun] = []
+        self.stepped: list[LocalRun] = []
         self.absorbed = 0
         self.witness: Witness | None = None
         self.keeps = self.rng.choice((None, None, None, 1, 2))
@@ -397,6 +398,9 @@ class Simulation:
 
     def _step_zombie(self) -> None:
         zombie = self.rng.choice(self.zombies)
+        if zombie in self.stepped:
+            return  # It is the one that has stalled, in the middle of a step.
+        self.stepped.append(zombie)
         try:
             goes_on = zombie.step()
         except Crash:
@@ -404,6 +408,8 @@ class Simulation:
         except LEGAL as error:
             self.say(f"a zombie has ended: {type(error).__name__}: {error}")
             goes_on = False
+        finally:
+            self.stepped.remove(zombie)
         self.absorb()
         self.tally.counts["zombie steps"] += 1
         if not goes_on:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stateformat.backends.runtime import EpochProgress, Progress
-from stateformat.backends.spark import session
+from stateformat.backends.spark import sessions
 from stateformat.backends.spark.driver import epoch
 from tests.spark.spark_failures import Place, every_segment_an_object, judge
 
@@ -30,9 +30,9 @@ def cluster() -> Any:
     """A Spark of two executors."""
     from pyspark.sql import SparkSession
 
-    builder = session.configure(SparkSession.builder).appName("executors").master("local-cluster[2,1,1024]")
+    builder = sessions.configure(SparkSession.builder).appName("executors").master("local-cluster[2,1,1024]")
     settings = {
-        **session.LOCAL,
+        **sessions.LOCAL,
         "spark.executor.memory": "768m",
         "spark.locality.wait": "0",
         "spark.shuffle.io.maxRetries": "1",
@@ -88,8 +88,8 @@ def lose_an_executor(spark: Any, place: Place, hit: str) -> dict[str, Any]:
 def main(directory: Path, checksum: str, compare: str, *hits: str) -> None:
     """See the module."""
     if compare == "false":
-        vars(epoch)["compare"] = lambda reports, consumed: None
-    vars(session)["JOB"] = {**session.JOB, CHECKSUM: checksum, RETRY: checksum}
+        vars(epoch.frames)["compare"] = lambda reports, consumed: None
+    vars(sessions)["JOB"] = {**sessions.JOB, CHECKSUM: checksum, RETRY: checksum}
     spark = cluster()
     with every_segment_an_object():
         for number, hit in enumerate(hits):
