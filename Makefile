@@ -16,7 +16,7 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
 
 python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	  { echo "stateformat needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Say make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 
@@ -41,8 +41,8 @@ java:
 	if [ -z "$$version" ]; then echo "Spark needs Java 17 or newer and no java was found; install one (Debian: apt install openjdk-17-jre-headless) or set JAVA_HOME." >&2; exit 1; \
 	elif [ "$$version" -lt 17 ]; then echo "Spark needs Java 17 or newer; the java found is version $$version. Install one or set JAVA_HOME." >&2; exit 1; fi
 
-demo: java $(DEMO) ## real data on Spark: state written, rescaled, rewritten; a job killed and resumed; two minutes
-	@rm -rf demo-store
+demo: java $(DEMO) ## real data on Spark: state written, rescaled, rewritten; a job killed and resumed; a minute or two
+	@test ! -e demo-store || { echo "Replacing demo-store, the store of the last demo"; rm -rf demo-store; }
 	@$(BIN)/python examples/flights_local.py --kills 2
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python examples/flights_demo.py --store demo-store
 	@echo "ckpt is $(BIN)/ckpt; 'make demo-all' shows a loop and a stream on Spark, too."

@@ -367,6 +367,15 @@ def test_a_lazy_door_leads_to_every_name_that_it_lists(door: str | None) -> None
     from importlib import import_module
 
     package = import_module(f"stateformat.{door}" if door else "stateformat")
+    for_checkers = [
+        alias.asname
+        for block in tree(package.__name__).body
+        if isinstance(block, ast.If)
+        for node in ast.walk(block)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    ]
+    assert sorted(for_checkers, key=str) == package.__all__
     assert set(package.__all__) <= set(dir(package))
     for public in package.__all__:
         assert getattr(package, public) is not None

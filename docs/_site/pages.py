@@ -4,6 +4,7 @@ docstrings.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from importlib import import_module
 from pathlib import Path
@@ -44,26 +45,15 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     """Point links out of docs/ at the format's page, or at the file in the repository."""
-    up = "../" * page.file.src_uri.count("/")
+    folder = posixpath.dirname(page.file.src_uri)
 
     def target(match: re.Match[str]) -> str:
-        path = match[1]
+        path = posixpath.normpath(posixpath.join("docs", folder, match[1]))
         if path == "stateformat/SPEC.md":
-            return f"]({up}spec.md{match[2]})"
+            path = "docs/spec.md"
+        anchor = match[2] or ""
         if path.startswith("docs/"):
-            return f"]({up}{path.removeprefix('docs/')}{match[2]})"
-        return f"]({config.repo_url}/blob/main/{path}{match[2]})"
+            return f"]({posixpath.relpath(path, posixpath.join('docs', folder))}{anchor})"
+        return f"]({config.repo_url}/blob/main/{path}{anchor})"
 
-    return re.sub(r"\]\((?:\.\./)+((?:[\w.-]+/)*[\w.-]+)(#[\w-]*)?\)", lambda m: target(_Full(m, up)), markdown)
-
-
-class _Full:
-    """A match whose path is counted from the root of the repository, with an anchor that may be
-    empty.
-    """
-
-    def __init__(self, match: re.Match[str], up: str) -> None:
-        self._match, self._up = match, up
-
-    def __getitem__(self, number: int) -> str:
-        return self._match[number] or ""
+    return re.sub(r"\]\(((?:\.\./)+[\w./-]+)(#[\w-]*)?\)", target, markdown)

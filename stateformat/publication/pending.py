@@ -14,14 +14,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
-from importlib import metadata
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .. import manifest as manifests, model, paths as layout
+from .. import __version__, manifest as manifests, model, paths as layout
 from ..errors import CheckpointExpired, DamagedCheckpoint, ErrorKind, InvalidInput, InvalidState, PublishConflict
 from ..graph import JobGraph, Operator, SubtaskSet
 from ..history import find_record, record_exists, record_ids
@@ -404,10 +402,9 @@ def _unanswered(missing: Outstanding) -> Problem:
     return Problem(ErrorKind.SNAPSHOT_MISSING, "SPEC 4.6", message, operator=missing.operator, subtask=at)
 
 
-@cache
 def _writer() -> str:
-    """The writer's name and version, for people. Cached, since asking for it parses a file."""
-    return f"stateformat {metadata.version('stateformat')}"
+    """The writer's name and version, for people."""
+    return f"stateformat {__version__}"
 
 
 def require_empty(storage: Storage) -> None:

@@ -11,8 +11,9 @@ next:
 5. Check ``required_features``: an unknown one ends here as ``UnsupportedFormat``.
 6. Read the members by the codec of the version (``record.v1``).
 
-Users' requests (``requests``) are framed alike, by :func:`sealed` and :func:`unsealed`. Members
-that contradict each other are left to ``validation``, unless the value would be unsafe to hold.
+Users' requests (``stop_requests``) are framed alike, by :func:`sealed` and :func:`unsealed`.
+Members that contradict each other are left to ``validation``, unless the value would be unsafe to
+hold.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Write one segment: the rows of one state of one subtask as a Parquet file (SPEC.md section 5).
 
-Theory of operation. A table is normalized and hashed (``rows``), sorted (``clustering``) and cut
+Theory of operation. A table is normalized and hashed (``normalize``), sorted (``sort``) and cut
 into row groups (``row_groups``). While Arrow encodes one, a thread puts the next together and
 checks its row keys. A stream in known order (no groups, or keyed rows with ``_key_group``) is
-written as it comes. Any other is sorted first (``sorting``), in bounded memory.
+written as it comes. Any other is sorted first (``external_sort``), in bounded memory.
 """
 
 from __future__ import annotations

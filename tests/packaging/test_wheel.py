@@ -16,6 +16,8 @@ from pathlib import Path
 import pyarrow
 import pytest
 
+import stateformat
+
 ROOT = Path(__file__).resolve().parents[2]
 WINGS = ("backends", "redistribution", "tools")
 JOB = """
@@ -103,7 +105,9 @@ def project(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("source", ["checkout", "sdist"])
 def test_a_wheel_holds_one_package_and_every_module(wheels: dict[str, Path], source: str) -> None:
     names = zipfile.ZipFile(wheels[source]).namelist()
-    assert {name.split("/")[0] for name in names} - {"stateformat"} == {"stateformat-0.2.0.dist-info"}
+    assert {name.split("/")[0] for name in names} - {"stateformat"} == {
+        f"stateformat-{stateformat.__version__}.dist-info"
+    }
     here = {f"stateformat/{path.relative_to(ROOT)}" for wing in WINGS for path in (ROOT / wing).rglob("*.py")}
     here |= {str(path.relative_to(ROOT)) for path in (ROOT / "stateformat").rglob("*.py") if path.parent.is_dir()}
     assert {name for name in names if name.endswith(".py")} == here

@@ -1,4 +1,4 @@
-"""The conformance suite on an S3 server of the tests; a subclass names it by ``server``."""
+"""The conformance suite on an S3 server of the tests; a subclass has the fixture ``server``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,6 @@ from tests.servers.server import BUCKET, S3Server
 
 
 class S3Conformance(StorageConformance):
-    @pytest.fixture
-    def server(self) -> S3Server:
-        raise NotImplementedError
-
     @pytest.fixture
     def options(self, server: S3Server) -> dict[str, Any]:
         return server.options()

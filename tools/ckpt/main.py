@@ -1,7 +1,7 @@
 """The ``ckpt`` command: a group that imports a subcommand only when it runs.
 
 ``ckpt --help`` imports no pyarrow, numpy, pyspark, s3fs or rich. :func:`main` is the one place
-where exceptions end: each becomes a sentence and an exit status (``failures``).
+where exceptions end: each becomes a sentence and an exit status (``exit_status``).
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from itertools import pairwise
 from typing import Final
 
 import click
+
+from stateformat import __version__
 
 from .exit_status import FINE, PIPE_CLOSED, failure_of, interrupted, trace_of
 from .interrupts import Interrupts
@@ -73,7 +75,7 @@ class LazyGroup(click.Group):
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
-@click.version_option(package_name="stateformat", prog_name="ckpt")
+@click.version_option(__version__, prog_name="ckpt")
 def ckpt() -> None:
     """Inspect, validate, rescale and rewrite checkpoints of stateful dataflows.
 
