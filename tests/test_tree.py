@@ -67,18 +67,12 @@ class Use(NamedTuple):
 
 
 def _modules() -> dict[str, Path]:
-    """Every module of the package by its name; the three links are followed by hand, so each file
-    counts once.
-    """
-    found = {}
-    for layer in LAYERS:
-        for path in sorted((ROOT / layer).rglob("*.py")):
-            parts = path.relative_to(ROOT).with_suffix("").parts
-            if layer == "stateformat" and len(parts) > 1 and parts[1] in WINGS:
-                continue
-            name = ".".join(parts if layer == "stateformat" else ("stateformat", *parts))
-            found[name.removesuffix(".__init__")] = path
-    return found
+    """Every module of the package by its name, in a checkout and in an unpacked sdist."""
+    package = ROOT / "stateformat"
+    # The wings are links in a checkout, which `rglob` follows only as a start.
+    paths = {path for start in (package, *(package / wing for wing in WINGS)) for path in start.rglob("*.py")}
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(paths)}
+    return {name.removesuffix(".__init__"): path for name, path in names.items()}
 
 
 MODULES = _modules()
