@@ -9,13 +9,11 @@ A task runs until its inputs have ended. Then its coordinator answers, its logic
 for a checkpoint with what its sinks have still to commit, and for its consumers to process
 everything. Then it ends. A stop without drain stops it at the barrier, and lets it end or run on.
 
-``docs/task-life.md`` is generated from this file (``python -m
-stateformat.backends.dataflow.task.states``).
+``docs/task-life.md`` is generated from this file (``make docs``).
 """
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from collections import deque
 from collections.abc import Mapping
@@ -294,7 +292,3 @@ def page() -> str:
         "What may happen in which state (`·`: it stays; empty: it cannot happen). To a canceled task\n"
         f"anything may happen, and means nothing.\n\n{table()}\n"
     )
-
-
-if __name__ == "__main__":
-    sys.stdout.write(page())
