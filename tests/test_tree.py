@@ -28,7 +28,10 @@ backends.storage backends.storage.testing backends.state
 backends.dataflow.api backends.dataflow.casting backends.dataflow.operators backends.dataflow.flow backends.dataflow
 backends.dataflow.graph backends.dataflow.events backends.dataflow.chain backends.dataflow.coordinator
 backends.dataflow.task backends.connectors.sources backends.connectors.sinks backends.connectors.sql
-backends.connectors backends.rewrite backends.runtime backends.dataflow.testing backends.local
+backends.connectors backends.rewrite
+backends.foreign.source backends.foreign.byte_strings backends.foreign.framing backends.foreign.sst
+backends.foreign.spark backends.foreign.flink backends.foreign.checkpoint backends.foreign.importing backends.foreign
+backends.runtime backends.dataflow.testing backends.local
 backends.spark.options backends.spark.sessions backends.spark.sources backends.spark.protocol backends.spark.worker
 backends.spark.driver backends.spark.runtime backends.spark.rewrite backends.spark
 tools.ckpt.exit_status tools.ckpt.interrupts tools.ckpt.json_text tools.ckpt.text tools.ckpt.output
@@ -41,7 +44,16 @@ its own.
 ROOMS = ORDER.split()
 HALLS = {
     f"stateformat{name}"
-    for name in ("", ".backends", ".backends.dataflow", ".backends.spark", ".backends.storage", ".tools", ".tools.ckpt")
+    for name in (
+        "",
+        ".backends",
+        ".backends.dataflow",
+        ".backends.foreign",
+        ".backends.spark",
+        ".backends.storage",
+        ".tools",
+        ".tools.ckpt",
+    )
 }
 """Folders of rooms: a file in one is a room of its own."""
 UPWARD = {("stateformat.reading.checkpoint", "stateformat.redistribution")}

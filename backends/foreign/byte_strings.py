@@ -1,0 +1,98 @@
+"""Many byte strings in one buffer: what the readers of files hand to the decoders of rows.
+
+Nothing here loops over strings in Python.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Octets: TypeAlias = "npt.NDArray[np.uint8]"
+Positions: TypeAlias = "npt.NDArray[np.int64]"
+
+
+@dataclass(frozen=True, slots=True)
+class ByteStrings:
+    """Byte strings within one buffer, in order; they may overlap, repeat and leave gaps."""
+
+    data: Octets
+    start: Positions
+    length: Positions
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def take(self, chosen: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> ByteStrings:
+        """Return some of them, by index or mask; the buffer is shared."""
+        return ByteStrings(self.data, self.start[chosen], self.length[chosen])
+
+    def without_prefix(self, size: int) -> ByteStrings:
+        """Return each without its first ``size`` bytes; none may be shorter."""
+        return ByteStrings(self.data, self.start + size, self.length - size)
+
+    def fixed(self, offset: int, dtype: str) -> npt.NDArray[Any]:
+        """Return the value of ``dtype`` (``"<i8"``, ``">u2"`` …) at ``offset`` bytes of each.
+
+        None may be too short for it: check lengths first.
+        """
+        width = np.dtype(dtype).itemsize
+        gathered = self.data[(self.start + offset)[:, None] + np.arange(width)]
+        return np.ascontiguousarray(gathered).view(dtype).reshape(-1)
+
+    def to_arrow(self) -> pa.Array:
+        """Return them as an Arrow ``binary`` array, copied into a buffer of its own."""
+        return _gathered(self, pa.binary())
+
+    def to_text(self) -> pa.Array:
+        """Return them as a ``string`` array; raises ``pa.ArrowInvalid`` where one is not UTF-8."""
+        found = _gathered(self, pa.string())
+        found.validate(full=True)
+        return found
+
+
+def from_arrow(values: pa.Array) -> ByteStrings:
+    """Return the strings of a ``binary`` or ``string`` array without nulls; shares its buffer."""
+    _, offsets, data = values.buffers()
+    ends = np.frombuffer(offsets, np.int32, len(values) + 1, values.offset * 4).astype(np.int64)
+    octets = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
+    return ByteStrings(octets, ends[:-1], np.diff(ends))
+
+
+def _gathered(strings: ByteStrings, kind: pa.DataType) -> pa.Array:
+    """Copy by way of Arrow views: 16 bytes a string, and one gather inside Arrow."""
+    count = len(strings)
+    view_type = pa.string_view() if pa.types.is_string(kind) else pa.binary_view()
+    if not count:
+        return pa.array([], kind)
+    views = np.zeros((count, 4), np.int32)
+    views[:, 0] = strings.length
+    short = strings.length <= 12
+    longer = ~short
+    data = np.ascontiguousarray(strings.data)
+    # A view has the first four bytes of a long string, or all of a short one, in itself.
+    inline = views.view(np.uint8).reshape(count, 16)
+    padded = data if len(data) >= 12 else np.concatenate([data, np.zeros(12 - len(data), np.uint8)])
+    if short.any():
+        start, length = strings.start[short], strings.length[short]
+        columns = np.arange(12)
+        taken = padded[np.minimum(start[:, None] + columns, len(padded) - 1)]
+        inline[short, 4:] = np.where(columns < length[:, None], taken, 0)
+    # Buffers of a view are addressed by 32 bits.
+    if longer.any():
+        start = strings.start[longer]
+        inline[longer, 4:8] = padded[start[:, None] + np.arange(4)]
+        views[longer, 2] = start >> 30
+        views[longer, 3] = start & ((1 << 30) - 1)
+        crossing = int(start.max()) >> 30
+    else:
+        crossing = 0
+    whole = pa.py_buffer(data)
+    # Buffer i begins at i GiB and reaches to the end, so that no string is cut.
+    buffers = [whole.slice(i << 30) for i in range(crossing + 1)]
+    found = pa.Array.from_buffers(view_type, count, [None, pa.py_buffer(views), *buffers])
+    return found.cast(kind)

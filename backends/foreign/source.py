@@ -1,0 +1,97 @@
+"""What a foreign format provides: one checkpoint as a :class:`ForeignSource`.
+
+``checkpoint`` makes of it what users hold, so that every program that reads our checkpoints reads
+these too. A source is picklable and opens nothing twice that it can keep; it never writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from stateformat.model import Record
+from stateformat.problems import Problem
+
+Level = Literal["quick", "full"]
+Progress = Callable[[int, int], None]
+"""Takes the bytes that are checked so far, and the bytes of all files."""
+
+
+class Part(NamedTuple):
+    """What one subtask has of one state: one handle, in our words."""
+
+    operator: str
+    state: str
+    subtask: int | None
+    """None for a coordinator."""
+    size_bytes: int
+    """Stored bytes. Where a file holds several states, about its share."""
+    path: str | None = None
+    """The main file, for people; relative to the folder. None for what lies in the metadata."""
+    rows: int | None = None
+    """Exact, where the metadata says it; otherwise None."""
+    first_group: int | None = None
+    """Of keyed state: the key groups that the subtask owns, both inclusive."""
+    last_group: int | None = None
+
+
+class Note(NamedTuple):
+    """Something that a reader of the checkpoint must know: renamed, kept opaque, refused, lost."""
+
+    kind: Literal["renamed", "opaque", "refused", "lost", "elsewhere"]
+    subject: str
+    """``operator/state``, ``operator``, a path, or ``""`` for the whole checkpoint."""
+    message: str
+    """A sentence, with what to do where something can be done."""
+
+
+class ForeignSource(Protocol):
+    """One checkpoint of a foreign system."""
+
+    @property
+    def record(self) -> Record:
+        """The checkpoint in our words: graph with statuses, states, properties, totals.
+
+        Made from metadata alone; no data file is read. ``manifest`` has an empty path. A state that
+        is refused is not among ``states``; a note says so.
+        """
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """All parts, sorted by (operator, state, subtask); from metadata and listings alone."""
+
+    @property
+    def notes(self) -> Sequence[Note]:
+        """What readers must know."""
+
+    def group_rows(self, part: Part) -> npt.NDArray[np.int64] | int:
+        """Count rows exactly, by key group from ``part.first_group`` on; a number for other modes.
+
+        May read data files; decodes no more than is needed to count.
+        """
+
+    def read(
+        self, part: Part, first_group: int | None = None, last_group: int | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Stream the rows of a part, or of its key groups ``first_group`` … ``last_group``.
+
+        Columns: ``schema.segment_schema`` of the state. Order: keyed state by ``_key_group``, the
+        same order each time; other modes as the entries lie. Raises ``DamagedCheckpoint`` and
+        ``UnsupportedFormat``.
+        """
+
+    def check(self, level: Level, progress: Progress) -> Iterable[Problem]:
+        """Find all that is wrong; ``quick`` reads metadata, names and sizes, ``full`` all."""
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """A checkpoint that a folder holds, for its history: newest first."""
+
+    checkpoint_id: int
+    record: Record
