@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, Self
 
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
@@ -17,6 +17,9 @@ from stateformat.storage import TOP_LEVEL, check_path, is_object_name
 
 CREATE_LIMIT_BYTES: Final = 5 * 2**20
 """``create`` takes less than this. S3 clients may split a larger body and send no condition."""
+
+PathCheck = Callable[[str], str]
+"""Returns a path, or raises ``InvalidInput``: ``check_path``, or ``check_relative`` in folders."""
 
 
 def check_prefix(prefix: str) -> str:
@@ -35,9 +38,9 @@ def check_prefix(prefix: str) -> str:
     return prefix
 
 
-def check_created(path: str, data: bytes) -> None:
+def check_created(path: str, data: bytes, check: PathCheck = check_path) -> None:
     """Refuse a ``create`` that not every storage can do: an illegal path, no or too many bytes."""
-    check_path(path)
+    check(path)
     if not 0 < len(data) < CREATE_LIMIT_BYTES:
         raise InvalidInput(
             f"{path} cannot be created with {len(data)} bytes: a conditional create takes at least 1 byte and less "
@@ -48,9 +51,9 @@ def check_created(path: str, data: bytes) -> None:
         )
 
 
-def check_range(path: str, offset: int, length: int) -> None:
+def check_range(path: str, offset: int, length: int, check: PathCheck = check_path) -> None:
     """Refuse an illegal path, and a negative offset or length. A range beyond the end is legal."""
-    check_path(path)
+    check(path)
     if offset < 0 or length < 0:
         raise InvalidInput(
             f"the range of {length} bytes from {offset} in {path} is illegal. Offset and length are not negative",

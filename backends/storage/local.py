@@ -23,7 +23,7 @@ from urllib.parse import quote, unquote
 import pyarrow as pa
 
 from stateformat.errors import ErrorKind, InvalidInput, StorageError
-from stateformat.storage import CreateOutcome, Leftover, ObjectInfo, check_path, is_object_path
+from stateformat.storage import CreateOutcome, Leftover, ObjectInfo, check_path, check_relative, is_object_path
 
 from .checks import NewObject, check_created, check_options, check_prefix, check_range, missing, name_taken
 from .local_tree import TEMPORARY, DirectoryTree, Parts
@@ -73,6 +73,10 @@ class LocalStorage:
     but do not survive a power loss.
     """
 
+    @staticmethod
+    def _check(path: str) -> str:
+        return check_path(path)
+
     def __init__(self, root: str | os.PathLike[str], *, durable: bool = True) -> None:
         # Absolute at once: a worker that unpickles the storage has another working directory.
         absolute = os.path.abspath(os.fspath(root))  # noqa: PTH100 - Path.absolute() would keep ".." in the URL
@@ -95,7 +99,7 @@ class LocalStorage:
             return _pread(descriptor, 0, size_bytes)
 
     def read_range(self, path: str, offset: int, length: int) -> pa.Buffer:
-        check_range(path, offset, length)
+        check_range(path, offset, length, self._check)
         with self._reading("read", path) as (descriptor, size_bytes):
             return _pread(descriptor, offset, max(0, min(length, size_bytes - offset)))
 
@@ -111,9 +115,8 @@ class LocalStorage:
             return size_bytes
 
     def open_output(self, path: str) -> NewObject:
-        check_path(path)
         with self._tree.translated("write", path):
-            return _LocalOutput(self._tree, path)
+            return _LocalOutput(self._tree, self._check(path))
 
     def create(self, path: str, data: bytes) -> CreateOutcome:
         """Create-if-absent. The outcome is never ``UNKNOWN``.
@@ -122,7 +125,7 @@ class LocalStorage:
         ``details["visible"]`` comes from the last sync: the object stands, but may not survive a
         power failure. Delete nothing to which it refers.
         """
-        check_created(path, data)
+        check_created(path, data, self._check)
         with self._tree.translated("create", path):
             output = _LocalOutput(self._tree, path)
             try:
@@ -130,6 +133,10 @@ class LocalStorage:
                 return CreateOutcome.CREATED if output.link() else CreateOutcome.CONFLICT
             finally:
                 output.abort()
+
+    def folder(self) -> LocalFolder:
+        """The same directory, for files of any name (:func:`stateformat.storage.folder_of`)."""
+        return LocalFolder(self._tree.root, durable=self._tree.durable)
 
     def leftovers(self) -> list[Leftover]:
         with self._tree.translated("list", ""):
@@ -144,7 +151,7 @@ class LocalStorage:
 
     def make_durable(self, paths: Iterable[str]) -> None:
         """Sync the directories of these objects; their bytes were synced before the link."""
-        for parents in dict.fromkeys(_split(path)[0] for path in paths):
+        for parents in dict.fromkeys(_split(self._check(path))[0] for path in paths):
             with self._tree.translated("sync", "/".join(parents)), self._tree.opened(parents, make=True) as directory:
                 self._tree.sync(directory)
 
@@ -159,7 +166,7 @@ class LocalStorage:
             return ["/".join((*parts, name)) for name in self._tree.names(parts)]
 
     def names_after(self, path: str) -> builtins.list[str]:
-        parts, name = _split(path)
+        parts, name = _split(self._check(path))
         with self._tree.translated("list", "/".join(parts)):
             return ["/".join((*parts, found)) for found in self._tree.names_after(parts, name)]
 
@@ -169,21 +176,21 @@ class LocalStorage:
         Deletions of records and requests are durable on return. A segment or manifest that a power
         failure brings back is garbage, as it was before.
         """
-        names = [_split(path) for path in paths]
+        names = [_split(self._check(path)) for path in paths]
         for parents, group in groupby(names, key=lambda name: name[0]):
             with self._tree.translated("delete from", "/".join(parents)):
                 durable = parents[0] not in ("segments", "manifests")
                 self._tree.unlink(parents, [name for _, name in group], durable=durable)
 
     def __repr__(self) -> str:
-        return f"LocalStorage({self._tree.root!r}, durable={self._tree.durable})"
+        return f"{type(self).__name__}({self._tree.root!r}, durable={self._tree.durable})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (self._tree.root, self._tree.durable))
+        return (_rebuild, (type(self), self._tree.root, self._tree.durable))
 
     @contextlib.contextmanager
     def _reading(self, operation: str, path: str) -> Iterator[tuple[int, int]]:
-        parents, name = _split(path)
+        parents, name = _split(self._check(path))
         absent = False
         with self._tree.translated(operation, path):
             try:
@@ -196,6 +203,23 @@ class LocalStorage:
                 absent = True
         if absent:
             raise missing(self.url, path)
+
+
+class LocalFolder(LocalStorage):
+    """A directory with files of any name, read as it is; for what is no store of ours."""
+
+    @staticmethod
+    def _check(path: str) -> str:
+        return check_relative(path)
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        """Every plain file whose path begins with ``prefix``, hidden ones too, sorted by path.
+
+        Links are neither followed nor listed.
+        """
+        directory, slash, start = prefix.rpartition("/")
+        with self._tree.translated("list", prefix):
+            return sorted(self._tree.any_files(tuple(check_relative(directory).split("/")) if slash else (), start))
 
 
 class _LocalOutput(NewObject):
@@ -306,7 +330,7 @@ class _LocalOutput(NewObject):
 
 
 def _split(path: str) -> tuple[Parts, str]:
-    *parents, name = check_path(path).split("/")
+    *parents, name = path.split("/")
     return tuple(parents), name
 
 
@@ -343,5 +367,5 @@ def _pread(descriptor: int, offset: int, length: int) -> pa.Buffer:
     return buffer
 
 
-def _rebuild(root: str, durable: bool) -> LocalStorage:
-    return LocalStorage(root, durable=durable)
+def _rebuild(kind: type[LocalStorage], root: str, durable: bool) -> LocalStorage:
+    return kind(root, durable=durable)

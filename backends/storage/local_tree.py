@@ -101,6 +101,25 @@ class DirectoryTree:
                 else:
                     yield ObjectInfo("/".join((*parts, name)), size_bytes)
 
+    def any_files(self, parts: Parts, start: str) -> Iterator[ObjectInfo]:
+        """Plain files of any name below a directory, in no order; ``start`` begins the first name.
+
+        One scan: what comes and goes meanwhile may be missed. Links are passed over.
+        """
+        try:
+            opened = self.opened(parts)
+        except FileNotFoundError:
+            return
+        with opened as descriptor:
+            with os.scandir(descriptor) as found:
+                entries = [entry for entry in found if entry.name.startswith(start)]
+                sizes = [(entry.name, _size(entry.name, descriptor)) for entry in entries if _is_file(entry)]
+            below = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        for name, size_bytes in sizes:
+            yield ObjectInfo("/".join((*parts, name)), size_bytes)
+        for name in below:
+            yield from self.any_files((*parts, name), "")
+
     def _below(self, parts: Parts, *, temporary: bool) -> Iterator[ObjectInfo]:
         try:
             yield from self.files(parts, "", temporary=temporary)
@@ -298,6 +317,10 @@ def _closing(descriptor: int) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    return entry.is_file(follow_symlinks=False)
 
 
 def _size(name: str, directory: int) -> int:

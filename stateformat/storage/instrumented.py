@@ -77,6 +77,8 @@ class InstrumentedStorage:
         found = getattr(self._inner, name)
         if name == "leftovers":
             return lambda: self._observe(name, "", found, (), _many)
+        if name == "folder":
+            return lambda: instrumented(found(), self.stats)
         if name in ("names", "names_after"):
             return lambda path: self._observe("list", path, found, (path,), _many)
         if name in ("discard", "make_durable"):

@@ -202,6 +202,33 @@ def make_durable(storage: Storage, paths: Iterable[str]) -> None:
         storage.make_durable(paths)
 
 
+@runtime_checkable
+class HasFolder(Protocol):
+    """A :class:`Storage` that can also be read as a plain folder, whatever lies there."""
+
+    def folder(self) -> Storage:
+        """The same place, for files with any relative path: hidden ones too, in any folder.
+
+        ``list`` takes any prefix and lists files of any name. Nothing is written by opening it.
+        """
+
+
+def folder_of(storage: Storage) -> Storage | None:
+    """:meth:`HasFolder.folder` for any storage; None where it holds only objects of stores."""
+    return storage.folder() if isinstance(storage, HasFolder) else None
+
+
+def check_relative(path: str) -> str:
+    """The path, if it stays in its folder: relative, without empty, ``.`` or ``..`` parts."""
+    if any(part in ("", ".", "..") for part in path.split("/")) or re.search(r"[\x00\ud800-\udfff]", path):
+        raise InvalidInput(
+            f"path {path!r} leaves its folder; legal paths are relative and have no part that is empty, . or ..",
+            kind=ErrorKind.INVALID_PATH,
+            path=path,
+        )
+    return path
+
+
 def is_object_name(name: str) -> bool:
     """Whether one part of a path below the first is legal: not empty, hidden, or forbidden."""
     return bool(name) and not name.startswith(".") and _FORBIDDEN.search(name) is None

@@ -25,7 +25,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from stateformat.errors import ErrorKind, StorageError
-from stateformat.storage import CreateOutcome, Leftover, ObjectInfo, check_path, is_object_path
+from stateformat.storage import CreateOutcome, Leftover, ObjectInfo, check_path, check_relative, is_object_path
 
 from ..checks import NewObject, check_created, check_prefix, check_range, missing
 from .client import S3Client, client_of
@@ -67,6 +67,10 @@ class S3Storage(S3Place):
 
     reads_at_once = _SMALL_READS_AT_ONCE
 
+    @staticmethod
+    def _check(path: str) -> str:
+        return check_path(path)
+
     def __init__(self, bucket: str, prefix: str, options: dict[str, Any]) -> None:
         super().__init__(bucket, prefix, options)
         self._processes: dict[int, _Process] = {}
@@ -84,7 +88,7 @@ class S3Storage(S3Place):
 
     def read(self, path: str) -> pa.Buffer:
         """The whole object: one request up to 8 MiB, several at once for the rest."""
-        check_path(path)
+        self._check(path)
         head = self._fetch(path, 0, _READ_BYTES)
         if len(head) < _READ_BYTES:
             return pa.py_buffer(head)
@@ -95,7 +99,7 @@ class S3Storage(S3Place):
         return buffer
 
     def read_range(self, path: str, offset: int, length: int) -> pa.Buffer:
-        check_range(path, offset, length)
+        check_range(path, offset, length, self._check)
         if 0 < length <= _READ_BYTES:
             return pa.py_buffer(self._fetch(path, offset, length))
         buffer = pa.allocate_buffer(max(0, min(length, self.size(path) - offset)))
@@ -108,13 +112,13 @@ class S3Storage(S3Place):
         return pa.PythonFile(file, mode="r")
 
     def size(self, path: str) -> int:
-        check_path(path)
+        self._check(path)
         with self._reading("look at", path):
             return int(self._client.call("head_object", Bucket=self._bucket, Key=self._key(path))["ContentLength"])
 
     def open_output(self, path: str) -> NewObject:
         """Begin a new object. Unlike ``create`` this would overwrite: the name must be new."""
-        key = self._key(check_path(path))
+        key = self._key(self._check(path))
         with self._translated("write", path):
             return MultipartOutput(self._client, self._bucket, key, path, self._translated)
 
@@ -123,7 +127,7 @@ class S3Storage(S3Place):
 
         ``StorageError`` of kind ``STORAGE_UNSUITABLE`` where the server does not honor that.
         """
-        check_created(path, data)
+        check_created(path, data, self._check)
         with self._translated("create", path):
             process = self._process
         with process.lock:
@@ -154,17 +158,24 @@ class S3Storage(S3Place):
             for item in page.get("Contents", ()):
                 path = item["Key"][skipped_length:]
                 # "Directory" markers and savepoints below our prefix are no objects of this store.
-                if is_object_path(path):
+                if self._is_listed(path):
                     found.append(ObjectInfo(path, int(item["Size"])))
             if not page.get("IsTruncated"):
                 return sorted(found)
             arguments["ContinuationToken"] = page["NextContinuationToken"]
 
+    def _is_listed(self, path: str) -> bool:
+        return is_object_path(path)
+
+    def folder(self) -> S3Folder:
+        """The same prefix, for objects of any name (:func:`stateformat.storage.folder_of`)."""
+        return S3Folder(self._bucket, self._prefix, self._options)
+
     def names(self, folder: str) -> builtins.list[str]:
         return [item.path for item in self.list(folder) if "/" not in item.path[len(folder) :]]
 
     def names_after(self, path: str) -> builtins.list[str]:
-        folder = check_path(path)[: path.rindex("/") + 1]
+        folder = self._check(path)[: path.rindex("/") + 1]
         found = self._listed(folder, StartAfter=self._key(path))
         return [item.path for item in found if item.path > path and "/" not in item.path[len(folder) :]]
 
@@ -174,7 +185,7 @@ class S3Storage(S3Place):
         Publication records go one by one in the order given, since a crash between two has a
         meaning. The others go up to 1000 at a time, in no order.
         """
-        checked = [check_path(path) for path in paths]
+        checked = [self._check(path) for path in paths]
         for is_record, group in groupby(checked, key=lambda path: path.startswith("checkpoints/")):
             names, at_once = list(group), 1 if is_record else _DELETED_AT_ONCE
             for start in range(0, len(names), at_once):
@@ -190,7 +201,7 @@ class S3Storage(S3Place):
     def discard(self, leftovers: Iterable[Leftover]) -> None:
         for path, _, upload_id in leftovers:
             with self._translated("abort the upload of", path):
-                abort_upload(self._client, self._bucket, self._key(check_path(path)), upload_id)
+                abort_upload(self._client, self._bucket, self._key(self._check(path)), upload_id)
 
     @property
     def _process(self) -> _Process:
@@ -304,3 +315,18 @@ class S3Storage(S3Place):
                 # The answer to a HEAD does not say what is missing. This raises for the bucket.
                 self.list("requests/")
         raise missing(self.url, path)
+
+
+class S3Folder(S3Storage):
+    """A prefix with objects of any name, read as it is; for what is no store of ours."""
+
+    @staticmethod
+    def _check(path: str) -> str:
+        return check_relative(path)
+
+    def list(self, prefix: str) -> builtins.list[ObjectInfo]:
+        """Every object whose path begins with ``prefix``, but no "directory" markers; sorted."""
+        return self._listed(prefix)
+
+    def _is_listed(self, path: str) -> bool:
+        return bool(path) and not path.endswith("/")
