@@ -2,13 +2,13 @@
 
 Users call ``rewrite`` with a ``RewriteSpec`` and an ``Engine``;
 ``stateformat.backends.spark.rewrite`` has the engine on Spark, which uses the other names. Read
-``spec``, ``planning``, ``work``, ``threads``, ``rewrite``. ``rescale`` publishes at another
-parallelism without touching data.
+``spec``, ``naming``, ``planning``, ``work``, ``threads``, ``rewrite``. ``rescale`` publishes at
+another parallelism without touching data.
 """
 
 from .planning import Move, RehashSource, RewritePlan, plan_rewrite
 from .rescale import publish_rescaled
-from .rewrite import Engine, Rewritten, rewrite
+from .rewrite import Engine, Rewritten, carry_out, rewrite
 from .spec import RewriteSpec
 from .threads import ThreadEngine
 from .work import distribute, write_move, write_target
@@ -20,6 +20,7 @@ __all__ = [
     "RewritePlan",
     "RewriteSpec",
     "Rewritten",
+    "carry_out",
     "ThreadEngine",
     "distribute",
     "plan_rewrite",

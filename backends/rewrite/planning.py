@@ -24,12 +24,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateformat.errors import ErrorKind, InvalidInput
-from stateformat.graph import JobGraph, Operator, OperatorId, Status, shortened
+from stateformat.graph import JobGraph, Operator, Status, shortened
 from stateformat.model import Mode, RescaledFrom, State
 from stateformat.reading import Checkpoint, ReadTask
 from stateformat.redistribution import States, assemble, cut_keyed, plan_restore, read_handles, rescale
 from stateformat.schema import MANIFEST_SCHEMA, SLICE_SCHEMA, has_key_groups
 
+from .naming import Names, Reshape, is_known
 from .spec import RewriteSpec
 
 SOURCE_BYTES: Final = 256 * 2**20
@@ -58,6 +59,9 @@ class Move:
     """As stored."""
     exact: bool
     """Whether as many rows are written. Merging layers and gathering progress makes them fewer."""
+    reshape: Reshape | None = None
+    written_by: Operator | None = None
+    """The operator as it was, where each key group is to be compared with that of its key."""
 
     def __repr__(self) -> str:
         return f"Move({shortened(self.place.operator)}, {shortened(self.place.state)}, {self.rows} rows)"
@@ -74,6 +78,9 @@ class RehashSource:
     rows: int
     bytes: int
     exact: bool
+    reshape: Reshape | None = None
+    written_by: Operator | None = None
+    """As of a :class:`Move`."""
 
     def __repr__(self) -> str:
         return f"RehashSource({self.read.state!r}, {self.rows} rows)"
@@ -99,7 +106,7 @@ class RewritePlan:
 
     @property
     def rehashed(self) -> tuple[tuple[str, str], ...]:
-        """The (operator, state) pairs whose keys are hashed anew, in order."""
+        """The (operator, state) pairs whose keys are hashed anew, in order, by their new names."""
         return tuple(dict.fromkeys((target.operator, target.state) for target in self.targets))
 
     @property
@@ -114,8 +121,9 @@ def plan_rewrite(checkpoint: Checkpoint, spec: RewriteSpec) -> RewritePlan:
     Raises ``InvalidInput`` for a spec that no checkpoint allows or not this one, and
     ``RestoreRefused`` if a restore at the new parallelism would be refused.
     """
-    graph = checkpoint.record.graph
+    graph, names = checkpoint.record.graph, Names(spec)
     spec.check(graph)
+    names.check_states(checkpoint.record)
     rehash = _rehashed_states(checkpoint, spec)
     view = _view_for_planner(checkpoint, spec, rehash)
     topology = view.record.graph.at(spec.parallelism, per_operator=spec.per_operator)
@@ -129,7 +137,6 @@ def plan_rewrite(checkpoint: Checkpoint, spec: RewriteSpec) -> RewritePlan:
         or operator.status is Status.PARTIALLY_FINISHED
         for operator in graph.operators
     )
-    names = _Renames(spec)
     moves, empty = _moves(checkpoint, rescaled.slices, names, rehash)
     sources, targets = _sources(checkpoint, rescaled.graph, names, rehash)
     return RewritePlan(
@@ -143,31 +150,6 @@ def plan_rewrite(checkpoint: Checkpoint, spec: RewriteSpec) -> RewritePlan:
     )
 
 
-@dataclass(frozen=True)
-class _Renames:
-    """The renames, applied to everything that holds a uid."""
-
-    spec: RewriteSpec
-
-    def uid(self, uid: str) -> OperatorId:
-        return OperatorId(self.spec.renamed(uid))
-
-    def graph(self, graph: JobGraph) -> JobGraph:
-        return JobGraph(
-            tuple(replace(operator, uid=self.uid(operator.uid)) for operator in graph.operators),
-            tuple(replace(edge, source=self.uid(edge.source), target=self.uid(edge.target)) for edge in graph.edges),
-        )
-
-    def state(self, state: State) -> State:
-        """The state with its older schemas: no row has them, but they tell its columns' history."""
-        return replace(state, operator=self.uid(state.operator))
-
-    def former(self, former: RescaledFrom | None) -> RescaledFrom | None:
-        if former is None:
-            return None
-        return replace(former, operators=tuple(replace(item, uid=self.uid(item.uid)) for item in former.operators))
-
-
 def _rehashed_states(checkpoint: Checkpoint, spec: RewriteSpec) -> Mapping[tuple[str, str], State]:
     """States whose key groups change, by (operator, name)."""
     graph = checkpoint.record.graph
@@ -175,14 +157,15 @@ def _rehashed_states(checkpoint: Checkpoint, spec: RewriteSpec) -> Mapping[tuple
     for state in checkpoint.record.states:
         operator = graph.operator(state.operator)
         changes = spec.max_parallelism not in (None, operator.max_parallelism)
+        changes = changes or spec.key_hash not in (None, operator.key_hash)
         if not changes or not has_key_groups(state) or operator.status is Status.FULLY_FINISHED:
             continue
         unkeyed = [edge for edge in graph.inputs(state.operator) if not edge.partitioner.all_to_all]
         if state.mode is Mode.KEYED and unkeyed:
             raise InvalidInput(
                 f"state {state.name!r} of operator {state.operator!r} is behind {unkeyed[0].partitioner} edge "
-                f"{unkeyed[0].id!r}, which does not send by key. With another max parallelism its rows would be where "
-                f"their records do not arrive: keep max parallelism {operator.max_parallelism}",
+                f"{unkeyed[0].id!r}, which does not send by key. With other key groups its rows would be where "
+                f"their records do not arrive: keep max parallelism {operator.max_parallelism} and {operator.key_hash}",
                 kind=ErrorKind.INVALID_GRAPH,
             )
         found[state.operator, state.name] = state
@@ -190,16 +173,16 @@ def _rehashed_states(checkpoint: Checkpoint, spec: RewriteSpec) -> Mapping[tuple
 
 
 def _view_for_planner(checkpoint: Checkpoint, spec: RewriteSpec, rehash: Mapping[tuple[str, str], State]) -> Any:
-    """The checkpoint with the new max parallelism, and without rows of rehashed states."""
-    if spec.max_parallelism is None:
+    """The checkpoint with the new key groups, and without rows of rehashed states."""
+    if spec.max_parallelism is None and spec.key_hash is None:
         return checkpoint
-    wanted = spec.max_parallelism
     graph = checkpoint.record.graph
-    changed = {
-        operator.uid: replace(operator, max_parallelism=wanted)
-        for operator in graph.operators
-        if operator.status is not Status.FULLY_FINISHED or operator.parallelism <= wanted
-    }
+    changed = {}
+    for operator in graph.operators:
+        wanted = spec.max_parallelism or operator.max_parallelism
+        if operator.status is Status.FULLY_FINISHED and wanted is not None and operator.parallelism > wanted:
+            wanted = operator.max_parallelism
+        changed[operator.uid] = replace(operator, max_parallelism=wanted, key_hash=spec.key_hash or operator.key_hash)
     record = replace(checkpoint.record, graph=graph.with_operators(changed))
     return SimpleNamespace(record=record, handles=_without_rows(checkpoint.handles, rehash))
 
@@ -224,25 +207,28 @@ def _without_rows(handles: pa.Table, states: Iterable[tuple[str, str]]) -> pa.Ta
 
 
 def _moves(
-    checkpoint: Checkpoint, slices: pa.Table, names: _Renames, rehash: Mapping[tuple[str, str], State]
+    checkpoint: Checkpoint, slices: pa.Table, names: Names, rehash: Mapping[tuple[str, str], State]
 ) -> tuple[tuple[Move, ...], tuple[Place, ...]]:
     """A task for each (operator, state, subtask) with rows; the places of those without."""
     moves, empty = [], []
     for (operator, name, subtask), mine in _by_place(slices):
         if (operator, name) in rehash:
             continue
-        place = Place(names.uid(operator), name, subtask)
+        place = Place(names.uid(operator), names.state_name(operator, name), subtask)
         state = checkpoint.record.state(operator, name)
         mine = mine.filter(pc.greater(mine["rows"], 0))
         if len(mine):
-            moves.append(Move(checkpoint.read_slices(mine), place, **_sizes(state, mine)))
+            moves.append(Move(checkpoint.read_slices(mine), place, **_facts(checkpoint, names, state, mine)))
         elif state.mode is not Mode.COMMITTABLES:
             empty.append(place)
     return tuple(moves), tuple(empty)
 
 
-def _sizes(state: State, slices: pa.Table) -> dict[str, Any]:
+def _facts(checkpoint: Checkpoint, names: Names, state: State, slices: pa.Table) -> dict[str, Any]:
+    verified = names.spec.verify_keys and has_key_groups(state) and is_known(checkpoint.graph.operator(state.operator))
     return {
+        "reshape": names.reshape(state),
+        "written_by": checkpoint.graph.operator(state.operator) if verified else None,
         "rows": pc.sum(slices["rows"]).as_py(),
         "bytes": pc.sum(slices["bytes"]).as_py(),
         "exact": state.mode is not Mode.PROGRESS and pc.max(slices["layer"]).as_py() == 0,
@@ -268,20 +254,23 @@ def _by_place(slices: pa.Table) -> Iterator[tuple[tuple[str, str, int | None], p
 
 
 def _sources(
-    checkpoint: Checkpoint, graph: JobGraph, names: _Renames, rehash: Mapping[tuple[str, str], State]
+    checkpoint: Checkpoint, graph: JobGraph, names: Names, rehash: Mapping[tuple[str, str], State]
 ) -> tuple[tuple[RehashSource, ...], tuple[Place, ...]]:
     """Sources and targets of the rehashed states. ``graph`` is the rescaled one, with old uids."""
     first_targets: dict[tuple[str, str], int] = {}
     targets: list[Place] = []
     for uid, name in rehash:
         first_targets[uid, name] = len(targets)
-        targets += [Place(names.uid(uid), name, subtask) for subtask in range(graph.operator(uid).parallelism)]
+        targets += [
+            Place(names.uid(uid), names.state_name(uid, name), subtask)
+            for subtask in range(graph.operator(uid).parallelism)
+        ]
     sources = [
         RehashSource(
             read=checkpoint.read_slices(mine),
             operator=graph.operator(uid),
             first_target=first_targets[uid, name],
-            **_sizes(rehash[uid, name], mine),
+            **_facts(checkpoint, names, rehash[uid, name], mine),
         )
         for (uid, name, _), mine in _by_place(_cut_for_readers(checkpoint, rehash))
     ]

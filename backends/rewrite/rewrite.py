@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput
 from stateformat.manifest import handles_table
 from stateformat.model import CheckpointKind, Handle, Record
-from stateformat.publication import CommitPermit
+from stateformat.publication import CommitPermit, PendingCheckpoint
 from stateformat.reading import Checkpoint
 from stateformat.snapshot import WriteContext
 from stateformat.store import CheckpointStore
@@ -82,6 +82,16 @@ def rewrite(
     pending = begin_again(
         target or store, checkpoint, plan, kind=CheckpointKind.REWRITE, parent=parent, options=spec.options
     )
+    return carry_out(pending, plan, engine, progress)
+
+
+def carry_out(
+    pending: PendingCheckpoint, plan: RewritePlan, engine: Engine | None = None, progress: Progress | None = None
+) -> Rewritten:
+    """Write by a plan what a checkpoint that has begun shall hold, and publish it.
+
+    The checkpoint has the graph and the states of the plan. Raises as :func:`rewrite`.
+    """
     counter = _Counter(progress, plan.rows)
     handles = list((engine or ThreadEngine()).run(pending.context, plan, counter))
     check_counts(plan, handles)

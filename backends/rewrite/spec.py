@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.graph import JobGraph
-from stateformat.keys import MAX_PARALLELISM_LIMIT
+from stateformat.keys import MAX_PARALLELISM_LIMIT, key_hash
 from stateformat.segments import WriteOptions
 
 
@@ -28,6 +28,16 @@ class RewriteSpec:
     parallelism is greater keeps its own max parallelism, which means nothing any more."""
     renames: Mapping[str, str] = field(default_factory=dict)
     """Old uid to new uid. Edges and states follow."""
+    states: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """New names of states, by their old uid and name."""
+    columns: Mapping[tuple[str, str], Mapping[str, str]] = field(default_factory=dict)
+    """By old uid and name of a state, new names of columns by their old ones. ``column.field``
+    names a field of a struct, which becomes a column of its own."""
+    key_hash: str | None = None
+    """For every operator: the name of the function that hashes its keys, to key groups anew."""
+    verify_keys: bool = False
+    """Whether to compare the key group of each row with that of its key, where the hash is known.
+    Our own reader has done so; of foreign checkpoints nobody has."""
     options: WriteOptions = field(default_factory=WriteOptions)
     """Codec, encoding and row groups of the new segments."""
 
@@ -38,6 +48,8 @@ class RewriteSpec:
                 f"max parallelism {self.max_parallelism} is not within 1 to {MAX_PARALLELISM_LIMIT}; choose another",
                 kind=ErrorKind.INVALID_PARALLELISM,
             )
+        if self.key_hash is not None:
+            key_hash(self.key_hash)
         for uid in (*self.per_operator, *self.renames):
             graph.operator(uid)
         after = [self.renamed(operator.uid) for operator in graph.operators]

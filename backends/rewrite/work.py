@@ -22,6 +22,7 @@ from stateformat.reading import rekey
 from stateformat.segments import SegmentPlace, WriteOptions, write_segment, write_unsorted
 from stateformat.snapshot import WriteContext
 
+from .naming import shaped
 from .planning import Move, Place, RehashSource
 
 Done: TypeAlias = Callable[[int], None]
@@ -40,21 +41,23 @@ def write_move(context: WriteContext, move: Move, done: Done = _ignore) -> Handl
 
     Holds a row group and a few batches in memory.
     """
-    batches = _counted(move.read.batches(), done)
+    batches = _counted(shaped(move.read, move.reshape, move.written_by), done)
     return write_segment(context.storage, _segment_place(context, move.place), batches, _options(context))
 
 
 def distribute(source: RehashSource) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Read a source and hash its keys: batches of rows, each with the number of its target.
 
-    Columns: ``segment_schema`` of the state. Within a batch rows ascend by the new ``_key_group``;
-    rows of one key group keep their order. Holds :data:`DISTRIBUTE_BYTES` of rows at a time.
+    Columns: ``segment_schema`` of the state as it will be. Within a batch rows ascend by the new
+    ``_key_group``; rows of one key group keep their order. Holds :data:`DISTRIBUTE_BYTES` of rows
+    at a time.
     """
-    operator, state = source.operator, source.read.state
+    operator = source.operator
+    state = source.read.state if source.reshape is None else source.reshape.state
     if operator.max_parallelism is None or operator.key_hash is None:
         raise InvalidInput(f"operator {operator.uid!r} has no max parallelism or key hash; a published one has both")
     bounds = np.asarray(range_bounds(operator.parallelism, operator.max_parallelism))
-    for rows in _gathered(source.read.batches(), DISTRIBUTE_BYTES):
+    for rows in _gathered(shaped(source.read, source.reshape, source.written_by), DISTRIBUTE_BYTES):
         clustered = rekey(rows, state, operator.max_parallelism, operator.key_hash).combine_chunks()
         borders = np.searchsorted(clustered["_key_group"].to_numpy(), bounds)
         for subtask, (start, end) in enumerate(pairwise(borders.tolist())):
