@@ -40,9 +40,12 @@ class ByteStrings:
 
         None may be too short for it: check lengths first.
         """
-        width = np.dtype(dtype).itemsize
-        gathered = self.data[(self.start + offset)[:, None] + np.arange(width)]
-        return np.ascontiguousarray(gathered).view(dtype).reshape(-1)
+        kind = np.dtype(dtype)
+        if not len(self):
+            return np.zeros(0, kind)
+        # A view of the buffer that has a value beginning at every byte: one gather, no copies.
+        every = np.ndarray((len(self.data) - kind.itemsize + 1,), kind, np.ascontiguousarray(self.data), strides=(1,))
+        return every[self.start + offset]
 
     def to_arrow(self) -> pa.Array:
         """Return them as an Arrow ``binary`` array, copied into a buffer of its own."""

@@ -1,0 +1,119 @@
+"""Reading small big-endian things one after another, never beyond their end."""
+
+from __future__ import annotations
+
+import struct
+from typing import NoReturn
+
+from stateformat.errors import DamagedCheckpoint, ErrorKind
+
+DEPTH_MAX = 32
+"""How deep things may stand in one another; nothing real comes near it."""
+
+
+class Cursor:
+    """A place in bytes that moves on. All that goes wrong is a ``DamagedCheckpoint`` with path and
+    offset.
+    """
+
+    def __init__(
+        self,
+        data: bytes | memoryview,
+        path: str,
+        *,
+        kind: ErrorKind = ErrorKind.DAMAGED_SEGMENT,
+        position: int = 0,
+        end: int | None = None,
+    ) -> None:
+        self.data = memoryview(data)
+        self.path = path
+        self.kind = kind
+        self.position = position
+        self.end = len(self.data) if end is None else end
+
+    @property
+    def left(self) -> int:
+        return self.end - self.position
+
+    def damaged(self, what: str) -> NoReturn:
+        """Raise ``DamagedCheckpoint`` for the place where the cursor stands."""
+        raise DamagedCheckpoint(
+            f"{self.path} is damaged at byte {self.position}: {what}; take another checkpoint or savepoint",
+            kind=self.kind,
+            path=self.path,
+            offset=self.position,
+        )
+
+    def take(self, size: int) -> memoryview:
+        """Take ``size`` bytes; they are not copied."""
+        if not 0 <= size <= self.left:
+            self.damaged(f"{size} bytes should follow and {self.left} are left")
+        found = self.data[self.position : self.position + size]
+        self.position += size
+        return found
+
+    def u8(self) -> int:
+        return self.take(1)[0]
+
+    def u16(self) -> int:
+        return int.from_bytes(self.take(2), "big")
+
+    def i16(self) -> int:
+        return int.from_bytes(self.take(2), "big", signed=True)
+
+    def i32(self) -> int:
+        return int.from_bytes(self.take(4), "big", signed=True)
+
+    def i64(self) -> int:
+        return int.from_bytes(self.take(8), "big", signed=True)
+
+    def f64(self) -> float:
+        return float(struct.unpack(">d", self.take(8))[0])
+
+    def flag(self, what: str) -> bool:
+        """Take a byte that is 0 or 1."""
+        found = self.u8()
+        if found > 1:
+            self.position -= 1
+            self.damaged(f"{what} is {found} and may be 0 or 1")
+        return found == 1
+
+    def count(self, least: int, what: str) -> int:
+        """Take an i32 count of things with at least ``least`` bytes each, which must fit."""
+        return self.fitting(self.i32(), least, what)
+
+    def fitting(self, count: int, least: int, what: str) -> int:
+        """Return ``count`` if as many things of ``least`` bytes can follow."""
+        if not 0 <= count * max(least, 1) <= self.left:
+            self.damaged(f"{count} {what} should follow in {self.left} bytes")
+        return count
+
+    def utf(self) -> str:
+        """Take Java's ``UTF``: u16 length, modified UTF-8."""
+        return self.modified_utf8(self.u16())
+
+    def modified_utf8(self, size: int) -> str:
+        """Take ``size`` bytes of modified UTF-8: NUL is C0 80, a character beyond U+FFFF two
+        surrogates of three bytes. A lone surrogate stays one.
+        """
+        raw = bytes(self.take(size)).replace(b"\xc0\x80", b"\0")
+        try:
+            units = raw.decode("utf-8", "surrogatepass")
+            return units.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+        except UnicodeDecodeError:
+            self.position -= size
+            self.damaged("a name is not modified UTF-8")
+
+    def name(self, what: str) -> str:
+        """Take a ``UTF`` that is printable, so that it can stand in messages and paths."""
+        begin = self.position
+        found = self.utf()
+        if not found.isprintable():
+            self.position = begin
+            self.damaged(f"{what} has characters that no name has: {found[:80]!r}")
+        return found
+
+    def finish(self, what: str) -> None:
+        """Check that nothing is left of ``what``."""
+        if self.left:
+            self.damaged(f"{what} should end here, and {self.left} bytes are left")

@@ -1,0 +1,166 @@
+"""Many positions in one buffer, which all readers of values advance together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from stateformat.errors import DamagedCheckpoint
+
+from ...byte_strings import ByteStrings, Octets, Positions
+
+Chosen: TypeAlias = "npt.NDArray[np.int64] | npt.NDArray[np.bool_]"
+
+
+def ramp(counts: Positions) -> Positions:
+    """Return 0 … counts[0] − 1, 0 … counts[1] − 1, and so on, in one array."""
+    total = int(counts.sum())
+    first = np.cumsum(counts) - counts
+    return np.arange(total, dtype=np.int64) - np.repeat(first, counts)
+
+
+def gathered(data: Octets, position: Positions, dtype: str) -> npt.NDArray[Any]:
+    """Return the values of ``dtype`` (``">i8"`` …) that begin at each position, in native order.
+
+    None may reach over the end. One gather of unaligned values: a view of the buffer has one
+    beginning at every byte.
+    """
+    kind = np.dtype(dtype)
+    if kind.itemsize == 1:
+        return data[position].view(kind)
+    if not len(position):
+        return np.zeros(0, kind.newbyteorder("="))
+    every = np.ndarray((len(data) - kind.itemsize + 1,), kind, data, strides=(1,))
+    return every[position].astype(kind.newbyteorder("="), copy=False)
+
+
+@dataclass(slots=True)
+class Lanes:
+    """For each of many values: where in ``data`` it goes on, and where it must have ended.
+
+    A reader reads at every lane at once and moves ``position`` on. Whatever a reader takes lies
+    before ``end``, or ``DamagedCheckpoint`` names the place.
+    """
+
+    data: Octets
+    position: Positions
+    """Where each goes on; owned, changed in place."""
+    end: Positions
+    path: str = ""
+    """The file, for messages."""
+    _before: list[Any] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, strings: ByteStrings, path: str = "") -> Lanes:
+        """Return a lane for each string."""
+        data = np.ascontiguousarray(strings.data)
+        return cls(data, strings.start.astype(np.int64), (strings.start + strings.length).astype(np.int64), path)
+
+    def __len__(self) -> int:
+        return len(self.position)
+
+    @property
+    def left(self) -> Positions:
+        """How many bytes each has left."""
+        return self.end - self.position
+
+    def take(self, chosen: Chosen) -> Lanes:
+        """Return some of them, by index or mask; give them back with ``put``."""
+        return Lanes(self.data, self.position[chosen], self.end[chosen], self.path, self._before)
+
+    def put(self, chosen: Chosen, lanes: Lanes) -> None:
+        """Move the lanes on that were taken by ``chosen``."""
+        self.position[chosen] = lanes.position
+
+    def at(self, position: Positions, end: Positions) -> Lanes:
+        """Return other lanes in the same buffer."""
+        return Lanes(self.data, position, end, self.path, self._before)
+
+    def require(self, sizes: int | Positions) -> None:
+        """Raise ``DamagedCheckpoint`` unless every lane has ``sizes`` bytes left; none negative."""
+        if not len(self.position):
+            return
+        if isinstance(sizes, int):
+            short = self.end - self.position < sizes
+        else:
+            short = (self.end - self.position < sizes) | (sizes < 0)
+        if short.any():
+            first = int(np.flatnonzero(short)[0])
+            needed = sizes if isinstance(sizes, int) else int(sizes[first])
+            self.damaged(first, f"{needed} bytes should follow and {int(self.left[first])} are left")
+
+    def damaged(self, lane: int, what: str) -> NoReturn:
+        """Raise ``DamagedCheckpoint`` for the place where a lane stands."""
+        at = int(self.position[lane])
+        raise DamagedCheckpoint(
+            f"{self.path or 'state'}: the value at byte {at} is damaged: {what}. Take another checkpoint or savepoint",
+            path=self.path,
+            offset=at,
+        )
+
+    def skip(self, sizes: int | Positions) -> None:
+        """Move every lane on by ``sizes`` bytes."""
+        self.require(sizes)
+        self.position += sizes
+
+    def fixed(self, dtype: str) -> npt.NDArray[Any]:
+        """Take one value of ``dtype`` (``">i4"``, ``"u1"`` …) from each; native byte order."""
+        size = np.dtype(dtype).itemsize
+        self.require(size)
+        found = gathered(self.data, self.position, dtype)
+        self.position += size
+        return found
+
+    def strings(self, sizes: Positions) -> ByteStrings:
+        """Take the next ``sizes`` bytes from each; they are not copied."""
+        self.require(sizes)
+        found = ByteStrings(self.data, self.position.copy(), sizes)
+        self.position += sizes
+        return found
+
+    def rest(self) -> ByteStrings:
+        """Take all that is left in each."""
+        return self.strings(self.left)
+
+    def flags(self, what: str) -> npt.NDArray[np.bool_]:
+        """Take a byte from each that is 0 or 1; ``what`` names it where it is another."""
+        found = self.fixed("u1")
+        wrong = found > 1
+        if wrong.any():
+            lane = int(np.flatnonzero(wrong)[0])
+            self.position[lane] -= 1
+            self.damaged(lane, f"{what} is {int(found[lane])} and may be 0 or 1")
+        return found.view(np.bool_)
+
+    def counts(self, least: int) -> Positions:
+        """Take a count from each, of items with at least ``least`` bytes each, which must fit.
+
+        Items of no bytes are counted as one: a count can never ask for more than there is.
+        """
+        found = self.fixed(">i4").astype(np.int64)
+        wrong = (found < 0) | (found * max(least, 1) > self.left)
+        if wrong.any():
+            lane = int(np.flatnonzero(wrong)[0])
+            self.damaged(lane, f"{int(found[lane])} items should follow in {int(self.left[lane])} bytes")
+        return found
+
+    def continued(self) -> npt.NDArray[Any]:
+        """Return for each place how many bytes before it have the top bit set; kept.
+
+        Four bytes for each of the buffer. Readers of numbers with 7 bits a byte find ends with it.
+        """
+        if not self._before:
+            count = np.zeros(len(self.data) + 1, np.int32 if len(self.data) < 1 << 31 else np.int64)
+            np.cumsum(self.data >= 0x80, out=count[1:])
+            self._before.append(count)
+        return self._before[0]  # type: ignore[no-any-return]
+
+    def finish(self) -> None:
+        """Raise ``DamagedCheckpoint`` unless every lane has come to its end."""
+        over = self.position != self.end
+        if over.any():
+            lane = int(np.flatnonzero(over)[0])
+            self.damaged(lane, f"it should end here, and {int(self.left[lane])} bytes are left")

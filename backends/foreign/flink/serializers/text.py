@@ -1,0 +1,188 @@
+"""Strings and characters: UTF-16 units as numbers of 7 bits a byte, to UTF-8, many at once."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from stateformat.errors import ErrorKind, UnsupportedFormat
+
+from ...byte_strings import ByteStrings, Octets, Positions
+from .lanes import Lanes, ramp
+from .serializer import Serializer
+
+_BLOCK: Final = 1 << 22
+"""Bytes of strings beyond ASCII that are decoded at once: each costs about 40 in memory."""
+
+
+class Text(Serializer):
+    """``String``: its length in UTF-16 units + 1, 0 for null; then the units.
+
+    Arrow's text is UTF-8, which has no form for half a surrogate pair: a string with one is refused
+    (``UnsupportedFormat``), so that no value is changed.
+    """
+
+    arrow_type = pa.string()
+    java_hash = "String"
+
+    def read(self, lanes: Lanes) -> pa.Array:
+        units, present = _lengths(lanes)
+        lanes.require(units)
+        begin = lanes.position.copy()
+        # Taken for ASCII first: a unit a byte.
+        raw = ByteStrings(lanes.data, begin, units).to_arrow()
+        offsets = np.frombuffer(raw.buffers()[1], np.int32, len(raw) + 1)
+        octets = np.frombuffer(raw.buffers()[2] or b"", np.uint8)[: offsets[-1]]
+        lanes.position += units
+        valid = None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))
+        text = pa.Array.from_buffers(pa.string(), len(raw), [valid, *raw.buffers()[1:]])
+        if not len(octets) or octets.max() < 0x80:
+            return text
+        # One beyond ASCII has a byte with the top bit among the first of its bytes, if not more.
+        high = np.flatnonzero(octets >= 0x80)
+        wide = np.unique(np.searchsorted(offsets, high, "right") - 1)
+        lanes.position[wide] = begin[wide]
+        sub = lanes.take(wide)
+        decoded = _decoded(sub, units[wide])
+        lanes.put(wide, sub)
+        source = np.arange(len(raw))
+        source[wide] = len(raw) + np.arange(len(wide))
+        return pa.concat_arrays([text, decoded]).take(pa.array(source))
+
+    def skip(self, lanes: Lanes) -> None:
+        units, _ = _lengths(lanes)
+        lanes.require(units)
+        _skip_numbers(lanes, units)
+
+
+class Character(Serializer):
+    """``Character``: one UTF-16 unit, read as text of one character."""
+
+    arrow_type = pa.string()
+    fixed_length = least_length = 2
+    java_hash = "Character"
+
+    def read(self, lanes: Lanes) -> pa.Array:
+        begin = lanes.position.copy()
+        units = lanes.fixed(">u2")
+        return to_utf8(units, np.ones(len(units), np.int64), lanes.at(begin, lanes.end))
+
+
+def _lengths(lanes: Lanes) -> tuple[Positions, npt.NDArray[np.bool_]]:
+    """Take the lengths in units; and which are not null."""
+    found = lanes.fixed("u1").astype(np.int64)
+    going = np.flatnonzero(found >= 0x80)
+    found[going] &= 0x7F
+    for shift in (7, 14, 21, 28):
+        if not len(going):
+            break
+        sub = lanes.take(going)
+        octet = sub.fixed("u1").astype(np.int64)
+        lanes.put(going, sub)
+        found[going] |= (octet & 0x7F) << shift
+        going = going[octet >= 0x80]
+    if len(going) or (len(found) and found.max() >= 1 << 31):
+        lane = int(going[0]) if len(going) else int(found.argmax())
+        lanes.damaged(lane, "the length of a string has more than 31 bits")
+    present = found > 0
+    return np.maximum(found - 1, 0), present
+
+
+def _skip_numbers(lanes: Lanes, units: Positions) -> None:
+    """Move each lane behind as many numbers of 7 bits a byte."""
+    before = lanes.continued()
+    begin = lanes.position
+    # As many bytes as numbers, then as many more as were not the last of a number, until none was.
+    behind = begin + units
+    while True:
+        over = behind > lanes.end
+        if over.any():
+            lanes.damaged(int(np.flatnonzero(over)[0]), "a string reaches over the end")
+        further = begin + units + (before[behind] - before[begin])
+        if (further == behind).all():
+            break
+        behind = further
+    lanes.position[:] = behind
+
+
+def _decoded(lanes: Lanes, units: Positions) -> pa.Array:
+    """Decode strings that are not ASCII, in blocks."""
+    first, pieces = 0, []
+    room = np.cumsum(units)
+    while first < len(units):
+        taken = int(room[first - 1]) if first else 0
+        last = max(int(np.searchsorted(room, taken + _BLOCK, "right")), first + 1)
+        chosen = np.arange(first, last)
+        sub = lanes.take(chosen)
+        begin = sub.position.copy()
+        _skip_numbers(sub, units[first:last])
+        lanes.put(chosen, sub)
+        pieces.append(to_utf8(_units(lanes.data, begin, sub), units[first:last], lanes.at(begin, sub.end)))
+        first = last
+    return pa.concat_arrays(pieces) if pieces else pa.array([], pa.string())
+
+
+def _units(data: Octets, begin: Positions, behind: Lanes) -> npt.NDArray[np.uint16]:
+    """Return the numbers in the bytes from ``begin`` to where the lanes stand, in one array."""
+    sizes = behind.position - begin
+    octets = data[np.repeat(begin, sizes) + ramp(sizes)]
+    last = np.flatnonzero(octets < 0x80)
+    width = np.diff(last, prepend=-1)
+    start = last - width + 1
+    value = (octets[start] & 0x7F).astype(np.int32)
+    for place in (1, 2):
+        longer = width > place
+        value[longer] |= (octets[start[longer] + place] & 0x7F).astype(np.int32) << (7 * place)
+    wrong = (width > 3) | (value > 0xFFFF)
+    if wrong.any():
+        at = int(start[np.flatnonzero(wrong)[0]])
+        lane = int(np.searchsorted(np.cumsum(sizes), at, "right"))
+        behind.damaged(lane, "a character before it has more than 16 bits")
+    units: npt.NDArray[np.uint16] = value.astype(np.uint16)
+    return units
+
+
+def to_utf8(units: npt.NDArray[np.uint16], counts: Positions, place: Lanes) -> pa.Array:
+    """Return strings of ``counts`` UTF-16 units each; ``place`` has where each begins.
+
+    Raises ``UnsupportedFormat`` for half a surrogate pair.
+    """
+    code = units.astype(np.uint32)
+    lane = np.repeat(np.arange(len(counts)), counts)
+    high, low = (code & 0xFC00) == 0xD800, (code & 0xFC00) == 0xDC00
+    second = np.zeros(len(code), np.bool_)
+    if high.any() or low.any():
+        second[1:] = low[1:] & high[:-1] & (lane[1:] == lane[:-1])
+        first = np.append(second[1:], False)
+        alone = (high & ~first) | (low & ~second)
+        if alone.any():
+            at = int(np.flatnonzero(alone)[0])
+            raise UnsupportedFormat(
+                f"{place.path or 'state'}: the string at byte {int(place.position[lane[at]])} has half a surrogate "
+                f"pair (U+{int(code[at]):04X}), which UTF-8 text cannot hold; change the value in the job",
+                kind=ErrorKind.UNSUPPORTED_TYPE,
+                path=place.path,
+            )
+        where = np.flatnonzero(first)
+        code[where] = 0x10000 + ((code[where] & 0x3FF) << 10) + (code[where + 1] & 0x3FF)
+        code, lane = code[~second], lane[~second]
+    width = 1 + (code >= 0x80) + (code >= 0x800) + (code >= 0x10000)
+    start = np.cumsum(width) - width
+    octets = np.empty(int(width.sum()), np.uint8)
+    octets[start] = np.choose(width - 1, [code, 0xC0 | code >> 6, 0xE0 | code >> 12, 0xF0 | code >> 18])
+    for place_ in (1, 2, 3):
+        longer = width > place_
+        shift = (6 * (width[longer] - 1 - place_)).astype(np.uint32)
+        octets[start[longer] + place_] = 0x80 | (code[longer] >> shift) & 0x3F
+    ends = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(np.bincount(lane, width, len(counts)), out=ends[1:])
+    return pa.Array.from_buffers(
+        pa.string(), len(counts), [None, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(octets)]
+    )
+
+
+TEXT = Text()
+CHARACTER = Character()
