@@ -1,0 +1,243 @@
+"""What a query says of itself: its id, the offset log, the commit log, the operators' metadata.
+
+A batch is done when it has a commit; state of batch *n* has version *n* + 1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from stateformat.errors import CheckpointError, ErrorKind, NotFound, UnsupportedFormat
+from stateformat.storage import Storage
+
+from ..framing import damaged
+from .schemas import parse_json
+
+_NUMBER: Final = re.compile(r"0|[1-9]\d{0,17}")
+PARTITIONS: Final = "spark.sql.shuffle.partitions"
+PROVIDER: Final = "spark.sql.streaming.stateStore.providerClass"
+MAX_PARTITIONS: Final = 32768
+"""Our number of key groups is bounded by this; Spark's number of partitions is not."""
+
+
+@dataclass(frozen=True)
+class OffsetLog:
+    """One file of the offset log: what a batch began with."""
+
+    batch: int
+    version: int
+    metadata: Mapping[str, Any]
+    offsets: Mapping[str, str | None]
+    """JSON by the source's position, or in version 2 its name; None where it has no offset yet."""
+
+    @property
+    def conf(self) -> Mapping[str, str]:
+        """The settings that are fixed for the query's life."""
+        found = self.metadata.get("conf")
+        return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
+
+    @property
+    def path(self) -> str:
+        """The file, relative to the checkpoint."""
+        return f"offsets/{self.batch}"
+
+    def number(self, name: str) -> int:
+        """Return a number of the metadata, 0 where it does not stand there."""
+        found = self.metadata.get(name, 0)
+        if isinstance(found, bool) or not isinstance(found, int):
+            raise damaged(self.path, f"its {name} is {found!r}, no number", kind=ErrorKind.DAMAGED_MANIFEST)
+        return found
+
+    @cached_property
+    def partitions(self) -> int:
+        """The number of state partitions."""
+        text = self.conf.get(PARTITIONS, "")
+        if not _NUMBER.fullmatch(text) or not 0 < int(text) <= MAX_PARTITIONS:
+            raise damaged(
+                self.path,
+                f"its conf has {PARTITIONS} = {text!r}, not a number of 1 to {MAX_PARTITIONS}",
+                kind=ErrorKind.DAMAGED_MANIFEST,
+            )
+        return int(text)
+
+
+@dataclass(frozen=True)
+class CommitLog:
+    """One file of the commit log: what a batch ended with."""
+
+    batch: int
+    metadata: Mapping[str, Any]
+
+    @property
+    def watermark_ms(self) -> int | None:
+        """The watermark of the next batch."""
+        found = self.metadata.get("nextBatchWatermarkMs")
+        return found if isinstance(found, int) else None
+
+    def unique_ids(self, operator: int, store: int) -> tuple[str, ...]:
+        """Return the ids of a store's files by partition; empty in checkpoint format 1."""
+        ids = self.metadata.get("stateUniqueIds")
+        found = ids.get(str(operator)) if isinstance(ids, dict) else None
+        if not found:
+            return ()
+        try:
+            return tuple(str(stores[min(store, len(stores) - 1)]) for stores in found)
+        except (TypeError, IndexError, KeyError) as error:
+            raise damaged(
+                f"commits/{self.batch}",
+                f"its stateUniqueIds of operator {operator} are no list of lists",
+                kind=ErrorKind.DAMAGED_MANIFEST,
+            ) from error
+
+
+@dataclass(frozen=True)
+class StoreInfo:
+    """What the operator metadata says of a store."""
+
+    name: str
+    prefix_columns: int
+    partitions: int
+
+
+@dataclass(frozen=True)
+class OperatorInfo:
+    """What an operator's metadata says; of Spark 3.5, what follows from its stores."""
+
+    id: int
+    name: str
+    """As Spark names it: ``stateStoreSave``, ``dedupe`` …"""
+    stores: tuple[StoreInfo, ...]
+    path: str | None
+    """The metadata file; None in Spark 3.5, which writes none."""
+    properties: Mapping[str, Any]
+    schema_paths: Mapping[str, tuple[str, ...]]
+    """Version 2: by store, the absolute paths of its schema files, oldest first."""
+
+    @property
+    def uid(self) -> str:
+        """The operator's uid with us."""
+        return f"operator-{self.id}"
+
+
+def batches(folder: Storage, log: str) -> list[int]:
+    """Return the batches that ``offsets`` or ``commits`` has files of, ascending."""
+    found = (item.path.removeprefix(f"{log}/") for item in folder.list(f"{log}/"))
+    return sorted(int(name) for name in found if _NUMBER.fullmatch(name))
+
+
+def read_small(folder: Storage, path: str, limit: int = 1 << 26) -> bytes:
+    """Return a small file; ``DamagedCheckpoint`` where it is missing or not small."""
+    try:
+        data = folder.read_range(path, 0, limit + 1)
+    except FileNotFoundError as error:
+        raise damaged(path, "it is missing", kind=ErrorKind.OBJECT_MISSING) from error
+    if len(data) > limit:
+        raise damaged(path, f"it has more than {limit:,} bytes", kind=ErrorKind.LIMIT_EXCEEDED)
+    return bytes(data)
+
+
+def read_lines(folder: Storage, path: str, versions: Sequence[int]) -> tuple[int, list[str]]:
+    """Return the version of a log file and its other lines."""
+    try:
+        first, *lines = read_small(folder, path).decode().splitlines() or [""]
+    except UnicodeDecodeError as error:
+        raise damaged(path, f"it is no text ({error})", kind=ErrorKind.DAMAGED_MANIFEST) from error
+    if not re.fullmatch(r"v[1-9]\d{0,3}", first):
+        raise damaged(path, f"it begins with {first[:20]!r} and no version", kind=ErrorKind.DAMAGED_MANIFEST)
+    if int(first[1:]) not in versions:
+        raise UnsupportedFormat(
+            f"{path}: it is of version {first}; known are {', '.join(f'v{v}' for v in versions)}. Use a newer "
+            "stateformat",
+            path=path,
+        )
+    if not lines:
+        raise damaged(path, "it ends after its version", kind=ErrorKind.DAMAGED_MANIFEST)
+    return int(first[1:]), lines
+
+
+def read_query_id(folder: Storage) -> str:
+    """Return the query's id."""
+    found = parse_json(read_small(folder, "metadata").decode("utf-8", "replace"), "metadata").get("id")
+    if not isinstance(found, str) or not found:
+        raise damaged("metadata", f"its id is {found!r}", kind=ErrorKind.DAMAGED_MANIFEST)
+    return found
+
+
+def read_offsets(folder: Storage, batch: int) -> OffsetLog:
+    """Return the offset log of a batch."""
+    path = f"offsets/{batch}"
+    version, lines = read_lines(folder, path, (1, 2))
+    metadata = parse_json(lines[0], path) if lines[0].strip() else {}
+    offsets: dict[str, str | None] = {}
+    for index, line in enumerate(lines[1:]):
+        name, colon, text = line.partition(":") if version == 2 else (str(index), ":", line)
+        if not colon or name in offsets:
+            raise damaged(path, f"its line {line[:40]!r} names no source of its own", kind=ErrorKind.DAMAGED_MANIFEST)
+        offsets[name] = None if text == "-" else text
+    return OffsetLog(batch, version, metadata, offsets)
+
+
+def read_commit(folder: Storage, batch: int) -> CommitLog:
+    """Return the commit log of a batch."""
+    path = f"commits/{batch}"
+    _, lines = read_lines(folder, path, (1, 2, 3))
+    return CommitLog(batch, parse_json(lines[0], path) if lines[0].strip() != "{}" else {})
+
+
+def committed(folder: Storage) -> list[int]:
+    """Return the committed batches, ascending; ``NotFound`` where there is none."""
+    found = batches(folder, "commits")
+    if not found:
+        raise NotFound(
+            "the query has committed no batch yet, so it has no state; let it finish its first one",
+            kind=ErrorKind.STORE_EMPTY,
+        )
+    return found
+
+
+def read_operator(folder: Storage, operator: int, batch: int, names: Mapping[str, int]) -> OperatorInfo | None:
+    """Return an operator's metadata as of a batch; None where Spark wrote none (3.5).
+
+    ``names`` are the files below ``state/<operator>/_metadata``.
+    """
+    base = f"state/{operator}/_metadata"
+    newer = [int(name) for name in names if name.isdigit() and int(name) <= batch]
+    path = f"{base}/v2/{max(newer)}" if newer else f"{base}/metadata"
+    if not newer and "metadata" not in names:
+        return None
+    _, lines = read_lines(folder, path, (1, 2))
+    found = parse_json(lines[0], path)
+    try:
+        info = found["operatorInfo"]
+        stores = tuple(
+            StoreInfo(str(item["storeName"]), int(item["numColsPrefixKey"]), int(item["numPartitions"]))
+            for item in found["stateStoreInfo"]
+        )
+        paths = {
+            str(item["storeName"]): tuple(map(str, item.get("stateSchemaFilePaths") or ()))
+            for item in found["stateStoreInfo"]
+        }
+        identity, name = int(info["operatorId"]), str(info["operatorName"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise damaged(
+            path, f"it lacks a part of an operator's metadata ({error!r})", kind=ErrorKind.DAMAGED_MANIFEST
+        ) from error
+    text = found.get("operatorPropertiesJson")
+    properties = parse_json(text, path) if isinstance(text, str) and text.strip() else {}
+    if identity != operator:
+        raise damaged(path, f"it is of operator {identity}, not {operator}", kind=ErrorKind.DAMAGED_MANIFEST)
+    return OperatorInfo(operator, name, stores, path, properties, paths)
+
+
+def recognises(folder: Storage) -> bool:
+    """Whether a folder holds a streaming query's checkpoint: offsets, and commits or state."""
+    try:
+        if not batches(folder, "offsets"):
+            return False
+        return bool(folder.list("commits/")) or bool(folder.list("state/"))
+    except (FileNotFoundError, CheckpointError):
+        return False

@@ -1,0 +1,110 @@
+"""The state stores of Spark, as their readers see them: one protocol for all providers.
+
+A store is one of an operator's (``default``, or the four of a join), at one state version. Its
+reader finds the files of a partition, reads their entries, and decodes entries into columns. What
+is re-dealt to other partitions are entries, as bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol
+
+import pyarrow as pa
+
+from stateformat.storage import ObjectInfo, Storage
+
+from ..byte_strings import ByteStrings
+from .schemas import StoreSchema
+
+HDFS_PROVIDER: Final = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
+ROCKSDB_PROVIDER: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+CLAUSE: Final = "Spark state store"
+"""Where the rules of problems come from."""
+
+
+class Entries(NamedTuple):
+    """Entries of one partition that are alive, keys distinct, in one order for the same files.
+
+    Bytes as stored, without what frames them: the leading version byte of RocksDB, checksums.
+    """
+
+    keys: ByteStrings
+    values: ByteStrings
+
+    def slice(self, start: int, stop: int) -> Entries:
+        """Return the entries ``start`` … ``stop`` − 1."""
+        return Entries(*(ByteStrings(some.data, some.start[start:stop], some.length[start:stop]) for some in self))
+
+
+@dataclass(frozen=True)
+class Store:
+    """One store of one operator at one state version, in all its partitions."""
+
+    operator: int
+    name: str
+    """The store's name, which is the state's name with us too."""
+    version: int
+    """Batch + 1."""
+    partitions: int
+    schema: StoreSchema
+    conf: Mapping[str, str] = field(repr=False)
+    """``conf`` of the batch's offset log."""
+    prefix_columns: int = 0
+    """``numColsPrefixKey``."""
+    family: str | None = None
+    """The column family within the store; None where the store has none."""
+    store_name: str = ""
+    """The folder's store where it is another than ``name``: of families."""
+    unique_ids: tuple[str, ...] = ()
+    """Checkpoint format 2: the id of the version's files by partition; else empty."""
+
+    def folder(self, partition: int) -> str:
+        """Return the folder of a partition's files, relative to the checkpoint."""
+        store = self.store_name or self.name
+        base = f"state/{self.operator}/{partition}"
+        return base if store == "default" else f"{base}/{store}"
+
+    @property
+    def codec(self) -> str:
+        """The codec of the files."""
+        return self.conf.get("spark.sql.streaming.stateStore.compression.codec", "lz4")
+
+    @property
+    def has_row_checksums(self) -> bool:
+        """Whether every entry carries a checksum of itself."""
+        return self.conf.get("spark.sql.streaming.stateStore.rowChecksum.enabled", "false") == "true"
+
+
+class Listing:
+    """All files below ``state/`` by folder: one listing, taken once."""
+
+    def __init__(self, found: Iterable[ObjectInfo]) -> None:
+        self.folders: dict[str, dict[str, int]] = {}
+        for item in found:
+            folder, _, name = item.path.rpartition("/")
+            self.folders.setdefault(folder, {})[name] = item.size_bytes
+
+    def files(self, folder: str) -> Mapping[str, int]:
+        """Return the files directly in a folder: sizes by name."""
+        return self.folders.get(folder, {})
+
+
+class StoreReader(Protocol):
+    """What a provider's module has."""
+
+    def files(self, store: Store, partition: int, listing: Listing) -> Sequence[ObjectInfo]:
+        """Return the files that make up a partition at the version, the oldest first.
+
+        From the listing alone. Raises ``DamagedCheckpoint`` where one is missing.
+        """
+
+    def entries(self, folder: Storage, store: Store, partition: int, files: Sequence[ObjectInfo]) -> Entries:
+        """Read a partition whole, every checksum compared."""
+
+    def columns(self, store: Store, entries: Entries, path: str) -> list[pa.Array]:
+        """Decode entries: the key columns of the schema, then the value columns, a row an entry.
+
+        Where an entry holds several values there are more rows than entries.
+        """
