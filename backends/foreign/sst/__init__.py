@@ -1,0 +1,14 @@
+"""Table files of RocksDB (SST) and what a database of several of them says.
+
+Read ``blocks``, ``lanes``, ``table``, then ``merge``. A reader of the block-based format, versions
+2 to 6, that needs no RocksDB and no manifest: every table names its column family and carries
+sequence numbers. Blocks are read in many at once, entries by lanes; nothing loops over entries.
+"""
+
+from __future__ import annotations
+
+from .blocks import ReadRange
+from .merge import merged
+from .table import Properties, Table, batches, open_table, read_run
+
+__all__ = ["Properties", "ReadRange", "Table", "batches", "merged", "open_table", "read_run"]

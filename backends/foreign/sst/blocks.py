@@ -1,0 +1,299 @@
+"""Footer and stored blocks of a table file: found, checked, decompressed.
+
+Layout: RocksDB, ``table/format``. A block is its bytes, one byte that names the compression, and
+four that are the checksum. Loops go over blocks, never over entries.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import xxhash
+
+from stateformat.errors import ErrorKind, UnsupportedFormat
+
+from ..byte_strings import Octets, Positions
+from ..framing import crc32c, damaged
+
+ReadRange: TypeAlias = Callable[[int, int], bytes]
+"""Takes an offset and a length; returns so many bytes of the file, fewer where it ends."""
+
+TRAILER: Final = 5
+PAD: Final = 4096
+"""Zero bytes behind decompressed blocks, so that windows of a fixed width stay in the buffer."""
+FOOTER: Final = 53
+_MAGIC: Final = 0x88E241B785F4CFF7
+_FOREIGN_MAGIC: Final = {
+    0xDB4775248B80FB57: "a block-based table older than format version 2",
+    0x8242229663BF9564: "a plain table",
+    0x4F3418EB7A8F13B8: "a plain table",
+    0x926789D0C5F17873: "a cuckoo table",
+}
+_EXTENDED: Final = b"\x3e\x00\x7a\x00"
+_CHECKSUMS: Final = ("none", "CRC32C", "xxHash", "xxHash64", "XXH3")
+_NONE, _CRC32C, _XXH32, _XXH64, _XXH3 = range(5)
+_PRIME: Final = 0x6B9083D9
+_CODECS: Final = {0: "none", 1: "snappy", 2: "zlib", 3: "bzip2", 4: "LZ4", 5: "LZ4HC", 6: "Xpress", 7: "zstd"}
+_RATIO: Final = {"snappy": 32, "zlib": 1040, "LZ4": 255, "LZ4HC": 255, "zstd": 1 << 16}
+"""More than this many bytes never come from one."""
+BLOCK_MAX: Final = 1 << 30
+LOAD_MAX: Final = 1 << 34
+_SPAN: Final = 1 << 26
+
+
+class Handles(NamedTuple):
+    """Where blocks lie in their file; sizes without the trailer."""
+
+    offset: Positions
+    size: Positions
+
+    def part(self, first: int, last: int) -> Handles:
+        """Return handles ``first`` … ``last - 1``."""
+        return Handles(self.offset[first:last], self.size[first:last])
+
+
+class Blocks(NamedTuple):
+    """Decompressed blocks one after another; :data:`PAD` zero bytes follow."""
+
+    data: Octets
+    start: Positions
+    end: Positions
+
+    def bytes(self, index: int) -> bytes:
+        """Return one block."""
+        return self.data[self.start[index] : self.end[index]].tobytes()
+
+
+def unsupported(path: str, what: str, **details: Any) -> UnsupportedFormat:
+    """Return the refusal of a table; ``what`` says what stands in it that is not read."""
+    return UnsupportedFormat(
+        f"{path}: {what}, which is not read here; take a canonical savepoint (Flink), or let the query go on with "
+        "RocksDB's usual options (Spark)",
+        kind=ErrorKind.UNSUPPORTED_FEATURE,
+        path=path,
+        **details,
+    )
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """A table file of which the footer has been read."""
+
+    read: ReadRange
+    size: int
+    path: str
+    version: int
+    checksum: int
+    context: int
+    """Mixed into the checksums of format version 6; 0 before."""
+    metaindex: tuple[int, int]
+    index: tuple[int, int] | None
+    """None where the metaindex says it."""
+
+    def load(self, handles: Handles) -> Blocks:
+        """Read, check and decompress blocks, as :func:`load`."""
+        return load([(self, handles)])
+
+    def fits(self, place: tuple[int, int], octets: bytes) -> bool:
+        """Whether a stored block with its trailer has the checksum that the trailer says."""
+        if self.checksum == _NONE:
+            return True
+        length = np.array([len(octets) - TRAILER])
+        found = _sums(self.checksum, np.frombuffer(octets, np.uint8), np.zeros(1, np.int64), length)
+        found = found + _context(self.context, np.array([place[0]]))
+        return int(found[0]) == int.from_bytes(octets[-4:], "little")
+
+
+def open_file(read: ReadRange, size: int, path: str) -> TableFile:
+    """Read the footer."""
+    if size < FOOTER:
+        raise damaged(path, f"it has {size} bytes, fewer than the footer of a table")
+    footer = read(size - FOOTER, FOOTER)
+    if len(footer) != FOOTER:
+        raise damaged(path, f"its last {FOOTER} bytes cannot be read, {len(footer)} came; it shall have {size}")
+    magic, version = int.from_bytes(footer[45:], "little"), int.from_bytes(footer[41:45], "little")
+    if magic in _FOREIGN_MAGIC:
+        raise unsupported(path, f"it is {_FOREIGN_MAGIC[magic]}")
+    if magic != _MAGIC:
+        raise damaged(path, f"it ends in {footer[45:].hex()}, not as a table of RocksDB")
+    if not 2 <= version <= 6:
+        raise unsupported(path, f"it has format version {version}; 2 to 6 are known", version=version)
+    checksum = footer[0]
+    if checksum >= len(_CHECKSUMS):
+        raise unsupported(path, f"its checksums are of type {checksum}", checksum=checksum)
+    if version < 6:
+        place, at = handle_at(footer, 1, path)
+        index, _ = handle_at(footer, at, path)
+        return TableFile(read, size, path, version, checksum, 0, place, index)
+    if footer[1:5] != _EXTENDED:
+        raise damaged(path, f"its footer has {footer[1:5].hex()} where version 6 has {_EXTENDED.hex()}")
+    stored, context, length = (int.from_bytes(footer[at : at + 4], "little") for at in (5, 9, 13))
+    if footer[33:41] != bytes(8):
+        raise unsupported(path, "its footer uses a feature of the future")
+    if checksum != _NONE:
+        blank = np.frombuffer(footer[:5] + bytes(4) + footer[9:], np.uint8)
+        sums = _sums(checksum, blank, np.zeros(1, np.int64), np.array([FOOTER - 1]))
+        found = int((sums + _context(context, np.array([size - FOOTER])))[0])
+        if found != stored:
+            raise damaged(path, f"its footer has checksum {stored:#x}, its bytes {found:#x}")
+    place = (size - FOOTER - TRAILER - length, length)
+    return TableFile(read, size, path, version, checksum, context, place, None)
+
+
+def handle_at(octets: bytes, at: int, path: str) -> tuple[tuple[int, int], int]:
+    """Read one handle; returns it and where the bytes after it begin."""
+    offset, at = varint_at(octets, at, path)
+    size, at = varint_at(octets, at, path)
+    return (offset, size), at
+
+
+def varint_at(octets: bytes, at: int, path: str) -> tuple[int, int]:
+    """Read one varint of 64 bits; returns it and where the bytes after it begin."""
+    value = shift = 0
+    for byte in octets[at : at + 10]:
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        at += 1
+        if byte < 0x80:
+            return value, at
+    raise damaged(path, f"a varint at byte {at} of a block or footer has no end")
+
+
+def single(place: tuple[int, int]) -> Handles:
+    """Return handles of one block."""
+    return Handles(np.array([place[0]], np.int64), np.array([place[1]], np.int64))
+
+
+def load(wanted: Sequence[tuple[TableFile, Handles]]) -> Blocks:
+    """Read, check and decompress blocks of several files into one buffer, in the order given.
+
+    Raises ``DamagedCheckpoint`` and ``UnsupportedFormat``.
+    """
+    pieces: list[Any] = []
+    for file, handles in wanted:
+        if len(handles.offset):
+            pieces += _decompressed(file, handles)
+    sizes = np.array([len(piece) for piece in pieces], np.int64)
+    data = np.frombuffer(b"".join([*pieces, bytes(PAD)]), np.uint8)
+    end = np.cumsum(sizes)
+    return Blocks(data, end - sizes, end)
+
+
+def _fetch(file: TableFile, handles: Handles) -> tuple[memoryview, Positions]:
+    """Read blocks with their trailers; returns the bytes and where in them each block begins."""
+    offset, size = handles
+    ends = offset + size + TRAILER
+    wrong = np.flatnonzero((offset < 0) | (size < 0) | (size > file.size) | (offset > file.size) | (ends > file.size))
+    if len(wrong):
+        at = int(wrong[0])
+        raise damaged(file.path, f"a block shall have {size[at]} bytes at {offset[at]}; the file has {file.size}")
+    if (offset[1:] < ends[:-1]).any():
+        raise damaged(file.path, "blocks overlap or are out of order")
+    # Blocks with small gaps between them are read together.
+    cuts = np.flatnonzero(offset[1:] - ends[:-1] > 1 << 16) + 1
+    firsts, lasts = [0, *cuts.tolist()], [*cuts.tolist(), len(offset)]
+    pieces, starts, taken = [], np.empty(len(offset), np.int64), 0
+    for first, last in zip(firsts, lasts, strict=True):
+        begin, end = int(offset[first]), int(ends[last - 1])
+        for at in range(begin, end, _SPAN):
+            piece = file.read(at, min(_SPAN, end - at))
+            if len(piece) != min(_SPAN, end - at):
+                raise damaged(file.path, f"{end - at} bytes at {at} cannot be read; the file has become shorter")
+            pieces.append(piece)
+        starts[first:last] = offset[first:last] - begin + taken
+        taken += end - begin
+    return memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces)), starts
+
+
+def _decompressed(file: TableFile, handles: Handles) -> list[Any]:
+    """Return the blocks' bytes, one buffer for each."""
+    view, starts = _fetch(file, handles)
+    raw = np.frombuffer(view, np.uint8)
+    size = handles.size
+    kinds = raw[starts + size]
+    if file.checksum != _NONE:
+        stored = np.ascontiguousarray(raw[(starts + size + 1)[:, None] + np.arange(4)]).view("<u4").reshape(-1)
+        found = _sums(file.checksum, raw, starts, size) + _context(file.context, handles.offset)
+        wrong = np.flatnonzero(stored != found)
+        if len(wrong):
+            at = int(wrong[0])
+            raise damaged(
+                file.path,
+                f"the block of {size[at]} bytes at {handles.offset[at]} has {_CHECKSUMS[file.checksum]} checksum "
+                f"{int(stored[at]):#x}, its bytes {int(found[at]):#x}",
+                offset=int(handles.offset[at]),
+            )
+    pieces: list[Any] = [view[at : at + length] for at, length in zip(starts.tolist(), size.tolist(), strict=True)]
+    for kind in np.unique(kinds).tolist():
+        if kind:
+            _decompress(file, pieces, np.flatnonzero(kinds == kind).tolist(), kind)
+    if sum(map(len, pieces)) > LOAD_MAX:
+        raise damaged(file.path, f"blocks hold more than {LOAD_MAX:,} bytes", kind=ErrorKind.LIMIT_EXCEEDED)
+    return pieces
+
+
+def _decompress(file: TableFile, pieces: list[Any], chosen: list[int], kind: int) -> None:
+    """Put decompressed blocks in the place of those of one compression."""
+    name = _CODECS.get(kind, f"number {kind}")
+    ratio = _RATIO.get(name)
+    if ratio is None:
+        raise unsupported(file.path, f"blocks are compressed by {name}", codec=name)
+    codec = None if name == "zlib" else pa.Codec({"snappy": "snappy", "zstd": "zstd"}.get(name, "lz4_raw"))
+    total = 0
+    for index in chosen:
+        body = pieces[index]
+        raw_size, at = varint_at(body[:10], 0, file.path)
+        if raw_size > ratio * len(body) + 64 or raw_size > BLOCK_MAX:
+            raise damaged(
+                file.path,
+                f"a block of {len(body)} bytes compressed by {name} declares {raw_size:,} bytes",
+                kind=ErrorKind.DAMAGED_SEGMENT if raw_size <= BLOCK_MAX else ErrorKind.LIMIT_EXCEEDED,
+            )
+        total += raw_size
+        if total > LOAD_MAX:
+            raise damaged(file.path, f"blocks hold more than {LOAD_MAX:,} bytes", kind=ErrorKind.LIMIT_EXCEEDED)
+        try:
+            if codec is None:
+                inflated = zlib.decompressobj(-15)
+                pieces[index] = found = inflated.decompress(body[at:], raw_size + 1)
+                if len(found) != raw_size or not inflated.eof:
+                    raise OSError(f"{raw_size} bytes are declared, at least {len(found)} are there")
+            else:
+                # Raw snappy has its size within itself.
+                pieces[index] = codec.decompress(pa.py_buffer(body if name == "snappy" else body[at:]), raw_size)
+        except (OSError, zlib.error, pa.ArrowException) as error:
+            raise damaged(file.path, f"a block does not decompress by {name} ({error})") from error
+
+
+def _context(base: int, offset: Positions) -> npt.NDArray[np.uint32]:
+    """What format version 6 adds to the checksum of a block at an offset."""
+    if not base:
+        return np.zeros(len(offset), np.uint32)
+    folded = (offset & 0xFFFFFFFF) + (offset >> 32)
+    return (folded & 0xFFFFFFFF).astype(np.uint32) ^ np.uint32(base)
+
+
+def _sums(kind: int, raw: Octets, starts: Positions, sizes: Positions) -> npt.NDArray[np.uint32]:
+    """Return the checksums of blocks, each with the one byte after it."""
+    view = raw.data
+    spans = list(zip(starts.tolist(), (starts + sizes).tolist(), strict=True))
+    if kind == _CRC32C:
+        joined = np.frombuffer(b"".join([view[at : end + 1] for at, end in spans]), np.uint8)
+        plain = crc32c(joined, sizes + 1)
+        masked: npt.NDArray[np.uint32] = ((plain >> np.uint32(15)) | (plain << np.uint32(17))) + np.uint32(0xA282EAD8)
+        return masked
+    if kind == _XXH3:
+        digest = xxhash.xxh3_64_intdigest
+        whole = np.array([digest(view[at:end]) & 0xFFFFFFFF for at, end in spans], np.uint64)
+        last = raw[starts + sizes].astype(np.uint64) * np.uint64(_PRIME)
+        mixed: npt.NDArray[np.uint32] = (whole ^ (last & np.uint64(0xFFFFFFFF))).astype(np.uint32)
+        return mixed
+    digest = xxhash.xxh32_intdigest if kind == _XXH32 else xxhash.xxh64_intdigest
+    sums: npt.NDArray[np.uint32] = np.array([digest(view[at : end + 1]) & 0xFFFFFFFF for at, end in spans], np.uint32)
+    return sums

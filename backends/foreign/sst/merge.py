@@ -1,0 +1,249 @@
+"""Entries of all tables of a column family, merged as RocksDB's reads do.
+
+The newest entry of a key counts; a delete ends it; merge operands are joined, the oldest first,
+onto the value under them by one byte (StringAppendOperator). Nothing loops over entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateformat.errors import ErrorKind
+
+from ..byte_strings import ByteStrings, Octets, Positions, from_arrow
+from ..framing import damaged
+from .blocks import PAD, unsupported
+from .lanes import gather
+from .table import DELETE, MERGE, PUT, SINGLE_DELETE, Run, Table, Tombstone, read_run
+
+_NARROW: Final = 512
+_JOINED_MAX: Final = 1 << 30
+
+
+def merged(
+    tables: Sequence[Table], low: bytes | None = None, high: bytes | None = None, *, delimiter: bytes = b","
+) -> tuple[ByteStrings, ByteStrings]:
+    """Read keys from ``low`` up to, without, ``high`` of one column family: keys and values.
+
+    In the order of the keys' bytes; each key once. Blocks outside of the range are not read.
+    """
+    wanted = [(table, *table.between(low, high)) for table in tables]
+    wanted = [(table, first, last) for table, first, last in wanted if first < last]
+    run = read_run(wanted, whole=low is None and high is None)
+    tombstones = [stone for table in tables for stone in table.tombstones]
+    found = newest(run, tombstones, _names(tables), external=_external(tables), delimiter=delimiter)
+    return found if low is None and high is None else clipped(*found, low, high)
+
+
+def _names(tables: Sequence[Table]) -> str:
+    if not tables:
+        return ""
+    return tables[0].path if len(tables) == 1 else f"{tables[0].path} and {len(tables) - 1} more"
+
+
+def _external(tables: Sequence[Table]) -> bool:
+    """Whether a table's place in time is unknown."""
+    return len(tables) > 1 and any(
+        table.properties.external and not table.properties.global_sequence for table in tables
+    )
+
+
+def newest(
+    run: Run,
+    tombstones: Iterable[Tombstone],
+    path: str,
+    *,
+    external: bool = False,
+    delimiter: bytes = b",",
+) -> tuple[ByteStrings, ByteStrings]:
+    """Return the keys that stand and their values, from a run in any order."""
+    key, stamp, value = run
+    ordered = Ordered(key, stamp)
+    if ordered.order is not None:
+        key, stamp, value = key.take(ordered.order), stamp[ordered.order], value.take(ordered.order)
+    begins = ordered.begins
+    alive = stamp >> np.uint64(8) >= _covered(key, tombstones)
+    if not alive.all():
+        key, stamp, value = key.take(alive), stamp[alive], value.take(alive)
+        begins = _begins(key)
+    kind = (stamp & np.uint64(0xFF)).astype(np.uint8)
+    if begins.all() and (kind == PUT).all():
+        return key, value
+    _check_ties(begins, stamp, path, external)
+    group = np.cumsum(begins) - 1
+    # An entry counts while no put or delete of its key is newer.
+    closing = kind != MERGE
+    closed = np.cumsum(closing) - closing
+    first = np.flatnonzero(begins)
+    open_ = closed == closed[first][group] if len(first) else begins
+    kept = np.flatnonzero(open_ & (kind != DELETE) & (kind != SINGLE_DELETE))
+    owner = group[kept]
+    firsts = np.flatnonzero(np.diff(owner, prepend=-1))
+    counts = np.diff(firsts, append=len(kept))
+    keys = key.take(kept[firsts])
+    if (counts == 1).all():
+        return keys, value.take(kept)
+    return keys, _joined(value.take(kept), firsts, counts, path, delimiter)
+
+
+def _covered(key: ByteStrings, tombstones: Iterable[Tombstone]) -> npt.NDArray[np.uint64]:
+    """Return the newest range deletion over each key, as its sequence number; 0 where none is."""
+    spans = [(_search(key, stone.start), _search(key, stone.end), stone.sequence) for stone in tombstones]
+    spans = sorted(span for span in spans if span[0] < span[1])
+    found = np.zeros(len(key), np.uint64)
+    cuts = sorted({at for first, last, _ in spans for at in (first, last)})
+    over: list[tuple[int, int]] = []
+    nth = 0
+    for begin, end in pairwise(cuts):
+        while nth < len(spans) and spans[nth][0] <= begin:
+            heappush(over, (-spans[nth][2], spans[nth][1]))
+            nth += 1
+        while over and over[0][1] <= begin:
+            heappop(over)
+        if over:
+            found[begin:end] = -over[0][0]
+    return found
+
+
+def clipped(
+    key: ByteStrings, value: ByteStrings, low: bytes | None, high: bytes | None
+) -> tuple[ByteStrings, ByteStrings]:
+    """Return the entries with keys from ``low`` up to, without, ``high``; keys are in order."""
+    first = 0 if low is None else _search(key, low)
+    last = len(key) if high is None else _search(key, high)
+    return _slice(key, first, last), _slice(value, first, last)
+
+
+def _slice(strings: ByteStrings, first: int, last: int) -> ByteStrings:
+    return ByteStrings(strings.data, strings.start[first:last], strings.length[first:last])
+
+
+def _search(key: ByteStrings, wanted: bytes) -> int:
+    """Return how many keys, which are in order, are less than ``wanted``."""
+    low, high = 0, len(key)
+    while low < high:
+        middle = (low + high) // 2
+        at = int(key.start[middle])
+        if key.data[at : at + int(key.length[middle])].tobytes() < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+class Ordered:
+    """The order of entries: by key, the newest of each first."""
+
+    order: Positions | None
+    """None where they already are."""
+    begins: npt.NDArray[np.bool_]
+    """In that order: whether the key differs from the one before."""
+
+    def __init__(self, key: ByteStrings, stamp: npt.NDArray[np.uint64]) -> None:
+        self.key = key
+        self.order = None
+        rows = _rows(key)
+        if rows is None:
+            self._by_arrow(stamp)
+            return
+        text = rows.view(f"S{rows.shape[1]}").reshape(-1)
+        if (text[:-1] < text[1:]).all():
+            self.begins = np.ones(len(key), np.bool_)
+            return
+        # Newest first: the complement of the stamp, the high byte first.
+        newest_first = (~stamp).astype(">u8").view(np.uint8).reshape(-1, 8)
+        whole = np.concatenate([rows, newest_first], axis=1)
+        # Sorted runs, one a table, are merged by a stable sort.
+        self.order = np.argsort(whole.view(f"S{whole.shape[1]}").reshape(-1), kind="stable")
+        text = text[self.order]
+        self.begins = np.ones(len(key), np.bool_)
+        self.begins[1:] = text[1:] != text[:-1]
+
+    def _by_arrow(self, stamp: npt.NDArray[np.uint64]) -> None:
+        table = pa.table({"key": self.key.to_arrow(), "stamp": stamp})
+        order = pc.sort_indices(table, [("key", "ascending"), ("stamp", "descending")])
+        self.order = order.to_numpy().astype(np.int64)
+        self.begins = _begins(self.key.take(self.order))
+
+
+def _rows(key: ByteStrings) -> Octets | None:
+    """Return keys as rows of one width that compare as they do; None where that takes too much."""
+    count = len(key)
+    if not count:
+        return np.zeros((0, 1), np.uint8)
+    width, total = int(key.length.max()), int(key.length.sum())
+    if width > _NARROW or width * count > 4 * total + (1 << 24):
+        return None
+    data = key.data
+    if int(key.start.max()) + max(width, 1) > len(data):
+        data = np.concatenate([data, np.zeros(PAD, np.uint8)])
+    rows = gather(data, key.start, max(width, 1))
+    if int(key.length.min()) == width and width:
+        return rows
+    rows[np.arange(rows.shape[1]) >= key.length[:, None]] = 0
+    # Zeros at a key's end count: of two that are equal otherwise the shorter one is less.
+    return np.concatenate([rows, key.length.astype(">u2").view(np.uint8).reshape(-1, 2)], axis=1)
+
+
+def _begins(key: ByteStrings) -> npt.NDArray[np.bool_]:
+    """Return which keys, in order, differ from the one before."""
+    found = np.ones(len(key), np.bool_)
+    if len(key) > 1:
+        array = key.to_arrow()
+        found[1:] = pc.not_equal(array[1:], array[:-1]).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _check_ties(begins: npt.NDArray[np.bool_], stamp: npt.NDArray[np.uint64], path: str, external: bool) -> None:
+    """Several entries of a key need sequence numbers that differ."""
+    again = np.flatnonzero(~begins)
+    if not len(again):
+        return
+    if external:
+        raise unsupported(
+            path,
+            "a file was taken in from outside and has keys of other files, but its sequence number stands in the "
+            "manifest only",
+        )
+    tied = stamp[again] >> np.uint64(8) == stamp[again - 1] >> np.uint64(8)
+    if tied.any():
+        sequence = int(stamp[again[int(np.argmax(tied))]]) >> 8
+        raise damaged(path, f"two entries of one key have the sequence number {sequence}; a file is there twice")
+
+
+def _joined(value: ByteStrings, firsts: Positions, counts: Positions, path: str, delimiter: bytes) -> ByteStrings:
+    """Join the values of each group, the last one first."""
+    lasts = firsts + counts - 1
+    oldest_first = np.repeat(lasts + firsts, counts) - np.arange(len(value))
+    value = value.take(oldest_first)
+    sizes = np.add.reduceat(value.length + 1, firsts)
+    if int(sizes.max()) > _JOINED_MAX:
+        raise damaged(path, f"one list has {int(sizes.max()):,} bytes", kind=ErrorKind.LIMIT_EXCEEDED)
+    ends = np.cumsum(sizes)
+    pieces: list[ByteStrings] = []
+    first = 0
+    while first < len(firsts):
+        before = int(ends[first - 1]) if first else 0
+        last = max(first + 1, int(np.searchsorted(ends, before + _JOINED_MAX, "right")))
+        begin = int(firsts[first])
+        end = int(firsts[last]) if last < len(firsts) else len(value)
+        offsets = np.append(firsts[first:last], end) - begin
+        lists = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), _slice(value, begin, end).to_arrow())
+        pieces.append(from_arrow(pc.binary_join(lists, delimiter)))
+        first = last
+    if len(pieces) == 1:
+        return pieces[0]
+    shifts = np.cumsum([0, *(len(piece.data) for piece in pieces)])
+    return ByteStrings(
+        np.concatenate([piece.data for piece in pieces]),
+        np.concatenate([piece.start + shift for piece, shift in zip(pieces, shifts, strict=False)]),
+        np.concatenate([piece.length for piece in pieces]),
+    )

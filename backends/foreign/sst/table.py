@@ -1,0 +1,423 @@
+"""A table file of RocksDB: its properties, its index, and its entries.
+
+Read ``blocks`` and ``lanes`` first. A key within a table is the user's key and eight bytes more,
+little-endian: the sequence number in 56 bits and the type of the entry in the low eight.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..byte_strings import ByteStrings, Octets, Positions
+from ..framing import damaged
+from .blocks import (
+    TRAILER,
+    Blocks,
+    Handles,
+    ReadRange,
+    TableFile,
+    handle_at,
+    load,
+    open_file,
+    single,
+    unsupported,
+    varint_at,
+)
+from .lanes import Entries, Measure, gather, read_entries, varints
+
+DELETE, PUT, MERGE, SINGLE_DELETE, RANGE_DELETE = 0, 1, 2, 7, 15
+_REFUSED_TYPES: Final = {
+    0x11: "values in blob files",
+    0x14: "user-defined timestamps",
+    0x16: "wide columns",
+    0x18: "values with a time of their own (TimedPut)",
+}
+_BYTEWISE: Final = "leveldb.BytewiseComparator"
+_HANDLE_KEY_FIRST: Final = 3
+"""The index type that keeps each block's first key beside its handle."""
+_TWO_LEVEL: Final = 2
+_GLOBAL_SEQUENCE: Final = b"rocksdb.external_sst_file.global_seqno"
+_SMALL_MAX: Final = 1 << 20
+"""No properties block has so many entries."""
+
+
+@dataclass(frozen=True)
+class Properties:
+    """What a table says of itself."""
+
+    column_family: str | None
+    comparator: str | None
+    merge_operator: str | None
+    entries: int
+    """All records, range deletions among them."""
+    deletions: int
+    """Of keys and of ranges."""
+    merges: int
+    range_deletions: int
+    external: bool
+    """Written outside of a database and taken in: its own sequence numbers mean nothing."""
+    global_sequence: int
+    """The one sequence number of all entries of an external table; 0 where the file has it not."""
+    index_type: int
+    index_has_user_keys: bool
+    index_is_delta_encoded: bool
+    raw_bytes: int
+    """Of all keys and values, before compression."""
+
+
+class Run(NamedTuple):
+    """Entries of one table or of several, not yet merged."""
+
+    key: ByteStrings
+    """The users' keys."""
+    stamp: npt.NDArray[np.uint64]
+    """Sequence number << 8 | type."""
+    value: ByteStrings
+
+
+class Tombstone(NamedTuple):
+    """Deletes all older entries of the keys from ``start`` up to, without, ``end``."""
+
+    start: bytes
+    end: bytes
+    sequence: int
+
+
+class Separators(Sequence[bytes]):
+    """Keys that part blocks: none of block *i* is greater than the *i*-th."""
+
+    def __init__(self, keys: ByteStrings) -> None:
+        self.keys = keys
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, index: int) -> bytes:  # type: ignore[override]
+        at = int(self.keys.start[index])
+        return self.keys.data[at : at + int(self.keys.length[index])].tobytes()
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table file, opened: footer, properties and index are read, data blocks are not.
+
+    Picklable where ``file.read`` is.
+    """
+
+    file: TableFile
+    properties: Properties
+    blocks: Handles
+    """Of the data blocks, in key order."""
+    separators: Separators
+    tombstones: tuple[Tombstone, ...]
+
+    @property
+    def path(self) -> str:
+        """Where it lies, for people."""
+        return self.file.path
+
+    @cached_property
+    def stored_bytes(self) -> int:
+        """Of all data blocks."""
+        return int(self.blocks.size.sum())
+
+    def between(self, low: bytes | None, high: bytes | None) -> tuple[int, int]:
+        """Return which data blocks may hold keys from ``low`` up to, without, ``high``."""
+        first = 0 if low is None else bisect_left(self.separators, low)
+        last = len(self.separators) if high is None else bisect_left(self.separators, high) + 1
+        return first, min(last, len(self.separators))
+
+
+def open_table(read: ReadRange, size: int, path: str) -> Table:
+    """Open a table file of ``size`` bytes.
+
+    Raises ``DamagedCheckpoint`` and ``UnsupportedFormat``.
+    """
+    file = open_file(read, size, path)
+    meta = dict(small_block(file.load(single(file.metaindex)).bytes(0), path))
+    if b"rocksdb.properties" not in meta:
+        raise damaged(path, "its metaindex has no properties")
+    found = dict(_properties_block(file, handle_at(meta[b"rocksdb.properties"], 0, path)[0]))
+    properties = _properties(found, path)
+    if b"rocksdb.compression_dict" in meta:
+        raise unsupported(path, "its blocks are compressed with a dictionary")
+    if file.version >= 6:
+        if b"rocksdb.index" not in meta:
+            raise damaged(path, "its metaindex has no index")
+        place, _ = handle_at(meta[b"rocksdb.index"], 0, path)
+    elif file.index is None:
+        raise damaged(path, "its footer has no index")
+    else:
+        place = file.index
+    blocks, separators = _index(file, properties, place)
+    # Whatever else a file holds lies behind its data.
+    limit = min(place[0], file.metaindex[0])
+    if len(blocks.offset) and int(blocks.offset[-1] + blocks.size[-1]) > limit:
+        raise damaged(path, f"a data block reaches beyond byte {limit}, where the index or the metaindex begins")
+    place = handle_at(meta[b"rocksdb.range_del"], 0, path)[0] if b"rocksdb.range_del" in meta else (0, 0)
+    tombstones = _tombstones(file, properties, single(place)) if place[1] else ()
+    if len(tombstones) != properties.range_deletions:
+        raise damaged(
+            path, f"it has {len(tombstones)} range deletions, its properties say {properties.range_deletions}"
+        )
+    return Table(file, properties, blocks, separators, tombstones)
+
+
+def read_run(wanted: Sequence[tuple[Table, int, int]], *, whole: bool = False) -> Run:
+    """Read data blocks ``first`` … ``last - 1`` of each table into one run, in that order.
+
+    ``whole`` says that they are all blocks of each, so that entries are counted and compared with
+    what the tables say.
+    """
+    blocks = load([(table.file, table.blocks.part(first, last)) for table, first, last in wanted])
+    owner = np.repeat(np.arange(len(wanted)), [last - first for _, first, last in wanted])
+
+    def path(block: int) -> str:
+        return wanted[int(owner[block])][0].path if len(owner) else ""
+
+    entries = read_entries(blocks, path)
+    run = _split(entries, path)
+    table_of = owner[entries.block]
+    _refuse_types(run, table_of, wanted)
+    stamp = run.stamp
+    for number, (table, _, _) in enumerate(wanted):
+        if table.properties.global_sequence:
+            mine = table_of == number
+            kinds = stamp[mine] & np.uint64(0xFF)
+            stamp[mine] = kinds | np.uint64(table.properties.global_sequence << 8)
+    if whole:
+        _compare_counts(stamp, table_of, [table for table, _, _ in wanted])
+    return run
+
+
+def batches(table: Table, budget: int) -> Iterator[tuple[int, int]]:
+    """Cut a table into runs of blocks with about ``budget`` stored bytes each."""
+    ends = np.cumsum(table.blocks.size)
+    first = 0
+    while first < len(ends):
+        before = int(ends[first - 1]) if first else 0
+        last = max(first + 1, int(np.searchsorted(ends, before + budget, "right")))
+        yield first, last
+        first = last
+
+
+def _split(entries: Entries, path: Callable[[int], str]) -> Run:
+    """Part the users' keys from what the table adds."""
+    key = entries.key
+    if len(key) and int(key.length.min()) < 8:
+        wrong = int(np.argmin(key.length))
+        block = int(entries.block[wrong])
+        raise damaged(path(block), f"a key has {int(key.length[wrong])} bytes; 8 is the least")
+    length = key.length - 8
+    stamp = gather(key.data, key.start + length, 8).view("<u8").reshape(-1).astype(np.uint64)
+    return Run(ByteStrings(key.data, key.start, length), stamp, entries.value)
+
+
+def _refuse_types(run: Run, table_of: Positions, wanted: Sequence[tuple[Table, int, int]]) -> None:
+    kinds = (run.stamp & np.uint64(0xFF)).astype(np.uint8)
+    known = (kinds <= MERGE) | (kinds == SINGLE_DELETE)
+    if known.all():
+        return
+    wrong = int(np.argmin(known))
+    kind, path = int(kinds[wrong]), wanted[int(table_of[wrong])][0].path
+    if kind in _REFUSED_TYPES:
+        raise unsupported(path, f"it holds {_REFUSED_TYPES[kind]}", type=kind)
+    raise damaged(path, f"an entry is of the unknown type {kind:#x}")
+
+
+def _compare_counts(stamp: npt.NDArray[np.uint64], table_of: Positions, tables: Sequence[Table]) -> None:
+    """Entries, deletions and merges that were read against those that each table declares."""
+    kinds = stamp & np.uint64(0xFF)
+    numbers = len(tables)
+    found = np.bincount(table_of, minlength=numbers)
+    deleted = np.bincount(table_of[(kinds == DELETE) | (kinds == SINGLE_DELETE)], minlength=numbers)
+    merged = np.bincount(table_of[kinds == MERGE], minlength=numbers)
+    for number, table in enumerate(tables):
+        says = table.properties
+        ranges = len(table.tombstones)
+        for name, have, want in (
+            ("entries", int(found[number]) + ranges, says.entries),
+            ("deletions", int(deleted[number]) + ranges, says.deletions),
+            ("merge operands", int(merged[number]), says.merges),
+        ):
+            if have != want:
+                raise damaged(table.path, f"it has {have} {name}, its properties say {want}")
+
+
+def small_block(octets: bytes, path: str) -> list[tuple[bytes, bytes]]:
+    """Read a block of a few entries, as metaindex and properties are."""
+    return [(key, octets[at : at + size]) for key, at, size in _places(octets, path)]
+
+
+def _places(octets: bytes, path: str) -> list[tuple[bytes, int, int]]:
+    """Find the entries of a small block: keys, and where the values lie."""
+    found: list[tuple[bytes, int, int]] = []
+    if len(octets) < 8:
+        raise damaged(path, f"a block of {len(octets)} bytes has no restart points")
+    restarts = int.from_bytes(octets[-4:], "little")
+    end, at, key = len(octets) - 4 - 4 * restarts, 0, b""
+    if restarts < 1 or end < 0:
+        raise damaged(path, f"a block of {len(octets)} bytes declares {restarts} restart points")
+    while at < end:
+        shared, at = varint_at(octets, at, path)
+        own, at = varint_at(octets, at, path)
+        size, at = varint_at(octets, at, path)
+        if shared > len(key) or at + own + size > end or len(found) > _SMALL_MAX:
+            raise damaged(path, "an entry of the properties or the metaindex passes its end")
+        key = key[:shared] + octets[at : at + own]
+        found.append((key, at + own, size))
+        at += own + size
+    return found
+
+
+def _properties_block(file: TableFile, place: tuple[int, int]) -> list[tuple[bytes, bytes]]:
+    """Read the properties.
+
+    The global sequence number of a table that was taken in is written over afterwards; the checksum
+    is of the block as it was, with zero there.
+    """
+    offset, size = place
+    octets = file.read(offset, size + TRAILER) if offset + size + TRAILER <= file.size else b""
+    if len(octets) != size + TRAILER or octets[size] or file.fits(place, octets):
+        return small_block(file.load(single(place)).bytes(0), file.path)
+    places = [at for key, at, length in _places(octets[:size], file.path) if key == _GLOBAL_SEQUENCE and length == 8]
+    if not places or not file.fits(place, octets[: places[0]] + bytes(8) + octets[places[0] + 8 :]):
+        file.load(single(place))  # Raises the error that says what is wrong.
+    return small_block(octets[:size], file.path)
+
+
+def _properties(found: dict[bytes, bytes], path: str) -> Properties:
+    def number(name: str, default: int = 0) -> int:
+        value = found.get(f"rocksdb.{name}".encode())
+        return default if value is None else varint_at(value, 0, path)[0]
+
+    def text(name: str) -> str | None:
+        value = found.get(f"rocksdb.{name}".encode())
+        return None if value is None else value.decode("utf-8", "replace")
+
+    def fixed(name: str, form: str) -> int:
+        value = found.get(f"rocksdb.{name}".encode())
+        if value is None:
+            return 0
+        if len(value) != struct.calcsize(form):
+            raise damaged(path, f"its property rocksdb.{name} has {len(value)} bytes")
+        return int(struct.unpack(form, value)[0])
+
+    external = fixed("external_sst_file.version", "<I")
+    if external > 2:
+        raise unsupported(path, f"it was taken in from outside by version {external}")
+    comparator = text("comparator")
+    if comparator not in (None, "", _BYTEWISE):
+        raise unsupported(path, f"its keys are ordered by {comparator}", comparator=comparator)
+    if number("udi.is.primary.index"):
+        raise unsupported(path, "its index is of the user's own kind")
+    return Properties(
+        column_family=text("column.family.name"),
+        comparator=comparator,
+        merge_operator=text("merge.operator"),
+        entries=number("num.entries"),
+        deletions=number("deleted.keys"),
+        merges=number("merge.operands"),
+        range_deletions=number("num.range-deletions"),
+        external=external > 0,
+        global_sequence=fixed("external_sst_file.global_seqno", "<Q"),
+        index_type=fixed("block.based.table.index.type", "<I"),
+        index_has_user_keys=bool(number("index.key.is.user.key")),
+        index_is_delta_encoded=bool(number("index.value.is.delta.encoded")),
+        raw_bytes=number("raw.key.size") + number("raw.value.size"),
+    )
+
+
+def _index(file: TableFile, properties: Properties, place: tuple[int, int]) -> tuple[Handles, Separators]:
+    """Read the index: the data blocks' handles, and the keys that part them."""
+    if properties.index_type > _HANDLE_KEY_FIRST:
+        raise unsupported(file.path, f"its index is of type {properties.index_type}")
+    handles, keys = _index_blocks(file, properties, single(place))
+    if properties.index_type == _TWO_LEVEL and len(keys):
+        handles, keys = _index_blocks(file, properties, handles)
+    offset, size = handles
+    if len(offset) and ((offset < 0).any() or (offset[1:] < offset[:-1] + size[:-1]).any()):
+        raise damaged(file.path, "its index has blocks that overlap or are out of order")
+    return handles, Separators(keys)
+
+
+def _index_blocks(file: TableFile, properties: Properties, places: Handles) -> tuple[Handles, ByteStrings]:
+    blocks = file.load(places)
+    with_first = properties.index_type == _HANDLE_KEY_FIRST
+    seen: list[_Handles] = []
+
+    def measure(lanes: int) -> Measure:
+        seen.append(_Handles(blocks.data, lanes, with_first))
+        return seen[0]
+
+    if properties.index_is_delta_encoded:
+        entries = read_entries(blocks, lambda _: file.path, measure)
+        handles = seen[0].in_order()
+    else:
+        entries = read_entries(blocks, lambda _: file.path)
+        offset, at = varints(blocks.data, entries.value.start)
+        size, _ = varints(blocks.data, at)
+        handles = Handles(offset, size)
+    keys = entries.key
+    if not properties.index_has_user_keys:
+        if len(keys) and int(keys.length.min()) < 8:
+            raise damaged(file.path, f"a key of its index has {int(keys.length.min())} bytes; 8 is the least")
+        keys = ByteStrings(keys.data, keys.start, keys.length - 8)
+    return handles, keys
+
+
+class _Handles:
+    """Reads the values of a delta-encoded index block, which have no length before them.
+
+    A key that shares nothing has a whole handle; another one the difference of its block's size
+    from that of the block before, which it follows without a gap.
+    """
+
+    def __init__(self, data: Octets, lanes: int, with_first: bool) -> None:
+        self.data, self.with_first = data, with_first
+        self.offset, self.size = np.zeros(lanes, np.int64), np.zeros(lanes, np.int64)
+        self.steps: list[tuple[Positions, Positions, Positions]] = []
+
+    def __call__(self, lanes: Positions, shared: Positions, at: Positions) -> Positions:
+        first, after = varints(self.data, at)
+        whole = shared == 0
+        size, beyond = varints(self.data, after)
+        moved = (first >> 1) ^ -(first & 1)
+        self.offset[lanes] = np.where(whole, first, self.offset[lanes] + self.size[lanes] + 5)
+        self.size[lanes] = np.where(whole, size, self.size[lanes] + moved)
+        self.steps.append((lanes, self.offset[lanes], self.size[lanes]))
+        end = np.where(whole, beyond, after)
+        if self.with_first:
+            length, end = varints(self.data, end)
+            end = end + np.minimum(length, len(self.data))
+        return end
+
+    def in_order(self) -> Handles:
+        """Return the handles by lane and step."""
+        lane = np.concatenate([np.zeros(0, np.int64), *(step[0] for step in self.steps)])
+        order = np.argsort(lane, kind="stable")
+        empty = np.zeros(0, np.int64)
+        offset = np.concatenate([empty, *(step[1] for step in self.steps)])[order]
+        return Handles(offset, np.concatenate([empty, *(step[2] for step in self.steps)])[order])
+
+
+def _tombstones(file: TableFile, properties: Properties, place: Handles) -> tuple[Tombstone, ...]:
+    """Read the range deletions."""
+    blocks: Blocks = file.load(place)
+    entries = read_entries(blocks, lambda _: file.path)
+    run = _split(entries, lambda _: file.path)
+    kinds = run.stamp & np.uint64(0xFF)
+    if (kinds != RANGE_DELETE).any():
+        raise damaged(file.path, "an entry among its range deletions is none")
+    sequences = (run.stamp >> np.uint64(8)).tolist()
+    own = properties.global_sequence
+    starts, ends = Separators(run.key), Separators(run.value)
+    return tuple(Tombstone(starts[index], ends[index], own or sequences[index]) for index in range(len(sequences)))
