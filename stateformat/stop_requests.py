@@ -30,6 +30,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from . import paths as layout
 from .errors import CheckpointError, ErrorKind, InvalidInput, NotFound, OutcomeUnknown, StorageError
+from .formats import refuse_foreign
 from .history import record_ids
 from .model import MAX_CHECKPOINT_ID, Record, StopMode
 from .record import Members, RecordFault, refuse_null, sealed, unsealed
@@ -148,6 +149,8 @@ def request_stop(
             url=storage.url,
         )
     newest = max(record_ids(storage), default=0)
+    if not newest:
+        refuse_foreign(storage)
     request = StopRequest(os.urandom(16).hex(), mode, newest, savepoint, time.time_ns() // 1000)
     path, data = layout.request_path(newest, request.id), encode_request(request)
     try:

@@ -11,12 +11,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
 from . import history, paths as layout, publication, stop_requests
-from .errors import ErrorKind, InvalidInput, JobMismatch, PublishConflict
+from .errors import ErrorKind, InvalidInput, JobMismatch, NotFound, PublishConflict
+from .formats import ForeignCheckpoints, Outside, foreign_checkpoints, open_folder, refuse_foreign, split_format
 from .graph import JobGraph
 from .history import Garbage, Survey
 from .model import (
@@ -40,20 +42,41 @@ from .validation import Level
 _DERIVED = frozenset({CheckpointKind.RESCALE, CheckpointKind.REWRITE, CheckpointKind.ROLLBACK})
 
 
-def open(url: str | os.PathLike[str], **options: Any) -> CheckpointStore:  # noqa: A001 - stateformat.open(url) is the whole door
+def open(  # noqa: A001 - stateformat.open(url) is the whole door
+    url: str | os.PathLike[str], *, allow_outside: bool = False, **options: Any
+) -> CheckpointStore:
     """Return the store at a URL or path. Touches nothing: the first checkpoint creates the store.
+
+    Where another system's checkpoint lies, a Flink savepoint or the checkpoint of a Structured
+    Streaming query, its checkpoints are opened for reading; ``flink:PATH`` and ``spark:PATH`` look
+    for no other. ``allow_outside``: read files that its metadata names in other folders, too.
 
     ``options`` go to the storage. Raises ``InvalidInput`` for a scheme that no installed storage
     serves.
     """
-    return CheckpointStore(open_storage(url, **options))
+    form, place = split_format(as_url(url))
+    outside = partial(open_folder, options=options) if allow_outside else None
+    return CheckpointStore(open_storage(place, **options), format=form, outside=outside)
 
 
 class CheckpointStore:
-    """The checkpoints of one job. Thread-safe. ``sleep`` is called between tries at publishing."""
+    """The checkpoints of one job. Thread-safe. ``sleep`` is called between tries at publishing.
 
-    def __init__(self, storage: Storage, *, sleep: Callable[[float], None] = time.sleep) -> None:
+    ``format`` and ``outside`` are for the checkpoints of other systems (:func:`open`): the one
+    format to look for, and what opens the folders that their metadata names.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        format: str | None = None,
+        outside: Outside | None = None,
+    ) -> None:
         self.storage: Storage = instrumented(storage)
+        self.format = format
+        self.outside = outside
         self._sleep = sleep
         self._warned: set[str] = set()
 
@@ -86,7 +109,10 @@ class CheckpointStore:
 
     def survey(self, limit: int | None = None) -> Survey:
         """Return all records, or those down to ``limit`` checkpoints. Raises ``NotFound``."""
-        found = history.survey(self.storage, limit=limit)
+        found = Survey() if self.format is not None else history.survey(self.storage, limit=limit)
+        if not found.listed and (foreign := self._foreign()) is not None:
+            records = foreign.history()
+            return Survey(tuple(sorted(record.checkpoint_id for record in records)), tuple(records[:limit]))
         history.require_records(self.storage, found.listed)
         return found
 
@@ -101,7 +127,15 @@ class CheckpointStore:
         exist and for a stray, ``CheckpointExpired``, ``DamagedCheckpoint``.
         """
         wanted = None if checkpoint_id is None else CheckpointId(checkpoint_id)
-        return Checkpoint(self.storage, history.record_of(self.storage, wanted))
+        foreign = self._foreign() if self.format is not None else None
+        if foreign is None:
+            try:
+                return Checkpoint(self.storage, history.record_of(self.storage, wanted))
+            except NotFound as error:
+                foreign = self._foreign() if error.kind in history.NO_RECORDS else None
+                if foreign is None:
+                    raise
+        return foreign.open(checkpoint_id)
 
     def start(self, job_id: str) -> CommitPermit | None:
         """Return the permit of the newest checkpoint, which a run restores; None for a first run.
@@ -110,7 +144,8 @@ class CheckpointStore:
         newest. A run that meets ``CheckpointExpired`` later starts over.
         """
         record = history.newest_record(self.storage)
-        if record is None:
+        if record is None or self.format is not None:
+            refuse_foreign(self.storage, self.format)
             return None
         self._check_job(job_id, record)
         # Its publisher may have died before the record was durable, and commits cannot be undone.
@@ -186,6 +221,8 @@ class CheckpointStore:
             raise InvalidInput(
                 f"the parent is {parent!r}; give the permit of start() or publish(), or None for the first"
             )
+        if held is not None and held.system is not None:
+            raise InvalidInput(f"{held!r} is no parent: `ckpt import` makes a checkpoint of ours of it")
         if held is not None:
             self._check_job(job_id, held.record)
             if not isinstance(parent, CommitPermit) and held.storage.url == self.url:
@@ -271,6 +308,9 @@ class CheckpointStore:
     def withdraw_stop(self, request_id: str) -> None:
         """Remove a request and its answer. A run that has begun to stop may still do so."""
         stop_requests.withdraw_stop(self.storage, request_id)
+
+    def _foreign(self) -> ForeignCheckpoints | None:
+        return foreign_checkpoints(self.storage, self.format, self.outside)
 
     def _check_job(self, job_id: str, record: Record) -> None:
         if record.job_id != job_id:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from .committables import Wanted as Wanted, carried_committables as carried_committables
 from .records import (
+    NO_RECORDS as NO_RECORDS,
     UNREADABLE as UNREADABLE,
     Ids as Ids,
     find_record as find_record,

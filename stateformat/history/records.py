@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 
 from .. import paths as layout
 from ..errors import CheckpointError, DamagedCheckpoint, ErrorKind, NotFound, StorageError, UnsupportedFormat
+from ..formats import foreign_checkpoints
 from ..model import CheckpointId, ParentRef, Record
 from ..reading import load_record
 from ..storage import Storage, names, names_after, stats_of
@@ -26,6 +27,9 @@ TRIES = 20
 
 UNREADABLE: Final = (DamagedCheckpoint, UnsupportedFormat)
 """Raised for a record that exists, but whose bytes are no record that this version knows."""
+
+NO_RECORDS: Final = (ErrorKind.STORE_NOT_FOUND, ErrorKind.STORE_EMPTY)
+"""Kinds of ``NotFound`` for a store without any record."""
 
 T = TypeVar("T")
 Ids = Sequence[CheckpointId]
@@ -185,6 +189,14 @@ def no_records(storage: Storage) -> NotFound:
         return NotFound(
             f"there is no store at {storage.url}; check the address, or run the job once",
             kind=ErrorKind.STORE_NOT_FOUND,
+            url=storage.url,
+        )
+    found = foreign_checkpoints(storage)
+    if found is not None:
+        return NotFound(
+            f"{storage.url} is {found.system}, not a store. `ckpt import {storage.url} --to STORE` makes a checkpoint "
+            "of it in a store of its own",
+            kind=ErrorKind.STORE_EMPTY,
             url=storage.url,
         )
     if not storage.list(layout.MANIFESTS) and not storage.list(layout.SEGMENTS):

@@ -20,6 +20,7 @@ import xxhash
 
 from .. import paths as layout
 from ..errors import DamagedCheckpoint, ErrorKind, InvalidInput, JobMismatch, PublishConflict, StorageError
+from ..formats import refuse_foreign
 from ..history import chain_down_to, newest_record, reachable, record_ids
 from ..model import CheckpointId, CheckpointKind, Record
 from ..reading import Checkpoint, load_manifest, missing_object
@@ -89,6 +90,12 @@ def copy(
 
 def _check_place(checkpoint: Checkpoint, target: Storage) -> None:
     """Refuse a target in a folder of another store, whose garbage collection would delete it."""
+    if checkpoint.system is not None:
+        raise InvalidInput(
+            f"{checkpoint.storage.url} is {checkpoint.system}, which has no segments to copy. `ckpt import` makes a "
+            "checkpoint of it in a store of its own",
+            url=checkpoint.storage.url,
+        )
     check_outside(target.url, checkpoint.storage.url)
     for url in stores_around(target.url):
         if names(open_storage(url), layout.RECORDS):
@@ -98,6 +105,7 @@ def _check_place(checkpoint: Checkpoint, target: Storage) -> None:
 def _check_target(record: Record, target: Storage) -> None:
     there = newest_record(target)
     if there is None:
+        refuse_foreign(target)
         return
     if there.job_id != record.job_id:
         raise JobMismatch(

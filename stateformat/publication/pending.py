@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from .. import __version__, manifest as manifests, model, paths as layout
 from ..errors import CheckpointExpired, DamagedCheckpoint, ErrorKind, InvalidInput, InvalidState, PublishConflict
+from ..formats import refuse_foreign
 from ..graph import JobGraph, Operator, SubtaskSet
 from ..history import find_record, record_exists, record_ids
 from ..manifest import BATCH_ROWS
@@ -417,6 +418,7 @@ def require_empty(storage: Storage) -> None:
             kind=ErrorKind.STORE_NOT_EMPTY,
             url=storage.url,
         )
+    refuse_foreign(storage)
 
 
 def _check_subtasks(operator: Operator, subtasks: Iterable[int]) -> None:

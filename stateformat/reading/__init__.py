@@ -21,12 +21,12 @@ if TYPE_CHECKING:
         missing_object as missing_object,
         whole_slices as whole_slices,
     )
-    from .merge import rekey as rekey
+    from .merge import evolve_table as evolve_table, rekey as rekey
 else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
             ".checkpoint": "Checkpoint ReadTask load_manifest load_record missing_object whole_slices",
-            ".merge": "rekey",
+            ".merge": "evolve_table rekey",
         },
     )

@@ -212,6 +212,25 @@ class Checkpoint:
         """The planning columns of the manifest: ``schema.MANIFEST_SCHEMA`` without ``inline``."""
         return self.manifest.handles
 
+    @property
+    def outline(self) -> pa.Table:
+        """``handles``, but rows may be null where another system's metadata does not tell them."""
+        return self.handles
+
+    @property
+    def system(self) -> str | None:
+        """What wrote the checkpoint, where that is another system: "a Flink savepoint"."""
+        return None
+
+    @property
+    def notes(self) -> tuple[Any, ...]:
+        """What a reader of another system's checkpoint must know."""
+        return ()
+
+    def inline_bytes(self) -> int:
+        """The bytes of the distinct inline segments, before the manifest compresses them."""
+        return 0 if self.system else self.manifest.inline_bytes()
+
     def read(self, operator: str, state: str, subtask: int | None = None) -> ReadTask:
         """Return a task that reads one state, or one subtask's part of it, as it was written."""
         declared = self.record.state(operator, state)
@@ -341,9 +360,12 @@ class Checkpoint:
         handles = self.manifest.rows(numbers.dictionary)
         column = slices.schema.get_field_index("handle")
         slices = slices.set_column(column, "handle", numbers.indices.cast(pa.int64()))
+        return ReadTask(self.storage, self._record_of(state), handles, slices, self.bound_to_run)
+
+    def _record_of(self, state: State) -> Record:
+        """Return what a worker needs of the record to read one state."""
         operator = self.record.graph.operator(state.operator)
-        record = replace(self.record, graph=JobGraph((operator,)), states=(state,), properties={})
-        return ReadTask(self.storage, record, handles, slices, self.bound_to_run)
+        return replace(self.record, graph=JobGraph((operator,)), states=(state,), properties={})
 
 
 def whole_slices(handles: pa.Table, indices: pa.Array) -> pa.Table:

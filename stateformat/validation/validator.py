@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from .. import paths as layout
 from ..errors import REPAIR_ADVICE, CheckpointError, ErrorKind, NotFound, StorageError, UnsupportedFormat
+from ..formats import foreign_checkpoints
 from ..history import Ids, record_ids, record_lost, record_of, require_records, survey
 from ..manifest import (
     INLINE_BYTES_MAX,
@@ -83,12 +84,18 @@ def validate(
     reads every byte and checks every row, in bounded memory. Damage, a newer version, and a storage
     that fails half-way are problems of the report.
 
+    Where no store lies but another system's checkpoint, its format says what is wrong with that.
+
     Raises ``NotFound`` for a store or checkpoint that does not exist, and ``StorageError`` where
     the store cannot be listed.
     """
     storage = store if isinstance(store, Storage) else store.storage
-    ids = record_ids(storage)
+    name, outside = getattr(store, "format", None), getattr(store, "outside", None)
+    ids = [] if name is not None else record_ids(storage)
     if not ids:
+        found = foreign_checkpoints(storage, name, outside)
+        if found is not None:
+            return found.validate(checkpoint_id, level, progress)
         ids = record_ids(storage)
         require_records(storage, ids)
     chosen = CheckpointId(ids[-1] if checkpoint_id is None else checkpoint_id)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stateformat.reading import Checkpoint
 
 
-@command("explain-restore")
+@command("explain-restore", foreign=True)
 @parallelism_options
 @click.option("--max-parallelism", type=click.IntRange(min=1), metavar="N", help="Key groups of every operator.")
 @click.option(

@@ -32,7 +32,7 @@ _TEXT_BYTES: Final = 4 << 20
 """Bytes of rows that become text at once; the text takes several times as much memory."""
 
 
-@command("export")
+@command("export", foreign=True)
 @click.option("--operator", required=True, metavar="UID", help="The operator, by uid or name.")
 @click.option("--state", required=True, metavar="NAME", help="The state.")
 @click.option("--subtask", type=click.IntRange(min=0), metavar="N", help="Only what this subtask owns.")
@@ -137,12 +137,14 @@ def _read_task(checkpoint: Checkpoint, state: State, subtask: int | None) -> Rea
 
 
 def _counted(task: ReadTask, step: Any) -> Iterator[pa.RecordBatch]:
-    done, total = 0, sum(task.slices["rows"].to_pylist())
-    step(done, total)
+    counts = task.slices["rows"].to_pylist()
+    # Other systems do not say how many rows they have.
+    done, total = 0, None if -1 in counts else sum(counts)
     for batch in task.batches():
+        step(done, done if total is None else total)
         yield batch
         done += batch.num_rows
-        step(done, total)
+    step(done, done if total is None else total)
 
 
 def _check_target(target: Path, *, force: bool) -> None:

@@ -37,7 +37,7 @@ def gc(session: Session, address: Address, *, keep: int | None, delete: bool) ->
     """
     from stateformat.history import record_ids, require_records
 
-    store = session.store(address.url)
+    store = session.store(address)
     require_records(store.storage, record_ids(store.storage))
     if delete:
         session.changes("what was deleted before stays deleted, the rest is still there; run it again to go on")

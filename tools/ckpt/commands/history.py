@@ -14,7 +14,7 @@ from ..output import Document
 from ..text import Column, Look, render
 
 
-@command("history", checkpoint="never")
+@command("history", checkpoint="never", foreign=True)
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the newest N checkpoints.")
 def history(session: Session, address: Address, *, limit: int | None) -> int:
     """List the checkpoints of a store, newest first.
@@ -24,7 +24,7 @@ def history(session: Session, address: Address, *, limit: int | None) -> int:
     the exit status is 1; `ckpt repair` says what to do. A record that no parent link reaches is a
     stray, no checkpoint; strays are named below the table.
     """
-    store = session.store(address.url)
+    store = session.store(address)
     found = store.survey(limit)
     fault = found.fault(store.storage)
     records = found.checkpoints[:limit]

@@ -6,7 +6,7 @@ It opens segments only for ``--rows``, and for a page narrowed to some states (`
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -18,7 +18,11 @@ if TYPE_CHECKING:
     from stateformat.reading import Checkpoint
 
 
-@command("inspect")
+ROW_BYTES: Final = 16
+"""About what a row takes where nobody has counted them, to judge whether they are too many."""
+
+
+@command("inspect", foreign=True)
 @click.option("--operator", metavar="UID", help="Only this operator, by uid or name, subtask by subtask.")
 @click.option("--state", metavar="NAME", help="Only states of this name.")
 @click.option("--rows", type=click.IntRange(min=1), metavar="N", help="Show the first N rows of each state.")
@@ -35,17 +39,20 @@ def inspect(session: Session, address: Address, *, operator: str | None, state: 
     uid = None if operator is None else operator_uid(checkpoint, operator)
     states = chosen_states(checkpoint, uid, state)
     document = record_document(checkpoint.storage.url, checkpoint.record)
-    document["inline_bytes"] = checkpoint.manifest.inline_bytes()
+    document["inline_bytes"] = checkpoint.inline_bytes()
+    document["system"] = checkpoint.system
+    document["notes"] = [note._asdict() for note in checkpoint.notes]
     document["selection"] = {"operator": uid, "state": state}
     declared = dict(zip(checkpoint.states, document["states"], strict=True))
-    holdings = Holdings(checkpoint.record, checkpoint.handles)
+    holdings = Holdings(checkpoint.record, checkpoint.outline)
     document["holds"] = holds_document(checkpoint.record, holdings)
     document["states"] = [holdings.document(chosen, declared[chosen]) for chosen in states]
     for entry, chosen in zip(document["states"], states, strict=True):
         if uid is not None or state is not None:
             from ..documents import contents
 
-            entry["contents"] = contents(checkpoint, chosen, entry["rows"])
+            rows_about = entry["bytes"] // ROW_BYTES if entry["rows"] is None else entry["rows"]
+            entry["contents"] = contents(checkpoint, chosen, rows_about)
         if rows is not None:
             from ..rows import objects
 

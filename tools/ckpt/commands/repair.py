@@ -43,7 +43,7 @@ def repair(session: Session, address: Address, *, yes: bool, level: str) -> int:
 
     Exit status: 0 nothing is wrong, or it was mended; 1 something is wrong.
     """
-    store = session.store(address.url)
+    store = session.store(address)
     with session.output.progress("Looking for damage"):
         diagnosis = store.diagnose(address.checkpoint_id, level=cast("Any", level))
     if yes and (diagnosis.closed or address.checkpoint_id is not None):

@@ -88,7 +88,7 @@ def stop(
     """
     from stateformat.model import StopMode
 
-    store = session.store(address.url, *(() if target is None else (target.url,)))
+    store = session.store(address, *(() if target is None else (target.url,)))
     savepoint = None if target is None else _another_store(session.store(target.url, address.url), store)
     with session.output.progress("Waiting for the job to stop", unit="s") as step:
         attempt = StopAttempt(

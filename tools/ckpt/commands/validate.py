@@ -13,7 +13,7 @@ from ..output import Document
 from ..text import Look, label, render
 
 
-@command("validate")
+@command("validate", foreign=True)
 @click.option(
     "--level",
     type=click.Choice(["quick", "full"]),
@@ -31,9 +31,9 @@ def validate(session: Session, address: Address, *, level: str) -> int:
 
     from ..documents import problem_document
 
-    store = session.store(address.url)
+    store = session.store(address)
     with session.output.progress(f"Validating {address}") as step:
-        report = run(store.storage, id_of(address), level=cast("Any", level), progress=step)
+        report = run(store, id_of(address), level=cast("Any", level), progress=step)
     document = {
         "store": store.url,
         "checkpoint_id": report.checkpoint_id,

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from stateformat.graph import Operator, Status
 from stateformat.manifest import integers, state_runs
-from stateformat.model import PER_SUBTASK_MODES, Kind, Mode, ParentRef, Record, State
+from stateformat.model import PER_SUBTASK_MODES, Kind, Mode, ParentRef, Record, State, Totals
 from stateformat.record import members_of
 
 from ..json_text import JsonRows
@@ -41,12 +41,18 @@ def record_document(store: str, record: Record) -> Document:
     return {
         "store": store,
         **members,
+        "totals": totals_document(record.totals),
         "parent": members.get("parent"),
         "content_of": members.get("content_of"),
         "stop": members.get("stop"),
         "rescaled_from": members.get("rescaled_from"),
         "created_at": render.moment(record.created_at_us),
     }
+
+
+def totals_document(totals: Totals) -> Document:
+    """The totals; rows are null where another system's checkpoint does not say them."""
+    return {**asdict(totals), "rows": _known(totals.rows)}
 
 
 def published_document(store: str, record: Record) -> Document:
@@ -77,21 +83,25 @@ class Holdings:
     """What the handles of a checkpoint hold: rows and stored bytes by state, layer and subtask.
 
     ``handles`` are in the manifest's order. Stored bytes are in proportion to rows. A segment that
-    several handles share counts once.
+    several handles share counts once. Rows may be null (``Checkpoint.outline``); then those of the
+    whole state are, and its skew is that of the bytes.
     """
 
     def __init__(self, record: Record, handles: pa.Table) -> None:
         self._record = record
         names = ("subtask", "layer", "rows", "first_group", "last_group")
         self._columns = {name: integers(handles[name]) for name in names}
+        self._unknown = self._columns["rows"] < 0
+        self._columns["rows"] = np.where(self._unknown, integers(handles["segment_rows"]), self._columns["rows"])
         paths = pc.dictionary_encode(handles["path"].combine_chunks())
         self._path = integers(paths.indices)
         self._columns["bytes"] = _stored_bytes(handles, self._path, self._columns["rows"])
         self._runs = {key: slice(start, stop) for key, start, stop in state_runs(handles)}
 
     def rows(self, state: State) -> int:
-        """The rows of a state, of all its layers."""
-        return int(self._columns["rows"][self._run(state)].sum())
+        """The rows of a state, of all its layers; 0 where they are not known."""
+        run = self._run(state)
+        return 0 if self._unknown[run].any() else int(self._columns["rows"][run].sum())
 
     def _run(self, state: State) -> slice:
         return self._runs.get((state.operator, state.name), slice(0, 0))
@@ -116,21 +126,30 @@ class Holdings:
             "rows": np.bincount(mine["layer"], mine["rows"]),
             "bytes": np.bincount(mine["layer"], mine["bytes"]),
         }
+        skew = render.skew(shown.tolist())
+        if self._unknown[run].any():
+            mine["rows"] = np.zeros(0, np.int64)
+            subtasks.arrays["rows"][:] = -1
+            by_layer["rows"] = np.full(len(by_layer["handles"]), -1)
         return {
             **declared,
             "kind": declared.get("kind"),
             "edge": declared.get("edge"),
-            "rows": int(mine["rows"].sum()),
+            "rows": None if self._unknown[run].any() else int(mine["rows"].sum()),
             "bytes": int(mine["bytes"].sum()),
             "handles": len(path),
             "segments": _distinct(path[path >= 0]),
             "layers": [
-                {"layer": layer, **{name: int(values[layer]) for name, values in by_layer.items()}}
+                {"layer": layer, **{name: _known(int(values[layer])) for name, values in by_layer.items()}}
                 for layer in np.flatnonzero(by_layer["handles"]).tolist()
             ],
             "subtasks": subtasks,
-            "skew": render.skew(shown.tolist()),
+            "skew": skew,
         }
+
+
+def _known(number: int) -> int | None:
+    return None if number < 0 else number
 
 
 def holds_document(record: Record, holdings: Holdings) -> Document:
@@ -203,7 +222,7 @@ def history_document(record: Record) -> Document:
         "finished": status.count(Status.FULLY_FINISHED),
         "partially_finished": status.count(Status.PARTIALLY_FINISHED),
         "stop": None if record.stop is None else {"mode": record.stop.mode.value, "request": record.stop.request},
-        "totals": asdict(record.totals),
+        "totals": totals_document(record.totals),
     }
 
 

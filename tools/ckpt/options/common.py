@@ -25,8 +25,16 @@ if TYPE_CHECKING:
 class Session:
     """One run of one command: where it writes, and how it opens stores."""
 
-    def __init__(self, output: Output, storage_options: Mapping[str, Any], watch: Watch | None = None) -> None:
+    def __init__(
+        self,
+        output: Output,
+        storage_options: Mapping[str, Any],
+        watch: Watch | None = None,
+        *,
+        allow_outside: bool = False,
+    ) -> None:
         self.output = output
+        self._allow_outside = allow_outside
         self._options = storage_options
         self._watch = watch or Watch()
 
@@ -41,12 +49,19 @@ class Session:
             "and `ckpt gc` finds what was written"
         )
 
-    def store(self, url: str, *others: str) -> CheckpointStore:
-        """The store at a URL; ``others`` are the other stores of the same command."""
+    def store(self, address: Address | str, *others: str) -> CheckpointStore:
+        """The store of an address or URL; ``others`` are the other stores of the same command."""
+        from stateformat.formats import open_folder
         from stateformat.storage import open_storage
         from stateformat.store import CheckpointStore
 
-        return CheckpointStore(self._instrumented(open_storage(url, **options_for(url, self._options, others))))
+        given = Address(address) if isinstance(address, str) else address
+        options = options_for(given.url, self._options, others)
+        return CheckpointStore(
+            self._instrumented(open_storage(given.url, **options)),
+            format=given.format,
+            outside=functools.partial(open_folder, options=options) if self._allow_outside else None,
+        )
 
     def _instrumented(self, storage: Storage) -> Storage:
         if self._watch.stats is None:
@@ -61,9 +76,12 @@ class Session:
         It does not import what writes checkpoints, nor search the installed storages for a
         directory's.
         """
-        from stateformat.history import record_of
+        from stateformat.errors import NotFound
+        from stateformat.history import NO_RECORDS, record_of
         from stateformat.reading import Checkpoint
 
+        if address.format is not None:
+            return self.checkpoint(address)[1]
         options = options_for(address.url, self._options)
         if is_local(address.url):
             from stateformat.backends.storage.local import from_url as open_local
@@ -74,11 +92,16 @@ class Session:
 
             storage = open_storage(address.url, **options)
         storage = self._instrumented(storage)
-        return Checkpoint(storage, record_of(storage, id_of(address)))
+        try:
+            return Checkpoint(storage, record_of(storage, id_of(address)))
+        except NotFound as error:
+            if error.kind not in NO_RECORDS:
+                raise
+            return self.checkpoint(address)[1]  # Of another system, or the same error.
 
     def checkpoint(self, address: Address, *others: str) -> tuple[CheckpointStore, Checkpoint]:
         """The store of an address and its checkpoint."""
-        store = self.store(address.url, *others)
+        store = self.store(address, *others)
         return store, store.open(id_of(address))
 
 
@@ -90,7 +113,7 @@ def id_of(address: Address) -> CheckpointId | None:
 
 
 def command(
-    name: str, *, checkpoint: str = "optional", pandas: bool = False
+    name: str, *, checkpoint: str = "optional", pandas: bool = False, foreign: bool = False
 ) -> Callable[[Callable[..., int | None]], click.Command]:
     """A ``ckpt`` command on one store.
 
@@ -101,22 +124,34 @@ def command(
         name: the command's name.
         checkpoint: whether the address takes an ``@ID``: "never", "optional" or "always".
         pandas: whether the command may need pandas.
+        foreign: whether the command reads other systems' checkpoints.
     """
     kind = AddressType(checkpoint)
 
     def decorate(function: Callable[..., int | None]) -> click.Command:
         @functools.wraps(function)
-        def run(*, output_format: str, verbose: int, endpoint_url: str | None, option: Any, **rest: Any) -> int | None:
+        def run(
+            *,
+            output_format: str,
+            verbose: int,
+            endpoint_url: str | None,
+            option: Any,
+            allow_outside: bool = False,
+            **rest: Any,
+        ) -> int | None:
             if not pandas:
                 _leave_pandas_out()
             context = click.get_current_context()
             watch = context.ensure_object(Watch)
             watch.begin(verbose, context.command_path)
-            session = Session(Output(as_json=output_format == "json"), storage_options(endpoint_url, option), watch)
+            output = Output(as_json=output_format == "json")
+            options = storage_options(endpoint_url, option)
+            session = Session(output, options, watch, allow_outside=allow_outside)
             return function(session, rest.pop("address"), **rest)
 
         made: click.Command = click.command(name)(run)
-        made.params = [click.Argument(["address"], type=kind, metavar=kind.name), *made.params, *_COMMON]
+        own = [*made.params, *([_ALLOW_OUTSIDE] if foreign else [])]
+        made.params = [click.Argument(["address"], type=kind, metavar=kind.name), *own, *_COMMON]
         return made
 
     return decorate
@@ -162,6 +197,11 @@ STORAGE_OPTIONS: Final = (
         metavar="KEY=VALUE",
         help="An option for the storage of the store's URL; repeatable.",
     ),
+)
+_ALLOW_OUTSIDE: Final = click.Option(
+    ["--allow-outside"],
+    is_flag=True,
+    help="Of a Flink checkpoint, also read files that its metadata names in other folders.",
 )
 _COMMON: Final = (
     click.Option(

@@ -23,9 +23,12 @@ class Address:
 
     url: str
     checkpoint_id: int | None = None
+    format: str | None = None
+    """Another system's format, where the address names it: ``flink:PATH``."""
 
     def __str__(self) -> str:
-        return self.url if self.checkpoint_id is None else f"{self.url}@{self.checkpoint_id}"
+        place = self.url if self.format is None else f"{self.format}:{self.url}"
+        return place if self.checkpoint_id is None else f"{place}@{self.checkpoint_id}"
 
 
 class AddressType(click.ParamType[Address]):
@@ -36,10 +39,12 @@ class AddressType(click.ParamType[Address]):
         self.name = {"never": "STORE", "optional": "STORE[@ID]", "always": "STORE@ID"}[checkpoint]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Address:
+        from stateformat.formats import split_format
         from stateformat.storage import is_id, split_id, without_secrets
 
         text = str(value)
-        url, digits = split_id(text)
+        place, digits = split_id(text)
+        form, url = split_format(place)
         shown = without_secrets(url)
         if not url.strip():
             self.fail(f"{text!r} names no store. Give a path or URL: /data/store, s3://bucket/store", param, ctx)
@@ -47,7 +52,7 @@ class AddressType(click.ParamType[Address]):
             if self.checkpoint == "always":
                 command = f"`ckpt history {shown}` lists them"
                 self.fail(f"{shown!r} names no checkpoint. Add an id, as in {shown}@7; {command}", param, ctx)
-            return Address(url)
+            return Address(url, format=form)
         id_text = f"{digits:.40}"
         whole = f"{shown}@{id_text}"
         if self.checkpoint == "never":
@@ -59,7 +64,7 @@ class AddressType(click.ParamType[Address]):
             )
         if not is_id(digits):
             self.fail(f"{id_text} in {whole!r} is no checkpoint id; ids go from 1 to 2^53 - 1", param, ctx)
-        return Address(url, int(digits))
+        return Address(url, int(digits), form)
 
 
 class StorageOptionType(click.ParamType[tuple[str, Any]]):

@@ -39,7 +39,11 @@ def draw_checkpoint(document: Json, look: Look, now_us: int) -> Iterator[str]:
     yield from _more(len(shown) - len(first), "operator", look)
     yield ""
     totals, states = document["totals"], document["states"]
-    note = "" if narrow else f"{plural(totals['rows'], 'row')} in {plural(totals['segments'], 'segment')}"
+    note = (
+        ""
+        if narrow or document["system"]
+        else f"{plural(totals['rows'], 'row')} in {plural(totals['segments'], 'segment')}"
+    )
     if len(states) > STATES_SHOWN:
         states = sorted(states, key=lambda state: -state["bytes"])[:LARGEST]
         note = f"the {LARGEST} largest of {count(len(document['states']))}"
@@ -59,6 +63,9 @@ def _more(left: int, noun: str, look: Look) -> list[str]:
 def _facts(document: Json, look: Look, now_us: int) -> Iterator[tuple[str, str]]:
     yield "store", label(document["store"])
     yield "job", render.named(document["job_id"], document["job_name"])
+    if document["system"]:
+        yield from _foreign_facts(document, look)
+        return
     parent = document["parent"]
     after = f", parent {parent['checkpoint_id']}" if parent else ", without a parent"
     yield "kind", document["kind"] + after
@@ -80,6 +87,23 @@ def _facts(document: Json, look: Look, now_us: int) -> Iterator[tuple[str, str]]
         yield "repair", f"has the content of checkpoint {document['content_of']['checkpoint_id']}"
     if document["rescaled_from"]:
         yield "rescaled", _rescaled(document["rescaled_from"])
+    yield from _properties(document)
+
+
+def _foreign_facts(document: Json, look: Look) -> Iterator[tuple[str, str]]:
+    """Of another system's checkpoint: what it is, its size, its properties, and what to know."""
+    yield "system", f"{document['system']}, read as it is"
+    totals = document["totals"]
+    rows = [] if totals["rows"] is None else [plural(totals["rows"], "row")]
+    yield "size", look.dotted(*rows, size(totals["bytes"]), plural(totals["handles"], "handle"))
+    yield "holds", holds_line(document["holds"], look)
+    yield from _properties(document)
+    for note in document["notes"]:
+        subject = f"{label(note['subject'])}: " if note["subject"] else ""
+        yield note["kind"], f"{subject}{label(note['message'])}"
+
+
+def _properties(document: Json) -> Iterator[tuple[str, str]]:
     for i, (key, value) in enumerate(sorted(document["properties"].items())):
         yield "properties" if i == 0 else "", f"{label(key)} = {label(value)}"
 
@@ -102,7 +126,7 @@ def _states(document: Json, chosen: Sequence[Json], look: Look, *, narrow: bool)
         Column("mode"),
         Column("rows", right=True),
         Column("bytes", right=True),
-        Column("rows per subtask" if look.width >= render.NARROW else "per subtask"),
+        Column(f"{_measure(chosen)} per subtask" if look.width >= render.NARROW else "per subtask"),
     ]
     place = {uid: i for i, uid in enumerate(operators)}
     states = sorted(chosen, key=lambda state: place.get(state["operator"], len(place)))
@@ -139,14 +163,19 @@ def _states(document: Json, chosen: Sequence[Json], look: Look, *, narrow: bool)
             yield ""
 
 
+def _measure(states: Sequence[Json]) -> str:
+    """What bars show: bytes where nobody has counted the rows of other systems' checkpoints."""
+    return "bytes" if any(state["rows"] is None for state in states) else "rows"
+
+
 def _per_subtask(state: Json, operator: Json | None) -> list[int | None] | None:
-    """Rows of each subtask, None for a finished one; no list for a state no subtask owns."""
+    """Rows (:func:`_measure`) of each subtask, None for a finished one; None if none owns it."""
     if operator is None or state["mode"] in ("coordinator", "committables"):
         return None
     rows: list[int | None] = [0] * operator["parallelism"]
     for entry in state["subtasks"]:
         if entry["subtask"] is not None and entry["subtask"] < len(rows):
-            rows[entry["subtask"]] = entry["rows"]
+            rows[entry["subtask"]] = entry[_measure([state])]
     for first, last in (*operator["finished"], *operator["finishing"]):
         rows[first : last + 1] = [None] * (last + 1 - first)
     return rows
@@ -207,7 +236,8 @@ def _subtasks(state: Json, operator: Json, look: Look) -> Iterator[str]:
     if not len(entries):
         return
     yield ""
-    top = max(entry["rows"] for entry in entries)
+    measure = _measure([state])
+    top = max(entry[measure] for entry in entries)
     columns = [Column("subtask", right=True), Column("rows", right=True), Column("bytes", right=True)]
     keyed = any(entry["first_group"] is not None for entry in entries)
     if keyed:
@@ -219,7 +249,7 @@ def _subtasks(state: Json, operator: Json, look: Look) -> Iterator[str]:
         owner = "-" if entry["subtask"] is None else str(entry["subtask"])
         groups = "" if entry["first_group"] is None else f"{entry['first_group']}-{entry['last_group']}"
         row = [owner, count(entry["rows"]), size(entry["bytes"])] + [groups] * keyed
-        rows.append([*row, render.bar(entry["rows"], top, look, width=min(24, look.width - 42))])
+        rows.append([*row, render.bar(entry[measure], top, look, width=min(24, look.width - 42))])
     yield from render.table(columns, rows, look, indent="      ")
     if len(entries) > SUBTASKS_SHOWN:
         yield f"      {render.more(len(entries) - SUBTASKS_SHOWN, look)}"

@@ -113,9 +113,9 @@ def shorten(text: str, width: int, look: Look) -> str:
     return kept + look["ellipsis"]
 
 
-def count(number: int) -> str:
-    """A count with thousands separators."""
-    return f"{number:,}"
+def count(number: int | None) -> str:
+    """A count with thousands separators; a dash where nobody has counted."""
+    return "-" if number is None else f"{number:,}"
 
 
 def size(byte_count: int) -> str:

@@ -1,0 +1,313 @@
+"""A foreign checkpoint as users hold one: everything that reads ours reads it.
+
+A part of a source is a handle. What its metadata does not say, the number of rows, is counted when
+somebody first asks for ``handles``: planning and import do, reading and ``ckpt inspect`` do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any, NoReturn
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, NotFound
+from stateformat.formats import Outside
+from stateformat.manifest import Manifest, handles_table
+from stateformat.model import CheckpointId, Handle, Mode, Record, SchemaVersion, State, Totals
+from stateformat.problems import Counts, Report, ordered
+from stateformat.reading import Checkpoint, ReadTask, evolve_table
+from stateformat.schema import SLICE_SCHEMA, has_key_groups, segment_schema
+from stateformat.storage import Storage
+from stateformat.tables import rebatch
+
+from .source import ForeignSource, Level, Note, Part
+
+
+@dataclass(frozen=True)
+class ForeignFormat:
+    """How one foreign format is found and opened. ``backends.foreign`` has the list."""
+
+    system: str
+    """As a sentence says it: "a Flink savepoint"."""
+    ids: Callable[[Storage], Sequence[int]]
+    """The ids of the checkpoints in a folder, newest first; empty where it is none of this kind."""
+    source: Callable[[Storage, int, Outside | None], ForeignSource]
+
+    def found(self, folder: Storage, outside: Outside | None) -> ForeignFolder | None:
+        """The entry point of ``stateformat.formats``."""
+        ids = self.ids(folder)
+        return ForeignFolder(self, folder, outside, tuple(ids)) if ids else None
+
+
+@dataclass(frozen=True)
+class ForeignFolder:
+    """The checkpoints in one folder. Implements ``stateformat.formats.ForeignCheckpoints``."""
+
+    form: ForeignFormat
+    folder: Storage
+    outside: Outside | None
+    ids: tuple[int, ...]
+
+    @property
+    def system(self) -> str:
+        return self.form.system
+
+    def history(self) -> list[Record]:
+        return [record_of(self._source(checkpoint_id)) for checkpoint_id in self.ids]
+
+    def open(self, checkpoint_id: int | None = None) -> ForeignCheckpoint:
+        return ForeignCheckpoint(self.folder, self._source(self._chosen(checkpoint_id)), self.system)
+
+    def validate(self, checkpoint_id: int | None, level: Level, progress: Callable[[int, int], None] | None) -> Report:
+        chosen = self._chosen(checkpoint_id)
+        seen = _Seen(progress)
+        source = self._source(chosen)
+        findings = ordered(source.check(level, seen))
+        counts = Counts(records=1, handles=len(source.parts), bytes=seen.bytes)
+        return Report(self.folder.url, CheckpointId(chosen), level, findings, counts)
+
+    def _source(self, checkpoint_id: int) -> ForeignSource:
+        return self.form.source(self.folder, checkpoint_id, self.outside)
+
+    def _chosen(self, checkpoint_id: int | None) -> int:
+        if checkpoint_id is None:
+            return self.ids[0]
+        if checkpoint_id not in self.ids:
+            raise NotFound(
+                f"no checkpoint {checkpoint_id} in {self.folder.url}, which has {', '.join(map(str, self.ids[:20]))}; "
+                f"`ckpt history {self.folder.url}` lists them",
+                checkpoint_id=checkpoint_id,
+            )
+        return checkpoint_id
+
+
+def record_of(source: ForeignSource) -> Record:
+    """Return the record of a source; rows are -1 in its totals where nobody has counted them."""
+    record, parts = source.record, source.parts
+    known = [part.rows for part in parts]
+    rows = -1 if None in known else sum(filter(None, known))
+    paths = {part.path for part in parts}
+    stored = sum(part.size_bytes for part in parts)
+    return replace(record, totals=Totals(handles=len(parts), rows=rows, segments=len(paths), bytes=stored))
+
+
+class _Seen:
+    """Passes progress on, and keeps how many bytes were checked."""
+
+    def __init__(self, progress: Callable[[int, int], None] | None) -> None:
+        self._progress = progress
+        self.bytes = 0
+
+    def __call__(self, done: int, total: int) -> None:
+        self.bytes = max(self.bytes, done)
+        if self._progress is not None:
+            self._progress(done, total)
+
+
+class ForeignCheckpoint(Checkpoint):
+    """A checkpoint over a :class:`ForeignSource`. Thread-safe and picklable; it only reads."""
+
+    def __init__(self, folder: Storage, source: ForeignSource, system: str) -> None:
+        super().__init__(folder, record_of(source))
+        self.source = source
+        self._system = system
+        self._parts = {(part.operator, part.state, part.subtask): part for part in source.parts}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ForeignCheckpoint, (self.storage, self.source, self._system)
+
+    def __repr__(self) -> str:
+        return f"ForeignCheckpoint({self.storage.url}@{self.id}, {self._system})"
+
+    @property
+    def system(self) -> str:
+        """What it is: "a Flink savepoint"."""
+        return self._system
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """What is renamed, opaque, refused, lost or found elsewhere."""
+        return tuple(self.source.notes)
+
+    @property
+    def manifest(self) -> Manifest:
+        """All parts as handles, with exact rows: reads data files at first use."""
+        with self._reading:
+            if self._manifest is None:
+                self._manifest = Manifest(handles_table([self._counted(part) for part in self.source.parts]))
+            return self._manifest
+
+    @property
+    def outline(self) -> pa.Table:
+        """The handles without reading a data file: where rows are unknown, they are null.
+
+        ``segment_rows`` is a share of the stored bytes there.
+        """
+        parts = self.source.parts
+        known = pa.array([part.rows for part in parts], pa.int64())
+        handles = handles_table(
+            [self._handle(part, part.size_bytes if part.rows is None else part.rows) for part in parts]
+        )
+        rows = handles.schema.get_field_index("rows")
+        return handles.set_column(rows, pa.field("rows", pa.int64()), known)
+
+    def read(self, operator: str, state: str, subtask: int | None = None) -> ReadTask:
+        """As of any checkpoint; nothing is counted first, so rows of ``slices`` may be -1."""
+        declared = self.record.state(operator, state)
+        parts = [
+            part
+            for part in self.source.parts
+            if (part.operator, part.state) == (operator, state) and subtask in (None, part.subtask)
+        ]
+        rows = [
+            {
+                "operator": operator, "state": state, "mode": declared.mode, "subtask": part.subtask, "layer": 0,
+                "handle": number, "row_start": 0, "rows": -1 if part.rows is None else part.rows,
+                "first_group": part.first_group, "last_group": part.last_group, "bytes": part.size_bytes,
+            }
+            for number, part in enumerate(parts)
+        ]  # fmt: skip
+        return self._foreign_task(declared, parts, pa.Table.from_pylist(rows, SLICE_SCHEMA))
+
+    def _task(self, state: State, slices: pa.Table) -> ReadTask:
+        numbers = pc.dictionary_encode(slices["handle"]).combine_chunks()
+        chosen = self.handles.take(numbers.dictionary)
+        column = slices.schema.get_field_index("handle")
+        slices = slices.set_column(column, "handle", numbers.indices.cast(pa.int64()))
+        names = zip(*(chosen[name].to_pylist() for name in ("operator", "state", "subtask")), strict=True)
+        return self._foreign_task(state, [self._parts[name] for name in names], slices)
+
+    def _foreign_task(self, state: State, parts: Sequence[Part], slices: pa.Table) -> ForeignReadTask:
+        handles = handles_table([self._handle(part, part.rows or 0) for part in parts])
+        return ForeignReadTask(
+            self.storage, self._record_of(state), handles, slices, source=self.source, parts=tuple(parts)
+        )
+
+    def _counted(self, part: Part) -> Handle:
+        found = self.source.group_rows(part)
+        if isinstance(found, int):
+            return self._handle(part, found)
+        present = np.flatnonzero(found)
+        if part.first_group is None or not len(present):
+            return self._handle(part, 0)
+        first, last = int(present[0]), int(present[-1])
+        return self._handle(part, int(found.sum()))._replace(
+            first_group=part.first_group + first,
+            last_group=part.first_group + last,
+            rows_per_group=found[first : last + 1].tolist(),
+        )
+
+    def _handle(self, part: Part, rows: int) -> Handle:
+        state = self.record.state(part.operator, part.state)
+        stored = part.size_bytes if rows else 0
+        return Handle(
+            operator=part.operator,
+            state=part.state,
+            mode=state.mode,
+            subtask=part.subtask,
+            layer=0,
+            edge=None,
+            schema_id=state.current.id,
+            # Parts in one file, or in the metadata, are told apart by what they are.
+            path=f"{part.path or 'inline'}#{part.operator}/{part.state}/{part.subtask}" if rows else None,
+            rows=rows,
+            segment_rows=rows,
+            size_bytes=stored,
+            uncompressed_bytes=stored,
+        )
+
+    def carried(self, plan: Any) -> NoReturn:  # noqa: ARG002 - as of any checkpoint
+        """Refused: no checkpoint of ours can name files of another system."""
+        raise InvalidInput(
+            f"{self.storage.url} is {self.system}; a checkpoint cannot carry its files on. `ckpt import` makes one of "
+            "ours of it"
+        )
+
+
+@dataclass(frozen=True)
+class ForeignReadTask(ReadTask):
+    """Slices of one state of a foreign checkpoint. Picklable."""
+
+    source: ForeignSource = field(kw_only=True)
+    parts: tuple[Part, ...] = field(kw_only=True)
+    """By the number that ``slices`` have as ``handle``."""
+
+    def _reader(self, as_schema: SchemaVersion | None) -> Any:
+        return _ForeignReader(self, as_schema)
+
+    def _missing(self, path: str) -> Exception:
+        return DamagedCheckpoint(
+            f"{path} is missing from {self.storage.url}; `ckpt validate {self.storage.url}` lists everything that is "
+            "wrong",
+            kind=ErrorKind.OBJECT_MISSING,
+            path=path,
+        )
+
+
+class _ForeignReader:
+    """Reads the slices of a task, as ``reading.scan.SliceReader`` does those of segments."""
+
+    def __init__(self, task: ForeignReadTask, as_schema: SchemaVersion | None) -> None:
+        self._task = task
+        self._target = as_schema or task.state.current
+        self.schema: pa.Schema = segment_schema(replace(task.state, schemas=(self._target,)))
+
+    def batches(self, batch_rows: int = 131_072) -> Iterator[pa.RecordBatch]:
+        """Stream the rows, as ``ReadTask.batches`` says."""
+        if batch_rows < 1:
+            raise InvalidInput(f"batch_rows is {batch_rows}; it must be at least 1")
+        yield from rebatch(self._tables(), self.schema, batch_rows)
+
+    def layers(self) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
+        """Stream the one layer that a foreign state has."""
+        if self._task.state.mode is not Mode.KEYED:
+            raise InvalidInput(
+                f"state {self._task.state.name!r} is {self._task.state.mode}; only keyed state has layers"
+            )
+        yield 0, self.batches()
+
+    def _tables(self) -> Iterator[pa.Table]:
+        state = self._task.state
+        slices = [row for row in self._task.slices.to_pylist() if row["rows"]]
+        if has_key_groups(state):
+            # Owners come as they are; what one owns comes by key group.
+            for _, owned in groupby(slices, key=lambda row: row["subtask"]):
+                for row in sorted(owned, key=lambda row: row["first_group"]):
+                    yield from self._keyed(row)
+            return
+        for row in slices:
+            yield from self._cut(row)
+
+    def _keyed(self, row: Mapping[str, Any]) -> Iterator[pa.Table]:
+        part = self._task.parts[row["handle"]]
+        read = 0
+        for batch in self._task.source.read(part, row["first_group"], row["last_group"]):
+            read += batch.num_rows
+            yield self._evolved(batch)
+        if row["rows"] not in (-1, read):
+            raise self._changed(part, row["rows"], read)
+
+    def _cut(self, row: Mapping[str, Any]) -> Iterator[pa.Table]:
+        part, skipped, left = self._task.parts[row["handle"]], row["row_start"], row["rows"]
+        for batch in self._task.source.read(part):
+            ahead = min(skipped, batch.num_rows)
+            chosen = batch.slice(ahead) if left < 0 else batch.slice(ahead, left)
+            skipped, left = skipped - ahead, left if left < 0 else left - chosen.num_rows
+            yield self._evolved(chosen)
+        if left > 0:
+            raise self._changed(part, row["rows"], row["rows"] - left)
+
+    def _evolved(self, batch: pa.RecordBatch) -> pa.Table:
+        return evolve_table(pa.Table.from_batches([batch]), self._task.state.current, self._target)
+
+    def _changed(self, part: Part, counted: int, read: int) -> DamagedCheckpoint:
+        return DamagedCheckpoint(
+            f"state {part.state!r} of {part.operator!r}, subtask {part.subtask}, had {counted} rows when it was "
+            f"counted, and {read} when it was read; did its files change meanwhile? Open the checkpoint again",
+            path=part.path or "",
+        )

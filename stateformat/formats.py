@@ -1,0 +1,102 @@
+"""Checkpoints of other systems, where a store of ours was looked for.
+
+Packages bring formats through the entry-point group ``stateformat.formats``. Each entry is a
+function ``(folder: Storage, outside: Outside | None) -> ForeignCheckpoints | None``, which looks
+whether the folder holds what it reads. An address may name the format: ``flink:PATH``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from .errors import ErrorKind, InvalidInput, NotFound
+from .storage import Storage, folder_of, open_storage
+
+if TYPE_CHECKING:
+    from .model import Record
+    from .problems import Report
+    from .reading import Checkpoint
+
+GROUP: Final = "stateformat.formats"
+Outside = Callable[[str], Storage]
+"""Opens the folder at a URL that the metadata of a foreign checkpoint names."""
+
+# Not the schemes of URLs (`s3://`), which are no formats.
+_PREFIX: Final = re.compile(r"([a-z][a-z0-9-]+):(?!//)(.+)", re.DOTALL)
+
+
+class ForeignCheckpoints(Protocol):
+    """The checkpoints of another system in one folder, of which at least one is there."""
+
+    @property
+    def system(self) -> str:
+        """What it is, in a sentence: "a Flink savepoint"."""
+
+    def history(self) -> list[Record]:
+        """Return the checkpoints that can be opened, newest first."""
+
+    def open(self, checkpoint_id: int | None) -> Checkpoint:
+        """Return one, by default the newest. Raises ``NotFound`` for an unknown id."""
+
+    def validate(self, checkpoint_id: int | None, level: Any, progress: Callable[[int, int], None] | None) -> Report:
+        """Report everything that is wrong with one, by default the newest."""
+
+
+def split_format(address: str) -> tuple[str | None, str]:
+    """Return the format and the rest of ``flink:PATH``; None where the address names no format.
+
+    Only formats that are installed count; ``other:PATH`` is a path.
+    """
+    match = _PREFIX.fullmatch(address)
+    return (match[1], match[2]) if match and match[1] in _formats() else (None, address)
+
+
+def foreign_checkpoints(
+    storage: Storage, name: str | None = None, outside: Outside | None = None
+) -> ForeignCheckpoints | None:
+    """Return what lies in the folder of a storage, or None where no format knows it.
+
+    ``name``: look for this format only, and raise ``NotFound`` where it is not there. ``outside``
+    opens the files that the metadata names elsewhere; without it they are not read.
+    """
+    folder = folder_of(storage)
+    found = None
+    if folder is not None:
+        formats = _formats()
+        wanted = [formats[name]] if name is not None else [formats[key] for key in sorted(formats)]
+        found = next((made for made in (entry.load()(folder, outside) for entry in wanted) if made is not None), None)
+    if found is None and name is not None:
+        raise NotFound(
+            f"there is no {name} checkpoint at {storage.url}; check the address",
+            kind=ErrorKind.STORE_NOT_FOUND,
+            url=storage.url,
+        )
+    return found
+
+
+def refuse_foreign(storage: Storage, name: str | None = None) -> None:
+    """Raise ``InvalidInput`` where a run would begin in another system's checkpoint."""
+    found = foreign_checkpoints(storage, name)
+    if found is not None:
+        raise InvalidInput(
+            f"{storage.url} is {found.system}, and nothing is ever written there. `ckpt import {storage.url} --to "
+            "STORE` makes a checkpoint of it in a store of its own",
+            kind=ErrorKind.STORE_NOT_EMPTY,
+            url=storage.url,
+        )
+
+
+def open_folder(url: str, options: Mapping[str, Any]) -> Storage:
+    """Return the folder at a URL. Raises ``InvalidInput`` where its storage has none."""
+    folder = folder_of(open_storage(url, **options))
+    if folder is None:
+        raise InvalidInput(f"the storage of {url} holds only stores of checkpoints; give a folder or s3://")
+    return folder
+
+
+def _formats() -> dict[str, Any]:
+    from importlib.metadata import entry_points
+
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
