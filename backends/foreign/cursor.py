@@ -7,6 +7,8 @@ from typing import NoReturn
 
 from stateformat.errors import DamagedCheckpoint, ErrorKind
 
+from .framing import modified_utf8
+
 DEPTH_MAX = 32
 """How deep things may stand in one another; nothing real comes near it."""
 
@@ -90,17 +92,16 @@ class Cursor:
 
     def utf(self) -> str:
         """Take Java's ``UTF``: u16 length, modified UTF-8."""
-        return self.modified_utf8(self.u16())
+        return self.text(self.u16())
 
-    def modified_utf8(self, size: int) -> str:
+    def text(self, size: int) -> str:
         """Take ``size`` bytes of modified UTF-8: NUL is C0 80, a character beyond U+FFFF two
         surrogates of three bytes. A lone surrogate stays one.
         """
-        raw = bytes(self.take(size)).replace(b"\xc0\x80", b"\0")
+        raw = self.take(size)
         try:
-            units = raw.decode("utf-8", "surrogatepass")
-            return units.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
-        except UnicodeDecodeError:
+            return modified_utf8(raw, self.path)
+        except DamagedCheckpoint:
             self.position -= size
             self.damaged("a name is not modified UTF-8")
 

@@ -5,3 +5,8 @@ Read in this order: ``logs`` (which batches there are), ``schemas`` (what column
 ``rocksdb_store`` (such readers), ``unsafe_row`` (rows into Arrow), ``states`` (our names for all of
 it), ``source`` (the checkpoint as a whole), ``checks`` (all that can be wrong with it).
 """
+
+from __future__ import annotations
+
+from .logs import recognises as recognises
+from .source import SparkSource as SparkSource, sightings as sightings

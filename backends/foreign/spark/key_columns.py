@@ -24,7 +24,7 @@ _WHOLE_KEY: Final = (
     "dedupeWithinWatermark",
     "flatMapGroupsWithState",
     "applyInPandasWithState",
-    "limit",
+    "globalLimit",
 )
 _GROUPED_BY_USER: Final = (
     "transformWithStateExec",
@@ -81,6 +81,6 @@ def infer_operator(operator: int, stores: dict[str, StoreSchema], partitions: in
         elif value and value[0] == "groupState":
             kind = "flatMapGroupsWithState"
         elif len(key) == 1 and not has_values(schema.key[0].type):
-            kind = "limit"
+            kind = "globalLimit"
     infos = tuple(StoreInfo(name, prefix, partitions) for name in names)
     return OperatorInfo(operator, kind, infos, None, {}, {})

@@ -103,6 +103,9 @@ class StoreReader(Protocol):
     def entries(self, folder: Storage, store: Store, partition: int, files: Sequence[ObjectInfo]) -> Entries:
         """Read a partition whole, every checksum compared."""
 
+    def count(self, store: Store, entries: Entries) -> int:
+        """Return how many rows entries decode to: one each, or one for each of several values."""
+
     def columns(self, store: Store, entries: Entries, path: str) -> list[pa.Array]:
         """Decode entries: the key columns of the schema, then the value columns, a row an entry.
 

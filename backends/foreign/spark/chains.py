@@ -1,0 +1,232 @@
+"""Chains of sized byte strings: ``i32 size, key, i32 size, value`` … ``i32 -1``, parsed by lanes.
+
+Where an entry begins is known only from the one before it. So a buffer is cut into lanes, of which
+each begins at a place that looks like the beginning of an entry; all lanes hop on at once; and a
+lane counts only if the one before it landed where it began. Where one did not, entries are hopped
+one by one until they meet the lane's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..byte_strings import ByteStrings, Octets, Positions
+from ..framing import damaged
+
+_LANE_BYTES: Final = 1 << 13
+_MAX_LANES: Final = 4096
+_TRIES: Final = 6
+"""How many hops a place must survive to be taken for the beginning of an entry."""
+
+_Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The entries of several files, in their order; deleted ones have a value of length −1."""
+
+    keys: ByteStrings
+    values: ByteStrings
+
+
+class _Hops:
+    """The steps of all lanes over one buffer, which holds several chains one after another."""
+
+    def __init__(self, data: Octets, ends: Positions, may_delete: _Flags) -> None:
+        self.sizes: npt.NDArray[np.int32] = np.ndarray(
+            max(0, len(data) - 3), ">i4", np.ascontiguousarray(data), 0, (1,)
+        )
+        self.ends = ends
+        """Where each chain ends, which is after its end mark."""
+        self.may_delete = may_delete
+
+    def step(self, at: Positions, chain: npt.NDArray[np.int64]) -> tuple[Positions, Positions, _Flags]:
+        """Return each lane's key size, value size, and whether both are possible.
+
+        A key size of −1 with nothing possible is an end mark, if it stands where the chain ends.
+        """
+        room = self.ends[chain] - at - 4
+        key = self.sizes[at].astype(np.int64)
+        # An entry is followed by a size at least: of the value, and the end mark.
+        possible = (key >= 0) & (key <= room - 8)
+        value = self.sizes[np.where(possible, at + 4 + key, 0)].astype(np.int64)
+        least = np.where(self.may_delete[chain], -1, 0)
+        possible &= (value >= least) & (value <= room - 8 - key)
+        return key, value, possible
+
+
+def parse_chains(data: Octets, ends: Positions, may_delete: _Flags, paths: list[str]) -> Chain:
+    """Parse chains that end at ``ends`` of ``data``, each beginning where the one before it ends.
+
+    ``may_delete`` tells of each whether entries may be deletions; ``paths`` names them in errors.
+    """
+    if len(data) < 4 or np.any(np.diff(ends, prepend=0) < 4):
+        short = int(np.argmin(np.diff(ends, prepend=0)))
+        raise damaged(paths[short], "it holds no end mark")
+    hops = _Hops(data, ends, may_delete)
+    begins = np.concatenate([[0], ends[:-1]]).astype(np.int64)
+    starts, chain = _guess(hops, begins, ends)
+    stops = np.append(starts[1:], ends[-1])
+    stops = np.minimum(stops, ends[chain])
+    marked = np.zeros(len(data) + 1, np.bool_)
+    landed = _run(hops, starts, chain, stops, marked)
+    _mend(hops, starts, chain, landed, stops, marked, paths)
+    entries = np.flatnonzero(marked)
+    keys = hops.sizes[entries].astype(np.int64)
+    values = hops.sizes[entries + 4 + keys].astype(np.int64)
+    return Chain(ByteStrings(data, entries + 4, keys), ByteStrings(data, entries + 8 + keys, values))
+
+
+def _guess(hops: _Hops, begins: Positions, ends: Positions) -> tuple[Positions, npt.NDArray[np.int64]]:
+    """Return where lanes begin: at every chain's begin, and at likely places between."""
+    sizes = ends - begins
+    lane = max(_LANE_BYTES, int(sizes.sum()) // _MAX_LANES)
+    counts = sizes // lane
+    total = int(counts.sum())
+    firsts = np.arange(len(begins), dtype=np.int64)
+    if total <= len(begins):
+        return begins, firsts
+    chain = np.repeat(firsts, counts)
+    index = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+    aim = begins[chain] + index * lane
+    inner = index > 0
+    chain, aim = chain[inner], aim[inner]
+    found = np.full(len(aim), -1, np.int64)
+    # Candidates are tried a word apart from the chain's begin on: rows are multiples of 8 bytes,
+    # and so are entries, but for those that carry a version byte or a checksum.
+    width = min(lane, 2 * _entry_size(hops, begins, firsts))
+    for align in (8, 1):
+        left = np.flatnonzero(found < 0)
+        per_round = max(1, (1 << 20) * align // width)
+        for first in range(0, len(left), per_round):
+            some = left[first : first + per_round]
+            found[some] = _first_likely(hops, aim[some], chain[some], align, width)
+    kept = found >= 0
+    starts = np.concatenate([begins, found[kept]])
+    chains = np.concatenate([firsts, chain[kept]])
+    order = np.argsort(starts, kind="stable")
+    starts, chains = starts[order], chains[order]
+    distinct = np.append(True, np.diff(starts) > 0)
+    return starts[distinct], chains[distinct]
+
+
+def _entry_size(hops: _Hops, begins: Positions, chain: npt.NDArray[np.int64]) -> int:
+    """Return the size of the largest of the first entries of the chains, within bounds."""
+    at, most = begins, 64
+    for _ in range(32):
+        key, value, possible = hops.step(at, chain)
+        if not possible.any():
+            break
+        sizes = (8 + key + np.maximum(value, 0))[possible]
+        most = max(most, int(sizes.max()))
+        at, chain = at[possible] + sizes, chain[possible]
+    return min(most, 1 << 14)
+
+
+def _first_likely(hops: _Hops, aim: Positions, chain: npt.NDArray[np.int64], align: int, width: int) -> Positions:
+    """Return for each aim the first place from which several hops succeed; −1 where there is none.
+
+    All candidates of all aims hop at once; few survive the first hop.
+    """
+    base = hops.ends[chain - 1] * (chain > 0)
+    first = aim + (-(aim - base) % align)
+    offsets = np.arange(0, width, align)
+    candidates = (first[:, None] + offsets).reshape(-1)
+    lanes = np.repeat(np.arange(len(aim)), len(offsets))
+    chains = chain[lanes]
+    inside = candidates < hops.ends[chains] - 4
+    candidates, lanes, chains = candidates[inside], lanes[inside], chains[inside]
+    at = candidates
+    for _ in range(_TRIES):
+        key, value, possible = hops.step(at, chains)
+        # Empty keys and values together would let zeros pass for entries.
+        possible &= key + value > 0
+        candidates, lanes, chains = candidates[possible], lanes[possible], chains[possible]
+        at = (at + 8 + key + np.maximum(value, 0))[possible]
+    found = np.full(len(aim), -1, np.int64)
+    found[lanes[::-1]] = candidates[::-1]
+    return found
+
+
+def _run(hops: _Hops, starts: Positions, chain: npt.NDArray[np.int64], stops: Positions, marked: _Flags) -> Positions:
+    """Let all lanes hop to their stops; mark entries; return where each one stood at last."""
+    landed = starts.copy()
+    running = np.arange(len(starts))
+    at, own, stop = starts.copy(), chain, stops
+    while len(running):
+        key, value, possible = hops.step(at, own)
+        marked[at[possible]] = True
+        landed[running] = np.where(possible, at + 8 + key + np.maximum(value, 0), at)
+        on = possible & (landed[running] < stop)
+        running, own, stop = running[on], own[on], stop[on]
+        at = landed[running]
+    return landed
+
+
+def _mend(
+    hops: _Hops,
+    starts: Positions,
+    chain: npt.NDArray[np.int64],
+    landed: Positions,
+    stops: Positions,
+    marked: _Flags,
+    paths: list[str],
+) -> None:
+    """See to it that exactly the entries that a walk from each begin meets are marked."""
+    ends = hops.ends
+    last = np.append(chain[1:] != chain[:-1], True)
+    at_end = (landed == ends[chain] - 4) & (hops.sizes[np.minimum(landed, len(hops.sizes) - 1)] == -1)
+    good = np.where(last, at_end, landed == stops)
+    if good.all():
+        return
+    # Rare: a false beginning, or a broken file. From the first lane that missed, walk entry by
+    # entry until the walk meets what a later lane has marked as well.
+    lane, count = 0, len(starts)
+    bad = np.flatnonzero(~good)
+    while lane < count:
+        next_bad = int(np.searchsorted(bad, lane))
+        if next_bad == len(bad):
+            return
+        lane = int(bad[next_bad])
+        lane = _walk(hops, int(landed[lane]), lane, starts, chain, marked, paths)
+
+
+def _walk(
+    hops: _Hops,
+    at: int,
+    lane: int,
+    starts: Positions,
+    chain: npt.NDArray[np.int64],
+    marked: _Flags,
+    paths: list[str],
+) -> int:
+    """Walk from where a lane landed until the walk meets a later lane; return that lane.
+
+    Takes marks away that the walk steps over. Raises where an entry is impossible.
+    """
+    own = int(chain[lane])
+    end = int(hops.ends[own])
+    cleared = int(starts[lane + 1]) if lane + 1 < len(starts) else end
+    while True:
+        if at > cleared:
+            marked[cleared:at] = False
+            cleared = at
+        if at >= cleared and at < end and marked[at]:
+            return int(np.searchsorted(starts, at, "right")) - 1
+        if at == end - 4 and int(hops.sizes[at]) == -1:
+            marked[max(at, 0) : end] = False
+            return int(np.searchsorted(starts, end, "left"))
+        key, value, possible = hops.step(np.array([at]), np.array([own]))
+        if not possible[0]:
+            raise damaged(
+                paths[own],
+                f"at byte {at - (int(hops.ends[own - 1]) if own else 0)} of what it holds no entry can stand "
+                f"(sizes {int(key[0])} and {int(value[0])})",
+                offset=at,
+            )
+        marked[at] = True
+        at += 8 + int(key[0]) + max(0, int(value[0]))

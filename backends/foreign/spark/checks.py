@@ -1,0 +1,286 @@
+"""All that can be wrong with a checkpoint of Structured Streaming, each finding with its place.
+
+Spark itself notices little of it: it starts on swapped partitions, and its reader passes over a
+last partition that is missing.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from stateformat.errors import CheckpointError, ErrorKind
+from stateformat.keys import hash_keys, key_groups
+from stateformat.problems import Problem, Severity
+from stateformat.storage import ObjectInfo, Storage
+
+from ..source import Level, Note, Part, Progress
+from .logs import OffsetLog, OperatorInfo, batches, read_offsets
+from .states import StateShape
+from .stores import CLAUSE, HDFS_PROVIDER, Entries, Listing, Store
+
+_ADVICE_COPY: Final = "put the file back from a copy, or go on from another batch (`ckpt history` lists them)"
+_ADVICE_PARTITIONS: Final = (
+    "do not start the query on it: Spark goes on without a word and its results are wrong. Put the partitions' files "
+    "back from a copy"
+)
+_ADVICE_CRC: Final = "remove the .crc file if the file beside it is the right one; Spark refuses to read it as it is"
+_CRC_CHUNK: Final = 512
+
+
+class Checked(Protocol):
+    """What is checked: a ``SparkSource``."""
+
+    folder: Storage
+    batch: int
+    batches: list[int]
+    offsets: OffsetLog
+    provider: str
+    operators: tuple[OperatorInfo, ...]
+    listing: Listing
+    stores: dict[tuple[str, str], Store]
+    shapes: dict[tuple[str, str], StateShape]
+    notes: Sequence[Note]
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """All parts."""
+
+    def files(self, part: Part) -> Sequence[ObjectInfo]:
+        """The files of a part."""
+
+    def columns(self, part: Part) -> Iterator[tuple[Entries, list[pa.Array]]]:
+        """Entries, decoded."""
+
+
+def check(source: Checked, level: Level, progress: Progress) -> Iterator[Problem]:
+    """Yield what is wrong; ``quick`` by logs, names and sizes, ``full`` by every byte too."""
+    for note in source.notes:
+        if note.kind == "refused":
+            yield _problem(
+                ErrorKind.UNSUPPORTED_FEATURE, note.message, "use a newer stateformat", operator=note.subject
+            )
+    yield from _logs(source)
+    yield from _partitions(source)
+    found: dict[Part, Sequence[ObjectInfo]] = {}
+    for part in source.parts:
+        try:
+            found[part] = source.files(part)
+        except CheckpointError as error:
+            yield _of_error(error, part)
+            continue
+        for item in found[part]:
+            if not item.size_bytes:
+                yield _problem(
+                    ErrorKind.DAMAGED_SEGMENT,
+                    f"{item.path} is empty; no file of Spark's is",
+                    _ADVICE_COPY,
+                    item.path,
+                    part,
+                )
+    yield from _stale_sums(source, [item for files in found.values() for item in files], level)
+    if level == "full":
+        total = sum(item.size_bytes for files in found.values() for item in files)
+        done = 0
+        for part, files in found.items():
+            yield from _content(source, part)
+            done += sum(item.size_bytes for item in files)
+            progress(done, total)
+
+
+def _problem(
+    kind: ErrorKind,
+    message: str,
+    advice: str,
+    path: str = "",
+    part: Part | None = None,
+    severity: Severity = "error",
+    operator: str = "",
+) -> Problem:
+    if part is None:
+        return Problem(kind, CLAUSE, message, advice, path, operator, severity=severity)
+    return Problem(kind, CLAUSE, message, advice, path, part.operator, part.state, part.subtask, severity)
+
+
+def _of_error(error: CheckpointError, part: Part | None) -> Problem:
+    return _problem(error.kind, str(error), _ADVICE_COPY, str(error.details.get("path", "")), part)
+
+
+def _logs(source: Checked) -> Iterator[Problem]:
+    begun = batches(source.folder, "offsets")
+    newest, last = max(begun), source.batches[-1]
+    if newest == last + 1:
+        yield _problem(
+            ErrorKind.STATE_NOT_ALLOWED,
+            f"batch {newest} has begun and has no commit: Spark runs it again, from the state of batch {last}",
+            f"nothing, if the query goes on; what batch {newest} wrote to its sink is written again",
+            f"offsets/{newest}",
+            severity="warning",
+        )
+    elif newest > last + 1:
+        yield _problem(
+            ErrorKind.OBJECT_MISSING,
+            f"batches up to {newest} have begun, and the newest commit is that of {last}: commits/{last + 1} and later "
+            "ones are missing",
+            _ADVICE_COPY,
+            f"commits/{last + 1}",
+        )
+    elif newest < last:
+        yield _problem(
+            ErrorKind.OBJECT_MISSING,
+            f"batch {last} has a commit, and the newest offset log is that of {newest}",
+            _ADVICE_COPY,
+            f"offsets/{last}",
+        )
+    # The query restarts from the newest offsets and those before them.
+    if source.batch > 0 and source.batch - 1 not in begun:
+        yield _problem(
+            ErrorKind.OBJECT_MISSING,
+            f"offsets/{source.batch - 1} is missing: Spark does not restart without the batch before its newest",
+            _ADVICE_COPY,
+            f"offsets/{source.batch - 1}",
+        )
+    elif source.batch > 0:
+        try:
+            read_offsets(source.folder, source.batch - 1)
+        except CheckpointError as error:
+            yield _of_error(error, None)
+    strict = source.offsets.conf.get("spark.sql.streaming.statefulOperator.useStrictDistribution", "false")
+    if source.stores and strict != "true":
+        yield _problem(
+            ErrorKind.UNSUPPORTED_FEATURE,
+            "the query began before Spark 3.3 (useStrictDistribution is not true): its keys may be dealt by a part of "
+            "their columns",
+            "check it in full, which compares every key with its partition",
+            source.offsets.path,
+            severity="warning",
+        )
+
+
+def _partitions(source: Checked) -> Iterator[Problem]:
+    wanted = source.offsets.partitions
+    for operator in source.operators:
+        for info in operator.stores:
+            if info.partitions != wanted:
+                yield _problem(
+                    ErrorKind.INVALID_PARALLELISM,
+                    f"store {info.name!r} of {operator.uid} has {info.partitions} partitions by {operator.path}, and "
+                    f"{wanted} by {source.offsets.path}",
+                    "the offset log is what Spark goes by; a repartition by Spark 4.3 leaves the other number behind",
+                    operator.path or "",
+                    operator=operator.uid,
+                    # Spark's own repartitioning does so, and takes no default store.
+                    severity="error" if source.provider == HDFS_PROVIDER else "warning",
+                )
+        live = max((s.partitions for (uid, _), s in source.stores.items() if uid == operator.uid), default=wanted)
+        there = _partition_folders(source.listing, operator.id)
+        left = sorted(number for number in there if number >= live)
+        if left:
+            yield _problem(
+                ErrorKind.INVALID_PARALLELISM,
+                f"{operator.uid} has {live} live partitions, and folders of {len(left)} more (the first is {left[0]})",
+                "they may be what a repartitioning left; remove them if the number of partitions is right",
+                f"state/{operator.id}/{left[0]}",
+                operator=operator.uid,
+                severity="warning",
+            )
+        gone = [number for number in range(live) if number not in there]
+        if gone:
+            yield _problem(
+                ErrorKind.OBJECT_MISSING,
+                f"{operator.uid} has {live} partitions, and {len(gone)} have no folder (the first is {gone[0]})",
+                _ADVICE_COPY,
+                f"state/{operator.id}/{gone[0]}",
+                operator=operator.uid,
+            )
+
+
+def _partition_folders(listing: Listing, operator: int) -> set[int]:
+    start = f"state/{operator}/"
+    names = (path.removeprefix(start).partition("/")[0] for path in listing.folders if path.startswith(start))
+    return {int(name) for name in names if name.isdigit()}
+
+
+def _stale_sums(source: Checked, files: Sequence[ObjectInfo], level: Level) -> Iterator[Problem]:
+    """Compare Hadoop's ``.name.crc`` files, which lie beside every file on local storage."""
+    for item in files:
+        folder, _, name = item.path.rpartition("/")
+        path = f"{folder}/.{name}.crc"
+        size = source.listing.files(folder).get(f".{name}.crc")
+        if size is None:
+            continue
+        wanted = 8 + 4 * -(-item.size_bytes // _CRC_CHUNK)
+        what = ""
+        if size != wanted:
+            what = f"it has {size} bytes, and {wanted} would belong to the {item.size_bytes} of {name}"
+        elif level == "full":
+            what = _compare_sums(source.folder, item.path, path)
+        if what:
+            message = f"{path} is not of the file beside it: {what}"
+            yield _problem(ErrorKind.OBJECT_DIGEST_DIFFERS, message, _ADVICE_CRC, path, severity="warning")
+
+
+def _compare_sums(folder: Storage, path: str, sums: str) -> str:
+    try:
+        stored, data = memoryview(folder.read(sums)), memoryview(folder.read(path))
+    except FileNotFoundError:
+        return ""
+    if bytes(stored[:8]) != b"crc\x00" + _CRC_CHUNK.to_bytes(4, "big"):
+        return "it does not begin as Hadoop's checksums do"
+    found = [zlib.crc32(data[at : at + _CRC_CHUNK]) for at in range(0, len(data), _CRC_CHUNK)]
+    wanted = np.frombuffer(stored[8:], ">u4")
+    if len(wanted) != len(found):
+        return "it has another number of checksums"
+    differ = np.flatnonzero(wanted != np.array(found, np.uint32))
+    return f"the checksum of byte {int(differ[0]) * _CRC_CHUNK} and on differs" if len(differ) else ""
+
+
+def _content(source: Checked, part: Part) -> Iterator[Problem]:
+    """Decode a part whole, and compare each key's partition with its hash."""
+    key = (part.operator, part.state)
+    shape, store = source.shapes[key], source.stores[key]
+    away: dict[int, int] = {}
+    rows, first = 0, ""
+    try:
+        for _, columns in source.columns(part):
+            groups = _groups(shape, columns, store.partitions)
+            rows += len(columns[0])
+            wrong = groups != part.subtask
+            if wrong.any():
+                at = int(np.argmax(wrong))
+                first = first or str([column[at].as_py() for column in shape.key_columns(columns)])[:200]
+                numbers, counts = np.unique(groups[wrong], return_counts=True)
+                for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+                    away[number] = away.get(number, 0) + count
+    except CheckpointError as error:
+        yield _of_error(error, part)
+        return
+    if away:
+        yield _misdealt(part, away, rows, first)
+
+
+def _groups(shape: StateShape, columns: Sequence[pa.Array], partitions: int) -> Any:
+    dealt = shape.key_columns(columns)
+    if not dealt:
+        return np.zeros(len(columns[0]) if columns else 0, np.int32)
+    return key_groups(hash_keys(dealt), partitions)
+
+
+def _misdealt(part: Part, away: Mapping[int, int], rows: int, first: str) -> Problem:
+    count = sum(away.values())
+    if len(away) == 1 and count == rows:
+        where = f"all belong into partition {next(iter(away))}, whose files these seem to be"
+    else:
+        where = f"they belong into {len(away)} other partitions"
+    return _problem(
+        ErrorKind.DAMAGED_SEGMENT,
+        f"{count} of {rows} keys in partition {part.subtask} of {part.operator}/{part.state} are not where their hash "
+        f"says: {where}. The first is {first}",
+        _ADVICE_PARTITIONS,
+        part.path or "",
+        part,
+    )

@@ -1,0 +1,305 @@
+"""A Structured Streaming checkpoint as a :class:`~..source.ForeignSource`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from stateformat.errors import CheckpointError, DamagedCheckpoint, ErrorKind, InvalidInput, NotFound, UnsupportedFormat
+from stateformat.graph import JobGraph, Operator
+from stateformat.keys import DEFAULT_KEY_HASH
+from stateformat.model import (
+    AttemptId,
+    CheckpointId,
+    CheckpointKind,
+    JobId,
+    ManifestRef,
+    ParentRef,
+    Record,
+    Totals,
+)
+from stateformat.problems import Problem
+from stateformat.storage import ObjectInfo, Storage
+
+from ..source import Level, Note, Part, Progress, Sighting
+from . import hdfs_store
+from .checks import check
+from .key_columns import hashed_columns, infer_operator
+from .logs import PROVIDER, OperatorInfo, committed, read_commit, read_offsets, read_operator, read_query_id, read_small
+from .schemas import StoreSchema, parse_schema_file
+from .states import StateShape, shape_of
+from .stores import HDFS_PROVIDER, Entries, Listing, Store, StoreReader
+
+READERS: Final[Mapping[str, StoreReader]] = {HDFS_PROVIDER: hdfs_store}
+"""By the class that the offset log names."""
+
+_BATCH_ROWS: Final = 1 << 16
+_BATCH_BYTES: Final = 1 << 25
+
+
+class SparkSource:
+    """One committed batch of a query, as a checkpoint; its id is the state version, batch + 1.
+
+    Opening reads logs and schemas and lists files; data files are read by what yields rows.
+    """
+
+    def __init__(self, folder: Storage, checkpoint_id: int | None = None) -> None:
+        """Open the newest committed batch, or that of ``checkpoint_id``.
+
+        Raises ``NotFound``, ``DamagedCheckpoint`` and ``UnsupportedFormat``.
+        """
+        self.folder = folder
+        self.batches = committed(folder)
+        self.batch = self.batches[-1] if checkpoint_id is None else checkpoint_id - 1
+        if self.batch not in self.batches:
+            raise NotFound(
+                f"the query has no committed batch {self.batch}, which checkpoint {checkpoint_id} would be; it has "
+                f"checkpoints {self.batches[0] + 1} to {self.batches[-1] + 1}",
+                kind=ErrorKind.CHECKPOINT_NOT_FOUND,
+            )
+        self.query_id = read_query_id(folder)
+        self.offsets = read_offsets(folder, self.batch)
+        self.commit = read_commit(folder, self.batch)
+        self.listing = Listing(folder.list("state/"))
+        self.provider = self.offsets.conf.get(PROVIDER, HDFS_PROVIDER)
+        self.operators: tuple[OperatorInfo, ...] = tuple(self._operators())
+        self.stores: dict[tuple[str, str], Store] = {}
+        """By (operator, state): what is read."""
+        self.shapes: dict[tuple[str, str], StateShape] = {}
+        self.notes: Sequence[Note] = ()
+        self._find_states()
+        self._kept: tuple[tuple[str, str, int], Entries] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Entries stay where they were read.
+        return {**self.__dict__, "_kept": None}
+
+    @property
+    def version(self) -> int:
+        """The state version."""
+        return self.batch + 1
+
+    @property
+    def reader(self) -> StoreReader:
+        """The reader of the query's state store; ``UnsupportedFormat`` for an unknown provider."""
+        found = READERS.get(self.provider)
+        if found is None:
+            raise UnsupportedFormat(
+                f"the query's state is kept by {self.provider}; known are {', '.join(READERS)}",
+                kind=ErrorKind.UNSUPPORTED_FEATURE,
+                provider=self.provider,
+            )
+        return found
+
+    def _operators(self) -> Iterator[OperatorInfo]:
+        numbers = {path.split("/")[1] for path in self.listing.folders if path.count("/")}
+        for number in sorted(int(text) for text in numbers if text.isdigit()):
+            names = self.listing.files(f"state/{number}/_metadata")
+            newer = self.listing.files(f"state/{number}/_metadata/v2")
+            found = read_operator(self.folder, number, self.batch, {**names, **newer})
+            yield found or infer_operator(number, self._schemas_of(number), self.offsets.partitions)
+
+    def _schemas_of(self, operator: int) -> dict[str, StoreSchema]:
+        """Return the schemas of the stores of partition 0, of which Spark 3.5 says no more."""
+        base = f"state/{operator}/0"
+        found = {}
+        for path, files in self.listing.folders.items():
+            if "schema" in files and path.startswith(f"{base}/") and path.endswith("/_metadata"):
+                name = path.removeprefix(base).removesuffix("/_metadata").strip("/") or "default"
+                found[name] = parse_schema_file(read_small(self.folder, f"{path}/schema"), f"{path}/schema")[0]
+        if not found:
+            raise DamagedCheckpoint(
+                f"{base}/_metadata/schema is missing, and the operator has no other metadata: what its state holds is "
+                "not known. Put the file back from a copy",
+                kind=ErrorKind.OBJECT_MISSING,
+                path=f"{base}/_metadata/schema",
+            )
+        return found
+
+    def _find_states(self) -> None:
+        notes: list[Note] = []
+        for operator in self.operators:
+            for index, store in enumerate(operator.stores):
+                path, elsewhere = self._schema_path(operator, store.name)
+                if elsewhere:
+                    notes.append(Note("elsewhere", operator.uid, f"{elsewhere} is not here; {path} was read instead"))
+                families = parse_schema_file(read_small(self.folder, path), path)
+                for schema in families:
+                    name = store.name if len(families) == 1 and schema.family == "default" else schema.family
+                    key = (operator.uid, name)
+                    try:
+                        hashed = hashed_columns(operator, store, schema)
+                        shape = shape_of(operator, store, schema, hashed, name)
+                    except UnsupportedFormat as error:
+                        notes.append(Note("refused", "/".join(key), str(error)))
+                        continue
+                    notes.extend(shape.notes)
+                    self.shapes[key] = shape
+                    self.stores[key] = Store(
+                        operator=operator.id,
+                        name=name,
+                        version=self.version,
+                        # Spark's own repartitioning leaves the metadata's number as it was.
+                        partitions=self.offsets.partitions if hashed else 1,
+                        schema=schema,
+                        conf=self.offsets.conf,
+                        prefix_columns=store.prefix_columns,
+                        family=None if name == store.name else name,
+                        store_name=store.name,
+                        unique_ids=self.commit.unique_ids(operator.id, index),
+                    )
+        self.notes = tuple(notes)
+
+    def _schema_path(self, operator: OperatorInfo, store: str) -> tuple[str, str]:
+        """Return the schema file of a store, and where Spark says it lies if that is elsewhere."""
+        named = operator.schema_paths.get(store)
+        if named:
+            # Absolute, and so wrong after every move: what stands in our folder is meant.
+            path = f"state/{operator.id}/_stateSchema/{store}/{named[-1].rpartition('/')[2]}"
+            here = self.folder.url.removeprefix("file://").rstrip("/")
+            return path, "" if named[-1].endswith(f"{here}/{path}") else named[-1]
+        base = f"state/{operator.id}/0" + ("" if store == "default" else f"/{store}")
+        return f"{base}/_metadata/schema", ""
+
+    @cached_property
+    def record(self) -> Record:
+        """The checkpoint in our words."""
+        made = hashlib.sha256(f"{self.query_id} {self.batch}".encode()).hexdigest()[:32]
+        return Record(
+            checkpoint_id=CheckpointId(self.version),
+            attempt_id=AttemptId(made),
+            kind=CheckpointKind.CHECKPOINT,
+            job_id=JobId(self.query_id),
+            graph=JobGraph(tuple(self._operator(info) for info in self.operators)),
+            states=tuple(shape.state for shape in self.shapes.values()),
+            manifest=ManifestRef("", 0, "", 0),
+            totals=Totals(
+                handles=len(self.parts),
+                segments=len(self.parts),
+                bytes=sum(part.size_bytes for part in self.parts),
+            ),
+            created_at_us=1000 * self.offsets.number("batchTimestampMs"),
+            writer="Apache Spark Structured Streaming",
+            parent=self._parent(),
+            properties=self._properties(),
+        )
+
+    def _parent(self) -> ParentRef | None:
+        if self.batch - 1 not in self.batches:
+            return None
+        made = hashlib.sha256(f"{self.query_id} {self.batch - 1}".encode()).hexdigest()[:32]
+        return ParentRef(CheckpointId(self.batch), AttemptId(made))
+
+    def _operator(self, info: OperatorInfo) -> Operator:
+        own = [self.stores[key].partitions for key in self.stores if key[0] == info.uid]
+        named = [store.partitions for store in info.stores]
+        partitions = max(own or named or [1])
+        return Operator(info.uid, partitions, partitions, info.name, DEFAULT_KEY_HASH)
+
+    def _properties(self) -> dict[str, str]:
+        watermark = self.commit.watermark_ms
+        watermark = self.offsets.number("batchWatermarkMs") if watermark is None else watermark
+        return {
+            "spark.query_id": self.query_id,
+            "spark.batch": str(self.batch),
+            "spark.watermark_ms": str(watermark),
+            "spark.state_store_provider": self.provider,
+            "spark.state_partitions": str(self.offsets.partitions),
+            **{f"spark.offsets.{name}": text for name, text in self.offsets.offsets.items() if text is not None},
+        }
+
+    @cached_property
+    def parts(self) -> Sequence[Part]:
+        """One part per state and partition, sizes from the listing."""
+        found = []
+        for (operator, state), store in sorted(self.stores.items()):
+            for partition in range(store.partitions):
+                try:
+                    files = self.reader.files(store, partition, self.listing)
+                except DamagedCheckpoint:
+                    files = []
+                size = sum(item.size_bytes for item in files)
+                path = files[-1].path if files else store.folder(partition)
+                found.append(Part(operator, state, partition, size, path, None, partition, partition))
+        return tuple(found)
+
+    def files(self, part: Part) -> Sequence[ObjectInfo]:
+        """Return the files of a part, the oldest first; ``DamagedCheckpoint`` if one is missing."""
+        store, _, partition = self._of(part)
+        return self.reader.files(store, partition, self.listing)
+
+    def _of(self, part: Part) -> tuple[Store, StateShape, int]:
+        key = (part.operator, part.state)
+        store = self.stores.get(key)
+        if store is None or part.subtask is None or not 0 <= part.subtask < store.partitions:
+            raise InvalidInput(
+                f"the checkpoint has no part {part.operator}/{part.state}/{part.subtask}; `parts` lists them",
+                kind=ErrorKind.UNKNOWN_STATE,
+            )
+        return store, self.shapes[key], part.subtask
+
+    def entries(self, part: Part) -> Entries:
+        """Return the entries of a part, as bytes. The last part that was read is kept."""
+        key = (part.operator, part.state, part.subtask or 0)
+        kept = self._kept
+        if kept is not None and kept[0] == key:
+            return kept[1]
+        store, _, partition = self._of(part)
+        self._kept = kept = None
+        found = self.reader.entries(self.folder, store, partition, self.files(part))
+        self._kept = (key, found)
+        return found
+
+    def group_rows(self, part: Part) -> npt.NDArray[np.int64]:
+        """Return the number of rows of the part's one group."""
+        return np.array([self.reader.count(self._of(part)[0], self.entries(part))], np.int64)
+
+    def columns(self, part: Part) -> Iterator[tuple[Entries, list[pa.Array]]]:
+        """Stream entries and what they decode to: columns by Spark's schema, some rows at once."""
+        store, _, _ = self._of(part)
+        entries, path = self.entries(part), part.path or store.folder(part.subtask or 0)
+        sizes = np.cumsum(entries.keys.length + np.maximum(entries.values.length, 0))
+        start = 0
+        while start < len(sizes):
+            before = int(sizes[start - 1]) if start else 0
+            stop = int(np.searchsorted(sizes, before + _BATCH_BYTES, "right"))
+            stop = min(max(stop, start + 1), start + _BATCH_ROWS)
+            some = entries.slice(start, stop)
+            yield some, self.reader.columns(store, some, path)
+            start = stop
+
+    def read(
+        self, part: Part, first_group: int | None = None, last_group: int | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Stream a part's rows; nothing where its one group lies outside of the groups given."""
+        _, shape, group = self._of(part)
+        first = group if first_group is None else first_group
+        last = group if last_group is None else last_group
+        if not first <= group <= last:
+            return
+        for _, columns in self.columns(part):
+            yield shape.batch(columns, group)
+
+    def check(self, level: Level, progress: Progress) -> Iterable[Problem]:
+        """Find all that is wrong."""
+        return check(self, level, progress)
+
+
+def sightings(folder: Storage) -> list[Sighting]:
+    """Return the committed batches whose state can still be opened, newest first."""
+    found = []
+    for batch in reversed(committed(folder)):
+        try:
+            source = SparkSource(folder, batch + 1)
+            for part in source.parts:
+                source.files(part)
+        except CheckpointError:
+            continue
+        found.append(Sighting(batch + 1, source.record))
+    return found

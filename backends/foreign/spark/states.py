@@ -1,0 +1,149 @@
+"""Our names for the columns of a store: a declared state, and rows in the shape of a segment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from stateformat.errors import CheckpointError, ErrorKind, UnsupportedFormat
+from stateformat.keys import check_key_types
+from stateformat.model import State
+from stateformat.schema import segment_schema
+from stateformat.states import map_state, value_state
+
+from ..source import Note
+from .logs import OperatorInfo, StoreInfo
+from .schemas import SparkField, StoreSchema, arrow_fields, distinct, has_values
+
+NO_KEY = "no_key"
+"""The key column of an operator without keys; always 0."""
+PRESENT = "present"
+"""The value column of a store whose values hold nothing; always true."""
+
+
+@dataclass(frozen=True)
+class StateShape:
+    """A store as a state of ours."""
+
+    state: State
+    hashed: int
+    """How many key columns of Spark's, from the first on, a key's partition follows from."""
+    schema: StoreSchema
+    notes: tuple[Note, ...]
+
+    def key_columns(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
+        """Return, of columns as a reader gives them, those that rows are dealt by."""
+        chosen = zip(self.schema.key[: self.hashed], columns, strict=False)
+        return [column for item, column in chosen if has_values(item.type)]
+
+    def batch(self, columns: Sequence[pa.Array], group: int) -> pa.RecordBatch:
+        """Return the rows of one partition, in the schema of the state's segments."""
+        rows = len(columns[0]) if columns else 0
+        schema = segment_schema(self.state)
+        count = len(self.schema.key)
+        keys = self.key_columns(columns) or [pa.array(np.zeros(rows, np.int8))]
+        rest = _kept(self.schema.key[self.hashed :], columns[self.hashed : count])
+        values = _kept(self.schema.value, columns[count:]) or [pa.array(np.ones(rows, np.bool_))]
+        if len(rest) > 1:
+            rest = [pa.Array.from_buffers(schema.field("_map_key").type, rows, [None], children=rest)]
+        made = [pa.array(np.full(rows, group, np.int32)), *keys, *rest, *values]
+        fitted = [_fit(column, field.type) for column, field in zip(made, schema, strict=True)]
+        return pa.RecordBatch.from_arrays(fitted, schema=schema)
+
+
+def shape_of(operator: OperatorInfo, store: StoreInfo, schema: StoreSchema, hashed: int, name: str) -> StateShape:
+    """Return the state of a store. Raises ``UnsupportedFormat`` for one that ours cannot be."""
+    subject = f"{operator.uid}/{name}"
+    keys = [item for item in schema.key[:hashed] if has_values(item.type)]
+    rest = [item for item in schema.key[hashed:] if has_values(item.type)]
+    values = [item for item in schema.value if has_values(item.type)]
+    _check_collations(keys, subject)
+    names, notes = _names([*keys, *values], subject)
+    key_fields = _named(keys, names[: len(keys)]) or [pa.field(NO_KEY, pa.int8())]
+    value_fields = _named(values, names[len(keys) :]) or [pa.field(_free(PRESENT, names), pa.bool_())]
+    if not keys:
+        notes.append(Note("renamed", subject, f"the operator has no key: column {NO_KEY} is 0 in its one partition"))
+    dropped = [item.name for item in (*schema.key, *schema.value) if not has_values(item.type)]
+    if dropped:
+        message = f"column {', '.join(map(repr, dropped))} of the type void holds nothing and is left out"
+        notes.append(Note("lost", subject, message if values else f"{message}; {value_fields[0].name} stands for it"))
+    try:
+        check_key_types(key_fields)
+        if rest:
+            map_key = rest[0].type.arrow if len(rest) == 1 else pa.struct(arrow_fields(rest))
+            listed = ", ".join(item.name for item in rest)
+            notes.append(Note("renamed", subject, f"the key's further column {listed} is _map_key"))
+            state = map_state(operator.uid, name, keys=key_fields, map_key=map_key, values=pa.schema(value_fields))
+        else:
+            state = value_state(operator.uid, name, keys=key_fields, values=pa.schema(value_fields))
+    except CheckpointError as error:
+        raise UnsupportedFormat(
+            f"store {store.name!r} of {operator.uid} ({operator.name}) cannot be a state: {error}",
+            kind=error.kind,
+            operator=operator.uid,
+            state=name,
+        ) from error
+    return StateShape(state, hashed, schema, tuple(notes))
+
+
+def _check_collations(keys: Sequence[SparkField], subject: str) -> None:
+    for item in keys:
+        if item.type.collation not in ("", "UTF8_BINARY"):
+            raise UnsupportedFormat(
+                f"key column {item.name!r} of {subject} has the collation {item.type.collation}: Spark deals such keys "
+                "by what they compare as, which is not stored",
+                kind=ErrorKind.UNSUPPORTED_KEY_TYPE,
+            )
+
+
+def _names(fields: Sequence[SparkField], subject: str) -> tuple[list[str], list[Note]]:
+    """Return our names of columns, and what was renamed."""
+    cleaned = [
+        SparkField(item.name.lstrip("_") or f"column_{index + 1}", item.type) for index, item in enumerate(fields)
+    ]
+    names = distinct(cleaned)
+    changed = [
+        f"{item.name!r} (column {index + 1}) is {name}"
+        for index, (item, name) in enumerate(zip(fields, names, strict=True))
+        if item.name != name
+    ]
+    changed += [text for item in fields for text in _nested_renames(item, item.name)]
+    notes = [Note("renamed", subject, f"names repeat or begin with an underscore: {'; '.join(changed)}")]
+    return names, notes if changed else []
+
+
+def _nested_renames(item: SparkField, path: str) -> list[str]:
+    inner = item.type.children
+    found = [text for child in inner for text in _nested_renames(child, f"{path}.{child.name}")]
+    if item.type.kind == "struct":
+        kept = [child for child in inner if has_values(child.type)]
+        pairs = zip(kept, distinct(kept), strict=True)
+        found += [f"{path}.{child.name} is {name}" for child, name in pairs if child.name != name]
+    return found
+
+
+def _free(name: str, taken: Sequence[str]) -> str:
+    number = 1
+    found = name
+    while found in taken:
+        number += 1
+        found = f"{name}_{number}"
+    return found
+
+
+def _named(fields: Sequence[SparkField], names: Sequence[str]) -> list[pa.Field]:
+    return [pa.field(name, item.type.arrow) for item, name in zip(fields, names, strict=True)]
+
+
+def _kept(fields: Sequence[SparkField], columns: Sequence[pa.Array]) -> list[pa.Array]:
+    return [column for item, column in zip(fields, columns, strict=True) if has_values(item.type)]
+
+
+def _fit(column: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Return the column with the field ids of nested fields that the format wants."""
+    if column.type.equals(wanted, check_metadata=True):
+        return column
+    return column.cast(wanted)
